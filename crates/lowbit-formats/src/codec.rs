@@ -1,0 +1,57 @@
+use crate::{Component, FloatType};
+
+/// The longest [`Codec::RUN`]: a buffer of this many values holds a run of any format.
+pub const MAX_RUN: usize = 256;
+
+/// The bytes of a weight's component tensors (see [`crate::Format::components`]), borrowed. Unused ones are empty.
+pub type Parts<'a> = [&'a [u8]; 3];
+
+/// A format as a type: what its file says of it. Everything is known at compile time but what a checkpoint may choose.
+///
+/// Decoding is written as plain loops over fixed-size arrays and marked `#[inline(always)]`, so that a caller
+/// compiled for a wider instruction set vectorises it with that set.
+pub trait Codec: Copy + Send + Sync + 'static {
+    /// Values that one decode step yields. Rows are whole numbers of runs; only [`crate::Float`], whose blocks are
+    /// single values, may end in a shorter one.
+    const RUN: usize;
+
+    /// One row of weights.
+    type Row<'a>: Copy;
+
+    /// The format's name, as its peer spells it.
+    fn name(&self) -> String;
+
+    /// Values that share one block: a row's length is a multiple of it.
+    fn block(&self) -> usize;
+
+    /// The tensors that hold rows of `k` values, `k` a multiple of [`Codec::block`], in the order of [`Parts`].
+    fn components(&self, k: usize) -> Vec<Component>;
+
+    /// The type's number in GGUF files, where the format has one.
+    fn ggml_type(&self) -> Option<u32> {
+        None
+    }
+
+    /// Borrows row `index` of `k` values. `parts` have passed [`crate::Format::check`].
+    fn row<'a>(&self, parts: &Parts<'a>, index: usize, k: usize) -> Self::Row<'a>;
+
+    /// Decodes run `index` of `row` into `out`, `[RUN]` (or what is left of the row), in f32.
+    fn decode(&self, row: Self::Row<'_>, index: usize, out: &mut [f32]);
+
+    /// As [`Codec::decode`], but rounded as the peer rounds when it decodes to `float`.
+    fn decode_as(&self, row: Self::Row<'_>, index: usize, float: FloatType, out: &mut [f32]) {
+        self.decode(row, index, out);
+        out.iter_mut().for_each(|y| *y = float.round(*y));
+    }
+
+    /// Encodes one row of finite values that came as `source`, appending to its components. The peer's encoder, bit
+    /// for bit.
+    fn encode(&self, values: &[f32], source: FloatType, components: &mut [Vec<u8>; 3]);
+}
+
+/// Keeps LLVM from vectorising across runs, with scattered stores, where it should vectorise each run: decoding is
+/// two to five times as fast for it. No instruction comes of it.
+#[inline(always)]
+pub(crate) fn vectorise_within_runs() {
+    std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+}

@@ -1,0 +1,271 @@
+use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, Parts};
+
+/// One of the tensors that make up a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Component {
+    /// `weight`, `scales` or `biases`, as MLX names them; a format of one tensor has `weight` alone.
+    pub name: &'static str,
+    /// Its element type.
+    pub dtype: DType,
+    /// Elements a row of the weight.
+    pub columns: usize,
+}
+
+impl Component {
+    /// Bytes a row of the weight.
+    pub const fn row_bytes(&self) -> usize {
+        self.columns * self.dtype.size()
+    }
+}
+
+impl Format {
+    /// MLX affine at `bits` (2, 3, 4, 5, 6, 8) with `group_size` (32, 64, 128) values to a scale and a bias.
+    ///
+    /// # Errors
+    /// [`FormatError::Affine`] for other numbers.
+    pub fn affine(bits: usize, group_size: usize, scales: FloatType) -> Result<Self, FormatError> {
+        match (u8::try_from(bits), group_size) {
+            (Ok(bits), 32 | 64 | 128) if Self::AFFINE_BITS.contains(&bits) => {
+                Ok(Self::Affine { bits, group_size: group_size as u8, scales })
+            }
+            _ => Err(FormatError::Affine { bits, group_size }),
+        }
+    }
+
+    /// The format of an MLX checkpoint's `quantization: {mode, bits, group_size}`. `scales` is the type of its
+    /// `scales` tensor, which only `affine` leaves open.
+    ///
+    /// # Errors
+    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or [`FormatError::ModeNumbers`] for numbers
+    /// that it does not come in.
+    pub fn from_mlx(
+        mode: &str,
+        bits: usize,
+        group_size: usize,
+        scales: FloatType,
+    ) -> Result<Self, FormatError> {
+        if mode == "affine" {
+            return Self::affine(bits, group_size, scales);
+        }
+        let unknown = || FormatError::Mode(mode.into());
+        let format = *Self::MLX_MODES.iter().find(|format| format.to_string() == mode).ok_or_else(unknown)?;
+        let (want_bits, want_group_size) = (format.code_bits(), format.block());
+        if (bits, group_size) != (want_bits, want_group_size) {
+            return Err(FormatError::ModeNumbers { format, want_bits, want_group_size, bits, group_size });
+        }
+        Ok(format)
+    }
+
+    /// The format that GGUF files number `number` (`enum ggml_type`).
+    ///
+    /// # Errors
+    /// [`FormatError::GgmlType`] for a number that is not supported.
+    pub fn from_ggml_type(number: u32) -> Result<Self, FormatError> {
+        let mut formats = Self::all();
+        formats.find(|format| format.ggml_type() == Some(number)).ok_or(FormatError::GgmlType(number))
+    }
+
+    /// The format's number in GGUF files, if it has one.
+    pub fn ggml_type(self) -> Option<u32> {
+        with_codec!(self, codec => codec.ggml_type())
+    }
+
+    /// Every format; affine with bf16 scales.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let floats = [FloatType::F32, FloatType::F16, FloatType::BF16].map(Self::Float);
+        let affine = Self::AFFINE_BITS.iter().flat_map(|&bits| {
+            [32, 64, 128].map(|group_size| Self::Affine { bits, group_size, scales: FloatType::BF16 })
+        });
+        let blocks = [Self::MLX_MODES, Self::GGML_BLOCKS].into_iter().flatten().copied();
+        floats.into_iter().chain(affine).chain(blocks)
+    }
+
+    /// The same format for weights of type `float`: affine with scales of that type, plain floats as that type;
+    /// the others do not depend on it.
+    pub fn with_float(self, float: FloatType) -> Self {
+        match self {
+            Self::Float(_) => Self::Float(float),
+            Self::Affine { bits, group_size, .. } => Self::Affine { bits, group_size, scales: float },
+            other => other,
+        }
+    }
+
+    /// Values that share one block: a row's length is a multiple of it.
+    pub fn block(self) -> usize {
+        with_codec!(self, codec => codec.block())
+    }
+
+    /// Bits of a weight's first component a value; for MLX's formats, a code's bits.
+    fn code_bits(self) -> usize {
+        let block = self.block();
+        with_codec!(self, codec => codec.components(block)[0].row_bytes() * 8 / block)
+    }
+
+    /// The tensors that hold rows of `k` values, in the order of [`Parts`].
+    ///
+    /// # Errors
+    /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::TooLarge`] when a row's
+    /// bytes overflow.
+    pub fn components(self, k: usize) -> Result<Vec<Component>, FormatError> {
+        if !k.is_multiple_of(self.block()) {
+            return Err(FormatError::Block { format: self, block: self.block(), k });
+        }
+        // No format takes 8 bytes a value, so nothing below overflows.
+        if k > usize::MAX / 8 {
+            return Err(FormatError::TooLarge { n: 1, k });
+        }
+        Ok(with_codec!(self, codec => codec.components(k)))
+    }
+
+    /// Checks that `parts` hold exactly `n` rows of `k` values.
+    ///
+    /// # Errors
+    /// [`FormatError::Block`], [`FormatError::Bytes`] or [`FormatError::TooLarge`].
+    pub fn check(self, parts: &Parts<'_>, n: usize, k: usize) -> Result<(), FormatError> {
+        let components = self.components(k)?;
+        for (i, part) in parts.iter().enumerate() {
+            let row = components.get(i).map_or(0, Component::row_bytes);
+            let want = n.checked_mul(row).ok_or(FormatError::TooLarge { n, k })?;
+            if part.len() != want {
+                let component = components.get(i).map_or("a surplus component", |c| c.name);
+                return Err(FormatError::Bytes { format: self, component, n, k, want, got: part.len() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes `n` rows of `k` values into `out`, `[n, k]`, in f32. Any bytes of the right lengths decode; where a
+    /// scale is not finite, so are the values.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    ///
+    /// # Panics
+    /// When `out` does not hold `n * k` values.
+    pub fn decode(self, parts: &Parts<'_>, n: usize, k: usize, out: &mut [f32]) -> Result<(), FormatError> {
+        self.check(parts, n, k)?;
+        assert_eq!(out.len(), n * k, "output length");
+        with_codec!(self, codec => decode_rows(codec, parts, k, out, |row, run, out| codec.decode(row, run, out)));
+        Ok(())
+    }
+
+    /// As [`Self::decode`], but rounded where the peer rounds when it decodes to `float`: MLX affine computes in the
+    /// scales' type, its other modes in `float` (`mx.dequantize(.., dtype)`, mlx 0.32); ggml in f32.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    ///
+    /// # Panics
+    /// When `out` does not hold `n * k` values.
+    pub fn decode_as(
+        self,
+        float: FloatType,
+        parts: &Parts<'_>,
+        n: usize,
+        k: usize,
+        out: &mut [f32],
+    ) -> Result<(), FormatError> {
+        self.check(parts, n, k)?;
+        assert_eq!(out.len(), n * k, "output length");
+        with_codec!(self, codec => decode_rows(codec, parts, k, out, |row, run, out| {
+            codec.decode_as(row, run, float, out);
+        }));
+        Ok(())
+    }
+
+    /// Encodes `values`, `[n, k]`, into the format's components, bit for bit as the peer does from f32 weights:
+    /// `mx.quantize` on its CPU backend (mlx 0.32), `quantize_row_*_ref` (ggml 0.25).
+    ///
+    /// # Errors
+    /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::Rows`] when the values are
+    /// not whole rows, [`FormatError::NotFinite`] for a NaN or infinity among them and for one that the format would
+    /// turn into one.
+    pub fn encode(self, values: &[f32], k: usize) -> Result<Vec<Vec<u8>>, FormatError> {
+        self.encode_from(FloatType::F32, values, k)
+    }
+
+    /// As [`Self::encode`], but as the peer encodes weights of type `source`, which the values are: MLX's modes
+    /// besides affine compute in that type. (Affine rounds its scales to it: [`Self::with_float`].)
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_from(
+        self,
+        source: FloatType,
+        values: &[f32],
+        k: usize,
+    ) -> Result<Vec<Vec<u8>>, FormatError> {
+        let count = self.components(k)?.len();
+        if !values.len().is_multiple_of(k) {
+            return Err(FormatError::Rows { values: values.len(), k });
+        }
+        let not_finite = |index: usize| FormatError::NotFinite { format: self, index, value: values[index] };
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            return Err(not_finite(index));
+        }
+        let mut components = <[Vec<u8>; 3]>::default();
+        with_codec!(self, codec => encode_rows(codec, source, values, k, &mut components))
+            .map_err(not_finite)?;
+        Ok(components.into_iter().take(count).collect())
+    }
+}
+
+/// Appends rows of `k` values to `components`; the error is the index of a value that would not decode to a number.
+fn encode_rows<C: Codec>(
+    codec: C,
+    source: FloatType,
+    values: &[f32],
+    k: usize,
+    components: &mut [Vec<u8>; 3],
+) -> Result<(), usize> {
+    let mut decoded = [0.0; MAX_RUN];
+    // Rows of no values are none.
+    for (n, values) in values.chunks_exact(k.max(1)).enumerate() {
+        codec.encode(values, source, components);
+        let row = codec.row(&components.each_ref().map(Vec::as_slice), n, k);
+        for (run, values) in values.chunks(C::RUN).enumerate() {
+            let decoded = &mut decoded[..values.len()];
+            codec.decode(row, run, decoded);
+            if let Some(i) = decoded.iter().position(|value| !value.is_finite()) {
+                return Err(n * k + run * C::RUN + i);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn decode_rows<'a, C: Codec>(
+    codec: C,
+    parts: &Parts<'a>,
+    k: usize,
+    out: &mut [f32],
+    decode: impl Fn(C::Row<'a>, usize, &mut [f32]),
+) {
+    const { assert!(C::RUN <= MAX_RUN) };
+    if k == 0 {
+        return;
+    }
+    for (n, out) in out.chunks_exact_mut(k).enumerate() {
+        let row = codec.row(parts, n, k);
+        for (run, out) in out.chunks_mut(C::RUN).enumerate() {
+            decode(row, run, out);
+        }
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&with_codec!(*self, codec => codec.name()))
+    }
+}
+
+impl std::str::FromStr for Format {
+    type Err = FormatError;
+
+    /// Reads what `Display` writes. The name does not say the type of affine's scales: they are bf16, and
+    /// [`Format::with_float`] changes that.
+    fn from_str(name: &str) -> Result<Self, FormatError> {
+        let unknown = || FormatError::Unknown(name.into());
+        Self::all().find(|format| format.to_string() == name).ok_or_else(unknown)
+    }
+}

@@ -1,0 +1,36 @@
+//! GGML's formats: one tensor of blocks, each a few bytes of scales and the packed codes of 32 or 256 values.
+//! Numbers are little-endian.
+
+mod block;
+mod codebook;
+mod fit;
+mod iq4_nl;
+mod iq4_xs;
+mod mxfp4;
+mod packing;
+mod q2_k;
+mod q3_k;
+mod q4_0;
+mod q4_1;
+mod q4_k;
+mod q5_0;
+mod q5_1;
+mod q5_k;
+mod q6_k;
+mod q8_0;
+mod superblock;
+
+pub use block::{F16, GgmlType};
+pub use iq4_nl::{BlockIQ4_NL, IQ4_NL};
+pub use iq4_xs::{BlockIQ4_XS, IQ4_XS};
+pub use mxfp4::{BlockMXFP4, MXFP4};
+pub use q2_k::{BlockQ2_K, Q2_K};
+pub use q3_k::{BlockQ3_K, Q3_K};
+pub use q4_0::{BlockQ4_0, Q4_0};
+pub use q4_1::{BlockQ4_1, Q4_1};
+pub use q4_k::{BlockQ4_K, Q4_K};
+pub use q5_0::{BlockQ5_0, Q5_0};
+pub use q5_1::{BlockQ5_1, Q5_1};
+pub use q5_k::{BlockQ5_K, Q5_K};
+pub use q6_k::{BlockQ6_K, Q6_K};
+pub use q8_0::{BlockQ8_0, Q8_0};

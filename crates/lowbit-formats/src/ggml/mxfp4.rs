@@ -1,0 +1,61 @@
+use super::{GgmlType, fit::largest, packing::pack_nibbles};
+use crate::{E2M1, E8M0, Minifloat};
+use bytemuck::{Pod, Zeroable};
+
+/// GGML `MXFP4`: `value = 2^(scale - 127) * e2m1(code)`, 32 values a block.
+///
+/// Source: `quantize_row_mxfp4_ref` and `dequantize_row_mxfp4`, ggml `src/ggml-quants.c`.
+#[derive(Clone, Copy, Debug)]
+pub struct MXFP4;
+
+/// 17 bytes, 32 values.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockMXFP4 {
+    /// e8m0; 255 counts as 2^128, as ggml decodes it.
+    pub scale: u8,
+    /// Byte j holds code j (low nibble) and code j + 16 (high).
+    pub codes: [u8; 16],
+}
+
+impl GgmlType for MXFP4 {
+    const NAME: &'static str = "MXFP4";
+    const NUMBER: u32 = 39;
+    type Block = BlockMXFP4;
+    type Values = [f32; 32];
+
+    #[inline(always)]
+    fn decode_block(block: &BlockMXFP4, values: &mut [f32; 32]) {
+        let scale = half_scale(block.scale);
+        let (low, high) = values.split_at_mut(16);
+        for (i, &byte) in block.codes.iter().enumerate() {
+            low[i] = TWICE_E2M1[usize::from(byte & 15)] * scale;
+            high[i] = TWICE_E2M1[usize::from(byte >> 4)] * scale;
+        }
+    }
+
+    /// (Where the scale would be below 2^-127, ggml lets its byte wrap around; here it is 2^-127.)
+    fn encode_block(values: &[f32; 32]) -> BlockMXFP4 {
+        let scale = scale_code(largest(values).abs());
+        let codes = values.map(|value| E2M1::encode(value / E8M0::decode(scale)));
+        BlockMXFP4 { scale, codes: pack_nibbles(&codes) }
+    }
+}
+
+/// `2^(code - 128)`: half the scale, so that doubled codes stay integers.
+#[inline(always)]
+fn half_scale(code: u8) -> f32 {
+    // 2^-128 and 2^-127 are subnormal.
+    f32::from_bits(if code < 2 { 1 << (21 + code) } else { u32::from(code - 1) << 23 })
+}
+
+/// Twice the e2m1 codes' values. Code 8 is 0, not -0: ggml's table is of integers.
+const TWICE_E2M1: [f32; 16] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
+
+/// The code of `2^(floor(log2(largest)) - 2)`, which makes the largest code's value 6 of 4 to 8.
+fn scale_code(largest: f32) -> u8 {
+    // The logarithm is rounded to f32 before its integer part is taken: just below a power of two it may reach it.
+    let exponent = (f64::from(largest).log2() as f32).floor() - 2.0;
+    if largest == 0.0 { 0 } else { (exponent + 127.0).clamp(0.0, 255.0) as u8 }
+}

@@ -1,0 +1,33 @@
+//! Weight formats: how each stores, decodes and encodes a row of values. One file a format; `list.rs` is the one
+//! list of them. No I/O, no threads, no `unsafe`.
+//!
+//! A [`Format`] is a value known at load (`affine` at 4 bits, group 64, f16 scales; `Q4_K`). Its [`Codec`] is the
+//! same thing as a type, so that code generic over `C: Codec` is compiled for each format with its bit widths
+//! known; `with_codec!(format, codec => ...)` goes from the one to the other.
+//!
+//! To add a format: write its file, and add its line to `list.rs`.
+
+// Formats are spelled as their peers spell them.
+#![allow(non_camel_case_types)]
+
+#[macro_use]
+mod list;
+
+mod codec;
+mod dtype;
+mod error;
+mod float;
+mod format;
+mod ggml;
+mod minifloat;
+mod mlx;
+
+pub use codec::{Codec, MAX_RUN, Parts};
+pub use dtype::{DType, FloatType};
+pub use error::FormatError;
+pub use float::Float;
+pub use format::Component;
+pub use ggml::*;
+pub use list::Format;
+pub use minifloat::{E2M1, E4M3, E8M0, Minifloat};
+pub use mlx::*;

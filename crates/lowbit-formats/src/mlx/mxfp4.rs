@@ -1,0 +1,12 @@
+use crate::{E2M1, E8M0, MicroscaledMode};
+
+/// MLX `mxfp4`: e2m1 codes, e8m0 scales, groups of 32.
+#[derive(Clone, Copy, Debug)]
+pub struct Mxfp4;
+
+impl MicroscaledMode for Mxfp4 {
+    const NAME: &'static str = "mxfp4";
+    const GROUP: usize = 32;
+    type Code = E2M1;
+    type Scale = E8M0;
+}
