@@ -1,0 +1,103 @@
+use std::path::PathBuf;
+
+use serde_json::{Value as Json, json};
+
+use super::*;
+
+fn vectors(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/files").join(name)
+}
+
+fn template(source: &str) -> ChatTemplate {
+    ChatTemplate::new(source, Path::new("template.jinja")).unwrap()
+}
+
+fn render(source: &str) -> String {
+    template(source).render::<Message>(&[], false).unwrap()
+}
+
+#[track_caller]
+fn refused(source: &str) -> String {
+    let rendered = ChatTemplate::new(source, Path::new("template.jinja"))
+        .and_then(|template| template.render::<Message>(&[], false));
+    rendered.expect_err("should be refused").to_string()
+}
+
+#[test]
+fn templates_render_as_in_transformers() {
+    let cases: Vec<Json> = serde_json::from_slice(&std::fs::read(vectors("chat.json")).unwrap()).unwrap();
+    assert!(cases.len() >= 36);
+    for case in cases {
+        let path = vectors("chat").join(case["template"].as_str().unwrap()).with_extension("jinja");
+        let mut template = ChatTemplate::new(&std::fs::read_to_string(&path).unwrap(), &path).unwrap();
+        for (name, value) in case["variables"].as_object().unwrap() {
+            template = template.with(name, value);
+        }
+        let messages = case["messages"].as_array().unwrap();
+        let rendered = template.render(messages, case["add_generation_prompt"].as_bool().unwrap());
+        match (rendered, case["text"].as_str()) {
+            (Ok(text), Some(want)) => assert_eq!(text, want, "{case}"),
+            (Err(error), None) => {
+                let want = case["error"].as_str().unwrap();
+                assert!(error.to_string().contains(want), "{error}\nshould say: {want}");
+            }
+            (rendered, want) => panic!("{rendered:?} instead of {want:?} for {case}"),
+        }
+    }
+}
+
+#[test]
+fn messages_are_what_templates_expect() {
+    let source =
+        "{% for m in messages %}[{{ m.role }}] {{ m['content'] }}\n{% endfor %}{{ add_generation_prompt }}";
+    let messages = [Message::new("user", "a"), Message::new("assistant", "b\n")];
+    assert_eq!(template(source).render(&messages, true).unwrap(), "[user] a\n[assistant] b\n\nTrue");
+}
+
+/// Expected strings are what `json.dumps(x, ensure_ascii=False)` gives in Python 3.11.
+#[test]
+fn tojson_is_pythons() {
+    let value = json!({"b": [1, 2.0, null, true], "a": "<\u{e9}\">", "e": {}, "l": []});
+    let render = |options: &str| {
+        let source = format!("{{{{ value | tojson({options}) }}}}");
+        template(&source).with("value", &value).render::<Message>(&[], false).unwrap()
+    };
+    assert_eq!(render(""), r#"{"b": [1, 2.0, null, true], "a": "<é\">", "e": {}, "l": []}"#);
+    assert_eq!(render("sort_keys=true"), r#"{"a": "<é\">", "b": [1, 2.0, null, true], "e": {}, "l": []}"#);
+    assert_eq!(
+        render("ensure_ascii=true"),
+        r#"{"b": [1, 2.0, null, true], "a": "<\u00e9\">", "e": {}, "l": []}"#
+    );
+    assert_eq!(render("separators=[',', ':']"), r#"{"b":[1,2.0,null,true],"a":"<é\">","e":{},"l":[]}"#);
+    let indented = "{\n  \"b\": [\n    1,\n    2.0,\n    null,\n    true\n  ],\n  \"a\": \"<é\\\">\",\n  \"e\": {},\n  \"l\": []\n}";
+    assert_eq!(render("indent=2"), indented);
+    assert!(refused("{{ 1 | tojson(color='red') }}").contains("color"));
+}
+
+#[test]
+fn strftime_is_pythons() {
+    let time: jiff::Zoned = "2026-03-07T08:09:10[UTC]".parse().unwrap();
+    assert_eq!(
+        strftime("%d %b %Y, %A %B %-d %H:%M:%S", &time).unwrap(),
+        "07 Mar 2026, Saturday March 7 08:09:10"
+    );
+    assert_eq!(render("{{ strftime_now('%Y') }}"), jiff::Zoned::now().year().to_string());
+    assert!(refused("{{ strftime_now('%!') }}").contains("template.jinja: chat template: "));
+}
+
+#[test]
+fn generation_blocks_render_their_body() {
+    assert_eq!(render("a\n{%- generation -%}\n b {% endgeneration %}c"), "ab c");
+    assert_eq!(render("{% if generation is defined %}x{% endif %}{{ '{% generation' }}"), "{% generation");
+}
+
+#[test]
+fn hostile_templates_are_refused() {
+    assert!(refused("{% if %}").starts_with("template.jinja: chat template: "));
+    assert!(refused("{% include 'other' %}").contains("other"));
+    assert!(refused("{{ raise_exception('no thanks') }}").contains("no thanks"));
+    assert!(refused("{{ nothing.at.all }}").contains("undefined"));
+    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}";
+    assert!(refused(endless).contains("fuel"));
+    assert!(refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("recursion"));
+}

@@ -1,0 +1,169 @@
+//! A model on disk: a directory as Hugging Face and MLX lay it out, or GGUF.
+
+mod generation;
+mod gguf;
+mod part;
+mod quantization;
+mod safetensors;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+pub use generation::GenerationConfig;
+pub(crate) use part::Part;
+pub use quantization::{Quantization, QuantizationMode};
+pub(crate) use safetensors::shard_names;
+
+use crate::gguf::Metadata;
+use crate::{FileError, Tensors};
+
+/// Who wrote a checkpoint, and so how its tensors are named and what conventions they follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// As transformers saves it: plain floats.
+    HuggingFace,
+    /// As mlx-lm saves it: perhaps quantised, norms and convolutions in MLX's own form.
+    Mlx,
+    /// GGUF.
+    Gguf,
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::HuggingFace => "Hugging Face",
+            Self::Mlx => "MLX",
+            Self::Gguf => "GGUF",
+        })
+    }
+}
+
+/// A model on disk: its tensors, mapped, and what describes them.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    tensors: Tensors,
+    description: Description,
+}
+
+#[derive(Debug)]
+enum Description {
+    Directory { layout: Layout, config: Value },
+    Gguf(Metadata),
+}
+
+impl Checkpoint {
+    /// Opens a directory that holds config.json and safetensors (one file or shards, with or without an index), a
+    /// .gguf file, any part of a split one, or a directory that holds one GGUF model.
+    ///
+    /// # Errors
+    /// [`FileError`]: files that are missing, malformed or disagree, and quantization by methods other than MLX's
+    /// and GGUF's.
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let metadata = std::fs::metadata(path).map_err(FileError::io(path))?;
+        if !metadata.is_dir() {
+            return Self::open_gguf(path, path);
+        }
+        // Repositories of GGUF files may have the original's config.json beside them.
+        let has_safetensors = !part::file_names(path, ".safetensors")?.is_empty();
+        if !has_safetensors && let Some(file) = gguf::only_model(path)? {
+            return Self::open_gguf(path, &file);
+        }
+        if path.join(CONFIG).exists() {
+            return Self::open_directory(path);
+        }
+        Err(FileError::not_a_checkpoint(path, "holds neither config.json nor a .gguf file"))
+    }
+
+    fn open_directory(path: &Path) -> Result<Self, FileError> {
+        let config_path = path.join(CONFIG);
+        let config = read_json(&config_path)?;
+        if !config.is_object() {
+            return Err(mismatch(&config_path, "the whole", "an object", &config));
+        }
+        quantization::check(&config_path, &config)?;
+        let (tensors, format) = safetensors::open(path)?;
+        let mlx = format.as_deref() == Some("mlx") || quantization::is_quantized(&config);
+        let layout = if mlx { Layout::Mlx } else { Layout::HuggingFace };
+        Ok(Self { path: path.into(), tensors, description: Description::Directory { layout, config } })
+    }
+
+    fn open_gguf(path: &Path, file: &Path) -> Result<Self, FileError> {
+        let (metadata, tensors) = gguf::open(file)?;
+        Ok(Self { path: path.into(), tensors, description: Description::Gguf(metadata) })
+    }
+
+    /// Who wrote it.
+    pub fn layout(&self) -> Layout {
+        match self.description {
+            Description::Directory { layout, .. } => layout,
+            Description::Gguf(_) => Layout::Gguf,
+        }
+    }
+
+    /// All tensors, of all shards.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// config.json, an object.
+    ///
+    /// # Errors
+    /// [`FileError::NotACheckpoint`] when this is GGUF.
+    pub fn config(&self) -> Result<&Value, FileError> {
+        match &self.description {
+            Description::Directory { config, .. } => Ok(config),
+            Description::Gguf(_) => {
+                Err(FileError::not_a_checkpoint(&self.path, "is GGUF and has no config.json"))
+            }
+        }
+    }
+
+    /// GGUF's metadata (the first part's, when it is split).
+    pub fn metadata(&self) -> Option<&Metadata> {
+        match &self.description {
+            Description::Directory { .. } => None,
+            Description::Gguf(metadata) => Some(metadata),
+        }
+    }
+
+    /// Bytes of all tensors.
+    pub fn size_bytes(&self) -> u64 {
+        self.tensors.iter().map(|view| view.bytes.len() as u64).sum()
+    }
+
+    /// What was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The JSON file `name` of the directory, or `None` when there is none (or this is GGUF).
+    pub(crate) fn json(&self, name: &str) -> Result<Option<(PathBuf, Value)>, FileError> {
+        let path = self.path.join(name);
+        if self.layout() == Layout::Gguf || !path.exists() {
+            return Ok(None);
+        }
+        let value = read_json(&path)?;
+        Ok(Some((path, value)))
+    }
+}
+
+pub(crate) const CONFIG: &str = "config.json";
+
+pub(crate) fn read_json(path: &Path) -> Result<Value, FileError> {
+    let bytes = std::fs::read(path).map_err(FileError::io(path))?;
+    serde_json::from_slice(&bytes).map_err(FileError::json(path))
+}
+
+/// An error that says what `key` of a JSON file holds instead of `want`.
+pub(crate) fn mismatch(file: &Path, key: &str, want: &'static str, value: &Value) -> FileError {
+    let got = match value {
+        Value::Object(_) => "an object".into(),
+        Value::Array(_) => "an array".into(),
+        other => other.to_string(),
+    };
+    FileError::Value { file: file.into(), key: key.into(), want, got }
+}

@@ -1,0 +1,162 @@
+use std::path::Path;
+
+use lowbit_formats::{DType, FloatType, Format, FormatError};
+use serde_json::Value;
+
+use super::{CONFIG, Checkpoint, mismatch};
+use crate::FileError;
+
+/// How MLX quantised a module's weight, as config.json says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub struct Quantization {
+    pub mode: QuantizationMode,
+    pub bits: usize,
+    pub group_size: usize,
+}
+
+impl Quantization {
+    /// The format of a weight quantised so, whose `scales` tensor is of type `scales`.
+    ///
+    /// # Errors
+    /// [`FormatError::Mode`] or [`FormatError::Type`] when the scales are of a type that the mode does not have.
+    pub fn format(self, scales: DType) -> Result<Format, FormatError> {
+        let Self { mode, bits, group_size } = self;
+        let float = FloatType::from_dtype(scales);
+        let format = Format::from_mlx(mode.name(), bits, group_size, float.unwrap_or(FloatType::F32))?;
+        let want = match mode {
+            QuantizationMode::Affine if float.is_some() => scales,
+            QuantizationMode::Affine => DType::F32,
+            _ => DType::U8,
+        };
+        if scales == want {
+            return Ok(format);
+        }
+        Err(FormatError::Type { format, component: "scales", want, got: scales })
+    }
+}
+
+/// MLX's quantisation modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum QuantizationMode {
+    Affine,
+    Mxfp4,
+    Mxfp8,
+    Nvfp4,
+}
+
+impl QuantizationMode {
+    const ALL: [Self; 4] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4];
+
+    /// As MLX spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Affine => "affine",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mxfp8 => "mxfp8",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+
+    /// Bits and group size where none are given, as in `mx.quantize`.
+    fn defaults(self) -> (usize, usize) {
+        match self {
+            Self::Affine => (4, 64),
+            Self::Mxfp4 => (4, 32),
+            Self::Mxfp8 => (8, 32),
+            Self::Nvfp4 => (4, 16),
+        }
+    }
+
+    fn allows(self, bits: usize, group_size: usize) -> bool {
+        match self {
+            Self::Affine => matches!((bits, group_size), (2..=6 | 8, 32 | 64 | 128)),
+            other => (bits, group_size) == other.defaults(),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// How the weight of module `path` (`model.layers.0.mlp.gate`) is quantised; `None` when it is not. An entry for
+    /// the path overrides the settings for all, which hold for the modules that have `scales`.
+    ///
+    /// Source: mlx-lm 0.32 `load_model`, mlx 0.32 `nn.quantize`. In particular an override starts from the mode's own
+    /// defaults, not from the settings for all.
+    ///
+    /// # Errors
+    /// [`FileError::Value`] for settings that are malformed or that MLX does not have.
+    pub fn quantization(&self, path: &str) -> Result<Option<Quantization>, FileError> {
+        let Some((key, settings)) = self.config().ok().and_then(find) else { return Ok(None) };
+        let file = self.path().join(CONFIG);
+        match settings.get(path) {
+            Some(Value::Bool(false)) => Ok(None),
+            Some(Value::Bool(true)) => parse(&file, key, settings).map(Some),
+            Some(module) => parse(&file, &format!("{key}[{path:?}]"), module).map(Some),
+            None if self.tensors.get(&format!("{path}.scales")).is_some() => {
+                parse(&file, key, settings).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+}
+
+/// MLX's settings, which mlx-lm writes under both keys, or another method's.
+fn find(config: &Value) -> Option<(&'static str, &Value)> {
+    let text_config = config.get("text_config").unwrap_or(&Value::Null);
+    [("quantization", config), ("quantization_config", config), ("quantization_config", text_config)]
+        .into_iter()
+        .find_map(|(key, config)| Some((key, config.get(key).filter(|settings| !settings.is_null())?)))
+}
+
+/// Whether `config` says how weights are quantised.
+pub(super) fn is_quantized(config: &Value) -> bool {
+    find(config).is_some()
+}
+
+/// Refuses what is not MLX's, so that packed weights are not taken for something else.
+pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
+    let Some((key, settings)) = find(config) else { return Ok(()) };
+    let method = settings.get("quant_method");
+    if method.is_some() || (key == "quantization_config" && settings.get("bits").is_none()) {
+        let method = method.and_then(Value::as_str).unwrap_or("an unnamed").to_string();
+        return Err(FileError::Quantization { file: file.into(), method, supported: SUPPORTED });
+    }
+    parse(file, key, settings).map(drop)
+}
+
+const SUPPORTED: &str = "MLX's affine, mxfp4, mxfp8 and nvfp4, and GGUF's block types";
+
+fn parse(file: &Path, key: &str, settings: &Value) -> Result<Quantization, FileError> {
+    if !settings.is_object() {
+        return Err(mismatch(file, key, "an object", settings));
+    }
+    let field = |name| settings.get(name).filter(|value: &&Value| !value.is_null());
+    let mode = match field("mode") {
+        None => QuantizationMode::Affine,
+        Some(value) => QuantizationMode::ALL
+            .into_iter()
+            .find(|mode| value.as_str() == Some(mode.name()))
+            .ok_or_else(|| mismatch(file, &format!("{key}.mode"), "affine, mxfp4, mxfp8 or nvfp4", value))?,
+    };
+    let number = |name, default| match field(name) {
+        None => Ok(default),
+        Some(value) => value
+            .as_u64()
+            .and_then(|number| usize::try_from(number).ok())
+            .ok_or_else(|| mismatch(file, &format!("{key}.{name}"), "a number", value)),
+    };
+    let (bits, group_size) = mode.defaults();
+    let (bits, group_size) = (number("bits", bits)?, number("group_size", group_size)?);
+    if mode.allows(bits, group_size) {
+        return Ok(Quantization { mode, bits, group_size });
+    }
+    let want = match mode {
+        QuantizationMode::Affine => "2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128",
+        QuantizationMode::Mxfp4 => "mxfp4: 4 bits in groups of 32",
+        QuantizationMode::Mxfp8 => "mxfp8: 8 bits in groups of 32",
+        QuantizationMode::Nvfp4 => "nvfp4: 4 bits in groups of 16",
+    };
+    let got = format!("{bits} bits in groups of {group_size}");
+    Err(FileError::Value { file: file.into(), key: key.into(), want, got })
+}

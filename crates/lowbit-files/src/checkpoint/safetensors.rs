@@ -1,0 +1,85 @@
+//! The tensors of a directory: `model.safetensors.index.json` and the shards that it names, or `model.safetensors`,
+//! or all parts of `model-00001-of-0000N.safetensors`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::part::{Part, file_names};
+use crate::safetensors::{self, Safetensors, UniqueMap};
+use crate::{FileError, INDEX, SINGLE, Tensors};
+
+/// Maps all tensors. Also returns `format` of the first file's metadata.
+pub(super) fn open(directory: &Path) -> Result<(Tensors, Option<String>), FileError> {
+    let index = directory.join(INDEX);
+    let files = if index.exists() {
+        open_index(directory, &index)?
+    } else {
+        unindexed(directory)?.iter().map(|path| safetensors::read(path)).collect::<Result<_, _>>()?
+    };
+    let format = files.first().and_then(|file| file.metadata("format")).map(str::to_string);
+    let tensors = Tensors::new(files.into_iter().flat_map(|file| file.tensors).collect())?;
+    Ok((tensors, format))
+}
+
+/// Opens the shards that the index names, and checks that it and they agree on every tensor.
+fn open_index(directory: &Path, index: &Path) -> Result<Vec<Safetensors>, FileError> {
+    let mut files = Vec::new();
+    for (shard, mut tensors) in read_index(index)? {
+        tensors.sort_unstable();
+        let path = directory.join(&shard);
+        if !path.exists() {
+            let tensor = tensors.swap_remove(0);
+            return Err(FileError::MissingShard { index: index.into(), tensor, shard });
+        }
+        let file = safetensors::read(&path)?;
+        let mut held: Vec<_> = file.tensors.iter().map(|view| &view.name).collect();
+        held.sort_unstable();
+        if let Some(tensor) = tensors.iter().find(|name| held.binary_search(name).is_err()) {
+            return Err(FileError::NotInShard { index: index.into(), tensor: tensor.clone(), shard });
+        }
+        if let Some(tensor) = held.into_iter().find(|name| tensors.binary_search(name).is_err()) {
+            return Err(FileError::NotInIndex { index: index.into(), tensor: tensor.clone(), shard });
+        }
+        files.push(file);
+    }
+    Ok(files)
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: UniqueMap,
+}
+
+/// The tensors that each shard should hold.
+fn read_index(index: &Path) -> Result<BTreeMap<String, Vec<String>>, FileError> {
+    let bytes = std::fs::read(index).map_err(FileError::io(index))?;
+    let Index { weight_map } = serde_json::from_slice(&bytes).map_err(FileError::json(index))?;
+    let mut shards = BTreeMap::<String, Vec<String>>::new();
+    for (tensor, shard) in weight_map.0 {
+        // A bare name: an index must not reach out of its directory, nor name itself.
+        if !shard.ends_with(".safetensors") || shard.contains(['/', '\\', '\0']) {
+            return Err(FileError::ShardName { index: index.into(), tensor, shard });
+        }
+        shards.entry(shard).or_default().push(tensor);
+    }
+    Ok(shards)
+}
+
+/// The names of the shards that an index names.
+pub(crate) fn shard_names(index: &Path) -> Result<Vec<String>, FileError> {
+    Ok(read_index(index)?.into_keys().collect())
+}
+
+fn unindexed(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let single = directory.join(SINGLE);
+    if single.exists() {
+        return Ok(vec![single]);
+    }
+    let names = file_names(directory, ".safetensors")?;
+    match names.iter().find_map(|name| Part::parse(name).filter(|part| part.prefix == "model")) {
+        Some(part) => part.paths(directory),
+        None => Err(FileError::not_a_checkpoint(directory, format!("holds neither {SINGLE} nor {INDEX}"))),
+    }
+}

@@ -1,0 +1,72 @@
+//! The numbers that GGUF gives tensor types.
+
+use lowbit_formats::{DType, Format};
+
+use crate::Stored;
+
+/// ggml's plain types.
+const PLAIN: [(u32, DType); 8] = [
+    (0, DType::F32),
+    (1, DType::F16),
+    (24, DType::I8),
+    (25, DType::I16),
+    (26, DType::I32),
+    (27, DType::I64),
+    (28, DType::F64),
+    (30, DType::BF16),
+];
+
+/// ggml's block types that have no [`Format`], to name them in errors.
+const UNSUPPORTED: [(u32, &str); 22] = [
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (29, "IQ1_M"),
+    (31, "Q4_0_4_4"),
+    (32, "Q4_0_4_8"),
+    (33, "Q4_0_8_8"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (36, "IQ4_NL_4_4"),
+    (37, "IQ4_NL_4_8"),
+    (38, "IQ4_NL_8_8"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+    (42, "Q2_0"),
+];
+
+/// What tensor type `ggml_type` is.
+///
+/// # Errors
+/// Its name when it is known but not supported, else its number.
+pub(super) fn stored(ggml_type: u32) -> Result<Stored, String> {
+    if let Some((_, dtype)) = PLAIN.iter().find(|(number, _)| *number == ggml_type) {
+        return Ok(Stored::Plain(*dtype));
+    }
+    if let Ok(format) = Format::from_ggml_type(ggml_type) {
+        return Ok(Stored::Blocks(format));
+    }
+    let name = UNSUPPORTED.iter().find(|(number, _)| *number == ggml_type).map(|(_, name)| *name);
+    Err(name.map_or_else(|| ggml_type.to_string(), str::to_string))
+}
+
+/// The number of the type that holds what is `stored`, if there is one.
+pub(super) fn number(stored: Stored) -> Option<u32> {
+    match stored {
+        Stored::Plain(dtype) => PLAIN.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number),
+        Stored::Blocks(format) => format.ggml_type(),
+    }
+}
+
+/// The names of the supported types, for errors.
+pub(super) fn supported() -> String {
+    let names: Vec<_> = (0..64).filter_map(|number| stored(number).ok()).map(|s| s.to_string()).collect();
+    names.join(", ")
+}

@@ -1,0 +1,27 @@
+//! Model files as named tensor views: safetensors (single and sharded), GGUF, and the directories that Hugging Face
+//! and MLX checkpoints come in, with their configuration, tokenizer and chat template.
+//!
+//! [`Checkpoint::open`] is the entry point. Files are memory-mapped once and nothing is copied: a [`TensorView`]
+//! holds a reference-counted range of the map. Every length and offset in a file is checked before it is used, so
+//! that no file makes this crate panic or allocate more than a small multiple of the file's own size.
+
+mod chat;
+mod checkpoint;
+mod error;
+pub mod gguf;
+mod hub;
+mod map;
+pub mod safetensors;
+mod tensor;
+mod tokenizer;
+
+pub use chat::{ChatTemplate, Message};
+pub use checkpoint::{Checkpoint, GenerationConfig, Layout, Quantization, QuantizationMode};
+pub use error::FileError;
+pub use hub::{Progress, resolve, resolve_with};
+pub use tensor::{Stored, TensorView, Tensors};
+pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};
+
+/// The names of a directory's files of tensors.
+const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";

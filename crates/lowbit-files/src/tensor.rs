@@ -1,0 +1,134 @@
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use lowbit_formats::{DType, Format, FormatError};
+
+use crate::FileError;
+
+/// What a file says a tensor's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stored {
+    /// One little-endian element a value: everything in safetensors, and GGUF's floats and integers.
+    Plain(DType),
+    /// GGML blocks along the innermost dimension.
+    Blocks(Format),
+}
+
+impl std::fmt::Display for Stored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plain(dtype) => dtype.fmt(f),
+            Self::Blocks(format) => format.fmt(f),
+        }
+    }
+}
+
+/// A tensor in a mapped file. Its bytes have been checked to be exactly what [`Self::stored`] and [`Self::shape`] take.
+#[derive(Clone)]
+pub struct TensorView {
+    /// As the file spells it.
+    pub name: String,
+    /// What the bytes are.
+    pub stored: Stored,
+    /// Outermost first, as safetensors has it (GGUF's dimensions, reversed). Empty for a scalar.
+    pub shape: Vec<usize>,
+    /// The tensor's bytes in the map. safetensors promises no alignment beyond a byte's, GGUF promises
+    /// `general.alignment`.
+    pub bytes: Bytes,
+    /// The file that it is in, for errors.
+    pub file: Arc<Path>,
+}
+
+impl TensorView {
+    /// Values in the tensor. (The product cannot overflow: it was checked when the file was read.)
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+impl std::fmt::Debug for TensorView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, stored, shape, bytes, file } = self;
+        write!(f, "{name} {stored} {shape:?} ({} bytes of {})", bytes.len(), file.display())
+    }
+}
+
+/// The tensors of a whole checkpoint, sorted by name.
+#[derive(Clone, Debug, Default)]
+pub struct Tensors {
+    sorted: Vec<TensorView>,
+}
+
+impl Tensors {
+    /// Sorts `views`.
+    ///
+    /// # Errors
+    /// [`FileError::DuplicateTensor`].
+    pub fn new(mut views: Vec<TensorView>) -> Result<Self, FileError> {
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        for pair in views.windows(2) {
+            if pair[0].name == pair[1].name {
+                let [first, second] = [0, 1].map(|i| PathBuf::from(&*pair[i].file));
+                return Err(FileError::DuplicateTensor { tensor: pair[0].name.clone(), first, second });
+            }
+        }
+        Ok(Self { sorted: views })
+    }
+
+    /// The tensor called `name`.
+    pub fn get(&self, name: &str) -> Option<&TensorView> {
+        let index = self.sorted.binary_search_by(|view| view.name.as_str().cmp(name)).ok()?;
+        Some(&self.sorted[index])
+    }
+
+    /// All of them, by name.
+    pub fn iter(&self) -> std::slice::Iter<'_, TensorView> {
+        self.sorted.iter()
+    }
+
+    /// Their names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.sorted.iter().map(|view| view.name.as_str())
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sorted.is_empty()
+    }
+}
+
+impl<'a> IntoIterator for &'a Tensors {
+    type Item = &'a TensorView;
+    type IntoIter = std::slice::Iter<'a, TensorView>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// The number of elements of `shape`, and the bytes that they take at `element_bytes` each.
+pub(crate) fn elements_and_bytes(shape: &[usize], element_bytes: usize) -> Option<(usize, usize)> {
+    let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
+    Some((elements, elements.checked_mul(element_bytes)?))
+}
+
+/// The bytes that a tensor takes; `None` when they overflow.
+pub(crate) fn bytes_of(stored: Stored, shape: &[usize]) -> Result<Option<usize>, FormatError> {
+    let format = match stored {
+        Stored::Plain(dtype) => return Ok(elements_and_bytes(shape, dtype.size()).map(|(_, bytes)| bytes)),
+        Stored::Blocks(format) => format,
+    };
+    let (&k, rows) = shape.split_last().unwrap_or((&1, &[]));
+    // No block is larger than its values in f64, so a row whose length passes here has an addressable size.
+    if elements_and_bytes(shape, 8).is_none() {
+        return Ok(None);
+    }
+    let row: usize = format.components(k)?.iter().map(|component| component.row_bytes()).sum();
+    Ok(elements_and_bytes(rows, row).map(|(_, bytes)| bytes))
+}

@@ -1,0 +1,83 @@
+//! SentencePiece BPE: of all adjacent pairs that join to a token, the one of the highest score is joined first. Spaces
+//! are spelled `▁`, and characters without a token are spelled byte by byte.
+
+use tokenizers::DecoderWrapper;
+use tokenizers::decoders::byte_fallback::ByteFallback;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence;
+use tokenizers::decoders::strip::Strip;
+use tokenizers::models::bpe::BPE;
+use tokenizers::normalizers::prepend::Prepend;
+use tokenizers::normalizers::replace::Replace;
+use tokenizers::normalizers::{NormalizerWrapper, Sequence as NormalizerSequence};
+
+use super::{Defaults, Kind, Vocabulary};
+use crate::FileError;
+
+const SPACE: &str = "\u{2581}";
+
+pub(super) fn build(vocabulary: &Vocabulary<'_>) -> Result<(tokenizers::Tokenizer, Defaults), FileError> {
+    let defaults = Defaults { bos: Some(1), eos: Some(2), add_bos: true };
+    let unknown = vocabulary.special_id("unknown")?.unwrap_or(0);
+    for byte in 0..=u8::MAX {
+        let token = format!("<0x{byte:02X}>");
+        match vocabulary.id(&token).map(|id| vocabulary.kinds[id as usize]) {
+            Some(Kind::Byte) => {}
+            _ => return Err(vocabulary.error(format!("{token} is no token of type byte"))),
+        }
+    }
+    if vocabulary.tokens.len() <= unknown as usize || vocabulary.tokens.len() <= 2 {
+        return Err(vocabulary.error(format!("{} tokens are too few", vocabulary.tokens.len())));
+    }
+    let model = BPE::builder()
+        .vocab_and_merges(
+            vocabulary.ids.clone().into_iter().collect::<ahash::AHashMap<_, _>>(),
+            merges(vocabulary)?,
+        )
+        .unk_token(vocabulary.tokens[unknown as usize].clone())
+        .fuse_unk(true)
+        .byte_fallback(true)
+        .build()
+        .map_err(|error| vocabulary.error(error))?;
+    let mut inner = tokenizers::Tokenizer::new(model);
+    let prefix = vocabulary.metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let spaces = |from, to| Replace::new(from, to).map_err(|error| vocabulary.error(error));
+    let mut normalizers: Vec<NormalizerWrapper> = vec![spaces(" ", SPACE)?.into()];
+    let mut decoders: Vec<DecoderWrapper> =
+        vec![spaces(SPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
+    if prefix {
+        normalizers.insert(0, Prepend::new(SPACE.into()).into());
+        decoders.push(Strip::new(' ', 1, 0).into());
+    }
+    inner.with_normalizer(Some(NormalizerSequence::new(normalizers)));
+    inner.with_decoder(Some(Sequence::new(decoders)));
+    Ok((inner, defaults))
+}
+
+/// Every way to cut a token into two tokens, in the order in which joining them is preferred: by the token's score,
+/// then by the parts' ids.
+fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileError> {
+    let key = "tokenizer.ggml.scores";
+    let scores = vocabulary.metadata.get::<&[f32]>(key)?;
+    if scores.len() != vocabulary.tokens.len() {
+        let (got, want) = (scores.len(), vocabulary.tokens.len());
+        return Err(vocabulary.error(format!("{key} has {got} entries for {want} tokens")));
+    }
+    if let Some(id) = scores.iter().position(|score| score.is_nan()) {
+        return Err(vocabulary.error(format!("{key}: the score of token {id} is NaN")));
+    }
+    let mut merges = Vec::new();
+    for (token, &score) in vocabulary.tokens.iter().zip(scores) {
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if let (Some(left_id), Some(right_id)) = (vocabulary.id(left), vocabulary.id(right)) {
+                merges.push((score, left_id, right_id));
+            }
+        }
+    }
+    merges.sort_by(|(a, a_left, a_right), (b, b_left, b_right)| {
+        b.total_cmp(a).then_with(|| (a_left, a_right).cmp(&(b_left, b_right)))
+    });
+    let token = |id: u32| vocabulary.tokens[id as usize].clone();
+    Ok(merges.into_iter().map(|(_, left, right)| (token(left), token(right))).collect())
+}
