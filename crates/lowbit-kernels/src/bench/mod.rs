@@ -1,0 +1,184 @@
+//! Benchmarks: each op's folder registers [`Case`]s; [`run`] checks a case's answer against its reference and then
+//! times it on cold weights.
+//!
+//! ```ignore
+//! inventory::submit!(bench::Cases(|| vec![Case { op: "rms_norm", .. }]));
+//! ```
+
+mod limits;
+mod row;
+#[cfg(test)]
+mod tests;
+
+pub use limits::{Limits, last_level_cache};
+pub use row::Row;
+
+use crate::{Device, KernelError, Tensor, inputs};
+use lowbit_formats::{DType, FloatType};
+use std::time::{Duration, Instant};
+
+/// One op at one shape.
+pub struct Case {
+    /// The op's name.
+    pub op: &'static str,
+    /// The sizes, named after a real layer's, as in `M=1 K=4096 N=14336`.
+    pub shape: String,
+    /// The weight's format, or `-` where there is none.
+    pub format: String,
+    /// The activations' type.
+    pub dtype: FloatType,
+    /// Bytes that must move at the least: every operand read once, the result written once.
+    pub bytes: usize,
+    /// Additions and multiplications.
+    pub flops: usize,
+    /// Bytes of what a model reads once a step and finds cold; 0 when the operands come from the op before.
+    pub cold_bytes: usize,
+    /// Makes the operands.
+    pub prepare: Prepare,
+}
+
+/// Makes a case's operands on a device, with as many copies of the cold ones as asked for.
+pub type Prepare = Box<dyn Fn(&Device, usize) -> Result<Prepared, KernelError>>;
+
+/// A case's operands on a device.
+pub struct Prepared {
+    /// The same computation on different copies of the cold operands.
+    pub runs: Vec<Run>,
+    /// What the first run of the first copy should give, in full or in part.
+    pub expected: Vec<Expected>,
+}
+
+/// One computation.
+pub type Run = Box<dyn FnMut() -> Result<Tensor, KernelError> + Send>;
+
+/// An element of a result as the f64 reference has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// Its place in the result.
+    pub index: usize,
+    /// What it should be.
+    pub value: f64,
+    /// How far from that the derived bound lets it be.
+    pub bound: f64,
+}
+
+impl Prepared {
+    /// A computation whose operands come from the op before, or stay in a cache.
+    pub(crate) fn warm(
+        run: impl FnMut() -> Result<Tensor, KernelError> + Send + 'static,
+        expected: Vec<Expected>,
+    ) -> Self {
+        Self { runs: vec![Box::new(run)], expected }
+    }
+}
+
+impl Expected {
+    /// All elements of a result whose sums are within `bound` and which is rounded to `dtype`.
+    pub(crate) fn all(want: &[f64], dtype: FloatType, bound: impl Fn(usize) -> f64) -> Vec<Self> {
+        let expected = |(index, &value): (usize, &f64)| Self {
+            index,
+            value,
+            bound: bound(index) + inputs::rounding(dtype, value.abs() + bound(index)),
+        };
+        want.iter().enumerate().map(expected).collect()
+    }
+}
+
+/// A function that lists an op's cases.
+pub struct Cases(pub fn() -> Vec<Case>);
+inventory::collect!(Cases);
+
+/// All registered cases whose description has every word of `filter`, by op, shape and format.
+pub fn cases(filter: &str) -> Vec<Case> {
+    let mut cases: Vec<_> = inventory::iter::<Cases>.into_iter().flat_map(|cases| cases.0()).collect();
+    cases.retain(|case| filter.split_whitespace().all(|word| case.to_string().contains(word)));
+    cases.sort_by(|a, b| (a.op, a.dtype).cmp(&(b.op, b.dtype)));
+    cases
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} {} {}", self.op, self.shape, self.format, self.dtype.dtype())
+    }
+}
+
+/// A case is timed for at least this long.
+const TIME: Duration = Duration::from_millis(300);
+/// A case is timed at least this often.
+const RUNS: usize = 15;
+
+/// Checks `case` on `device`, then times it: the median of many runs, each on the copy of the cold operands that was
+/// used longest ago. All copies together exceed the last-level cache.
+///
+/// # Errors
+/// [`KernelError::Value`] when the answer is outside its bound; what preparing or running the case gives.
+pub fn run(case: &Case, device: &Device, limits: &Limits) -> Result<Row, KernelError> {
+    let copies = limits::cold(device).checked_div(case.cold_bytes).map_or(1, |copies| copies + 2);
+    let Prepared { mut runs, expected } = (case.prepare)(device, copies)?;
+    let error_over_bound = error_over_bound(case, &runs[0]()?, &expected)?;
+    let seconds = match device {
+        Device::Cpu(_) => device.run(|| each(&mut runs))?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => replayed(gpu, &mut runs)?,
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+    };
+    Ok(Row::new(case, seconds, limits, error_over_bound))
+}
+
+/// The median time of a run.
+fn each(runs: &mut [Run]) -> Result<f64, KernelError> {
+    let (mut times, copies, begin) = (Vec::new(), runs.len(), Instant::now());
+    for i in 1.. {
+        let start = Instant::now();
+        runs[i % copies]()?;
+        // The first run of each copy may fault its pages in.
+        if i >= copies {
+            times.push(start.elapsed().as_secs_f64());
+        }
+        if times.len() >= RUNS && begin.elapsed() >= TIME {
+            break;
+        }
+    }
+    Ok(median(times))
+}
+
+/// The device's time for a run: the median over replays of a pass in which each copy has its turn.
+#[cfg(feature = "gpu")]
+fn replayed(gpu: &crate::gpu::Gpu, runs: &mut [Run]) -> Result<f64, KernelError> {
+    let turns = runs.len().max(RUNS).next_multiple_of(runs.len());
+    let copies = runs.len();
+    let pass = gpu.capture(|| (0..turns).try_for_each(|turn| runs[turn % copies]().map(drop)))?;
+    let (mut times, begin) = (Vec::new(), Instant::now());
+    while times.len() < RUNS || begin.elapsed() < TIME {
+        times.push(gpu.time(|| pass.replay())?.as_secs_f64() / turns as f64);
+    }
+    Ok(median(times))
+}
+
+pub(crate) fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn error_over_bound(case: &Case, y: &Tensor, expected: &[Expected]) -> Result<f64, KernelError> {
+    let y = y.to_device(&y.device().host()?)?.cast(DType::F32)?;
+    let y = y.as_slice::<f32>()?;
+    let mut worst = 0.0f64;
+    for want in expected {
+        let error = (f64::from(y[want.index]) - want.value).abs();
+        // A right zero has no bound above it.
+        let ratio = if error == 0.0 { 0.0 } else { error / want.bound };
+        // Not `ratio > 1.0`: a NaN must fail.
+        if ratio.is_nan() || ratio > 1.0 {
+            return Err(KernelError::Value {
+                op: case.op,
+                operand: "result",
+                got: format!("{} at {} of {case}", y[want.index], want.index),
+                want: format!("{} within {:e} is wanted", want.value, want.bound),
+            });
+        }
+        worst = worst.max(ratio);
+    }
+    Ok(worst)
+}

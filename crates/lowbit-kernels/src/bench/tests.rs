@@ -1,0 +1,75 @@
+use super::*;
+use crate::bench::limits::kibibytes;
+use std::collections::HashSet;
+
+fn case(answer: f32, bound: f64) -> Case {
+    let prepare = move |device: &Device, copies| -> Result<Prepared, KernelError> {
+        let y = Tensor::new(&[0.0, answer], &[2], device)?;
+        let run = || -> Run {
+            let y = y.clone();
+            Box::new(move || Ok(y.clone()))
+        };
+        let expected =
+            vec![Expected { index: 0, value: 0.0, bound: 0.0 }, Expected { index: 1, value: 2.0, bound }];
+        Ok(Prepared { runs: (0..copies).map(|_| run()).collect(), expected })
+    };
+    Case {
+        op: "test",
+        shape: "M=1".into(),
+        format: "-".into(),
+        dtype: FloatType::F32,
+        bytes: 3_000_000,
+        flops: 7,
+        cold_bytes: 1 << 30,
+        prepare: Box::new(prepare),
+    }
+}
+
+const LIMITS: Limits = Limits { bytes_per_second: 1e9, flops_per_second: 1e9 };
+
+#[test]
+fn an_answer_within_its_bound_is_timed() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let row = run(&case(2.5, 1.0), &device, &LIMITS).unwrap();
+    assert_eq!(row.error_over_bound, 0.5);
+    // 3 MB at 1 GB/s are 3,000 us.
+    assert!((row.share_of_limit * row.median_us - 3000.0).abs() < 1e-6);
+}
+
+#[test]
+fn a_wrong_answer_is_not_timed() {
+    let device = Device::cpu(Some(1)).unwrap();
+    for answer in [3.5, f32::NAN, f32::INFINITY] {
+        let error = run(&case(answer, 1.0), &device, &LIMITS).unwrap_err().to_string();
+        assert!(error.contains("2 within 1e0 is wanted"), "{error}");
+    }
+    assert!(run(&case(2.5, 0.0), &device, &LIMITS).is_err());
+    assert!(run(&case(2.5, f64::NAN), &device, &LIMITS).is_err());
+}
+
+#[test]
+fn rows_are_lines_of_their_header() {
+    let row = Row::new(&case(2.0, 1.0), 2e-3, &LIMITS, 0.25);
+    assert_eq!(row.csv(), "test,M=1,-,f32,2000.00,3000000,7,1.5000,0.2500");
+    assert_eq!(row.csv().split(',').count(), Row::HEADER.split(',').count());
+    assert_eq!(row.gigabytes_per_second(), 1.5);
+}
+
+#[test]
+fn filters_want_every_word() {
+    assert!(!cases("quantized_matmul Q4_0 M=1").is_empty());
+    assert!(cases("quantized_matmul").iter().all(|case| case.op == "quantized_matmul"));
+    assert!(cases("no_such_op").is_empty());
+    let all = cases("");
+    let distinct: HashSet<_> = all.iter().map(Case::to_string).collect();
+    assert_eq!(distinct.len(), all.len(), "a case is registered twice");
+    assert!(all.iter().all(|case| !case.to_string().contains(',')));
+}
+
+#[test]
+fn cache_sizes() {
+    assert_eq!(kibibytes("480K"), Some(480 << 10));
+    assert_eq!(kibibytes("480M"), None);
+    assert_eq!(kibibytes("K"), None);
+    assert!(last_level_cache() >= 1 << 18);
+}

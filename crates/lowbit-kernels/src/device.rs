@@ -1,0 +1,164 @@
+use crate::{KernelError, buffer::Spares, gpu::Gpu, simd::Isa};
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// Where tensors live and ops run.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// This machine's processor.
+    Cpu(Arc<Cpu>),
+    /// A GPU. There is none in a build without the features `cuda`, `vulkan` and `metal`.
+    Gpu(Gpu),
+}
+
+/// The processor: its threads and the instruction set found on it.
+#[derive(Debug)]
+pub struct Cpu {
+    pool: rayon::ThreadPool,
+    isa: Isa,
+    pub(crate) spares: Spares,
+}
+
+impl Device {
+    /// The CPU with `threads` threads, or one a core.
+    ///
+    /// # Errors
+    /// [`KernelError::Threads`] for 0 or more than 1024; [`KernelError::ThreadPool`] when the system refuses them.
+    pub fn cpu(threads: Option<usize>) -> Result<Self, KernelError> {
+        Self::cpu_with(threads, Isa::detect())
+    }
+
+    /// The CPU with a chosen instruction set, so that tests reach every implementation that this machine can run.
+    ///
+    /// # Errors
+    /// As [`Self::cpu`].
+    pub fn cpu_with(threads: Option<usize>, isa: Isa) -> Result<Self, KernelError> {
+        if let Some(threads @ (0 | 1025..)) = threads {
+            return Err(KernelError::Threads(threads));
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads.unwrap_or(0))
+            .thread_name(|i| format!("lowbit-{i}"))
+            .build()?;
+        Ok(Self::Cpu(Arc::new(Cpu { pool, isa, spares: Spares::default() })))
+    }
+
+    /// CUDA device `ordinal`.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when there is no driver or no such device.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: usize, options: &crate::gpu::CudaOptions) -> Result<Self, KernelError> {
+        Gpu::cuda(ordinal, options).map(Self::Gpu)
+    }
+
+    /// The Vulkan device that the system prefers.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when there is none, or one that cannot run the kernels.
+    #[cfg(feature = "vulkan")]
+    pub fn vulkan() -> Result<Self, KernelError> {
+        Gpu::vulkan().map(Self::Gpu)
+    }
+
+    /// The Metal device.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when there is none, or one that does not take Metal Shading Language 3.2.
+    #[cfg(feature = "metal")]
+    pub fn metal() -> Result<Self, KernelError> {
+        Gpu::metal().map(Self::Gpu)
+    }
+
+    /// The processor, for an op that runs there alone.
+    pub(crate) fn as_cpu(&self, op: &'static str) -> Result<&Arc<Cpu>, KernelError> {
+        match self {
+            Self::Cpu(cpu) => Ok(cpu),
+            Self::Gpu(gpu) => Err(KernelError::Unsupported { op, device: gpu.to_string() }),
+        }
+    }
+
+    /// Where the host can read and write: the device itself where that is a processor.
+    ///
+    /// # Errors
+    /// As [`Self::cpu`].
+    pub fn host(&self) -> Result<Self, KernelError> {
+        match self {
+            Self::Cpu(_) => Ok(self.clone()),
+            Self::Gpu(_) => Self::cpu(None),
+        }
+    }
+
+    /// Whether tensors on both can be operands of one op.
+    pub fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Cpu(_), Self::Cpu(_)) => true,
+            #[cfg(feature = "gpu")]
+            (Self::Gpu(a), Self::Gpu(b)) => a.is(b),
+            _ => false,
+        }
+    }
+
+    /// Runs `work` where this device's ops cost least to start: on the CPU inside its thread pool. A whole forward
+    /// pass goes into one call.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Self::Cpu(cpu) => cpu.pool.install(work),
+            Self::Gpu(_) => work(),
+        }
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu(_) => f.write_str("cpu"),
+            Self::Gpu(gpu) => gpu.fmt(f),
+        }
+    }
+}
+
+/// Work smaller than this many simple operations is not worth handing to another thread.
+const GRAIN: usize = 1 << 15;
+
+impl Cpu {
+    /// The instruction set that kernels run with.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Threads in the pool.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Cuts `y` into rows of `row` elements and calls `f(first_row, rows)` on runs of whole rows, on all threads.
+    /// `cost` is the work of one row in simple operations; small jobs stay on the calling thread.
+    pub fn for_each_rows<T: Send>(
+        &self,
+        y: &mut [T],
+        row: usize,
+        cost: usize,
+        f: impl Fn(usize, &mut [T]) + Sync + Send,
+    ) {
+        if y.is_empty() {
+            return;
+        }
+        let rows = y.len() / row;
+        let per_task = (GRAIN / cost.max(1)).max(rows.div_ceil(self.threads() * 4)).max(1);
+        if self.threads() == 1 || per_task >= rows {
+            return f(0, y);
+        }
+        self.pool.install(|| {
+            y.par_chunks_mut(per_task * row).enumerate().for_each(|(task, rows)| f(task * per_task, rows));
+        });
+    }
+
+    /// Calls `f` on every one of `tasks`, on all threads; a single task stays on the calling thread.
+    pub fn for_each<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync + Send) {
+        if self.threads() == 1 || tasks.len() <= 1 {
+            return tasks.into_iter().for_each(f);
+        }
+        self.pool.install(|| tasks.into_par_iter().for_each(f));
+    }
+}

@@ -1,0 +1,31 @@
+use lowbit_formats::{DType, FormatError};
+
+/// What an op, a tensor or a device can refuse.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum KernelError {
+    #[error("{op}: {operand} is {got:?}, but {want}")]
+    Shape { op: &'static str, operand: &'static str, got: Vec<usize>, want: String },
+    #[error("{op}: {operand} is {got}, but {want} is wanted")]
+    DType { op: &'static str, operand: &'static str, got: DType, want: DType },
+    #[error("{op}: {operand} is {got}, but {want}")]
+    Value { op: &'static str, operand: &'static str, got: String, want: String },
+    #[error("{op}: {operand}[{index}] is {id}, but there are {count} rows to choose from")]
+    Id { op: &'static str, operand: &'static str, index: usize, id: u32, count: usize },
+    #[error("{op}: a result of {shape:?} is more than memory can hold")]
+    TooLarge { op: &'static str, shape: Vec<usize> },
+    #[error("{op}: {operand} is on {got}, but x is on {want}")]
+    Device { op: &'static str, operand: &'static str, got: String, want: String },
+    #[error("{op} does not run on {device}")]
+    Unsupported { op: &'static str, device: String },
+    #[error("{device}: {problem}")]
+    Gpu { device: String, problem: String },
+    #[error("kernel {name} does not compile: {problem}")]
+    Kernel { name: String, problem: String },
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("{0} threads were asked for, but a thread pool takes 1 to 1024")]
+    Threads(usize),
+    #[error("the thread pool could not be started: {0}")]
+    ThreadPool(#[from] rayon::ThreadPoolBuildError),
+}

@@ -1,0 +1,227 @@
+//! A kernel and its compile-time values to source or code for a GPU, without that GPU.
+
+use crate::KernelError;
+use cubecl_core::ir::{AddressType, DeviceProperties, TargetProperties, settings::ExecutionMode};
+use cubecl_core::prelude::{CubeKernel, KernelSettings};
+use cubecl_core::{CubeDim, prelude::BufferCompilationArg};
+use std::sync::Arc;
+
+/// What kernels are compiled for.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    properties: Arc<DeviceProperties>,
+    registers: Arc<TargetProperties>,
+}
+
+/// The arguments that every kernel's generated constructor begins with.
+pub(crate) type Start = (KernelSettings, Arc<DeviceProperties>, Arc<TargetProperties>);
+
+impl Target {
+    #[cfg(any(feature = "vulkan", feature = "metal"))]
+    pub fn new(properties: Arc<DeviceProperties>, registers: Arc<TargetProperties>) -> Self {
+        Self { properties, registers }
+    }
+
+    /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
+    /// to `vector` elements.
+    pub fn offline(plane: u32, vector: usize) -> Self {
+        use cubecl_core::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
+        let hardware = HardwareProperties {
+            load_width: 128,
+            vector_register_count: None,
+            plane_size_min: plane,
+            plane_size_max: plane,
+            max_bindings: 32,
+            max_shared_memory_size: 48 << 10,
+            max_cube_count: (i32::MAX as u32, u16::MAX.into(), u16::MAX.into()),
+            max_units_per_cube: 1024,
+            max_cube_dim: (1024, 1024, 64),
+            num_streaming_multiprocessors: None,
+            num_tensor_cores: None,
+            min_tensor_cores_dim: None,
+            num_cpu_cores: None,
+            last_level_cache_size: None,
+            max_vector_size: vector,
+            cube_mma_reserved_shared_memory: 0,
+        };
+        let identity = DeviceIdentity { name: String::new(), fingerprint: String::new(), physical: None };
+        let properties = DeviceProperties::new(
+            Default::default(),
+            MemoryDeviceProperties::new(u64::MAX, 256),
+            hardware,
+            cubecl_core::profile::TimingMethod::Device,
+            identity,
+        );
+        Self { properties: Arc::new(properties), registers: Arc::default() }
+    }
+
+    /// How many units run in step, where that is always the same.
+    pub fn plane(&self) -> Option<usize> {
+        let hardware = &self.properties.hardware;
+        (hardware.plane_size_min == hardware.plane_size_max).then_some(hardware.plane_size_min as usize)
+    }
+
+    /// A kernel's first arguments, for cubes of `units` along x. Kernels guard their own accesses, and index with
+    /// 32 bits.
+    pub fn start(&self, units: u32) -> Start {
+        let settings =
+            KernelSettings::new(*CubeDim::new_1d(units), ExecutionMode::Unchecked, AddressType::U32);
+        (settings, self.properties.clone(), self.registers.clone())
+    }
+}
+
+/// A buffer among a kernel's arguments: it aliases no other.
+pub(crate) fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+/// A kernel's type and compile-time values.
+pub(crate) fn name(kernel: &dyn CubeKernel) -> String {
+    format!("{:?}", kernel.id())
+}
+
+/// Source for another compiler.
+#[cfg(any(feature = "cuda", feature = "metal"))]
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub text: String,
+    pub entry: String,
+    /// Bytes of memory that a cube's units share.
+    pub shared: usize,
+}
+
+#[cfg(any(feature = "cuda", feature = "metal"))]
+fn cpp<C>(
+    kernel: &dyn CubeKernel,
+    options: &cubecl_cpp::shared::CompilationOptions,
+) -> Result<Source, KernelError>
+where
+    C: Default
+        + cubecl_core::Compiler<
+            Representation = cubecl_cpp::ComputeKernel,
+            CompilationOptions = cubecl_cpp::shared::CompilationOptions,
+        >,
+{
+    let refuse = |error: cubecl_core::CompilationError| KernelError::Kernel {
+        name: name(kernel),
+        problem: error.to_string(),
+    };
+    let definition = cubecl_core::define_kernel(kernel).map_err(refuse)?;
+    let entry = definition.settings.kernel_name.clone();
+    let compiled = C::default().compile(definition, options).map_err(refuse)?;
+    Ok(Source { text: compiled.source, entry, shared: compiled.shared_memory_size })
+}
+
+/// CUDA C++.
+#[cfg(feature = "cuda")]
+pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
+    let supports_features =
+        cubecl_cpp::shared::CppSupportedFeatures { grid_constants: true, dp4a: true, ..Default::default() };
+    let options = cubecl_cpp::shared::CompilationOptions { supports_features, ..Default::default() };
+    cpp::<cubecl_cpp::shared::CppCompiler<cubecl_cpp::target::Cuda>>(kernel, &options)
+}
+
+/// Metal Shading Language.
+#[cfg(all(feature = "metal", test))]
+pub(crate) fn msl(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
+    cpp::<cubecl_cpp::MslCompiler>(kernel, &Default::default())
+}
+
+/// SPIR-V words.
+#[cfg(all(feature = "vulkan", test))]
+pub(crate) fn spirv(kernel: &dyn CubeKernel) -> Result<Vec<u32>, KernelError> {
+    use cubecl_core::Compiler;
+    let refuse = |error: cubecl_core::CompilationError| KernelError::Kernel {
+        name: name(kernel),
+        problem: error.to_string(),
+    };
+    let mut options =
+        cubecl_core::WgpuCompilationOptions { supports_vulkan_compiler: true, ..Default::default() };
+    options.vulkan.max_spirv_version = (1, 6);
+    options.vulkan.max_vector_size = 4;
+    options.vulkan.push_constant_size = 128;
+    options.vulkan.supports_explicit_smem = true;
+    let definition = cubecl_core::define_kernel(kernel).map_err(refuse)?;
+    let compiled = cubecl_wgpu::SpirvCompiler.compile(definition, &options).map_err(refuse)?;
+    Ok(compiled.assembled_module)
+}
+
+/// Code compiled for a device, on disk: one file a kernel, named by its type and compile-time values.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+pub(crate) struct DiskCache {
+    folder: std::path::PathBuf,
+}
+
+/// What a compiler made of a kernel.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Code {
+    pub entry: String,
+    pub shared: usize,
+    pub bytes: Vec<u8>,
+}
+
+#[cfg(feature = "cuda")]
+impl DiskCache {
+    /// A cache in `folder` for code of this build for one `architecture`.
+    pub fn new(folder: &std::path::Path, architecture: &str) -> Self {
+        Self { folder: folder.join(format!("{}-{architecture}", env!("LOWBIT_KERNELS"))) }
+    }
+
+    /// The code of the kernel of this name. A file that cannot be read counts as none.
+    pub fn get(&self, name: &str) -> Option<Code> {
+        let file = std::fs::read(self.path(name)).ok()?;
+        let mut lines = file.splitn(4, |&byte| byte == b'\n');
+        let mut line = || lines.next();
+        let (stored, entry, shared, bytes) = (line()?, line()?, line()?, line()?);
+        // Names are cut to a hash in the file's name.
+        if stored != name.as_bytes() {
+            return None;
+        }
+        let entry = String::from_utf8(entry.to_vec()).ok()?;
+        Some(Code { entry, shared: std::str::from_utf8(shared).ok()?.parse().ok()?, bytes: bytes.to_vec() })
+    }
+
+    /// Keeps `code`. A disk that is full or read-only costs the next start time and nothing else.
+    pub fn put(&self, name: &str, code: &Code) {
+        let mut file = format!("{name}\n{}\n{}\n", code.entry, code.shared).into_bytes();
+        file.extend(&code.bytes);
+        let path = self.path(name);
+        let part = path.with_extension(format!("{}.part", std::process::id()));
+        // Renamed into place, so that no other process reads half a file.
+        let written = std::fs::create_dir_all(&self.folder)
+            .and_then(|()| std::fs::write(&part, file))
+            .and_then(|()| std::fs::rename(&part, path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(part);
+        }
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        self.folder.join(format!("{:016x}.cubin", hasher.finish()))
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_comes_back_from_disk_under_its_own_name() {
+        let folder = std::env::temp_dir().join(format!("lowbit-kernel-cache-{}", std::process::id()));
+        let cache = DiskCache::new(&folder, "sm_90a");
+        let code = Code { entry: "entry".into(), shared: 12, bytes: vec![0, b'\n', 255] };
+        assert_eq!(cache.get("kernel 4 bits"), None);
+        cache.put("kernel 4 bits", &code);
+        assert_eq!(cache.get("kernel 4 bits"), Some(code));
+        assert_eq!(cache.get("kernel 5 bits"), None);
+        assert_eq!(DiskCache::new(&folder, "sm_80").get("kernel 4 bits"), None);
+        std::fs::write(cache.path("kernel 4 bits"), b"kernel").unwrap();
+        assert_eq!(cache.get("kernel 4 bits"), None);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,230 @@
+//! How kernels decode a run of [`RUN`] values, laid out as [`super::layout`] says, in registers.
+
+use super::layout::{Codes, Layout, RUN, Scales};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use half::f16;
+use lowbit_formats::FloatType;
+
+/// `2^23` as f32: below it, the last place of the mantissa is 1, so that an integer of 23 bits can be put there.
+const INTEGERS: u32 = 0x4B00_0000;
+
+/// The bits that code `i` is shifted by when [`code`] gives it: it gives `2^shift` times the value.
+pub(crate) fn shift(layout: Layout, i: usize) -> usize {
+    let Codes::Integer { .. } = layout.codes else { return 0 };
+    let bit = i * layout.bits % 32;
+    match layout.bits {
+        bits if bit + bits > 32 => 0,
+        bits if bit + bits <= 23 => bit,
+        _ => bit % 16,
+    }
+}
+
+/// What `x` must be multiplied with to make up for [`shift`].
+pub(crate) fn unshift(layout: Layout, i: usize) -> f32 {
+    1.0 / (1u32 << shift(layout, i)) as f32
+}
+
+/// What a group's products must be multiplied with because [`code`] gives less.
+pub(crate) fn factor(layout: Layout) -> f32 {
+    match layout.codes {
+        // As f16, e2m1's exponent of 2 bits lies 14 lower; the scales are halved.
+        Codes::E2M1 => 32768.0,
+        _ => 1.0,
+    }
+}
+
+/// IQ4_NL's codebook, 128 added: byte j of word i is entry 4 i + j.
+const CODEBOOK: [u32; 4] = [0x3f2d_1801, 0x766a_5d4f, 0xa699_8d81, 0xf1d9_c5b5];
+
+/// The words of run `run`, counted over all rows.
+#[cube]
+pub(crate) fn load<V: Size>(
+    codes: &[Vector<u32, V>],
+    run: usize,
+    words: &mut Array<u32>,
+    #[comptime] first: usize,
+    #[comptime] layout: Layout,
+) {
+    let loads = comptime!(layout.bits / layout.vector());
+    #[unroll]
+    for load in 0..loads {
+        let vector = codes[run * loads + load];
+        #[unroll]
+        for j in 0..comptime!(layout.vector()) {
+            words[first + load * comptime!(layout.vector()) + j] = vector.extract(j);
+        }
+    }
+}
+
+/// A 16-bit float, or one of 32 bits, as f32.
+#[cube]
+pub(crate) fn widen(bits: u32, #[comptime] float: FloatType) -> f32 {
+    match comptime!(float) {
+        FloatType::F32 => f32::reinterpret(bits),
+        FloatType::F16 => f32::cast_from(f16::reinterpret(u16::cast_from(bits))),
+        FloatType::BF16 => f32::reinterpret(bits << 16u32),
+    }
+}
+
+/// f32 to the bits of `float`, rounded to nearest, ties to even.
+#[cube]
+pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
+    match comptime!(float) {
+        FloatType::F32 => u32::reinterpret(x),
+        FloatType::F16 => u32::cast_from(u16::reinterpret(f16::cast_from(x))),
+        FloatType::BF16 => {
+            let bits = u32::reinterpret(x);
+            let rounded = (bits + 0x7fffu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
+            // Rounding could carry a NaN into infinity.
+            let quiet = (bits >> 16u32) | 0x40u32;
+            select((bits & 0x7fff_ffffu32) > 0x7f80_0000u32, quiet, rounded)
+        }
+    }
+}
+
+/// e4m3 as f32: f16 has one exponent bit more, and keeps the subnormals.
+#[cube]
+fn e4m3(code: u32) -> f32 {
+    let bits = ((code & 0x7fu32) << 7u32) | ((code & 0x80u32) << 8u32);
+    let value = f32::cast_from(f16::reinterpret(u16::cast_from(bits))) * 256.0f32;
+    select((code & 0x7fu32) == 0x7fu32, f32::reinterpret(0x7fc0_0000u32), value)
+}
+
+/// `2^(code - 128)`.
+#[cube]
+fn e8m0(code: u32, #[comptime] infinite: bool) -> f32 {
+    // 2^-128 and 2^-127 are subnormal.
+    let bits = select(code < 2u32, 0x20_0000u32 << code, (code - 1u32) << 23u32);
+    if comptime!(infinite) {
+        f32::reinterpret(select(code == 255u32, 0x7f80_0000u32, bits))
+    } else {
+        f32::reinterpret(bits)
+    }
+}
+
+/// The bits of code `i` among `words` from `first` on, at the lowest place, with others above.
+#[cube]
+fn field(
+    words: &Array<u32>,
+    #[comptime] first: usize,
+    #[comptime] bit: usize,
+    #[comptime] bits: usize,
+) -> u32 {
+    let word = comptime!(first + bit / 32);
+    let low = comptime!((bit % 32) as u32);
+    if comptime!(low == 0) {
+        words[word]
+    } else if comptime!(low as usize + bits > 32) {
+        (words[word] >> low) | (words[comptime!(word + 1)] << comptime!(32 - low))
+    } else {
+        words[word] >> low
+    }
+}
+
+/// The value of code `i` of the run whose words start at `first`, times `2^shift / factor`, without its scale.
+#[cube]
+pub(crate) fn code(
+    words: &Array<u32>,
+    #[comptime] first: usize,
+    #[comptime] i: usize,
+    #[comptime] layout: Layout,
+) -> f32 {
+    let bits = comptime!(layout.bits);
+    let mask = comptime!(((1u64 << layout.bits) - 1) as u32);
+    match comptime!(layout.codes) {
+        Codes::Integer { zero } => {
+            // Into the mantissa, where no conversion is needed; neighbours share the word's shift.
+            let shift = comptime!(shift(layout, i));
+            let word = field(words, first, comptime!(i * bits - shift), comptime!(bits + shift));
+            let integer = (word & comptime!(mask << shift)) | INTEGERS;
+            f32::reinterpret(integer) - comptime!((8_388_608 + (zero << shift)) as f32)
+        }
+        Codes::E2M1 => {
+            let code = field(words, first, comptime!(i * bits), bits);
+            let half = ((code & 7u32) << 9u32) | ((code & 8u32) << 12u32);
+            f32::cast_from(f16::reinterpret(u16::cast_from(half)))
+        }
+        Codes::Codebook => {
+            let code = field(words, first, comptime!(i * bits), bits);
+            let low = select(
+                (code & 4u32) == 0u32,
+                comptime!(CODEBOOK[0]).runtime(),
+                comptime!(CODEBOOK[1]).runtime(),
+            );
+            let high = select(
+                (code & 4u32) == 0u32,
+                comptime!(CODEBOOK[2]).runtime(),
+                comptime!(CODEBOOK[3]).runtime(),
+            );
+            let word = select((code & 8u32) == 0u32, low, high);
+            let integer = ((word >> ((code & 3u32) << 3u32)) & 255u32) | INTEGERS;
+            f32::reinterpret(integer) - comptime!((8_388_608 + 128) as f32)
+        }
+        Codes::E4M3 => e4m3(field(words, first, comptime!(i * bits), bits) & mask),
+        Codes::Float(float) => widen(field(words, first, comptime!(i * bits), bits) & mask, float),
+    }
+}
+
+/// The scale of group `group` of run `run`, counted over all rows.
+#[cube]
+pub(crate) fn scale<S: Int, B: Int>(
+    scales: &[S],
+    biases: &[B],
+    run: usize,
+    #[comptime] group: usize,
+    #[comptime] layout: Layout,
+) -> f32 {
+    match comptime!(layout.scales) {
+        Scales::One => 1.0f32.runtime(),
+        Scales::Group { float, size, .. } => {
+            widen(u32::cast_from(scales[run * comptime!(RUN) / comptime!(size) + group]), float)
+        }
+        Scales::E8M0 { infinite } => {
+            let scale = e8m0(u32::cast_from(scales[run]), infinite);
+            // The factor of e2m1 makes up for the halved scale.
+            if comptime!(matches!(layout.codes, Codes::E4M3)) { scale * 2.0f32 } else { scale }
+        }
+        Scales::E4M3 => e4m3(u32::cast_from(scales[run * 2 + group])) * 0.5f32,
+        Scales::Super { .. } => {
+            let packed = u32::cast_from(scales[run]) << comptime!(24 - 8 * group as u32);
+            let signed = i32::cast_from(packed) >> 24;
+            widen(u32::cast_from(biases[run / 8]), FloatType::F16) * f32::cast_from(signed)
+        }
+        Scales::SuperWithMinima { size } => {
+            let packed = u32::cast_from(scales[run]);
+            let code = if comptime!(size == 16) {
+                (packed >> comptime!(8 * group as u32)) & 15u32
+            } else {
+                packed & 255u32
+            };
+            widen(u32::cast_from(biases[run / 8]) & 0xffffu32, FloatType::F16) * f32::cast_from(code)
+        }
+    }
+}
+
+/// What is added to group `group` of run `run`, of a layout that is [biased](Layout::biased).
+#[cube]
+pub(crate) fn bias<S: Int, B: Int>(
+    scales: &[S],
+    biases: &[B],
+    run: usize,
+    #[comptime] group: usize,
+    #[comptime] layout: Layout,
+) -> f32 {
+    match comptime!(layout.scales) {
+        Scales::Group { float, size, .. } => {
+            widen(u32::cast_from(biases[run * comptime!(RUN) / comptime!(size) + group]), float)
+        }
+        Scales::SuperWithMinima { size } => {
+            let packed = u32::cast_from(scales[run]);
+            let code = if comptime!(size == 16) {
+                (packed >> comptime!(8 * group as u32 + 4)) & 15u32
+            } else {
+                packed >> 8u32
+            };
+            -widen(u32::cast_from(biases[run / 8]) >> 16u32, FloatType::F16) * f32::cast_from(code)
+        }
+        _ => 0.0f32.runtime(),
+    }
+}

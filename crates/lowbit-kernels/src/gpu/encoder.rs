@@ -1,0 +1,154 @@
+//! What ops see of a GPU: memory, and a queue that dispatches go into in order.
+
+use super::compile::Target;
+use crate::KernelError;
+use cubecl_core::prelude::CubeKernel;
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A GPU and its queue. Clones share them.
+///
+/// Ops record their dispatches in order; the driver submits them together, at the latest when something is read.
+#[derive(Clone, Debug)]
+pub struct Gpu(pub(super) Arc<dyn Driver>);
+
+/// A range of device memory, freed with its last clone. Only the driver that made it can use it.
+pub(crate) type Memory = Arc<dyn Any + Send + Sync>;
+
+/// One launch of a kernel.
+pub(crate) struct Dispatch<'a> {
+    /// The kernel with its compile-time values.
+    pub kernel: Box<dyn CubeKernel>,
+    /// Cubes (CUDA's blocks, Vulkan's workgroups) along x, y and z.
+    pub cubes: [u32; 3],
+    /// The buffers in the kernel's order, each with its first byte.
+    pub buffers: Vec<(&'a Memory, usize)>,
+    /// The numbers in the kernel's order.
+    pub scalars: Vec<u32>,
+}
+
+/// A GPU's interface to its maker's software.
+pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
+    /// As `--device` spells it.
+    fn name(&self) -> String;
+    /// What kernels are compiled for.
+    fn target(&self) -> &Target;
+    /// Uninitialised memory.
+    fn allocate(&self, bytes: usize) -> Result<Memory, KernelError>;
+    /// Memory that is `byte` throughout.
+    fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError>;
+    /// Memory with a copy of `bytes`.
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError>;
+    /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
+    fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError>;
+    /// Records a launch.
+    fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
+    /// Waits for all that was recorded.
+    fn synchronize(&self) -> Result<(), KernelError>;
+    /// What `work` records, as something to replay.
+    fn capture(
+        &self,
+        work: &mut dyn FnMut() -> Result<(), KernelError>,
+    ) -> Result<Arc<dyn Replay>, KernelError>;
+    /// The device's time for what `work` records.
+    fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
+    /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
+    fn copy_bandwidth(&self) -> Result<f64, KernelError>;
+}
+
+/// A captured sequence of launches.
+pub(crate) trait Replay: std::fmt::Debug + Send + Sync {
+    /// Records the sequence again.
+    fn replay(&self) -> Result<(), KernelError>;
+}
+
+/// The launches of a pass, captured once: a replay costs the host one call. What they read and wrote when captured is
+/// what a replay reads and writes; the pass keeps that memory alive.
+#[derive(Clone, Debug)]
+pub struct Pass(Arc<dyn Replay>);
+
+impl Pass {
+    /// Records the pass again.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when the driver refuses.
+    pub fn replay(&self) -> Result<(), KernelError> {
+        self.0.replay()
+    }
+}
+
+impl Gpu {
+    /// Runs `work` twice, first to compile its kernels and fill the memory pool, then to capture what it records.
+    /// `work` must only record: reading a result inside it is refused.
+    ///
+    /// # Errors
+    /// What `work` gives; [`KernelError::Gpu`] when it does what cannot be captured.
+    pub fn capture(&self, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
+        Ok(Pass(self.0.capture(&mut work)?))
+    }
+
+    /// Waits for all that was recorded.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when some of it failed.
+    pub fn synchronize(&self) -> Result<(), KernelError> {
+        self.0.synchronize()
+    }
+
+    /// The device's time for what `work` records, without the host's.
+    ///
+    /// # Errors
+    /// As [`Self::synchronize`]; what `work` gives.
+    pub fn time(&self, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError> {
+        self.0.time(&mut work)
+    }
+
+    /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
+    ///
+    /// # Errors
+    /// As [`Self::synchronize`].
+    pub fn copy_bandwidth(&self) -> Result<f64, KernelError> {
+        self.0.copy_bandwidth()
+    }
+
+    pub(crate) fn target(&self) -> &Target {
+        self.0.target()
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
+        self.0.allocate(bytes)
+    }
+
+    pub(crate) fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError> {
+        self.0.filled(bytes, byte)
+    }
+
+    pub(crate) fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
+        self.0.upload(bytes)
+    }
+
+    pub(crate) fn download(
+        &self,
+        memory: &Memory,
+        start: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), KernelError> {
+        self.0.download(memory, start, bytes)
+    }
+
+    pub(crate) fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+        self.0.launch(dispatch)
+    }
+
+    /// Whether both are the same device with the same queue.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Display for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0.name())
+    }
+}

@@ -1,0 +1,46 @@
+//! GPUs: kernels are written once, in CubeCL, and launched through an encoder over two drivers. Nothing here
+//! names an op.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `compile.rs` | a kernel to CUDA C++, SPIR-V or MSL, without a device; the disk cache |
+//! | `encoder.rs` | what ops see: memory, dispatches, captured passes |
+//! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
+//! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
+//! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
+
+#[cfg(feature = "gpu")]
+pub(crate) mod compile;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod decode;
+#[cfg(feature = "gpu")]
+mod encoder;
+#[cfg(feature = "gpu")]
+pub(crate) mod layout;
+#[cfg(feature = "cuda")]
+pub(crate) mod nvrtc;
+#[cfg(all(test, feature = "gpu"))]
+pub(crate) mod tests;
+#[cfg(any(feature = "vulkan", feature = "metal"))]
+mod wgpu;
+
+#[cfg(feature = "cuda")]
+pub use cuda::CudaOptions;
+#[cfg(feature = "gpu")]
+pub(crate) use encoder::{Dispatch, Memory};
+#[cfg(feature = "gpu")]
+pub use encoder::{Gpu, Pass};
+
+/// A GPU and its queue. This build has none: the features `cuda`, `vulkan` and `metal` compile them in.
+#[cfg(not(feature = "gpu"))]
+#[derive(Clone, Debug)]
+pub enum Gpu {}
+
+#[cfg(not(feature = "gpu"))]
+impl std::fmt::Display for Gpu {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {}
+    }
+}

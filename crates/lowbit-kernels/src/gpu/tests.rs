@@ -1,0 +1,61 @@
+//! Every kernel, compiled for every language without a device: one that no longer compiles fails here by name.
+
+use super::compile::{self, Target};
+use crate::{KernelError, ops};
+use cubecl_core::prelude::CubeKernel;
+use rayon::prelude::*;
+
+/// CUDA as tests use it. `CUDA_HEADERS` names the folder that has `cuda_fp16.h`.
+#[cfg(feature = "cuda")]
+pub(crate) fn options() -> super::CudaOptions {
+    let headers = std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
+    super::CudaOptions { cache: None, headers: headers.into() }
+}
+
+/// All kernels of all ops.
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    ops::quantized_matmul::gpu::kernels(target)
+}
+
+/// Compiles all kernels for `target`, and fails with the names of those that `compile` refuses.
+fn all(target: &Target, compile: impl Fn(&dyn CubeKernel) -> Result<(), KernelError> + Sync) {
+    let kernels = kernels(target);
+    let refusals: Vec<String> =
+        kernels.par_iter().filter_map(|kernel| compile(&**kernel).err()).map(|e| e.to_string()).collect();
+    assert!(refusals.is_empty(), "{} of {}:\n{}", refusals.len(), kernels.len(), refusals.join("\n\n"));
+}
+
+#[cfg(feature = "metal")]
+#[test]
+fn every_kernel_compiles_to_msl() {
+    all(&Target::offline(32, 4), |kernel| {
+        let source = compile::msl(kernel)?;
+        assert!(source.text.contains("kernel"), "{}", compile::name(kernel));
+        Ok(())
+    });
+}
+
+#[cfg(feature = "vulkan")]
+#[test]
+fn every_kernel_compiles_to_spirv() {
+    for plane in [8, 32, 64] {
+        all(&Target::offline(plane, 4), |kernel| {
+            assert_eq!(compile::spirv(kernel)?[0], 0x0723_0203, "{}", compile::name(kernel));
+            Ok(())
+        });
+    }
+}
+
+/// Needs NVRTC on the loader's path.
+#[cfg(feature = "cuda")]
+#[test]
+fn every_kernel_compiles_to_machine_code() {
+    let headers = options().headers;
+    all(&Target::offline(32, 16), |kernel| {
+        let source = compile::cuda(kernel)?;
+        let name = compile::name(kernel);
+        let code = super::nvrtc::compile(&name, &source.text, "sm_90a", &headers)?;
+        assert!(code.starts_with(b"\x7fELF"), "{name}");
+        Ok(())
+    });
+}

@@ -1,0 +1,256 @@
+//! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
+
+use super::compile::Target;
+use super::encoder::{Driver, Replay};
+use super::{Dispatch, Gpu, Memory};
+use crate::KernelError;
+use cubecl_core::InfoBuilder;
+use cubecl_core::client::{Client, Graph};
+use cubecl_core::environment::stream::StreamId;
+use cubecl_core::ir::AddressType;
+use cubecl_core::server::{CubeCount, Handle, KernelArguments, KernelResource, ServerError};
+use cubecl_wgpu::{AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuServer};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An API and its shader language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Api {
+    #[cfg(feature = "vulkan")]
+    Vulkan,
+    #[cfg(feature = "metal")]
+    Metal,
+}
+
+struct Wgpu {
+    api: Api,
+    client: Client,
+    target: Target,
+    /// What the launches of a running capture use, which the pass must keep alive.
+    captured: Mutex<Option<Vec<Memory>>>,
+}
+
+impl std::fmt::Debug for Wgpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.api.name())
+    }
+}
+
+impl Api {
+    fn name(self) -> &'static str {
+        match self {
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => "vulkan",
+            #[cfg(feature = "metal")]
+            Self::Metal => "metal",
+        }
+    }
+
+    /// The runtime that compiles to the API's own language. cubecl-wgpu's WGSL is never taken: it has no 8-bit and
+    /// 16-bit storage, and some of its faults give wrong numbers without an error.
+    fn runtime(self) -> &'static str {
+        match self {
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => "wgpu<spirv>",
+            #[cfg(feature = "metal")]
+            Self::Metal => "wgpu<msl>",
+        }
+    }
+
+    fn needs(self) -> &'static str {
+        match self {
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => "a Vulkan 1.3 driver with buffer device addresses",
+            #[cfg(feature = "metal")]
+            Self::Metal => "macOS with Metal 3.2 or newer",
+        }
+    }
+
+    fn setup(self) -> Result<Client, String> {
+        let options = RuntimeOptions { tasks_max: 32, memory_config: Default::default() };
+        let backend = match self {
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => WgpuBackend::Vulkan,
+            #[cfg(feature = "metal")]
+            Self::Metal => WgpuBackend::Metal,
+        };
+        let device = WgpuDevice::new(WgpuDeviceKind::DefaultDevice).on(backend);
+        match self {
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => cubecl_wgpu::try_init_setup::<cubecl_wgpu::Vulkan>(&device, options),
+            #[cfg(feature = "metal")]
+            Self::Metal => cubecl_wgpu::try_init_setup::<cubecl_wgpu::Metal>(&device, options),
+        }
+        .map_err(|error| error.to_string())?;
+        Ok(Client::load::<WgpuServer<AutoCompiler>>(cubecl_core::device::Device::to_id(&device)))
+    }
+}
+
+/// cubecl-wgpu sets a device up once a process.
+static DEVICES: Mutex<Option<HashMap<Api, Gpu>>> = Mutex::new(None);
+
+impl Gpu {
+    /// The Vulkan device that the system prefers.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when there is none, or one that cannot run the kernels.
+    #[cfg(feature = "vulkan")]
+    pub fn vulkan() -> Result<Self, KernelError> {
+        open(Api::Vulkan)
+    }
+
+    /// The Metal device.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when there is none, or one that does not take Metal Shading Language 3.2.
+    #[cfg(feature = "metal")]
+    pub fn metal() -> Result<Self, KernelError> {
+        open(Api::Metal)
+    }
+}
+
+#[allow(unsafe_code)]
+fn open(api: Api) -> Result<Gpu, KernelError> {
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let devices = devices.get_or_insert_default();
+    if let Some(gpu) = devices.get(&api) {
+        return Ok(gpu.clone());
+    }
+    let refuse = |problem: String| KernelError::Gpu { device: api.name().into(), problem };
+    let mut client =
+        api.setup().map_err(|problem| refuse(format!("{problem}; {} is needed", api.needs())))?;
+    if client.name() != api.runtime() {
+        return Err(refuse(format!("it runs {} alone, and {} is needed", client.name(), api.needs())));
+    }
+    // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
+    unsafe { client.set_stream(StreamId { value: 0 }) };
+    let target = Target::new(client.properties_shared(), client.target_properties_shared());
+    let gpu = Gpu(Arc::new(Wgpu { api, client, target, captured: Mutex::new(None) }));
+    devices.insert(api, gpu.clone());
+    Ok(gpu)
+}
+
+impl Wgpu {
+    fn check<T>(&self, result: Result<T, ServerError>) -> Result<T, KernelError> {
+        result.map_err(|error| KernelError::Gpu { device: self.name(), problem: format!("{error}") })
+    }
+
+    fn handle(memory: &Memory) -> &Handle {
+        memory.downcast_ref().expect("ops check that their operands are on one device")
+    }
+
+    fn captured(&self) -> std::sync::MutexGuard<'_, Option<Vec<Memory>>> {
+        self.captured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Driver for Wgpu {
+    fn name(&self) -> String {
+        self.api.name().into()
+    }
+
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
+        let most = self.client.properties().memory.max_page_size;
+        if bytes as u64 > most {
+            let problem = format!("{bytes} bytes were asked for at once, and a buffer holds at most {most}");
+            return Err(KernelError::Gpu { device: self.name(), problem });
+        }
+        Ok(Arc::new(self.client.empty(bytes.max(4))))
+    }
+
+    fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError> {
+        if self.captured().is_some() {
+            let problem = "memory was written while a pass is captured".into();
+            return Err(KernelError::Gpu { device: self.name(), problem });
+        }
+        self.upload(&vec![byte; bytes])
+    }
+
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
+        if bytes.is_empty() {
+            return self.allocate(0);
+        }
+        Ok(Arc::new(self.client.create_from_slice(bytes)))
+    }
+
+    fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let all = self.check(self.client.read_one(Self::handle(memory).clone()))?;
+        bytes.copy_from_slice(&all[start..start + bytes.len()]);
+        Ok(())
+    }
+
+    fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+        let Dispatch { kernel, cubes: [x, y, z], buffers, scalars } = dispatch;
+        let mut info = InfoBuilder::default();
+        scalars.iter().for_each(|&scalar| info.scalars.push(scalar));
+        let mut arguments = KernelArguments::new();
+        for &(memory, start) in &buffers {
+            info.metadata.register_buffer(0, AddressType::U32);
+            let handle = Self::handle(memory).clone().offset_start(start as u64);
+            arguments.resources.push(KernelResource::Buffer(handle.binding()));
+        }
+        arguments.info = info.finish(AddressType::U32);
+        if let Some(captured) = &mut *self.captured() {
+            captured.extend(buffers.iter().map(|&(memory, _)| memory.clone()));
+        }
+        // What goes wrong shows when the result is read.
+        self.client.launch(kernel, CubeCount::Static(x, y, z), arguments);
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        self.check(cubecl_core::future::block_on(self.client.sync()))
+    }
+
+    fn capture(
+        &self,
+        work: &mut dyn FnMut() -> Result<(), KernelError>,
+    ) -> Result<Arc<dyn Replay>, KernelError> {
+        self.check(self.client.graph_prepare())?;
+        let done = work().and_then(|()| self.check(self.client.start_capture()));
+        *self.captured() = Some(Vec::new());
+        let done = done.and_then(|()| work());
+        let graph = self.check(self.client.stop_capture());
+        let memory = self.captured().take().unwrap_or_default();
+        done?;
+        Ok(Arc::new(Captured { device: self.name(), graph: graph?, _memory: memory }))
+    }
+
+    /// Without timestamps on every driver: the host's clock, from an idle device to an idle device.
+    fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError> {
+        self.synchronize()?;
+        let start = Instant::now();
+        work()?;
+        self.synchronize()?;
+        Ok(start.elapsed())
+    }
+
+    fn copy_bandwidth(&self) -> Result<f64, KernelError> {
+        Err(KernelError::Unsupported { op: "copy_bandwidth", device: self.name() })
+    }
+}
+
+#[derive(Debug)]
+struct Captured {
+    device: String,
+    graph: Graph,
+    /// What the launches read and write.
+    _memory: Vec<Memory>,
+}
+
+impl Replay for Captured {
+    #[allow(unsafe_code)]
+    fn replay(&self) -> Result<(), KernelError> {
+        // SAFETY: the pass keeps all memory of its launches alive, and one stream orders everything.
+        unsafe { self.graph.replay() }
+            .map_err(|error| KernelError::Gpu { device: self.device.clone(), problem: error.to_string() })
+    }
+}

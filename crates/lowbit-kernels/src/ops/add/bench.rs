@@ -1,0 +1,34 @@
+use super::add;
+use crate::{
+    bench::{Case, Cases, Expected, Prepared},
+    inputs::activations,
+};
+use lowbit_formats::{DType, FloatType};
+use numcheck::gamma;
+
+inventory::submit!(Cases(cases));
+
+/// The residual stream of Qwen3.5-9B, a token and a prompt.
+fn cases() -> Vec<Case> {
+    [1, 512].map(|m| case(m, 4096, FloatType::F32)).into()
+}
+
+fn case(m: usize, d: usize, dtype: FloatType) -> Case {
+    Case {
+        op: "add",
+        shape: format!("M={m} D={d}"),
+        format: "-".into(),
+        dtype,
+        bytes: 3 * m * d * dtype.size(),
+        flops: m * d,
+        cold_bytes: 0,
+        prepare: Box::new(move |device, _| {
+            let (x, y) = (activations(&[m, d], dtype, 1, device)?, activations(&[m, d], dtype, 2, device)?);
+            let (xs, ys) = (x.cast(DType::F32)?, y.cast(DType::F32)?);
+            let sum = |(&x, &y): (&f32, &f32)| f64::from(x) + f64::from(y);
+            let want: Vec<f64> = xs.as_slice()?.iter().zip(ys.as_slice()?).map(sum).collect();
+            let expected = Expected::all(&want, dtype, |i| gamma(1) * want[i].abs());
+            Ok(Prepared::warm(move || add(&x, &y), expected))
+        }),
+    }
+}

@@ -1,0 +1,214 @@
+use super::{
+    Plan,
+    tile::{Left, Product},
+};
+use crate::{
+    cast::{Cast, Float},
+    simd::{Kernel, Simd, math::Math},
+};
+use lowbit_formats::DType;
+use std::ops::Range;
+
+/// Keys that are scored and summed together: their scores stay in the nearest cache.
+const KEYS: usize = 64;
+
+/// One key head's pass over a stretch of keys, for the query rows of some tokens.
+///
+/// Scores are kept transposed, `[keys, rows]`: the queries are transposed once, neither keys nor values are, and the
+/// softmax of as many rows as there are lanes goes on at once.
+pub(super) struct Pass<'a, T> {
+    pub plan: &'a Plan<'a>,
+    /// `[T, Hq, D]`.
+    pub q: &'a [f32],
+    /// This head's, `[capacity, D]`.
+    pub k: &'a [T],
+    /// This head's, `[capacity, Dv]`.
+    pub v: &'a [T],
+    pub head: usize,
+    pub tokens: Range<usize>,
+    pub keys: Range<usize>,
+    /// Where the rows' partials go.
+    pub partials: &'a mut [f32],
+}
+
+impl<T: Float> Kernel for Pass<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Plan { group, width, value_width, .. } = *self.plan;
+        let rows = self.tokens.len() * group;
+        let mut softmax = Softmax::new(rows.next_multiple_of(S::LANES));
+        let queries = self.queries(softmax.lanes);
+        let columns = value_width.next_multiple_of(S::LANES);
+        let mut sums = vec![0.0; rows * columns];
+        let (mut wide_k, mut wide_v) = (vec![], vec![]);
+        for start in self.keys.clone().step_by(KEYS) {
+            let keys = start..self.keys.end.min(start + KEYS);
+            let runs = self.runs(&keys);
+            if runs.iter().all(|run| run.keys.is_empty()) {
+                continue;
+            }
+            let k = &self.k[keys.start * width..keys.end * width];
+            let k = Left { values: widened(simd, k, width, width, &mut wide_k), row: width, column: 1 };
+            let scores = &mut softmax.scores[..keys.len() * softmax.lanes];
+            scores.fill(0.0);
+            let rows = 0..keys.len();
+            Product { a: k, b: &queries, rows, depth: width, columns: softmax.lanes }.add_to(simd, scores);
+            softmax.mask(&runs, keys.len());
+            if softmax.update(simd, keys.len()) {
+                softmax.rescale(&mut sums, columns);
+            }
+            let v = &self.v[keys.start * value_width..keys.end * value_width];
+            let v = widened(simd, v, value_width, columns, &mut wide_v);
+            for Run { rows, keys } in runs.into_iter().filter(|run| !run.keys.is_empty()) {
+                let weights = &softmax.scores[keys.start * softmax.lanes..];
+                let weights = Left { values: weights, row: 1, column: softmax.lanes };
+                let v = &v[keys.start * columns..];
+                Product { a: weights, b: v, rows, depth: keys.len(), columns }.add_to(simd, &mut sums);
+            }
+        }
+        let rows = self.partials.chunks_exact_mut(value_width + 2).zip(sums.chunks_exact(columns));
+        for (row, (partial, sums)) in rows.enumerate() {
+            partial[..value_width].copy_from_slice(&sums[..value_width]);
+            partial[value_width..].copy_from_slice(&[softmax.max[row], softmax.sum[row]]);
+        }
+    }
+}
+
+/// Rows of one or more tokens that see the same of some keys. The sums of a row take no other keys: where a value is
+/// NaN, a weight of 0 would not keep it out.
+struct Run {
+    rows: Range<usize>,
+    keys: Range<usize>,
+}
+
+impl<T: Float> Pass<'_, T> {
+    /// The scaled queries, transposed: `[D, lanes]`.
+    #[inline(always)]
+    fn queries(&self, lanes: usize) -> Vec<f32> {
+        let Plan { group, width, params, .. } = *self.plan;
+        let mut queries = vec![0.0; width * lanes];
+        for (i, t) in self.tokens.clone().enumerate() {
+            let first = (t * self.plan.heads + self.head) * group * width;
+            for (h, q) in self.q[first..first + group * width].chunks_exact(width).enumerate() {
+                let column = queries[i * group + h..].iter_mut().step_by(lanes);
+                column.zip(q).for_each(|(y, x)| *y = x * params.scale);
+            }
+        }
+        queries
+    }
+
+    /// What all rows see of `keys`, counted from their first.
+    #[inline(always)]
+    fn runs(&self, keys: &Range<usize>) -> Vec<Run> {
+        let within = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
+        let mut runs: Vec<Run> = vec![];
+        for (i, &position) in self.plan.positions[self.tokens.clone()].iter().enumerate() {
+            let visible = self.plan.params.visible(position);
+            let keys = within(visible.start)..within(visible.end);
+            let rows = i * self.plan.group..(i + 1) * self.plan.group;
+            match runs.last_mut() {
+                Some(run) if run.keys == keys => run.rows.end = rows.end,
+                _ => runs.push(Run { rows, keys }),
+            }
+        }
+        runs
+    }
+}
+
+/// Rows of `width` in f32, `columns` apart; `wide` holds them where they are not that already.
+#[inline(always)]
+fn widened<'a, S: Simd, T: Float>(
+    simd: S,
+    x: &'a [T],
+    width: usize,
+    columns: usize,
+    wide: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    if T::DTYPE == DType::F32 && width == columns {
+        return bytemuck::cast_slice(x);
+    }
+    wide.resize(x.len() / width * columns, 0.0);
+    if width == columns {
+        Cast(x, wide).run(simd);
+    } else {
+        for (x, y) in x.chunks_exact(width).zip(wide.chunks_exact_mut(columns)) {
+            Cast(x, y).run(simd);
+        }
+    }
+    wide
+}
+
+/// The softmaxes of a block of rows as they grow, key by key; a lane a row.
+struct Softmax {
+    lanes: usize,
+    /// The greatest scores so far.
+    max: Vec<f32>,
+    /// The sums of weights so far, relative to the greatest.
+    sum: Vec<f32>,
+    /// What the sums so far shrink by, because a greater score was met.
+    factor: Vec<f32>,
+    /// `[KEYS, lanes]`: scores, then weights.
+    scores: Vec<f32>,
+}
+
+impl Softmax {
+    fn new(lanes: usize) -> Self {
+        let vector = |x| vec![x; lanes];
+        // Not -inf, whose difference with a masked score would be NaN.
+        Self {
+            lanes,
+            max: vector(f32::MIN),
+            sum: vector(0.0),
+            factor: vector(0.0),
+            scores: vec![0.0; KEYS * lanes],
+        }
+    }
+
+    /// Takes away the scores of those of `keys` keys that a row does not see.
+    #[inline(always)]
+    fn mask(&mut self, runs: &[Run], keys: usize) {
+        for Run { rows, keys: visible } in runs {
+            for j in (0..visible.start).chain(visible.end..keys) {
+                self.scores[j * self.lanes..][rows.clone()].fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+
+    /// Turns the scores of `keys` keys into weights. Whether a greater score was met.
+    #[inline(always)]
+    fn update<S: Simd>(&mut self, simd: S, keys: usize) -> bool {
+        let mut grown = simd.splat(0.0);
+        for lane in (0..self.lanes).step_by(S::LANES) {
+            let scores = || (0..keys).map(|j| j * self.lanes + lane);
+            let old = simd.load(&self.max[lane..]);
+            let mut max = old;
+            for at in scores() {
+                max = simd.max(simd.load(&self.scores[at..]), max);
+            }
+            let factor = simd.exp(simd.sub(old, max));
+            let mut sum = simd.mul(simd.load(&self.sum[lane..]), factor);
+            for at in scores() {
+                let weight = simd.exp(simd.sub(simd.load(&self.scores[at..]), max));
+                simd.store(weight, &mut self.scores[at..]);
+                sum = simd.add(sum, weight);
+            }
+            simd.store(max, &mut self.max[lane..]);
+            simd.store(factor, &mut self.factor[lane..]);
+            simd.store(sum, &mut self.sum[lane..]);
+            grown = simd.max(grown, simd.sub(max, old));
+        }
+        simd.max_lane(grown) > 0.0
+    }
+
+    /// Shrinks the sums of values, rows of `columns`, as [`Self::update`] found.
+    #[inline(always)]
+    fn rescale(&self, sums: &mut [f32], columns: usize) {
+        for (sums, &factor) in sums.chunks_exact_mut(columns).zip(&self.factor) {
+            if factor != 1.0 {
+                sums.iter_mut().for_each(|sum| *sum *= factor);
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Causal attention over a key-value cache.
+
+mod bench;
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use crate::{Device, KernelError, Tensor};
+
+/// What [`attention`] takes besides tensors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionParams {
+    /// Multiplies the scores; usually `head_dim^-0.5`.
+    pub scale: f32,
+    /// A query sees this many keys at most, itself among them.
+    pub sliding_window: Option<usize>,
+}
+
+/// `y[t, h] = sum_j softmax_j(scale * q[t, h] . k[g, j]) v[g, j]` over the keys that query t sees:
+/// `j <= positions[t]`, and `j > positions[t] - sliding_window` where there is a window. Query head h reads key head
+/// `g = h / (Hq / Hkv)`.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | q | `[T, Hq, D]` | f32, f16, bf16 |
+/// | k | `[Hkv, capacity, D]`, Hq a multiple of Hkv | f32, f16, bf16 |
+/// | v | `[Hkv, capacity, Dv]` | k's |
+/// | positions | `[T]`, in any order | u32 |
+/// | y | `[T, Hq, Dv]` | q's |
+///
+/// The keys and values of all positions that a query sees must have been written ([`kv_append`](super::kv_append()));
+/// others are not read. Scores, softmax and sums are f32, each score less the row's greatest (of those met so far), so
+/// that none overflows; the result is rounded once to q's dtype.
+/// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
+/// `fast.scaled_dot_product_attention`.
+///
+/// # Errors
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
+/// dtypes, [`KernelError::Id`] for a position beyond the capacity, [`KernelError::Value`] for a window of 0 and a scale
+/// that is not finite.
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    positions: &Tensor,
+    params: &AttentionParams,
+) -> Result<Tensor, KernelError> {
+    let check = Check("attention");
+    let [tokens, query_heads, width] = check.dims("q", q, "[T, Hq, D]")?;
+    if width == 0 {
+        return Err(check.shape_error("q", q, "heads of at least 1 are wanted".into()));
+    }
+    let [heads, capacity, _] = check.dims("k", k, "[Hkv, capacity, D]")?;
+    check.shape("k", k, &[heads, capacity, width], || format!("q {:?}", q.shape()))?;
+    if heads == 0 || query_heads % heads != 0 {
+        return Err(check.shape_error("k", k, format!("its heads must divide the {query_heads} of q")));
+    }
+    let [.., value_width] = check.dims::<3>("v", v, "[Hkv, capacity, Dv]")?;
+    check.shape("v", v, &[heads, capacity, value_width], || format!("k {:?}", k.shape()))?;
+    check.float("k", k)?;
+    check.dtype("v", v, k.dtype())?;
+    check.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
+    check.ids("positions", positions, capacity)?;
+    if params.sliding_window == Some(0) {
+        return Err(check.value("sliding_window", 0, "a query sees itself at least"));
+    }
+    if !params.scale.is_finite() {
+        return Err(check.value("scale", params.scale, "a finite number is wanted"));
+    }
+    let (dtype, q) = (q.dtype(), check.widened("q", q)?);
+    match q.device() {
+        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
+        Device::Cpu(cpu) => cpu::attention(cpu, &q, k, v, positions.as_slice()?, params)?.cast(dtype),
+    }
+}
+
+impl AttentionParams {
+    /// The keys that a query at `position` sees.
+    fn visible(&self, position: u32) -> std::ops::Range<usize> {
+        let end = position as usize + 1;
+        self.sliding_window.map_or(0, |window| end.saturating_sub(window))..end
+    }
+}

@@ -1,0 +1,79 @@
+use super::AttentionParams;
+use numcheck::gamma;
+
+/// The operands in f32 and their sizes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operands<'a> {
+    /// `[T, Hq, D]`.
+    pub q: &'a [f32],
+    /// `[Hkv, capacity, D]`.
+    pub k: &'a [f32],
+    /// `[Hkv, capacity, Dv]`.
+    pub v: &'a [f32],
+    /// `[T]`.
+    pub positions: &'a [u32],
+    /// Hq, Hkv, capacity, D and Dv.
+    pub sizes: [usize; 5],
+}
+
+/// What attention is, and what bounds its errors.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    /// `[T, Hq, Dv]`.
+    pub y: Vec<f64>,
+    /// y with all values positive.
+    magnitude: Vec<f64>,
+    /// A bound of each row's relative error.
+    relative: Vec<f64>,
+}
+
+impl Answer {
+    /// How far from `y[i]` f32 may be.
+    pub(crate) fn bound(&self, i: usize) -> f64 {
+        self.magnitude[i] * self.relative[i / (self.y.len() / self.relative.len())]
+    }
+}
+
+/// The relative error of `keys` weights' sum, where `products` bounds their scores' sums of magnitudes.
+///
+/// A score errs by its sum's `width` roundings, the scale's, its difference with the greatest so far and those of
+/// the greatest ones in turn (together at most twice the product, once a stretch and once at the end): absolutely,
+/// so its exponential does relatively, and by an ulp of its own. That holds of the weights above and below the
+/// line; each sum has as many terms, and shrinks (by an exponential and a product, 3 roundings) once in 16 keys at most.
+fn relative(keys: usize, width: usize, products: f64) -> f64 {
+    let weight = gamma(width + 8) * products + gamma(2);
+    (2.0 * weight).exp_m1() + 2.0 * gamma(keys + 3 * keys.div_ceil(16) + 8)
+}
+
+impl Operands<'_> {
+    /// Attention as its formula says.
+    pub(crate) fn attention(&self, params: &AttentionParams) -> Answer {
+        let [query_heads, heads, capacity, width, value_width] = self.sizes;
+        let scale = f64::from(params.scale);
+        let mut answer = Answer::default();
+        for (t, &position) in self.positions.iter().enumerate() {
+            for h in 0..query_heads {
+                let q = &self.q[(t * query_heads + h) * width..][..width];
+                let row = |j: usize| h / (query_heads / heads) * capacity + j;
+                let visible = params.visible(position);
+                let products = |j: usize| {
+                    let k = &self.k[row(j) * width..][..width];
+                    q.iter().zip(k).map(move |(&q, &k)| scale * f64::from(q) * f64::from(k))
+                };
+                let scores: Vec<f64> = visible.clone().map(|j| products(j).sum()).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let sum = |f: fn(f64) -> f64, d: usize| {
+                    let v = visible.clone().map(|j| f(f64::from(self.v[row(j) * value_width + d])));
+                    v.zip(&weights).map(|(v, w)| v * w).sum::<f64>() / total
+                };
+                answer.y.extend((0..value_width).map(|d| sum(|v| v, d)));
+                answer.magnitude.extend((0..value_width).map(|d| sum(f64::abs, d)));
+                let greatest = visible.clone().map(|j| products(j).map(f64::abs).sum()).fold(0.0, f64::max);
+                answer.relative.push(relative(visible.len(), width, greatest));
+            }
+        }
+        answer
+    }
+}

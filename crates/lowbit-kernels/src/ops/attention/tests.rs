@@ -1,0 +1,188 @@
+use super::reference::Operands;
+use super::*;
+use crate::ops::testing::{FLOATS, assert_close, device, devices, tensor};
+use lowbit_formats::{DType, FloatType};
+use numcheck::Random;
+
+/// One call's sizes; all that differ do.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    query_heads: usize,
+    heads: usize,
+    capacity: usize,
+    width: usize,
+    value_width: usize,
+    window: Option<usize>,
+    /// Standard deviation of q.
+    spread: f32,
+}
+
+const CASE: Case =
+    Case { query_heads: 6, heads: 2, capacity: 150, width: 20, value_width: 13, window: None, spread: 1.5 };
+
+impl Case {
+    /// Compares with the reference. Keys and values that no query sees are NaN.
+    fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
+        let mut random = Random::new(positions.len() as u64 + self.width as u64);
+        let mut numbers = |shape: &[usize], spread| random.normal(shape.iter().product(), spread);
+        let params = AttentionParams { scale: 0.3, sliding_window: self.window };
+        let seen: Vec<bool> = (0..self.capacity)
+            .map(|j| positions.iter().any(|&position| params.visible(position).contains(&j)))
+            .collect();
+        let q_shape = [positions.len(), self.query_heads, self.width];
+        let (q, qs) = tensor(&numbers(&q_shape, self.spread), &q_shape, dtype, device);
+        let mut cache = |width: usize| {
+            let shape = [self.heads, self.capacity, width];
+            let mut values = numbers(&shape, 1.5);
+            for (i, x) in values.iter_mut().enumerate() {
+                *x = if seen[i / width % self.capacity] { *x } else { f32::NAN };
+            }
+            tensor(&values, &shape, cache_dtype, device)
+        };
+        let ((k, ks), (v, vs)) = (cache(self.width), cache(self.value_width));
+        let at = Tensor::new(positions, &[positions.len()], device).unwrap();
+        let y = attention(&q, &k, &v, &at, &params).unwrap();
+        let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
+        let answer = Operands { q: &qs, k: &ks, v: &vs, positions, sizes }.attention(&params);
+        let shape = [positions.len(), self.query_heads, self.value_width];
+        assert_close(&y, &shape, dtype, &answer.y, |i| answer.bound(i));
+    }
+}
+
+#[test]
+fn every_type_and_a_prefill_that_crosses_blocks() {
+    for device in devices() {
+        for dtype in FLOATS {
+            for cache in FLOATS {
+                let positions: Vec<u32> = (11..11 + 37).collect();
+                CASE.check(&positions, dtype, cache, &device);
+                CASE.check(&[70], dtype, cache, &device);
+            }
+        }
+    }
+}
+
+#[test]
+fn head_sizes_around_the_lanes() {
+    for device in devices() {
+        for (width, value_width) in [(1, 8), (7, 16), (8, 17), (15, 1), (16, 9), (17, 15), (33, 40), (65, 7)]
+        {
+            let case = Case { width, value_width, ..CASE };
+            case.check(&(0..35).collect::<Vec<_>>(), FloatType::F32, FloatType::F32, &device);
+            case.check(&[90, 91], FloatType::F32, FloatType::F16, &device);
+        }
+    }
+}
+
+#[test]
+fn groups_of_heads() {
+    for device in devices() {
+        for (query_heads, heads) in [(1, 1), (3, 3), (4, 1), (5, 1), (9, 3), (14, 2), (16, 1)] {
+            let case = Case { query_heads, heads, ..CASE };
+            case.check(&[120], FloatType::F32, FloatType::F32, &device);
+            case.check(&(40..61).collect::<Vec<_>>(), FloatType::F32, FloatType::F32, &device);
+        }
+    }
+}
+
+#[test]
+fn windows_and_positions_in_any_order() {
+    for device in devices() {
+        for window in [1, 2, 15, 16, 33, 64, 500] {
+            let case = Case { window: Some(window), ..CASE };
+            case.check(&(60..99).collect::<Vec<_>>(), FloatType::F32, FloatType::F32, &device);
+            case.check(&[149], FloatType::F32, FloatType::F32, &device);
+        }
+        CASE.check(&[99, 3, 50, 3, 0, 149], FloatType::F32, FloatType::F32, &device);
+        let case = Case { window: Some(20), ..CASE };
+        case.check(&[99, 3, 50, 3, 0, 149], FloatType::F32, FloatType::F32, &device);
+    }
+}
+
+#[test]
+fn long_contexts_are_split() {
+    for device in devices() {
+        let case = Case { capacity: 5000, query_heads: 3, heads: 1, ..CASE };
+        case.check(&[4321], FloatType::F32, FloatType::BF16, &device);
+        case.check(&[4321, 4322], FloatType::F32, FloatType::F32, &device);
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    for device in devices() {
+        // Scores reach thousands: without the maximum taken off, exp overflows.
+        let case = Case { spread: 1000.0, ..CASE };
+        case.check(&(0..70).collect::<Vec<_>>(), FloatType::F32, FloatType::F32, &device);
+    }
+}
+
+#[test]
+fn nan_reaches_its_own_rows_only() {
+    for device in devices() {
+        let ones =
+            |shape: &[usize]| Tensor::new(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
+        let (mut q, k, v) = (ones(&[3, 2, 4]), ones(&[1, 8, 4]), ones(&[1, 8, 5]));
+        q.as_mut_slice::<f32>().unwrap()[3 * 4] = f32::NAN;
+        let at = Tensor::new(&[2u32, 3, 4], &[3], &device).unwrap();
+        let params = AttentionParams { scale: 1.0, sliding_window: None };
+        let y = attention(&q, &k, &v, &at, &params).unwrap();
+        for (row, y) in y.as_slice::<f32>().unwrap().chunks(5).enumerate() {
+            assert!(y.iter().all(|y| if row == 3 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
+        }
+        // A later token's key and value: rows before it are in the same block, but do not see it.
+        let (mut k, mut v) = (k, v);
+        k.as_mut_slice::<f32>().unwrap()[4 * 4] = f32::NAN;
+        v.as_mut_slice::<f32>().unwrap()[4 * 5] = f32::NAN;
+        let y = attention(&ones(&[3, 2, 4]), &k, &v, &at, &params).unwrap();
+        for (row, y) in y.as_slice::<f32>().unwrap().chunks(5).enumerate() {
+            assert!(y.iter().all(|y| if row >= 4 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
+        }
+        let none = attention(&q.rows(0, 0).unwrap(), &k, &v, &at.rows(0, 0).unwrap(), &params).unwrap();
+        assert_eq!(none.shape(), [0, 2, 5]);
+    }
+}
+
+#[test]
+fn refusals_name_both_sides() {
+    let device = device();
+    let f = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+    let at = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
+    let params = AttentionParams { scale: 1.0, sliding_window: None };
+    let (q, k, v) = (f(&[2, 6, 5]), f(&[3, 7, 5]), f(&[3, 7, 4]));
+    let refused = |q: &Tensor, k: &Tensor, v: &Tensor, at: &Tensor| {
+        attention(q, k, v, at, &params).unwrap_err().to_string()
+    };
+    let two = at(&[0, 1]);
+    assert_eq!(
+        refused(&q, &k, &v, &at(&[0, 7])),
+        "attention: positions[1] is 7, but there are 7 rows to choose from"
+    );
+    assert_eq!(
+        refused(&q, &f(&[3, 7, 6]), &v, &two),
+        "attention: k is [3, 7, 6], but q [2, 6, 5] wants [3, 7, 5]"
+    );
+    assert_eq!(
+        refused(&q, &f(&[4, 7, 5]), &v, &two),
+        "attention: k is [4, 7, 5], but its heads must divide the 6 of q"
+    );
+    assert_eq!(
+        refused(&q, &k, &f(&[3, 8, 4]), &two),
+        "attention: v is [3, 8, 4], but k [3, 7, 5] wants [3, 7, 4]"
+    );
+    assert_eq!(refused(&q, &k, &v, &at(&[0])), "attention: positions is [1], but q [2, 6, 5] wants [2]");
+    let half = Tensor::zeros(&[3, 7, 4], DType::F16, &device);
+    assert_eq!(refused(&q, &k, &half, &two), "attention: v is f16, but f32 is wanted");
+    refused(&f(&[2, 6, 0]), &f(&[3, 7, 0]), &v, &two);
+    refused(&q, &f(&[0, 7, 5]), &v, &two);
+    refused(&q, &k, &v, &f(&[2]));
+    let error = |params| attention(&q, &k, &v, &two, &params).unwrap_err().to_string();
+    assert_eq!(
+        error(AttentionParams { sliding_window: Some(0), ..params }),
+        "attention: sliding_window is 0, but a query sees itself at least"
+    );
+    assert_eq!(
+        error(AttentionParams { scale: f32::NAN, ..params }),
+        "attention: scale is NaN, but a finite number is wanted"
+    );
+}

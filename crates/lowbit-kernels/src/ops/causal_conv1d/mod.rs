@@ -1,0 +1,84 @@
+//! Causal depthwise convolution over tokens, with the inputs before them as state.
+//!
+//! For each sequence, with `x[-(W-1)..0]` the state's columns, oldest first:
+//! ```text
+//! y[t, c] = activation(bias[c] + sum_w weight[c, w] * x[t - (W-1) + w, c])
+//! state[c] <- the last W-1 inputs of channel c, before the convolution
+//! ```
+//! | operand | shape | dtype |
+//! |---|---|---|
+//! | `x` | `[T, C]` | f32, f16 or bf16 |
+//! | `weight` | `[C, W]`, `W >= 1` | f32, f16 or bf16 (f32 saves a conversion each call) |
+//! | `bias` | `[C]` | f32, f16 or bf16 |
+//! | `state` | `[S, C, W-1]`, updated | f32 |
+//! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
+//! | `y` | `[T, C]` | as `x` |
+//!
+//! Sums and activation are f32; `y` is rounded once.
+//!
+//! Source: transformers 5 `causal_conv1d_fn` and `causal_conv1d_update` (whose state may be wider); Dao's
+//! causal-conv1d.
+
+mod bench;
+mod cpu;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::Check;
+use crate::{Device, KernelError, Tensor};
+use lowbit_formats::DType;
+
+/// What is applied to an op's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+}
+
+/// Convolves all sequences and leaves their last inputs in `state`.
+///
+/// # Errors
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the
+/// [module](self) says. NaN and infinity pass through.
+pub fn causal_conv1d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    state: &mut Tensor,
+    cu_seqlens: &Tensor,
+    activation: Option<Activation>,
+) -> Result<Tensor, KernelError> {
+    let op = Check("causal_conv1d");
+    let [tokens, channels] = op.dims("x", x, "[T, C]")?;
+    let [_, width] = op.dims("weight", weight, "[C, W]")?;
+    op.shape("weight", weight, &[channels, width], || format!("x {:?}", x.shape()))?;
+    if width == 0 {
+        return Err(op.shape_error("weight", weight, "at least one tap is wanted".into()));
+    }
+    if let Some(bias) = bias {
+        op.shape("bias", bias, &[channels], || format!("x {:?}", x.shape()))?;
+    }
+    let [sequences, ..] = op.dims::<3>("state", state, "[S, C, W-1]")?;
+    op.shape("state", state, &[sequences, channels, width - 1], || format!("weight {:?}", weight.shape()))?;
+    op.dtype("state", state, DType::F32)?;
+    let sequences = op.sequences(cu_seqlens, tokens, state)?;
+    match x.device().clone() {
+        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+        Device::Cpu(cpu) => {
+            let (wide, weight) = (op.widened("x", x)?, op.widened("weight", weight)?);
+            let bias = bias.map(|bias| op.widened("bias", bias)).transpose()?;
+            let mut y = Tensor::empty(x.shape(), DType::F32, x.device());
+            let conv = cpu::Conv {
+                x: wide.as_slice()?,
+                weight: weight.as_slice()?,
+                bias: bias.as_ref().map(Tensor::as_slice).transpose()?,
+                channels,
+                width,
+                activation,
+            };
+            conv.run(&cpu, &sequences, y.as_mut_slice()?, state.as_mut_slice()?);
+            y.cast(x.dtype())
+        }
+    }
+}

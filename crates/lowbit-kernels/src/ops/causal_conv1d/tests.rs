@@ -1,0 +1,179 @@
+use super::*;
+use crate::ops::testing::{FLOATS, devices, rounded, rounding, values};
+use lowbit_formats::FloatType;
+use numcheck::{Random, assert_within};
+
+/// What a case is made of.
+#[derive(Clone, Copy, Debug)]
+struct Shape<'a> {
+    lengths: &'a [usize],
+    channels: usize,
+    width: usize,
+}
+
+struct Case {
+    x: Vec<f32>,
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    state: Vec<f32>,
+}
+
+impl Case {
+    /// Values of bf16, which every float type holds but for f16's exponents, which they stay within.
+    fn new(shape: Shape, dtype: FloatType) -> Self {
+        let mut random = Random::new(shape.channels as u64);
+        let Shape { lengths, channels, width } = shape;
+        let mut some =
+            |n: usize| -> Vec<f32> { random.normal(n, 1.0).iter().map(|&x| dtype.round(x)).collect() };
+        let tokens: usize = lengths.iter().sum();
+        Self {
+            x: some(tokens * channels),
+            weight: some(channels * width),
+            bias: some(channels),
+            state: some(lengths.len() * channels * (width - 1)),
+        }
+    }
+
+    #[track_caller]
+    fn check(&self, shape: Shape, dtype: FloatType, biased: bool, activation: Option<Activation>) {
+        let Shape { lengths, channels, width } = shape;
+        let tokens: usize = lengths.iter().sum();
+        let (mut y, mut magnitudes, mut last) = (vec![], vec![], vec![]);
+        let mut rest = self.x.as_slice();
+        for (s, &length) in lengths.iter().enumerate() {
+            let x = rest.split_off(..length * channels).unwrap();
+            let per = channels * (width - 1);
+            let state = &self.state[s * per..(s + 1) * per];
+            let bias = biased.then_some(self.bias.as_slice());
+            let (values, sizes) =
+                reference::causal_conv1d(x, &self.weight, bias, state, channels, activation);
+            y.extend(values);
+            magnitudes.extend(sizes);
+            for c in 0..channels {
+                let old = state[c * (width - 1)..(c + 1) * (width - 1)].iter();
+                let all: Vec<f32> = old.chain(x.iter().skip(c).step_by(channels)).copied().collect();
+                last.extend(&all[length..]);
+            }
+        }
+        let offsets: Vec<u32> =
+            (0..=lengths.len()).map(|s| lengths[..s].iter().sum::<usize>() as u32).collect();
+        for device in devices() {
+            let x = rounded(&self.x, &[tokens, channels], dtype, &device);
+            let weight = rounded(&self.weight, &[channels, width], dtype, &device);
+            let bias = rounded(&self.bias, &[channels], dtype, &device);
+            let cu_seqlens = Tensor::new(&offsets, &[offsets.len()], &device).unwrap();
+            let mut state = Tensor::new(&self.state, &[lengths.len(), channels, width - 1], &device).unwrap();
+            let bias = biased.then_some(&bias);
+            let got = causal_conv1d(&x, &weight, bias, &mut state, &cu_seqlens, activation).unwrap();
+            assert_eq!((got.dtype(), got.shape()), (dtype.dtype(), x.shape()));
+            assert_within(&values(&got), &y, |i| {
+                let bound = reference::bound(y[i], magnitudes[i], width, activation);
+                bound + rounding(dtype, y[i].abs() + bound)
+            });
+            numcheck::assert_bits("state", state.as_slice().unwrap(), &last);
+        }
+    }
+}
+
+#[test]
+fn agrees_with_the_reference_at_every_width() {
+    for width in 1..=8 {
+        let shape = Shape { lengths: &[5, 0, 1, 2, 13, 3], channels: 37, width };
+        for (biased, activation) in
+            [(true, None), (false, Some(Activation::Silu)), (true, Some(Activation::Silu))]
+        {
+            Case::new(shape, FloatType::F32).check(shape, FloatType::F32, biased, activation);
+        }
+    }
+}
+
+#[test]
+fn channels_below_at_and_above_each_block_and_every_type() {
+    for channels in [1, 15, 16, 511, 512, 513, 1030] {
+        let shape = Shape { lengths: &[1, 6, 1], channels, width: 4 };
+        for dtype in FLOATS {
+            Case::new(shape, dtype).check(shape, dtype, false, Some(Activation::Silu));
+        }
+    }
+}
+
+#[test]
+fn token_by_token_equals_one_piece() {
+    let (tokens, channels, width) = (9, 21, 5);
+    let shape = Shape { lengths: &[tokens], channels, width };
+    let case = Case::new(shape, FloatType::F32);
+    let device = Device::cpu(Some(1)).unwrap();
+    let x = Tensor::new(&case.x, &[tokens, channels], &device).unwrap();
+    let weight = Tensor::new(&case.weight, &[channels, width], &device).unwrap();
+    let start = Tensor::new(&case.state, &[1, channels, width - 1], &device).unwrap();
+    let run = |x: &Tensor, state: &mut Tensor| {
+        let cu_seqlens = Tensor::new(&[0, x.dim(0) as u32], &[2], &device).unwrap();
+        causal_conv1d(x, &weight, None, state, &cu_seqlens, Some(Activation::Silu)).unwrap()
+    };
+    let mut whole = start.clone();
+    let y = run(&x, &mut whole);
+    let mut carried = start.clone();
+    let steps: Vec<f32> =
+        (0..tokens).flat_map(|t| values(&run(&x.rows(t, t + 1).unwrap(), &mut carried))).collect();
+    numcheck::assert_bits("y", &steps, y.as_slice().unwrap());
+    assert_eq!(carried.bytes(), whole.bytes());
+}
+
+#[test]
+fn refusals_name_both_sides() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
+    let run = |x: &[usize], weight: &[usize], bias: usize, state: &[usize]| {
+        let cu_seqlens = Tensor::new(&[0u32, 3, 5], &[3], &device).unwrap();
+        let bias = zeros(&[bias], DType::F32);
+        let mut state = zeros(state, DType::F32);
+        let (x, weight) = (zeros(x, DType::BF16), zeros(weight, DType::F16));
+        causal_conv1d(&x, &weight, Some(&bias), &mut state, &cu_seqlens, None)
+            .map_err(|error| error.to_string())
+    };
+    assert!(run(&[5, 7], &[7, 4], 7, &[2, 7, 3]).is_ok());
+    for (x, weight, bias, state, message) in [
+        (&[5, 7], &[8, 4], 7, &[2, 7, 3], "weight is [8, 4], but x [5, 7] wants [7, 4]"),
+        (&[5, 7], &[7, 0], 7, &[2, 7, 3], "weight is [7, 0], but at least one tap is wanted"),
+        (&[5, 7], &[7, 4], 6, &[2, 7, 3], "bias is [6], but x [5, 7] wants [7]"),
+        (&[5, 7], &[7, 4], 7, &[2, 7, 4], "state is [2, 7, 4], but weight [7, 4] wants [2, 7, 3]"),
+        (&[5, 7], &[7, 4], 7, &[3, 7, 3], "cu_seqlens is [3], but state [3, 7, 3] wants [4]"),
+        (
+            &[6, 7],
+            &[7, 4],
+            7,
+            &[2, 7, 3],
+            "cu_seqlens is [0, 3, 5], but it rises from 0 to the number of tokens, 6",
+        ),
+    ] {
+        assert_eq!(run(x, weight, bias, state).unwrap_err(), format!("causal_conv1d: {message}"));
+    }
+}
+
+#[test]
+fn agrees_with_transformers() {
+    let file = numcheck::Vectors::open("delta/causal_conv1d");
+    let device = Device::cpu(None).unwrap();
+    let load = |name: &str| {
+        let vector = file.get(name);
+        Tensor::new(&vector.f32s(), &vector.shape, &device).unwrap()
+    };
+    let (x, weight, bias) = (load("x"), load("weight"), load("bias"));
+    let [tokens, channels] = x.shape().try_into().unwrap();
+    let cu_seqlens = Tensor::new(&[0, tokens as u32], &[2], &device).unwrap();
+    let state = |values: &[f32]| Tensor::new(values, &[1, channels, 3], &device).unwrap();
+    let check = |peer: &str, bias: Option<&Tensor>, start: &[f32], activation| {
+        let mut last = state(start);
+        let y = causal_conv1d(&x, &weight, bias, &mut last, &cu_seqlens, activation).unwrap();
+        let (xs, weights, bias) = (values(&x), values(&weight), bias.map(values));
+        let (want, sizes) =
+            reference::causal_conv1d(&xs, &weights, bias.as_deref(), start, channels, activation);
+        let of_peer: Vec<f64> = file.get(peer).f32s().into_iter().map(f64::from).collect();
+        // Each is within a bound of the exact value.
+        assert_within(&values(&y), &of_peer, |i| 2.0 * reference::bound(want[i], sizes[i], 4, activation));
+        values(&last)
+    };
+    check("whole", Some(&bias), &vec![0.0; channels * 3], Some(Activation::Silu));
+    let last = check("update", None, &file.get("state").f32s(), None);
+    numcheck::assert_bits("update_state", &last, &file.get("update_state").f32s());
+}

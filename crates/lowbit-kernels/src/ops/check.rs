@@ -1,0 +1,165 @@
+//! The checks that ops make at their entry.
+
+use crate::{Device, KernelError, Tensor};
+use lowbit_formats::{DType, FloatType};
+use std::ops::Range;
+
+/// Refusals in the name of an op.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Check(pub &'static str);
+
+impl Check {
+    /// The element type of an activation or a parameter.
+    pub fn float(self, operand: &'static str, x: &Tensor) -> Result<FloatType, KernelError> {
+        FloatType::from_dtype(x.dtype()).ok_or_else(|| KernelError::Value {
+            op: self.0,
+            operand,
+            got: x.dtype().to_string(),
+            want: "f32, f16 or bf16 is wanted".into(),
+        })
+    }
+
+    /// The error of an op that has no kernel for a device.
+    pub fn unsupported(self, device: &impl ToString) -> KernelError {
+        KernelError::Unsupported { op: self.0, device: device.to_string() }
+    }
+
+    /// That an operand is where the host can read it.
+    pub fn host(self, x: &Tensor) -> Result<(), KernelError> {
+        x.device().as_cpu(self.0).map(|_| ())
+    }
+
+    /// That an operand is where `x` is.
+    pub fn same_device(self, operand: &'static str, got: &Device, x: &Device) -> Result<(), KernelError> {
+        if got.is(x) {
+            return Ok(());
+        }
+        Err(KernelError::Device { op: self.0, operand, got: got.to_string(), want: x.to_string() })
+    }
+
+    /// A size as a kernel takes it.
+    #[cfg(feature = "gpu")]
+    pub fn index(self, value: usize) -> Result<u32, KernelError> {
+        let want = "kernels count up to 4294967295";
+        u32::try_from(value).map_err(|_| self.value("size", value, want))
+    }
+
+    /// `x` as f32: the tensor itself where it is that already.
+    pub fn widened(self, operand: &'static str, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.float(operand, x)?;
+        self.host(x)?;
+        x.cast(DType::F32)
+    }
+
+    /// That `x` has this element type and no other.
+    pub fn dtype(self, operand: &'static str, x: &Tensor, want: DType) -> Result<(), KernelError> {
+        if x.dtype() == want {
+            return Ok(());
+        }
+        Err(KernelError::DType { op: self.0, operand, got: x.dtype(), want })
+    }
+
+    /// That `x` has the shape that another operand asks for; `why` names it.
+    pub fn shape(
+        self,
+        operand: &'static str,
+        x: &Tensor,
+        want: &[usize],
+        why: impl FnOnce() -> String,
+    ) -> Result<(), KernelError> {
+        if x.shape() == want {
+            return Ok(());
+        }
+        Err(self.shape_error(operand, x, format!("{} wants {want:?}", why())))
+    }
+
+    /// That `ids` are u32 and each less than `count`.
+    pub fn ids(self, operand: &'static str, ids: &Tensor, count: usize) -> Result<(), KernelError> {
+        self.dtype(operand, ids, DType::U32)?;
+        self.host(ids)?;
+        match ids.as_slice::<u32>()?.iter().position(|&id| id as usize >= count) {
+            None => Ok(()),
+            Some(index) => {
+                let id = ids.as_slice::<u32>()?[index];
+                Err(KernelError::Id { op: self.0, operand, index, id, count })
+            }
+        }
+    }
+
+    /// The sizes of an operand with `N` dimensions; `names` spells them, as in `[T, C]`.
+    pub fn dims<const N: usize>(
+        self,
+        operand: &'static str,
+        x: &Tensor,
+        names: &str,
+    ) -> Result<[usize; N], KernelError> {
+        x.shape().try_into().map_err(|_| self.shape_error(operand, x, format!("{names} is wanted")))
+    }
+
+    /// The error for an operand of a wrong shape.
+    pub fn shape_error(self, operand: &'static str, x: &Tensor, want: String) -> KernelError {
+        KernelError::Shape { op: self.0, operand, got: x.shape().to_vec(), want }
+    }
+
+    /// That an epsilon is a number that a sum of squares can take.
+    pub fn eps(self, eps: f32) -> Result<(), KernelError> {
+        if eps >= 0.0 && eps.is_finite() {
+            return Ok(());
+        }
+        Err(self.value("eps", eps, "a finite number from 0 is wanted"))
+    }
+
+    /// The error for a parameter that makes no sense.
+    pub fn value(self, operand: &'static str, got: impl ToString, want: impl Into<String>) -> KernelError {
+        KernelError::Value { op: self.0, operand, got: got.to_string(), want: want.into() }
+    }
+
+    /// The token ranges that `cu_seqlens` (u32 `[S + 1]`) cuts `tokens` tokens into; `state` has one row a sequence.
+    pub fn sequences(
+        self,
+        cu_seqlens: &Tensor,
+        tokens: usize,
+        state: &Tensor,
+    ) -> Result<Vec<Range<usize>>, KernelError> {
+        self.dtype("cu_seqlens", cu_seqlens, DType::U32)?;
+        self.host(cu_seqlens)?;
+        let count = state.shape().first().copied().unwrap_or(0);
+        self.shape("cu_seqlens", cu_seqlens, &[count + 1], || format!("state {:?}", state.shape()))?;
+        let offsets = cu_seqlens.as_slice::<u32>()?;
+        let rises = offsets.is_sorted() && offsets[0] == 0;
+        if !rises || offsets[count] as usize != tokens {
+            return Err(KernelError::Value {
+                op: self.0,
+                operand: "cu_seqlens",
+                got: format!("{offsets:?}"),
+                want: format!("it rises from 0 to the number of tokens, {tokens}"),
+            });
+        }
+        Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect())
+    }
+
+    /// [`Tensor::empty`] in f32 for the op's result; an error when the bytes of `shape` overflow.
+    pub fn result(self, shape: &[usize], device: &Device) -> Result<Tensor, KernelError> {
+        match shape.iter().try_fold(size_of::<f32>(), |product, &n| product.checked_mul(n)) {
+            Some(bytes) if bytes < isize::MAX as usize - 64 => Ok(Tensor::empty(shape, DType::F32, device)),
+            _ => Err(KernelError::TooLarge { op: self.0, shape: shape.to_vec() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_fit_into_memory() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let refuse = |shape: &[usize]| Check("op").result(shape, &device).unwrap_err().to_string();
+        assert_eq!(
+            refuse(&[1 << 40, 1 << 40]),
+            "op: a result of [1099511627776, 1099511627776] is more than memory can hold"
+        );
+        assert!(refuse(&[1 << 61]).starts_with("op: a result of"));
+        assert_eq!(Check("op").result(&[0, 7], &device).unwrap().shape(), [0, 7]);
+    }
+}

@@ -1,0 +1,50 @@
+//! Joining columns.
+
+#[cfg(test)]
+mod tests;
+
+use crate::{KernelError, Tensor};
+
+/// `y[.., :] = [x_0[.., :] | x_1[.., :] | ..]`: joins the last dimension.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | `xs` | `[.., D_i]` each, the same leading sizes | any, one for all |
+/// | `y` | `[.., sum D_i]` | the same |
+///
+/// # Errors
+/// [`KernelError::Shape`] for none, or for different leading sizes; [`KernelError::DType`] for different types.
+///
+/// Source: `mx.concatenate(axis=-1)`, mlx 0.32.
+pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {
+    const OP: &str = "concat";
+    let refuse = |got: &[usize], want| KernelError::Shape { op: OP, operand: "x", got: got.to_vec(), want };
+    let Some((_, rows)) = xs.first().and_then(|first| first.shape().split_last()) else {
+        return Err(refuse(&[], "there is no last dimension to join".into()));
+    };
+    let mut width = 0;
+    for x in xs {
+        match x.shape().split_last() {
+            Some((columns, leading)) if leading == rows => width += columns,
+            _ => return Err(refuse(x.shape(), format!("the first has leading sizes {rows:?}"))),
+        }
+        if x.dtype() != xs[0].dtype() {
+            return Err(KernelError::DType { op: OP, operand: "x", got: x.dtype(), want: xs[0].dtype() });
+        }
+    }
+    xs.iter().try_for_each(|x| x.device().as_cpu(OP).map(|_| ()))?;
+    let size = xs[0].dtype().size();
+    let mut y = Tensor::empty(&[rows, &[width]].concat(), xs[0].dtype(), xs[0].device());
+    let mut start = 0;
+    for x in xs {
+        let columns = x.dim(-1) * size;
+        if columns > 0 {
+            let rows = y.bytes_mut().chunks_exact_mut(width * size);
+            for (y, x) in rows.zip(x.bytes().chunks_exact(columns)) {
+                y[start..start + columns].copy_from_slice(x);
+            }
+        }
+        start += columns;
+    }
+    Ok(y)
+}

@@ -1,0 +1,35 @@
+use crate::{
+    Cpu, QuantizedTensor,
+    simd::{Kernel, Simd},
+};
+use lowbit_formats::{Codec, Parts, with_codec};
+
+/// `y[i] = table[ids[i]]`, `y [ids, K]`.
+pub(super) fn dequant_gather(cpu: &Cpu, table: &QuantizedTensor, ids: &[u32], y: &mut [f32]) {
+    let (k, parts) = (table.k(), table.parts());
+    with_codec!(table.format(), codec => cpu.for_each_rows(y, k, k, |first, y| {
+        cpu.isa().dispatch(Decode { codec, parts, k, ids: &ids[first..], y });
+    }));
+}
+
+struct Decode<'a, C> {
+    codec: C,
+    parts: Parts<'a>,
+    k: usize,
+    ids: &'a [u32],
+    y: &'a mut [f32],
+}
+
+impl<C: Codec> Kernel for Decode<'_, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (&id, y) in self.ids.iter().zip(self.y.chunks_exact_mut(self.k)) {
+            let row = self.codec.row(&self.parts, id as usize, self.k);
+            for (run, y) in y.chunks_mut(C::RUN).enumerate() {
+                self.codec.decode(row, run, y);
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Ops that compute each element from the same element of their operands.
+
+use crate::{
+    Cpu, KernelError, Tensor,
+    simd::{
+        Kernel, Simd,
+        slices::{self, Map},
+    },
+};
+use lowbit_formats::DType;
+
+struct Elementwise<'a, const N: usize, F> {
+    f: &'a F,
+    x: [&'a [f32]; N],
+    y: &'a mut [f32],
+}
+
+impl<const N: usize, F: Map<N>> Kernel for Elementwise<'_, N, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        slices::map(simd, self.f, self.x, self.y);
+    }
+}
+
+/// `y = f(x[0], .., x[N - 1])` on all threads. All are f32 tensors of one shape.
+pub(super) fn map<const N: usize, F: Map<N> + Sync>(
+    cpu: &Cpu,
+    f: F,
+    x: [&Tensor; N],
+) -> Result<Tensor, KernelError> {
+    let mut y = Tensor::empty(x[0].shape(), DType::F32, x[0].device());
+    let mut slices: [&[f32]; N] = [&[]; N];
+    for (slice, x) in slices.iter_mut().zip(x) {
+        *slice = x.as_slice()?;
+    }
+    cpu.for_each_rows(y.as_mut_slice()?, 1, N, |first, y| {
+        let x = slices.map(|x| &x[first..first + y.len()]);
+        cpu.isa().dispatch(Elementwise { f: &f, x, y });
+    });
+    Ok(y)
+}

@@ -1,0 +1,95 @@
+use super::{DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule, reference};
+use crate::bench::{Case, Cases, Expected, Prepared, Run};
+use crate::inputs::rounding;
+use crate::{Device, KernelError, Tensor};
+use lowbit_formats::FloatType;
+use numcheck::Random;
+
+inventory::submit!(Cases(cases));
+
+/// Key and value heads of Qwen3.5-9B and 35B-A3B, and their size.
+const KEY_HEADS: usize = 16;
+const VALUE_HEADS: usize = 32;
+const DIM: usize = 128;
+
+fn cases() -> Vec<Case> {
+    let auto = [(1, 1), (8, 1), (1, 8), (1, 64), (1, 512), (1, 2048)]
+        .map(|(s, t)| case(s, t, FloatType::F32, Form::Auto));
+    let forms = [Form::Recurrent, Form::Chunked].map(|form| case(1, 8, FloatType::F32, form));
+    let other = [case(1, 512, FloatType::BF16, Form::Auto), case(1, 512, FloatType::F32, Form::Recurrent)];
+    auto.into_iter().chain(forms).chain(other).collect()
+}
+
+/// `sequences` sequences of `length` tokens. Decoding finds the states cold.
+fn case(sequences: usize, length: usize, dtype: FloatType, form: Form) -> Case {
+    let tokens = sequences * length;
+    let state = sequences * VALUE_HEADS * DIM * DIM;
+    let activations = tokens * (2 * KEY_HEADS + 2 * VALUE_HEADS) * DIM * dtype.size();
+    let chosen = if form == Form::Auto { String::new() } else { format!(" {form:?}").to_lowercase() };
+    Case {
+        op: "gated_delta_rule",
+        shape: format!("S={sequences} T={length} Hk={KEY_HEADS} Hv={VALUE_HEADS} D={DIM}{chosen}"),
+        format: "-".into(),
+        dtype,
+        bytes: 2 * state * size_of::<f32>() + activations + 2 * tokens * VALUE_HEADS * size_of::<f32>(),
+        // Decay, two reads and an update of the state.
+        flops: 7 * tokens * VALUE_HEADS * DIM * DIM,
+        cold_bytes: if length <= 8 { state * size_of::<f32>() } else { 0 },
+        prepare: Box::new(move |device, copies| prepare(sequences, length, dtype, form, device, copies)),
+    }
+}
+
+fn prepare(
+    sequences: usize,
+    length: usize,
+    dtype: FloatType,
+    form: Form,
+    device: &Device,
+    copies: usize,
+) -> Result<Prepared, KernelError> {
+    let tokens = sequences * length;
+    let mut random = Random::new(1);
+    let mut normal = |shape: &[usize], scale: f32| {
+        Tensor::new(&random.normal(shape.iter().product(), scale), shape, device)?.cast(dtype.dtype())
+    };
+    // Keys of about unit length, so that states stay as small as they are in models.
+    let unit = (DIM as f32).sqrt().recip();
+    let (q, k) = (normal(&[tokens, KEY_HEADS, DIM], unit)?, normal(&[tokens, KEY_HEADS, DIM], unit)?);
+    let v = normal(&[tokens, VALUE_HEADS, DIM], 1.0)?;
+    let gates = tokens * VALUE_HEADS;
+    let mut gate = |least: f32, most: f32| {
+        let values: Vec<f32> =
+            (0..gates).map(|_| least + (most - least) * (random.uniform() + 1.0) / 2.0).collect();
+        Tensor::new(&values, &[tokens, VALUE_HEADS], device)
+    };
+    let (log_decay, beta) = (gate(-0.2, 0.0)?, gate(0.0, 1.0)?);
+    let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
+    let cu_seqlens = Tensor::new(&offsets, &[sequences + 1], device)?;
+    let shape = [sequences, VALUE_HEADS, DIM, DIM];
+    let state = Tensor::new(&random.normal(shape.iter().product(), 0.1), &shape, device)?;
+    let params = GatedDeltaRule { form, sign: DecaySign::LogDecay, ..GatedDeltaRule::new(DIM) };
+
+    let inputs =
+        GatedDeltaInputs { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, cu_seqlens: &cu_seqlens };
+    let wanted = |head: usize, j: usize| head % 9 == 4 && j % 50 == 7;
+    let (y, _) = reference::gated_delta_rule(&inputs, &state, &params, CHUNK, wanted)?;
+    let checked = (0..y.values.len()).filter(|at| wanted(at / DIM % VALUE_HEADS, at % DIM));
+    let expected = checked
+        .map(|index| {
+            let (value, bound) = (y.values[index], y.bounds[index]);
+            Expected { index, value, bound: bound + rounding(dtype, value.abs() + bound) }
+        })
+        .collect();
+    let run = |mut state: Tensor| -> Result<Run, KernelError> {
+        // A state of its own.
+        state.as_mut_slice::<f32>()?;
+        let [q, k, v, log_decay, beta, cu_seqlens] =
+            [&q, &k, &v, &log_decay, &beta, &cu_seqlens].map(Tensor::clone);
+        Ok(Box::new(move || {
+            let (q, k, v, log_decay, beta) = (&q, &k, &v, &log_decay, &beta);
+            let inputs = GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens: &cu_seqlens };
+            gated_delta_rule(&inputs, &mut state, &params)
+        }))
+    };
+    Ok(Prepared { runs: (0..copies).map(|_| run(state.clone())).collect::<Result<_, _>>()?, expected })
+}

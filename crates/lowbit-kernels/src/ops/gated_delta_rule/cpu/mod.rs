@@ -1,0 +1,61 @@
+mod chunked;
+mod recurrent;
+
+use super::{Dims, Form, GatedDeltaRule, policy};
+use crate::Cpu;
+use crate::scan::Scan;
+use crate::simd::math;
+use chunked::Chunked;
+use recurrent::Recurrent;
+use std::ops::Range;
+
+pub(super) use chunked::CHUNK;
+
+/// The operands in f32, as the module says.
+#[derive(Clone, Copy)]
+pub(super) struct Problem<'a> {
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub log_decay: &'a [f32],
+    pub beta: &'a [f32],
+    pub dims: Dims,
+    pub params: &'a GatedDeltaRule,
+}
+
+/// What a value head's step needs of one token.
+#[derive(Clone, Copy)]
+struct Token<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    decay: f32,
+    beta: f32,
+}
+
+impl Problem<'_> {
+    /// One piece of work is one head of one sequence.
+    pub fn run(&self, cpu: &Cpu, sequences: &[Range<usize>], y: &mut [f32], state: &mut [f32]) {
+        let Dims { key_dim, value_heads, value_dim, .. } = self.dims;
+        let scan = Scan { sequences, width: value_heads * value_dim, block: value_dim, state: key_dim };
+        let GatedDeltaRule { form, state_layout, .. } = *self.params;
+        scan.run(cpu, y, state, |piece| match policy::form(form, state_layout, piece.tokens.len()) {
+            Form::Chunked => cpu.isa().dispatch(Chunked { problem: self, piece }),
+            _ => cpu.isa().dispatch(Recurrent { problem: self, piece }),
+        });
+    }
+
+    #[inline(always)]
+    fn token(&self, t: usize, head: usize) -> Token<'_> {
+        let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
+        let key = (t * key_heads + self.dims.key_head(self.params.head_map, head)) * key_dim;
+        let gate = t * value_heads + head;
+        Token {
+            q: &self.q[key..key + key_dim],
+            k: &self.k[key..key + key_dim],
+            v: &self.v[gate * value_dim..(gate + 1) * value_dim],
+            decay: math::exp(self.params.decay_factor() * self.log_decay[gate]),
+            beta: self.beta[gate],
+        }
+    }
+}

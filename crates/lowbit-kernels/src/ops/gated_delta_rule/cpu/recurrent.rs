@@ -1,0 +1,125 @@
+//! The recurrence token after token.
+//!
+//! Both `S^T k` and `S^T q` are read from the state before the step, in one pass over it:
+//! `y = scale * (decay S^T q + (k . q) delta)`. Columns of the state do not depend on each other, so a few of them
+//! take all tokens while they are in the nearest cache.
+
+use super::{Problem, Token};
+use crate::ops::gated_delta_rule::StateLayout;
+use crate::scan::Piece;
+use crate::simd::slices::dot;
+use crate::simd::{Kernel, Lanes, Scalar, Simd};
+
+/// One head of one sequence.
+pub(super) struct Recurrent<'p, 'r, 'y> {
+    pub problem: &'p Problem<'p>,
+    pub piece: Piece<'r, 'y>,
+}
+
+/// A token, and what its step needs besides.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    token: Token<'a>,
+    /// `scale * decay`
+    kept: f32,
+    /// `scale * (k . q)`
+    added: f32,
+}
+
+impl Kernel for Recurrent<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Piece { tokens, columns, y, state } = self.piece;
+        let (dims, params) = (self.problem.dims, self.problem.params);
+        let mut steps = Vec::with_capacity(tokens.len());
+        for t in tokens {
+            let token = self.problem.token(t, columns.start / dims.value_dim);
+            let added = params.scale * dot(simd, token.k, token.q);
+            steps.push(Step { token, kept: params.scale * token.decay, added });
+        }
+        match params.state_layout {
+            StateLayout::KeyValue => key_value(simd, &steps, y, state),
+            StateLayout::ValueKey => value_key(simd, &steps, y, state, dims.key_dim),
+        }
+    }
+}
+
+/// State `[Dk, Dv]`: vectors of columns.
+#[inline(always)]
+fn key_value<S: Simd>(simd: S, steps: &[Step], y: &mut [&mut [f32]], state: &mut [f32]) {
+    let width = y[0].len();
+    let mut column = 0;
+    while width - column >= 4 * S::LANES {
+        columns::<S, 4>(simd, steps, y, state, column);
+        column += 4 * S::LANES;
+    }
+    while width - column >= S::LANES {
+        columns::<S, 1>(simd, steps, y, state, column);
+        column += S::LANES;
+    }
+    for column in column..width {
+        columns::<Scalar, 1>(Lanes, steps, y, state, column);
+    }
+}
+
+/// `N` vectors of columns through all tokens.
+#[inline(always)]
+fn columns<S: Simd, const N: usize>(
+    simd: S,
+    steps: &[Step],
+    y: &mut [&mut [f32]],
+    state: &mut [f32],
+    column: usize,
+) {
+    let width = y[0].len();
+    let block = column..column + N * S::LANES;
+    for (&Step { token, kept, added }, y) in steps.iter().zip(y) {
+        let zero = [simd.splat(0.0); N];
+        let (mut sk, mut sq) = (zero, zero);
+        for ((row, &k), &q) in state.chunks_exact(width).zip(token.k).zip(token.q) {
+            let row = &row[block.clone()];
+            let (k, q) = (simd.splat(k), simd.splat(q));
+            for n in 0..N {
+                let s = simd.load(&row[n * S::LANES..]);
+                sk[n] = simd.mul_add(s, k, sk[n]);
+                sq[n] = simd.mul_add(s, q, sq[n]);
+            }
+        }
+        let (v, y) = (&token.v[block.clone()], &mut y[block.clone()]);
+        let decay = simd.splat(token.decay);
+        let mut delta = zero;
+        for n in 0..N {
+            let lanes = n * S::LANES..(n + 1) * S::LANES;
+            let predicted = simd.mul(simd.splat(-token.decay), sk[n]);
+            delta[n] = simd.mul(simd.splat(token.beta), simd.add(simd.load(&v[lanes.clone()]), predicted));
+            let kept = simd.mul(simd.splat(kept), sq[n]);
+            simd.store(simd.mul_add(simd.splat(added), delta[n], kept), &mut y[lanes]);
+        }
+        for (row, &k) in state.chunks_exact_mut(width).zip(token.k) {
+            let row = &mut row[block.clone()];
+            let k = simd.splat(k);
+            for n in 0..N {
+                let lanes = &mut row[n * S::LANES..(n + 1) * S::LANES];
+                let s = simd.mul(decay, simd.load(lanes));
+                simd.store(simd.mul_add(k, delta[n], s), lanes);
+            }
+        }
+    }
+}
+
+/// State `[Dv, Dk]`: a row is one column of the formula's state.
+#[inline(always)]
+fn value_key<S: Simd>(simd: S, steps: &[Step], y: &mut [&mut [f32]], state: &mut [f32], key_dim: usize) {
+    for (j, row) in state.chunks_exact_mut(key_dim).enumerate() {
+        for (&Step { token, kept, added }, y) in steps.iter().zip(&mut *y) {
+            let (sk, sq) = (dot(simd, row, token.k), dot(simd, row, token.q));
+            let delta = token.beta * (token.v[j] - token.decay * sk);
+            y[j] = kept * sq + added * delta;
+            for (s, &k) in row.iter_mut().zip(token.k) {
+                *s = token.decay * *s + k * delta;
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The gated delta rule: linear attention whose state forgets and corrects itself.
+//!
+//! For each sequence and value head `h`, with key head `head_map(h)` and the f32 state `S [Dk, Dv]`:
+//! ```text
+//! S     <- exp(log_decay[t, h]) * S
+//! delta  = beta[t, h] * (v[t, h] - S^T k[t])
+//! S     <- S + k[t] delta^T
+//! y[t, h] = scale * S^T q[t]
+//! ```
+//! | operand | shape | dtype |
+//! |---|---|---|
+//! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; l2-normalised by the caller |
+//! | `v` | `[T, Hv, Dv]`, `Hv` a multiple of `Hk` | |
+//! | `log_decay`, `beta` | `[T, Hv]` | f32 (see [`super::delta_gates()`]) |
+//! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, updated | f32 |
+//! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
+//! | `y` | `[T, Hv, Dv]` | as `q` |
+//!
+//! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses between one token
+//! after another and chunks of tokens as matrix products; they agree within rounding.
+//!
+//! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`; mlx-lm 0.32
+//! `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024).
+
+mod bench;
+mod cpu;
+mod policy;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::Check;
+use crate::{Device, KernelError, Tensor};
+use lowbit_formats::DType;
+
+/// The tokens of all sequences; shapes and dtypes as the [module](self) says.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct GatedDeltaInputs<'a> {
+    pub q: &'a Tensor,
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    /// Its sign is [`GatedDeltaRule::sign`].
+    pub log_decay: &'a Tensor,
+    pub beta: &'a Tensor,
+    pub cu_seqlens: &'a Tensor,
+}
+
+/// The conventions in which peers differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedDeltaRule {
+    /// Multiplies `q`: `1 / sqrt(Dk)`, or 1 where the caller has done so.
+    pub scale: f32,
+    /// Which key head a value head reads.
+    pub head_map: HeadMap,
+    /// The order of the state's dimensions.
+    pub state_layout: StateLayout,
+    /// The sign of `log_decay`.
+    pub sign: DecaySign,
+    /// The way to compute it.
+    pub form: Form,
+}
+
+/// Which key head value head `h` reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadMap {
+    /// `h / (Hv / Hk)`: transformers, MLX, Qwen3-Next's GGUF.
+    Grouped,
+    /// `h % Hk`: ggml, Qwen3.5's GGUF, mlx-native.
+    Tiled,
+}
+
+/// The order of the state's dimensions within a head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateLayout {
+    /// `[Dk, Dv]`: transformers, flash-linear-attention.
+    KeyValue,
+    /// `[Dv, Dk]`: MLX, ggml, mlx-native.
+    ValueKey,
+}
+
+/// How decay is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecaySign {
+    /// `log_decay <= 0`; the state is multiplied by `exp(log_decay)`.
+    LogDecay,
+    /// A rate `g >= 0`; the state is multiplied by `exp(-g)`.
+    Rate,
+}
+
+/// How the recurrence is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// The faster one for each sequence's length.
+    Auto,
+    /// Token after token.
+    Recurrent,
+    /// Chunks of tokens, as matrix products.
+    Chunked,
+}
+
+impl GatedDeltaRule {
+    /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, state `[Dk, Dv]`, log decay, and
+    /// `1 / sqrt(Dk)` applied here.
+    pub fn new(key_head_dim: usize) -> Self {
+        Self {
+            scale: (key_head_dim as f32).sqrt().recip(),
+            head_map: HeadMap::Grouped,
+            state_layout: StateLayout::KeyValue,
+            sign: DecaySign::LogDecay,
+            form: Form::Auto,
+        }
+    }
+
+    /// The conventions of mlx-native 0.7: `g = -log_decay >= 0`, `q` scaled already, `Dk` innermost in the state,
+    /// tiled heads.
+    pub fn mlx_native() -> Self {
+        Self {
+            scale: 1.0,
+            head_map: HeadMap::Tiled,
+            state_layout: StateLayout::ValueKey,
+            sign: DecaySign::Rate,
+            form: Form::Auto,
+        }
+    }
+
+    /// The factor of `log_decay` that makes it non-positive.
+    pub(crate) fn decay_factor(&self) -> f32 {
+        match self.sign {
+            DecaySign::LogDecay => 1.0,
+            DecaySign::Rate => -1.0,
+        }
+    }
+}
+
+/// The sizes of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dims {
+    pub key_heads: usize,
+    pub key_dim: usize,
+    pub value_heads: usize,
+    pub value_dim: usize,
+}
+
+impl Dims {
+    /// The key head that value head `head` reads.
+    pub fn key_head(&self, map: HeadMap, head: usize) -> usize {
+        match map {
+            HeadMap::Grouped => head / (self.value_heads / self.key_heads),
+            HeadMap::Tiled => head % self.key_heads,
+        }
+    }
+}
+
+/// Runs the rule over all sequences and leaves their last state in `state`.
+///
+/// # Errors
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the
+/// [module](self) says. NaN and infinity pass through.
+pub fn gated_delta_rule(
+    inputs: &GatedDeltaInputs,
+    state: &mut Tensor,
+    params: &GatedDeltaRule,
+) -> Result<Tensor, KernelError> {
+    let dims = check(inputs, state, params)?;
+    let op = Check("gated_delta_rule");
+    let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
+    match inputs.q.device().clone() {
+        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+        Device::Cpu(cpu) => {
+            let [q, k, v] =
+                [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)].map(|(n, x)| op.widened(n, x));
+            let (q, k, v) = (q?, k?, v?);
+            let mut y = Tensor::empty(v.shape(), DType::F32, v.device());
+            let problem = cpu::Problem {
+                q: q.as_slice()?,
+                k: k.as_slice()?,
+                v: v.as_slice()?,
+                log_decay: inputs.log_decay.as_slice()?,
+                beta: inputs.beta.as_slice()?,
+                dims,
+                params,
+            };
+            problem.run(&cpu, &sequences, y.as_mut_slice()?, state.as_mut_slice()?);
+            y.cast(inputs.q.dtype())
+        }
+    }
+}
+
+fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> Result<Dims, KernelError> {
+    let op = Check("gated_delta_rule");
+    let GatedDeltaInputs { q, k, v, log_decay, beta, .. } = *inputs;
+    let [tokens, key_heads, key_dim] = op.dims("q", q, "[T, Hk, Dk]")?;
+    op.shape("k", k, q.shape(), || format!("q {:?}", q.shape()))?;
+    let [_, value_heads, value_dim] = op.dims("v", v, "[T, Hv, Dv]")?;
+    op.shape("v", v, &[tokens, value_heads, value_dim], || format!("q {:?}", q.shape()))?;
+    if key_heads == 0 || key_dim == 0 {
+        return Err(op.shape_error("q", q, "at least one key head of one element is wanted".into()));
+    }
+    if value_heads % key_heads != 0 {
+        let want = format!("its heads are to be a multiple of the key heads of q {:?}", q.shape());
+        return Err(op.shape_error("v", v, want));
+    }
+    op.float("q", q)?;
+    op.dtype("k", k, q.dtype())?;
+    op.dtype("v", v, q.dtype())?;
+    for (name, gate) in [("log_decay", log_decay), ("beta", beta)] {
+        op.shape(name, gate, &[tokens, value_heads], || format!("v {:?}", v.shape()))?;
+        op.dtype(name, gate, DType::F32)?;
+    }
+    let [sequences, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
+    let want = match params.state_layout {
+        StateLayout::KeyValue => [sequences, value_heads, key_dim, value_dim],
+        StateLayout::ValueKey => [sequences, value_heads, value_dim, key_dim],
+    };
+    let why = || format!("{:?} with q {:?} and v {:?}", params.state_layout, q.shape(), v.shape());
+    op.shape("state", state, &want, why)?;
+    op.dtype("state", state, DType::F32)?;
+    Ok(Dims { key_heads, key_dim, value_heads, value_dim })
+}

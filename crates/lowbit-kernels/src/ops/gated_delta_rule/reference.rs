@@ -1,0 +1,126 @@
+//! The recurrence in f64, and how far f32 may be from it.
+//!
+//! To first order in `u = 2^-24`, whichever way the sums are grouped, a computed step is the exact step from the
+//! computed state with a small error `eps` in `delta` (each column `j` of the state has its own):
+//! ```text
+//! |eps_j| <= |beta| (n M^T|k| + 4 |v|) u    n = Dk + 6 (1 + chunk) roundings lie on the way of each product
+//! M       = decay M + |k| |delta|^T         M >= |S|: what the terms that make up S amount to without cancelling
+//! ```
+//! and 6 roundings a step in the state itself (`exp` counts for 2, the product of decays, the product with k, the sum,
+//! and one for the last). An error e_j in column j then goes through `I - beta k k^T`, whose norm is
+//! `rho = max(1, |1 - beta |k|^2|)`, so in the 2-norm
+//! ```text
+//! e_j <- decay rho e_j + |k| |eps_j| + 6 u |M_j|
+//! |error of y_j| <= |scale| (|q| e_j + n u M_j^T |q|)
+//! ```
+
+use super::{Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
+use crate::{KernelError, Tensor};
+use lowbit_formats::DType;
+
+/// Values in f64, and the bound of each.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bounded {
+    pub values: Vec<f64>,
+    pub bounds: Vec<f64>,
+}
+
+impl Bounded {
+    fn set(&mut self, at: usize, (value, bound): (f64, f64)) {
+        (self.values[at], self.bounds[at]) = (value, bound);
+    }
+}
+
+/// f32's unit roundoff.
+const U: f64 = f32::EPSILON as f64 / 2.0;
+/// Underflow: far more than the sum of all subnormals rounded off, far less than anything that matters.
+const TINY: f64 = 1e-36;
+
+/// `y` and the state after all tokens, and the bounds of an f32 computation that goes `chunk` tokens at a time. Only
+/// the columns `(head, j)` that `wanted` names are computed; the others are 0.
+pub(crate) fn gated_delta_rule(
+    inputs: &GatedDeltaInputs,
+    state: &Tensor,
+    params: &GatedDeltaRule,
+    chunk: usize,
+    wanted: impl Fn(usize, usize) -> bool,
+) -> Result<(Bounded, Bounded), KernelError> {
+    let dims = super::check(inputs, state, params)?;
+    let Dims { key_dim, value_heads, value_dim, .. } = dims;
+    let [q, k, v] = [wide(inputs.q)?, wide(inputs.k)?, wide(inputs.v)?];
+    let [log_decay, beta] = [wide(inputs.log_decay)?, wide(inputs.beta)?];
+    let mut last = Bounded { values: wide(state)?, bounds: vec![0.0; state.len()] };
+    let mut y = Bounded { values: vec![0.0; v.len()], bounds: vec![0.0; v.len()] };
+    let columns = (0..value_heads).flat_map(|head| (0..value_dim).map(move |j| (head, j)));
+    let columns: Vec<_> = columns.filter(|&(head, j)| wanted(head, j)).collect();
+    for (sequence, tokens) in inputs.cu_seqlens.as_slice::<u32>()?.windows(2).enumerate() {
+        for &(head, j) in &columns {
+            let first = (sequence * value_heads + head) * key_dim * value_dim;
+            let place = |i: usize| match params.state_layout {
+                StateLayout::KeyValue => first + i * value_dim + j,
+                StateLayout::ValueKey => first + j * key_dim + i,
+            };
+            let mut column = Column::new((0..key_dim).map(|i| last.values[place(i)]), chunk);
+            for t in tokens[0] as usize..tokens[1] as usize {
+                let gate = t * value_heads + head;
+                let key = (t * dims.key_heads + dims.key_head(params.head_map, head)) * key_dim;
+                let decay = (f64::from(params.decay_factor()) * log_decay[gate]).exp();
+                column.step(&k[key..][..key_dim], v[gate * value_dim + j], decay, beta[gate]);
+                y.set(gate * value_dim + j, column.read(&q[key..][..key_dim], f64::from(params.scale)));
+            }
+            (0..key_dim).for_each(|i| last.set(place(i), (column.s[i], column.error + TINY)));
+        }
+    }
+    Ok((y, last))
+}
+
+fn wide(x: &Tensor) -> Result<Vec<f64>, KernelError> {
+    Ok(x.cast(DType::F32)?.as_slice::<f32>()?.iter().map(|&x| f64::from(x)).collect())
+}
+
+/// A column of the state.
+struct Column {
+    s: Vec<f64>,
+    /// The terms' magnitudes.
+    m: Vec<f64>,
+    /// The bound of the error's 2-norm.
+    error: f64,
+    /// Roundings on the way of a product.
+    n: f64,
+}
+
+impl Column {
+    fn new(s: impl Iterator<Item = f64>, chunk: usize) -> Self {
+        let s: Vec<f64> = s.collect();
+        let m = s.iter().map(|s| s.abs()).collect();
+        let n = (s.len() + 6 * (1 + chunk)) as f64;
+        Self { s, m, error: 0.0, n }
+    }
+
+    fn step(&mut self, k: &[f64], v: f64, decay: f64, beta: f64) {
+        self.s.iter_mut().chain(&mut self.m).for_each(|s| *s *= decay);
+        let delta = beta * (v - dot(&self.s, k));
+        let eps = beta.abs() * (self.n * dot_magnitudes(&self.m, k) + 4.0 * v.abs()) * U;
+        for ((s, m), &k) in self.s.iter_mut().zip(&mut self.m).zip(k) {
+            *s += k * delta;
+            *m += (k * delta).abs();
+        }
+        let norm2 = dot(k, k);
+        let rho = (1.0 - beta * norm2).abs().max(1.0);
+        self.error = decay * rho * self.error + norm2.sqrt() * eps + 6.0 * U * dot(&self.m, &self.m).sqrt();
+    }
+
+    fn read(&self, q: &[f64], scale: f64) -> (f64, f64) {
+        let error = dot(q, q).sqrt() * self.error + self.n * U * dot_magnitudes(&self.m, q);
+        (scale * dot(&self.s, q), scale.abs() * error + TINY)
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// `m . |x|`.
+fn dot_magnitudes(m: &[f64], x: &[f64]) -> f64 {
+    m.iter().zip(x).map(|(m, x)| m * x.abs()).sum()
+}

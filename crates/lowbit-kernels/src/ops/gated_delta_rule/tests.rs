@@ -1,0 +1,389 @@
+use super::reference::{Bounded, gated_delta_rule as reference};
+use super::*;
+use crate::ops::testing::{FLOATS, devices, moved, rounding, values};
+use lowbit_formats::FloatType;
+use numcheck::{Random, assert_within};
+
+/// Operands of one call, on one device.
+#[derive(Clone)]
+struct Case {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    state: Tensor,
+    params: GatedDeltaRule,
+}
+
+/// What a case is made of.
+#[derive(Clone, Copy, Debug)]
+struct Shape<'a> {
+    lengths: &'a [usize],
+    key_heads: usize,
+    key_dim: usize,
+    value_heads: usize,
+    value_dim: usize,
+}
+
+/// How strongly the state decays.
+#[derive(Clone, Copy, Debug)]
+enum Decay {
+    None,
+    Usual,
+    /// Over a few tokens the state underflows.
+    Strong,
+}
+
+const RAGGED: Shape =
+    Shape { lengths: &[3, 0, 70, 1, 5], key_heads: 2, key_dim: 19, value_heads: 6, value_dim: 37 };
+
+impl Case {
+    fn new(shape: Shape, decay: Decay, params: GatedDeltaRule) -> Self {
+        let device = Device::cpu(Some(1)).unwrap();
+        let mut random = Random::new(shape.key_dim as u64 * 131 + shape.value_dim as u64);
+        let tokens: usize = shape.lengths.iter().sum();
+        let Shape { key_heads, key_dim, value_heads, value_dim, .. } = shape;
+        let mut unit = |scale: f32| {
+            let mut x = random.normal(tokens * key_heads * key_dim, 1.0);
+            for row in x.chunks_exact_mut(key_dim) {
+                let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt();
+                row.iter_mut().for_each(|x| *x *= scale / norm);
+            }
+            Tensor::new(&x, &[tokens, key_heads, key_dim], &device).unwrap()
+        };
+        let (q, k) = (unit(1.5), unit(1.0));
+        let v = Tensor::new(
+            &random.normal(tokens * value_heads * value_dim, 1.0),
+            &[tokens, value_heads, value_dim],
+            &device,
+        );
+        let gates = tokens * value_heads;
+        let sign = params.decay_factor();
+        let log_decay: Vec<f32> = (0..gates)
+            .map(|_| match decay {
+                Decay::None => 0.0,
+                Decay::Usual => sign * (random.uniform() - 1.0) * 0.2,
+                Decay::Strong if random.below(5) == 0 => sign * -200.0,
+                Decay::Strong => sign * (random.uniform() - 1.0) * 30.0,
+            })
+            .collect();
+        let beta: Vec<f32> = (0..gates)
+            .map(|_| match random.below(6) {
+                0 => 0.0,
+                1 => 1.0,
+                _ => random.uniform() * 0.5 + 0.5,
+            })
+            .collect();
+        let inner = match params.state_layout {
+            StateLayout::KeyValue => [key_dim, value_dim],
+            StateLayout::ValueKey => [value_dim, key_dim],
+        };
+        let state_shape = [shape.lengths.len(), value_heads, inner[0], inner[1]];
+        let state = random.normal(state_shape.iter().product(), 0.5);
+        let mut offsets = vec![0u32];
+        offsets.extend(shape.lengths.iter().scan(0, |end, &n| {
+            *end += n as u32;
+            Some(*end)
+        }));
+        Self {
+            q,
+            k,
+            v: v.unwrap(),
+            log_decay: Tensor::new(&log_decay, &[tokens, value_heads], &device).unwrap(),
+            beta: Tensor::new(&beta, &[tokens, value_heads], &device).unwrap(),
+            cu_seqlens: Tensor::new(&offsets, &[offsets.len()], &device).unwrap(),
+            state: Tensor::new(&state, &state_shape, &device).unwrap(),
+            params,
+        }
+    }
+
+    fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
+        let Self { q, k, v, log_decay, beta, cu_seqlens, state, params } = self;
+        let [q, k, v, log_decay, beta, cu_seqlens, state] =
+            [q, k, v, log_decay, beta, cu_seqlens, state].map(f);
+        Self { q, k, v, log_decay, beta, cu_seqlens, state, params: *params }
+    }
+
+    fn on(&self, device: &Device) -> Self {
+        self.map(|x| moved(x, device))
+    }
+
+    fn rounded(mut self, dtype: FloatType) -> Self {
+        for x in [&mut self.q, &mut self.k, &mut self.v] {
+            *x = x.cast(dtype.dtype()).unwrap();
+        }
+        self
+    }
+
+    fn inputs(&self) -> GatedDeltaInputs<'_> {
+        let Self { q, k, v, log_decay, beta, cu_seqlens, .. } = self;
+        GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens }
+    }
+
+    /// `y` and the last state.
+    fn run(&self) -> Result<(Tensor, Tensor), KernelError> {
+        let mut state = self.state.clone();
+        let y = gated_delta_rule(&self.inputs(), &mut state, &self.params)?;
+        Ok((y, state))
+    }
+
+    fn reference(&self) -> (Bounded, Bounded) {
+        let chunk = match self.params.form {
+            Form::Recurrent => 1,
+            Form::Auto | Form::Chunked => cpu::CHUNK,
+        };
+        reference(&self.inputs(), &self.state, &self.params, chunk, |_, _| true).unwrap()
+    }
+
+    /// Runs on every device and compares with the reference.
+    #[track_caller]
+    fn check(&self) {
+        let (y, state) = self.reference();
+        let dtype = FloatType::from_dtype(self.q.dtype()).unwrap();
+        for device in devices() {
+            let (got_y, got_state) = self.on(&device).run().unwrap();
+            assert_eq!((got_y.dtype(), got_y.shape()), (self.q.dtype(), self.v.shape()));
+            let bound = |i: usize| y.bounds[i] + rounding(dtype, y.values[i].abs() + y.bounds[i]);
+            assert_within(&values(&got_y), &y.values, bound);
+            assert_within(&values(&got_state), &state.values, |i| state.bounds[i]);
+        }
+    }
+}
+
+fn forms() -> [Form; 2] {
+    [Form::Recurrent, Form::Chunked]
+}
+
+#[test]
+fn agrees_with_the_reference_in_every_convention() {
+    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
+        for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
+            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
+                for form in forms() {
+                    let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form };
+                    Case::new(RAGGED, Decay::Usual, params).check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn head_sizes_below_at_and_above_each_tile() {
+    for (key_dim, value_dim) in [(1, 1), (16, 64), (7, 8), (33, 15), (64, 129), (24, 80), (128, 40)] {
+        let shape = Shape { lengths: &[2, 67], key_heads: 1, key_dim, value_heads: 2, value_dim };
+        for form in forms() {
+            for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
+                let params = GatedDeltaRule { state_layout, form, ..GatedDeltaRule::new(key_dim) };
+                Case::new(shape, Decay::Usual, params).check();
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_below_at_and_above_a_chunk() {
+    let lengths = [63, 64, 65, 129, 1, 15, 16, 17, 31, 32, 33];
+    let shape = Shape { lengths: &lengths, key_heads: 1, key_dim: 12, value_heads: 3, value_dim: 20 };
+    for form in [Form::Auto, Form::Recurrent, Form::Chunked] {
+        Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(12) }).check();
+    }
+}
+
+#[test]
+fn no_decay_and_decay_to_nothing() {
+    for decay in [Decay::None, Decay::Strong] {
+        for form in forms() {
+            Case::new(RAGGED, decay, GatedDeltaRule { form, ..GatedDeltaRule::new(19) }).check();
+            Case::new(RAGGED, decay, GatedDeltaRule { form, ..GatedDeltaRule::mlx_native() }).check();
+        }
+    }
+}
+
+#[test]
+fn infinite_decay_forgets() {
+    for form in forms() {
+        let mut case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(19) });
+        case.log_decay.as_mut_slice::<f32>().unwrap()[..60].fill(f32::NEG_INFINITY);
+        case.check();
+    }
+}
+
+#[test]
+fn keys_that_are_not_normalised() {
+    // |1 - beta |k|^2| reaches 3: the state grows, and so do error and bound.
+    let shape = Shape { lengths: &[9, 17], key_heads: 3, key_dim: 18, value_heads: 3, value_dim: 21 };
+    for form in forms() {
+        let mut case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
+        case.k.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|k| *k *= 2.0);
+        case.check();
+    }
+}
+
+#[test]
+fn activations_of_every_type() {
+    for dtype in FLOATS {
+        for form in forms() {
+            Case::new(RAGGED, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(19) })
+                .rounded(dtype)
+                .check();
+        }
+    }
+}
+
+#[test]
+fn any_split_carries_the_state() {
+    let tokens = 70;
+    let shape = Shape { lengths: &[tokens], key_heads: 2, key_dim: 9, value_heads: 4, value_dim: 17 };
+    for form in forms() {
+        let whole = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(9) });
+        let (y, state) = whole.reference();
+        for split in [0, 1, 2, 31, 63, 64, 65, 69] {
+            let part = |start: usize, end: usize, state: &Tensor| {
+                let offsets = [0, (end - start) as u32];
+                let rows = |x: &Tensor| x.rows(start, end).unwrap();
+                Case {
+                    q: rows(&whole.q),
+                    k: rows(&whole.k),
+                    v: rows(&whole.v),
+                    log_decay: rows(&whole.log_decay),
+                    beta: rows(&whole.beta),
+                    cu_seqlens: Tensor::new(&offsets, &[2], whole.q.device()).unwrap(),
+                    state: state.clone(),
+                    params: whole.params,
+                }
+            };
+            let (head, between) = part(0, split, &whole.state).run().unwrap();
+            let (tail, last) = part(split, tokens, &between).run().unwrap();
+            let got = [values(&head), values(&tail)].concat();
+            assert_within(&got, &y.values, |i| y.bounds[i]);
+            assert_within(&values(&last), &state.values, |i| state.bounds[i]);
+        }
+    }
+}
+
+#[test]
+fn the_comparison_rejects_a_wrong_head_map() {
+    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
+    let (y, _) = case.reference();
+    let wrong = GatedDeltaRule { head_map: HeadMap::Tiled, ..case.params };
+    let (got, _) = Case { params: wrong, ..case }.run().unwrap();
+    let got = values(&got);
+    assert!(
+        got.iter()
+            .zip(&y.values)
+            .zip(&y.bounds)
+            .any(|((&got, want), bound)| (f64::from(got) - want).abs() > *bound)
+    );
+}
+
+#[test]
+fn refusals_name_both_sides() {
+    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
+    let device = Device::cpu(Some(1)).unwrap();
+    let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
+    let refused = |case: Case| case.run().unwrap_err().to_string();
+    assert_eq!(
+        refused(Case { k: zeros(&[79, 2, 20], DType::F32), ..case.clone() }),
+        "gated_delta_rule: k is [79, 2, 20], but q [79, 2, 19] wants [79, 2, 19]"
+    );
+    assert_eq!(
+        refused(Case { v: zeros(&[79, 5, 37], DType::F32), ..case.clone() }),
+        "gated_delta_rule: v is [79, 5, 37], but its heads are to be a multiple of the key heads of q [79, 2, 19]"
+    );
+    assert_eq!(
+        refused(Case { beta: zeros(&[79, 6], DType::BF16), ..case.clone() }),
+        "gated_delta_rule: beta is bf16, but f32 is wanted"
+    );
+    assert_eq!(
+        refused(Case { state: zeros(&[5, 6, 37, 19], DType::F32), ..case.clone() }),
+        "gated_delta_rule: state is [5, 6, 37, 19], but KeyValue with q [79, 2, 19] and v [79, 6, 37] wants \
+         [5, 6, 19, 37]"
+    );
+    assert_eq!(
+        refused(Case { state: zeros(&[5, 6, 19, 37], DType::F16), ..case.clone() }),
+        "gated_delta_rule: state is f16, but f32 is wanted"
+    );
+    assert_eq!(
+        refused(Case { state: zeros(&[4, 6, 19, 37], DType::F32), ..case.clone() }),
+        "gated_delta_rule: cu_seqlens is [6], but state [4, 6, 19, 37] wants [5]"
+    );
+    for offsets in
+        [[0u32, 3, 3, 73, 74, 78], [0, 3, 2, 73, 74, 79], [1, 3, 3, 73, 74, 79], [0, 3, 80, 73, 74, 79]]
+    {
+        let cu_seqlens = Tensor::new(&offsets, &[6], &device).unwrap();
+        assert_eq!(
+            refused(Case { cu_seqlens, ..case.clone() }),
+            format!(
+                "gated_delta_rule: cu_seqlens is {offsets:?}, but it rises from 0 to the number of tokens, 79"
+            )
+        );
+    }
+    let none = Case { q: zeros(&[79, 0, 19], DType::F32), k: zeros(&[79, 0, 19], DType::F32), ..case };
+    assert_eq!(
+        refused(none),
+        "gated_delta_rule: q is [79, 0, 19], but at least one key head of one element is wanted"
+    );
+}
+
+#[test]
+fn no_tokens_leave_the_state() {
+    let shape = Shape { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
+    let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(4));
+    let (y, state) = case.run().unwrap();
+    assert!(y.is_empty());
+    assert_eq!(state.bytes(), case.state.bytes());
+}
+
+/// What a peer made of the vectors' sequences, against ours: both may be a bound away from the exact values.
+fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
+    let file = numcheck::Vectors::open("delta/gated_delta_rule");
+    let device = Device::cpu(None).unwrap();
+    let load = |name: &str| {
+        let vector = file.get(name);
+        // [2, T, ..] is [2 T, ..] here.
+        let tokens = vector.shape[0] * vector.shape[1];
+        let shape = [&[tokens], &vector.shape[2..]].concat();
+        Tensor::new(&vector.f32s(), &shape, &device).unwrap()
+    };
+    let [q, k, v, log_decay, beta] = ["q", "k", "v", "log_decay", "beta"].map(load);
+    let tokens = q.dim(0) as u32;
+    let start = file.get("state");
+    let mut state = Tensor::new(&start.f32s(), &start.shape, &device).unwrap();
+    let last = file.get(&format!("{peer}.state"));
+    if params.state_layout == StateLayout::ValueKey {
+        let [s, h, i, j]: [usize; 4] = start.shape[..].try_into().unwrap();
+        let values = start.f32s();
+        let swapped: Vec<f32> =
+            (0..s * h * i * j).map(|at| values[(at / (i * j) * i + at % i) * j + at / i % j]).collect();
+        state = Tensor::new(&swapped, &[s, h, j, i], &device).unwrap();
+    }
+    assert_eq!(last.shape, state.shape());
+    let cu_seqlens = Tensor::new(&[0, tokens / 2, tokens], &[3], &device).unwrap();
+    let case = Case { q, k, v, log_decay, beta, cu_seqlens, state, params };
+    let (want_y, want_state) =
+        reference(&case.inputs(), &case.state, &case.params, chunk, |_, _| true).unwrap();
+    for form in [Form::Auto, Form::Recurrent, Form::Chunked] {
+        let case = Case { params: GatedDeltaRule { form, ..params }, ..case.clone() };
+        let (y, state) = case.run().unwrap();
+        let exact = |peer: Vec<f32>| peer.into_iter().map(f64::from).collect::<Vec<_>>();
+        let y_of_peer = exact(file.get(&format!("{peer}.y")).f32s());
+        assert_within(&values(&y), &y_of_peer, |i| 2.0 * want_y.bounds[i]);
+        assert_within(&values(&state), &exact(last.f32s()), |i| 2.0 * want_state.bounds[i]);
+    }
+}
+
+#[test]
+fn agrees_with_transformers() {
+    check_peer("recurrent", GatedDeltaRule::new(10), cpu::CHUNK);
+    check_peer("chunked", GatedDeltaRule::new(10), 64);
+}
+
+#[test]
+fn agrees_with_mlx_lm() {
+    let params =
+        GatedDeltaRule { scale: 1.0, state_layout: StateLayout::ValueKey, ..GatedDeltaRule::new(10) };
+    check_peer("mlx", params, cpu::CHUNK);
+}

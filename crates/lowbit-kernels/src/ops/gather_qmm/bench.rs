@@ -1,0 +1,98 @@
+use super::gather_qmm;
+use crate::{
+    Device, KernelError, QuantizedTensor, Tensor,
+    bench::{Case, Cases, Expected, Prepared, Run},
+    inputs,
+    ops::quantized_matmul::{bench::sampled, reference},
+};
+use lowbit_formats::{FloatType, Format};
+use numcheck::Random;
+use std::collections::HashSet;
+
+inventory::submit!(Cases(cases));
+
+/// Qwen3.5-35B-A3B's experts: gate and up projections.
+const LAYER: Experts = Experts { experts: 256, top_k: 8, n: 512, k: 2048 };
+
+#[derive(Clone, Copy)]
+struct Experts {
+    experts: usize,
+    top_k: usize,
+    n: usize,
+    k: usize,
+}
+
+fn cases() -> Vec<Case> {
+    let formats = inputs::formats(&["affine4g64", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]);
+    formats.iter().flat_map(|&format| [1, 8, 64, 512].map(|tokens| LAYER.case(format, tokens))).collect()
+}
+
+impl Experts {
+    fn case(self, format: Format, tokens: usize) -> Case {
+        let Self { experts, top_k, n, k } = self;
+        let row: usize = format.components(k).map_or(0, |all| all.iter().map(|c| c.row_bytes()).sum());
+        let used = self.ids(tokens, 0).into_iter().collect::<HashSet<_>>().len();
+        let activations = (tokens * k + tokens * top_k * n) * size_of::<f32>();
+        Case {
+            op: "gather_qmm",
+            shape: format!("T={tokens} K={k} N={n} E={experts} top_k={top_k}"),
+            format: format.to_string(),
+            dtype: FloatType::F32,
+            bytes: used * n * row + activations,
+            flops: 2 * tokens * top_k * n * k,
+            cold_bytes: used * n * row,
+            prepare: Box::new(move |device, copies| {
+                let x = inputs::activations(&[tokens, 1, k], FloatType::F32, 1, device)?;
+                let weight = inputs::weight(format, &[experts, n, k], 2, device)?;
+                let expected = self.expected(&x, &weight, &self.ids(tokens, 0))?;
+                // Each run reads other experts.
+                let stacks = inputs::copies(&weight, (copies * used).div_ceil(experts))?;
+                let runs = (0..copies).map(|i| self.run(&x, &stacks[i % stacks.len()], i, device));
+                Ok(Prepared { runs: runs.collect::<Result<_, _>>()?, expected })
+            }),
+        }
+    }
+
+    /// Different experts for each token.
+    fn ids(self, tokens: usize, seed: usize) -> Vec<u32> {
+        let mut random = Random::new(seed as u64);
+        let mut token = || {
+            // An odd stride visits all of a power of two.
+            let (start, stride) = (random.below(self.experts), random.below(self.experts) | 1);
+            (0..self.top_k).map(move |slot| ((start + slot * stride) % self.experts) as u32)
+        };
+        (0..tokens).flat_map(|_| token()).collect()
+    }
+
+    fn run(
+        self,
+        x: &Tensor,
+        weight: &QuantizedTensor,
+        seed: usize,
+        device: &Device,
+    ) -> Result<Run, KernelError> {
+        let tokens = x.dim(0);
+        let ids = Tensor::new(&self.ids(tokens, seed), &[tokens, self.top_k], device)?;
+        let (x, weight) = (x.clone(), weight.clone());
+        Ok(Box::new(move || gather_qmm(&x, &weight, &ids)))
+    }
+
+    fn expected(
+        self,
+        x: &Tensor,
+        weight: &QuantizedTensor,
+        ids: &[u32],
+    ) -> Result<Vec<Expected>, KernelError> {
+        let Self { top_k, n, k, .. } = self;
+        let distinct = reference::decoded(weight, inputs::DISTINCT)?;
+        let mut all = Vec::new();
+        for pair in sampled(ids.len()) {
+            let x = &x.as_slice::<f32>()?[pair / top_k * k..][..k];
+            let of_pair = reference::matmul(x, &distinct, k, FloatType::F32);
+            let first = ids[pair] as usize * n;
+            let row = |i: usize| Expected { index: pair * n + i, ..of_pair[(first + i) % of_pair.len()] };
+            all.extend((0..n).map(row));
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,47 @@
+use super::policy;
+use crate::{
+    Cpu, KernelError, QuantizedTensor, Tensor,
+    ops::quantized_matmul::{Group, matmul_groups},
+};
+
+/// The op on f32 operands that have been checked.
+pub(super) fn gather_qmm(
+    cpu: &Cpu,
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    ids: &Tensor,
+    y: &mut [f32],
+) -> Result<(), KernelError> {
+    if y.is_empty() {
+        return Ok(());
+    }
+    let (n, k, top_k) = (weight.n(), weight.k(), ids.dim(1));
+    // How many pairs read one row of x.
+    let share = if x.dim(1) == 1 { top_k } else { 1 };
+    let (x, ids) = (x.as_slice::<f32>()?, ids.as_slice::<u32>()?);
+    let x_row = |pair: usize| &x[pair / share * k..][..k];
+    let weight_row = |pair: usize| ids[pair] as usize * n;
+    if !policy::sort_by_expert(ids.len(), weight.shape()[0], top_k) {
+        let pairs = y.chunks_exact_mut(n).enumerate();
+        let groups = pairs.map(|(pair, y)| Group { weight_row: weight_row(pair), x: x_row(pair), y });
+        matmul_groups(cpu, weight, groups.collect());
+        return Ok(());
+    }
+    let mut pairs: Vec<usize> = (0..ids.len()).collect();
+    pairs.sort_unstable_by_key(|&pair| (ids[pair], pair));
+    let gathered: Vec<f32> = pairs.iter().flat_map(|&pair| x_row(pair)).copied().collect();
+    let mut sorted = vec![0.0; y.len()];
+    let (mut x_rest, mut y_rest) = (&gathered[..], &mut sorted[..]);
+    let mut groups = Vec::new();
+    for same in pairs.chunk_by(|&a, &b| ids[a] == ids[b]) {
+        let (x, x_after) = x_rest.split_at(same.len() * k);
+        let (y, y_after) = y_rest.split_at_mut(same.len() * n);
+        groups.push(Group { weight_row: weight_row(same[0]), x, y });
+        (x_rest, y_rest) = (x_after, y_after);
+    }
+    matmul_groups(cpu, weight, groups);
+    for (sorted, pair) in sorted.chunks_exact(n).zip(pairs) {
+        y[pair * n..][..n].copy_from_slice(sorted);
+    }
+    Ok(())
+}

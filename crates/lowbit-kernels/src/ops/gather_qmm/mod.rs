@@ -1,0 +1,59 @@
+//! Products with experts of a stack, chosen row by row.
+
+mod bench;
+mod cpu;
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use super::Check;
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
+
+const CHECK: Check = Check("gather_qmm");
+
+/// `y[t, slot, n] = sum over k of x[t, slot, k] * weight[ids[t, slot], n, k]`
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | `x` | `[T, 1, K]` (all slots share it) or `[T, top_k, K]` | f32, f16, bf16 |
+/// | `weight` | `[E, N, K]` | any format |
+/// | `ids` | `[T, top_k]` | u32 |
+/// | result | `[T, top_k, N]` | as `x` |
+///
+/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s.
+///
+/// # Errors
+/// [`KernelError::Id`] for an id that is not below `E`; [`KernelError::Shape`] when the shapes do not fit each other;
+/// [`KernelError::DType`] when `ids` are not u32; [`KernelError::Value`] when `x` is no float;
+/// [`KernelError::TooLarge`].
+///
+/// Source: `mx.gather_qmm(transpose=True)`, mlx 0.32; `ggml_mul_mat_id`.
+pub fn gather_qmm(x: &Tensor, weight: &QuantizedTensor, ids: &Tensor) -> Result<Tensor, KernelError> {
+    let dtype = CHECK.float("x", x)?;
+    let shape = output_shape(x, weight, ids)?;
+    CHECK.ids("ids", ids, weight.shape()[0])?;
+    let mut y = CHECK.result(&shape, x.device())?;
+    let x = CHECK.widened("x", x)?;
+    match x.device() {
+        Device::Gpu(gpu) => return Err(CHECK.unsupported(gpu)),
+        Device::Cpu(cpu) => cpu::gather_qmm(cpu, &x, weight, ids, y.as_mut_slice()?)?,
+    }
+    y.cast(dtype.dtype())
+}
+
+fn output_shape(x: &Tensor, weight: &QuantizedTensor, ids: &Tensor) -> Result<[usize; 3], KernelError> {
+    let &[_, n, k] = weight.shape() else {
+        let (got, want) = (weight.shape().to_vec(), "[E, N, K] is wanted".into());
+        return Err(KernelError::Shape { op: CHECK.0, operand: "weight", got, want });
+    };
+    let [tokens, top_k] = CHECK.dims("ids", ids, "[T, top_k]")?;
+    match x.shape() {
+        &[t, slots, last] if t == tokens && (slots == 1 || slots == top_k) && last == k => {
+            Ok([tokens, top_k, n])
+        }
+        _ => {
+            let want = format!("ids are {:?} and weight is {:?}", ids.shape(), weight.shape());
+            Err(CHECK.shape_error("x", x, want))
+        }
+    }
+}

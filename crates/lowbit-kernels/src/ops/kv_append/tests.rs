@@ -1,0 +1,67 @@
+use super::*;
+use crate::ops::testing::{FLOATS, devices, normal};
+use numcheck::Random;
+
+#[test]
+fn rows_go_to_their_positions_and_nowhere_else() {
+    let (heads, capacity, width, tokens) = (3, 70, 37, 5);
+    let positions = [69u32, 0, 12, 13, 12];
+    for device in devices() {
+        for (dtype, from) in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|from| (dtype, from))) {
+            let mut cache = Tensor::empty(&[heads, capacity, width], dtype.dtype(), &device);
+            let (x, xs) = normal(&mut Random::new(1), &[tokens, heads, width], from, &device);
+            let at = Tensor::new(&positions, &[tokens], &device).unwrap();
+            kv_append(&mut cache, &x, &at).unwrap();
+            let mut want = vec![f32::NAN; heads * capacity * width];
+            for (i, &x) in xs.iter().enumerate() {
+                let (t, h, d) = (i / width / heads, i / width % heads, i % width);
+                want[(h * capacity + positions[t] as usize) * width + d] = dtype.round(x);
+            }
+            let got = cache.cast(lowbit_formats::DType::F32).unwrap();
+            for (i, (got, want)) in got.as_slice::<f32>().unwrap().iter().zip(&want).enumerate() {
+                assert!(
+                    got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                    "[{i}] {got} {want}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_forked_cache_keeps_what_it_had() {
+    for device in devices() {
+        let mut cache = Tensor::zeros(&[1, 2, 1], lowbit_formats::DType::F32, &device);
+        let fork = cache.clone();
+        let x = Tensor::new(&[5f32], &[1, 1, 1], &device).unwrap();
+        kv_append(&mut cache, &x, &Tensor::new(&[1u32], &[1], &device).unwrap()).unwrap();
+        assert_eq!(cache.as_slice::<f32>().unwrap(), [0.0, 5.0]);
+        assert_eq!(fork.as_slice::<f32>().unwrap(), [0.0, 0.0]);
+        kv_append(&mut cache, &x.rows(0, 0).unwrap(), &Tensor::new::<u32>(&[], &[0], &device).unwrap())
+            .unwrap();
+    }
+}
+
+#[test]
+fn refusals_leave_the_cache_alone() {
+    let device = crate::ops::testing::device();
+    let mut cache = Tensor::zeros(&[2, 4, 3], lowbit_formats::DType::F32, &device);
+    let f = |shape: &[usize]| Tensor::new(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
+    let at = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
+    let mut refused = |x: &Tensor, at: &Tensor| kv_append(&mut cache, x, at).unwrap_err().to_string();
+    assert_eq!(
+        refused(&f(&[2, 2, 3]), &at(&[3, 4])),
+        "kv_append: positions[1] is 4, but there are 4 rows to choose from"
+    );
+    assert_eq!(
+        refused(&f(&[2, 3, 2]), &at(&[0, 1])),
+        "kv_append: x is [2, 3, 2], but cache [2, 4, 3] wants [2, 2, 3]"
+    );
+    assert_eq!(refused(&f(&[2, 2, 3]), &at(&[0])), "kv_append: positions is [1], but x [2, 2, 3] wants [2]");
+    refused(&f(&[2, 6]), &at(&[0, 1]));
+    refused(&f(&[1, 2, 3]), &f(&[1]));
+    refused(&Tensor::new(&[0u32; 6], &[1, 2, 3], &device).unwrap(), &at(&[0]));
+    assert!(cache.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0));
+    let mut ids = Tensor::zeros(&[2, 4, 3], lowbit_formats::DType::U32, &device);
+    assert!(kv_append(&mut ids, &f(&[1, 2, 3]), &at(&[0])).is_err());
+}

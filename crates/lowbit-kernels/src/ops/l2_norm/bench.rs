@@ -1,0 +1,34 @@
+use super::{L2Norm, L2NormConvention, l2_norm, reference};
+use crate::{
+    bench::{Case, Cases, Expected, Prepared},
+    inputs::activations,
+};
+use lowbit_formats::{DType, FloatType};
+use numcheck::gamma;
+
+inventory::submit!(Cases(cases));
+
+/// The keys of Qwen3.5-9B's gated delta net, a token and a prompt.
+fn cases() -> Vec<Case> {
+    [16, 512 * 16].into_iter().map(|m| case(m, 128)).collect()
+}
+
+fn case(m: usize, d: usize) -> Case {
+    let dtype = FloatType::F32;
+    Case {
+        op: "l2_norm",
+        shape: format!("M={m} D={d}"),
+        format: "-".into(),
+        dtype,
+        bytes: 2 * m * d * dtype.size(),
+        flops: 3 * m * d,
+        cold_bytes: 0,
+        prepare: Box::new(move |device, _| {
+            let params = L2Norm { eps: 1e-6, convention: L2NormConvention::Sum };
+            let x = activations(&[m, d], dtype, 1, device)?;
+            let want = reference::l2_norm(x.cast(DType::F32)?.as_slice()?, d, &params);
+            let expected = Expected::all(&want, dtype, |i| gamma(reference::roundings(d)) * want[i].abs());
+            Ok(Prepared::warm(move || l2_norm(&x, &params), expected))
+        }),
+    }
+}

@@ -1,0 +1,56 @@
+use super::{L2Norm, L2NormConvention};
+use crate::{
+    Cpu, KernelError, Tensor,
+    simd::{
+        Kernel, Simd,
+        slices::{self, Map},
+    },
+};
+use lowbit_formats::DType;
+
+struct Rows<'a> {
+    x: &'a [f32],
+    width: usize,
+    params: &'a L2Norm,
+    y: &'a mut [f32],
+}
+
+/// A row's factor.
+struct Scale(f32);
+
+impl Map<1> for Scale {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, simd: S, [x]: [S::V; 1]) -> S::V {
+        simd.mul(x, simd.splat(self.0))
+    }
+}
+
+impl Kernel for Rows<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let eps = self.params.eps;
+        for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
+            let sum = slices::dot(simd, x, x);
+            let length = match self.params.convention {
+                L2NormConvention::Sum => (sum + eps).sqrt(),
+                L2NormConvention::Mean => (sum + self.width as f32 * eps).sqrt(),
+                // Not `f32::max`, which would hide a NaN.
+                L2NormConvention::Max if sum.sqrt() < eps => eps,
+                L2NormConvention::Max => sum.sqrt(),
+            };
+            slices::map(simd, &Scale(1.0 / length), [x], y);
+        }
+    }
+}
+
+pub(super) fn l2_norm(cpu: &Cpu, x: &Tensor, params: &L2Norm) -> Result<Tensor, KernelError> {
+    let mut y = Tensor::empty(x.shape(), DType::F32, x.device());
+    let (width, x) = (x.dim(-1), x.as_slice::<f32>()?);
+    cpu.for_each_rows(y.as_mut_slice()?, width, width, |first, y| {
+        let x = &x[first * width..first * width + y.len()];
+        cpu.isa().dispatch(Rows { x, width, params, y });
+    });
+    Ok(y)
+}

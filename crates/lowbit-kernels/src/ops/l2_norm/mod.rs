@@ -1,0 +1,54 @@
+//! Rows scaled to length one.
+
+mod bench;
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use crate::{Device, KernelError, Tensor};
+
+/// What keeps [`l2_norm`] from dividing by zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct L2Norm {
+    /// The small number.
+    pub eps: f32,
+    /// Where it goes.
+    pub convention: L2NormConvention,
+}
+
+/// Where the epsilon of [`l2_norm`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum L2NormConvention {
+    /// `x / sqrt(sum(x^2) + eps)`: transformers 5.23 `qwen3_next` `l2norm`, flash-linear-attention.
+    Sum,
+    /// `x / sqrt(sum(x^2) + D eps)`: mlx-lm 0.32 `qwen3_next`, which takes an RMS norm without weight over `sqrt(D)`.
+    Mean,
+    /// `x / max(sqrt(sum(x^2)), eps)`: ggml `ggml_l2_norm`.
+    Max,
+}
+
+/// `y[.., d] = x[.., d] / |x[..]|`, the length over the last dimension and with an epsilon as `params` says.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[.., D]` | f32, f16, bf16 |
+/// | y | `[.., D]` | x's |
+///
+/// All in f32, rounded once to x's dtype. Sources: [`L2NormConvention`].
+///
+/// # Errors
+/// [`KernelError::Value`] for other dtypes and for an eps that is negative or not finite.
+pub fn l2_norm(x: &Tensor, params: &L2Norm) -> Result<Tensor, KernelError> {
+    let check = Check("l2_norm");
+    if x.shape().is_empty() {
+        return Err(check.shape_error("x", x, "[.., D] is wanted".into()));
+    }
+    check.eps(params.eps)?;
+    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    match x.device() {
+        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
+        Device::Cpu(cpu) => cpu::l2_norm(cpu, &x, params)?.cast(dtype),
+    }
+}

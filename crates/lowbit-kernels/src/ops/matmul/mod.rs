@@ -1,0 +1,28 @@
+//! The product of activations and a dense weight.
+
+mod bench;
+#[cfg(test)]
+mod tests;
+
+use super::{Check, quantized_matmul};
+use crate::{KernelError, QuantizedTensor, Tensor};
+use lowbit_formats::Format;
+
+/// `y[.., n] = sum over k of x[.., k] * weight[n, k]`
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | `x` | `[.., K]` | f32, f16, bf16 |
+/// | `weight` | `[N, K]` or `[B, N, K]` | f32, f16, bf16 |
+/// | result | `[.., N]` | as `x` |
+///
+/// [`quantized_matmul()`] with the weight's floats as its format; batches, rounding and errors are the same.
+///
+/// # Errors
+/// As [`quantized_matmul()`]; [`KernelError::Value`] when the weight is no float.
+///
+/// Source: `torch.nn.functional.linear`, `ggml_mul_mat`.
+pub fn matmul(x: &Tensor, weight: &Tensor) -> Result<Tensor, KernelError> {
+    let format = Format::Float(Check("matmul").float("weight", weight)?);
+    quantized_matmul(x, &QuantizedTensor::new(format, weight.shape(), vec![weight.clone()])?)
+}

@@ -1,0 +1,56 @@
+//! One folder an op: `mod.rs` has the contract and the checks, `reference.rs` the op in f64 as its formula says,
+//! `cpu.rs` the implementation, `tests.rs` and `bench.rs` what they say.
+
+pub mod add;
+pub mod argmax;
+pub mod attention;
+pub mod causal_conv1d;
+mod check;
+pub mod combine_experts;
+pub mod concat;
+pub mod delta_gates;
+pub mod dequant_gather;
+mod elementwise;
+pub mod gated_delta_rule;
+pub mod gather_qmm;
+pub mod grow;
+pub mod kv_append;
+pub mod l2_norm;
+pub mod matmul;
+pub mod narrow;
+pub mod quantized_matmul;
+pub mod rms_norm;
+pub mod rope;
+pub mod router_top_k;
+pub mod sample;
+pub mod sigmoid_mul;
+pub mod silu_mul;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use add::add;
+pub use argmax::argmax;
+pub use attention::{AttentionParams, attention};
+pub use causal_conv1d::{Activation, causal_conv1d};
+pub use combine_experts::combine_experts;
+pub use concat::concat;
+pub use delta_gates::delta_gates;
+pub use dequant_gather::dequant_gather;
+pub use gated_delta_rule::{
+    DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, gated_delta_rule,
+};
+pub use gather_qmm::gather_qmm;
+pub use grow::grow;
+pub use kv_append::kv_append;
+pub use l2_norm::{L2Norm, L2NormConvention, l2_norm};
+pub use matmul::matmul;
+pub use narrow::narrow;
+pub use quantized_matmul::quantized_matmul;
+pub use rms_norm::{gated_rms_norm, rms_norm};
+pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
+pub use router_top_k::{RouterParams, router_top_k};
+pub use sample::{SampleParams, sample};
+pub use sigmoid_mul::sigmoid_mul;
+pub use silu_mul::silu_mul;
+
+use check::Check;

@@ -1,0 +1,103 @@
+use super::{quantized_matmul, reference};
+use crate::{
+    KernelError, QuantizedTensor, Tensor,
+    bench::{Case, Cases, Expected, Prepared, Run},
+    inputs,
+};
+use lowbit_formats::{DType, FloatType, Format};
+
+inventory::submit!(Cases(cases));
+
+/// (K, N) of layers that models have: Llama-3-8B's and Qwen3.5-9B's attention and feed-forward projections.
+const LAYERS: [(usize, usize); 3] = [(4096, 4096), (4096, 14336), (14336, 4096)];
+
+fn cases() -> Vec<Case> {
+    let product = |format, dtype, (m, n, k)| Product { op: "quantized_matmul", format, dtype, m, n, k };
+    let mut cases = Vec::new();
+    for format in formats() {
+        for m in [1, 8, 64, 512] {
+            for &(k, n) in if m == 1 { &LAYERS[..] } else { &LAYERS[..1] } {
+                cases.push(product(format, FloatType::F32, (m, n, k)).case(quantized_matmul));
+            }
+        }
+    }
+    cases.push(product(Format::Q4_K, FloatType::BF16, (1, 4096, 4096)).case(quantized_matmul));
+    if cfg!(feature = "gpu") {
+        for format in formats() {
+            for (k, n) in [(4096, 14336), (14336, 4096), (8192, 28672)] {
+                cases.push(product(format, FloatType::F16, (1, n, k)).case(quantized_matmul));
+            }
+        }
+    }
+    cases
+}
+
+/// Every format of few bits, affine in groups of 64 as MLX's converter chooses.
+fn formats() -> impl Iterator<Item = Format> {
+    Format::all().filter(|format| match format {
+        Format::Float(_) => false,
+        Format::Affine { group_size, .. } => *group_size == 64,
+        _ => true,
+    })
+}
+
+/// `x [m, k]` times a weight `[n, k]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Product {
+    pub op: &'static str,
+    pub format: Format,
+    pub dtype: FloatType,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
+impl Product {
+    /// A case that is computed by `run`.
+    pub fn case(self, run: fn(&Tensor, &QuantizedTensor) -> Result<Tensor, KernelError>) -> Case {
+        let Self { op, format, dtype, m, n, k } = self;
+        let row: usize = format.components(k).map_or(0, |all| all.iter().map(|c| c.row_bytes()).sum());
+        Case {
+            op,
+            shape: format!("M={m} K={k} N={n}"),
+            format: format.to_string(),
+            dtype,
+            bytes: n * row + (m * k + m * n) * dtype.size(),
+            flops: 2 * m * n * k,
+            cold_bytes: n * row,
+            prepare: Box::new(move |device, copies| {
+                let host = device.host()?;
+                let x = inputs::activations(&[m, k], dtype, 1, &host)?;
+                let weight = inputs::weight(format, &[n, k], 2, &host)?;
+                let expected = self.expected(&x, &weight)?;
+                let x = x.to_device(device)?;
+                let bind = |weight| -> Run {
+                    let x = x.clone();
+                    Box::new(move || run(&x, &weight))
+                };
+                let copies = inputs::copies(&weight, copies)?;
+                let weights = copies.iter().map(|weight| weight.to_device(device));
+                let runs = weights.map(|weight| Ok(bind(weight?))).collect::<Result<_, KernelError>>()?;
+                Ok(Prepared { runs, expected })
+            }),
+        }
+    }
+
+    /// All columns of some rows of the result.
+    fn expected(self, x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<Expected>, KernelError> {
+        let Self { m, n, k, dtype, .. } = self;
+        let x = x.cast(DType::F32)?;
+        let distinct = reference::decoded(weight, n.min(inputs::DISTINCT))?;
+        let mut all = Vec::new();
+        for row in sampled(m) {
+            let of_row = reference::matmul(&x.as_slice()?[row * k..][..k], &distinct, k, dtype);
+            all.extend((0..n).map(|n_| Expected { index: row * n + n_, ..of_row[n_ % of_row.len()] }));
+        }
+        Ok(all)
+    }
+}
+
+/// The rows of `m` that are compared with the reference, the first and the last among them: f64 products take long.
+pub(crate) fn sampled(m: usize) -> impl Iterator<Item = usize> {
+    (0..m).step_by(m.div_ceil(9)).chain([m - 1])
+}

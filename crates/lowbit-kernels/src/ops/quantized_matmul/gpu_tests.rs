@@ -1,0 +1,150 @@
+//! The product on a GPU against the reference. They run on Vulkan, which a software driver gives everywhere; with
+//! the feature `cuda` alone on CUDA.
+
+use super::tests::{assert_expected, gpu_formats};
+use super::{quantized_matmul, reference};
+use crate::ops::testing::{FLOATS, values};
+use crate::{Device, KernelError, Tensor, inputs};
+use lowbit_formats::{FloatType, Format};
+
+fn gpu() -> Device {
+    #[cfg(feature = "vulkan")]
+    return Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe");
+    #[cfg(all(feature = "cuda", not(feature = "vulkan")))]
+    return Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device");
+    #[cfg(not(any(feature = "cuda", feature = "vulkan")))]
+    return Device::metal().expect("a Metal device");
+}
+
+fn host() -> Device {
+    Device::cpu(Some(2)).unwrap()
+}
+
+/// `x [.., k]` times `weight [.., n, k]`, `r` batches of x to one of the weight.
+fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), dtype: FloatType) {
+    let (host, gpu) = (host(), gpu());
+    let weight = inputs::weight(format, &[b, n, k], 7, &host).unwrap();
+    let x = inputs::activations(&[b * r, m, k], dtype, 8, &host).unwrap();
+    let y = quantized_matmul(&x.to_device(&gpu).unwrap(), &weight.to_device(&gpu).unwrap()).unwrap();
+    assert_eq!((y.shape(), y.dtype()), (&[b * r, m, n][..], dtype.dtype()));
+    let (y, x) = (y.to_device(&host).unwrap(), values(&x));
+    let weight = reference::decoded(&weight, weight.rows()).unwrap();
+    let want: Vec<_> = (0..b * r)
+        .flat_map(|i| {
+            let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
+            reference::matmul(x, weight, k, dtype)
+        })
+        .collect();
+    assert_expected(&format!("{format} B={b} r={r} M={m} N={n} K={k} {dtype:?}"), &y, &want);
+}
+
+#[test]
+fn every_format() {
+    for format in gpu_formats() {
+        for dtype in FLOATS {
+            check(format, (1, 1, 1, 29, 768), dtype);
+        }
+    }
+}
+
+#[test]
+fn sizes_around_every_tile() {
+    for format in [Format::Q4_0, Format::Q8_0, Format::affine(3, 32, FloatType::BF16).unwrap()] {
+        for n in [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31] {
+            check(format, (1, 1, 1, n, 96), FloatType::F32);
+        }
+        for k in [32, 64, 224, 256, 288, 1024, 1056, 4128, 8224] {
+            check(format, (1, 1, 1, 11, k), FloatType::F32);
+        }
+    }
+}
+
+#[test]
+fn rows_that_end_within_a_run() {
+    for dtype in FLOATS {
+        for k in [1, 2, 7, 31, 33, 65, 513] {
+            for float in FLOATS {
+                check(Format::Float(float), (1, 1, 3, 14, k), dtype);
+            }
+        }
+        check(Format::Nvfp4, (1, 1, 3, 14, 48), dtype);
+    }
+}
+
+#[test]
+fn rows_of_x_and_batches() {
+    for format in [Format::Q4_K, Format::Q6_K] {
+        for m in [2, 3, 17] {
+            check(format, (1, 1, m, 13, 512), FloatType::F16);
+        }
+        check(format, (3, 2, 5, 11, 256), FloatType::BF16);
+    }
+}
+
+#[test]
+fn a_view_starts_within_its_memory() {
+    let (host, gpu) = (host(), gpu());
+    let weight = inputs::weight(Format::Q4_0, &[19, 96], 1, &host).unwrap();
+    let x = inputs::activations(&[5, 96], FloatType::F32, 2, &host).unwrap();
+    let on_gpu = weight.to_device(&gpu).unwrap();
+    for first in 0..5 {
+        let (rows, all) = (x.rows(first, 5).unwrap(), x.to_device(&gpu).unwrap());
+        let y = quantized_matmul(&all.rows(first, 5).unwrap(), &on_gpu).unwrap();
+        let want =
+            reference::matmul(&values(&rows), &reference::decoded(&weight, 19).unwrap(), 96, FloatType::F32);
+        assert_expected(&format!("from row {first}"), &y.to_device(&host).unwrap(), &want);
+    }
+}
+
+#[test]
+fn nan_stays_in_its_row_and_empty_sizes_are_empty() {
+    let (host, gpu) = (host(), gpu());
+    let weight = |n, k| inputs::weight(Format::Q4_0, &[n, k], 1, &host).unwrap().to_device(&gpu).unwrap();
+    let mut x = inputs::activations(&[2, 64], FloatType::F32, 2, &host).unwrap();
+    x.as_mut_slice::<f32>().unwrap()[64 + 5] = f32::NAN;
+    let y = quantized_matmul(&x.to_device(&gpu).unwrap(), &weight(13, 64)).unwrap();
+    for (i, y) in values(&y.to_device(&host).unwrap()).iter().enumerate() {
+        assert_eq!(y.is_nan(), i / 13 == 1, "[{i}] {y}");
+    }
+    let x = |m, k| inputs::activations(&[m, k], FloatType::F32, 2, &host).unwrap().to_device(&gpu).unwrap();
+    assert_eq!(quantized_matmul(&x(0, 32), &weight(5, 32)).unwrap().shape(), [0, 5]);
+    assert_eq!(quantized_matmul(&x(5, 32), &weight(0, 32)).unwrap().shape(), [5, 0]);
+    let zero = quantized_matmul(&x(2, 0), &weight(5, 0)).unwrap().to_device(&host).unwrap();
+    assert_eq!(values(&zero), [0.0; 10]);
+}
+
+#[test]
+fn a_captured_pass_reads_what_is_there_when_it_is_replayed() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    let weight = inputs::weight(Format::Q4_0, &[7, 64], 1, &host).unwrap().to_device(&gpu).unwrap();
+    let x = inputs::activations(&[1, 64], FloatType::F32, 2, &host).unwrap().to_device(&gpu).unwrap();
+    let mut y = None;
+    let run = || {
+        let first = quantized_matmul(&x, &weight)?;
+        y = Some(first);
+        Ok(())
+    };
+    if cfg!(all(feature = "vulkan", debug_assertions)) {
+        // Poisoning a result writes from the host, which a capture refuses.
+        assert!(matches!(queue.capture(run), Err(KernelError::Gpu { .. })));
+        return;
+    }
+    let pass = queue.capture(run).unwrap();
+    pass.replay().unwrap();
+    let want = values(&quantized_matmul(&x, &weight).unwrap().to_device(&host).unwrap());
+    assert_eq!(values(&y.unwrap().to_device(&host).unwrap()), want);
+}
+
+#[test]
+fn refusals_name_the_device() {
+    let (host, gpu) = (host(), gpu());
+    let x = inputs::activations(&[1, 32], FloatType::F32, 2, &host).unwrap();
+    let weight = inputs::weight(Format::Q4_0, &[7, 32], 1, &host).unwrap();
+    let message = quantized_matmul(&x.to_device(&gpu).unwrap(), &weight).unwrap_err().to_string();
+    assert_eq!(message, format!("quantized_matmul: weight is on cpu, but x is on {gpu}"));
+    let x: Tensor = x.to_device(&gpu).unwrap();
+    let message = crate::ops::silu_mul(&x, &x).unwrap_err().to_string();
+    assert_eq!(message, format!("silu_mul does not run on {gpu}"));
+    assert!(x.as_slice::<f32>().is_err());
+}

@@ -1,0 +1,82 @@
+//! The product of activations and a weight in any format.
+
+pub(crate) mod bench;
+mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
+mod policy;
+pub(crate) mod reference;
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) use cpu::{Group, matmul_groups};
+
+use super::Check;
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
+
+const CHECK: Check = Check("quantized_matmul");
+
+/// `y[.., n] = sum over k of x[.., k] * weight[n, k]`
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | `x` | `[.., K]` | f32, f16, bf16 |
+/// | `weight` | `[N, K]` | any format |
+/// | result | `[.., N]` | as `x` |
+///
+/// With `weight [B, N, K]` and `x [r*B, M, K]` the result is `[r*B, M, N]`: weight batch `b` serves the `r` batches of
+/// `x` from `r*b` on.
+///
+/// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
+/// rounded to `x`'s dtype once.
+///
+/// # Errors
+/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no
+/// float; [`KernelError::TooLarge`].
+///
+/// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same broadcast over batches.
+pub fn quantized_matmul(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
+    let dtype = CHECK.float("x", x)?;
+    let shape = output_shape(x, weight)?;
+    CHECK.same_device("weight", weight.device(), x.device())?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::quantized_matmul(gpu, x, weight, &shape),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let mut y = CHECK.result(&shape, x.device())?;
+            let x = CHECK.widened("x", x)?;
+            let values = x.as_slice::<f32>()?;
+            let (n, batches) = (weight.n(), weight.rows() / weight.n().max(1));
+            let (x_batch, y_batch) = (values.len() / batches.max(1), y.len() / batches.max(1));
+            let mut rest = y.as_mut_slice::<f32>()?;
+            let mut groups = Vec::with_capacity(batches);
+            for batch in 0..batches {
+                let (y, after) = rest.split_at_mut(y_batch);
+                groups.push(Group { weight_row: batch * n, x: &values[batch * x_batch..][..x_batch], y });
+                rest = after;
+            }
+            matmul_groups(cpu, weight, groups);
+            y.cast(dtype.dtype())
+        }
+    }
+}
+
+fn output_shape(x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {
+    let fits = match (weight.shape(), x.shape()) {
+        ([_, k], [.., last]) => k == last,
+        ([b, _, k], [batches, _, last]) => {
+            k == last && (batches == b || *b > 0 && batches.is_multiple_of(*b))
+        }
+        _ => false,
+    };
+    if !fits {
+        return Err(CHECK.shape_error("x", x, format!("weight is {:?}", weight.shape())));
+    }
+    let mut shape = x.shape().to_vec();
+    *shape.last_mut().expect("x has a last dimension: it was matched above") = weight.n();
+    Ok(shape)
+}

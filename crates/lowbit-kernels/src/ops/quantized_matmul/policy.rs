@@ -1,0 +1,122 @@
+//! Which kernel a product runs with, and how it is cut into tasks.
+
+/// The ways to multiply `m` rows of x with a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Variant {
+    /// One row: decode a run and consume it at once.
+    MatVec,
+    /// A few rows: lanes run along K, so no row is padded.
+    Inner,
+    /// Many rows: lanes run along M over packed x.
+    Outer,
+}
+
+/// The variant for `m` rows where a vector has `lanes` lanes.
+pub(super) fn variant(m: usize, lanes: usize) -> Variant {
+    match m {
+        0..=1 => Variant::MatVec,
+        m if m < lanes => Variant::Inner,
+        _ => Variant::Outer,
+    }
+}
+
+/// Rows of x that one task of [`Variant::Outer`] takes: its block of packed x stays in the second-level cache.
+pub(super) const MC: usize = 256;
+/// Weight rows that one task takes at most: with [`MC`], its sums stay in the second-level cache.
+const NC: usize = 240;
+/// Task borders fall on multiples of this, which every tile's width divides.
+const STEP: usize = 24;
+/// Values of packed x that stay in the second-level cache.
+const CACHED: usize = 1 << 18;
+
+/// Values of a row that [`Variant::Outer`] goes through before it takes the next row, for `m` rows of x.
+pub(super) fn stretch(m: usize) -> usize {
+    (CACHED / m.max(1)).max(1)
+}
+
+/// Multiplications that are worth handing to another thread.
+const GRAIN: usize = 1 << 18;
+/// What decoding a value costs, in multiplications.
+const DECODE: usize = 6;
+
+/// Weight rows a task, for a product of `m x n x k` that is one of `groups` equal ones.
+pub(super) fn strip(m: usize, n: usize, k: usize, groups: usize, threads: usize) -> usize {
+    let row = k.saturating_mul(m.min(MC) + DECODE).max(1);
+    let tasks = (threads * 4).div_ceil(groups * m.div_ceil(MC).max(1));
+    let balanced = if threads == 1 { n } else { n.div_ceil(tasks) };
+    balanced.max(GRAIN / row).min(NC).next_multiple_of(STEP).min(n.max(1))
+}
+
+/// On a GPU, for codes of `bits` bits, `n` rows of `runs` runs, and planes of `plane` units: the rows that a cube
+/// takes, and its units.
+#[cfg(feature = "gpu")]
+pub(super) fn gpu(bits: usize, n: usize, runs: usize, plane: Option<usize>) -> (usize, usize) {
+    let most = n.next_power_of_two();
+    match plane {
+        // Small planes are a CPU's: one does all, without memory that units share.
+        Some(plane @ ..32) => ((32 / bits).clamp(1, 8).min(most), plane),
+        // Each unit has a run at least. Of 1 to 8 rows by 32 to 256 units, two by 64 were the fastest or next to it
+        // at 3, 4, 6 and 8 bits on an H200.
+        plane => {
+            let plane = plane.unwrap_or(64);
+            (2.min(most), runs.next_power_of_two().clamp(plane, plane.max(64)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_by_rows_and_lanes() {
+        let table = [
+            (0, 16, Variant::MatVec),
+            (1, 16, Variant::MatVec),
+            (2, 16, Variant::Inner),
+            (15, 16, Variant::Inner),
+            (16, 16, Variant::Outer),
+            (7, 8, Variant::Inner),
+            (8, 8, Variant::Outer),
+        ];
+        for (m, lanes, want) in table {
+            assert_eq!(variant(m, lanes), want, "M={m}, {lanes} lanes");
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn rows_and_units_on_gpus() {
+        // (bits, n, runs, plane) -> rows and units of a cube
+        let table = [
+            ((4, 4096, 448, Some(32)), (2, 64)),
+            ((8, 4096, 128, Some(32)), (2, 64)),
+            ((4, 4096, 1, Some(32)), (2, 32)),
+            ((4, 1, 448, Some(64)), (1, 64)),
+            ((4, 4096, 448, None), (2, 64)),
+            ((4, 4096, 448, Some(8)), (8, 8)),
+            ((8, 4096, 448, Some(8)), (4, 8)),
+        ];
+        for ((bits, n, runs, plane), want) in table {
+            assert_eq!(gpu(bits, n, runs, plane), want, "{bits} bits, N={n}, {runs} runs, plane {plane:?}");
+        }
+    }
+
+    #[test]
+    fn strips_cover_and_balance() {
+        // (m, n, k, groups, threads) -> rows a task
+        let table = [
+            ((1, 256, 256, 1, 2), 168),
+            ((1, 4096, 4096, 1, 2), 240),
+            ((1, 1024, 4096, 1, 2), 144),
+            ((1, 3, 4096, 1, 2), 3),
+            ((512, 4096, 4096, 1, 1), 240),
+            ((512, 96, 4096, 1, 2), 24),
+            ((1, 512, 2048, 8, 2), 240),
+            ((1, 0, 64, 1, 2), 1),
+        ];
+        for ((m, n, k, groups, threads), want) in table {
+            assert_eq!(strip(m, n, k, groups, threads), want, "{:?}", (m, n, k, groups, threads));
+        }
+    }
+}

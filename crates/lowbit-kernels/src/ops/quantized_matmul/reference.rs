@@ -1,0 +1,37 @@
+//! The product in f64, as its formula says.
+
+use crate::{KernelError, QuantizedTensor, bench::Expected, inputs};
+use lowbit_formats::FloatType;
+
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]`, rounded to `dtype`.
+///
+/// Any order of an f32 sum of K products stays within `gamma(K) * sum |x w|`; the rounding to `dtype` comes on top.
+pub(crate) fn matmul(x: &[f32], weight: &[f32], k: usize, dtype: FloatType) -> Vec<Expected> {
+    let mut y: Vec<Expected> = Vec::new();
+    for x in x.chunks_exact(k) {
+        for weight in weight.chunks_exact(k) {
+            let (mut value, mut magnitude) = (0.0, 0.0);
+            for (&x, &w) in x.iter().zip(weight) {
+                let product = f64::from(x) * f64::from(w);
+                value += product;
+                magnitude += product.abs();
+            }
+            let bound = numcheck::gamma(k) * magnitude;
+            let bound = bound + inputs::rounding(dtype, value.abs() + bound);
+            y.push(Expected { index: y.len(), value, bound });
+        }
+    }
+    y
+}
+
+/// The values of a weight's first `rows` rows, counted over all leading dimensions.
+pub(crate) fn decoded(weight: &QuantizedTensor, rows: usize) -> Result<Vec<f32>, KernelError> {
+    let k = weight.k();
+    let mut values = vec![f32::NAN; rows * k];
+    let mut parts = weight.parts();
+    for (part, component) in parts.iter_mut().zip(weight.format().components(k)?) {
+        *part = &part[..rows * component.row_bytes()];
+    }
+    weight.format().decode(&parts, rows, k, &mut values)?;
+    Ok(values)
+}

@@ -1,0 +1,251 @@
+use super::{quantized_matmul, reference};
+use crate::{
+    Device, KernelError, QuantizedTensor, Tensor,
+    bench::Expected,
+    inputs,
+    ops::testing::{FLOATS, devices, values},
+};
+use lowbit_formats::{Component, FloatType, Format};
+use numcheck::Vectors;
+use proptest::prelude::*;
+
+/// Every format; affine with scales of every type.
+pub(crate) fn formats() -> Vec<Format> {
+    let all = Format::all().flat_map(|format| FLOATS.map(|float| format.with_float(float)));
+    let mut formats: Vec<Format> = Vec::new();
+    for format in all {
+        if !formats.contains(&format) {
+            formats.push(format);
+        }
+    }
+    formats
+}
+
+#[track_caller]
+pub(crate) fn assert_expected(what: &str, got: &Tensor, want: &[Expected]) {
+    let got = values(got);
+    assert_eq!(got.len(), want.len(), "{what}: length");
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (f64::from(*got) - want.value).abs();
+        // Not `error > bound`: a NaN must fail.
+        assert!(error <= want.bound, "{what} [{i}]: got {got}, {want:?}, error {error:e}");
+    }
+}
+
+fn check(device: &Device, format: Format, (m, n, k): (usize, usize, usize), dtype: FloatType) {
+    let weight = inputs::weight(format, &[n, k], 7, device).unwrap();
+    let x = inputs::activations(&[m, k], dtype, 8, device).unwrap();
+    let y = quantized_matmul(&x, &weight).unwrap();
+    assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
+    let weight = reference::decoded(&weight, weight.rows()).unwrap();
+    let want = reference::matmul(&values(&x), &weight, k, dtype);
+    assert_expected(&format!("{format} M={m} N={n} K={k} {dtype:?} on {device:?}"), &y, &want);
+}
+
+#[test]
+fn every_format_on_every_instruction_set() {
+    for device in devices() {
+        for format in formats() {
+            for m in [1, 3, 17] {
+                check(&device, format, (m, 29, 768), FloatType::F32);
+            }
+        }
+    }
+}
+
+/// A peer's weight, its values as the peer decodes them, `[n, k]`, and its name.
+fn peers_weights(device: &Device) -> Vec<(String, QuantizedTensor, Vec<f32>)> {
+    let load = |file: &str, format: Format, [weight, scales, decoded]: [&str; 3]| {
+        let vectors = Vectors::open(&format!("formats/{file}"));
+        let want = vectors.get(&format!("{decoded}decoded"));
+        let (n, k) = (want.shape[0], want.shape[1]);
+        let component = |c: &Component| {
+            let prefix = if c.name == "weight" { weight } else { scales };
+            let bytes = vectors.get(&format!("{prefix}{}", c.name)).bytes;
+            Tensor::mapped(bytes.into(), &[n, c.columns], c.dtype, device).unwrap()
+        };
+        let components = format.components(k).unwrap().iter().map(component).collect();
+        (format.to_string(), QuantizedTensor::new(format, &[n, k], components).unwrap(), want.f32s())
+    };
+    let mut weights = Vec::new();
+    for format in Format::all() {
+        match format {
+            // mxfp8's random bytes hold a NaN in every row.
+            Format::Float(_) | Format::Mxfp8 => {}
+            Format::Affine { bits, group_size, .. } => {
+                let weight = format!("random.{bits}.{group_size}.");
+                let scales = format!("{weight}f32.");
+                weights.push(load("affine", format.with_float(FloatType::F32), [&weight, &scales, &scales]));
+            }
+            Format::Mxfp4 | Format::Nvfp4 => {
+                weights.push(load(&format.to_string(), format, ["random.", "random.", "random.f32."]));
+            }
+            _ => weights.push(load(&format.to_string(), format, [""; 3])),
+        }
+    }
+    weights
+}
+
+#[test]
+fn agrees_with_products_of_the_peers_values() {
+    for device in devices() {
+        for (name, weight, decoded) in peers_weights(&device) {
+            let (n, k) = (weight.n(), weight.k());
+            for m in [1, 6, 18] {
+                let x = inputs::activations(&[m, k], FloatType::F32, 8, &device).unwrap();
+                let y = values(&quantized_matmul(&x, &weight).unwrap());
+                let want = reference::matmul(&values(&x), &decoded, k, FloatType::F32);
+                // Random bytes hold scales whose products f32 cannot: those rows say nothing.
+                let sound = |row: &[f32]| row.iter().all(|value| value.abs() < 1e30);
+                let rows: Vec<bool> = decoded.chunks_exact(k).map(sound).collect();
+                assert!(rows.iter().filter(|&&sound| sound).count() * 2 > n, "{name}: {rows:?}");
+                for want in want.iter().filter(|want| rows[want.index % n]) {
+                    let error = (f64::from(y[want.index]) - want.value).abs();
+                    assert!(
+                        error <= want.bound,
+                        "{name} M={m}: got {}, {want:?}, error {error:e}",
+                        y[want.index]
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sizes_around_every_tile() {
+    let q4 = Format::affine(4, 32, FloatType::BF16).unwrap();
+    for device in devices() {
+        for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65, 130, 257] {
+            check(&device, q4, (m, 27, 544), FloatType::F32);
+        }
+        for n in [1, 2, 3, 4, 5, 7, 11, 12, 13, 16, 17, 23, 24, 25, 33, 49, 250] {
+            for m in [1, 6, 18] {
+                check(&device, q4, (m, n, 96), FloatType::F32);
+            }
+        }
+        for k in [32, 64, 96, 256, 288, 480, 512, 544, 1024, 1056] {
+            for m in [1, 6, 18] {
+                check(&device, q4, (m, 14, k), FloatType::F32);
+            }
+        }
+        for k in [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 511, 513] {
+            for m in [1, 6, 18] {
+                check(&device, Format::Float(FloatType::F32), (m, 14, k), FloatType::F32);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_activation_type() {
+    for device in devices() {
+        for dtype in [FloatType::F16, FloatType::BF16] {
+            for m in [1, 5, 20] {
+                check(&device, Format::Q4_0, (m, 19, 160), dtype);
+            }
+        }
+    }
+}
+
+#[test]
+fn work_is_cut_for_two_threads() {
+    let device = Device::cpu(Some(2)).unwrap();
+    for m in [1, 9, 40, 300] {
+        check(&device, Format::Q4_0, (m, 500, 1024), FloatType::F32);
+    }
+}
+
+#[test]
+fn one_weight_batch_serves_several_of_x() {
+    for device in devices() {
+        let (batches, r, m, n, k) = (3, 2, 5, 11, 64);
+        let weight = inputs::weight(Format::Q4_0, &[batches, n, k], 1, &device).unwrap();
+        let x = inputs::activations(&[batches * r, m, k], FloatType::F32, 2, &device).unwrap();
+        let y = quantized_matmul(&x, &weight).unwrap();
+        assert_eq!(y.shape(), [batches * r, m, n]);
+        let (x, weight) = (x.as_slice::<f32>().unwrap(), reference::decoded(&weight, weight.rows()).unwrap());
+        let of_batch = |i: usize| {
+            let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
+            reference::matmul(x, weight, k, FloatType::F32)
+        };
+        assert_expected("batches", &y, &(0..batches * r).flat_map(of_batch).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn leading_dimensions_stay() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let weight = inputs::weight(Format::Q4_0, &[7, 32], 1, &device).unwrap();
+    for shape in [&[32][..], &[2, 32], &[2, 3, 32], &[2, 1, 3, 32]] {
+        let x = inputs::activations(shape, FloatType::F32, 2, &device).unwrap();
+        let y = quantized_matmul(&x, &weight).unwrap();
+        assert_eq!(y.shape()[..shape.len() - 1], shape[..shape.len() - 1]);
+        assert_eq!(y.dim(-1), 7);
+    }
+}
+
+#[test]
+fn empty_sizes_give_empty_or_zero() {
+    for device in devices() {
+        let weight = |n, k| inputs::weight(Format::Q4_0, &[n, k], 1, &device).unwrap();
+        let x = |m, k| inputs::activations(&[m, k], FloatType::F32, 2, &device).unwrap();
+        assert_eq!(quantized_matmul(&x(0, 32), &weight(5, 32)).unwrap().shape(), [0, 5]);
+        assert_eq!(quantized_matmul(&x(5, 32), &weight(0, 32)).unwrap().shape(), [5, 0]);
+        for m in [1, 3, 20] {
+            let y = quantized_matmul(&x(m, 0), &weight(5, 0)).unwrap();
+            assert_eq!(y.as_slice::<f32>().unwrap(), vec![0.0; m * 5]);
+        }
+        let none = inputs::weight(Format::Q4_0, &[0, 5, 32], 1, &device).unwrap();
+        let x = inputs::activations(&[0, 4, 32], FloatType::F32, 2, &device).unwrap();
+        assert_eq!(quantized_matmul(&x, &none).unwrap().shape(), [0, 4, 5]);
+    }
+}
+
+#[test]
+fn nan_and_infinity_stay_in_their_rows() {
+    for device in devices() {
+        let weight = inputs::weight(Format::Q4_0, &[13, 64], 1, &device).unwrap();
+        for m in [2, 20] {
+            let mut x = inputs::activations(&[m, 64], FloatType::F32, 2, &device).unwrap();
+            x.as_mut_slice::<f32>().unwrap()[64 + 5] = f32::NAN;
+            let y = quantized_matmul(&x, &weight).unwrap();
+            for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
+                assert_eq!(y.is_nan(), i / 13 == 1, "[{i}] {y}");
+            }
+        }
+    }
+}
+
+#[test]
+fn refusals_name_both_sides() {
+    let device = Device::cpu(Some(1)).unwrap();
+    let weight = inputs::weight(Format::Q4_0, &[7, 32], 1, &device).unwrap();
+    let stack = inputs::weight(Format::Q4_0, &[2, 7, 32], 1, &device).unwrap();
+    let refuse = |shape: &[usize], weight: &QuantizedTensor| {
+        let x = inputs::activations(shape, FloatType::F32, 2, &device).unwrap();
+        quantized_matmul(&x, weight).unwrap_err().to_string()
+    };
+    assert_eq!(refuse(&[3, 64], &weight), "quantized_matmul: x is [3, 64], but weight is [7, 32]");
+    assert_eq!(refuse(&[], &weight), "quantized_matmul: x is [], but weight is [7, 32]");
+    assert_eq!(refuse(&[3, 5, 32], &stack), "quantized_matmul: x is [3, 5, 32], but weight is [2, 7, 32]");
+    assert_eq!(refuse(&[2, 32], &stack), "quantized_matmul: x is [2, 32], but weight is [2, 7, 32]");
+    let ids = Tensor::new(&[0u32; 32], &[1, 32], &device).unwrap();
+    assert!(matches!(quantized_matmul(&ids, &weight), Err(KernelError::Value { operand: "x", .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn any_shape(m in 1usize..70, n in 1usize..70, blocks in 1usize..40, format in prop::sample::select(formats())) {
+        let device = Device::cpu(Some(2)).unwrap();
+        check(&device, format, (m, n, blocks * format.block()), FloatType::F32);
+    }
+}
+
+/// Every layout that weights have on a GPU.
+#[cfg(feature = "gpu")]
+pub(crate) fn gpu_formats() -> Vec<Format> {
+    let scales = [FloatType::F32, FloatType::F16].map(|float| Format::affine(4, 64, float).unwrap());
+    Format::all().chain(scales).collect()
+}

@@ -1,0 +1,72 @@
+//! Root mean square normalisation, plain and gated.
+
+mod bench;
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use crate::{Device, KernelError, Tensor};
+
+/// `y[.., d] = x[.., d] / sqrt(mean(x[..]^2) + eps) * weight[d]`, the mean over the last dimension.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[.., D]` | f32, f16, bf16 |
+/// | weight | `[D]` | f32, f16, bf16 |
+/// | y | `[.., D]` | x's |
+///
+/// All in f32, rounded once to x's dtype. Models that store the weight less one add it when they load.
+/// Source: mlx 0.32 `fast.rms_norm`; transformers 5.23 `LlamaRMSNorm` (which rounds to x's dtype before it multiplies
+/// by the weight as well).
+///
+/// # Errors
+/// [`KernelError::Shape`] for another weight, [`KernelError::Value`] for other dtypes and for an eps that is
+/// negative or not finite.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
+    normalise(Check("rms_norm"), x, None, weight, eps)
+}
+
+/// `y = rms_norm(x, weight, eps) * silu(gate)`, with `silu(g) = g / (1 + e^-g)`: the output norm of gated delta nets,
+/// a row a head.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[.., D]` | f32, f16, bf16 |
+/// | gate | `[.., D]` | f32, f16, bf16 |
+/// | weight | `[D]` | f32, f16, bf16 |
+/// | y | `[.., D]` | x's |
+///
+/// All in f32, rounded once to x's dtype. Source: transformers 5.23 `Qwen3NextRMSNormGated`, mlx-lm 0.32
+/// `Qwen3NextRMSNormGated` (both round in between where x is not f32).
+///
+/// # Errors
+/// As [`rms_norm`]; [`KernelError::Shape`] for a gate of another shape than x.
+pub fn gated_rms_norm(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
+    normalise(Check("gated_rms_norm"), x, Some(gate), weight, eps)
+}
+
+fn normalise(
+    check: Check,
+    x: &Tensor,
+    gate: Option<&Tensor>,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<Tensor, KernelError> {
+    let Some(&width) = x.shape().last() else {
+        return Err(check.shape_error("x", x, "[.., D] is wanted".into()));
+    };
+    check.eps(eps)?;
+    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    check.shape("weight", weight, &[width], || format!("x {:?}", x.shape()))?;
+    let weight = check.widened("weight", weight)?;
+    if let Some(gate) = gate {
+        check.shape("gate", gate, x.shape(), || "x".into())?;
+    }
+    let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
+    match x.device() {
+        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
+        Device::Cpu(cpu) => cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype),
+    }
+}

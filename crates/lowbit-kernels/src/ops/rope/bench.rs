@@ -1,0 +1,43 @@
+use super::{Rope, RopeLayout, RopeParams, RopeScaling, reference, rope};
+use crate::{
+    Tensor,
+    bench::{Case, Cases, Expected, Prepared},
+    inputs::activations,
+};
+use lowbit_formats::{DType, FloatType};
+use numcheck::gamma;
+
+inventory::submit!(Cases(cases));
+
+/// The queries of Qwen3.5-9B and of Llama-3-8B, a token and a prompt.
+fn cases() -> Vec<Case> {
+    [(1, 16, 256, 64), (512, 16, 256, 64), (512, 32, 128, 128)].into_iter().map(case).collect()
+}
+
+fn case((tokens, heads, d, rotary_dim): (usize, usize, usize, usize)) -> Case {
+    let dtype = FloatType::F32;
+    Case {
+        op: "rope",
+        shape: format!("T={tokens} H={heads} D={d} rotary_dim={rotary_dim}"),
+        format: "-".into(),
+        dtype,
+        bytes: 2 * tokens * heads * d * dtype.size(),
+        flops: tokens * (3 * heads * rotary_dim + 60 * rotary_dim / 2),
+        cold_bytes: 0,
+        prepare: Box::new(move |device, _| {
+            let (theta, layout) = (1e7, RopeLayout::HalfSplit);
+            let params =
+                RopeParams { theta, rotary_dim, layout, scaling: RopeScaling::None, freq_factors: None };
+            let rotation = Rope::new(&params)?;
+            let positions: Vec<u32> = (1000..).take(tokens).collect();
+            let x = activations(&[tokens, heads, d], dtype, 1, device)?;
+            let xs = x.cast(DType::F32)?;
+            let want = reference::rope(xs.as_slice()?, d, &positions, &rotation);
+            let greatest = xs.as_slice::<f32>()?.iter().fold(0f32, |a, b| a.max(b.abs()));
+            // A sum of two products, neither more than the greatest.
+            let bound = gamma(reference::ROUNDINGS) * 2.0 * f64::from(greatest);
+            let at = Tensor::new(&positions, &[tokens], device)?;
+            Ok(Prepared::warm(move || rope(&x, &at, &rotation), Expected::all(&want, dtype, |_| bound)))
+        }),
+    }
+}

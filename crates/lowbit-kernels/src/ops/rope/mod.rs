@@ -1,0 +1,134 @@
+//! Rotary position embedding.
+
+mod bench;
+mod cpu;
+mod frequencies;
+#[cfg(test)]
+mod peer;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use crate::{Device, KernelError, Tensor};
+pub use frequencies::{Llama3, Yarn};
+
+/// Which elements of a head make a pair that is rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// `(i, i + rotary_dim / 2)`: transformers, MLX's `traditional=False`, ggml's `NEOX`.
+    HalfSplit,
+    /// `(2 i, 2 i + 1)`: the paper, MLX's `traditional=True`, ggml's `NORMAL`.
+    Interleaved,
+}
+
+/// How the frequencies are stretched for contexts longer than those of the first training.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// As they are.
+    None,
+    /// All divided by `factor`.
+    Linear {
+        /// How many times as long the context has become.
+        factor: f32,
+    },
+    /// Low frequencies divided, high ones kept, a ramp between.
+    Llama3(Llama3),
+    /// As Llama 3's, by rotations instead of wavelengths, and the result scaled.
+    Yarn(Yarn),
+}
+
+/// What [`Rope::new`] computes frequencies from; names as in `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeParams {
+    /// The base of the frequencies.
+    pub theta: f64,
+    /// Elements of a head that are rotated, from its first; even.
+    pub rotary_dim: usize,
+    /// The pairs.
+    pub layout: RopeLayout,
+    /// The stretch.
+    pub scaling: RopeScaling,
+    /// Divides the frequencies besides: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`.
+    pub freq_factors: Option<Vec<f32>>,
+}
+
+/// The frequencies of a rotary embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    layout: RopeLayout,
+    inv_freq: Vec<f32>,
+    attention_factor: f32,
+}
+
+impl Rope {
+    /// `inv_freq[i] = theta^(-2 i / rotary_dim)`, scaled, all in f32 and in transformers' order of operations.
+    ///
+    /// Source: transformers 5.23 `modeling_rope_utils` (`_compute_*_parameters`). Equal to it but for the last place
+    /// of `theta^x`, which is rounded correctly here.
+    ///
+    /// # Errors
+    /// [`KernelError::Value`] for an odd `rotary_dim`, a wrong number of `freq_factors`, and for parameters that are
+    /// not positive, finite and in order; the message names the one.
+    pub fn new(params: &RopeParams) -> Result<Self, KernelError> {
+        let (inv_freq, attention_factor) = frequencies::compute(params)?;
+        Ok(Self { layout: params.layout, inv_freq, attention_factor })
+    }
+
+    /// The pairs.
+    pub fn layout(&self) -> RopeLayout {
+        self.layout
+    }
+
+    /// Elements of a head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.inv_freq.len() * 2
+    }
+
+    /// Radians a position, for each pair.
+    pub fn inv_freq(&self) -> &[f32] {
+        &self.inv_freq
+    }
+
+    /// What the rotated elements are multiplied by (YaRN; else 1).
+    pub fn attention_factor(&self) -> f32 {
+        self.attention_factor
+    }
+}
+
+/// Rotates pair `i` of each head by `angle = positions[t] * inv_freq[i]`:
+/// `y[a] = x[a] cos - x[b] sin`, `y[b] = x[b] cos + x[a] sin` for the pair `(a, b)`, with cos and sin multiplied by
+/// the attention factor. Elements from `rotary_dim` on are copied.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[T, H, D]`, `D >= rotary_dim` | f32, f16, bf16 |
+/// | positions | `[T]` | u32 |
+/// | y | `[T, H, D]` | x's |
+///
+/// As in transformers, the position is rounded to f32 (exact up to 2^24) and the angle is the rounded f32 product, so
+/// that far positions come out as its do (the angle's error grows to 2^-24 of the angle). Cosine and sine are correctly
+/// rounded or next to it; products and sum are f32, rounded once to x's dtype at the end.
+/// Source: transformers 5.23 `LlamaRotaryEmbedding`, `apply_rotary_pos_emb`.
+///
+/// # Errors
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
+/// dtypes.
+pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, KernelError> {
+    let check = Check("rope");
+    let [tokens, _, width] = check.dims("x", x, "[T, H, D]")?;
+    if width < rope.rotary_dim() {
+        return Err(check.shape_error(
+            "x",
+            x,
+            format!("heads of at least {} are rotated", rope.rotary_dim()),
+        ));
+    }
+    check.shape("positions", positions, &[tokens], || format!("x {:?}", x.shape()))?;
+    check.dtype("positions", positions, lowbit_formats::DType::U32)?;
+    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    match x.device() {
+        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
+        Device::Cpu(cpu) => cpu::rope(cpu, &x, positions.as_slice()?, rope)?.cast(dtype),
+    }
+}

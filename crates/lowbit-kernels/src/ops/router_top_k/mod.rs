@@ -1,0 +1,71 @@
+//! Which experts a token goes to, and with what weight.
+//! ```text
+//! p = softmax(logits[t])                       over all experts, in f32
+//! ids[t, ..] = the top_k largest, largest first; of equal logits the lower id first
+//! weights[t, i] = p[ids[t, i]], divided by their sum over i when `normalize`
+//! ```
+//! | operand | shape | dtype |
+//! |---|---|---|
+//! | `logits` | `[T, E]` | f32, f16 or bf16 |
+//! | `ids` | `[T, top_k]` | u32 |
+//! | `weights` | `[T, top_k]` | f32 |
+//!
+//! Experts are chosen by their logits, which softmax leaves in order, so that the choice does not depend on how an
+//! exponential is rounded.
+//!
+//! Sources: transformers 5 `Qwen3NextTopKRouter` (it rounds the weights to the logits' dtype; here they stay f32) and
+//! mlx-lm 0.32 `Qwen3NextSparseMoeBlock` (whose order within the top k is open).
+
+mod bench;
+mod cpu;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::Check;
+use crate::{Device, KernelError, Tensor};
+
+/// How experts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouterParams {
+    /// Experts a token.
+    pub top_k: usize,
+    /// Divide the chosen experts' weights by their sum (`norm_topk_prob`).
+    pub normalize: bool,
+}
+
+/// Returns `(ids, weights)`.
+///
+/// # Errors
+/// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts; [`KernelError::Value`] for logits that are
+/// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then.
+pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Tensor), KernelError> {
+    let op = Check("router_top_k");
+    let [tokens, experts] = op.dims("logits", logits, "[T, E]")?;
+    let RouterParams { top_k, .. } = params;
+    if top_k == 0 || top_k > experts {
+        return Err(op.shape_error("logits", logits, format!("top_k is {top_k}: 1 to E are wanted")));
+    }
+    match logits.device().clone() {
+        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+        Device::Cpu(cpu) => {
+            let wide = op.widened("logits", logits)?;
+            let rows = wide.as_slice::<f32>()?.chunks_exact(experts);
+            if let Some((token, logit)) = rows.enumerate().find_map(|(t, row)| Some((t, unroutable(row)?))) {
+                let got = format!("{logit} in row {token} of {tokens}");
+                let want = "every row is to have finite logits, or -inf beside finite ones".into();
+                return Err(KernelError::Value { op: "router_top_k", operand: "logits", got, want });
+            }
+            let chosen = cpu::router_top_k(&cpu, wide.as_slice()?, experts, params);
+            let (ids, weights): (Vec<u32>, Vec<f32>) = chosen.into_iter().unzip();
+            let shape = [tokens, top_k];
+            Ok((Tensor::new(&ids, &shape, logits.device())?, Tensor::new(&weights, &shape, logits.device())?))
+        }
+    }
+}
+
+/// A logit for which the row has no right answer.
+fn unroutable(row: &[f32]) -> Option<f32> {
+    let bad = row.iter().copied().find(|x| x.is_nan() || *x == f32::INFINITY);
+    bad.or_else(|| row.iter().all(|&x| x == f32::NEG_INFINITY).then_some(f32::NEG_INFINITY))
+}

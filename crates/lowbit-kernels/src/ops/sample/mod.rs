@@ -1,0 +1,107 @@
+//! Drawing the next token.
+
+mod bench;
+pub(crate) mod cpu;
+#[cfg(test)]
+mod peer;
+mod philox;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use crate::{Device, KernelError, Tensor};
+
+/// How [`sample`] draws; the default is greedy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleParams {
+    /// Divides the logits; at 0 the greatest is taken.
+    pub temperature: f32,
+    /// Keep this many of the most likely; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the most likely until they have this probability together; 1 keeps all.
+    pub top_p: f32,
+    /// Keep what has at least this share of the most likely one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Divides the positive and multiplies the negative logits of tokens in the history; 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// With the step, all that the random number depends on.
+    pub seed: u64,
+}
+
+impl Default for SampleParams {
+    fn default() -> Self {
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
+    }
+}
+
+impl SampleParams {
+    fn check(&self, check: Check) -> Result<(), KernelError> {
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return Err(check.value("temperature", self.temperature, "a finite number from 0 is wanted"));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(check.value(
+                "top_p",
+                self.top_p,
+                "more than 0 and at most 1 is wanted (1 keeps all)",
+            ));
+        }
+        if !(self.min_p >= 0.0 && self.min_p <= 1.0) {
+            return Err(check.value("min_p", self.min_p, "0 to 1 is wanted (0 keeps all)"));
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            let want = "a positive finite number is wanted (1 changes nothing)";
+            return Err(check.value("repetition_penalty", self.repetition_penalty, want));
+        }
+        Ok(())
+    }
+}
+
+/// Draws a token id from `softmax(logits)`, penalised, filtered and cooled in mlx-lm's order:
+///
+/// 1. Repetition penalty: each logit whose id is in `history`, once however often it is there.
+/// 2. `p = softmax(logits)`, at temperature 1. Kept are the ids that pass all of: *top-p*: those more likely have
+///    less than `top_p` together (ids that tie with the last one kept stay); *min-p*: `p >= min_p max(p)`;
+///    *top-k*: the `top_k` most likely, of those that tie the lowest ids.
+/// 3. Temperature: of those kept, id `i` is drawn with probability proportional to `exp(logits[i] / temperature)`.
+///
+/// At temperature 0 it is the greatest penalised logit, the lowest id of those that tie.
+/// (llama.cpp's default chain takes top-k first, so that its top-p counts the share of what top-k left.)
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | logits | `[V]` (or `[1, V]`, ..) | f32, f16, bf16 |
+/// | history | ids less than V | |
+///
+/// The random number is Philox4x32-10 of the counter `step` and the key `seed`: the same seed and step draw the same
+/// token whatever was drawn before. Filters are decided on f32 logits and f32 probabilities summed in blocks of 64 and
+/// then in f64. Logits of -inf are never drawn.
+///
+/// Source: mlx-lm 0.32.2 `sample_utils` (`make_sampler`, `make_repetition_penalty`).
+///
+/// # Errors
+/// [`KernelError::Shape`] for no logits or several rows; [`KernelError::Value`] for another dtype, a parameter outside
+/// its range, logits that are NaN or infinite, or -inf altogether; [`KernelError::Id`] for a history beyond V.
+pub fn sample(
+    logits: &Tensor,
+    history: &[u32],
+    params: &SampleParams,
+    step: u64,
+) -> Result<u32, KernelError> {
+    let check = Check("sample");
+    params.check(check)?;
+    if logits.is_empty() || logits.len() != logits.shape().last().copied().unwrap_or(0) {
+        return Err(check.shape_error("logits", logits, "one row [V] is wanted".into()));
+    }
+    let count = logits.len();
+    if let Some(index) = history.iter().position(|&id| id as usize >= count) {
+        return Err(KernelError::Id { op: "sample", operand: "history", index, id: history[index], count });
+    }
+    let logits = check.widened("logits", logits)?;
+    let uniform = philox::uniform(step, params.seed);
+    match logits.device() {
+        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
+        Device::Cpu(cpu) => cpu::sample(check, cpu, logits.as_slice()?, history, params, uniform),
+    }
+}

@@ -1,0 +1,35 @@
+use super::{reference, sigmoid_mul};
+use crate::{
+    bench::{Case, Cases, Expected, Prepared},
+    inputs::activations,
+};
+use lowbit_formats::{DType, FloatType};
+use numcheck::gamma;
+
+inventory::submit!(Cases(cases));
+
+/// The attention's output gate of Qwen3.5-9B, and the shared expert's of Qwen3.5-35B-A3B.
+fn cases() -> Vec<Case> {
+    [(1, 4096, 4096), (512, 4096, 4096), (512, 2048, 1)].into_iter().map(case).collect()
+}
+
+fn case((m, d, gates): (usize, usize, usize)) -> Case {
+    let dtype = FloatType::F32;
+    Case {
+        op: "sigmoid_mul",
+        shape: format!("M={m} D={d} gates={gates}"),
+        format: "-".into(),
+        dtype,
+        bytes: m * (2 * d + gates) * dtype.size(),
+        flops: m * (d + 20 * gates),
+        cold_bytes: 0,
+        prepare: Box::new(move |device, _| {
+            let (x, gate) =
+                (activations(&[m, d], dtype, 1, device)?, activations(&[m, gates], dtype, 2, device)?);
+            let (xs, gs) = (x.cast(DType::F32)?, gate.cast(DType::F32)?);
+            let want = reference::sigmoid_mul(xs.as_slice()?, gs.as_slice()?);
+            let expected = Expected::all(&want, dtype, |i| gamma(reference::ROUNDINGS) * want[i].abs());
+            Ok(Prepared::warm(move || sigmoid_mul(&x, &gate), expected))
+        }),
+    }
+}

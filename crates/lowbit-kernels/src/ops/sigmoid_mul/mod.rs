@@ -1,0 +1,39 @@
+//! The output gate of gated attention and of shared experts.
+
+mod bench;
+mod cpu;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use crate::{Device, KernelError, Tensor};
+
+/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: a gate an element, or one a row.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[.., D]` | f32, f16, bf16 |
+/// | gate | `[.., D]` or `[.., 1]` | f32, f16, bf16 |
+/// | y | `[.., D]` | x's |
+///
+/// All in f32, rounded once to x's dtype. Source: transformers 5.23 `qwen3_next` (attention's output gate and
+/// `shared_expert_gate`).
+///
+/// # Errors
+/// [`KernelError::Shape`] for another gate, [`KernelError::Value`] for other dtypes.
+pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
+    let check = Check("sigmoid_mul");
+    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    let same = x.shape() == gate.shape();
+    if !same && !matches!((x.shape(), gate.shape()), ([x @ .., _], [gate @ .., 1]) if x == gate) {
+        let want = format!("x {:?} wants the same shape, or 1 as the last size", x.shape());
+        return Err(check.shape_error("gate", gate, want));
+    }
+    let gate = check.widened("gate", gate)?;
+    match x.device() {
+        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
+        Device::Cpu(cpu) if same => cpu::sigmoid_mul(cpu, &x, &gate)?.cast(dtype),
+        Device::Cpu(cpu) => cpu::sigmoid_mul_rows(cpu, &x, &gate)?.cast(dtype),
+    }
+}

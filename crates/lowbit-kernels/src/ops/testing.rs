@@ -1,0 +1,90 @@
+//! What the ops' tests share.
+
+use crate::{Device, Tensor, simd::Isa};
+use lowbit_formats::{DType, FloatType};
+use numcheck::Random;
+
+/// Every activation type.
+pub(crate) const FLOATS: [FloatType; 3] = [FloatType::F32, FloatType::F16, FloatType::BF16];
+
+/// A device for each instruction set that this machine has, with one thread and with two.
+pub(crate) fn devices() -> Vec<Device> {
+    let all = Isa::all().into_iter();
+    all.flat_map(|isa| [1, 2].map(|threads| Device::cpu_with(Some(threads), isa).expect("a device")))
+        .collect()
+}
+
+/// `values` rounded to `dtype`.
+pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: FloatType, device: &Device) -> Tensor {
+    tensor(values, shape, dtype, device).0
+}
+
+/// The same values on another device.
+pub(crate) fn moved(x: &Tensor, device: &Device) -> Tensor {
+    Tensor::mapped(bytes::Bytes::copy_from_slice(x.bytes()), x.shape(), x.dtype(), device).expect("a tensor")
+}
+
+/// All values in f32.
+pub(crate) fn values(x: &Tensor) -> Vec<f32> {
+    x.cast(DType::F32).expect("floats").as_slice::<f32>().expect("f32").to_vec()
+}
+
+/// How far rounding to `dtype` may take a value whose magnitude is at most `magnitude`.
+pub(crate) fn rounding(dtype: FloatType, magnitude: f64) -> f64 {
+    match dtype {
+        FloatType::F32 => 0.0,
+        FloatType::F16 => (magnitude * 2f64.powi(-11)).max(2f64.powi(-25)),
+        FloatType::BF16 => (magnitude * 2f64.powi(-8)).max(2f64.powi(-134)),
+    }
+}
+
+/// Row lengths below, at and above one vector and four vectors of 8 and of 16 lanes.
+pub(crate) const WIDTHS: [usize; 16] = [1, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 203];
+
+/// What the error messages are tested on.
+pub(crate) fn device() -> Device {
+    Device::cpu(Some(1)).unwrap()
+}
+
+/// A tensor of `values` rounded to `dtype`, and what they became.
+pub(crate) fn tensor(
+    values: &[f32],
+    shape: &[usize],
+    dtype: FloatType,
+    device: &Device,
+) -> (Tensor, Vec<f32>) {
+    let tensor = Tensor::new(values, shape, device).unwrap().cast(dtype.dtype()).unwrap();
+    let rounded = tensor.cast(DType::F32).unwrap().as_slice().unwrap().to_vec();
+    (tensor, rounded)
+}
+
+/// A tensor of normal numbers, and its values.
+pub(crate) fn normal(
+    random: &mut Random,
+    shape: &[usize],
+    dtype: FloatType,
+    device: &Device,
+) -> (Tensor, Vec<f32>) {
+    tensor(&random.normal(shape.iter().product(), 1.5), shape, dtype, device)
+}
+
+/// Asserts that `y` has this type and shape, and that its values, once rounded to its type, keep to `bound`.
+#[track_caller]
+pub(crate) fn assert_close(
+    y: &Tensor,
+    shape: &[usize],
+    dtype: FloatType,
+    want: &[f64],
+    bound: impl Fn(usize) -> f64,
+) {
+    assert_eq!((y.shape(), y.dtype()), (shape, dtype.dtype()));
+    let y = y.cast(DType::F32).unwrap();
+    // Half a unit in the last place of 11 or 8 digits, or of the smallest subnormal.
+    let (relative, least) = match dtype {
+        FloatType::F32 => (0.0, 2f64.powi(-150)),
+        FloatType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
+        FloatType::BF16 => (2f64.powi(-8), 2f64.powi(-134)),
+    };
+    let rounding = |i: usize| relative * (want[i].abs() + bound(i)) + least;
+    numcheck::assert_within(y.as_slice().unwrap(), want, |i| bound(i) + rounding(i));
+}

@@ -1,0 +1,59 @@
+use crate::Cpu;
+use std::ops::Range;
+
+/// How an op that carries state along sequences is cut into independent pieces: a sequence and a block of columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scan<'a> {
+    /// The tokens of each sequence, one after another.
+    pub sequences: &'a [Range<usize>],
+    /// Columns of the output, `[tokens, width]`.
+    pub width: usize,
+    /// Columns of a piece; the last one of a sequence may have fewer.
+    pub block: usize,
+    /// State elements a column; the state is `[sequences, width, ..]`.
+    pub state: usize,
+}
+
+/// One piece of a [`Scan`].
+pub(crate) struct Piece<'r, 'y> {
+    /// Its sequence's tokens.
+    pub tokens: Range<usize>,
+    /// Its columns.
+    pub columns: Range<usize>,
+    /// The columns of the output, token by token.
+    pub y: &'r mut [&'y mut [f32]],
+    /// The columns' state.
+    pub state: &'r mut [f32],
+}
+
+impl Scan<'_> {
+    /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`.
+    pub fn run(&self, cpu: &Cpu, y: &mut [f32], state: &mut [f32], f: impl Fn(Piece) + Sync + Send) {
+        if y.is_empty() {
+            return;
+        }
+        let blocks = self.width.div_ceil(self.block);
+        // Token by token to piece by piece: a row's blocks go to `blocks` different pieces.
+        let mut rows = Vec::with_capacity(y.len() / self.width * blocks);
+        let mut cut: Vec<_> = y.chunks_mut(self.width).map(|row| row.chunks_mut(self.block)).collect();
+        for tokens in self.sequences {
+            for _ in 0..blocks {
+                rows.extend(cut[tokens.clone()].iter_mut().map(|row| row.next().expect("a block a piece")));
+            }
+        }
+        let (mut rows, mut states) = (rows.as_mut_slice(), state);
+        let mut pieces = Vec::with_capacity(self.sequences.len() * blocks);
+        for tokens in self.sequences {
+            for block in 0..blocks {
+                let columns = block * self.block..self.width.min((block + 1) * self.block);
+                let y = rows.split_off_mut(..tokens.len()).expect("a row a token");
+                let state =
+                    states.split_off_mut(..columns.len() * self.state).expect("state for each column");
+                if !tokens.is_empty() {
+                    pieces.push(Piece { tokens: tokens.clone(), columns, y, state });
+                }
+            }
+        }
+        cpu.for_each(pieces, f);
+    }
+}

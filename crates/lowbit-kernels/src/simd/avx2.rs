@@ -1,0 +1,141 @@
+#![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
+use super::{Kernel, Simd};
+use std::arch::x86_64::*;
+
+/// Eight lanes: AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// `None` when this processor lacks any of them.
+    pub fn detect() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+
+    /// Runs `kernel` compiled for these instructions.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn run<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` exists only where `detect` found the features.
+        unsafe { run(self, kernel) }
+    }
+}
+
+impl Simd for Avx2 {
+    const LANES: usize = 8;
+    const REGISTERS: usize = 16;
+    type V = __m256;
+
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], offset: usize) {
+        // SAFETY: every x86-64 processor has the instruction, and it faults at no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(offset).cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32]) -> __m256 {
+        let x: &[f32; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe { _mm256_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store(self, v: __m256, y: &mut [f32]) {
+        let y: &mut [f32; 8] = y.first_chunk_mut().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe { _mm256_storeu_ps(y.as_mut_ptr(), v) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: __m256, b: __m256, x: __m256, y: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) }
+    }
+
+    #[inline(always)]
+    fn scale_exp2(self, a: __m256, n: __m256) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            // Two factors, because 2^n itself may not be a normal number.
+            let n = _mm256_cvtps_epi32(n);
+            let low = _mm256_srai_epi32::<1>(n);
+            let power =
+                |n| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))));
+            _mm256_mul_ps(_mm256_mul_ps(a, power(low)), power(_mm256_sub_epi32(n, low)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum(self, v: __m256) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)))
+        }
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: __m256) -> f32 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)))
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Vectors of f32 for kernels that are written once and compiled for each instruction set.
+//!
+//! A kernel implements [`Kernel`], generic over [`Simd`]; [`Isa::dispatch`] runs it with the instruction set that
+//! the [`Isa`] value proves to be there. Everything marked `#[inline(always)]` below the kernel's `run` is compiled
+//! with that instruction set, plain loops included: that is how format decoders come to be vectorised.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod math;
+mod portable;
+pub(crate) mod slices;
+
+pub use portable::{Lanes, Scalar};
+
+/// A vector type and its operations. A value of an implementing type proves that the processor has them.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// Lanes a vector.
+    const LANES: usize;
+    /// Vectors that the register file holds: what a kernel's tile must fit.
+    const REGISTERS: usize;
+    /// `LANES` f32.
+    type V: Copy;
+
+    /// Asks for the cache line `offset` bytes after the start of `bytes`, past their end or not; a hint.
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], offset: usize) {
+        let _ = (bytes, offset);
+    }
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// The first `LANES` elements.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load(self, x: &[f32]) -> Self::V;
+    /// Writes the first `LANES` elements.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn store(self, v: Self::V, y: &mut [f32]);
+    /// `a + b`.
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`.
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`.
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`.
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the processor can.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The greater of each lane; `b` where either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// The lesser of each lane; `b` where either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `x` in the lanes where `a < b`, else `y`.
+    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+    /// `a * 2^n` for whole numbers `n` from -252 to 254, into the subnormals and up to infinity.
+    fn scale_exp2(self, a: Self::V, n: Self::V) -> Self::V;
+    /// The sum of all lanes.
+    fn sum(self, v: Self::V) -> f32;
+    /// The greatest lane.
+    fn max_lane(self, v: Self::V) -> f32;
+
+    /// Up to `LANES` elements, the other lanes `fill`.
+    #[inline(always)]
+    fn load_partial(self, x: &[f32], fill: f32) -> Self::V {
+        let mut lanes = [fill; MAX_LANES];
+        lanes[..x.len()].copy_from_slice(x);
+        self.load(&lanes)
+    }
+
+    /// Writes as many lanes as `y` has elements, at most `LANES`.
+    #[inline(always)]
+    fn store_partial(self, v: Self::V, y: &mut [f32]) {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(v, &mut lanes);
+        y.copy_from_slice(&lanes[..y.len()]);
+    }
+}
+
+/// Lanes of the widest vector.
+pub const MAX_LANES: usize = 16;
+
+/// A computation to be compiled for every instruction set.
+pub trait Kernel {
+    /// What it returns.
+    type Output;
+    /// Mark implementations `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// The instruction sets that kernels are compiled for.
+#[derive(Clone, Copy, Debug)]
+pub enum Isa {
+    /// The target's baseline.
+    Portable(portable::Portable),
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(avx2::Avx2),
+    /// AVX-512 F, BW, DQ, VL and VBMI besides.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(avx512::Avx512),
+}
+
+impl Isa {
+    /// The best that this processor has.
+    pub fn detect() -> Self {
+        Self::all().pop().expect("the portable one is always there")
+    }
+
+    /// All that this processor has, best last.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::Portable(portable::Lanes)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(avx2::Avx2::detect().map(Self::Avx2));
+            all.extend(avx512::Avx512::detect().map(Self::Avx512));
+        }
+        all
+    }
+
+    /// Lanes a vector.
+    pub fn lanes(self) -> usize {
+        struct Lanes;
+        impl Kernel for Lanes {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                S::LANES
+            }
+        }
+        self.dispatch(Lanes)
+    }
+
+    /// Runs `kernel` compiled for this instruction set.
+    #[inline]
+    pub fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            Self::Portable(simd) => kernel.run(simd),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(simd) => simd.run(kernel),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+use super::Simd;
+
+/// `N` lanes, a power of two, in plain Rust: what the compiler makes of them on the target's baseline.
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes<const N: usize>;
+
+/// The path of last resort, and the twin that tests compare the others with.
+pub type Portable = Lanes<8>;
+
+/// One lane: what is left over when a kernel's columns do not fill a vector, by the same code.
+pub type Scalar = Lanes<1>;
+
+impl<const N: usize> Simd for Lanes<N> {
+    const LANES: usize = N;
+    const REGISTERS: usize = 8;
+    type V = [f32; N];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> [f32; N] {
+        [x; N]
+    }
+
+    #[inline(always)]
+    fn load(self, x: &[f32]) -> [f32; N] {
+        *x.first_chunk().expect("a whole vector")
+    }
+
+    #[inline(always)]
+    fn store(self, v: [f32; N], y: &mut [f32]) {
+        *y.first_chunk_mut().expect("a whole vector") = v;
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+
+    #[inline(always)]
+    fn sub(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| a[i] - b[i])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+
+    #[inline(always)]
+    fn div(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [f32; N], b: [f32; N], c: [f32; N]) -> [f32; N] {
+        // Two roundings: without FMA in the baseline, `f32::mul_add` is a library call.
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+
+    #[inline(always)]
+    fn max(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| if a[i] > b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn min(self, a: [f32; N], b: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: [f32; N], b: [f32; N], x: [f32; N], y: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+
+    #[inline(always)]
+    fn scale_exp2(self, a: [f32; N], n: [f32; N]) -> [f32; N] {
+        std::array::from_fn(|i| {
+            // Two factors, because 2^n itself may not be a normal number. Wrapping, for the NaN lanes' sake.
+            let n = n[i] as i32;
+            let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
+            a[i] * power(n >> 1) * power(n - (n >> 1))
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, mut v: [f32; N]) -> f32 {
+        let mut half = N / 2;
+        while half > 0 {
+            (0..half).for_each(|i| v[i] += v[i + half]);
+            half /= 2;
+        }
+        v[0]
+    }
+
+    #[inline(always)]
+    fn max_lane(self, v: [f32; N]) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+}

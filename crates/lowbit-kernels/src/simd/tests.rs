@@ -1,0 +1,97 @@
+use super::*;
+
+/// Every operation once, on distinct lanes, so that a swapped operand or lane shows.
+struct Operations;
+
+impl Kernel for Operations {
+    type Output = Vec<Vec<f32>>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<Vec<f32>> {
+        let a: Vec<f32> = (0..S::LANES).map(|i| i as f32 * 3.0 - 7.0).collect();
+        let b: Vec<f32> = (0..S::LANES).map(|i| (i * i) as f32 - 11.0).collect();
+        let (va, vb, vc) = (simd.load(&a), simd.load(&b), simd.splat(0.5));
+        let vectors = [
+            simd.add(va, vb),
+            simd.mul(va, vb),
+            simd.mul_add(va, vb, vc),
+            simd.max(va, vb),
+            simd.splat(simd.sum(vb)),
+            simd.sub(va, vb),
+            simd.div(va, vb),
+            simd.min(va, vb),
+            simd.select_lt(va, vb, vc, va),
+            simd.scale_exp2(vb, va),
+            simd.splat(simd.max_lane(va)),
+            simd.load_partial(&a[..S::LANES.min(3)], 0.5),
+        ];
+        let wanted: [fn(f32, f32, f32) -> f32; 12] = [
+            |a, b, _| a + b,
+            |a, b, _| a * b,
+            |a, b, _| a * b + 0.5,
+            |a, b, _| a.max(b),
+            |_, _, sum| sum,
+            |a, b, _| a - b,
+            |a, b, _| a / b,
+            |a, b, _| a.min(b),
+            |a, b, _| if a < b { 0.5 } else { a },
+            |a, b, _| b * a.exp2(),
+            |_, _, _| S::LANES as f32 * 3.0 - 10.0,
+            |a, _, _| if a < 0.0 { a } else { 0.5 },
+        ];
+        let sum = b.iter().sum();
+        for (v, want) in vectors.iter().zip(wanted) {
+            let mut got = vec![f32::NAN; S::LANES];
+            simd.store(*v, &mut got);
+            let want: Vec<f32> = a.iter().zip(&b).map(|(&a, &b)| want(a, b, sum)).collect();
+            assert_eq!(got, want, "{} lanes", S::LANES);
+        }
+        vec![a, b]
+    }
+}
+
+#[test]
+fn every_instruction_set_computes_the_same() {
+    let all = Isa::all();
+    assert!(!all.is_empty());
+    for isa in all {
+        isa.dispatch(Operations);
+    }
+    Operations.run::<Scalar>(Lanes);
+}
+
+/// NaN and the subnormals: what the lanes above do not reach.
+struct Edges;
+
+impl Kernel for Edges {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let lane = |v: S::V| {
+            let mut lanes = [f32::NAN; 3];
+            simd.store_partial(v, &mut lanes);
+            lanes[2]
+        };
+        let (nan, one) = (simd.splat(f32::NAN), simd.splat(1.0));
+        assert!(lane(simd.max(one, nan)).is_nan() && lane(simd.min(one, nan)).is_nan());
+        assert_eq!((lane(simd.max(nan, one)), lane(simd.min(nan, one))), (1.0, 1.0));
+        assert_eq!(lane(simd.select_lt(nan, one, nan, one)), 1.0);
+        assert!(lane(simd.scale_exp2(nan, nan)).is_nan());
+        let tiny = f32::from_bits(1);
+        for (n, want) in
+            [(-149.0, tiny), (-151.0, 0.0), (-252.0, 0.0), (127.0, 2f32.powi(127)), (128.0, f32::INFINITY)]
+        {
+            assert_eq!(lane(simd.scale_exp2(one, simd.splat(n))), want, "2^{n}");
+        }
+        assert_eq!(lane(simd.scale_exp2(simd.splat(tiny), simd.splat(149.0))), 1.0);
+        assert_eq!(lane(simd.scale_exp2(simd.splat(tiny), simd.splat(254.0))), 2f32.powi(105));
+    }
+}
+
+#[test]
+fn every_instruction_set_agrees_at_the_edges() {
+    for isa in Isa::all() {
+        isa.dispatch(Edges);
+    }
+}

@@ -1,0 +1,378 @@
+use crate::{Device, KernelError, buffer::Buffer};
+use bytes::Bytes;
+use half::{bf16, f16};
+use lowbit_formats::DType;
+use std::sync::Arc;
+
+/// An n-dimensional array, contiguous, outermost dimension first. Clones share their storage.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    dtype: DType,
+    device: Device,
+    storage: Storage,
+    /// The first element's place in the storage, in elements.
+    offset: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Storage {
+    /// Memory of this process, made by ops.
+    Owned(Arc<Buffer>),
+    /// A range of a mapped file.
+    Mapped(Bytes),
+    /// Memory of a GPU.
+    #[cfg(feature = "gpu")]
+    Gpu(crate::gpu::Memory),
+}
+
+/// The Rust types that a tensor's elements can be viewed as.
+pub trait Element: bytemuck::Pod + Send + Sync {
+    /// The same type as a [`DType`].
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($rust:ty = $dtype:ident),*) => { $(impl Element for $rust { const DTYPE: DType = DType::$dtype; })* };
+}
+elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, u32 = U32, i32 = I32, u8 = U8, i8 = I8);
+
+/// Bytes of `shape`.
+fn size(shape: &[usize], dtype: DType) -> usize {
+    shape.iter().product::<usize>() * dtype.size()
+}
+
+impl Tensor {
+    /// A tensor for an op to fill. In debug builds its bytes are all ones (NaN in every float, an absurd id), so
+    /// that an element left unwritten shows.
+    ///
+    /// # Panics
+    /// When a GPU has no such memory left; [`Self::allocate`] gives an error instead.
+    pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Self {
+        Self::allocate(shape, dtype, device).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Self::empty`].
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn allocate(shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
+        let storage = match device {
+            Device::Cpu(cpu) => Storage::Owned(Arc::new(Buffer::any(size(shape, dtype), cpu))),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) if cfg!(debug_assertions) => Storage::Gpu(gpu.filled(size(shape, dtype), 0xff)?),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => Storage::Gpu(gpu.allocate(size(shape, dtype))?),
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        Ok(Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Panics
+    /// As [`Self::empty`].
+    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Self {
+        let storage = match device {
+            Device::Cpu(cpu) => Storage::Owned(Arc::new(Buffer::zeros(size(shape, dtype), cpu))),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                Storage::Gpu(gpu.filled(size(shape, dtype), 0).unwrap_or_else(|error| panic!("{error}")))
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 }
+    }
+
+    /// The same values on another device; the tensor itself where it is there already.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
+    pub fn to_device(&self, device: &Device) -> Result<Self, KernelError> {
+        if self.device.is(device) {
+            return Ok(Self { device: device.clone(), ..self.clone() });
+        }
+        #[cfg(feature = "gpu")]
+        {
+            let bytes = self.download()?;
+            let storage = match device {
+                Device::Cpu(_) => {
+                    let mut host = Self::allocate(&self.shape, self.dtype, device)?;
+                    host.bytes_mut().copy_from_slice(&bytes);
+                    return Ok(host);
+                }
+                Device::Gpu(gpu) => Storage::Gpu(gpu.upload(&bytes)?),
+            };
+            let (shape, dtype) = (self.shape.clone(), self.dtype);
+            Ok(Self { shape, dtype, device: device.clone(), storage, offset: 0 })
+        }
+        #[cfg(not(feature = "gpu"))]
+        unreachable!("there are no two devices without a GPU")
+    }
+
+    /// The elements' bytes, from wherever they are.
+    #[cfg(feature = "gpu")]
+    fn download(&self) -> Result<std::borrow::Cow<'_, [u8]>, KernelError> {
+        let (Device::Gpu(gpu), Storage::Gpu(memory)) = (&self.device, &self.storage) else {
+            return Ok(self.bytes().into());
+        };
+        let mut bytes = vec![0; self.size_bytes()];
+        gpu.download(memory, self.offset * self.dtype.size(), &mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    /// Where the elements lie on a GPU, and their first byte there.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn memory(&self) -> Result<(&crate::gpu::Memory, usize), KernelError> {
+        match &self.storage {
+            Storage::Gpu(memory) => Ok((memory, self.offset * self.dtype.size())),
+            _ => Err(KernelError::Unsupported { op: "a kernel's operand", device: self.device.to_string() }),
+        }
+    }
+
+    /// Bytes of all elements.
+    pub fn size_bytes(&self) -> usize {
+        self.len() * self.dtype.size()
+    }
+
+    /// Copies `values` into a tensor of `shape`.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when the lengths differ.
+    pub fn new<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self, KernelError> {
+        let count: usize = shape.iter().product();
+        if values.len() != count {
+            let want = format!("{} values were given", values.len());
+            return Err(KernelError::Shape { op: "tensor", operand: "shape", got: shape.to_vec(), want });
+        }
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(gpu) = device {
+            let storage = Storage::Gpu(gpu.upload(bytemuck::cast_slice(values))?);
+            let shape = shape.to_vec();
+            return Ok(Self { shape, dtype: T::DTYPE, device: device.clone(), storage, offset: 0 });
+        }
+        let mut tensor = Self::empty(shape, T::DTYPE, device);
+        tensor.as_mut_slice::<T>()?.copy_from_slice(values);
+        Ok(tensor)
+    }
+
+    /// A tensor over a range of a mapped file, without a copy; on a GPU a copy in its memory.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when `bytes` are not what `shape` and `dtype` take.
+    pub fn mapped(bytes: Bytes, shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
+        let want = shape.iter().try_fold(dtype.size(), |product, &n| product.checked_mul(n));
+        if want != Some(bytes.len()) {
+            let want = format!("{} bytes of {dtype} were given", bytes.len());
+            return Err(KernelError::Shape { op: "tensor", operand: "shape", got: shape.to_vec(), want });
+        }
+        let storage = match device {
+            Device::Cpu(_) => Storage::Mapped(bytes),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => Storage::Gpu(gpu.upload(&bytes)?),
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        Ok(Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 })
+    }
+
+    /// Copies tensors of one type and shape into one with a dimension more, outermost.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] or [`KernelError::DType`] for tensors that differ; [`KernelError::Shape`] for none.
+    pub fn stack(tensors: &[&Self]) -> Result<Self, KernelError> {
+        let refuse = |got: &[usize], want| KernelError::Shape {
+            op: "stack",
+            operand: "tensor",
+            got: got.to_vec(),
+            want,
+        };
+        let Some(first) = tensors.first() else { return Err(refuse(&[], "there is none to stack".into())) };
+        let mut whole = Self::empty(&[&[tensors.len()], first.shape()].concat(), first.dtype, &first.device);
+        let size = first.bytes().len();
+        for (index, tensor) in tensors.iter().enumerate() {
+            if tensor.shape != first.shape {
+                return Err(refuse(&tensor.shape, format!("the first is {:?}", first.shape)));
+            }
+            tensor.expect_dtype(first.dtype)?;
+            whole.bytes_mut()[index * size..][..size].copy_from_slice(tensor.bytes());
+        }
+        Ok(whole)
+    }
+
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Size of dimension `i`; -1 is the last.
+    ///
+    /// # Panics
+    /// When there is no such dimension.
+    pub fn dim(&self, i: isize) -> usize {
+        self.shape[if i < 0 { self.shape.len().wrapping_add_signed(i) } else { i as usize }]
+    }
+
+    /// All elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// No elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The same elements in another shape.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when the counts differ.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
+        if shape.iter().product::<usize>() != self.len() {
+            let want = format!("the tensor is {:?}", self.shape);
+            return Err(KernelError::Shape { op: "reshape", operand: "shape", got: shape.to_vec(), want });
+        }
+        Ok(Self { shape: shape.to_vec(), ..self.clone() })
+    }
+
+    /// Rows `start..end` of the outermost dimension, sharing storage.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when they are not there.
+    pub fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
+        let rows = self.shape.first().copied().unwrap_or(0);
+        if start > end || end > rows {
+            let want = format!("rows {start}..{end} were asked for");
+            return Err(KernelError::Shape { op: "rows", operand: "x", got: self.shape.clone(), want });
+        }
+        let row: usize = self.shape[1..].iter().product();
+        let mut view = self.clone();
+        view.shape[0] = end - start;
+        view.offset += start * row;
+        Ok(view)
+    }
+
+    /// The elements' little-endian bytes.
+    ///
+    /// # Panics
+    /// When they are on a GPU: [`Self::to_device`] fetches them.
+    pub fn bytes(&self) -> &[u8] {
+        let (start, len) = (self.offset * self.dtype.size(), self.len() * self.dtype.size());
+        match &self.storage {
+            Storage::Owned(buffer) => &buffer.bytes()[start..start + len],
+            Storage::Mapped(bytes) => &bytes[start..start + len],
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(_) => panic!("bytes: the tensor is on {}", self.device),
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Errors
+    /// [`KernelError::DType`] for another element type; [`KernelError::Value`] when a file has them misaligned;
+    /// [`KernelError::Unsupported`] when they are on a GPU.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], KernelError> {
+        self.expect_dtype(T::DTYPE)?;
+        self.expect_host("as_slice")?;
+        bytemuck::try_cast_slice(self.bytes()).map_err(|_| KernelError::Value {
+            op: "tensor",
+            operand: "address",
+            got: format!("{:p}", self.bytes()),
+            want: format!("{} wants a multiple of {}", T::DTYPE, align_of::<T>()),
+        })
+    }
+
+    /// The elements, to write. A tensor that shares its storage gets its own copy first.
+    ///
+    /// # Errors
+    /// [`KernelError::DType`] for another element type; [`KernelError::Unsupported`] when they are on a GPU.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], KernelError> {
+        self.expect_dtype(T::DTYPE)?;
+        self.expect_host("as_mut_slice")?;
+        Ok(bytemuck::cast_slice_mut(self.bytes_mut()))
+    }
+
+    /// The elements' bytes, to write. A tensor that shares its storage gets its own copy first.
+    ///
+    /// # Panics
+    /// As [`Self::bytes`].
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        if matches!(self.storage, Storage::Mapped(_)) {
+            let mut copy = Self::empty(&self.shape, self.dtype, &self.device);
+            copy.bytes_mut().copy_from_slice(self.bytes());
+            *self = copy;
+        }
+        let (start, len) = (self.offset * self.dtype.size(), self.len() * self.dtype.size());
+        let Storage::Owned(buffer) = &mut self.storage else {
+            unreachable!("a mapped tensor was copied above")
+        };
+        &mut Arc::make_mut(buffer).bytes_mut()[start..start + len]
+    }
+
+    fn expect_host(&self, op: &'static str) -> Result<(), KernelError> {
+        match &self.device {
+            Device::Cpu(_) => Ok(()),
+            Device::Gpu(gpu) => Err(KernelError::Unsupported { op, device: gpu.to_string() }),
+        }
+    }
+
+    fn expect_dtype(&self, want: DType) -> Result<(), KernelError> {
+        if self.dtype == want {
+            return Ok(());
+        }
+        Err(KernelError::DType { op: "tensor", operand: "elements", got: self.dtype, want })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_share_and_writes_separate() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let whole = Tensor::new(&[0f32, 1., 2., 3., 4., 5.], &[3, 2], &device).unwrap();
+        let mut tail = whole.rows(1, 3).unwrap();
+        assert_eq!(tail.as_slice::<f32>().unwrap(), [2., 3., 4., 5.]);
+        tail.as_mut_slice::<f32>().unwrap()[0] = 9.0;
+        assert_eq!(whole.as_slice::<f32>().unwrap()[2], 2.0);
+        assert_eq!(tail.reshape(&[4]).unwrap().as_slice::<f32>().unwrap(), [9., 3., 4., 5.]);
+    }
+
+    #[test]
+    fn refusals_name_both_sides() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let x = Tensor::new(&[0f32; 6], &[3, 2], &device).unwrap();
+        assert_eq!(x.rows(2, 4).unwrap_err().to_string(), "rows: x is [3, 2], but rows 2..4 were asked for");
+        assert_eq!(
+            x.reshape(&[4]).unwrap_err().to_string(),
+            "reshape: shape is [4], but the tensor is [3, 2]"
+        );
+        assert_eq!(
+            x.as_slice::<u32>().unwrap_err().to_string(),
+            "tensor: elements is f32, but u32 is wanted"
+        );
+        assert!(Tensor::new(&[0f32; 5], &[3, 2], &device).is_err());
+        let bytes = Bytes::from_static(&[0; 23]);
+        assert!(Tensor::mapped(bytes, &[3, 2], DType::F32, &device).is_err());
+    }
+
+    #[test]
+    fn an_empty_tensor_is_poisoned() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let x = Tensor::empty(&[2], DType::F32, &device);
+        assert!(x.as_slice::<f32>().unwrap().iter().all(|x| x.is_nan()));
+    }
+}
