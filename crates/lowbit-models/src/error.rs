@@ -1,0 +1,42 @@
+use lowbit_files::FileError;
+use lowbit_formats::FormatError;
+use lowbit_kernels::KernelError;
+use std::path::PathBuf;
+
+/// What can stop a checkpoint from becoming a model, or a model from answering.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ModelError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("{path}: architecture {found:?} is not supported; supported are {supported}", path = .path.display())]
+    Architecture { path: PathBuf, found: String, supported: String },
+    #[error("{path}: {key} is missing from the configuration", path = .path.display())]
+    ConfigMissing { path: PathBuf, key: String },
+    #[error("{path}: {key} is {got}, but {want}", path = .path.display())]
+    Config { path: PathBuf, key: String, got: String, want: String },
+    #[error("{path}: tensor {name} is missing", path = .path.display())]
+    Missing { path: PathBuf, name: String },
+    #[error("{path}: {count} tensors are not part of this architecture, the first of them {name}", path = .path.display())]
+    Surplus { path: PathBuf, name: String, count: usize },
+    #[error("{path}: tensor {name} is {got}, but the configuration wants {want}", path = .path.display())]
+    Tensor { path: PathBuf, name: String, got: String, want: String },
+    #[error("{path}: tensor {name}: {error}", path = .path.display())]
+    Weight { path: PathBuf, name: String, error: Box<KernelError> },
+    #[error("{tokens} tokens do not fit the model's context of {limit}")]
+    ContextLength { tokens: usize, limit: usize },
+    #[error("token {index} is {id}, but the vocabulary has {vocab_size}")]
+    Token { index: usize, id: u32, vocab_size: usize },
+    #[error("there are no tokens to start from")]
+    NoTokens,
+    #[error(
+        "a context of {0} is too small: a window scores all its tokens but the first, so it takes at least 2"
+    )]
+    Window(usize),
+    #[error("{tokens} tokens are too few: windows of {context} scored by their second half take {want}", want = 2 * .context)]
+    TooShort { tokens: usize, context: usize },
+}

@@ -1,0 +1,141 @@
+use super::{Linear, RmsNorm, rope_params};
+use crate::cache::KvCache;
+use crate::{Config, ModelError, Weights};
+use lowbit_kernels::ops::{self, AttentionParams, Rope, RopeLayout};
+use lowbit_kernels::{KernelError, Tensor};
+use std::sync::Arc;
+
+/// What an architecture says of its attention layers.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct AttentionConfig {
+    pub hidden_size: usize,
+    pub num_attention_heads: usize,
+    pub num_key_value_heads: usize,
+    pub head_dim: usize,
+    pub rope: Arc<Rope>,
+    pub sliding_window: Option<usize>,
+    /// RMSNorm of each query and key head: its eps, and whether the checkpoint stores `w - 1`.
+    pub head_norm: Option<(f32, bool)>,
+    /// Whether the query projection also gives each head's output gate, `[query | gate]` a head.
+    pub gated: bool,
+}
+
+impl AttentionConfig {
+    /// Plain attention with the sizes that all checkpoints name alike.
+    ///
+    /// # Errors
+    /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no multiple of key heads.
+    pub fn new(
+        config: &Config<'_>,
+        weights: &Weights<'_>,
+        hidden_size: usize,
+        layout: RopeLayout,
+    ) -> Result<Self, ModelError> {
+        let heads = config.size("num_attention_heads", "attention.head_count")?;
+        let kv_heads =
+            config.optional_size("num_key_value_heads", "attention.head_count_kv")?.unwrap_or(heads);
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            let want = format!("the {heads} query heads are no multiple of it");
+            return Err(config.refuse("num_key_value_heads", &kv_heads.to_string(), &want));
+        }
+        let head_dim =
+            config.optional_size("head_dim", "attention.key_length")?.unwrap_or(hidden_size / heads);
+        Ok(Self {
+            hidden_size,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            rope: Arc::new(Rope::new(&rope_params(config, weights, head_dim, layout)?)?),
+            sliding_window: None,
+            head_norm: None,
+            gated: false,
+        })
+    }
+}
+
+/// Grouped-query attention with rotary positions.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    config: AttentionConfig,
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    norms: Option<(RmsNorm, RmsNorm)>,
+}
+
+impl Attention {
+    /// The projections and norms below a layer's `self_attn.` or `blk.N.attn_`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn load(weights: &Weights<'_>, config: &AttentionConfig) -> Result<Self, ModelError> {
+        let weights = weights.below("self_attn.", "attn_");
+        let (hidden, dim) = (config.hidden_size, config.head_dim);
+        let (queries, keys) = (config.num_attention_heads * dim, config.num_key_value_heads * dim);
+        let norms = match config.head_norm {
+            None => None,
+            Some((eps, offset)) => Some((
+                RmsNorm::load(&weights, ("q_norm", "q_norm"), dim, eps, offset)?,
+                RmsNorm::load(&weights, ("k_norm", "k_norm"), dim, eps, offset)?,
+            )),
+        };
+        Ok(Self {
+            q_proj: weights.linear(
+                "q_proj",
+                "q",
+                if config.gated { 2 * queries } else { queries },
+                hidden,
+            )?,
+            k_proj: weights.linear("k_proj", "k", keys, hidden)?,
+            v_proj: weights.linear("v_proj", "v", keys, hidden)?,
+            o_proj: weights.linear("o_proj", "output", hidden, queries)?,
+            norms,
+            config: config.clone(),
+        })
+    }
+
+    /// An empty cache for this layer.
+    pub fn cache(&self, device: &lowbit_kernels::Device) -> KvCache {
+        KvCache::new(self.config.num_key_value_heads, self.config.head_dim, device)
+    }
+
+    /// `[T, hidden_size]` at `positions` `[T]` to the same; the keys and values join `cache`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        positions: &Tensor,
+        cache: &mut KvCache,
+    ) -> Result<Tensor, KernelError> {
+        let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
+            self.config;
+        let tokens = x.dim(0);
+        let mut q = self.q_proj.forward(x)?;
+        let mut gate = None;
+        if self.config.gated {
+            let both = q.reshape(&[tokens, heads, 2 * head_dim])?;
+            q = ops::narrow(&both, 0, head_dim)?;
+            gate = Some(ops::narrow(&both, head_dim, head_dim)?.reshape(&[tokens, heads * head_dim])?);
+        }
+        let mut q = q.reshape(&[tokens, heads, head_dim])?;
+        let mut k = self.k_proj.forward(x)?.reshape(&[tokens, kv_heads, head_dim])?;
+        let v = self.v_proj.forward(x)?.reshape(&[tokens, kv_heads, head_dim])?;
+        if let Some((q_norm, k_norm)) = &self.norms {
+            (q, k) = (q_norm.forward(&q)?, k_norm.forward(&k)?);
+        }
+        let q = ops::rope(&q, positions, &self.config.rope)?;
+        let k = ops::rope(&k, positions, &self.config.rope)?;
+        let (keys, values) = cache.append(&k, &v, positions)?;
+        let scale = (head_dim as f32).sqrt().recip();
+        let params = AttentionParams { scale, sliding_window: self.config.sliding_window };
+        let y = ops::attention(&q, keys, values, positions, &params)?.reshape(&[tokens, heads * head_dim])?;
+        match gate {
+            Some(gate) => self.o_proj.forward(&ops::sigmoid_mul(&y, &gate)?),
+            None => self.o_proj.forward(&y),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+use super::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, SparseMoe};
+use crate::cache::{Cache, LayerCache};
+use crate::{Config, ModelError, Weights};
+use lowbit_kernels::{Device, KernelError, Tensor, ops};
+
+/// What every decoder's configuration says.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct DecoderConfig {
+    pub hidden_size: usize,
+    pub num_hidden_layers: usize,
+    pub vocab_size: usize,
+    pub rms_norm_eps: f32,
+    pub max_position_embeddings: usize,
+    pub tie_word_embeddings: bool,
+}
+
+impl DecoderConfig {
+    /// Reads the sizes. GGUF has its vocabulary's size in the embedding's shape, and ties it to the output by
+    /// leaving the output out.
+    ///
+    /// # Errors
+    /// As [`Config::size`].
+    pub fn new(config: &Config<'_>, weights: &Weights<'_>) -> Result<Self, ModelError> {
+        let vocab_size = match weights.shape("", "token_embd.weight") {
+            Some(shape) if config.is_gguf() => shape[0],
+            _ => config.size("vocab_size", "vocab_size")?,
+        };
+        let tied = if config.is_gguf() {
+            !weights.has("", "output.weight")
+        } else {
+            config.flag("tie_word_embeddings", false)?
+        };
+        // Layers of the multi-token-prediction head follow the model's own in GGUF.
+        let predictors =
+            if config.is_gguf() { config.optional_size("", "nextn_predict_layers")?.unwrap_or(0) } else { 0 };
+        Ok(Self {
+            hidden_size: config.size("hidden_size", "embedding_length")?,
+            num_hidden_layers: config.size("num_hidden_layers", "block_count")?.saturating_sub(predictors),
+            vocab_size,
+            rms_norm_eps: config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32,
+            max_position_embeddings: config.size("max_position_embeddings", "context_length")?,
+            tie_word_embeddings: tied,
+        })
+    }
+}
+
+/// What mixes tokens in a block.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum Mixer {
+    Attention(Box<Attention>),
+    DeltaNet(Box<GatedDeltaNet>),
+}
+
+/// What works on each token alone.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum Feedforward {
+    Dense(Box<Mlp>),
+    Sparse(Box<SparseMoe>),
+}
+
+/// `h = x + mixer(norm1(x)); y = h + feedforward(norm2(h))`.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct Block {
+    pub input_norm: RmsNorm,
+    pub mixer: Mixer,
+    pub post_norm: RmsNorm,
+    pub feedforward: Feedforward,
+}
+
+impl Block {
+    /// The block's two norms around `mixer` and `feedforward`; `post` is GGUF's name of the second one.
+    ///
+    /// # Errors
+    /// As [`RmsNorm::load`].
+    pub fn load(
+        weights: &Weights<'_>,
+        config: &DecoderConfig,
+        (post, offset): (&str, bool),
+        mixer: Mixer,
+        feedforward: Feedforward,
+    ) -> Result<Self, ModelError> {
+        let norm = |names| RmsNorm::load(weights, names, config.hidden_size, config.rms_norm_eps, offset);
+        Ok(Self {
+            input_norm: norm(("input_layernorm", "attn_norm"))?,
+            post_norm: norm(("post_attention_layernorm", post))?,
+            mixer,
+            feedforward,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, step: &Step, cache: &mut LayerCache) -> Result<Tensor, KernelError> {
+        let normed = self.input_norm.forward(x)?;
+        let mixed = match (&self.mixer, cache) {
+            (Mixer::Attention(mixer), LayerCache::Attention(cache)) => {
+                mixer.forward(&normed, &step.positions, cache)?
+            }
+            (Mixer::DeltaNet(mixer), LayerCache::DeltaNet(cache)) => {
+                mixer.forward(&normed, &step.cu_seqlens, cache)?
+            }
+            _ => {
+                let (op, got, want) =
+                    ("block", "of another kind".to_string(), "each layer made its own".to_string());
+                return Err(KernelError::Value { op, operand: "cache", got, want });
+            }
+        };
+        let h = ops::add(x, &mixed)?;
+        let normed = self.post_norm.forward(&h)?;
+        let y = match &self.feedforward {
+            Feedforward::Dense(mlp) => mlp.forward(&normed)?,
+            Feedforward::Sparse(moe) => moe.forward(&normed)?,
+        };
+        ops::add(&h, &y)
+    }
+}
+
+/// Where the tokens of a forward pass stand, in tensors, so that a captured pass can be replayed with new ones.
+pub(crate) struct Step {
+    /// u32 `[T]`.
+    positions: Tensor,
+    /// u32 `[0, T]`.
+    cu_seqlens: Tensor,
+}
+
+impl Step {
+    /// `tokens` tokens from `start` on.
+    pub(crate) fn new(start: usize, tokens: usize, device: &Device) -> Result<Self, KernelError> {
+        let positions: Vec<u32> = (start..start + tokens).map(|position| position as u32).collect();
+        Ok(Self {
+            positions: Tensor::new(&positions, &[tokens], device)?,
+            cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
+        })
+    }
+}
+
+/// Embedding, blocks, norm and output layer: every architecture here is one.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    embedding: Embedding,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+    head: Linear,
+}
+
+impl Decoder {
+    /// Loads what surrounds the blocks and calls `block` for each layer. `weights` is the whole checkpoint;
+    /// `model` its part with the layers. With `offset` norms are stored as `w - 1`.
+    ///
+    /// # Errors
+    /// Those of the parts.
+    pub fn load(
+        weights: &Weights<'_>,
+        model: &Weights<'_>,
+        config: &DecoderConfig,
+        offset: bool,
+        block: impl Fn(usize, &Weights<'_>) -> Result<Block, ModelError>,
+    ) -> Result<Self, ModelError> {
+        let embedding = Embedding::load(model, config.vocab_size, config.hidden_size)?;
+        let head_prefix =
+            if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" };
+        let top = weights.below(head_prefix, "");
+        let head = if config.tie_word_embeddings {
+            top.ignore("lm_head.weight", "output.weight");
+            embedding.as_linear()
+        } else {
+            top.linear("lm_head", "output", config.vocab_size, config.hidden_size)?
+        };
+        let blocks =
+            (0..config.num_hidden_layers).map(|i| block(i, &model.layer(i))).collect::<Result<_, _>>()?;
+        let norm =
+            RmsNorm::load(model, ("norm", "output_norm"), config.hidden_size, config.rms_norm_eps, offset)?;
+        Ok(Self { embedding, blocks, norm, head })
+    }
+
+    /// Empty caches for one sequence.
+    pub fn cache(&self, device: &Device) -> Cache {
+        let layer = |block: &Block| match &block.mixer {
+            Mixer::Attention(attention) => LayerCache::Attention(attention.cache(device)),
+            Mixer::DeltaNet(net) => LayerCache::DeltaNet(net.cache(device)),
+        };
+        Cache::new(self.blocks.iter().map(layer).collect())
+    }
+
+    /// The tokens' states before the output layer, `[T, hidden_size]`; `cache` moves on by T tokens.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn hidden(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, KernelError> {
+        let count = tokens.len();
+        let step = Step::new(cache.position(), count, tokens.device())?;
+        cache.reserve(count)?;
+        let mut x = self.embedding.forward(tokens)?;
+        for (block, cache) in self.blocks.iter().zip(cache.layers_mut()) {
+            x = block.forward(&x, &step, cache)?;
+        }
+        cache.advance(count);
+        Ok(x)
+    }
+
+    /// States `[T, hidden_size]` to logits `[T, vocab_size]`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, KernelError> {
+        self.head.forward(&self.norm.forward(hidden)?)
+    }
+}

@@ -1,0 +1,235 @@
+use super::{Linear, RmsNorm};
+use crate::cache::DeltaCache;
+use crate::{Config, ModelError, Weights};
+use lowbit_kernels::ops::{
+    self, Activation, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention,
+};
+use lowbit_kernels::{Device, KernelError, Tensor};
+
+/// The epsilon of q's and k's l2norm, transformers' and flash-linear-attention's.
+const L2_EPS: f32 = 1e-6;
+
+/// What an architecture says of its gated delta nets.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct DeltaNetConfig {
+    pub hidden_size: usize,
+    pub linear_num_key_heads: usize,
+    pub linear_num_value_heads: usize,
+    pub linear_key_head_dim: usize,
+    pub linear_value_head_dim: usize,
+    pub linear_conv_kernel_dim: usize,
+    pub rms_norm_eps: f32,
+    pub head_map: HeadMap,
+}
+
+impl DeltaNetConfig {
+    /// Reads the sizes.
+    ///
+    /// # Errors
+    /// As [`Config::size`]; [`ModelError::Config`] when value heads are no multiple of key heads.
+    pub fn new(config: &Config<'_>, head_map: HeadMap) -> Result<Self, ModelError> {
+        let value_heads = config.size("linear_num_value_heads", "ssm.time_step_rank")?;
+        let value_head_dim = match config.is_gguf() {
+            true => config.size("", "ssm.inner_size")? / value_heads,
+            false => config.size("linear_value_head_dim", "")?,
+        };
+        let key_heads = config.size("linear_num_key_heads", "ssm.group_count")?;
+        if !value_heads.is_multiple_of(key_heads) {
+            let want = format!("a multiple of the {key_heads} key heads is wanted");
+            return Err(config.refuse("linear_num_value_heads", &value_heads.to_string(), &want));
+        }
+        Ok(Self {
+            hidden_size: config.size("hidden_size", "embedding_length")?,
+            linear_num_key_heads: key_heads,
+            linear_num_value_heads: value_heads,
+            linear_key_head_dim: config.size("linear_key_head_dim", "ssm.state_size")?,
+            linear_value_head_dim: value_head_dim,
+            linear_conv_kernel_dim: config.size("linear_conv_kernel_dim", "ssm.conv_kernel")?,
+            rms_norm_eps: config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32,
+            head_map,
+        })
+    }
+
+    /// Columns of all keys (and of all queries).
+    pub fn key_dim(&self) -> usize {
+        self.linear_num_key_heads * self.linear_key_head_dim
+    }
+
+    /// Columns of all values.
+    pub fn value_dim(&self) -> usize {
+        self.linear_num_value_heads * self.linear_value_head_dim
+    }
+
+    /// Channels of the convolution: q, k and v.
+    pub fn conv_dim(&self) -> usize {
+        2 * self.key_dim() + self.value_dim()
+    }
+}
+
+/// How a checkpoint arranges the input projections.
+#[derive(Clone, Debug)]
+pub enum Projections {
+    /// One each: q, k and v together, z, b and a.
+    #[allow(missing_docs)]
+    Split { qkv: Linear, z: Linear, b: Linear, a: Linear },
+    /// q, k, v and z of one key head after the other; likewise b and a.
+    #[allow(missing_docs)]
+    Interleaved { qkvz: Linear, ba: Linear },
+    /// q, k and v together and z, but b and a of one key head after the other.
+    #[allow(missing_docs)]
+    InterleavedGates { qkv: Linear, z: Linear, ba: Linear },
+}
+
+/// Gated delta net: a convolution over q, k and v, the gated delta rule, and a gated norm.
+#[derive(Clone, Debug)]
+pub struct GatedDeltaNet {
+    config: DeltaNetConfig,
+    projections: Projections,
+    conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    norm: RmsNorm,
+    out_proj: Linear,
+}
+
+/// What the projections give a token.
+struct Projected {
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+}
+
+impl GatedDeltaNet {
+    /// The weights below a layer's `linear_attn.` or `blk.N.`.
+    ///
+    /// # Errors
+    /// As [`Weights::linear`].
+    pub fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
+        let weights = weights.below("linear_attn.", "");
+        let (heads, width) = (config.linear_num_value_heads, config.linear_conv_kernel_dim);
+        let conv = weights.vector("conv1d.weight", "ssm_conv1d.weight", config.conv_dim() * width)?;
+        let a_log = if weights.is_gguf() {
+            // GGUF stores -exp(A_log).
+            let rates = weights.values("", "ssm_a", heads)?;
+            Tensor::new(
+                &rates.iter().map(|rate| (-rate).ln()).collect::<Vec<_>>(),
+                &[heads],
+                weights.device(),
+            )?
+        } else {
+            weights.vector("A_log", "", heads)?
+        };
+        Ok(Self {
+            projections: Projections::load(&weights, config)?,
+            conv: conv.reshape(&[config.conv_dim(), width])?,
+            a_log,
+            dt_bias: weights.vector("dt_bias", "ssm_dt.bias", heads)?,
+            norm: RmsNorm::load(
+                &weights,
+                ("norm", "ssm_norm"),
+                config.linear_value_head_dim,
+                config.rms_norm_eps,
+                false,
+            )?,
+            out_proj: weights.linear("out_proj", "ssm_out", config.hidden_size, config.value_dim())?,
+            config: config.clone(),
+        })
+    }
+
+    /// An empty cache for this layer.
+    pub fn cache(&self, device: &Device) -> DeltaCache {
+        DeltaCache::new(&self.config, device)
+    }
+
+    /// `[T, hidden_size]` of one sequence to the same; `cache` moves on by T tokens. `cu_seqlens` is `[0, T]`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        cu_seqlens: &Tensor,
+        cache: &mut DeltaCache,
+    ) -> Result<Tensor, KernelError> {
+        let config = &self.config;
+        let (tokens, key_dim) = (x.dim(0), config.key_dim());
+        let Projected { qkv, z, b, a } = self.projections.forward(x, config)?;
+        let qkv =
+            ops::causal_conv1d(&qkv, &self.conv, None, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
+        let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
+        let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
+        let l2 = L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum };
+        let q = ops::l2_norm(&ops::narrow(&qkv, 0, key_dim)?.reshape(&keys)?, &l2)?;
+        let k = ops::l2_norm(&ops::narrow(&qkv, key_dim, key_dim)?.reshape(&keys)?, &l2)?;
+        let v = ops::narrow(&qkv, 2 * key_dim, config.value_dim())?.reshape(&values)?;
+        let (log_decay, beta) = ops::delta_gates(&a, &b, &self.a_log, &self.dt_bias)?;
+        let rule =
+            GatedDeltaRule { head_map: config.head_map, ..GatedDeltaRule::new(config.linear_key_head_dim) };
+        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, cu_seqlens };
+        let o = ops::gated_delta_rule(&inputs, &mut cache.state, &rule)?;
+        let y = self.norm.gated(&o, &z.reshape(&values)?)?;
+        self.out_proj.forward(&y.reshape(&[tokens, config.value_dim()])?)
+    }
+}
+
+impl Projections {
+    /// Whichever arrangement the checkpoint has.
+    fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
+        let (hidden, heads) = (config.hidden_size, config.linear_num_value_heads);
+        let linear = |json: &str, gguf: &str, n| weights.linear(json, gguf, n, hidden);
+        if weights.has("in_proj_qkvz.weight", "") {
+            let qkvz = linear("in_proj_qkvz", "", config.conv_dim() + config.value_dim())?;
+            return Ok(Self::Interleaved { qkvz, ba: linear("in_proj_ba", "", 2 * heads)? });
+        }
+        let qkv = linear("in_proj_qkv", "attn_qkv", config.conv_dim())?;
+        let z = linear("in_proj_z", "attn_gate", config.value_dim())?;
+        if weights.has("", "ssm_ba.weight") {
+            return Ok(Self::InterleavedGates { qkv, z, ba: linear("", "ssm_ba", 2 * heads)? });
+        }
+        let (b, a) = (linear("in_proj_b", "ssm_beta", heads)?, linear("in_proj_a", "ssm_alpha", heads)?);
+        Ok(Self::Split { qkv, z, b, a })
+    }
+
+    fn forward(&self, x: &Tensor, config: &DeltaNetConfig) -> Result<Projected, KernelError> {
+        match self {
+            Self::Split { qkv, z, b, a } => {
+                Ok(Projected { qkv: qkv.forward(x)?, z: z.forward(x)?, b: b.forward(x)?, a: a.forward(x)? })
+            }
+            Self::Interleaved { qkvz, ba } => {
+                let value = config.value_dim() / config.linear_num_key_heads;
+                let key = config.linear_key_head_dim;
+                let [q, k, v, z] = deinterleave(&qkvz.forward(x)?, config, [key, key, value, value])?;
+                let [b, a] = split_gates(&ba.forward(x)?, config)?;
+                Ok(Projected { qkv: ops::concat(&[&q, &k, &v])?, z, b, a })
+            }
+            Self::InterleavedGates { qkv, z, ba } => {
+                let [b, a] = split_gates(&ba.forward(x)?, config)?;
+                Ok(Projected { qkv: qkv.forward(x)?, z: z.forward(x)?, b, a })
+            }
+        }
+    }
+}
+
+fn split_gates(ba: &Tensor, config: &DeltaNetConfig) -> Result<[Tensor; 2], KernelError> {
+    let heads = config.linear_num_value_heads / config.linear_num_key_heads;
+    deinterleave(ba, config, [heads, heads])
+}
+
+/// Columns that come key head by key head, `widths` of each kind, to one `[T, Hk * width]` a kind.
+fn deinterleave<const N: usize>(
+    x: &Tensor,
+    config: &DeltaNetConfig,
+    widths: [usize; N],
+) -> Result<[Tensor; N], KernelError> {
+    let (tokens, heads) = (x.dim(0), config.linear_num_key_heads);
+    let x = x.reshape(&[tokens, heads, widths.iter().sum()])?;
+    let mut start = 0;
+    let mut parts = vec![];
+    for width in widths {
+        parts.push(ops::narrow(&x, start, width)?.reshape(&[tokens, heads * width])?);
+        start += width;
+    }
+    Ok(parts.try_into().expect("as many parts as widths"))
+}

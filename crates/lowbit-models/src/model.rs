@@ -1,0 +1,103 @@
+use crate::layers::{Decoder, DecoderConfig};
+use crate::{Cache, Config, ModelError, Weights, arch};
+use lowbit_files::Checkpoint;
+use lowbit_kernels::{Device, KernelError, Tensor};
+
+/// A loaded language model.
+#[derive(Clone, Debug)]
+pub struct Model {
+    architecture: String,
+    config: DecoderConfig,
+    decoder: Decoder,
+    device: Device,
+}
+
+/// Which tokens' logits a forward pass computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// None: the pass only fills the cache.
+    None,
+    /// The last token's, `[1, vocab_size]`.
+    Last,
+    /// All, `[T, vocab_size]`.
+    All,
+}
+
+impl Model {
+    /// Loads `checkpoint` for `device`. On the CPU the weights stay in the mapped file.
+    ///
+    /// # Errors
+    /// [`ModelError`]: an unknown architecture or quantisation, a missing, surplus or misshapen tensor, a
+    /// configuration that lacks a key or contradicts itself.
+    pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
+        let config = Config::new(checkpoint)?;
+        let weights = Weights::new(checkpoint, device);
+        let (decoder_config, decoder) = (arch::find(&config)?.load)(&config, &weights)?;
+        let architecture = config.architecture()?;
+        Ok(Self { architecture, config: decoder_config, decoder, device: device.clone() })
+    }
+
+    /// As the checkpoint spells it.
+    pub fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// Sizes.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Empty caches for one sequence.
+    pub fn cache(&self) -> Cache {
+        self.decoder.cache(&self.device)
+    }
+
+    /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32 `[.., vocab_size]`.
+    ///
+    /// # Errors
+    /// [`ModelError::Token`] for an id outside the vocabulary, [`ModelError::ContextLength`] when the tokens do not
+    /// fit, [`ModelError::NoTokens`] for none. The cache is unchanged then.
+    pub fn forward(
+        &self,
+        tokens: &[u32],
+        cache: &mut Cache,
+        logits: Logits,
+    ) -> Result<Option<Tensor>, ModelError> {
+        self.check(tokens, cache)?;
+        let result = self.device.run(|| -> Result<Option<Tensor>, KernelError> {
+            let ids = Tensor::new(tokens, &[tokens.len()], &self.device)?;
+            let hidden = self.decoder.hidden(&ids, cache)?;
+            match logits {
+                Logits::None => Ok(None),
+                Logits::Last => Ok(Some(self.decoder.logits(&hidden.rows(tokens.len() - 1, tokens.len())?)?)),
+                Logits::All => Ok(Some(self.decoder.logits(&hidden)?)),
+            }
+        });
+        Ok(result?)
+    }
+
+    fn check(&self, tokens: &[u32], cache: &Cache) -> Result<(), ModelError> {
+        if tokens.is_empty() {
+            return Err(ModelError::NoTokens);
+        }
+        let (total, limit) = (cache.position() + tokens.len(), self.config.max_position_embeddings);
+        if total > limit {
+            return Err(ModelError::ContextLength { tokens: total, limit });
+        }
+        self.check_ids(tokens)
+    }
+
+    /// That every id is in the vocabulary.
+    pub(crate) fn check_ids(&self, tokens: &[u32]) -> Result<(), ModelError> {
+        let vocab_size = self.config.vocab_size;
+        match tokens.iter().position(|&id| id as usize >= vocab_size) {
+            Some(index) => Err(ModelError::Token { index, id: tokens[index], vocab_size }),
+            None => Ok(()),
+        }
+    }
+}

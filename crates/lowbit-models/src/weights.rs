@@ -1,0 +1,256 @@
+use crate::{ModelError, layers::Linear};
+use lowbit_files::{Checkpoint, Layout, Quantization, Stored, TensorView};
+use lowbit_formats::{FloatType, Format};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+
+/// A checkpoint's tensors as an architecture asks for them: by name, with the shape that its configuration
+/// implies. Every tensor must be asked for: [`Weights::finish`] refuses what is left.
+///
+/// Names come in pairs, Hugging Face's (MLX's is the same) and GGUF's, both below the layer's prefix.
+pub struct Weights<'a> {
+    checkpoint: &'a Checkpoint,
+    device: &'a Device,
+    prefix: String,
+    used: Rc<RefCell<HashSet<String>>>,
+}
+
+impl<'a> Weights<'a> {
+    /// All of `checkpoint`. Its tensors stay in the mapped file where the device can read them there.
+    pub fn new(checkpoint: &'a Checkpoint, device: &'a Device) -> Self {
+        Self { checkpoint, device, prefix: String::new(), used: Rc::default() }
+    }
+
+    /// The tensors below `json` or `gguf`, whichever this checkpoint has.
+    pub fn below(&self, json: &str, gguf: &str) -> Self {
+        let prefix = format!("{}{}", self.prefix, self.choose(json, gguf));
+        Self { checkpoint: self.checkpoint, device: self.device, prefix, used: self.used.clone() }
+    }
+
+    /// Layer `index`: `layers.{index}.` or `blk.{index}.`.
+    pub fn layer(&self, index: usize) -> Self {
+        self.below(&format!("layers.{index}."), &format!("blk.{index}."))
+    }
+
+    /// How the checkpoint is laid out.
+    pub fn layout(&self) -> Layout {
+        self.checkpoint.layout()
+    }
+
+    /// Whether this is a GGUF file.
+    pub fn is_gguf(&self) -> bool {
+        self.layout() == Layout::Gguf
+    }
+
+    /// Where tensors go.
+    pub fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn has(&self, json: &str, gguf: &str) -> bool {
+        self.checkpoint.tensors().get(&self.name(json, gguf)).is_some()
+    }
+
+    /// The shape of a tensor, if it is there.
+    pub fn shape(&self, json: &str, gguf: &str) -> Option<Vec<usize>> {
+        self.checkpoint.tensors().get(&self.name(json, gguf)).map(|view| view.shape.clone())
+    }
+
+    /// A linear layer `[n, k]`: its `.weight` in whatever format it is stored, its `.bias` if there is one.
+    ///
+    /// # Errors
+    /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
+    pub fn linear(&self, json: &str, gguf: &str, n: usize, k: usize) -> Result<Linear, ModelError> {
+        let weight = self.matrix(json, gguf, &[n, k])?;
+        let (json, gguf) = (format!("{json}.bias"), format!("{gguf}.bias"));
+        let bias = if self.has(&json, &gguf) { Some(self.vector(&json, &gguf, n)?) } else { None };
+        Ok(Linear::new(weight, bias))
+    }
+
+    /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is stored.
+    ///
+    /// # Errors
+    /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
+    pub fn matrix(&self, json: &str, gguf: &str, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
+        let module = self.name(json, gguf);
+        let with_suffix = format!("{module}.weight");
+        let bare = self.checkpoint.tensors().get(&module).is_some();
+        let name = if bare { module.clone() } else { with_suffix };
+        let view = self.view(&name)?;
+        let scales = format!("{module}.scales");
+        if self.layout() != Layout::Gguf && self.checkpoint.tensors().get(&scales).is_some() {
+            return self.mlx_matrix(&module, &view, shape);
+        }
+        let format = match view.stored {
+            Stored::Blocks(format) => format,
+            Stored::Plain(dtype) => match FloatType::from_dtype(dtype) {
+                Some(float) => Format::Float(float),
+                None => return Err(self.refuse(&view, "f32, f16, bf16 or a quantised type".into())),
+            },
+        };
+        // GGUF drops leading dimensions of 1.
+        let ones = shape.iter().take_while(|&&n| n == 1).count();
+        if view.shape != shape && view.shape != shape[ones..] {
+            return Err(self.refuse(&view, format!("{shape:?}")));
+        }
+        let component = self.component(format, 0, &view, shape)?;
+        QuantizedTensor::new(format, shape, vec![component]).map_err(|error| self.weight_error(&name, error))
+    }
+
+    /// A weight in MLX's layout: `weight`, `scales` and perhaps `biases` below `module`.
+    fn mlx_matrix(
+        &self,
+        module: &str,
+        weight: &TensorView,
+        shape: &[usize],
+    ) -> Result<QuantizedTensor, ModelError> {
+        let quantization =
+            self.checkpoint.quantization(module)?.ok_or_else(|| ModelError::ConfigMissing {
+                path: self.checkpoint.path().to_path_buf(),
+                key: format!("quantization of {module}, which has scales,"),
+            })?;
+        let scales = self.view(&format!("{module}.scales"))?;
+        let format = self.mlx_format(&quantization, &scales)?;
+        let mut components = vec![];
+        for (index, component) in format.components(shape[shape.len() - 1])?.iter().enumerate() {
+            let view = match component.name {
+                "weight" => weight.clone(),
+                name => self.view(&format!("{module}.{name}"))?,
+            };
+            components.push(self.component(format, index, &view, shape)?);
+        }
+        let weight_name = format!("{module}.weight");
+        QuantizedTensor::new(format, shape, components)
+            .map_err(|error| self.weight_error(&weight_name, error))
+    }
+
+    fn mlx_format(&self, quantization: &Quantization, scales: &TensorView) -> Result<Format, ModelError> {
+        match scales.stored {
+            Stored::Plain(dtype) => Ok(quantization.format(dtype)?),
+            Stored::Blocks(_) => Err(self.refuse(scales, "a plain type".into())),
+        }
+    }
+
+    /// Component `index` of a weight of `shape`: its type and shape must be what `format` wants.
+    fn component(
+        &self,
+        format: Format,
+        index: usize,
+        view: &TensorView,
+        shape: &[usize],
+    ) -> Result<Tensor, ModelError> {
+        let (&k, rows) = shape.split_last().expect("a weight has dimensions");
+        let component =
+            format.components(k).map_err(|error| self.weight_error(&view.name, error.into()))?[index];
+        let want = [rows, &[component.columns]].concat();
+        if let Stored::Plain(dtype) = view.stored {
+            let as_stored = view.shape == want || rows == [1] && view.shape == [component.columns];
+            if dtype != component.dtype || !as_stored {
+                return Err(self.refuse(view, format!("{} {want:?}", component.dtype)));
+            }
+        }
+        Tensor::mapped(view.bytes.clone(), &want, component.dtype, self.device)
+            .map_err(|error| self.weight_error(&view.name, error))
+    }
+
+    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor (`json`, or MLX's and GGUF's
+    /// names) or from one tensor an expert (`experts.{e}.{part}`), which are then copied into one.
+    ///
+    /// # Errors
+    /// As [`Self::matrix`].
+    pub fn experts(&self, part: &str, gguf: &str, shape: [usize; 3]) -> Result<QuantizedTensor, ModelError> {
+        let stacked = format!("switch_mlp.{part}");
+        let first = self.name(&format!("experts.0.{part}.weight"), "");
+        if self.is_gguf() || self.checkpoint.tensors().get(&first).is_none() {
+            return self.matrix(&stacked, gguf, &shape);
+        }
+        let [experts, n, k] = shape;
+        let single = |e: usize| self.matrix(&format!("experts.{e}.{part}"), "", &[n, k]);
+        let singles = (0..experts).map(single).collect::<Result<Vec<_>, _>>()?;
+        QuantizedTensor::stack(&singles).map_err(|error| self.weight_error(&first, error))
+    }
+
+    /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to f32.
+    ///
+    /// # Errors
+    /// [`ModelError::Missing`], [`ModelError::Tensor`].
+    pub fn vector(&self, json: &str, gguf: &str, len: usize) -> Result<Tensor, ModelError> {
+        Ok(Tensor::new(&self.values(json, gguf, len)?, &[len], self.device)?)
+    }
+
+    /// The same as plain values.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn values(&self, json: &str, gguf: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let view = self.view(&self.name(json, gguf))?;
+        let float = match view.stored {
+            Stored::Plain(dtype) => FloatType::from_dtype(dtype),
+            Stored::Blocks(_) => None,
+        };
+        let float = float.ok_or_else(|| self.refuse(&view, "f32, f16 or bf16".into()))?;
+        if view.shape.iter().product::<usize>() != len {
+            return Err(self.refuse(&view, format!("{len} values")));
+        }
+        Ok((0..len).map(|i| float.get(&view.bytes, i)).collect())
+    }
+
+    /// Refuses tensors that nobody asked for, but for those whose full name `ignored` accepts.
+    ///
+    /// # Errors
+    /// [`ModelError::Surplus`].
+    pub fn finish(&self, ignored: impl Fn(&str) -> bool) -> Result<(), ModelError> {
+        let used = self.used.borrow();
+        let mut surplus = self
+            .checkpoint
+            .tensors()
+            .iter()
+            .map(|view| view.name.as_str())
+            .filter(|name| !used.contains(*name) && !ignored(name));
+        match surplus.next() {
+            None => Ok(()),
+            Some(name) => Err(ModelError::Surplus {
+                path: self.checkpoint.path().to_path_buf(),
+                name: name.to_string(),
+                count: 1 + surplus.count(),
+            }),
+        }
+    }
+
+    /// Marks a tensor as known without reading it.
+    pub fn ignore(&self, json: &str, gguf: &str) {
+        self.used.borrow_mut().insert(self.name(json, gguf));
+    }
+
+    fn choose<'n>(&self, json: &'n str, gguf: &'n str) -> &'n str {
+        if self.is_gguf() { gguf } else { json }
+    }
+
+    fn name(&self, json: &str, gguf: &str) -> String {
+        format!("{}{}", self.prefix, self.choose(json, gguf))
+    }
+
+    fn view(&self, name: &str) -> Result<TensorView, ModelError> {
+        let missing =
+            || ModelError::Missing { path: self.checkpoint.path().to_path_buf(), name: name.to_string() };
+        let view = self.checkpoint.tensors().get(name).ok_or_else(missing)?;
+        self.used.borrow_mut().insert(name.to_string());
+        Ok(view.clone())
+    }
+
+    fn refuse(&self, view: &TensorView, want: String) -> ModelError {
+        let got = format!("{} {:?}", view.stored, view.shape);
+        ModelError::Tensor { path: view.file.to_path_buf(), name: view.name.clone(), got, want }
+    }
+
+    fn weight_error(&self, name: &str, error: KernelError) -> ModelError {
+        ModelError::Weight {
+            path: self.checkpoint.path().to_path_buf(),
+            name: name.to_string(),
+            error: Box::new(error),
+        }
+    }
+}

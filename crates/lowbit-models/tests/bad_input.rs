@@ -1,0 +1,226 @@
+//! Damaged and contradictory checkpoints, and inputs that a model cannot take: each a clear error, never a panic.
+
+use lowbit_files::Checkpoint;
+use lowbit_kernels::Device;
+use lowbit_kernels::ops::SampleParams;
+use lowbit_models::{GenerationOptions, Logits, Model, ModelError, Scoring, Session, perplexity};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow::Continue;
+use std::path::{Path, PathBuf};
+
+fn vectors(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name)
+}
+
+/// A tiny checkpoint in memory, to be changed and written again.
+struct Tiny {
+    config: Value,
+    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+}
+
+impl Tiny {
+    fn open(name: &str) -> Self {
+        let config = std::fs::read_to_string(vectors(name).join("config.json")).unwrap();
+        let bytes = std::fs::read(vectors(name).join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors = file.iter().map(|(name, view)| {
+            (name.to_string(), (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        });
+        Self { config: serde_json::from_str(&config).unwrap(), tensors: tensors.collect() }
+    }
+
+    fn tensor(&mut self, name: &str) -> &mut (Dtype, Vec<usize>, Vec<u8>) {
+        self.tensors.get_mut(name).unwrap_or_else(|| panic!("no tensor {name}"))
+    }
+
+    fn load(&self) -> Result<Model, ModelError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        let view =
+            |(dtype, shape, bytes): &'_ (Dtype, Vec<usize>, Vec<u8>)| (*dtype, shape.clone(), bytes.clone());
+        let owned: Vec<_> = self.tensors.iter().map(|(name, tensor)| (name, view(tensor))).collect();
+        let views = owned.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        let bytes = safetensors::serialize(views, None).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+        Model::load(&Checkpoint::open(folder.path())?, &device())
+    }
+
+    #[track_caller]
+    fn refused(&self) -> String {
+        self.load().expect_err("a damaged checkpoint was loaded").to_string()
+    }
+}
+
+fn device() -> Device {
+    Device::cpu(Some(1)).unwrap()
+}
+
+fn model(name: &str) -> Model {
+    Model::load(&Checkpoint::open(&vectors(name)).unwrap(), &device()).unwrap()
+}
+
+#[test]
+fn the_tiny_checkpoint_itself_loads() {
+    for name in ["qwen3", "qwen3-mlx-4bit", "qwen3_next", "qwen3_moe"] {
+        Tiny::open(name).load().unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    for name in ["model.norm.weight", "model.layers.1.self_attn.q_norm.weight", "model.embed_tokens.weight"] {
+        let mut tiny = Tiny::open("qwen3");
+        tiny.tensors.remove(name);
+        let message = tiny.refused();
+        assert!(message.contains(name) && message.contains("missing"), "{message}");
+    }
+    let mut tiny = Tiny::open("qwen3_moe");
+    tiny.tensors.retain(|name, _| !name.contains(".experts.2.up_proj"));
+    assert!(tiny.refused().contains("experts.2.up_proj"));
+}
+
+#[test]
+fn a_surplus_tensor_is_named() {
+    let mut tiny = Tiny::open("qwen3");
+    tiny.tensors.insert("model.layers.0.self_attn.sinks".into(), (Dtype::F32, vec![3], vec![0; 12]));
+    let message = tiny.refused();
+    assert!(message.contains("model.layers.0.self_attn.sinks") && message.contains("1 tensors"), "{message}");
+    let mut tiny = Tiny::open("qwen3_moe");
+    let expert = tiny.tensors.keys().find(|name| name.contains(".experts.0.up_proj")).unwrap().clone();
+    let copy = tiny.tensors[&expert].clone();
+    tiny.tensors.insert(expert.replace(".experts.0.", ".experts.99."), copy);
+    assert!(tiny.refused().contains("experts.99.up_proj"));
+}
+
+#[test]
+fn a_wrong_shape_or_type_names_both_sides() {
+    let mut tiny = Tiny::open("qwen3");
+    let name = "model.layers.0.self_attn.k_proj.weight";
+    let shape = tiny.tensor(name).1.clone();
+    tiny.tensor(name).1.reverse();
+    let message = tiny.refused();
+    let turned: Vec<_> = shape.iter().rev().collect();
+    assert!(message.contains(name) && message.contains(&format!("{shape:?}")), "{message}");
+    assert!(message.contains(&format!("{turned:?}")), "{message}");
+
+    let mut tiny = Tiny::open("qwen3");
+    let (dtype, shape, bytes) = tiny.tensor(name);
+    *bytes = vec![0; shape.iter().product()];
+    *dtype = Dtype::U8;
+    let message = tiny.refused();
+    assert!(message.contains(name) && message.contains("u8") && message.contains("bf16"), "{message}");
+}
+
+#[test]
+fn a_configuration_that_lacks_or_contradicts_is_refused() {
+    type Change = fn(&mut Value);
+    let changes: [(&str, Change, &str); 9] = [
+        ("qwen3", |config| config["model_type"] = json!("mamba3"), "mamba3"),
+        ("qwen3", |config| config["model_type"] = json!(7), "model_type"),
+        ("qwen3", |config| drop(config.as_object_mut().unwrap().remove("hidden_size")), "hidden_size"),
+        ("qwen3", |config| config["num_attention_heads"] = json!(0), "num_attention_heads"),
+        ("qwen3", |config| config["hidden_size"] = json!("many"), "hidden_size"),
+        ("qwen3", |config| config["num_key_value_heads"] = json!(1000), "num_key_value_heads"),
+        ("qwen3_moe", |config| config["num_experts_per_tok"] = json!(1000), "num_experts_per_tok"),
+        (
+            "llama3",
+            |config| config["rope_parameters"] = json!({"rope_type": "longrope", "rope_theta": 1e4}),
+            "longrope",
+        ),
+        ("qwen3_next", |config| config["linear_num_value_heads"] = json!(7), "linear_num_value_heads"),
+    ];
+    for (name, change, word) in changes {
+        let mut tiny = Tiny::open(name);
+        change(&mut tiny.config);
+        let message = tiny.refused();
+        assert!(message.contains(word), "{word}: {message}");
+    }
+    let mut tiny = Tiny::open("qwen3");
+    tiny.config["model_type"] = json!("mamba3");
+    assert!(tiny.refused().contains("qwen3_5_moe"), "what is supported is listed");
+}
+
+#[test]
+fn an_unknown_or_wrong_quantization_is_refused() {
+    let mut tiny = Tiny::open("qwen3");
+    tiny.config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4});
+    assert!(tiny.refused().contains("gptq"));
+
+    let mut tiny = Tiny::open("qwen3-mlx-4bit");
+    for key in ["quantization", "quantization_config"] {
+        tiny.config.as_object_mut().unwrap().remove(key);
+    }
+    let message = tiny.refused();
+    assert!(message.contains("quantization") && message.contains("scales"), "{message}");
+
+    // Codes for another number of bits than the configuration says.
+    let mut tiny = Tiny::open("qwen3-mlx-4bit");
+    for key in ["quantization", "quantization_config"] {
+        tiny.config[key]["bits"] = json!(8);
+    }
+    assert!(tiny.refused().contains("weight"));
+
+    let mut tiny = Tiny::open("qwen3-mlx-4bit");
+    let name = tiny.tensors.keys().find(|name| name.ends_with("k_proj.scales")).unwrap().clone();
+    let (_, shape, bytes) = tiny.tensor(&name);
+    let columns = shape[1] - 1;
+    bytes.truncate(bytes.len() / shape[1] * columns);
+    shape[1] = columns;
+    let message = tiny.refused();
+    assert!(message.contains(&name), "{message}");
+}
+
+#[test]
+fn tokens_that_the_model_cannot_take_are_refused_and_change_nothing() {
+    let model = model("qwen3");
+    let (vocab_size, limit) = (model.config().vocab_size, model.config().max_position_embeddings);
+    let mut cache = model.cache();
+    let error = model.forward(&[1, vocab_size as u32], &mut cache, Logits::Last).unwrap_err();
+    assert!(matches!(error, ModelError::Token { index: 1, .. }), "{error}");
+    assert!(error.to_string().contains(&vocab_size.to_string()));
+    assert!(matches!(model.forward(&[], &mut cache, Logits::Last), Err(ModelError::NoTokens)));
+    let long = vec![1; limit + 1];
+    let error = model.forward(&long, &mut cache, Logits::Last).unwrap_err();
+    assert!(matches!(error, ModelError::ContextLength { .. }), "{error}");
+    assert_eq!(cache.position(), 0);
+
+    let mut session = Session::new(&model);
+    assert!(session.prefill(&long, |_| Continue(())).is_err());
+    assert!(session.tokens().is_empty());
+    assert!(matches!(session.prefill(&[], |_| Continue(())), Err(ModelError::NoTokens)));
+    let bad = perplexity(&model, &[1, 2, vocab_size as u32], 8, (Scoring::All, None), |_| Continue(()));
+    assert!(bad.is_err());
+}
+
+#[test]
+fn generation_stops_where_the_context_ends() {
+    let model = model("qwen3");
+    let limit = model.config().max_position_embeddings;
+    let mut session = Session::new(&model);
+    let logits = session.prefill(&vec![1; limit - 3], |_| Continue(())).unwrap().unwrap();
+    let options = GenerationOptions { max_tokens: 100, ..GenerationOptions::default() };
+    let written = session.generate(logits, &options, |_| Continue(())).unwrap();
+    assert_eq!(written.tokens.len(), 4, "three fill the context, and the last one's successor is known");
+    assert_eq!(session.tokens().len(), limit);
+}
+
+#[test]
+fn weights_of_nan_are_an_error_at_sampling() {
+    let mut tiny = Tiny::open("qwen3");
+    let norm = tiny.tensor("model.norm.weight");
+    norm.2.chunks_exact_mut(2).for_each(|value| value.copy_from_slice(&[0xc0, 0x7f]));
+    let model = tiny.load().unwrap();
+    let mut session = Session::new(&model);
+    let logits = session.prefill(&[1, 2, 3], |_| Continue(())).unwrap().unwrap();
+    for temperature in [0.0, 1.0] {
+        let sampling = SampleParams { temperature, ..SampleParams::default() };
+        let options = GenerationOptions { sampling, ..GenerationOptions::default() };
+        let error = session.generate(logits.clone(), &options, |_| Continue(())).unwrap_err().to_string();
+        assert!(error.contains("NaN"), "{error}");
+    }
+}

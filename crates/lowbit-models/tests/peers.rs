@@ -1,0 +1,126 @@
+//! Whole models against transformers in f32: tiny random checkpoints of every architecture, every dimension
+//! different, and the demo model. `tests/vectors/models/<name>/` holds a checkpoint as a directory, as a GGUF file, or
+//! both, and what transformers made of its weights.
+
+use lowbit_files::Checkpoint;
+use lowbit_kernels::Device;
+use lowbit_kernels::ops::SampleParams;
+use lowbit_models::{GenerationOptions, Logits, Model, Session};
+use numcheck::Vectors;
+use std::ops::ControlFlow::Continue;
+use std::path::{Path, PathBuf};
+
+/// The largest error of a logit against transformers in f32.
+const PEER: f32 = 1e-3;
+/// The largest difference between ways of cutting the same prompt.
+const PIECES: f32 = 1e-4;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The checkpoints in a folder of vectors.
+fn checkpoints(folder: &Path) -> Vec<PathBuf> {
+    let directory = folder.join("config.json").is_file().then(|| folder.to_path_buf());
+    let gguf = Some(folder.join("model.gguf")).filter(|path| path.is_file());
+    directory.into_iter().chain(gguf).collect()
+}
+
+fn load(path: &Path, device: &Device) -> Model {
+    let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
+    Model::load(&checkpoint, device).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// All logits of `tokens`, run through an empty cache in pieces of the given sizes (the last one again and again).
+fn logits(model: &Model, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {
+    let (mut cache, mut rest, mut all) = (model.cache(), tokens, vec![]);
+    let mut sizes = pieces.iter().copied();
+    let mut size = tokens.len();
+    while !rest.is_empty() {
+        size = sizes.next().unwrap_or(size).min(rest.len());
+        let piece = model.forward(&rest[..size], &mut cache, Logits::All).unwrap().unwrap();
+        all.extend_from_slice(piece.as_slice::<f32>().unwrap());
+        rest = &rest[size..];
+    }
+    assert_eq!(cache.position(), tokens.len());
+    all
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[f32], want: &[f32], bound: f32) -> f32 {
+    assert_eq!(got.len(), want.len(), "{what}: length");
+    let mut worst = 0.0;
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (got - want).abs();
+        // Not `error > bound`: a NaN must fail.
+        assert!(error <= bound, "{what} [{i}]: got {got} want {want}");
+        worst = f32::max(worst, error);
+    }
+    worst
+}
+
+fn greedy(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
+    let options =
+        GenerationOptions { sampling: SampleParams::default(), max_tokens: count, ..Default::default() };
+    let mut session = Session::new(model);
+    let logits = session.prefill(prompt, |_| Continue(())).unwrap().unwrap();
+    session.generate(logits, &options, |_| Continue(())).unwrap().tokens
+}
+
+#[test]
+fn every_architecture_agrees_with_transformers() {
+    let mut folders: Vec<_> =
+        root().join("tests/vectors/models").read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    let mut failures = vec![];
+    let mut checked = 0;
+    for folder in folders {
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let vectors = Vectors::open(&format!("models/{name}/expected"));
+        let [tokens, want, text] = ["tokens", "logits", "greedy"].map(|key| vectors.get(key));
+        let (tokens, want, text) = (tokens.u32s(), want.f32s(), text.u32s());
+        for path in checkpoints(&folder) {
+            let what = format!("{name}/{}", path.file_name().unwrap().to_str().unwrap());
+            let result = std::panic::catch_unwind(|| {
+                let model = load(&path, &Device::cpu(Some(2)).unwrap());
+                let whole = logits(&model, &tokens, &[]);
+                let worst = assert_close("one piece", &whole, &want, PEER);
+                assert_close("ragged pieces", &logits(&model, &tokens, &[3, 1, 17, 2, 31]), &whole, PIECES);
+                assert_close("token by token", &logits(&model, &tokens, &[1]), &whole, PIECES);
+                assert_eq!(greedy(&model, &tokens, text.len()), text, "greedy tokens");
+                worst
+            });
+            checked += 1;
+            match result {
+                Ok(worst) => println!("{what}: largest error {worst:e}"),
+                Err(_) => failures.push(what),
+            }
+        }
+    }
+    assert!(failures.is_empty(), "of {checked} checkpoints these failed: {failures:?}");
+    assert!(checked >= 20, "only {checked} checkpoints were found");
+}
+
+#[test]
+fn the_demo_model_agrees_with_transformers() {
+    let device = Device::cpu(Some(2)).unwrap();
+    for (vectors, path) in
+        [("demo/expected_bf16", "models/demo"), ("demo/expected_mlx_4bit_dequantized", "models/demo-4bit")]
+    {
+        let vectors = Vectors::open(vectors);
+        let [tokens, want, text] = ["tokens", "logits", "greedy"].map(|key| vectors.get(key));
+        let (tokens, want) = (tokens.u32s(), want.f32s());
+        let model = load(&root().join(path), &device);
+        let vocab_size = model.config().vocab_size;
+        let got = logits(&model, &tokens, &[]);
+        for (&position, want) in vectors.get("positions").u32s().iter().zip(want.chunks_exact(vocab_size)) {
+            let got = &got[position as usize * vocab_size..][..vocab_size];
+            let worst = assert_close(path, got, want, PEER);
+            println!("{path} at {position}: largest error {worst:e}");
+        }
+        assert_close("ragged pieces", &logits(&model, &tokens, &[7, 64, 1, 20]), &got, PIECES);
+        assert_close("token by token", &logits(&model, &tokens, &[1]), &got, PIECES);
+        let text = text.u32s();
+        assert_eq!(greedy(&model, &tokens, text.len()), text, "{path}: greedy tokens");
+    }
+}

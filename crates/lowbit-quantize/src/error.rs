@@ -1,0 +1,32 @@
+use lowbit_files::FileError;
+use lowbit_files::safetensors::SafetensorsError;
+use lowbit_formats::FormatError;
+use std::path::PathBuf;
+
+/// What can stop a checkpoint from being quantised.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum QuantizeError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("{path} exists already; name a new directory", path = .0.display())]
+    Exists(PathBuf),
+    #[error("{path} is a {found} checkpoint; quantising starts from Hugging Face checkpoints in f32, f16 or bf16", path = .path.display())]
+    Layout { path: PathBuf, found: &'static str },
+    #[error("tensor {name} is {stored}, but f32, f16 or bf16 is wanted")]
+    Type { name: String, stored: String },
+    #[error("tensor {name} is {shape:?}, but {want}")]
+    Shape { name: String, shape: Vec<usize>, want: &'static str },
+    #[error("tensor {name} is of expert {expert}, but the configuration has {count}")]
+    Expert { name: String, expert: usize, count: usize },
+    #[error("tensor {name} is missing")]
+    Missing { name: String },
+    #[error("tensor {name}: {error}")]
+    Encode { name: String, error: FormatError },
+    #[error("tensor {name}: {error}")]
+    Write { name: String, error: SafetensorsError },
+    #[error("{path}: {error}", path = .path.display())]
+    Io { path: PathBuf, error: std::io::Error },
+}

@@ -1,0 +1,8 @@
+//! Quantising checkpoints: round-to-nearest, in the layout that mlx-lm writes and reads.
+
+mod error;
+mod mlx;
+mod round;
+
+pub use error::QuantizeError;
+pub use round::{QuantizeOptions, Summary, quantize};
