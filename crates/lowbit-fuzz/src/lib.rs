@@ -1,0 +1,49 @@
+//! What fuzzing checks: a function a target. `fuzz/` runs them under libFuzzer; the tests here run them on stable
+//! Rust, on the corpus and on seeded mutations of it. Each may refuse its input, but not panic, and what it accepts
+//! must hold together.
+
+mod block_decoders;
+mod config_json;
+mod gguf;
+mod safetensors;
+
+pub use block_decoders::block_decoders;
+pub use config_json::config_json;
+pub use gguf::gguf;
+pub use safetensors::safetensors;
+
+/// A target's name, which is its corpus' folder too, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 4] = [
+    ("gguf", gguf),
+    ("safetensors", safetensors),
+    ("config_json", config_json),
+    ("block_decoders", block_decoders),
+];
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use lowbit_files::{Stored, TensorView};
+
+fn file() -> Arc<Path> {
+    Path::new("fuzz").into()
+}
+
+/// A view's bytes are in the file, and as many as its shape takes.
+fn check_view(view: &TensorView, file: &Bytes) {
+    let (range, within) = (view.bytes.as_ptr_range(), file.as_ptr_range());
+    assert!(view.bytes.is_empty() || (within.start <= range.start && range.end <= within.end), "{view:?}");
+    let bytes = match view.stored {
+        Stored::Plain(dtype) => view.elements() * dtype.size(),
+        Stored::Blocks(format) => {
+            let (&k, rows) = view.shape.split_last().unwrap_or((&1, &[]));
+            let components = format.components(k).expect("whole blocks");
+            rows.iter().product::<usize>() * components.iter().map(|c| c.row_bytes()).sum::<usize>()
+        }
+    };
+    assert_eq!(view.bytes.len(), bytes, "{view:?}");
+}

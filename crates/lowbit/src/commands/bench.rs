@@ -1,0 +1,131 @@
+use crate::options::DeviceOptions;
+use crate::{Failure, progress};
+use lowbit::Device;
+use lowbit_kernels::bench::{self, Limits, Row};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Flags of `bench`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Words that a case's line must have: an op, a format, a size such as M=1.
+    filter: Vec<String>,
+    #[command(flatten)]
+    device: DeviceOptions,
+    /// Add the rows to bench/record/<device>/<date>.csv.
+    #[arg(long)]
+    record: bool,
+    /// Print a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks and times the ops.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let device = arguments.device.device()?;
+    let cases = bench::cases(&arguments.filter.join(" "));
+    if cases.is_empty() {
+        return Err(format!("no benchmark case matches {:?}", arguments.filter.join(" ")).into());
+    }
+    let spinner = progress::spinner("measuring the limits".into());
+    let limits = Limits::measure(&device)?;
+    spinner.finish_and_clear();
+    if !arguments.json {
+        print_header(&device, &limits);
+    }
+    let mut rows = vec![];
+    for case in &cases {
+        let spinner = progress::spinner(case.to_string());
+        let row = bench::run(case, &device, &limits)?;
+        spinner.finish_and_clear();
+        if !arguments.json {
+            print_row(&row);
+        }
+        rows.push(row);
+    }
+    if arguments.json {
+        println!("{}", serde_json::Value::Array(rows.iter().map(json).collect()));
+    }
+    if arguments.record {
+        let path = record(&device, &rows)?;
+        eprintln!("recorded in {}", path.display());
+    }
+    Ok(())
+}
+
+fn print_header(device: &Device, limits: &Limits) {
+    let Limits { bytes_per_second, flops_per_second } = limits;
+    match device {
+        Device::Cpu(cpu) => println!(
+            "{device}, {} threads: reads {:.1} GB/s, dense product {:.1} GFLOP/s\n",
+            cpu.threads(),
+            bytes_per_second / 1e9,
+            flops_per_second / 1e9
+        ),
+        Device::Gpu(_) => println!("{device}: a copy reads and writes {:.1} GB/s\n", bytes_per_second / 1e9),
+    }
+    println!(
+        "{:<18} {:<28} {:<11} {:<5} {:>12} {:>8} {:>9} {:>7} {:>8}",
+        "op", "shape", "format", "dtype", "median us", "GB/s", "GFLOP/s", "limit", "error"
+    );
+}
+
+fn print_row(row: &Row) {
+    let Row { op, shape, format, dtype, median_us, share_of_limit, error_over_bound, .. } = row;
+    println!(
+        "{op:<18} {shape:<28} {format:<11} {dtype:<5} {median_us:>12.1} {:>8.2} {:>9.2} {:>6.1}% {error_over_bound:>8.4}",
+        row.gigabytes_per_second(),
+        row.gigaflops(),
+        share_of_limit * 100.0,
+    );
+}
+
+fn json(row: &Row) -> serde_json::Value {
+    let Row { op, shape, format, dtype, median_us, bytes, flops, share_of_limit, error_over_bound } = row;
+    serde_json::json!({
+        "op": op, "shape": shape, "format": format, "dtype": dtype, "median_us": median_us, "bytes": bytes,
+        "flops": flops, "share_of_limit": share_of_limit, "error_over_bound": error_over_bound,
+    })
+}
+
+/// Appends the rows to today's record.
+fn record(device: &Device, rows: &[Row]) -> Result<PathBuf, Failure> {
+    let folder = PathBuf::from(format!("bench/record/{device}"));
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86400;
+    let path = folder.join(format!("{}.csv", date(days)));
+    let mut text = match path.exists() {
+        true => std::fs::read_to_string(&path)?,
+        false => format!("{}\n", Row::HEADER),
+    };
+    for row in rows {
+        text += &row.csv();
+        text += "\n";
+    }
+    std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
+/// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+fn date(days: u64) -> String {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn dates() {
+        let days = [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (20_778, "2026-11-21")];
+        for (days, want) in days {
+            assert_eq!(super::date(days), want);
+        }
+    }
+}

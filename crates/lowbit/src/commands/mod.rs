@@ -1,0 +1,9 @@
+//! One file a command.
+
+pub mod bench;
+pub mod chat;
+pub mod generate;
+pub mod inspect;
+pub mod perplexity;
+pub mod quantize;
+mod reply;

@@ -1,0 +1,177 @@
+//! Flags that several commands share.
+
+use crate::{Failure, progress};
+use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Tokenizer};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The checkpoint that `generate` uses when none is named.
+const DEMO: &str = "models/demo-4bit";
+
+/// Which model, and where it runs.
+#[derive(clap::Args)]
+pub struct ModelOptions {
+    /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub [default: the bundled demo].
+    #[arg(long, short)]
+    model: Option<String>,
+    #[command(flatten)]
+    device: DeviceOptions,
+}
+
+/// What `--device` can name in this build.
+const DEVICES: &[&str] = &[
+    "cpu",
+    #[cfg(feature = "cuda")]
+    "cuda",
+    #[cfg(feature = "vulkan")]
+    "vulkan",
+    #[cfg(feature = "metal")]
+    "metal",
+];
+
+/// Where ops run.
+#[derive(clap::Args)]
+pub struct DeviceOptions {
+    /// Where to run.
+    #[arg(long, default_value = "cpu", value_parser = clap::builder::PossibleValuesParser::new(DEVICES))]
+    pub device: String,
+    /// CPU threads [default: one a core].
+    #[arg(long, short)]
+    pub threads: Option<usize>,
+}
+
+impl DeviceOptions {
+    /// The device that they name.
+    pub fn device(&self) -> Result<Device, Failure> {
+        match self.device.as_str() {
+            #[cfg(feature = "cuda")]
+            "cuda" => Ok(Device::cuda(0, &cuda_options())?),
+            #[cfg(feature = "vulkan")]
+            "vulkan" => Ok(Device::vulkan()?),
+            #[cfg(feature = "metal")]
+            "metal" => Ok(Device::metal()?),
+            _ => Ok(Device::cpu(self.threads)?),
+        }
+    }
+}
+
+/// Where CUDA's headers are (`CUDA_HOME`, or where its installer puts them) and where compiled kernels are kept.
+#[cfg(feature = "cuda")]
+fn cuda_options() -> lowbit_kernels::gpu::CudaOptions {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from);
+    let home = folder("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    lowbit_kernels::gpu::CudaOptions {
+        cache: cache.map(|cache| cache.join("lowbit")),
+        headers: home.join("include"),
+    }
+}
+
+/// A checkpoint that is ready to use.
+pub struct Loaded {
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Tokenizer,
+    pub model: Model,
+    pub seconds: f64,
+}
+
+impl ModelOptions {
+    /// Finds, maps and loads the model.
+    pub fn load(&self) -> Result<Loaded, Failure> {
+        let start = Instant::now();
+        let device = self.device.device()?;
+        if let Device::Gpu(gpu) = &device {
+            return Err(format!(
+                "models do not run on {gpu} yet, only some of the ops do: see `lowbit bench --device`"
+            )
+            .into());
+        }
+        let checkpoint = self.open()?;
+        let spinner = progress::spinner(format!("loading {}", checkpoint.path().display()));
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
+        let model = Model::load(&checkpoint, &device)?;
+        spinner.finish_and_clear();
+        Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// Finds and maps the checkpoint alone.
+    pub fn open(&self) -> Result<Checkpoint, Failure> {
+        let path = match &self.model {
+            Some(model) => resolve(model)?,
+            None => bundled_demo(&std::env::current_dir()?)?,
+        };
+        Ok(Checkpoint::open(&path)?)
+    }
+}
+
+/// A path as it is; `org/name` downloaded, or from the cache.
+fn resolve(model: &str) -> Result<PathBuf, Failure> {
+    let bar = progress::bar("download", 0);
+    let path = lowbit_files::resolve_with(model, &mut |progress| {
+        bar.set_message(progress.file.to_string());
+        bar.set_length(progress.total);
+        bar.set_position(progress.bytes);
+    });
+    bar.finish_and_clear();
+    Ok(path?)
+}
+
+/// The demo checkpoint of the repository that `from` is in.
+fn bundled_demo(from: &Path) -> Result<PathBuf, Failure> {
+    let found =
+        from.ancestors().map(|folder| folder.join(DEMO)).find(|path| path.join("config.json").is_file());
+    found.ok_or_else(|| {
+        format!("no --model was given, and {} is in no folder that holds {DEMO}", from.display()).into()
+    })
+}
+
+/// How tokens are chosen.
+#[derive(clap::Args)]
+pub struct SamplingOptions {
+    /// Tokens to write at most.
+    #[arg(long, short = 'n', visible_alias = "n-predict", default_value_t = 256)]
+    max_tokens: usize,
+    /// Temperature; 0 takes the likeliest token.
+    #[arg(long, visible_alias = "temperature", default_value_t = 0.0)]
+    temp: f32,
+    /// Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// Divide the logits of tokens already written (multiply those below zero); 1 leaves them.
+    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// The repetition penalty looks at this many last tokens.
+    #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64)]
+    repetition_context: usize,
+    /// Seed of the random choices [default: a new one each run].
+    #[arg(long, short)]
+    seed: Option<u64>,
+}
+
+impl SamplingOptions {
+    /// The same as the library takes them.
+    pub fn generation(&self, stop_ids: Vec<u32>) -> GenerationOptions {
+        let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = self.seed.unwrap_or_else(|| now().map_or(0, |time| time.as_nanos() as u64));
+        let sampling = SampleParams {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed,
+        };
+        GenerationOptions {
+            sampling,
+            max_tokens: self.max_tokens,
+            stop_ids,
+            repetition_context: self.repetition_context,
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Progress bars, on a terminal only.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::IsTerminal;
+
+/// A bar of `length` steps on standard error; hidden where that is no terminal.
+pub fn bar(what: &'static str, length: usize) -> ProgressBar {
+    let shown = std::io::stderr().is_terminal();
+    let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let template = "{msg} {wide_bar} {pos}/{len} {per_sec} {eta}";
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(length as u64), target).with_style(style).with_message(what)
+}
+
+/// A spinner while something of unknown length runs.
+pub fn spinner(what: String) -> ProgressBar {
+    let shown = std::io::stderr().is_terminal();
+    let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let spinner = ProgressBar::with_draw_target(None, target).with_message(what);
+    spinner.enable_steady_tick(std::time::Duration::from_millis(100));
+    spinner
+}
