@@ -1,0 +1,34 @@
+"""Writes tests/vectors: the peers' own values, made with the peers' own packages.
+
+    python tools/peer_vectors.py formats --ggml build/bin/libggml-base.so
+    python tools/peer_vectors.py models --llama-cpp llama.cpp --tools build/bin
+    python tools/peer_vectors.py demo
+
+Each subject is a module of peer_vectors/ with `arguments(parser)` and `write(folder, options)`; its docstring says
+what it needs. The vectors are committed: run this only to add to them or to follow a new version of a peer.
+"""
+
+import argparse
+import importlib
+from pathlib import Path
+
+SUBJECTS = ["delta", "demo", "files", "formats", "models", "ops"]
+VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    subjects = parser.add_subparsers(dest="subject", required=True)
+    modules = {}
+    for name in SUBJECTS:
+        module = modules[name] = importlib.import_module(f"peer_vectors.{name}")
+        subject = subjects.add_parser(
+            name, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.arguments(subject)
+    options = parser.parse_args()
+    modules[options.subject].write(VECTORS / options.subject, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""transformers as the oracle: float32 weights, eager attention, CPU, one thread, no kernels from the hub."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.numpy import save_file
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+
+# The text-only class of each architecture: loading it leaves out the vision tower and the multi-token-prediction head.
+TEXT_CLASSES = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+
+
+def text_class(architecture: str):
+    return getattr(transformers, TEXT_CLASSES.get(architecture, architecture))
+
+
+def load(path: Path, architecture: str):
+    """The checkpoint at `path`, upcast to float32."""
+    model, info = text_class(architecture).from_pretrained(
+        path,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
+    )
+    unexpected = {name for name in info["unexpected_keys"] if not name.startswith(("mtp.", "model.visual."))}
+    if info["missing_keys"] or unexpected or info["mismatched_keys"]:
+        raise ValueError(f"{path}: {info}")
+    model = model.eval().float()
+    # Buffers such as A_log must not stay in half precision.
+    dtypes = {p.dtype for p in model.parameters()}
+    assert dtypes == {torch.float32}, dtypes
+    return model
+
+
+@torch.no_grad()
+def prefill(model, tokens) -> torch.Tensor:
+    """Logits [T, vocabulary] of one forward pass."""
+    return model(input_ids=torch.as_tensor(tokens)[None], use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def step_by_step(model, tokens) -> torch.Tensor:
+    """The same logits, a token at a time through the caches."""
+    cache, rows = None, []
+    for token in tokens:
+        out = model(input_ids=torch.tensor([[int(token)]]), past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        rows.append(out.logits[0, -1])
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def greedy(model, tokens, count: int) -> tuple[list[int], float]:
+    """`count` greedy tokens, and the least lead of a chosen token over the runner-up."""
+    out = model(input_ids=torch.as_tensor(tokens)[None], use_cache=True)
+    chosen, margin = [], math.inf
+    for _ in range(count):
+        best, index = out.logits[0, -1].topk(2)
+        margin = min(margin, float(best[0] - best[1]))
+        chosen.append(int(index[0]))
+        out = model(input_ids=index[None, :1], past_key_values=out.past_key_values, use_cache=True)
+    return chosen, margin
+
+
+class RouterGaps:
+    """Records the least gap between the last chosen and the first rejected expert's logit."""
+
+    def __init__(self, model, top_k: int | None):
+        self.least = math.inf
+        self.hooks = []
+        for name, module in model.named_modules():
+            if top_k and name.endswith("mlp.gate"):
+                self.hooks.append(module.register_forward_pre_hook(self.watch(top_k)))
+
+    def watch(self, top_k: int):
+        def hook(module, args):
+            logits = args[0].reshape(-1, args[0].shape[-1]) @ module.weight.T
+            ranked = logits.sort(dim=-1, descending=True).values
+            self.least = min(self.least, float((ranked[:, top_k - 1] - ranked[:, top_k]).min()))
+
+        return hook
+
+    def close(self):
+        for hook in self.hooks:
+            hook.remove()
+
+
+def save(arrays: dict[str, np.ndarray], path: Path, metadata: dict[str, str]) -> None:
+    """One metadata entry: safetensors would write several in random order, and files should be reproducible."""
+    save_file(arrays, path, metadata={"about": json.dumps(metadata)})
+
+
+def evaluate(model, tokens: np.ndarray, count: int = 20) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of an expected.safetensors and its metadata."""
+    gaps = RouterGaps(model, getattr(model.config.get_text_config(), "num_experts_per_tok", None))
+    logits = prefill(model, tokens)
+    steps = step_by_step(model, tokens)
+    continuation, margin = greedy(model, tokens, count)
+    gaps.close()
+    difference = float((logits - steps).abs().max())
+    if not difference < 1e-3:
+        raise ValueError(f"prefill and single steps differ by {difference}")
+    arrays = {
+        "tokens": np.asarray(tokens, dtype=np.int64),
+        "logits": logits.numpy(),
+        "greedy": np.asarray(continuation, dtype=np.int64),
+    }
+    metadata = {
+        "made_by": f"transformers {transformers.__version__}, torch {torch.__version__}, float32, eager attention, CPU",
+        "prefill_minus_steps": f"{difference:.3g}",
+        "greedy_margin": f"{margin:.3g}",
+        "router_gap": f"{gaps.least:.3g}",
+        "logits_std": f"{float(logits.std()):.3g}",
+    }
+    return arrays, metadata

@@ -1,0 +1,406 @@
+"""Tiny random checkpoints in the published layout of every architecture.
+
+Every dimension that a kernel could mix up differs from every other, and every K is a multiple of 32, so that the same
+checkpoint can be quantised in groups or blocks of 32. `config` is config.json as the published checkpoints spell it.
+"""
+
+from dataclasses import dataclass, field
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 10000.0,
+}
+
+
+@dataclass
+class Tiny:
+    """A checkpoint to make."""
+
+    name: str
+    config: dict
+    dtype: str = "bfloat16"
+    # Tensors that the published checkpoint keeps in f32 beside a 16-bit rest.
+    keep_f32: tuple[str, ...] = ()
+    # Tensors of the multi-token-prediction head, which the published checkpoints carry and text inference skips.
+    mtp: bool = False
+    shard_size: str = "1GB"
+    gguf_pre_tokenizer: str = "qwen2"
+    seed: int = 0
+    extra: dict = field(default_factory=dict)
+
+
+def dense(architecture: str, model_type: str, **fields) -> dict:
+    """The fields of config.json that all the plain transformers share."""
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        **fields,
+    }
+
+
+def qwen3() -> Tiny:
+    return Tiny(
+        "qwen3",
+        dense(
+            "Qwen3ForCausalLM",
+            "qwen3",
+            attention_bias=False,
+            vocab_size=275,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=24,
+            rope_theta=1000000.0,
+            rope_scaling=None,
+            sliding_window=None,
+            use_sliding_window=False,
+            max_window_layers=3,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+        ),
+    )
+
+
+def qwen3_yarn() -> Tiny:
+    """Rope parameters nested, as transformers 5 writes them; queries wider than twice the hidden size."""
+    return Tiny(
+        "qwen3-yarn",
+        dense(
+            "Qwen3ForCausalLM",
+            "qwen3",
+            attention_bias=False,
+            vocab_size=263,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            head_dim=32,
+            max_position_embeddings=128,
+            rope_parameters=YARN_ROPE,
+            sliding_window=None,
+            use_sliding_window=False,
+            max_window_layers=2,
+            tie_word_embeddings=False,
+            dtype="bfloat16",
+        ),
+    )
+
+
+def llama3() -> Tiny:
+    return Tiny(
+        "llama3",
+        dense(
+            "LlamaForCausalLM",
+            "llama",
+            attention_bias=False,
+            mlp_bias=False,
+            vocab_size=267,
+            hidden_size=96,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=40,
+            rms_norm_eps=1e-5,
+            rope_theta=500000.0,
+            rope_scaling=LLAMA3_ROPE,
+            pretraining_tp=1,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="llama-bpe",
+    )
+
+
+def llama2() -> Tiny:
+    """As old as they come: f32, no head_dim, no num_key_value_heads, rope_scaling null."""
+    return Tiny(
+        "llama2",
+        dense(
+            "LlamaForCausalLM",
+            "llama",
+            vocab_size=261,
+            hidden_size=32,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            rms_norm_eps=1e-5,
+            rope_scaling=None,
+            tie_word_embeddings=False,
+            torch_dtype="float32",
+        ),
+        dtype="float32",
+        gguf_pre_tokenizer="llama-bpe",
+    )
+
+
+def llama_bias() -> Tiny:
+    """Biases on the attention and the MLP, one key-value head, f16."""
+    return Tiny(
+        "llama-bias",
+        dense(
+            "LlamaForCausalLM",
+            "llama",
+            attention_bias=True,
+            mlp_bias=True,
+            vocab_size=265,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=24,
+            rope_theta=10000.0,
+            rope_scaling=None,
+            tie_word_embeddings=False,
+            torch_dtype="float16",
+        ),
+        dtype="float16",
+        gguf_pre_tokenizer="llama-bpe",
+    )
+
+
+def mistral() -> Tiny:
+    """A sliding window that the prompt exceeds."""
+    return Tiny(
+        "mistral",
+        dense(
+            "MistralForCausalLM",
+            "mistral",
+            vocab_size=271,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            rope_theta=10000.0,
+            sliding_window=21,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="llama-bpe",
+    )
+
+
+def qwen3_moe(mlp_only_layers: tuple[int, ...] = (1,)) -> Tiny:
+    """Layer 1 is dense, as mlp_only_layers says."""
+    return Tiny(
+        "qwen3_moe",
+        dense(
+            "Qwen3MoeForCausalLM",
+            "qwen3_moe",
+            attention_bias=False,
+            decoder_sparse_step=1,
+            vocab_size=277,
+            hidden_size=64,
+            intermediate_size=160,
+            moe_intermediate_size=32,
+            mlp_only_layers=list(mlp_only_layers),
+            num_experts=6,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=24,
+            rope_theta=1000000.0,
+            rope_scaling=None,
+            sliding_window=None,
+            use_sliding_window=False,
+            max_window_layers=3,
+            output_router_logits=False,
+            router_aux_loss_coef=0.001,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+    )
+
+
+def delta_net(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> dict:
+    """The fields of config.json that describe a gated delta net."""
+    return {
+        "linear_conv_kernel_dim": 4,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": value_dim,
+    }
+
+
+def layer_types(layers: int, interval: int) -> list[str]:
+    return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(layers)]
+
+
+def qwen3_next(value_dim: int = 16) -> Tiny:
+    return Tiny(
+        "qwen3_next",
+        dense(
+            "Qwen3NextForCausalLM",
+            "qwen3_next",
+            attention_bias=False,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            full_attention_interval=2,
+            vocab_size=279,
+            hidden_size=64,
+            intermediate_size=160,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=96,
+            num_experts=5,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=40,
+            partial_rotary_factor=0.25,
+            rope_theta=10000000.0,
+            rope_scaling=None,
+            output_router_logits=False,
+            router_aux_loss_coef=0.001,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+            **delta_net(2, 6, 24, value_dim),
+        ),
+    )
+
+
+def qwen3_5_text(model_type: str, layers: int, interval: int, **fields) -> dict:
+    """`text_config` of a Qwen3.5 checkpoint."""
+    return {
+        "model_type": model_type,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "full_attention_interval": interval,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "layer_types": layer_types(layers, interval),
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 512,
+        "num_hidden_layers": layers,
+        "rms_norm_eps": 1e-6,
+        "use_cache": True,
+        **fields,
+    }
+
+
+def qwen3_5_rope(sections: list[int]) -> dict:
+    return {
+        "mrope_interleaved": True,
+        "mrope_section": sections,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000.0,
+        "rope_type": "default",
+    }
+
+
+VISION = {
+    "deepstack_visual_indexes": [],
+    "depth": 1,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_size": 16,
+    "in_channels": 3,
+    "initializer_range": 0.02,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "num_position_embeddings": 4,
+    "patch_size": 2,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+}
+
+
+def qwen3_5(value_dim: int = 24) -> Tiny:
+    """Carries the vision tower and the multi-token-prediction head that the published checkpoints carry."""
+    text = qwen3_5_text(
+        "qwen3_5_text",
+        4,
+        2,
+        vocab_size=283,
+        hidden_size=64,
+        intermediate_size=160,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=32,
+        mtp_num_hidden_layers=1,
+        mtp_use_dedicated_embeddings=False,
+        rope_parameters=qwen3_5_rope([2, 1, 1]),
+        tie_word_embeddings=False,
+        **delta_net(2, 4, 16, value_dim),
+    )
+    config = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "qwen3_5", "out_hidden_size": 64, **VISION},
+    }
+    return Tiny("qwen3_5", config, keep_f32=("A_log", "linear_attn.norm.weight"), mtp=True, gguf_pre_tokenizer="qwen35")
+
+
+def qwen3_5_moe(value_dim: int = 16) -> Tiny:
+    """Three shards and an index."""
+    text = qwen3_5_text(
+        "qwen3_5_moe_text",
+        6,
+        3,
+        vocab_size=281,
+        hidden_size=32,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=96,
+        num_experts=5,
+        num_experts_per_tok=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=40,
+        output_router_logits=False,
+        router_aux_loss_coef=0.001,
+        rope_parameters=qwen3_5_rope([2, 2, 1]),
+        tie_word_embeddings=False,
+        **delta_net(2, 6, 24, value_dim),
+    )
+    config = {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "qwen3_5_moe", "out_hidden_size": 32, **VISION},
+    }
+    return Tiny("qwen3_5_moe", config, keep_f32=("A_log",), shard_size="260KB", gguf_pre_tokenizer="qwen35")
+
+
+def all_tiny() -> list[Tiny]:
+    return [
+        qwen3(),
+        qwen3_yarn(),
+        llama3(),
+        llama2(),
+        llama_bias(),
+        mistral(),
+        qwen3_moe(),
+        qwen3_next(),
+        qwen3_5(),
+        qwen3_5_moe(),
+    ]
