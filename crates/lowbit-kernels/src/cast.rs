@@ -112,6 +112,10 @@ impl Tensor {
             let want = format!("only f32, f16 and bf16 are cast to one another, not to {dtype}");
             return Err(KernelError::Value { op: "cast", operand: "x", got: self.dtype().to_string(), want });
         };
+        #[cfg(feature = "gpu")]
+        if let crate::Device::Gpu(gpu) = self.device() {
+            return Ok(self.over(gpu.convert(self.memory()?, self.len(), (from, to))?, dtype));
+        }
         let cpu = self.device().as_cpu("cast")?;
         let mut y = Self::empty(self.shape(), dtype, self.device());
         with_float!(from, X => with_float!(to, Y => {

@@ -132,6 +132,40 @@ impl Tensor {
         }
     }
 
+    /// A tensor of this one's shape over other memory of its GPU.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn over(&self, memory: crate::gpu::Memory, dtype: DType) -> Self {
+        Self { dtype, storage: Storage::Gpu(memory), offset: 0, ..self.clone() }
+    }
+
+    /// Whether another tensor sees what is written to this one.
+    pub fn is_shared(&self) -> bool {
+        match &self.storage {
+            Storage::Owned(buffer) => Arc::strong_count(buffer) > 1,
+            Storage::Mapped(_) => true,
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(memory) => memory.is_shared(),
+        }
+    }
+
+    /// Gives a tensor on a GPU its own copy where it shares its storage: what an op does before it writes in place.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn unshare(&mut self) -> Result<(), KernelError> {
+        if let (Device::Gpu(gpu), true) = (self.device.clone(), self.is_shared()) {
+            // Elements are moved, whatever they are, in words of their size.
+            let word = match self.dtype.size() {
+                2 => lowbit_formats::FloatType::F16,
+                4 => lowbit_formats::FloatType::F32,
+                _ => return Err(KernelError::Unsupported { op: "a copy of bytes", device: gpu.to_string() }),
+            };
+            *self = self.over(
+                gpu.convert(self.memory()?, self.size_bytes() / word.size(), (word, word))?,
+                self.dtype,
+            );
+        }
+        Ok(())
+    }
+
     /// Bytes of all elements.
     pub fn size_bytes(&self) -> usize {
         self.len() * self.dtype.size()

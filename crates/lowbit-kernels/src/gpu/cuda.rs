@@ -1,7 +1,7 @@
 //! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool; graphs.
 
 use super::compile::{self, Code, DiskCache, Target};
-use super::encoder::{Driver, Replay};
+use super::encoder::{Driver, Range, Replay};
 use super::{Dispatch, Gpu, Memory, nvrtc};
 use crate::KernelError;
 
@@ -37,7 +37,7 @@ struct Cuda {
     kernels: Mutex<HashMap<KernelId, Loaded>>,
     pool: Arc<Pool>,
     /// What the launches of a running capture use, which the pass must keep alive.
-    captured: Mutex<Option<Vec<Memory>>>,
+    captured: Mutex<Option<Vec<Range>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ impl Cuda {
     }
 
     fn block(memory: &Memory) -> &Block {
-        memory.downcast_ref().expect("ops check that their operands are on one device")
+        memory.range()
     }
 
     fn event(&self) -> Result<CudaEvent, KernelError> {
@@ -197,7 +197,7 @@ impl Driver for Cuda {
         let pool = self.pool.clone();
         let spare = lock(&pool.free).get_mut(&size).and_then(Vec::pop);
         if let Some(address) = spare {
-            return Ok(Arc::new(Block { address, size, pool }));
+            return Ok(Memory::new(Block { address, size, pool }));
         }
         self.check(self.context.bind_to_thread())?;
         // SAFETY: the address is used through its block alone.
@@ -209,7 +209,7 @@ impl Driver for Cuda {
             address = unsafe { result::malloc_sync(size) };
         }
         match address {
-            Ok(address) => Ok(Arc::new(Block { address, size, pool })),
+            Ok(address) => Ok(Memory::new(Block { address, size, pool })),
             Err(error) => {
                 let (free, total) = self.check(self.context.mem_get_info())?;
                 Err(self.refuse(format!(
@@ -221,19 +221,6 @@ impl Driver for Cuda {
                 )))
             }
         }
-    }
-
-    fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError> {
-        let memory = self.allocate(bytes)?;
-        self.check(self.context.bind_to_thread())?;
-        if let Some(captured) = &mut *lock(&self.captured) {
-            captured.push(memory.clone());
-        }
-        // SAFETY: the block holds as many bytes.
-        self.check(unsafe {
-            result::memset_d8_async(Self::block(&memory).address, byte, bytes, self.stream.cu_stream())
-        })?;
-        Ok(memory)
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
@@ -269,7 +256,7 @@ impl Driver for Cuda {
         let mut arguments: Vec<*mut c_void> = addresses.iter_mut().map(|a| (a as *mut u64).cast()).collect();
         arguments.push(info.as_mut_ptr().cast());
         if let Some(captured) = &mut *lock(&self.captured) {
-            captured.extend(buffers.iter().map(|&(memory, _)| memory.clone()));
+            captured.extend(buffers.iter().map(|&(memory, _)| memory.keep()));
         }
         self.check(self.context.bind_to_thread())?;
         let ([x, y, z], [units_x, units_y, units_z]) = (cubes, loaded.units);
@@ -372,7 +359,7 @@ struct Captured {
     device: String,
     graph: Mutex<Graph>,
     /// What the launches read and write.
-    _memory: Vec<Memory>,
+    _memory: Vec<Range>,
 }
 
 struct Graph(CudaGraph);

@@ -1,13 +1,16 @@
 //! How kernels decode a run of [`RUN`] values, laid out as [`super::layout`] says, in registers.
 
+use super::float::widen;
 use super::layout::{Codes, Layout, RUN, Scales};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use half::f16;
 use lowbit_formats::FloatType;
 
-/// `2^23` as f32: below it, the last place of the mantissa is 1, so that an integer of 23 bits can be put there.
-const INTEGERS: u32 = 0x4B00_0000;
+/// `2^23` as f32: from there on, the last place of the mantissa is 1, so that an integer of 23 bits can be put there.
+/// Kernels take it as an argument: CUDA's compiler folds a literal into its three-way logic, and then loads the code's
+/// mask again for every value (a tenth of a mat-vec's time on an H200).
+pub(crate) const INTEGERS: u32 = 0x4B00_0000;
 
 /// The bits that code `i` is shifted by when [`code`] gives it: it gives `2^shift` times the value.
 pub(crate) fn shift(layout: Layout, i: usize) -> usize {
@@ -57,32 +60,6 @@ pub(crate) fn load<V: Size>(
     }
 }
 
-/// A 16-bit float, or one of 32 bits, as f32.
-#[cube]
-pub(crate) fn widen(bits: u32, #[comptime] float: FloatType) -> f32 {
-    match comptime!(float) {
-        FloatType::F32 => f32::reinterpret(bits),
-        FloatType::F16 => f32::cast_from(f16::reinterpret(u16::cast_from(bits))),
-        FloatType::BF16 => f32::reinterpret(bits << 16u32),
-    }
-}
-
-/// f32 to the bits of `float`, rounded to nearest, ties to even.
-#[cube]
-pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
-    match comptime!(float) {
-        FloatType::F32 => u32::reinterpret(x),
-        FloatType::F16 => u32::cast_from(u16::reinterpret(f16::cast_from(x))),
-        FloatType::BF16 => {
-            let bits = u32::reinterpret(x);
-            let rounded = (bits + 0x7fffu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
-            // Rounding could carry a NaN into infinity.
-            let quiet = (bits >> 16u32) | 0x40u32;
-            select((bits & 0x7fff_ffffu32) > 0x7f80_0000u32, quiet, rounded)
-        }
-    }
-}
-
 /// e4m3 as f32: f16 has one exponent bit more, and keeps the subnormals.
 #[cube]
 fn e4m3(code: u32) -> f32 {
@@ -123,10 +100,12 @@ fn field(
 }
 
 /// The value of code `i` of the run whose words start at `first`, times `2^shift / factor`, without its scale.
+/// `integers` is [`INTEGERS`].
 #[cube]
 pub(crate) fn code(
     words: &Array<u32>,
     #[comptime] first: usize,
+    integers: u32,
     #[comptime] i: usize,
     #[comptime] layout: Layout,
 ) -> f32 {
@@ -137,7 +116,7 @@ pub(crate) fn code(
             // Into the mantissa, where no conversion is needed; neighbours share the word's shift.
             let shift = comptime!(shift(layout, i));
             let word = field(words, first, comptime!(i * bits - shift), comptime!(bits + shift));
-            let integer = (word & comptime!(mask << shift)) | INTEGERS;
+            let integer = (word & comptime!(mask << shift)) | integers;
             f32::reinterpret(integer) - comptime!((8_388_608 + (zero << shift)) as f32)
         }
         Codes::E2M1 => {
@@ -158,7 +137,7 @@ pub(crate) fn code(
                 comptime!(CODEBOOK[3]).runtime(),
             );
             let word = select((code & 8u32) == 0u32, low, high);
-            let integer = ((word >> ((code & 3u32) << 3u32)) & 255u32) | INTEGERS;
+            let integer = ((word >> ((code & 3u32) << 3u32)) & 255u32) | integers;
             f32::reinterpret(integer) - comptime!((8_388_608 + 128) as f32)
         }
         Codes::E4M3 => e4m3(field(words, first, comptime!(i * bits), bits) & mask),

@@ -13,8 +13,38 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Gpu(pub(super) Arc<dyn Driver>);
 
-/// A range of device memory, freed with its last clone. Only the driver that made it can use it.
-pub(crate) type Memory = Arc<dyn Any + Send + Sync>;
+/// A range of device memory, freed when no tensor has it and no captured pass uses it. Clones share it. Only the
+/// driver that made it can use it.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    range: Range,
+    /// Counts the clones; a captured pass keeps the range alone.
+    tensors: Arc<()>,
+}
+
+/// What a driver makes of a range of memory.
+pub(crate) type Range = Arc<dyn Any + Send + Sync>;
+
+impl Memory {
+    pub fn new(range: impl Any + Send + Sync) -> Self {
+        Self { range: Arc::new(range), tensors: Arc::new(()) }
+    }
+
+    /// The range as the driver that made it knows it.
+    pub fn range<T: Any>(&self) -> &T {
+        self.range.downcast_ref().expect("ops check that their operands are on one device")
+    }
+
+    /// What keeps the range from being freed.
+    pub fn keep(&self) -> Range {
+        self.range.clone()
+    }
+
+    /// Whether another tensor has it too.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.tensors) > 1
+    }
+}
 
 /// One launch of a kernel.
 pub(crate) struct Dispatch<'a> {
@@ -36,8 +66,6 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn target(&self) -> &Target;
     /// Uninitialised memory.
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError>;
-    /// Memory that is `byte` throughout.
-    fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError>;
     /// Memory with a copy of `bytes`.
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
@@ -117,11 +145,7 @@ impl Gpu {
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
-        self.0.allocate(bytes)
-    }
-
-    pub(crate) fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError> {
-        self.0.filled(bytes, byte)
+        self.0.allocate(bytes.next_multiple_of(4))
     }
 
     pub(crate) fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {

@@ -8,15 +8,20 @@
 //! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
+//! | `float.rs`, `copy.rs` | how kernels read and write floats; copies and casts |
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
+#[cfg(feature = "gpu")]
+pub(crate) mod copy;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "gpu")]
 pub(crate) mod decode;
 #[cfg(feature = "gpu")]
 mod encoder;
+#[cfg(feature = "gpu")]
+pub(crate) mod float;
 #[cfg(feature = "gpu")]
 pub(crate) mod layout;
 #[cfg(feature = "cuda")]

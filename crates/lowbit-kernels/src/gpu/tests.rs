@@ -14,7 +14,8 @@ pub(crate) fn options() -> super::CudaOptions {
 
 /// All kernels of all ops.
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    ops::quantized_matmul::gpu::kernels(target)
+    let kernels = [super::copy::kernels(target), ops::quantized_matmul::gpu::kernels(target)];
+    kernels.into_iter().flatten().collect()
 }
 
 /// Compiles all kernels for `target`, and fails with the names of those that `compile` refuses.

@@ -1,7 +1,7 @@
 //! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
 
 use super::compile::Target;
-use super::encoder::{Driver, Replay};
+use super::encoder::{Driver, Range, Replay};
 use super::{Dispatch, Gpu, Memory};
 use crate::KernelError;
 use cubecl_core::InfoBuilder;
@@ -28,7 +28,7 @@ struct Wgpu {
     client: Client,
     target: Target,
     /// What the launches of a running capture use, which the pass must keep alive.
-    captured: Mutex<Option<Vec<Memory>>>,
+    captured: Mutex<Option<Vec<Range>>>,
 }
 
 impl std::fmt::Debug for Wgpu {
@@ -137,10 +137,10 @@ impl Wgpu {
     }
 
     fn handle(memory: &Memory) -> &Handle {
-        memory.downcast_ref().expect("ops check that their operands are on one device")
+        memory.range()
     }
 
-    fn captured(&self) -> std::sync::MutexGuard<'_, Option<Vec<Memory>>> {
+    fn captured(&self) -> std::sync::MutexGuard<'_, Option<Vec<Range>>> {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -160,22 +160,14 @@ impl Driver for Wgpu {
             let problem = format!("{bytes} bytes were asked for at once, and a buffer holds at most {most}");
             return Err(KernelError::Gpu { device: self.name(), problem });
         }
-        Ok(Arc::new(self.client.empty(bytes.max(4))))
-    }
-
-    fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError> {
-        if self.captured().is_some() {
-            let problem = "memory was written while a pass is captured".into();
-            return Err(KernelError::Gpu { device: self.name(), problem });
-        }
-        self.upload(&vec![byte; bytes])
+        Ok(Memory::new(self.client.empty(bytes.max(4))))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
         if bytes.is_empty() {
             return self.allocate(0);
         }
-        Ok(Arc::new(self.client.create_from_slice(bytes)))
+        Ok(Memory::new(self.client.create_from_slice(bytes)))
     }
 
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
@@ -199,7 +191,7 @@ impl Driver for Wgpu {
         }
         arguments.info = info.finish(AddressType::U32);
         if let Some(captured) = &mut *self.captured() {
-            captured.extend(buffers.iter().map(|&(memory, _)| memory.clone()));
+            captured.extend(buffers.iter().map(|&(memory, _)| memory.keep()));
         }
         // What goes wrong shows when the result is read.
         self.client.launch(kernel, CubeCount::Static(x, y, z), arguments);
@@ -243,7 +235,7 @@ struct Captured {
     device: String,
     graph: Graph,
     /// What the launches read and write.
-    _memory: Vec<Memory>,
+    _memory: Vec<Range>,
 }
 
 impl Replay for Captured {

@@ -73,10 +73,13 @@ impl Check {
         Err(self.shape_error(operand, x, format!("{} wants {want:?}", why())))
     }
 
-    /// That `ids` are u32 and each less than `count`.
+    /// That `ids` are u32 and each less than `count`. On a GPU their values are not looked at, because that would wait
+    /// for it: a kernel reads nothing for a wrong id and answers with NaN.
     pub fn ids(self, operand: &'static str, ids: &Tensor, count: usize) -> Result<(), KernelError> {
         self.dtype(operand, ids, DType::U32)?;
-        self.host(ids)?;
+        if let Device::Gpu(_) = ids.device() {
+            return Ok(());
+        }
         match ids.as_slice::<u32>()?.iter().position(|&id| id as usize >= count) {
             None => Ok(()),
             Some(index) => {

@@ -14,6 +14,21 @@ pub(crate) fn devices() -> Vec<Device> {
         .collect()
 }
 
+/// The GPU that tests run on: Vulkan's, which a software driver gives everywhere, or what `LOWBIT_GPU` names.
+#[cfg(feature = "gpu")]
+pub(crate) fn gpu() -> Device {
+    let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
+    match name.as_str() {
+        #[cfg(feature = "cuda")]
+        "cuda" => Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"),
+        #[cfg(feature = "vulkan")]
+        "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
+        #[cfg(feature = "metal")]
+        "metal" => Device::metal().expect("a Metal device"),
+        _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
+    }
+}
+
 /// `values` rounded to `dtype`.
 pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: FloatType, device: &Device) -> Tensor {
     tensor(values, shape, dtype, device).0

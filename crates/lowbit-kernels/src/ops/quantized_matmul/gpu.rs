@@ -3,7 +3,8 @@
 
 use super::{CHECK, policy};
 use crate::gpu::compile::{Start, Target, buffer};
-use crate::gpu::decode::{bias, code, factor, load, narrow, scale, unshift, widen};
+use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
+use crate::gpu::float::{narrow, widen, with_storage};
 use crate::gpu::layout::{Layout, RUN};
 use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
@@ -41,6 +42,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     runs: u32,
     m: u32,
     rows_a_batch: u32,
+    integers: u32,
     #[comptime] shape: Shape,
 ) {
     let layout = comptime!(shape.layout);
@@ -83,7 +85,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
                 #[unroll]
                 for i in 0..comptime!(layout.group()) {
                     let i = comptime!(group * layout.group() + i);
-                    let value = code(&words, comptime!(r * words_a_run), i, layout);
+                    let value = code(&words, comptime!(r * words_a_run), integers, i, layout);
                     dot = fma(value, xs[i], dot);
                 }
                 if comptime!(factor(layout) != 1.0) {
@@ -215,6 +217,7 @@ pub(crate) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
                 (),
                 (),
                 (),
+                (),
                 shape.layout.vector(),
                 shape,
             ))
@@ -294,7 +297,7 @@ pub(super) fn quantized_matmul(
         kernel,
         cubes: [index(n.div_ceil(rows))?, index(m.min(CUBES))?, index(m.div_ceil(CUBES))?],
         buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, y.memory()?],
-        scalars: vec![index(n)?, index(runs)?, index(m)?, index(m / (weight.rows() / n))?],
+        scalars: vec![index(n)?, index(runs)?, index(m)?, index(m / (weight.rows() / n))?, INTEGERS],
     })?;
     Ok(y)
 }

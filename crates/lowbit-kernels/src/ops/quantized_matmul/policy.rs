@@ -47,6 +47,10 @@ pub(super) fn strip(m: usize, n: usize, k: usize, groups: usize, threads: usize)
     balanced.max(GRAIN / row).min(NC).next_multiple_of(STEP).min(n.max(1))
 }
 
+/// Runs of a row that are enough for two planes.
+#[cfg(feature = "gpu")]
+const LONG: usize = 384;
+
 /// On a GPU, for codes of `bits` bits, `n` rows of `runs` runs, and planes of `plane` units: the rows that a cube
 /// takes, and its units.
 #[cfg(feature = "gpu")]
@@ -55,11 +59,11 @@ pub(super) fn gpu(bits: usize, n: usize, runs: usize, plane: Option<usize>) -> (
     match plane {
         // Small planes are a CPU's: one does all, without memory that units share.
         Some(plane @ ..32) => ((32 / bits).clamp(1, 8).min(most), plane),
-        // Each unit has a run at least. Of 1 to 8 rows by 32 to 256 units, two by 64 were the fastest or next to it
-        // at 3, 4, 6 and 8 bits on an H200.
+        // Of 1 to 8 rows by 32 to 256 units, these were the fastest or next to it at 3, 4, 6 and 8 bits on an H200.
         plane => {
             let plane = plane.unwrap_or(64);
-            (2.min(most), runs.next_power_of_two().clamp(plane, plane.max(64)))
+            let units = if runs < LONG { plane } else { plane.max(64) };
+            (2.min(most), units)
         }
     }
 }
@@ -90,7 +94,8 @@ mod tests {
         // (bits, n, runs, plane) -> rows and units of a cube
         let table = [
             ((4, 4096, 448, Some(32)), (2, 64)),
-            ((8, 4096, 128, Some(32)), (2, 64)),
+            ((8, 4096, 128, Some(32)), (2, 32)),
+            ((8, 4096, 128, Some(64)), (2, 64)),
             ((4, 4096, 1, Some(32)), (2, 32)),
             ((4, 1, 448, Some(64)), (1, 64)),
             ((4, 4096, 448, None), (2, 64)),
