@@ -225,10 +225,7 @@ pub(crate) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     }
     macro_rules! of_y {
         ($scales:ty, $biases:ty) => {
-            match shape.dtype {
-                FloatType::F32 => typed!($scales, $biases, u32),
-                FloatType::F16 | FloatType::BF16 => typed!($scales, $biases, u16),
-            }
+            with_storage!(shape.dtype, Y => typed!($scales, $biases, Y))
         };
     }
     match shape.layout.scale_sizes() {
@@ -242,10 +239,9 @@ pub(crate) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 
 fn pad_kernel(target: &Target, dtype: FloatType) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(PAD_UNITS);
-    match dtype.size() {
-        4 => Box::new(pad::Pad::<u32>::new(settings, properties, registers, buffer(), buffer(), (), (), ())),
-        _ => Box::new(pad::Pad::<u16>::new(settings, properties, registers, buffer(), buffer(), (), (), ())),
-    }
+    with_storage!(dtype, Y => Box::new(pad::Pad::<Y>::new(
+        settings, properties, registers, buffer(), buffer(), (), (), (),
+    )))
 }
 
 const PAD_UNITS: u32 = 256;
