@@ -14,7 +14,12 @@ pub(crate) fn options() -> super::CudaOptions {
 
 /// All kernels of all ops.
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let kernels = [super::copy::kernels(target), ops::quantized_matmul::gpu::kernels(target)];
+    let kernels = [
+        super::copy::kernels(target),
+        ops::causal_conv1d::gpu::kernels(target),
+        ops::gated_delta_rule::gpu::kernels(target),
+        ops::quantized_matmul::gpu::kernels(target),
+    ];
     kernels.into_iter().flatten().collect()
 }
 
