@@ -1,16 +1,18 @@
 //! The product on a GPU, for one row of x at a time: a cube takes some rows of the weight, and its units cut each
 //! row into runs.
 
-use super::{CHECK, policy};
+use super::super::{CHECK, policy};
 use crate::gpu::compile::{Start, Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::{narrow, widen, with_storage};
 use crate::gpu::layout::{Layout, RUN};
 use crate::gpu::{Dispatch, Gpu};
-use crate::{Device, KernelError, QuantizedTensor, Tensor};
+use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
+#[cfg(test)]
+use lowbit_formats::Format;
 
 /// Everything that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +32,6 @@ pub(crate) struct Shape {
 const CUBES: usize = 65535;
 
 /// `y[t, n] = sum over k of x[t, k] * weight[t / rows_a_batch, n, k]`
-
 #[cube(launch_unchecked)]
 fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     codes: &[Vector<u32, V>],
@@ -185,22 +186,8 @@ fn plane_size(#[comptime] fixed: usize) -> usize {
     if comptime!(fixed == 0) { PLANE_DIM as usize } else { fixed.runtime() }
 }
 
-/// Copies rows of `k` elements to rows of `padded`, zeros added.
-#[cube(launch_unchecked)]
-fn pad<Y: Int>(x: &[Y], y: &mut [Y], k: u32, padded: u32, len: u32) {
-    let at = ABSOLUTE_POS as u32;
-    if at < len {
-        let column = at % padded;
-        let mut value = Y::from_int(0);
-        if column < k {
-            value = x[(at / padded * k + column) as usize];
-        }
-        y[at as usize] = value;
-    }
-}
-
 /// The kernel for `shape`, its types chosen by what the layout stores.
-pub(crate) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
+fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     macro_rules! typed {
         ($scales:ty, $biases:ty, $y:ty) => {{
             let (settings, properties, registers): Start = target.start(shape.units as u32);
@@ -237,24 +224,14 @@ pub(crate) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     }
 }
 
-fn pad_kernel(target: &Target, dtype: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(PAD_UNITS);
-    with_storage!(dtype, Y => Box::new(pad::Pad::<Y>::new(
-        settings, properties, registers, buffer(), buffer(), (), (), (),
-    )))
-}
-
-const PAD_UNITS: u32 = 256;
-
-/// Every kernel of the op for `target`, one of each format and type of x, at sizes of layers.
+/// One of each format and type of x, at sizes of layers.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+pub(super) fn kernels(target: &Target, formats: &[Format], dtypes: &[FloatType]) -> Vec<Box<dyn CubeKernel>> {
     let plane = target.plane();
-    let dtypes = [FloatType::F32, FloatType::F16, FloatType::BF16];
-    let mut kernels: Vec<_> = dtypes.iter().map(|&dtype| pad_kernel(target, dtype)).collect();
-    for format in super::tests::gpu_formats() {
+    let mut kernels = Vec::new();
+    for &format in formats {
         let layout = Layout::of(format);
-        for dtype in dtypes {
+        for &dtype in dtypes {
             let (rows, units) = policy::gpu(layout.bits, 4096, 4096 / RUN, plane);
             kernels.push(kernel(target, Shape { layout, dtype, rows, units, plane: plane.unwrap_or(0) }));
         }
@@ -262,21 +239,16 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels
 }
 
-/// See [`super::quantized_matmul`]; everything was checked.
-pub(super) fn quantized_matmul(
+/// `x`, whose rows are whole runs, times `weight` into `y`.
+pub(super) fn multiply(
     gpu: &Gpu,
     x: &Tensor,
     weight: &QuantizedTensor,
-    shape: &[usize],
-) -> Result<Tensor, KernelError> {
+    y: &Tensor,
+) -> Result<(), KernelError> {
     let dtype = CHECK.float("x", x)?;
-    let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
-    let (n, k) = (weight.n(), weight.k());
-    if y.is_empty() {
-        return Ok(y);
-    }
-    let (m, runs) = (y.len() / n, k.div_ceil(RUN));
-    let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, m, k)? };
+    let n = weight.n();
+    let (m, runs) = (y.len() / n, weight.k().div_ceil(RUN));
     let layout = Layout::of(weight.format());
     let target = gpu.target();
     let plane = target.plane();
@@ -285,7 +257,7 @@ pub(super) fn quantized_matmul(
     let index = |value: usize| CHECK.index(value);
     // Every index into the planes is below the codes' words.
     index(weight.rows() * runs * layout.bits)?;
-    index(m * k.next_multiple_of(RUN))?;
+    index(m * runs * RUN)?;
     let planes = weight.components();
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
@@ -294,21 +266,5 @@ pub(super) fn quantized_matmul(
         cubes: [index(n.div_ceil(rows))?, index(m.min(CUBES))?, index(m.div_ceil(CUBES))?],
         buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, y.memory()?],
         scalars: vec![index(n)?, index(runs)?, index(m)?, index(m / (weight.rows() / n))?, INTEGERS],
-    })?;
-    Ok(y)
-}
-
-/// `x`, `[m, k]`, with zeros up to a whole number of runs.
-fn padded(gpu: &Gpu, x: &Tensor, m: usize, k: usize) -> Result<Tensor, KernelError> {
-    let dtype = CHECK.float("x", x)?;
-    let row = k.next_multiple_of(RUN);
-    let y = Tensor::allocate(&[m, row], dtype.dtype(), x.device())?;
-    let len = CHECK.index(y.len())?;
-    gpu.launch(Dispatch {
-        kernel: pad_kernel(gpu.target(), dtype),
-        cubes: [len.div_ceil(PAD_UNITS), 1, 1],
-        buffers: vec![x.memory()?, y.memory()?],
-        scalars: vec![CHECK.index(k)?, CHECK.index(row)?, len],
-    })?;
-    Ok(y)
+    })
 }
