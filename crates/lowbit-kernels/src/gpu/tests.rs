@@ -14,7 +14,11 @@ pub(crate) fn options() -> super::CudaOptions {
 
 /// All kernels of all ops.
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let kernels = [super::copy::kernels(target), ops::quantized_matmul::gpu::kernels(target)];
+    let kernels = [
+        super::copy::kernels(target),
+        ops::qdq::gpu::kernels(target),
+        ops::quantized_matmul::gpu::kernels(target),
+    ];
     kernels.into_iter().flatten().collect()
 }
 
