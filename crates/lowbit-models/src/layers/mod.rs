@@ -13,7 +13,7 @@ mod rope;
 pub use attention::{Attention, AttentionConfig};
 pub use decoder::{Block, Decoder, DecoderConfig, Feedforward, Mixer};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
-pub use linear::{Embedding, Linear};
+pub use linear::{Embedding, Linear, MergedLinear};
 pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;
