@@ -61,6 +61,11 @@ impl Target {
         (hardware.plane_size_min == hardware.plane_size_max).then_some(hardware.plane_size_min as usize)
     }
 
+    /// How many units run in step at the least.
+    pub fn smallest_plane(&self) -> usize {
+        self.properties.hardware.plane_size_min as usize
+    }
+
     /// A kernel's first arguments, for cubes of `units` along x. Kernels guard their own accesses, and index with
     /// 32 bits.
     pub fn start(&self, units: u32) -> Start {

@@ -9,6 +9,7 @@
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
 //! | `float.rs`, `copy.rs` | how kernels read and write floats; copies and casts |
+//! | `sequences.rs` | where the tokens of several sequences are |
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
@@ -26,6 +27,8 @@ pub(crate) mod float;
 pub(crate) mod layout;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
+#[cfg(feature = "gpu")]
+pub(crate) mod sequences;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
 #[cfg(any(feature = "vulkan", feature = "metal"))]
