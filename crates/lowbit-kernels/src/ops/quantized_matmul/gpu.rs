@@ -1,6 +1,8 @@
 //! The product on a GPU, for one row of x at a time: a cube takes some rows of the weight, and its units cut each
 //! row into runs.
 
+mod tile;
+
 use super::{CHECK, policy};
 use crate::gpu::compile::{Start, Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
@@ -259,6 +261,7 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             kernels.push(kernel(target, Shape { layout, dtype, rows, units, plane: plane.unwrap_or(0) }));
         }
     }
+    kernels.extend(tile::kernels(target));
     kernels
 }
 
@@ -277,6 +280,13 @@ pub(super) fn quantized_matmul(
     }
     let (m, runs) = (y.len() / n, k.div_ceil(RUN));
     let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, m, k)? };
+    let batches = weight.rows() / n;
+    if policy::kernel(m / batches, batches) == policy::Kernel::Tile {
+        CHECK.index(m.max(1) * n.max(k.next_multiple_of(RUN)))?;
+        CHECK.index(weight.rows() * runs * Layout::of(weight.format()).bits)?;
+        tile::multiply(gpu, &x, weight, m / batches, &y)?;
+        return Ok(y);
+    }
     let layout = Layout::of(weight.format());
     let target = gpu.target();
     let plane = target.plane();
