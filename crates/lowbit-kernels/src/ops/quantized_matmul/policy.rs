@@ -68,6 +68,43 @@ pub(super) fn gpu(bits: usize, n: usize, runs: usize, plane: Option<usize>) -> (
     }
 }
 
+/// Rows of x from which on a GPU decodes a weight's run once for several of them.
+#[cfg(feature = "gpu")]
+const MANY: usize = 33;
+/// Cubes along y and z that Vulkan promises.
+#[cfg(feature = "gpu")]
+const CUBES: usize = 65535;
+
+/// The ways to multiply on a GPU.
+#[cfg(feature = "gpu")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// Few rows of x.
+    MatVec,
+    /// Many rows, on any device.
+    Tile,
+}
+
+/// The way for `m` rows of x a batch.
+#[cfg(feature = "gpu")]
+pub(super) fn kernel(m: usize, batches: usize) -> Kernel {
+    match m {
+        ..MANY => Kernel::MatVec,
+        _ if batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
+        _ => Kernel::Tile,
+    }
+}
+
+/// The rows of a weight that a unit of [`Kernel::Tile`] takes, and the units of a cube.
+#[cfg(feature = "gpu")]
+pub(super) fn tile(plane: Option<usize>) -> (usize, usize) {
+    match plane {
+        // A CPU has few registers.
+        Some(plane @ ..32) => (1, plane),
+        _ => (2, 64),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

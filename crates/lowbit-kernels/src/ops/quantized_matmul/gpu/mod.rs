@@ -1,11 +1,12 @@
 //! The product on a GPU.
 
 mod mat_vec;
+mod tile;
 
-use super::CHECK;
+use super::{CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
-use crate::gpu::layout::RUN;
+use crate::gpu::layout::{Layout, RUN};
 use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -17,7 +18,7 @@ use lowbit_formats::FloatType;
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
-    pads.chain(mat_vec::kernels(target, &formats, &dtypes)).collect()
+    pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target)).collect()
 }
 
 /// See [`super::quantized_matmul`]; everything was checked.
@@ -29,12 +30,19 @@ pub(super) fn quantized_matmul(
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
     let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
-    let k = weight.k();
+    let (n, k) = (weight.n(), weight.k());
     if y.is_empty() {
         return Ok(y);
     }
-    let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, y.len() / weight.n(), k)? };
-    mat_vec::multiply(gpu, &x, weight, &y)?;
+    let (m, batches) = (y.len() / n, weight.rows() / n);
+    let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, m, k)? };
+    // Every index into x, y and the planes is below these.
+    CHECK.index(m * n.max(k.next_multiple_of(RUN)))?;
+    CHECK.index(weight.rows() * k.div_ceil(RUN) * Layout::of(weight.format()).bits)?;
+    match policy::kernel(m / batches, batches) {
+        policy::Kernel::MatVec => mat_vec::multiply(gpu, &x, weight, &y)?,
+        policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m / batches, &y)?,
+    }
     Ok(y)
 }
 
