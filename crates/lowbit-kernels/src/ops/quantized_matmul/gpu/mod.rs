@@ -2,6 +2,8 @@
 
 mod mat_vec;
 
+pub(crate) use mat_vec::{Batches, multiply};
+
 use super::CHECK;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
@@ -29,20 +31,21 @@ pub(super) fn quantized_matmul(
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
     let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
-    let k = weight.k();
-    if y.is_empty() {
-        return Ok(y);
+    if !y.is_empty() {
+        multiply(gpu, &padded(gpu, x)?, weight, &Batches::Even, &y)?;
     }
-    let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, y.len() / weight.n(), k)? };
-    mat_vec::multiply(gpu, &x, weight, &y)?;
     Ok(y)
 }
 
-/// `x`, `[m, k]`, with zeros up to a whole number of runs.
-fn padded(gpu: &Gpu, x: &Tensor, m: usize, k: usize) -> Result<Tensor, KernelError> {
+/// `x`, `[.., K]`, with zeros up to a whole number of runs: x itself where that is what it has.
+pub(crate) fn padded(gpu: &Gpu, x: &Tensor) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
+    let k = x.dim(-1);
+    if k.is_multiple_of(RUN) {
+        return Ok(x.clone());
+    }
     let row = k.next_multiple_of(RUN);
-    let y = Tensor::allocate(&[m, row], dtype.dtype(), x.device())?;
+    let y = Tensor::allocate(&[x.len() / k, row], dtype.dtype(), x.device())?;
     let len = CHECK.index(y.len())?;
     gpu.launch(Dispatch {
         kernel: pad_kernel(gpu.target(), dtype),
