@@ -13,6 +13,7 @@ pub(crate) fn grid(w: &[f32], levels: usize) -> (f64, f64, f64) {
     (scale, min, scale * gamma(4) + f64::from(f32::MIN_POSITIVE))
 }
 
+#[cfg(test)]
 /// How far `code` is from `(w - bias) / scale`, in steps: at most a half, and what f32 adds to it.
 pub(crate) fn distance(w: f32, code: u8, (scale, bias): (f64, f64)) -> f64 {
     ((f64::from(w) - bias) / scale - f64::from(code)).abs()

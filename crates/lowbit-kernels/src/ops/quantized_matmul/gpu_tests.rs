@@ -34,6 +34,7 @@ fn every_format() {
         for dtype in FLOATS {
             check(format, (1, 1, 1, 29, 768), dtype);
         }
+        check(format, (1, 1, 5, 29, 256), FloatType::F32);
     }
 }
 

@@ -3,10 +3,12 @@
 mod mat_vec;
 mod tile;
 
+pub(crate) use mat_vec::{Batches, multiply};
+
 use super::{CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
-use crate::gpu::layout::{Layout, RUN};
+use crate::gpu::layout::RUN;
 use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -30,27 +32,27 @@ pub(super) fn quantized_matmul(
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
     let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
-    let (n, k) = (weight.n(), weight.k());
     if y.is_empty() {
         return Ok(y);
     }
-    let (m, batches) = (y.len() / n, weight.rows() / n);
-    let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, m, k)? };
-    // Every index into x, y and the planes is below these.
-    CHECK.index(m * n.max(k.next_multiple_of(RUN)))?;
-    CHECK.index(weight.rows() * k.div_ceil(RUN) * Layout::of(weight.format()).bits)?;
-    match policy::kernel(m / batches, batches) {
-        policy::Kernel::MatVec => mat_vec::multiply(gpu, &x, weight, &y)?,
-        policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m / batches, &y)?,
+    let (n, batches) = (weight.n(), weight.rows() / weight.n());
+    let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
+    match policy::kernel(m, batches) {
+        policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
+        policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
     }
     Ok(y)
 }
 
-/// `x`, `[m, k]`, with zeros up to a whole number of runs.
-fn padded(gpu: &Gpu, x: &Tensor, m: usize, k: usize) -> Result<Tensor, KernelError> {
+/// `x`, `[.., K]`, with zeros up to a whole number of runs: x itself where that is what it has.
+pub(crate) fn padded(gpu: &Gpu, x: &Tensor) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
+    let k = x.dim(-1);
+    if k.is_multiple_of(RUN) {
+        return Ok(x.clone());
+    }
     let row = k.next_multiple_of(RUN);
-    let y = Tensor::allocate(&[m, row], dtype.dtype(), x.device())?;
+    let y = Tensor::allocate(&[x.len() / k, row], dtype.dtype(), x.device())?;
     let len = CHECK.index(y.len())?;
     gpu.launch(Dispatch {
         kernel: pad_kernel(gpu.target(), dtype),

@@ -188,6 +188,9 @@ pub(super) fn multiply(
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
     let batches = weight.rows() / n;
+    // Every index into x, y and the planes is below these.
+    index(batches * m * n.max(runs * RUN))?;
+    index(weight.rows() * runs * shape.layout.bits)?;
     gpu.launch(Dispatch {
         kernel: kernel(gpu.target(), shape),
         cubes: [index(n.div_ceil(columns * units))?, index(m.div_ceil(ROWS))?, index(batches)?],
