@@ -51,7 +51,7 @@ pub use quantized_matmul::{quantized_matmul, quantized_matmul_to};
 pub use rms_norm::{gated_rms_norm, rms_norm};
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
 pub use router_top_k::{RouterParams, router_top_k};
-pub use sample::{SampleParams, sample};
+pub use sample::{DecodeState, SampleParams, sample, sample_next};
 pub use sigmoid_mul::sigmoid_mul;
 pub use silu_mul::silu_mul;
 
