@@ -14,7 +14,12 @@ pub(crate) fn options() -> super::CudaOptions {
 
 /// All kernels of all ops.
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let kernels = [super::copy::kernels(target), ops::quantized_matmul::gpu::kernels(target)];
+    let kernels = [
+        super::copy::kernels(target),
+        ops::attention::gpu::kernels(target),
+        ops::kv_append::gpu::kernels(target),
+        ops::quantized_matmul::gpu::kernels(target),
+    ];
     kernels.into_iter().flatten().collect()
 }
 
