@@ -47,6 +47,36 @@ pub use encoder::{Gpu, Pass};
 pub enum Gpu {}
 
 #[cfg(not(feature = "gpu"))]
+impl Gpu {
+    /// There is no GPU to capture on.
+    ///
+    /// # Errors
+    /// None: there is nothing to call this on.
+    pub fn capture(
+        &self,
+        _: impl FnMut() -> Result<(), crate::KernelError>,
+    ) -> Result<Pass, crate::KernelError> {
+        match *self {}
+    }
+}
+
+/// What a GPU captured. This build has none.
+#[cfg(not(feature = "gpu"))]
+#[derive(Clone, Debug)]
+pub enum Pass {}
+
+#[cfg(not(feature = "gpu"))]
+impl Pass {
+    /// There is nothing to replay.
+    ///
+    /// # Errors
+    /// None: there is nothing to call this on.
+    pub fn replay(&self) -> Result<(), crate::KernelError> {
+        match *self {}
+    }
+}
+
+#[cfg(not(feature = "gpu"))]
 impl std::fmt::Display for Gpu {
     fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {}

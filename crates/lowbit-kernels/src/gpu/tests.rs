@@ -16,8 +16,12 @@ pub(crate) fn options() -> super::CudaOptions {
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let kernels = [
         super::copy::kernels(target),
+        ops::qdq::gpu::kernels(target),
+        ops::sample::gpu::kernels(target),
         ops::causal_conv1d::gpu::kernels(target),
         ops::gated_delta_rule::gpu::kernels(target),
+        ops::attention::gpu::kernels(target),
+        ops::kv_append::gpu::kernels(target),
         ops::quantized_matmul::gpu::kernels(target),
     ];
     kernels.into_iter().flatten().collect()

@@ -34,6 +34,7 @@ fn every_format() {
         for dtype in FLOATS {
             check(format, (1, 1, 1, 29, 768), dtype);
         }
+        check(format, (1, 1, 5, 29, 256), FloatType::F32);
     }
 }
 
@@ -69,6 +70,27 @@ fn rows_of_x_and_batches() {
         }
         check(format, (3, 2, 5, 11, 256), FloatType::BF16);
     }
+}
+
+#[test]
+fn many_rows_in_every_format() {
+    for format in gpu_formats() {
+        check(format, (1, 1, 37, 21, 256), FloatType::F32);
+    }
+}
+
+#[test]
+fn many_rows_around_every_tile() {
+    for m in [33, 39, 40, 41, 65] {
+        check(Format::Q4_0, (1, 1, m, 13, 96), FloatType::F32);
+    }
+    for n in [1, 7, 8, 9, 64, 127, 129] {
+        check(Format::Q6_K, (1, 1, 34, n, 256), FloatType::F16);
+    }
+    for k in [1, 33, 95] {
+        check(Format::Float(FloatType::F32), (1, 1, 35, 5, k), FloatType::BF16);
+    }
+    check(Format::Q4_K, (3, 2, 19, 11, 256), FloatType::F32);
 }
 
 #[test]

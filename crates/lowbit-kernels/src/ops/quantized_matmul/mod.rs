@@ -15,6 +15,7 @@ pub(crate) use cpu::{Group, matmul_groups};
 
 use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
+use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("quantized_matmul");
 
@@ -63,6 +64,22 @@ pub fn quantized_matmul(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, 
             y.cast(dtype.dtype())
         }
     }
+}
+
+/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
+///
+/// # Errors
+/// As [`quantized_matmul()`].
+pub fn quantized_matmul_to(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    dtype: FloatType,
+) -> Result<Tensor, KernelError> {
+    if x.dtype() == dtype.dtype() {
+        return quantized_matmul(x, weight);
+    }
+    // Widening is exact, and f32 is what is computed in.
+    quantized_matmul(&x.cast(DType::F32)?, weight)?.cast(dtype.dtype())
 }
 
 fn output_shape(x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {

@@ -1,0 +1,87 @@
+//! The product on a GPU.
+
+mod mat_vec;
+mod tile;
+
+pub(crate) use mat_vec::{Batches, multiply};
+
+use super::{CHECK, policy};
+use crate::gpu::compile::{Target, buffer};
+use crate::gpu::float::with_storage;
+use crate::gpu::layout::RUN;
+use crate::gpu::{Dispatch, Gpu};
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// Every kernel of the op for `target`.
+#[cfg(test)]
+pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
+    let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
+    pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target)).collect()
+}
+
+/// See [`super::quantized_matmul`]; everything was checked.
+pub(super) fn quantized_matmul(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    shape: &[usize],
+) -> Result<Tensor, KernelError> {
+    let dtype = CHECK.float("x", x)?;
+    let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
+    if y.is_empty() {
+        return Ok(y);
+    }
+    let (n, batches) = (weight.n(), weight.rows() / weight.n());
+    let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
+    match policy::kernel(m, batches) {
+        policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
+        policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
+    }
+    Ok(y)
+}
+
+/// `x`, `[.., K]`, with zeros up to a whole number of runs: x itself where that is what it has.
+pub(crate) fn padded(gpu: &Gpu, x: &Tensor) -> Result<Tensor, KernelError> {
+    let dtype = CHECK.float("x", x)?;
+    let k = x.dim(-1);
+    if k.is_multiple_of(RUN) {
+        return Ok(x.clone());
+    }
+    let row = k.next_multiple_of(RUN);
+    let y = Tensor::allocate(&[x.len() / k, row], dtype.dtype(), x.device())?;
+    let len = CHECK.index(y.len())?;
+    gpu.launch(Dispatch {
+        kernel: pad_kernel(gpu.target(), dtype),
+        cubes: [len.div_ceil(PAD_UNITS), 1, 1],
+        buffers: vec![x.memory()?, y.memory()?],
+        scalars: vec![CHECK.index(k)?, CHECK.index(row)?, len],
+    })?;
+    Ok(y)
+}
+
+/// Copies rows of `k` elements to rows of `padded`, zeros added.
+#[cube(launch_unchecked)]
+fn pad<Y: Int>(x: &[Y], y: &mut [Y], k: u32, padded: u32, len: u32) {
+    let at = ABSOLUTE_POS as u32;
+    if at < len {
+        let column = at % padded;
+        let mut value = Y::from_int(0);
+        if column < k {
+            value = x[(at / padded * k + column) as usize];
+        }
+        y[at as usize] = value;
+    }
+}
+
+fn pad_kernel(target: &Target, dtype: FloatType) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(PAD_UNITS);
+    with_storage!(dtype, Y => Box::new(pad::Pad::<Y>::new(
+        settings, properties, registers, buffer(), buffer(), (), (), (),
+    )))
+}
+
+const PAD_UNITS: u32 = 256;
