@@ -18,10 +18,10 @@ pub(super) fn form(asked: Form, layout: StateLayout, tokens: usize) -> Form {
     }
 }
 
-/// Tokens a sequence, on average, from which chunks are faster on a GPU: lengths are not known when kernels are
+/// Tokens a sequence, on average, from which chunks are faster on an H200: lengths are not known when kernels are
 /// launched.
 #[cfg(feature = "gpu")]
-const GPU_CROSSOVER: usize = 24;
+const GPU_CROSSOVER: usize = 20;
 
 /// The form on a GPU for `sequences` sequences of `tokens` tokens in all. `chunks` says whether it can do chunks.
 #[cfg(feature = "gpu")]

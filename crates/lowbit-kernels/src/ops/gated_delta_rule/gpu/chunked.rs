@@ -76,7 +76,7 @@ impl Shape {
 
     /// Words of shared memory that preparing a chunk takes.
     fn prepare_words(self) -> usize {
-        (CHUNK * PITCH).max(CHUNK * self.key_dim)
+        (CHUNK * (PITCH + CHUNK)).max(CHUNK * self.key_dim)
     }
 }
 

@@ -20,10 +20,12 @@ use crate::ops::gated_delta_rule::StateLayout;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Keepers, answerers and loaders each.
+/// Keepers, and answerers.
 pub(super) const WARPS: usize = 2;
-/// Units of each role.
+/// Units of either role.
 const UNITS: usize = 32 * WARPS;
+/// Units that load: so many that each keeps its place in the rows' swizzle.
+const LOADERS: usize = 128;
 /// Chunks whose operands are in shared memory: one in use, one that has come, one on its way.
 const STAGES: usize = 3;
 
@@ -135,7 +137,7 @@ fn pass(
                 for i in 0..comptime!(shape.key_dim / 2) {
                     s[i] = state[matrix + element(i, place.column, shape)];
                 }
-            } else if role == 2 {
+            } else if role >= 2 {
                 load_keys(k, v, transforms, gates, base, &place, 0usize, shape);
                 commit();
                 load_keys(k, v, transforms, gates, base, &place, 1usize, shape);
@@ -231,22 +233,19 @@ fn load_keys(
     #[comptime] shape: Shape,
 ) {
     let places = comptime!(Places::of(shape));
+    let (vectors, values) = comptime!((shape.vectors(), shape.value_dim / 8));
     let first = at.start + chunk * CHUNK;
     if first < at.end {
         let to = key_stage(base, chunk, shape);
-        load_rows(k, to, at, first, shape);
-        let vectors = comptime!(SLICE / 8);
-        let unit = UNIT_POS_X as usize % UNITS;
-        let values = to + comptime!(places.values as u32);
-        for i in 0..comptime!(CHUNK * SLICE / 8 / UNITS) {
-            let (row, column) = ((i * UNITS + unit) / vectors, (i * UNITS + unit) % vectors);
-            let token = min(first + row, at.end - 1usize);
-            let row_at = (token * at.value_heads + at.head) * comptime!(shape.value_dim) + at.column;
-            copy(values + place(row, column, vectors), v, row_at / 8usize + column, first + row < at.end);
-        }
-        load_square(transforms, to + comptime!(places.transform as u32), at, chunk);
+        load_rows(k, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
+        let column = at.head * values + at.column / 8usize;
+        let to_values = to + comptime!(places.values as u32);
+        load_rows(v, to_values, first, at.end, at.value_heads * values, column, comptime!(SLICE / 8));
+        let index = (at.slot + chunk) * at.value_heads + at.head;
+        let to_transform = to + comptime!(places.transform as u32);
+        load_rows(transforms, to_transform, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 4) {
-            let index = (at.slot + chunk) * at.value_heads + at.head;
             let to = to + comptime!(places.key_gates as u32) + (unit * 16usize) as u32;
             copy(to, gates, index * comptime!(GATES / 4) + unit, true);
         }
@@ -265,41 +264,43 @@ fn load_queries(
     #[comptime] shape: Shape,
 ) {
     let places = comptime!(Places::of(shape));
+    let vectors = comptime!(shape.vectors());
     let first = at.start + chunk * CHUNK;
     if first < at.end {
         let to = query_stage(base, chunk, shape);
-        load_rows(q, to, at, first, shape);
-        load_square(pairs, to + comptime!(places.pairs as u32), at, chunk);
-        let unit = UNIT_POS_X as usize % UNITS;
+        load_rows(q, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
+        let index = (at.slot + chunk) * at.value_heads + at.head;
+        let to_pairs = to + comptime!(places.pairs as u32);
+        load_rows(pairs, to_pairs, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 8) {
-            let index = (at.slot + chunk) * at.value_heads + at.head;
             let to = to + comptime!(places.query_gates as u32) + (unit * 16usize) as u32;
             copy(to, gates, index * comptime!(GATES / 4) + unit, true);
         }
     }
 }
 
-/// Starts loading the keys or queries of a chunk from token `first` on; zeros past the last.
+/// Starts loading a tile of `vectors` vectors a row: rows from `first` on, of `pitch` vectors each, from vector `column`
+/// of theirs on; zeros from row `end` on.
 #[cube]
-fn load_rows(x: &[Vector<u32, Const<4>>], to: u32, at: &Place, first: usize, #[comptime] shape: Shape) {
-    let vectors = comptime!(shape.vectors());
-    let unit = UNIT_POS_X as usize % UNITS;
-    for i in 0..comptime!(CHUNK * shape.vectors() / UNITS) {
-        let (row, column) = ((i * UNITS + unit) / vectors, (i * UNITS + unit) % vectors);
-        let token = min(first + row, at.end - 1usize);
-        let from = (token * at.key_heads + at.key_head) * vectors + column;
-        copy(to + place(row, column, vectors), x, from, first + row < at.end);
-    }
-}
-
-/// Starts loading `T` or `P`.
-#[cube]
-fn load_square(x: &[Vector<u32, Const<4>>], to: u32, at: &Place, chunk: usize) {
-    let index = (at.slot + chunk) * at.value_heads + at.head;
-    for i in 0..comptime!(CHUNK * CHUNK / 8 / UNITS) {
-        let vector = i * UNITS + UNIT_POS_X as usize % UNITS;
-        let from = index * comptime!(CHUNK * CHUNK / 8) + vector;
-        copy(to + place(vector / 8usize, vector % 8usize, 8usize), x, from, true);
+fn load_rows(
+    x: &[Vector<u32, Const<4>>],
+    to: u32,
+    first: usize,
+    end: usize,
+    pitch: usize,
+    column: usize,
+    #[comptime] vectors: usize,
+) {
+    let unit = UNIT_POS_X as usize % LOADERS;
+    let (row, vector) = (unit / vectors, unit % vectors);
+    let rows = comptime!(LOADERS / vectors);
+    let to = to + place(row, vector, vectors);
+    #[unroll]
+    for i in 0..comptime!(CHUNK * vectors / LOADERS) {
+        let row = first + row + comptime!(i * rows);
+        let at = min(row, end - 1usize) * pitch + column + vector;
+        copy(to + comptime!((i * LOADERS * 16) as u32), x, at, row < end);
     }
 }
 
@@ -508,7 +509,7 @@ fn multiply_triangle(left: &Array<u32>, matrix: u32, sums: &mut Array<f32>, #[co
 }
 
 pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(3 * UNITS as u32);
+    let (settings, properties, registers) = target.start((2 * UNITS + LOADERS) as u32);
     Box::new(pass::Pass::new(
         settings,
         properties,

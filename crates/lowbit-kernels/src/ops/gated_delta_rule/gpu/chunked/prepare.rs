@@ -70,11 +70,8 @@ fn prepare(
         // The work falls on other warps from cube to cube: a multiprocessor's quarters have some each.
         let unit = unit ^ ((head + slot) % 2usize * CHUNK);
         let matrix = index * comptime!(CHUNK * CHUNK);
-        if unit < 32 {
-            invert(base, unit, betas[unit], transforms, matrix, 0usize, shape);
-        } else if unit < CHUNK {
-            // The columns' upper half is 0.
-            invert(base, unit - 32usize, betas[unit], transforms, matrix, 32usize, shape);
+        if unit < CHUNK {
+            invert(&mut shared, base, unit, betas[unit], transforms, matrix, shape);
         }
     }
 }
@@ -145,7 +142,6 @@ fn load(
     #[comptime] shape: Shape,
 ) {
     let vectors = comptime!(shape.vectors());
-    #[unroll]
     for i in 0..comptime!(CHUNK * shape.vectors() / PREPARERS) {
         let vector = i * PREPARERS + UNIT_POS_X as usize;
         let (row, column) = (vector / vectors, vector % vectors);
@@ -182,9 +178,8 @@ fn multiply_pairs(
         key_pairs[i] = 0.0;
         query_pairs[i] = 0.0;
     }
-    #[unroll]
     for depth in 0..comptime!(shape.key_dim / 16) {
-        let column = comptime!(2 * depth) + half;
+        let column = 2usize * depth + half;
         let mut left = Array::<u32>::new(8usize);
         let keys = tiles(base + place(of_keys * 16usize + row, column, vectors));
         let query = tiles(queries + place(of_queries * 16usize + row, column, vectors));
@@ -258,39 +253,71 @@ fn decay(pairs: &mut Array<f32>, products: &Shared<[f32]>, i16: usize, #[comptim
     }
 }
 
-/// Column `first + j` of `T` from row `first` on, by forward substitution.
+/// Column `j` of `T`, by forward substitution, sixteen rows at a time. (Loops over sixteens: instructions of a whole column
+/// come slower from memory than they run.) The inverse's rows are kept in shared memory, behind `L`.
 #[cube]
 fn invert(
+    shared: &mut Shared<[u32]>,
     base: u32,
     j: usize,
     beta: f32,
     transforms: &mut [u16],
     matrix: usize,
-    #[comptime] first: usize,
     #[comptime] shape: Shape,
 ) {
-    let rows = comptime!(CHUNK - first);
-    let mut x = Array::<Vector<f32, Const<4>>>::new(comptime!(rows / 4));
-    #[unroll]
-    for i in 0..rows {
-        if comptime!(i % 4 == 0) {
-            x[comptime!(i / 4)] = Vector::new(0.0f32);
-        }
-        // On the diagonal and above it, L meets the zeros of what is not there yet.
-        let mut sums = Vector::<f32, Const<4>>::new(0.0f32);
+    let inverse = comptime!(CHUNK * PITCH);
+    // The upper half of a warp's columns is 0, up to the sixteens that they are in.
+    let first = j / 32usize * 2usize;
+    for sixteen in first..4usize {
+        let mut x = Array::<f32>::new(16usize);
         #[unroll]
-        for four_of in 0..comptime!(i.div_ceil(4)) {
-            let row = four(base + comptime!((((first + i) * PITCH + first) * 4 + four_of * 16) as u32));
-            sums = fma(row, x[four_of], sums);
+        for i in 0..16usize {
+            x[i] = select(sixteen * 16usize + i == j, 1.0f32, 0.0f32);
         }
-        let sum =
-            (sums.extract(0usize) + sums.extract(1usize)) + (sums.extract(2usize) + sums.extract(3usize));
-        let value = select(i == j, 1.0f32, 0.0f32) - sum;
-        let mut four = x[comptime!(i / 4)];
-        four.insert(comptime!(i % 4), value);
-        x[comptime!(i / 4)] = four;
-        let at = matrix + comptime!((first + i) * CHUNK + first) + j;
-        transforms[at] = u16::cast_from(pack(value * beta, 0.0f32, shape.dtype) & 0xffffu32);
+        for before in first..sixteen {
+            #[unroll]
+            for fourth in 0..4usize {
+                let mut above = Array::<f32>::new(4usize);
+                #[unroll]
+                for k in 0..4usize {
+                    let row = before * 16usize + comptime!(fourth * 4 + k);
+                    above[k] = -f32::reinterpret(shared[inverse + row * CHUNK + j]);
+                }
+                let at =
+                    (sixteen * comptime!(16 * PITCH) + before * 16usize + comptime!(fourth * 4)) * 4usize;
+                #[unroll]
+                for i in 0..16usize {
+                    let row = four(base + at as u32 + comptime!((i * PITCH * 4) as u32));
+                    #[unroll]
+                    for k in 0..4usize {
+                        x[i] = fma(row.extract(k), above[k], x[i]);
+                    }
+                }
+            }
+        }
+        #[unroll]
+        for i in 1..16usize {
+            let at = (sixteen * comptime!(16 * PITCH + 16) + comptime!(i * PITCH)) * 4usize;
+            let mut sum = x[i];
+            #[unroll]
+            for fourth in 0..comptime!(i.div_ceil(4)) {
+                let row = four(base + at as u32 + comptime!((fourth * 16) as u32));
+                #[unroll]
+                for k in 0..4usize {
+                    if comptime!(fourth * 4 + k < i) {
+                        sum = fma(-row.extract(k), x[comptime!(fourth * 4 + k)], sum);
+                    }
+                }
+            }
+            x[i] = sum;
+        }
+        #[unroll]
+        for i in 0..16usize {
+            let row = sixteen * 16usize + i;
+            shared[inverse + row * CHUNK + j] = u32::reinterpret(x[i]);
+            let word = pack(x[i] * beta, 0.0f32, shape.dtype);
+            transforms[matrix + row * CHUNK + j] = u16::cast_from(word & 0xffffu32);
+        }
     }
 }
 
