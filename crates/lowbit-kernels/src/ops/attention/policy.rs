@@ -1,6 +1,7 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
-use super::gpu::Shape;
+use super::gpu::{STEEPEST, Shape, Tile};
+use crate::gpu::compile::Target;
 use lowbit_formats::FloatType;
 
 /// Units that take turns with keys where planes differ in size: no plane has fewer.
@@ -50,4 +51,37 @@ pub(super) fn stream(
     let splits = FULL[usize::from(!small)].div_ceil(rows.div_ceil(count) * heads).min(steps);
     shape.split = splits > 1;
     (shape, splits)
+}
+
+/// Query rows from which on tensor cores pay.
+const MANY: usize = 9;
+
+/// As [`stream`], for tensor cores: where they can compute this, and there are rows enough. `scale` is times log2(e).
+pub(super) fn tile(
+    [dtype, cache]: [FloatType; 2],
+    [rows, heads, capacity, width, value_width]: [usize; 5],
+    scale: f32,
+    target: &Target,
+) -> Option<(Tile, usize)> {
+    let whole =
+        [width, value_width].iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width));
+    let right = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= STEEPEST;
+    if rows < MANY || !whole || !right || !target.tensor_cores() {
+        return None;
+    }
+    // Of an H200's timings: 32 rows a plane where their sums fit into its registers, unless that leaves
+    // multiprocessors without work.
+    let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > FULL[1] / 2;
+    let (blocks, planes) = if large { (2, 4) } else { (1, rows.div_ceil(16).min(4)) };
+    let mut tile = Tile { dtype, width, value_width, blocks, planes, keys: 64, split: false };
+    let count = rows.div_ceil(tile.rows());
+    // No grid has more along y.
+    if count > 65535 {
+        return None;
+    }
+    let cubes = count * heads;
+    let splits = if cubes > FULL[1] * 3 / 8 { 1 } else { FULL[1] / cubes };
+    let splits = splits.min(capacity.div_ceil(tile.keys));
+    tile.split = splits > 1;
+    Some((tile, splits))
 }

@@ -16,10 +16,10 @@ pub(super) fn share(keys: u32, parts: u32, #[comptime] step: u32) -> u32 {
     keys.div_ceil(parts).div_ceil(step) * step
 }
 
-/// The mean: NaN where there is nothing.
+/// What sums are multiplied with to be means: NaN where there is nothing.
 #[cube]
-pub(super) fn ratio(value: f32, weights: f32) -> f32 {
-    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), value / weights)
+pub(super) fn inverse(weights: f32) -> f32 {
+    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / weights)
 }
 
 /// `y` of `rows` rows from `parts` of each.
@@ -49,7 +49,7 @@ pub(super) fn combine<Y: Int>(
             weights += parts[(at + comptime!(width as u32 + 1)) as usize] * scale;
             value = fma(parts[(at + element) as usize], scale, value);
         }
-        write(y, i as usize, ratio(value, weights), dtype);
+        write(y, i as usize, value * inverse(weights), dtype);
         i += CUBE_COUNT_X * CUBE_DIM_X;
     }
 }

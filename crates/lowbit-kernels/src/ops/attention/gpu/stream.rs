@@ -3,7 +3,7 @@
 //!
 //! A query row is a token and one of the query heads that read the same key head; rows are counted by token.
 
-use super::combine::{NOTHING, ratio, share};
+use super::combine::{NOTHING, inverse, share};
 use crate::gpu::float::{narrow, read, widen};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -136,17 +136,18 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     sums.clear(shape);
     let plane = UNIT_POS_X / comptime!(shape.plane as u32);
     let member = UNIT_POS_X % comptime!(shape.plane as u32) / comptime!(shape.lanes as u32);
-    let mut at = begin + plane * comptime!(shape.step() as u32);
+    // All planes go round together: the compiler must see that shuffles are met by all of one.
+    let mut at = begin;
     while at < end {
-        let keys =
-            Keys { base: head * capacity, first: at + member, end, lane, scale: f32::reinterpret(scale) };
-        let next = at + comptime!(shape.step() as u32);
+        let first = at + plane * comptime!(shape.step() as u32) + member;
+        let keys = Keys { base: head * capacity, first, end, lane, scale: f32::reinterpret(scale) };
+        let next = at + comptime!((shape.step() * shape.planes) as u32);
         if at >= all_begin && next <= min(all_end, end) {
             step::<K, N>(k, v, &qs, &low, &high, &mut sums, &keys, false, shape);
         } else {
             step::<K, N>(k, v, &qs, &low, &high, &mut sums, &keys, true, shape);
         }
-        at += comptime!((shape.step() * shape.planes) as u32);
+        at = next;
     }
     sums.gather(shape);
     store::<Y>(&sums, y, rows, group, row0, lane, shape);
@@ -422,12 +423,13 @@ fn store<Y: Int>(
             let row = row0 + comptime!(r as u32);
             if first && row < rows {
                 let at = place(rows, group, row);
+                let factor = inverse(sums.weights[r]);
                 #[unroll]
                 for i in 0..slots {
                     let element = element(lane, i, shape);
                     if element < width {
                         let value = sums.values[r * slots + i];
-                        put::<Y>(y, at, element, value, sums.weights[r], shape);
+                        put::<Y>(y, at, element, value, factor, shape);
                     }
                 }
                 if comptime!(shape.split) && lane == 0u32 {
@@ -478,6 +480,7 @@ fn finish<Y: Int>(parts: &Shared<[f32]>, y: &mut [Y], row: u32, #[comptime] shap
         factors[plane] = (parts[comptime!(plane * stride + shape.value_width)] - greatest).exp();
         weights += parts[comptime!(plane * stride + shape.value_width + 1)] * factors[plane];
     }
+    let factor = inverse(weights);
     let mut element = UNIT_POS_X;
     while element < comptime!(shape.value_width as u32) {
         let mut value = 0.0f32;
@@ -485,7 +488,7 @@ fn finish<Y: Int>(parts: &Shared<[f32]>, y: &mut [Y], row: u32, #[comptime] shap
         for plane in 0..comptime!(shape.planes) {
             value += parts[comptime!(plane * stride) + element as usize] * factors[plane];
         }
-        put::<Y>(y, row, element, value, weights, shape);
+        put::<Y>(y, row, element, value, factor, shape);
         element += comptime!((shape.plane * shape.planes) as u32);
     }
     if comptime!(shape.split) && UNIT_POS_X == 0u32 {
@@ -500,15 +503,15 @@ fn place(rows: u32, group: u32, row: u32) -> u32 {
     part + (row / group * CUBE_COUNT_Y + CUBE_POS_Y) * group + row % group
 }
 
-/// An element of the result, or of a part of it.
+/// An element of the result, `factor` times the sum, or of a part of it, the sum itself.
 #[cube]
-fn put<Y: Int>(y: &mut [Y], row: u32, element: u32, value: f32, weights: f32, #[comptime] shape: Shape) {
+fn put<Y: Int>(y: &mut [Y], row: u32, element: u32, value: f32, factor: f32, #[comptime] shape: Shape) {
     if comptime!(shape.split) {
         let at = row * comptime!(shape.value_width as u32 + 2) + element;
         y[at as usize] = Y::cast_from(u32::reinterpret(value));
     } else {
         let at = row * comptime!(shape.value_width as u32) + element;
-        y[at as usize] = Y::cast_from(narrow(ratio(value, weights), shape.dtype));
+        y[at as usize] = Y::cast_from(narrow(value * factor, shape.dtype));
     }
 }
 
