@@ -8,7 +8,7 @@
 //! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
-//! | `float.rs`, `copy.rs` | how kernels read and write floats; copies and casts |
+//! | `float.rs`, `key.rs`, `copy.rs` | how kernels read, write and order floats; copies and casts |
 //! | `sequences.rs` | where the tokens of several sequences are |
 
 #[cfg(feature = "gpu")]
@@ -23,6 +23,8 @@ pub(crate) mod decode;
 mod encoder;
 #[cfg(feature = "gpu")]
 pub(crate) mod float;
+#[cfg(feature = "gpu")]
+pub(crate) mod key;
 #[cfg(feature = "gpu")]
 pub(crate) mod layout;
 #[cfg(feature = "cuda")]

@@ -22,6 +22,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         ops::gated_delta_rule::gpu::kernels(target),
         ops::attention::gpu::kernels(target),
         ops::kv_append::gpu::kernels(target),
+        ops::dequant_gather::gpu::kernels(target),
+        ops::router_top_k::gpu::kernels(target),
         ops::quantized_matmul::gpu::kernels(target),
     ];
     kernels.into_iter().flatten().collect()

@@ -18,6 +18,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -38,7 +42,8 @@ pub struct RouterParams {
 ///
 /// # Errors
 /// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts; [`KernelError::Value`] for logits that are
-/// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then.
+/// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then. (On a GPU
+/// such a token gets expert 0 with NaN for its weights.)
 pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Tensor), KernelError> {
     let op = Check("router_top_k");
     let [tokens, experts] = op.dims("logits", logits, "[T, E]")?;
@@ -47,7 +52,10 @@ pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Te
         return Err(op.shape_error("logits", logits, format!("top_k is {top_k}: 1 to E are wanted")));
     }
     match logits.device().clone() {
-        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::router_top_k(&gpu, logits, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match gpu {},
         Device::Cpu(cpu) => {
             let wide = op.widened("logits", logits)?;
             let rows = wide.as_slice::<f32>()?.chunks_exact(experts);

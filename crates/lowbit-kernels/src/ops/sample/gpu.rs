@@ -9,6 +9,7 @@ use super::random::uniform;
 use super::search::{self, draw};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{read, with_storage};
+use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::Check;
 use crate::{Device, KernelError, Tensor};
@@ -18,26 +19,6 @@ use lowbit_formats::{DType, FloatType};
 
 /// Blocks that ids are cut into.
 pub(super) const BLOCKS: usize = 128;
-/// The key of infinity; NaN is above it.
-const INFINITE: u32 = 0xff80_0000;
-/// The key of -infinity.
-const NOTHING: u32 = 0x007f_ffff;
-
-/// A number that is in the order of logits; NaN is greatest.
-#[cube]
-pub(super) fn key(x: f32) -> u32 {
-    // So that -0 and 0 are the same.
-    let bits = u32::reinterpret(x + 0.0f32);
-    let ordered = select(bits >> 31u32 == 1u32, !bits, bits | 0x8000_0000u32);
-    select((bits & 0x7fff_ffffu32) > 0x7f80_0000u32, 0xffff_ffffu32.runtime(), ordered)
-}
-
-/// The logit of a key.
-#[cube]
-pub(super) fn logit(key: u32) -> f32 {
-    f32::reinterpret(select(key >> 31u32 == 1u32, key & 0x7fff_ffffu32, !key))
-}
-
 /// The greatest of all blocks' keys.
 #[cube]
 pub(super) fn greatest(keys: &[u32]) -> u32 {
@@ -128,7 +109,7 @@ fn choose(
             id = first_greatest(logits, keys, most, len, block);
         } else {
             let place = uniform(step[0], seed_low, seed_high);
-            let scale = (logit(most), f32::reinterpret(temperature));
+            let scale = (of_key(most), f32::reinterpret(temperature));
             id = draw(logits, weights, counts, scale, place, len, block, top_k);
         }
     }

@@ -5,8 +5,9 @@
 //! each of 15 keys, and the next launch adds up the blocks' figures. (With a sort all logits would move several times.)
 
 use super::SampleParams;
-use super::gpu::{BLOCKS, Prepared, greatest, key, logit, units};
+use super::gpu::{BLOCKS, Prepared, greatest, units};
 use crate::gpu::compile::{Target, buffer};
+use crate::gpu::key::{key, of_key};
 use crate::gpu::{Dispatch, Gpu};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -102,7 +103,7 @@ fn weigh(
     if CUBE_POS_X == 0 && UNIT_POS_X == 0 {
         found[round] = base;
     }
-    let most = logit(greatest(keys));
+    let most = of_key(greatest(keys));
     let mut count = Array::<u32>::new(DIGITS);
     let mut mass = Array::<f32>::new(DIGITS);
     #[unroll]
@@ -154,7 +155,7 @@ fn keep(
     temperature: u32,
     #[comptime] searched: bool,
 ) {
-    let most = logit(greatest(keys));
+    let most = of_key(greatest(keys));
     // min-p: the floor is how far below the greatest a logit may be.
     let mut threshold = key(most + f32::reinterpret(floor));
     if comptime!(searched) {
@@ -187,7 +188,7 @@ fn keep(
         counts[place] = above;
         counts[BLOCKS + place] = level;
         if place == 0 {
-            weights[BLOCKS] = ((logit(threshold) - most) / temperature).exp();
+            weights[BLOCKS] = ((of_key(threshold) - most) / temperature).exp();
             counts[comptime!(2 * BLOCKS)] = threshold;
         }
     }
