@@ -8,7 +8,8 @@
 //! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
-//! | `float.rs`, `copy.rs` | how kernels read and write floats; copies and casts |
+//! | `float.rs`, `math.rs`, `rows.rs` | how kernels read and write floats; functions of them; how cubes take rows |
+//! | `copy.rs` | copies and casts |
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
@@ -24,8 +25,12 @@ mod encoder;
 pub(crate) mod float;
 #[cfg(feature = "gpu")]
 pub(crate) mod layout;
+#[cfg(feature = "gpu")]
+pub(crate) mod math;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
+#[cfg(feature = "gpu")]
+pub(crate) mod rows;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
 #[cfg(any(feature = "vulkan", feature = "metal"))]

@@ -14,7 +14,17 @@ pub(crate) fn options() -> super::CudaOptions {
 
 /// All kernels of all ops.
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let kernels = [super::copy::kernels(target), ops::quantized_matmul::gpu::kernels(target)];
+    let kernels = [
+        super::copy::kernels(target),
+        ops::add::gpu::kernels(target),
+        ops::combine_experts::gpu::kernels(target),
+        ops::delta_gates::gpu::kernels(target),
+        ops::l2_norm::gpu::kernels(target),
+        ops::quantized_matmul::gpu::kernels(target),
+        ops::rms_norm::gpu::kernels(target),
+        ops::sigmoid_mul::gpu::kernels(target),
+        ops::silu_mul::gpu::kernels(target),
+    ];
     kernels.into_iter().flatten().collect()
 }
 

@@ -46,7 +46,7 @@ pub use l2_norm::{L2Norm, L2NormConvention, l2_norm};
 pub use matmul::matmul;
 pub use narrow::narrow;
 pub use quantized_matmul::quantized_matmul;
-pub use rms_norm::{gated_rms_norm, rms_norm};
+pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
 pub use router_top_k::{RouterParams, router_top_k};
 pub use sample::{SampleParams, sample};
