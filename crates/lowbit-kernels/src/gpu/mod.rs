@@ -8,8 +8,13 @@
 //! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
+<<<<<<< HEAD
 //! | `float.rs`, `key.rs`, `copy.rs` | how kernels read, write and order floats; copies and casts |
 //! | `sequences.rs` | where the tokens of several sequences are |
+=======
+//! | `float.rs`, `math.rs`, `rows.rs` | how kernels read and write floats; functions of them; how cubes take rows |
+//! | `copy.rs` | copies and casts |
+>>>>>>> small
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
@@ -27,10 +32,16 @@ pub(crate) mod float;
 pub(crate) mod key;
 #[cfg(feature = "gpu")]
 pub(crate) mod layout;
+#[cfg(feature = "gpu")]
+pub(crate) mod math;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
 #[cfg(feature = "gpu")]
+<<<<<<< HEAD
 pub(crate) mod sequences;
+=======
+pub(crate) mod rows;
+>>>>>>> small
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
 #[cfg(any(feature = "vulkan", feature = "metal"))]

@@ -25,6 +25,13 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         ops::dequant_gather::gpu::kernels(target),
         ops::router_top_k::gpu::kernels(target),
         ops::quantized_matmul::gpu::kernels(target),
+        ops::add::gpu::kernels(target),
+        ops::combine_experts::gpu::kernels(target),
+        ops::delta_gates::gpu::kernels(target),
+        ops::l2_norm::gpu::kernels(target),
+        ops::rms_norm::gpu::kernels(target),
+        ops::sigmoid_mul::gpu::kernels(target),
+        ops::silu_mul::gpu::kernels(target),
     ];
     kernels.into_iter().flatten().collect()
 }
