@@ -11,6 +11,7 @@ use std::sync::Arc;
 pub(crate) struct Target {
     properties: Arc<DeviceProperties>,
     registers: Arc<TargetProperties>,
+    tensor_cores: bool,
 }
 
 /// The arguments that every kernel's generated constructor begins with.
@@ -19,7 +20,7 @@ pub(crate) type Start = (KernelSettings, Arc<DeviceProperties>, Arc<TargetProper
 impl Target {
     #[cfg(any(feature = "vulkan", feature = "metal"))]
     pub fn new(properties: Arc<DeviceProperties>, registers: Arc<TargetProperties>) -> Self {
-        Self { properties, registers }
+        Self { properties, registers, tensor_cores: false }
     }
 
     /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
@@ -52,7 +53,18 @@ impl Target {
             cubecl_core::profile::TimingMethod::Device,
             identity,
         );
-        Self { properties: Arc::new(properties), registers: Arc::default() }
+        Self { properties: Arc::new(properties), registers: Arc::default(), tensor_cores: false }
+    }
+
+    /// A CUDA device. From compute capability 8.0 on, its tensor cores multiply f16 and bf16.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(tensor_cores: bool) -> Self {
+        Self { tensor_cores, ..Self::offline(32, 16) }
+    }
+
+    /// Whether kernels may ask for tensor cores in PTX.
+    pub fn tensor_cores(&self) -> bool {
+        self.tensor_cores
     }
 
     /// How many units run in step, where that is always the same.

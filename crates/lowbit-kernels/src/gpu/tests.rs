@@ -70,7 +70,7 @@ fn every_kernel_compiles_to_spirv() {
 #[test]
 fn every_kernel_compiles_to_machine_code() {
     let headers = options().headers;
-    all(&Target::offline(32, 16), |kernel| {
+    all(&Target::cuda(true), |kernel| {
         let source = compile::cuda(kernel)?;
         let name = compile::name(kernel);
         let code = super::nvrtc::compile(&name, &source.text, "sm_90a", &headers)?;

@@ -32,6 +32,8 @@ pub(crate) mod gpu;
 mod gpu_tests;
 mod policy;
 mod reference;
+#[cfg(feature = "gpu")]
+mod rounded;
 #[cfg(test)]
 mod tests;
 

@@ -1,14 +1,17 @@
-//! The recurrence on a GPU, token after token.
+//! The recurrence, token after token.
 //!
 //! A plane's units cut some columns of a head's state into runs of rows, which stay in registers over all tokens. As on
 //! the CPU, `S^T k` and `S^T q` are both read from the state before the step.
 
-use super::{CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout};
+use super::{CUBES, Problem, key_head};
+use crate::gpu::Dispatch;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{narrow, widen, with_storage};
 use crate::gpu::sequences::bounds;
-use crate::gpu::{Dispatch, Gpu};
-use crate::{Device, KernelError, Tensor};
+use crate::ops::gated_delta_rule::{
+    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout,
+};
+use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -50,8 +53,6 @@ const FOUR: usize = 4;
 const UNITS: u32 = 32;
 /// Units that a column is cut over: with more, sums take longer; with fewer, columns do not fit into registers.
 const LANES: usize = 8;
-/// Cubes along y: Vulkan promises no more.
-const CUBES: usize = 65535;
 
 #[cube(launch_unchecked)]
 fn recurrent<X: Int, N: Size>(
@@ -79,11 +80,7 @@ fn recurrent<X: Int, N: Size>(
     let head = CUBE_POS_X as usize / cubes;
     let sequence = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
     let (key_heads, value_heads) = (key_heads as usize, value_heads as usize);
-    let key_head = if comptime!(shape.head_map == HeadMap::Grouped) {
-        head / (value_heads / key_heads)
-    } else {
-        head % key_heads
-    };
+    let key_head = key_head(key_heads, value_heads, head, shape.head_map);
     let scale = f32::reinterpret(scale);
     // Columns that there are; units beyond them take part in sums.
     let columns = comptime!(value_dim) - min(column, comptime!(value_dim));
@@ -318,9 +315,9 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     )))
 }
 
-/// Every kernel of the op for `target`, at the sizes of models and at one that fits no vector.
+/// Every kernel for `target`, at the sizes of models and at one that fits no vector.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, dim, layout, head_map, sign| {
         let lanes = LANES.min(target.smallest_plane());
         kernel(target, Shape { dtype, key_dim: dim, value_dim: dim, head_map, layout, sign, lanes })
@@ -335,27 +332,15 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels
 }
 
-/// See [`super::gated_delta_rule`]; everything was checked.
-pub(super) fn gated_delta_rule(
-    gpu: &Gpu,
-    inputs: &GatedDeltaInputs,
-    state: &mut Tensor,
-    dims: Dims,
-    params: &GatedDeltaRule,
-) -> Result<Tensor, KernelError> {
+/// Launches the recurrence over all sequences.
+pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
+    let Problem { gpu, inputs, dims, params, dtype } = *problem;
     let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
-    let dtype = CHECK.float("q", q)?;
-    let y = Tensor::allocate(v.shape(), v.dtype(), &Device::Gpu(gpu.clone()))?;
-    state.unshare()?;
-    if y.is_empty() {
-        return Ok(y);
-    }
     let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
     let GatedDeltaRule { scale, head_map, state_layout: layout, sign, .. } = *params;
     let lanes = LANES.min(gpu.target().smallest_plane());
     let shape = Shape { dtype, key_dim, value_dim, head_map, layout, sign, lanes };
     let index = |value: usize| CHECK.index(value);
-    [q, v, &*state].into_iter().try_for_each(|x| index(x.len()).map(drop))?;
     let sequences = state.dim(0);
     gpu.launch(Dispatch {
         kernel: kernel(gpu.target(), shape),
@@ -381,6 +366,5 @@ pub(super) fn gated_delta_rule(
             index(value_heads)?,
             scale.to_bits(),
         ],
-    })?;
-    Ok(y)
+    })
 }
