@@ -8,13 +8,9 @@
 //! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
-<<<<<<< HEAD
-//! | `float.rs`, `key.rs`, `copy.rs` | how kernels read, write and order floats; copies and casts |
-//! | `sequences.rs` | where the tokens of several sequences are |
-=======
-//! | `float.rs`, `math.rs`, `rows.rs` | how kernels read and write floats; functions of them; how cubes take rows |
+//! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
+//! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
 //! | `copy.rs` | copies and casts |
->>>>>>> small
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
@@ -37,11 +33,9 @@ pub(crate) mod math;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
 #[cfg(feature = "gpu")]
-<<<<<<< HEAD
-pub(crate) mod sequences;
-=======
 pub(crate) mod rows;
->>>>>>> small
+#[cfg(feature = "gpu")]
+pub(crate) mod sequences;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
 #[cfg(any(feature = "vulkan", feature = "metal"))]

@@ -46,14 +46,9 @@ pub use kv_append::kv_append;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm};
 pub use matmul::matmul;
 pub use narrow::narrow;
-<<<<<<< HEAD
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{quantized_matmul, quantized_matmul_to};
-pub use rms_norm::{gated_rms_norm, rms_norm};
-=======
-pub use quantized_matmul::quantized_matmul;
 pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
->>>>>>> small
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
 pub use router_top_k::{RouterParams, router_top_k};
 pub use sample::{DecodeState, SampleParams, sample, sample_next};
