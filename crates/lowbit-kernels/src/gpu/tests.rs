@@ -19,9 +19,12 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         ops::add::gpu::kernels(target),
         ops::combine_experts::gpu::kernels(target),
         ops::delta_gates::gpu::kernels(target),
+        ops::dequant_gather::gpu::kernels(target),
         ops::l2_norm::gpu::kernels(target),
         ops::quantized_matmul::gpu::kernels(target),
         ops::rms_norm::gpu::kernels(target),
+        ops::rope::gpu::kernels(target),
+        ops::router_top_k::gpu::kernels(target),
         ops::sigmoid_mul::gpu::kernels(target),
         ops::silu_mul::gpu::kernels(target),
     ];
