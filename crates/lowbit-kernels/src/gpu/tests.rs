@@ -17,6 +17,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let kernels = [
         super::copy::kernels(target),
         ops::add::gpu::kernels(target),
+        ops::add_rms_norm::gpu::kernels(target),
         ops::combine_experts::gpu::kernels(target),
         ops::delta_gates::gpu::kernels(target),
         ops::dequant_gather::gpu::kernels(target),
