@@ -97,26 +97,83 @@ pub(crate) fn stride(shape: Rows) -> usize {
 /// The smallest planes that there are.
 const FEWEST: usize = 4;
 
-/// The sum of what the units that share a row have, for all of them. Every unit of the cube must come here, once.
+/// A way to make one number of many, in any order.
+#[cube]
+pub(crate) trait Reduce<T: Numeric>: 'static + Send + Sync {
+    fn plane(x: T) -> T;
+    fn two(x: T, y: T) -> T;
+}
+
+pub(crate) struct Sum;
+pub(crate) struct Greatest;
+pub(crate) struct Least;
+
+#[cube]
+impl Reduce<f32> for Sum {
+    fn plane(x: f32) -> f32 {
+        plane_sum(x)
+    }
+
+    fn two(x: f32, y: f32) -> f32 {
+        x + y
+    }
+}
+
+#[cube]
+impl Reduce<u32> for Sum {
+    fn plane(x: u32) -> u32 {
+        plane_sum(x)
+    }
+
+    fn two(x: u32, y: u32) -> u32 {
+        x + y
+    }
+}
+
+#[cube]
+impl Reduce<u32> for Greatest {
+    fn plane(x: u32) -> u32 {
+        plane_max(x)
+    }
+
+    fn two(x: u32, y: u32) -> u32 {
+        max(x, y)
+    }
+}
+
+#[cube]
+impl Reduce<u32> for Least {
+    fn plane(x: u32) -> u32 {
+        plane_min(x)
+    }
+
+    fn two(x: u32, y: u32) -> u32 {
+        min(x, y)
+    }
+}
+
+/// What the units that share a row have, made one, for all of them. Every unit of the cube must come here.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
-pub(crate) fn sum(x: f32, #[comptime] shape: Rows) -> f32 {
-    let of_plane = plane_sum(x);
+pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) -> T {
+    let of_plane = R::plane(x);
     if comptime!(shape.units == shape.rows * shape.plane) {
         of_plane
     } else {
         let plane =
             if comptime!(shape.plane == 0) { PLANE_DIM as usize } else { comptime!(shape.plane).runtime() };
         let unit = UNIT_POS_X as usize;
-        let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.units / FEWEST));
+        let mut partial = Shared::<[T]>::new_slice(comptime!(shape.units / FEWEST));
         if unit % plane == 0 {
             partial[unit / plane] = of_plane;
         }
         sync_cube();
-        let mut sum = 0.0f32;
-        for i in 0..comptime!(shape.units).runtime() / plane {
-            sum += partial[i];
+        let mut all = partial[0usize];
+        for i in 1..comptime!(shape.units).runtime() / plane {
+            all = R::two(all, partial[i]);
         }
-        sum
+        // Whoever comes again writes.
+        sync_cube();
+        all
     }
 }

@@ -2,6 +2,7 @@
 //! `cpu.rs` the implementation, `tests.rs` and `bench.rs` what they say.
 
 pub mod add;
+pub mod add_rms_norm;
 pub mod argmax;
 pub mod attention;
 pub mod causal_conv1d;
@@ -30,6 +31,7 @@ pub mod silu_mul;
 pub(crate) mod testing;
 
 pub use add::add;
+pub use add_rms_norm::add_rms_norm;
 pub use argmax::argmax;
 pub use attention::{AttentionParams, attention};
 pub use causal_conv1d::{Activation, causal_conv1d};

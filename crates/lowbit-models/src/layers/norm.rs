@@ -1,5 +1,4 @@
 use crate::{ModelError, Weights};
-use lowbit_formats::FloatType;
 use lowbit_kernels::{KernelError, Tensor, ops};
 
 /// `x * rsqrt(mean(x^2) + eps) * w`.
@@ -42,10 +41,7 @@ impl RmsNorm {
     /// # Errors
     /// As [`ops::add_rms_norm()`].
     pub fn forward_sum(&self, h: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor), KernelError> {
-        let sum = ops::add(h, x)?;
-        let dtype = FloatType::from_dtype(x.dtype()).unwrap_or(FloatType::F32);
-        let normed = ops::rms_norm_to(&sum, &self.weight, self.eps, dtype)?;
-        Ok((sum, normed))
+        ops::add_rms_norm(h, x, &self.weight, self.eps)
     }
 
     /// The norm of `x` times `silu(gate)`.

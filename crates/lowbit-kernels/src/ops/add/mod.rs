@@ -1,7 +1,7 @@
 //! Addition, as the residual stream does it.
 
 mod bench;
-mod cpu;
+pub(super) mod cpu;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]

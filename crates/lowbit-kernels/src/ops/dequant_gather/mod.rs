@@ -23,8 +23,8 @@ const CHECK: Check = Check("dequant_gather");
 /// | `ids` | `[..]` | u32 |
 /// | result | `[.., K]` | `dtype` |
 ///
-/// Values decode to f32 exactly as the format says and are rounded to `dtype` once. (On a GPU the product and the sum of
-/// a value may round once together.) A GPU does not look at ids first: the row of one that is not below `V` is NaN.
+/// Values decode to f32 exactly as the format says and are rounded to `dtype` once (on a GPU with f32 scales
+/// the product and the sum may be rounded together). A GPU does not look at ids before: a row of a wrong id is NaN.
 ///
 /// # Errors
 /// [`KernelError::Id`] for an id that is not below `V`; [`KernelError::Shape`] when the table is not `[V, K]`;
@@ -43,14 +43,15 @@ pub fn dequant_gather(
     CHECK.ids("ids", ids, count)?;
     CHECK.same_device("ids", ids.device(), table.device())?;
     let shape = [ids.shape(), &[k]].concat();
-    let mut y = match table.device() {
+    match table.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => return gpu::dequant_gather(gpu, table, ids, (&shape, dtype)),
+        Device::Gpu(gpu) => gpu::dequant_gather(gpu, table, ids, &shape, dtype),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
-        Device::Cpu(_) => CHECK.result(&shape, table.device())?,
-    };
-    let cpu = table.device().as_cpu(CHECK.0)?;
-    cpu::dequant_gather(cpu, table, ids.as_slice()?, y.as_mut_slice()?);
-    y.cast(dtype.dtype())
+        Device::Cpu(cpu) => {
+            let mut y = CHECK.result(&shape, table.device())?;
+            cpu::dequant_gather(cpu, table, ids.as_slice()?, y.as_mut_slice()?);
+            y.cast(dtype.dtype())
+        }
+    }
 }

@@ -46,7 +46,7 @@ fn norm<X: Int, V: Size>(
         }
         i += comptime!(rows::stride(shape.rows));
     }
-    let sum = rows::sum(squares, shape.rows);
+    let sum = rows::reduce::<f32, rows::Sum>(squares, shape.rows);
     let eps = f32::reinterpret(eps);
     let width = f32::cast_from((vectors * vector) as u32);
     let length = match comptime!(shape.convention) {

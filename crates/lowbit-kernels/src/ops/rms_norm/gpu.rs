@@ -50,7 +50,7 @@ fn norm<X: Int, G: Int, Y: Int, V: Size>(
         i += comptime!(rows::stride(shape.rows));
     }
     let width = f32::cast_from((vectors * vector) as u32);
-    let mean = rows::sum(squares, shape.rows) / width;
+    let mean = rows::reduce::<f32, rows::Sum>(squares, shape.rows) / width;
     let scale = 1.0f32 / (mean + f32::reinterpret(eps)).sqrt();
     let mut weights = Array::<f32>::new(vector);
     let mut i = rows::place(shape.rows);

@@ -1,7 +1,7 @@
 //! Root mean square normalisation, plain and gated.
 
 mod bench;
-mod cpu;
+pub(super) mod cpu;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
