@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub(crate) struct Target {
     properties: Arc<DeviceProperties>,
     registers: Arc<TargetProperties>,
+    /// CUDA's compute capability, as in 90.
+    capability: Option<u32>,
 }
 
 /// The arguments that every kernel's generated constructor begins with.
@@ -19,7 +21,18 @@ pub(crate) type Start = (KernelSettings, Arc<DeviceProperties>, Arc<TargetProper
 impl Target {
     #[cfg(any(feature = "vulkan", feature = "metal"))]
     pub fn new(properties: Arc<DeviceProperties>, registers: Arc<TargetProperties>) -> Self {
-        Self { properties, registers }
+        Self { properties, registers, capability: None }
+    }
+
+    /// A CUDA device of this compute capability, as in 90.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(capability: u32) -> Self {
+        Self { capability: Some(capability), ..Self::offline(32, 16) }
+    }
+
+    /// Whether four planes can multiply matrices together: an instruction that Hopper alone has.
+    pub fn warp_groups(&self) -> bool {
+        self.capability == Some(90)
     }
 
     /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
@@ -52,7 +65,7 @@ impl Target {
             cubecl_core::profile::TimingMethod::Device,
             identity,
         );
-        Self { properties: Arc::new(properties), registers: Arc::default() }
+        Self { properties: Arc::new(properties), registers: Arc::default(), capability: None }
     }
 
     /// How many units run in step, where that is always the same.

@@ -20,6 +20,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         ops::causal_conv1d::gpu::kernels(target),
         ops::gated_delta_rule::gpu::kernels(target),
         ops::quantized_matmul::gpu::kernels(target),
+        ops::gather_qmm::gpu::kernels(target),
     ];
     kernels.into_iter().flatten().collect()
 }
@@ -58,7 +59,7 @@ fn every_kernel_compiles_to_spirv() {
 #[test]
 fn every_kernel_compiles_to_machine_code() {
     let headers = options().headers;
-    all(&Target::offline(32, 16), |kernel| {
+    all(&Target::cuda(90), |kernel| {
         let source = compile::cuda(kernel)?;
         let name = compile::name(kernel);
         let code = super::nvrtc::compile(&name, &source.text, "sm_90a", &headers)?;
