@@ -89,16 +89,33 @@ pub(super) enum Kernel {
     MatVec,
     /// Many rows, on any device.
     Tile,
+    /// Many rows, on a device's tensor cores.
+    TensorCore,
 }
 
-/// The way for `m` rows of x a batch.
+/// The way for `m` rows of x to each of the weight's batches, where tensor cores take the operands or not.
 #[cfg(feature = "gpu")]
-pub(super) fn kernel(m: usize, batches: usize) -> Kernel {
+pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool) -> Kernel {
     match m {
         ..MANY => Kernel::MatVec,
+        _ if tensor_cores => Kernel::TensorCore,
         _ if batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
         _ => Kernel::Tile,
     }
+}
+
+/// Rows of x a tile of [`Kernel::TensorCore`], for `m` rows to each of `batches` batches of `n` rows of a weight.
+#[cfg(feature = "gpu")]
+pub(super) fn tensor_core(m: usize, batches: usize, n: usize) -> usize {
+    // Multiprocessors of the chips that this kernel is for, each of which works on one tile at a time.
+    const PROCESSORS: usize = 132;
+    // What a tile costs beside its rows, in rows: the decoding.
+    const DECODE: usize = 48;
+    let time = |rows: usize| {
+        let tiles = batches * m.div_ceil(rows) * n.div_ceil(128);
+        tiles.div_ceil(PROCESSORS) * (rows + DECODE)
+    };
+    [256, 128, 64].into_iter().min_by_key(|&rows| time(rows)).unwrap_or(64)
 }
 
 /// The rows of a weight that a unit of [`Kernel::Tile`] takes, and the units of a cube.
@@ -167,6 +184,29 @@ mod tests {
         ];
         for ((m, n, k, groups, threads), want) in table {
             assert_eq!(strip(m, n, k, groups, threads), want, "{:?}", (m, n, k, groups, threads));
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn many_rows_on_gpus() {
+        for (m, tensor_cores, want) in [
+            (32, true, Kernel::MatVec),
+            (33, true, Kernel::TensorCore),
+            (33, false, Kernel::Tile),
+            (1 << 20, false, Kernel::MatVec),
+        ] {
+            assert_eq!(kernel(m, 1, tensor_cores), want, "M={m}, tensor cores {tensor_cores}");
+        }
+        // (m, batches, n) -> rows of x a tile
+        for ((m, batches, n), want) in [
+            ((64, 1, 14336), 64),
+            ((512, 1, 14336), 256),
+            ((512, 1, 4096), 128),
+            ((512, 1, 1024), 64),
+            ((4096, 1, 14336), 256),
+        ] {
+            assert_eq!(tensor_core(m, batches, n), want, "M={m}, {batches} batches, N={n}");
         }
     }
 }

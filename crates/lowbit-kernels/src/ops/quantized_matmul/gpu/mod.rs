@@ -1,6 +1,9 @@
 //! The product on a GPU.
 
 mod mat_vec;
+mod pack;
+mod ptx;
+pub(crate) mod tensor_core;
 mod tile;
 
 pub(crate) use mat_vec::{Batches, multiply};
@@ -20,7 +23,10 @@ use lowbit_formats::FloatType;
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
-    pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target)).collect()
+    pads.chain(mat_vec::kernels(target, &formats, &dtypes))
+        .chain(tile::kernels(target))
+        .chain(tensor_core::kernels(target))
+        .collect()
 }
 
 /// See [`super::quantized_matmul`]; everything was checked.
@@ -37,9 +43,15 @@ pub(super) fn quantized_matmul(
     }
     let (n, batches) = (weight.n(), weight.rows() / weight.n());
     let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
-    match policy::kernel(m, batches) {
+    match policy::kernel(m, batches, tensor_core::supports(gpu.target(), weight, dtype)) {
         policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
         policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
+        policy::Kernel::TensorCore => {
+            let rows = policy::tensor_core(m, batches, n);
+            let count = batches * m.div_ceil(rows);
+            let tiles = tensor_core::Tiles { rows, count, m, list: None };
+            tensor_core::multiply(gpu, &x, weight, &y, &tiles)?;
+        }
     }
     Ok(y)
 }
