@@ -1,4 +1,5 @@
 use crate::{KernelError, buffer::Spares, gpu::Gpu, simd::Isa};
+use lowbit_formats::FloatType;
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -86,6 +87,30 @@ impl Device {
         match self {
             Self::Cpu(_) => Ok(self.clone()),
             Self::Gpu(_) => Self::cpu(None),
+        }
+    }
+
+    /// The type of activations that ops are fastest with: f32 without matrix units.
+    pub fn activations(&self) -> FloatType {
+        match self {
+            Self::Cpu(_) => FloatType::F32,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu) if gpu.target().tensor_cores() => FloatType::BF16,
+            Self::Gpu(_) => FloatType::F32,
+        }
+    }
+
+    /// Waits for all that was recorded; on the CPU nothing is left to wait for.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when some of it failed.
+    pub fn synchronize(&self) -> Result<(), KernelError> {
+        match self {
+            Self::Cpu(_) => Ok(()),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu) => gpu.synchronize(),
+            #[cfg(not(feature = "gpu"))]
+            Self::Gpu(gpu) => match *gpu {},
         }
     }
 

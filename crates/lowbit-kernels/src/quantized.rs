@@ -117,6 +117,51 @@ impl QuantizedTensor {
         Self::new(first.format, &[&[weights.len()], &first.shape[..]].concat(), components)
     }
 
+    /// Copies the rows of weights `[N, K]` of one format, one after the other, into one weight. On the CPU.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for none, and for weights that differ in format or K; [`KernelError::Unsupported`] on a
+    /// GPU.
+    pub fn concat(weights: &[&Self]) -> Result<Self, KernelError> {
+        let refuse = |got: &[usize], want: String| KernelError::Shape {
+            op: "concat",
+            operand: "weight",
+            got: got.to_vec(),
+            want,
+        };
+        let Some(first) = weights.first() else { return Err(refuse(&[], "there is none".into())) };
+        first.device().as_cpu("concat")?;
+        let differs = |w: &&&Self| w.shape.len() != 2 || w.k() != first.k() || w.format != first.format;
+        if let Some(other) = weights.iter().find(differs) {
+            let want = format!("[N, {}] in {} is wanted, as the first is", first.k(), first.format);
+            return Err(refuse(&other.shape, format!("{want}; this is in {}", other.format)));
+        }
+        let rows: usize = weights.iter().map(|weight| weight.n()).sum();
+        let joined = |index: usize| {
+            let parts: Vec<&Tensor> = weights.iter().map(|weight| &weight.components[index]).collect();
+            Tensor::concat_rows(&parts)
+        };
+        let components = (0..first.components.len()).map(joined).collect::<Result<Vec<_>, _>>()?;
+        Self::new(first.format, &[rows, first.k()], components)
+    }
+
+    /// Rows `start..end` of a weight `[N, K]`, sharing storage.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when they are not there, or for more dimensions.
+    pub fn slice(&self, start: usize, end: usize) -> Result<Self, KernelError> {
+        let &[n, k] = &self.shape[..] else {
+            let want = "[N, K] is wanted".into();
+            return Err(KernelError::Shape { op: "slice", operand: "weight", got: self.shape.clone(), want });
+        };
+        let part = |component: &Tensor| match component.len() {
+            0 => Ok(component.clone()),
+            len => component.reshape(&[n, len / n.max(1)])?.rows(start, end),
+        };
+        let components = self.components.iter().map(part).collect::<Result<_, _>>()?;
+        Ok(Self { format: self.format, shape: vec![end - start, k], components })
+    }
+
     /// How the values are stored.
     pub fn format(&self) -> Format {
         self.format

@@ -74,16 +74,22 @@ impl Tensor {
     /// # Panics
     /// As [`Self::empty`].
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Self {
+        Self::allocate_zeros(shape, dtype, device).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Self::zeros`].
+    ///
+    /// # Errors
+    /// As [`Self::allocate`].
+    pub fn allocate_zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
         let storage = match device {
             Device::Cpu(cpu) => Storage::Owned(Arc::new(Buffer::zeros(size(shape, dtype), cpu))),
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => {
-                Storage::Gpu(gpu.filled(size(shape, dtype), 0).unwrap_or_else(|error| panic!("{error}")))
-            }
+            Device::Gpu(gpu) => Storage::Gpu(gpu.filled(size(shape, dtype), 0)?),
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
         };
-        Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 }
+        Ok(Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 })
     }
 
     /// The same values on another device; the tensor itself where it is there already.
@@ -232,6 +238,33 @@ impl Tensor {
             }
             tensor.expect_dtype(first.dtype)?;
             whole.bytes_mut()[index * size..][..size].copy_from_slice(tensor.bytes());
+        }
+        Ok(whole)
+    }
+
+    /// Copies tensors of one type, whose sizes but the outermost are the same, one after the other into one.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] or [`KernelError::DType`] for tensors that differ; [`KernelError::Shape`] for none.
+    pub(crate) fn concat_rows(tensors: &[&Self]) -> Result<Self, KernelError> {
+        let refuse = |got: &[usize], want| KernelError::Shape {
+            op: "concat",
+            operand: "tensor",
+            got: got.to_vec(),
+            want,
+        };
+        let Some(first) = tensors.first() else { return Err(refuse(&[], "there is none".into())) };
+        let mut shape = first.shape.clone();
+        shape[0] = tensors.iter().map(|tensor| tensor.shape[0]).sum();
+        let mut whole = Self::allocate(&shape, first.dtype, &first.device)?;
+        let mut at = 0;
+        for tensor in tensors {
+            if tensor.shape[1..] != first.shape[1..] {
+                return Err(refuse(&tensor.shape, format!("the first is {:?}", first.shape)));
+            }
+            tensor.expect_dtype(first.dtype)?;
+            whole.bytes_mut()[at..at + tensor.size_bytes()].copy_from_slice(tensor.bytes());
+            at += tensor.size_bytes();
         }
         Ok(whole)
     }

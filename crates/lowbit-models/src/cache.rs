@@ -3,8 +3,9 @@ use lowbit_formats::DType;
 use lowbit_kernels::{Device, KernelError, Tensor, ops};
 
 /// What one sequence leaves behind in each layer. A clone is a fork: it shares memory until one of them writes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Cache {
+    /// None before the first token.
     layers: Vec<LayerCache>,
     position: usize,
 }
@@ -17,7 +18,7 @@ pub enum LayerCache {
     DeltaNet(DeltaCache),
 }
 
-/// Keys and values of all tokens so far, f32 `[Hkv, capacity, head_dim]` each.
+/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, in the activations' type.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,
@@ -37,10 +38,6 @@ pub struct DeltaCache {
 const FIRST_CAPACITY: usize = 256;
 
 impl Cache {
-    pub(crate) fn new(layers: Vec<LayerCache>) -> Self {
-        Self { layers, position: 0 }
-    }
-
     /// Tokens seen so far.
     pub fn position(&self) -> usize {
         self.position
@@ -49,24 +46,41 @@ impl Cache {
     /// Bytes in use.
     pub fn size_bytes(&self) -> usize {
         let layer = |layer: &LayerCache| match layer {
-            LayerCache::Attention(cache) => cache.keys.bytes().len() + cache.values.bytes().len(),
-            LayerCache::DeltaNet(cache) => cache.conv.bytes().len() + cache.state.bytes().len(),
+            LayerCache::Attention(cache) => cache.keys.size_bytes() + cache.values.size_bytes(),
+            LayerCache::DeltaNet(cache) => cache.conv.size_bytes() + cache.state.size_bytes(),
         };
         self.layers.iter().map(layer).sum()
     }
 
-    pub(crate) fn layers_mut(&mut self) -> &mut [LayerCache] {
-        &mut self.layers
-    }
-
-    pub(crate) fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
+    /// Every layer's part, with room for `tokens` more; `new` makes them before the first.
+    pub(crate) fn reserve(
+        &mut self,
+        tokens: usize,
+        new: impl FnOnce() -> Result<Vec<LayerCache>, KernelError>,
+    ) -> Result<&mut [LayerCache], KernelError> {
+        if self.layers.is_empty() {
+            self.layers = new()?;
+        }
         let wanted = self.position + tokens;
         for layer in &mut self.layers {
             if let LayerCache::Attention(cache) = layer {
                 cache.reserve(wanted)?;
             }
         }
-        Ok(())
+        Ok(&mut self.layers)
+    }
+
+    /// Whether `tokens` more fit without anything moving.
+    pub(crate) fn has_room(&self, tokens: usize) -> bool {
+        self.layers.iter().all(|layer| match layer {
+            LayerCache::Attention(cache) => self.position + tokens <= cache.keys.dim(1),
+            LayerCache::DeltaNet(_) => true,
+        })
+    }
+
+    /// Sets the number of tokens seen to what has run, after more were recorded.
+    pub(crate) fn set_position(&mut self, position: usize) {
+        self.position = position;
     }
 
     pub(crate) fn advance(&mut self, tokens: usize) {
@@ -75,9 +89,14 @@ impl Cache {
 }
 
 impl KvCache {
-    pub(crate) fn new(kv_heads: usize, head_dim: usize, device: &Device) -> Self {
-        let empty = Tensor::zeros(&[kv_heads, 0, head_dim], DType::F32, device);
-        Self { keys: empty.clone(), values: empty }
+    pub(crate) fn new(
+        kv_heads: usize,
+        head_dim: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let empty = || Tensor::allocate_zeros(&[kv_heads, 0, head_dim], dtype, device);
+        Ok(Self { keys: empty()?, values: empty()? })
     }
 
     /// Adds `k` and `v` `[T, Hkv, head_dim]` at `positions` and gives the whole cache back.
@@ -104,13 +123,13 @@ impl KvCache {
 }
 
 impl DeltaCache {
-    pub(crate) fn new(config: &DeltaNetConfig, device: &Device) -> Self {
+    pub(crate) fn new(config: &DeltaNetConfig, device: &Device) -> Result<Self, KernelError> {
         let conv = [1, config.conv_dim(), config.linear_conv_kernel_dim - 1];
         let state =
             [1, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim];
-        Self {
-            conv: Tensor::zeros(&conv, DType::F32, device),
-            state: Tensor::zeros(&state, DType::F32, device),
-        }
+        Ok(Self {
+            conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
+            state: Tensor::allocate_zeros(&state, DType::F32, device)?,
+        })
     }
 }

@@ -17,4 +17,4 @@ pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model};
 pub use perplexity::{Perplexity, Scoring, perplexity};
-pub use weights::Weights;
+pub use weights::{Target, Weights};

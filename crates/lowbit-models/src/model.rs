@@ -1,5 +1,5 @@
-use crate::layers::{Decoder, DecoderConfig};
-use crate::{Cache, Config, ModelError, Weights, arch};
+use crate::layers::{Decoder, DecoderConfig, Step};
+use crate::{Cache, Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::{Device, KernelError, Tensor};
 
@@ -9,7 +9,7 @@ pub struct Model {
     architecture: String,
     config: DecoderConfig,
     decoder: Decoder,
-    device: Device,
+    target: Target,
 }
 
 /// Which tokens' logits a forward pass computes.
@@ -30,11 +30,19 @@ impl Model {
     /// [`ModelError`]: an unknown architecture or quantisation, a missing, surplus or misshapen tensor, a
     /// configuration that lacks a key or contradicts itself.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
+        Self::load_for(checkpoint, Target::new(device, None)?)
+    }
+
+    /// Loads `checkpoint` for a device and a type of activations.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_for(checkpoint: &Checkpoint, target: Target) -> Result<Self, ModelError> {
         let config = Config::new(checkpoint)?;
-        let weights = Weights::new(checkpoint, device);
+        let weights = Weights::new(checkpoint, &target);
         let (decoder_config, decoder) = (arch::find(&config)?.load)(&config, &weights)?;
         let architecture = config.architecture()?;
-        Ok(Self { architecture, config: decoder_config, decoder, device: device.clone() })
+        Ok(Self { architecture, config: decoder_config, decoder, target })
     }
 
     /// As the checkpoint spells it.
@@ -49,15 +57,29 @@ impl Model {
 
     /// Where it runs.
     pub fn device(&self) -> &Device {
-        &self.device
+        &self.target.device
+    }
+
+    /// Where its logits can be brought to be read.
+    pub fn host(&self) -> &Device {
+        &self.target.host
+    }
+
+    /// Waits for the device to finish what it was given.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when some of it failed.
+    pub fn synchronize(&self) -> Result<(), ModelError> {
+        Ok(self.device().synchronize()?)
     }
 
     /// Empty caches for one sequence.
     pub fn cache(&self) -> Cache {
-        self.decoder.cache(&self.device)
+        Cache::default()
     }
 
-    /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32 `[.., vocab_size]`.
+    /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32 `[.., vocab_size]`, on the
+    /// model's device.
     ///
     /// # Errors
     /// [`ModelError::Token`] for an id outside the vocabulary, [`ModelError::ContextLength`] when the tokens do not
@@ -69,8 +91,9 @@ impl Model {
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
         self.check(tokens, cache)?;
-        let result = self.device.run(|| -> Result<Option<Tensor>, KernelError> {
-            let ids = Tensor::new(tokens, &[tokens.len()], &self.device)?;
+        let device = self.device();
+        let result = device.run(|| -> Result<Option<Tensor>, KernelError> {
+            let ids = Tensor::new(tokens, &[tokens.len()], device)?;
             let hidden = self.decoder.hidden(&ids, cache)?;
             match logits {
                 Logits::None => Ok(None),
@@ -79,6 +102,21 @@ impl Model {
             }
         });
         Ok(result?)
+    }
+
+    /// The logits after one token, f32 `[1, vocab_size]`, recorded from device buffers alone.
+    pub(crate) fn decode(
+        &self,
+        token: &Tensor,
+        step: &Step,
+        cache: &mut Cache,
+    ) -> Result<Tensor, KernelError> {
+        self.decoder.logits(&self.decoder.run(token, step, cache)?)
+    }
+
+    /// Makes room for `tokens` more.
+    pub(crate) fn reserve(&self, cache: &mut Cache, tokens: usize) -> Result<(), KernelError> {
+        self.decoder.reserve(cache, tokens, self.device())
     }
 
     fn check(&self, tokens: &[u32], cache: &Cache) -> Result<(), ModelError> {

@@ -59,7 +59,7 @@ pub fn perplexity(
             input[0] = bos;
         }
         let logits = model.forward(&input[..input.len() - 1], &mut model.cache(), Logits::All)?;
-        let logits = logits.ok_or(ModelError::NoTokens)?;
+        let logits = logits.ok_or(ModelError::NoTokens)?.to_device(model.host())?;
         let vocab_size = logits.dim(-1);
         let rows = logits.as_slice::<f32>()?.chunks_exact(vocab_size);
         for (row, &target) in rows.zip(&window[1..]).skip(first) {

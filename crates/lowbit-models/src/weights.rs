@@ -1,4 +1,5 @@
-use crate::{ModelError, layers::Linear};
+use crate::ModelError;
+use crate::layers::{Linear, MergedLinear};
 use lowbit_files::{Checkpoint, Layout, Quantization, Stored, TensorView};
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
@@ -12,21 +13,43 @@ use std::rc::Rc;
 /// Names come in pairs, Hugging Face's (MLX's is the same) and GGUF's, both below the layer's prefix.
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
-    device: &'a Device,
+    target: &'a Target,
     prefix: String,
     used: Rc<RefCell<HashSet<String>>>,
 }
 
+/// Where a model runs and what its layers exchange.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Where weights go.
+    pub device: Device,
+    /// Where the mapped file can be read: the device itself, if that is a processor.
+    pub host: Device,
+    /// The type of activations, but for the residual stream and the logits, which are f32.
+    pub activations: FloatType,
+}
+
+impl Target {
+    /// `device` with activations of the given type, or of the type it is fastest with.
+    ///
+    /// # Errors
+    /// As [`Device::host`].
+    pub fn new(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
+        let activations = activations.unwrap_or_else(|| device.activations());
+        Ok(Self { device: device.clone(), host: device.host()?, activations })
+    }
+}
+
 impl<'a> Weights<'a> {
     /// All of `checkpoint`. Its tensors stay in the mapped file where the device can read them there.
-    pub fn new(checkpoint: &'a Checkpoint, device: &'a Device) -> Self {
-        Self { checkpoint, device, prefix: String::new(), used: Rc::default() }
+    pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
+        Self { checkpoint, target, prefix: String::new(), used: Rc::default() }
     }
 
     /// The tensors below `json` or `gguf`, whichever this checkpoint has.
     pub fn below(&self, json: &str, gguf: &str) -> Self {
         let prefix = format!("{}{}", self.prefix, self.choose(json, gguf));
-        Self { checkpoint: self.checkpoint, device: self.device, prefix, used: self.used.clone() }
+        Self { checkpoint: self.checkpoint, target: self.target, prefix, used: self.used.clone() }
     }
 
     /// Layer `index`: `layers.{index}.` or `blk.{index}.`.
@@ -46,7 +69,12 @@ impl<'a> Weights<'a> {
 
     /// Where tensors go.
     pub fn device(&self) -> &Device {
-        self.device
+        &self.target.device
+    }
+
+    /// The type of activations.
+    pub fn activations(&self) -> FloatType {
+        self.target.activations
     }
 
     /// Whether there is a tensor of this name.
@@ -65,9 +93,36 @@ impl<'a> Weights<'a> {
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
     pub fn linear(&self, json: &str, gguf: &str, n: usize, k: usize) -> Result<Linear, ModelError> {
         let weight = self.matrix(json, gguf, &[n, k])?;
+        Ok(Linear::new(weight, self.bias(json, gguf, n, self.device())?))
+    }
+
+    /// Linear layers `[n, k]` of the same input: Hugging Face's name, GGUF's, and n of each.
+    ///
+    /// # Errors
+    /// As [`Self::linear`].
+    pub fn merged<const N: usize>(
+        &self,
+        parts: [(&str, &str, usize); N],
+        k: usize,
+    ) -> Result<MergedLinear<N>, ModelError> {
+        let mut linears = Vec::with_capacity(N);
+        for (json, gguf, n) in parts {
+            let weight = self.mapped_matrix(json, gguf, &[n, k])?;
+            linears.push(Linear::new(weight, self.bias(json, gguf, n, &self.target.host)?));
+        }
+        let linears = linears.try_into().expect("one a part");
+        let (json, gguf, _) = parts[0];
+        MergedLinear::new(linears, self.device())
+            .map_err(|error| self.weight_error(&self.name(json, gguf), error))
+    }
+
+    /// A linear layer's bias, if there is one.
+    fn bias(&self, json: &str, gguf: &str, n: usize, device: &Device) -> Result<Option<Tensor>, ModelError> {
         let (json, gguf) = (format!("{json}.bias"), format!("{gguf}.bias"));
-        let bias = if self.has(&json, &gguf) { Some(self.vector(&json, &gguf, n)?) } else { None };
-        Ok(Linear::new(weight, bias))
+        match self.has(&json, &gguf) {
+            true => Ok(Some(Tensor::new(&self.values(&json, &gguf, n)?, &[n], device)?)),
+            false => Ok(None),
+        }
     }
 
     /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is stored.
@@ -75,6 +130,15 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
     pub fn matrix(&self, json: &str, gguf: &str, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
+        self.moved(&self.name(json, gguf), self.mapped_matrix(json, gguf, shape)?)
+    }
+
+    /// A weight read through the map, on the device.
+    fn moved(&self, name: &str, weight: QuantizedTensor) -> Result<QuantizedTensor, ModelError> {
+        weight.to_device(self.device()).map_err(|error| self.weight_error(name, error))
+    }
+
+    fn mapped_matrix(&self, json: &str, gguf: &str, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
         let module = self.name(json, gguf);
         let with_suffix = format!("{module}.weight");
         let bare = self.checkpoint.tensors().get(&module).is_some();
@@ -152,7 +216,7 @@ impl<'a> Weights<'a> {
                 return Err(self.refuse(view, format!("{} {want:?}", component.dtype)));
             }
         }
-        Tensor::mapped(view.bytes.clone(), &want, component.dtype, self.device)
+        Tensor::mapped(view.bytes.clone(), &want, component.dtype, &self.target.host)
             .map_err(|error| self.weight_error(&view.name, error))
     }
 
@@ -168,9 +232,10 @@ impl<'a> Weights<'a> {
             return self.matrix(&stacked, gguf, &shape);
         }
         let [experts, n, k] = shape;
-        let single = |e: usize| self.matrix(&format!("experts.{e}.{part}"), "", &[n, k]);
+        let single = |e: usize| self.mapped_matrix(&format!("experts.{e}.{part}"), "", &[n, k]);
         let singles = (0..experts).map(single).collect::<Result<Vec<_>, _>>()?;
-        QuantizedTensor::stack(&singles).map_err(|error| self.weight_error(&first, error))
+        let stacked = QuantizedTensor::stack(&singles).map_err(|error| self.weight_error(&first, error))?;
+        self.moved(&first, stacked)
     }
 
     /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to f32.
@@ -178,7 +243,7 @@ impl<'a> Weights<'a> {
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`].
     pub fn vector(&self, json: &str, gguf: &str, len: usize) -> Result<Tensor, ModelError> {
-        Ok(Tensor::new(&self.values(json, gguf, len)?, &[len], self.device)?)
+        Ok(Tensor::new(&self.values(json, gguf, len)?, &[len], self.device())?)
     }
 
     /// The same as plain values.

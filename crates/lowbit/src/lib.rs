@@ -21,6 +21,6 @@ pub use lowbit_files::{ChatTemplate, Checkpoint, Message, TokenStream, Tokenizer
 pub use lowbit_formats::{DType, Format};
 pub use lowbit_kernels::{Device, ops::SampleParams};
 pub use lowbit_models::{
-    Finish, Generation, GenerationOptions, Logits, Model, Perplexity, Scoring, Session, perplexity,
+    Finish, Generation, GenerationOptions, Logits, Model, Perplexity, Scoring, Session, Target, perplexity,
 };
 pub use lowbit_quantize as quantize;

@@ -1,7 +1,8 @@
 //! Flags that several commands share.
 
 use crate::{Failure, progress};
-use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Tokenizer};
+use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
+use lowbit_formats::FloatType;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -14,8 +15,29 @@ pub struct ModelOptions {
     /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub [default: the bundled demo].
     #[arg(long, short)]
     model: Option<String>,
+    /// The type of activations [default: bf16 on a GPU with matrix units, f32 elsewhere].
+    #[arg(long, value_enum)]
+    dtype: Option<Activations>,
     #[command(flatten)]
-    device: DeviceOptions,
+    pub device: DeviceOptions,
+}
+
+/// The types of activations.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Activations {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Activations {
+    fn float(self) -> FloatType {
+        match self {
+            Self::F32 => FloatType::F32,
+            Self::F16 => FloatType::F16,
+            Self::Bf16 => FloatType::BF16,
+        }
+    }
 }
 
 /// What `--device` can name in this build.
@@ -80,18 +102,25 @@ impl ModelOptions {
     pub fn load(&self) -> Result<Loaded, Failure> {
         let start = Instant::now();
         let device = self.device.device()?;
-        if let Device::Gpu(gpu) = &device {
-            return Err(format!(
-                "models do not run on {gpu} yet, only some of the ops do: see `lowbit bench --device`"
-            )
-            .into());
-        }
         let checkpoint = self.open()?;
         let spinner = progress::spinner(format!("loading {}", checkpoint.path().display()));
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
-        let model = Model::load(&checkpoint, &device)?;
+        let target = Target::new(&device, self.dtype.map(Activations::float))?;
+        let model = Model::load_for(&checkpoint, target)?;
         spinner.finish_and_clear();
         Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// Whether --model was given.
+    pub fn is_named(&self) -> bool {
+        self.model.is_some()
+    }
+
+    /// Finds, maps and loads the model without its tokenizer.
+    pub fn load_model(&self) -> Result<Model, Failure> {
+        let target = Target::new(&self.device.device()?, self.dtype.map(Activations::float))?;
+        let checkpoint = self.open()?;
+        Ok(Model::load_for(&checkpoint, target)?)
     }
 
     /// Finds and maps the checkpoint alone.

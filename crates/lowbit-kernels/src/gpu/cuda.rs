@@ -103,7 +103,7 @@ impl Gpu {
         Ok(Self(Arc::new(Cuda {
             ordinal,
             stream: context.new_stream().map_err(failed)?,
-            target: Target::cuda(major >= 8),
+            target: Target::cuda((major * 10 + minor) as u32),
             disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &architecture)),
             architecture,
             headers: options.headers.clone(),

@@ -32,6 +32,26 @@ pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
     }
 }
 
+/// An integer that is greater where `x` is. Zeros of both signs are one, and minus infinity is [`LEAST`]; what has no
+/// place among numbers, NaN and infinity, is `u32::MAX`.
+#[cube]
+pub(crate) fn order(x: f32) -> u32 {
+    let bits = u32::reinterpret(x);
+    let magnitude = bits & 0x7fff_ffffu32;
+    let key = select(bits == magnitude, bits | 0x8000_0000u32, !bits);
+    let key = select(magnitude == 0u32, 0x8000_0000u32.runtime(), key);
+    select(magnitude > 0x7f80_0000u32 || bits == 0x7f80_0000u32, u32::MAX.runtime(), key)
+}
+
+/// What [`order`] makes of minus infinity, the least of all.
+pub(crate) const LEAST: u32 = 0x007f_ffff;
+
+/// The number of which [`order`] has made `key`.
+#[cube]
+pub(crate) fn unorder(key: u32) -> f32 {
+    f32::reinterpret(select(key >= 0x8000_0000u32, key ^ 0x8000_0000u32, !key))
+}
+
 /// Element `i` of a buffer of `float`s.
 #[cube]
 pub(crate) fn read<S: Int>(x: &[S], i: usize, #[comptime] float: FloatType) -> f32 {
@@ -42,6 +62,37 @@ pub(crate) fn read<S: Int>(x: &[S], i: usize, #[comptime] float: FloatType) -> f
 #[cube]
 pub(crate) fn write<S: Int>(y: &mut [S], i: usize, value: f32, #[comptime] float: FloatType) {
     y[i] = S::cast_from(narrow(value, float));
+}
+
+/// The `size` elements of a vector of `float`s, into `values` from `first` on.
+#[cube]
+pub(crate) fn unpack<S: Int, V: Size>(
+    vector: Vector<S, V>,
+    values: &mut Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] size: usize,
+    #[comptime] float: FloatType,
+) {
+    #[unroll]
+    for j in 0..size {
+        values[first + j] = widen(u32::cast_from(vector.extract(j)), float);
+    }
+}
+
+/// A vector of `float`s, rounded from the `size` values from `first` on.
+#[cube]
+pub(crate) fn pack<S: Int, V: Size>(
+    values: &Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] size: usize,
+    #[comptime] float: FloatType,
+) -> Vector<S, V> {
+    let mut vector = Vector::<S, V>::new(S::from_int(0));
+    #[unroll]
+    for j in 0..size {
+        vector.insert(j, S::cast_from(narrow(values[first + j], float)));
+    }
+    vector
 }
 
 /// Evaluates `$body` with the type `$storage` standing for the unsigned integer that a buffer holds a [`FloatType`]

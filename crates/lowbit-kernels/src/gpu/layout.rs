@@ -302,3 +302,24 @@ fn iq4_xs_scale(block: &[u8], s: usize) -> u8 {
     let high = block[2 + s / 4] >> (s % 4 * 2) & 3;
     (low | high << 4).wrapping_sub(32)
 }
+
+/// Evaluates `$body` with the types `$s` and `$b` standing for what a layout's planes of scales and biases hold.
+macro_rules! with_planes {
+    ($layout:expr, $s:ident, $b:ident => $body:expr) => {{
+        macro_rules! with {
+            ($scales:ty, $biases:ty) => {{
+                type $s = $scales;
+                type $b = $biases;
+                $body
+            }};
+        }
+        match $layout.scale_sizes() {
+            (1, 2) => with!(u8, u16),
+            (1, _) => with!(u8, u32),
+            (2, 2) => with!(u16, u16),
+            (2, _) => with!(u16, u32),
+            _ => with!(u32, u32),
+        }
+    }};
+}
+pub(crate) use with_planes;

@@ -8,7 +8,9 @@
 //! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
-//! | `float.rs`, `copy.rs` | how kernels read and write floats; copies and casts |
+//! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
+//! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
+//! | `copy.rs` | copies and casts |
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
@@ -23,9 +25,17 @@ mod encoder;
 #[cfg(feature = "gpu")]
 pub(crate) mod float;
 #[cfg(feature = "gpu")]
+pub(crate) mod key;
+#[cfg(feature = "gpu")]
 pub(crate) mod layout;
+#[cfg(feature = "gpu")]
+pub(crate) mod math;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
+#[cfg(feature = "gpu")]
+pub(crate) mod rows;
+#[cfg(feature = "gpu")]
+pub(crate) mod sequences;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
 #[cfg(any(feature = "vulkan", feature = "metal"))]
@@ -42,6 +52,36 @@ pub use encoder::{Gpu, Pass};
 #[cfg(not(feature = "gpu"))]
 #[derive(Clone, Debug)]
 pub enum Gpu {}
+
+#[cfg(not(feature = "gpu"))]
+impl Gpu {
+    /// There is no GPU to capture on.
+    ///
+    /// # Errors
+    /// None: there is nothing to call this on.
+    pub fn capture(
+        &self,
+        _: impl FnMut() -> Result<(), crate::KernelError>,
+    ) -> Result<Pass, crate::KernelError> {
+        match *self {}
+    }
+}
+
+/// What a GPU captured. This build has none.
+#[cfg(not(feature = "gpu"))]
+#[derive(Clone, Debug)]
+pub enum Pass {}
+
+#[cfg(not(feature = "gpu"))]
+impl Pass {
+    /// There is nothing to replay.
+    ///
+    /// # Errors
+    /// None: there is nothing to call this on.
+    pub fn replay(&self) -> Result<(), crate::KernelError> {
+        match *self {}
+    }
+}
 
 #[cfg(not(feature = "gpu"))]
 impl std::fmt::Display for Gpu {

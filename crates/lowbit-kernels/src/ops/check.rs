@@ -117,20 +117,26 @@ impl Check {
         KernelError::Value { op: self.0, operand, got: got.to_string(), want: want.into() }
     }
 
-    /// The token ranges that `cu_seqlens` (u32 `[S + 1]`) cuts `tokens` tokens into; `state` has one row a sequence.
+    /// That `cu_seqlens` is u32 `[S + 1]`, where `state` has one row a sequence.
+    pub fn offsets(self, cu_seqlens: &Tensor, state: &Tensor) -> Result<(), KernelError> {
+        self.dtype("cu_seqlens", cu_seqlens, DType::U32)?;
+        let count = state.shape().first().copied().unwrap_or(0);
+        self.shape("cu_seqlens", cu_seqlens, &[count + 1], || format!("state {:?}", state.shape()))
+    }
+
+    /// The token ranges that `cu_seqlens` cuts `tokens` tokens into, where the host can read them; see
+    /// [`Self::offsets`].
     pub fn sequences(
         self,
         cu_seqlens: &Tensor,
         tokens: usize,
         state: &Tensor,
     ) -> Result<Vec<Range<usize>>, KernelError> {
-        self.dtype("cu_seqlens", cu_seqlens, DType::U32)?;
+        self.offsets(cu_seqlens, state)?;
         self.host(cu_seqlens)?;
-        let count = state.shape().first().copied().unwrap_or(0);
-        self.shape("cu_seqlens", cu_seqlens, &[count + 1], || format!("state {:?}", state.shape()))?;
         let offsets = cu_seqlens.as_slice::<u32>()?;
         let rises = offsets.is_sorted() && offsets[0] == 0;
-        if !rises || offsets[count] as usize != tokens {
+        if !rises || offsets.last().is_none_or(|&end| end as usize != tokens) {
             return Err(KernelError::Value {
                 op: self.0,
                 operand: "cu_seqlens",

@@ -1,8 +1,9 @@
-use super::{Linear, RmsNorm, rope_params};
+use super::{Linear, MergedLinear, RmsNorm, rope_params};
 use crate::cache::KvCache;
 use crate::{Config, ModelError, Weights};
+use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, AttentionParams, Rope, RopeLayout};
-use lowbit_kernels::{KernelError, Tensor};
+use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
 /// What an architecture says of its attention layers.
@@ -58,9 +59,7 @@ impl AttentionConfig {
 #[derive(Clone, Debug)]
 pub struct Attention {
     config: AttentionConfig,
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: MergedLinear<3>,
     o_proj: Linear,
     norms: Option<(RmsNorm, RmsNorm)>,
 }
@@ -82,14 +81,14 @@ impl Attention {
             )),
         };
         Ok(Self {
-            q_proj: weights.linear(
-                "q_proj",
-                "q",
-                if config.gated { 2 * queries } else { queries },
+            qkv_proj: weights.merged(
+                [
+                    ("q_proj", "q", if config.gated { 2 * queries } else { queries }),
+                    ("k_proj", "k", keys),
+                    ("v_proj", "v", keys),
+                ],
                 hidden,
             )?,
-            k_proj: weights.linear("k_proj", "k", keys, hidden)?,
-            v_proj: weights.linear("v_proj", "v", keys, hidden)?,
             o_proj: weights.linear("o_proj", "output", hidden, queries)?,
             norms,
             config: config.clone(),
@@ -97,8 +96,11 @@ impl Attention {
     }
 
     /// An empty cache for this layer.
-    pub fn cache(&self, device: &lowbit_kernels::Device) -> KvCache {
-        KvCache::new(self.config.num_key_value_heads, self.config.head_dim, device)
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn cache(&self, dtype: DType, device: &Device) -> Result<KvCache, KernelError> {
+        KvCache::new(self.config.num_key_value_heads, self.config.head_dim, dtype, device)
     }
 
     /// `[T, hidden_size]` at `positions` `[T]` to the same; the keys and values join `cache`.
@@ -114,7 +116,7 @@ impl Attention {
         let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             self.config;
         let tokens = x.dim(0);
-        let mut q = self.q_proj.forward(x)?;
+        let [mut q, k, v] = self.qkv_proj.forward(x)?;
         let mut gate = None;
         if self.config.gated {
             let both = q.reshape(&[tokens, heads, 2 * head_dim])?;
@@ -122,8 +124,8 @@ impl Attention {
             gate = Some(ops::narrow(&both, head_dim, head_dim)?.reshape(&[tokens, heads * head_dim])?);
         }
         let mut q = q.reshape(&[tokens, heads, head_dim])?;
-        let mut k = self.k_proj.forward(x)?.reshape(&[tokens, kv_heads, head_dim])?;
-        let v = self.v_proj.forward(x)?.reshape(&[tokens, kv_heads, head_dim])?;
+        let mut k = k.reshape(&[tokens, kv_heads, head_dim])?;
+        let v = v.reshape(&[tokens, kv_heads, head_dim])?;
         if let Some((q_norm, k_norm)) = &self.norms {
             (q, k) = (q_norm.forward(&q)?, k_norm.forward(&k)?);
         }

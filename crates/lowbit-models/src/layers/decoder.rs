@@ -1,7 +1,8 @@
 use super::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, SparseMoe};
 use crate::cache::{Cache, LayerCache};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::{Device, KernelError, Tensor, ops};
+use lowbit_formats::FloatType;
+use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// What every decoder's configuration says.
 #[derive(Clone, Debug)]
@@ -92,9 +93,9 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &Step, cache: &mut LayerCache) -> Result<Tensor, KernelError> {
-        let normed = self.input_norm.forward(x)?;
-        let mixed = match (&self.mixer, cache) {
+    fn forward(&self, x: Residual, step: &Step, cache: &mut LayerCache) -> Result<Residual, KernelError> {
+        let (stream, normed) = x.normed(&self.input_norm)?;
+        let update = match (&self.mixer, cache) {
             (Mixer::Attention(mixer), LayerCache::Attention(cache)) => {
                 mixer.forward(&normed, &step.positions, cache)?
             }
@@ -107,22 +108,40 @@ impl Block {
                 return Err(KernelError::Value { op, operand: "cache", got, want });
             }
         };
-        let h = ops::add(x, &mixed)?;
-        let normed = self.post_norm.forward(&h)?;
-        let y = match &self.feedforward {
+        let (stream, normed) = Residual { stream, update }.normed(&self.post_norm)?;
+        let update = match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.forward(&normed)?,
             Feedforward::Sparse(moe) => moe.forward(&normed)?,
         };
-        ops::add(&h, &y)
+        Ok(Residual { stream, update })
+    }
+}
+
+/// The residual stream `[T, hidden_size]` in f32 and what the last layer adds to it, in the activations' type: the sum
+/// is taken together with the norm that follows.
+pub(crate) struct Residual {
+    stream: Tensor,
+    update: Tensor,
+}
+
+impl Residual {
+    /// The sum, and its norm in the activations' type.
+    fn normed(&self, norm: &RmsNorm) -> Result<(Tensor, Tensor), KernelError> {
+        norm.forward_sum(&self.stream, &self.update)
+    }
+
+    /// Of these tokens alone.
+    pub(crate) fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
+        Ok(Self { stream: self.stream.rows(start, end)?, update: self.update.rows(start, end)? })
     }
 }
 
 /// Where the tokens of a forward pass stand, in tensors, so that a captured pass can be replayed with new ones.
 pub(crate) struct Step {
     /// u32 `[T]`.
-    positions: Tensor,
+    pub(crate) positions: Tensor,
     /// u32 `[0, T]`.
-    cu_seqlens: Tensor,
+    pub(crate) cu_seqlens: Tensor,
 }
 
 impl Step {
@@ -143,6 +162,7 @@ pub struct Decoder {
     blocks: Vec<Block>,
     norm: RmsNorm,
     head: Linear,
+    activations: FloatType,
 }
 
 impl Decoder {
@@ -172,39 +192,64 @@ impl Decoder {
             (0..config.num_hidden_layers).map(|i| block(i, &model.layer(i))).collect::<Result<_, _>>()?;
         let norm =
             RmsNorm::load(model, ("norm", "output_norm"), config.hidden_size, config.rms_norm_eps, offset)?;
-        Ok(Self { embedding, blocks, norm, head })
+        Ok(Self { embedding, blocks, norm, head, activations: weights.activations() })
     }
 
-    /// Empty caches for one sequence.
-    pub fn cache(&self, device: &Device) -> Cache {
+    fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
         let layer = |block: &Block| match &block.mixer {
-            Mixer::Attention(attention) => LayerCache::Attention(attention.cache(device)),
-            Mixer::DeltaNet(net) => LayerCache::DeltaNet(net.cache(device)),
+            Mixer::Attention(attention) => {
+                attention.cache(self.activations.dtype(), device).map(LayerCache::Attention)
+            }
+            Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
         };
-        Cache::new(self.blocks.iter().map(layer).collect())
+        self.blocks.iter().map(layer).collect()
     }
 
-    /// The tokens' states before the output layer, `[T, hidden_size]`; `cache` moves on by T tokens.
+    /// The tokens' states before the output layer; `cache` moves on by T tokens.
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn hidden(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, KernelError> {
-        let count = tokens.len();
-        let step = Step::new(cache.position(), count, tokens.device())?;
-        cache.reserve(count)?;
-        let mut x = self.embedding.forward(tokens)?;
-        for (block, cache) in self.blocks.iter().zip(cache.layers_mut()) {
-            x = block.forward(&x, &step, cache)?;
+    pub(crate) fn hidden(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Residual, KernelError> {
+        let (count, device) = (tokens.len(), tokens.device());
+        let step = Step::new(cache.position(), count, device)?;
+        self.run(tokens, &step, cache)
+    }
+
+    /// Makes room for `tokens` more.
+    pub(crate) fn reserve(
+        &self,
+        cache: &mut Cache,
+        tokens: usize,
+        device: &Device,
+    ) -> Result<(), KernelError> {
+        cache.reserve(tokens, || self.layer_caches(device)).map(|_| ())
+    }
+
+    /// As [`Self::hidden`], from device buffers alone.
+    pub(crate) fn run(
+        &self,
+        tokens: &Tensor,
+        step: &Step,
+        cache: &mut Cache,
+    ) -> Result<Residual, KernelError> {
+        let (count, device) = (tokens.len(), tokens.device());
+        let layers = cache.reserve(count, || self.layer_caches(device))?;
+        let stream = self.embedding.forward(tokens)?;
+        // Nothing is added before the first block.
+        let update = Tensor::allocate_zeros(stream.shape(), self.activations.dtype(), device)?;
+        let mut x = Residual { stream, update };
+        for (block, cache) in self.blocks.iter().zip(layers) {
+            x = block.forward(x, step, cache)?;
         }
         cache.advance(count);
         Ok(x)
     }
 
-    /// States `[T, hidden_size]` to logits `[T, vocab_size]`.
+    /// States of T tokens to f32 logits `[T, vocab_size]`.
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn logits(&self, hidden: &Tensor) -> Result<Tensor, KernelError> {
-        self.head.forward(&self.norm.forward(hidden)?)
+    pub(crate) fn logits(&self, hidden: &Residual) -> Result<Tensor, KernelError> {
+        self.head.forward_f32(&hidden.normed(&self.norm)?.1)
     }
 }

@@ -1,4 +1,4 @@
-use super::{Linear, RmsNorm};
+use super::{Linear, MergedLinear, RmsNorm};
 use crate::cache::DeltaCache;
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::{
@@ -71,14 +71,11 @@ impl DeltaNetConfig {
 #[derive(Clone, Debug)]
 pub enum Projections {
     /// One each: q, k and v together, z, b and a.
-    #[allow(missing_docs)]
-    Split { qkv: Linear, z: Linear, b: Linear, a: Linear },
+    Split(MergedLinear<4>),
     /// q, k, v and z of one key head after the other; likewise b and a.
-    #[allow(missing_docs)]
-    Interleaved { qkvz: Linear, ba: Linear },
+    Interleaved(MergedLinear<2>),
     /// q, k and v together and z, but b and a of one key head after the other.
-    #[allow(missing_docs)]
-    InterleavedGates { qkv: Linear, z: Linear, ba: Linear },
+    InterleavedGates(MergedLinear<3>),
 }
 
 /// Gated delta net: a convolution over q, k and v, the gated delta rule, and a gated norm.
@@ -139,7 +136,10 @@ impl GatedDeltaNet {
     }
 
     /// An empty cache for this layer.
-    pub fn cache(&self, device: &Device) -> DeltaCache {
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn cache(&self, device: &Device) -> Result<DeltaCache, KernelError> {
         DeltaCache::new(&self.config, device)
     }
 
@@ -178,35 +178,37 @@ impl Projections {
     /// Whichever arrangement the checkpoint has.
     fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
         let (hidden, heads) = (config.hidden_size, config.linear_num_value_heads);
-        let linear = |json: &str, gguf: &str, n| weights.linear(json, gguf, n, hidden);
+        let (qkv, values) = (config.conv_dim(), config.value_dim());
         if weights.has("in_proj_qkvz.weight", "") {
-            let qkvz = linear("in_proj_qkvz", "", config.conv_dim() + config.value_dim())?;
-            return Ok(Self::Interleaved { qkvz, ba: linear("in_proj_ba", "", 2 * heads)? });
+            let parts = [("in_proj_qkvz", "", qkv + values), ("in_proj_ba", "", 2 * heads)];
+            return Ok(Self::Interleaved(weights.merged(parts, hidden)?));
         }
-        let qkv = linear("in_proj_qkv", "attn_qkv", config.conv_dim())?;
-        let z = linear("in_proj_z", "attn_gate", config.value_dim())?;
+        let (qkv, z) = (("in_proj_qkv", "attn_qkv", qkv), ("in_proj_z", "attn_gate", values));
         if weights.has("", "ssm_ba.weight") {
-            return Ok(Self::InterleavedGates { qkv, z, ba: linear("", "ssm_ba", 2 * heads)? });
+            return Ok(Self::InterleavedGates(weights.merged([qkv, z, ("", "ssm_ba", 2 * heads)], hidden)?));
         }
-        let (b, a) = (linear("in_proj_b", "ssm_beta", heads)?, linear("in_proj_a", "ssm_alpha", heads)?);
-        Ok(Self::Split { qkv, z, b, a })
+        let (b, a) = (("in_proj_b", "ssm_beta", heads), ("in_proj_a", "ssm_alpha", heads));
+        Ok(Self::Split(weights.merged([qkv, z, b, a], hidden)?))
     }
 
     fn forward(&self, x: &Tensor, config: &DeltaNetConfig) -> Result<Projected, KernelError> {
         match self {
-            Self::Split { qkv, z, b, a } => {
-                Ok(Projected { qkv: qkv.forward(x)?, z: z.forward(x)?, b: b.forward(x)?, a: a.forward(x)? })
+            Self::Split(projections) => {
+                let [qkv, z, b, a] = projections.forward(x)?;
+                Ok(Projected { qkv, z, b, a })
             }
-            Self::Interleaved { qkvz, ba } => {
+            Self::Interleaved(projections) => {
                 let value = config.value_dim() / config.linear_num_key_heads;
                 let key = config.linear_key_head_dim;
-                let [q, k, v, z] = deinterleave(&qkvz.forward(x)?, config, [key, key, value, value])?;
-                let [b, a] = split_gates(&ba.forward(x)?, config)?;
+                let [qkvz, ba] = projections.forward(x)?;
+                let [q, k, v, z] = deinterleave(&qkvz, config, [key, key, value, value])?;
+                let [b, a] = split_gates(&ba, config)?;
                 Ok(Projected { qkv: ops::concat(&[&q, &k, &v])?, z, b, a })
             }
-            Self::InterleavedGates { qkv, z, ba } => {
-                let [b, a] = split_gates(&ba.forward(x)?, config)?;
-                Ok(Projected { qkv: qkv.forward(x)?, z: z.forward(x)?, b, a })
+            Self::InterleavedGates(projections) => {
+                let [qkv, z, ba] = projections.forward(x)?;
+                let [b, a] = split_gates(&ba, config)?;
+                Ok(Projected { qkv, z, b, a })
             }
         }
     }

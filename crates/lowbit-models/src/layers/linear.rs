@@ -1,6 +1,6 @@
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
-use lowbit_kernels::{KernelError, QuantizedTensor, Tensor, ops};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor, ops};
 use std::sync::Arc;
 
 /// `y = x W^T + b`.
@@ -26,6 +26,85 @@ impl Linear {
             Some(bias) => ops::add(&y, bias),
             None => Ok(y),
         }
+    }
+}
+
+impl Linear {
+    /// `[.., K]` of any activation type to f32 `[.., N]`, not rounded in between: logits.
+    ///
+    /// # Errors
+    /// As [`ops::quantized_matmul()`].
+    pub fn forward_f32(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        let y = ops::quantized_matmul_to(x, &self.weight, FloatType::F32)?;
+        match &self.bias {
+            Some(bias) => ops::add(&y, bias),
+            None => Ok(y),
+        }
+    }
+}
+
+/// Linear layers of one input. On a GPU their weights lie one after the other where they have one format, so that a
+/// single token takes one product instead of `N`.
+#[derive(Clone, Debug)]
+pub struct MergedLinear<const N: usize> {
+    parts: [Linear; N],
+    whole: Option<Arc<QuantizedTensor>>,
+}
+
+impl<const N: usize> MergedLinear<N> {
+    /// Moves `parts`, which are on the CPU, to `device`.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
+    pub fn new(parts: [Linear; N], device: &Device) -> Result<Self, KernelError> {
+        let format = parts[0].weight.format();
+        // Results start at 16 bytes, so that kernels can load whole vectors of them.
+        let fits = |part: &Linear| part.bias.is_none() && part.weight.n().is_multiple_of(8);
+        let alike = parts.iter().all(|part| part.weight.format() == format && fits(part));
+        if matches!(device, Device::Cpu(_)) || !alike {
+            let mut moved = Vec::with_capacity(N);
+            for part in parts {
+                let bias = part.bias.map(|bias| bias.to_device(device)).transpose()?;
+                moved.push(Linear::new(part.weight.to_device(device)?, bias));
+            }
+            return Ok(Self { parts: moved.try_into().expect("as many as there were"), whole: None });
+        }
+        let weights: Vec<&QuantizedTensor> = parts.iter().map(|part| &*part.weight).collect();
+        let whole = QuantizedTensor::concat(&weights)?.to_device(device)?;
+        let (mut start, mut slices) = (0, Vec::with_capacity(N));
+        for part in &parts {
+            let end = start + part.weight.n();
+            slices.push(Linear::new(whole.slice(start, end)?, None));
+            start = end;
+        }
+        let parts = slices.try_into().expect("as many as there were");
+        Ok(Self { parts, whole: Some(Arc::new(whole)) })
+    }
+
+    /// `[T, K]` to `[T, N]` of each.
+    ///
+    /// # Errors
+    /// As [`ops::quantized_matmul()`].
+    pub fn forward(&self, x: &Tensor) -> Result<[Tensor; N], KernelError> {
+        let mut results = Vec::with_capacity(N);
+        match &self.whole {
+            // One row's results lie one after the other.
+            Some(whole) if x.dim(0) == 1 => {
+                let y = ops::quantized_matmul(x, whole)?.reshape(&[whole.n()])?;
+                let mut start = 0;
+                for part in &self.parts {
+                    let end = start + part.weight.n();
+                    results.push(y.rows(start, end)?.reshape(&[1, end - start])?);
+                    start = end;
+                }
+            }
+            _ => {
+                for part in &self.parts {
+                    results.push(part.forward(x)?);
+                }
+            }
+        }
+        Ok(results.try_into().expect("one a part"))
     }
 }
 

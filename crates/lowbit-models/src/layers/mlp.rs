@@ -1,12 +1,11 @@
-use super::Linear;
+use super::{Linear, MergedLinear};
 use crate::{ModelError, Weights};
 use lowbit_kernels::{KernelError, Tensor, ops};
 
 /// SwiGLU: `down(silu(gate(x)) * up(x))`.
 #[derive(Clone, Debug)]
 pub struct Mlp {
-    gate: Linear,
-    up: Linear,
+    gate_up: MergedLinear<2>,
     down: Linear,
 }
 
@@ -22,13 +21,12 @@ impl Mlp {
         hidden_size: usize,
         intermediate_size: usize,
     ) -> Result<Self, ModelError> {
-        let linear = |part: &str, n, k| {
-            weights.linear(&format!("{json}{part}_proj"), &format!("ffn_{part}{suffix}"), n, k)
-        };
+        let names = |part: &str| (format!("{json}{part}_proj"), format!("ffn_{part}{suffix}"));
+        let [gate, up, down] = ["gate", "up", "down"].map(names);
+        let gate_up = [(&*gate.0, &*gate.1, intermediate_size), (&*up.0, &*up.1, intermediate_size)];
         Ok(Self {
-            gate: linear("gate", intermediate_size, hidden_size)?,
-            up: linear("up", intermediate_size, hidden_size)?,
-            down: linear("down", hidden_size, intermediate_size)?,
+            gate_up: weights.merged(gate_up, hidden_size)?,
+            down: weights.linear(&down.0, &down.1, hidden_size, intermediate_size)?,
         })
     }
 
@@ -37,7 +35,7 @@ impl Mlp {
     /// # Errors
     /// Those of the ops.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        let hidden = ops::silu_mul(&self.gate.forward(x)?, &self.up.forward(x)?)?;
-        self.down.forward(&hidden)
+        let [gate, up] = self.gate_up.forward(x)?;
+        self.down.forward(&ops::silu_mul(&gate, &up)?)
     }
 }

@@ -11,9 +11,10 @@ mod norm;
 mod rope;
 
 pub use attention::{Attention, AttentionConfig};
+pub(crate) use decoder::Step;
 pub use decoder::{Block, Decoder, DecoderConfig, Feedforward, Mixer};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
-pub use linear::{Embedding, Linear};
+pub use linear::{Embedding, Linear, MergedLinear};
 pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;

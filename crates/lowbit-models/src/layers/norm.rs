@@ -36,6 +36,14 @@ impl RmsNorm {
         ops::rms_norm(x, &self.weight, self.eps)
     }
 
+    /// `h + x` in h's dtype, and the norm of that sum in x's.
+    ///
+    /// # Errors
+    /// As [`ops::add_rms_norm()`].
+    pub fn forward_sum(&self, h: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor), KernelError> {
+        ops::add_rms_norm(h, x, &self.weight, self.eps)
+    }
+
     /// The norm of `x` times `silu(gate)`.
     ///
     /// # Errors

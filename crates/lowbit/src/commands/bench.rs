@@ -1,4 +1,5 @@
-use crate::options::DeviceOptions;
+use super::bench_model;
+use crate::options::ModelOptions;
 use crate::{Failure, progress};
 use lowbit::Device;
 use lowbit_kernels::bench::{self, Limits, Row};
@@ -11,18 +12,27 @@ pub struct Arguments {
     /// Words that a case's line must have: an op, a format, a size such as M=1.
     filter: Vec<String>,
     #[command(flatten)]
-    device: DeviceOptions,
+    pub model: ModelOptions,
+    /// With --model: prompts of these many tokens.
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model")]
+    pub prompt_tokens: Vec<usize>,
+    /// With --model: tokens to write.
+    #[arg(long, default_value_t = 128, requires = "model")]
+    pub generated_tokens: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
     record: bool,
     /// Print a JSON array.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
-/// Checks and times the ops.
+/// Checks and times the ops; with --model, times a whole model.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let device = arguments.device.device()?;
+    if arguments.model.is_named() {
+        return bench_model::run(arguments);
+    }
+    let device = arguments.model.device.device()?;
     let cases = bench::cases(&arguments.filter.join(" "));
     if cases.is_empty() {
         return Err(format!("no benchmark case matches {:?}", arguments.filter.join(" ")).into());

@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod bench;
+mod bench_model;
 pub mod chat;
 pub mod generate;
 pub mod inspect;

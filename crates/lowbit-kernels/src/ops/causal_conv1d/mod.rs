@@ -14,13 +14,18 @@
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, C]` | as `x` |
 //!
-//! Sums and activation are f32; `y` is rounded once.
+//! Sums and activation are f32; `y` is rounded once. On a GPU `cu_seqlens` is not looked at beforehand: a sequence whose
+//! offsets do not rise, or go past `T`, is left out, and what `y` is for tokens of no sequence is undefined.
 //!
 //! Source: transformers 5 `causal_conv1d_fn` and `causal_conv1d_update` (whose state may be wider); Dao's
 //! causal-conv1d.
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -29,8 +34,10 @@ use super::Check;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
+const CHECK: Check = Check("causal_conv1d");
+
 /// What is applied to an op's result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
@@ -49,7 +56,7 @@ pub fn causal_conv1d(
     cu_seqlens: &Tensor,
     activation: Option<Activation>,
 ) -> Result<Tensor, KernelError> {
-    let op = Check("causal_conv1d");
+    let op = CHECK;
     let [tokens, channels] = op.dims("x", x, "[T, C]")?;
     let [_, width] = op.dims("weight", weight, "[C, W]")?;
     op.shape("weight", weight, &[channels, width], || format!("x {:?}", x.shape()))?;
@@ -62,10 +69,19 @@ pub fn causal_conv1d(
     let [sequences, ..] = op.dims::<3>("state", state, "[S, C, W-1]")?;
     op.shape("state", state, &[sequences, channels, width - 1], || format!("weight {:?}", weight.shape()))?;
     op.dtype("state", state, DType::F32)?;
-    let sequences = op.sequences(cu_seqlens, tokens, state)?;
+    op.offsets(cu_seqlens, state)?;
+    op.float("x", x)?;
+    let others = [("weight", weight), ("state", state), ("cu_seqlens", cu_seqlens)];
+    for (operand, other) in others.into_iter().chain(bias.map(|bias| ("bias", bias))) {
+        op.same_device(operand, other.device(), x.device())?;
+    }
     match x.device().clone() {
-        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::causal_conv1d(&gpu, [x, weight, cu_seqlens], bias, state, activation),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match gpu {},
         Device::Cpu(cpu) => {
+            let sequences = op.sequences(cu_seqlens, tokens, state)?;
             let (wide, weight) = (op.widened("x", x)?, op.widened("weight", weight)?);
             let bias = bias.map(|bias| op.widened("bias", bias)).transpose()?;
             let mut y = Tensor::empty(x.shape(), DType::F32, x.device());

@@ -1,17 +1,17 @@
 use super::*;
-use crate::ops::testing::{FLOATS, devices, rounded, rounding, values};
+use crate::ops::testing::{self, FLOATS, devices, rounded, rounding, values};
 use lowbit_formats::FloatType;
 use numcheck::{Random, assert_within};
 
 /// What a case is made of.
 #[derive(Clone, Copy, Debug)]
-struct Shape<'a> {
-    lengths: &'a [usize],
-    channels: usize,
-    width: usize,
+pub(super) struct Shape<'a> {
+    pub lengths: &'a [usize],
+    pub channels: usize,
+    pub width: usize,
 }
 
-struct Case {
+pub(super) struct Case {
     x: Vec<f32>,
     weight: Vec<f32>,
     bias: Vec<f32>,
@@ -20,7 +20,7 @@ struct Case {
 
 impl Case {
     /// Values of bf16, which every float type holds but for f16's exponents, which they stay within.
-    fn new(shape: Shape, dtype: FloatType) -> Self {
+    pub(super) fn new(shape: Shape, dtype: FloatType) -> Self {
         let mut random = Random::new(shape.channels as u64);
         let Shape { lengths, channels, width } = shape;
         let mut some =
@@ -36,6 +36,17 @@ impl Case {
 
     #[track_caller]
     fn check(&self, shape: Shape, dtype: FloatType, biased: bool, activation: Option<Activation>) {
+        self.check_on(&devices(), shape, dtype, (biased, activation));
+    }
+
+    #[track_caller]
+    pub(super) fn check_on(
+        &self,
+        devices: &[Device],
+        shape: Shape,
+        dtype: FloatType,
+        (biased, activation): (bool, Option<Activation>),
+    ) {
         let Shape { lengths, channels, width } = shape;
         let tokens: usize = lengths.iter().sum();
         let (mut y, mut magnitudes, mut last) = (vec![], vec![], vec![]);
@@ -57,20 +68,23 @@ impl Case {
         }
         let offsets: Vec<u32> =
             (0..=lengths.len()).map(|s| lengths[..s].iter().sum::<usize>() as u32).collect();
-        for device in devices() {
-            let x = rounded(&self.x, &[tokens, channels], dtype, &device);
-            let weight = rounded(&self.weight, &[channels, width], dtype, &device);
-            let bias = rounded(&self.bias, &[channels], dtype, &device);
-            let cu_seqlens = Tensor::new(&offsets, &[offsets.len()], &device).unwrap();
-            let mut state = Tensor::new(&self.state, &[lengths.len(), channels, width - 1], &device).unwrap();
+        let host = testing::device();
+        let on = |x: Tensor, device: &Device| x.to_device(device).unwrap();
+        for device in devices {
+            let of = |values: &[f32], shape: &[usize]| on(rounded(values, shape, dtype, &host), device);
+            let x = of(&self.x, &[tokens, channels]);
+            let weight = of(&self.weight, &[channels, width]);
+            let bias = of(&self.bias, &[channels]);
+            let cu_seqlens = Tensor::new(&offsets, &[offsets.len()], device).unwrap();
+            let mut state = Tensor::new(&self.state, &[lengths.len(), channels, width - 1], device).unwrap();
             let bias = biased.then_some(&bias);
             let got = causal_conv1d(&x, &weight, bias, &mut state, &cu_seqlens, activation).unwrap();
             assert_eq!((got.dtype(), got.shape()), (dtype.dtype(), x.shape()));
-            assert_within(&values(&got), &y, |i| {
+            assert_within(&values(&on(got, &host)), &y, |i| {
                 let bound = reference::bound(y[i], magnitudes[i], width, activation);
                 bound + rounding(dtype, y[i].abs() + bound)
             });
-            numcheck::assert_bits("state", state.as_slice().unwrap(), &last);
+            numcheck::assert_bits("state", &values(&on(state, &host)), &last);
         }
     }
 }

@@ -17,21 +17,31 @@
 //! | `y` | `[T, Hv, Dv]` | as `q` |
 //!
 //! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses between one token
-//! after another and chunks of tokens as matrix products; they agree within rounding.
+//! after another and chunks of tokens as matrix products; they agree within rounding. On a GPU `cu_seqlens` is not
+//! looked at beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and what `y` is for tokens of
+//! no sequence is undefined.
 //!
 //! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`; mlx-lm 0.32
 //! `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024).
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod policy;
 mod reference;
+#[cfg(feature = "gpu")]
+mod rounded;
 #[cfg(test)]
 mod tests;
 
 use super::Check;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
+
+const CHECK: Check = Check("gated_delta_rule");
 
 /// The tokens of all sequences; shapes and dtypes as the [module](self) says.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +72,7 @@ pub struct GatedDeltaRule {
 }
 
 /// Which key head value head `h` reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadMap {
     /// `h / (Hv / Hk)`: transformers, MLX, Qwen3-Next's GGUF.
     Grouped,
@@ -71,7 +81,7 @@ pub enum HeadMap {
 }
 
 /// The order of the state's dimensions within a head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StateLayout {
     /// `[Dk, Dv]`: transformers, flash-linear-attention.
     KeyValue,
@@ -80,7 +90,7 @@ pub enum StateLayout {
 }
 
 /// How decay is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DecaySign {
     /// `log_decay <= 0`; the state is multiplied by `exp(log_decay)`.
     LogDecay,
@@ -89,7 +99,7 @@ pub enum DecaySign {
 }
 
 /// How the recurrence is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// The faster one for each sequence's length.
     Auto,
@@ -163,11 +173,14 @@ pub fn gated_delta_rule(
     params: &GatedDeltaRule,
 ) -> Result<Tensor, KernelError> {
     let dims = check(inputs, state, params)?;
-    let op = Check("gated_delta_rule");
-    let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
+    let op = CHECK;
     match inputs.q.device().clone() {
-        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::gated_delta_rule(&gpu, inputs, state, dims, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match gpu {},
         Device::Cpu(cpu) => {
+            let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
             let [q, k, v] =
                 [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)].map(|(n, x)| op.widened(n, x));
             let (q, k, v) = (q?, k?, v?);
@@ -188,8 +201,8 @@ pub fn gated_delta_rule(
 }
 
 fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> Result<Dims, KernelError> {
-    let op = Check("gated_delta_rule");
-    let GatedDeltaInputs { q, k, v, log_decay, beta, .. } = *inputs;
+    let op = CHECK;
+    let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
     let [tokens, key_heads, key_dim] = op.dims("q", q, "[T, Hk, Dk]")?;
     op.shape("k", k, q.shape(), || format!("q {:?}", q.shape()))?;
     let [_, value_heads, value_dim] = op.dims("v", v, "[T, Hv, Dv]")?;
@@ -216,5 +229,10 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
     let why = || format!("{:?} with q {:?} and v {:?}", params.state_layout, q.shape(), v.shape());
     op.shape("state", state, &want, why)?;
     op.dtype("state", state, DType::F32)?;
+    op.offsets(cu_seqlens, state)?;
+    let others = [("k", k), ("v", v), ("log_decay", log_decay), ("beta", beta), ("cu_seqlens", cu_seqlens)];
+    for (operand, other) in others.into_iter().chain([("state", state)]) {
+        op.same_device(operand, other.device(), q.device())?;
+    }
     Ok(Dims { key_heads, key_dim, value_heads, value_dim })
 }

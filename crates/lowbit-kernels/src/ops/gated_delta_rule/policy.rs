@@ -18,6 +18,22 @@ pub(super) fn form(asked: Form, layout: StateLayout, tokens: usize) -> Form {
     }
 }
 
+/// Tokens a sequence, on average, from which chunks are faster on a GPU: lengths are not known when kernels are
+/// launched.
+#[cfg(feature = "gpu")]
+const GPU_CROSSOVER: usize = 24;
+
+/// The form on a GPU for `sequences` sequences of `tokens` tokens in all. `chunks` says whether it can do chunks.
+#[cfg(feature = "gpu")]
+pub(super) fn gpu_form(asked: Form, chunks: bool, tokens: usize, sequences: usize) -> Form {
+    match asked {
+        _ if !chunks => Form::Recurrent,
+        Form::Auto if tokens >= GPU_CROSSOVER * sequences => Form::Chunked,
+        Form::Auto => Form::Recurrent,
+        chosen => chosen,
+    }
+}
+
 #[test]
 fn chunks_from_the_crossover_unless_asked_otherwise() {
     use StateLayout::{KeyValue, ValueKey};
@@ -32,5 +48,25 @@ fn chunks_from_the_crossover_unless_asked_otherwise() {
         (Form::Chunked, ValueKey, 1, Form::Chunked),
     ] {
         assert_eq!(form(asked, layout, tokens), want, "{asked:?} {layout:?} {tokens}");
+    }
+}
+
+#[cfg(feature = "gpu")]
+#[test]
+fn chunks_on_gpus_that_can() {
+    for (asked, chunks, tokens, sequences, want) in [
+        (Form::Auto, true, 1, 1, Form::Recurrent),
+        (Form::Auto, true, GPU_CROSSOVER, 1, Form::Chunked),
+        (Form::Auto, true, 2 * GPU_CROSSOVER - 1, 2, Form::Recurrent),
+        (Form::Auto, false, 4096, 1, Form::Recurrent),
+        (Form::Chunked, false, 4096, 1, Form::Recurrent),
+        (Form::Chunked, true, 1, 1, Form::Chunked),
+        (Form::Recurrent, true, 4096, 1, Form::Recurrent),
+    ] {
+        assert_eq!(
+            gpu_form(asked, chunks, tokens, sequences),
+            want,
+            "{asked:?} {chunks} {tokens} {sequences}"
+        );
     }
 }

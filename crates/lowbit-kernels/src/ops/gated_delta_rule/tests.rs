@@ -6,41 +6,41 @@ use numcheck::{Random, assert_within};
 
 /// Operands of one call, on one device.
 #[derive(Clone)]
-struct Case {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    beta: Tensor,
-    cu_seqlens: Tensor,
-    state: Tensor,
-    params: GatedDeltaRule,
+pub(super) struct Case {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+    pub log_decay: Tensor,
+    pub beta: Tensor,
+    pub cu_seqlens: Tensor,
+    pub state: Tensor,
+    pub params: GatedDeltaRule,
 }
 
 /// What a case is made of.
 #[derive(Clone, Copy, Debug)]
-struct Shape<'a> {
-    lengths: &'a [usize],
-    key_heads: usize,
-    key_dim: usize,
-    value_heads: usize,
-    value_dim: usize,
+pub(super) struct Shape<'a> {
+    pub lengths: &'a [usize],
+    pub key_heads: usize,
+    pub key_dim: usize,
+    pub value_heads: usize,
+    pub value_dim: usize,
 }
 
 /// How strongly the state decays.
 #[derive(Clone, Copy, Debug)]
-enum Decay {
+pub(super) enum Decay {
     None,
     Usual,
     /// Over a few tokens the state underflows.
     Strong,
 }
 
-const RAGGED: Shape =
+pub(super) const RAGGED: Shape =
     Shape { lengths: &[3, 0, 70, 1, 5], key_heads: 2, key_dim: 19, value_heads: 6, value_dim: 37 };
 
 impl Case {
-    fn new(shape: Shape, decay: Decay, params: GatedDeltaRule) -> Self {
+    pub(super) fn new(shape: Shape, decay: Decay, params: GatedDeltaRule) -> Self {
         let device = Device::cpu(Some(1)).unwrap();
         let mut random = Random::new(shape.key_dim as u64 * 131 + shape.value_dim as u64);
         let tokens: usize = shape.lengths.iter().sum();
@@ -106,30 +106,30 @@ impl Case {
         Self { q, k, v, log_decay, beta, cu_seqlens, state, params: *params }
     }
 
-    fn on(&self, device: &Device) -> Self {
+    pub(super) fn on(&self, device: &Device) -> Self {
         self.map(|x| moved(x, device))
     }
 
-    fn rounded(mut self, dtype: FloatType) -> Self {
+    pub(super) fn rounded(mut self, dtype: FloatType) -> Self {
         for x in [&mut self.q, &mut self.k, &mut self.v] {
             *x = x.cast(dtype.dtype()).unwrap();
         }
         self
     }
 
-    fn inputs(&self) -> GatedDeltaInputs<'_> {
+    pub(super) fn inputs(&self) -> GatedDeltaInputs<'_> {
         let Self { q, k, v, log_decay, beta, cu_seqlens, .. } = self;
         GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens }
     }
 
     /// `y` and the last state.
-    fn run(&self) -> Result<(Tensor, Tensor), KernelError> {
+    pub(super) fn run(&self) -> Result<(Tensor, Tensor), KernelError> {
         let mut state = self.state.clone();
         let y = gated_delta_rule(&self.inputs(), &mut state, &self.params)?;
         Ok((y, state))
     }
 
-    fn reference(&self) -> (Bounded, Bounded) {
+    pub(super) fn reference(&self) -> (Bounded, Bounded) {
         let chunk = match self.params.form {
             Form::Recurrent => 1,
             Form::Auto | Form::Chunked => cpu::CHUNK,
@@ -137,17 +137,23 @@ impl Case {
         reference(&self.inputs(), &self.state, &self.params, chunk, |_, _| true).unwrap()
     }
 
-    /// Runs on every device and compares with the reference.
+    /// Runs on every processor and compares with the reference.
     #[track_caller]
     fn check(&self) {
-        let (y, state) = self.reference();
+        self.check_on(&devices(), self.reference());
+    }
+
+    /// Runs on `devices` and compares with what is wanted.
+    #[track_caller]
+    pub(super) fn check_on(&self, devices: &[Device], (y, state): (Bounded, Bounded)) {
         let dtype = FloatType::from_dtype(self.q.dtype()).unwrap();
-        for device in devices() {
-            let (got_y, got_state) = self.on(&device).run().unwrap();
+        for device in devices {
+            let (got_y, got_state) = self.on(device).run().unwrap();
             assert_eq!((got_y.dtype(), got_y.shape()), (self.q.dtype(), self.v.shape()));
             let bound = |i: usize| y.bounds[i] + rounding(dtype, y.values[i].abs() + y.bounds[i]);
-            assert_within(&values(&got_y), &y.values, bound);
-            assert_within(&values(&got_state), &state.values, |i| state.bounds[i]);
+            let host = |x: Tensor| values(&x.to_device(self.q.device()).unwrap());
+            assert_within(&host(got_y), &y.values, bound);
+            assert_within(&host(got_state), &state.values, |i| state.bounds[i]);
         }
     }
 }

@@ -2,6 +2,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod policy;
 #[cfg(test)]
 mod tests;
@@ -20,10 +24,11 @@ const CHECK: Check = Check("gather_qmm");
 /// | `ids` | `[T, top_k]` | u32 |
 /// | result | `[T, top_k, N]` | as `x` |
 ///
-/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s.
+/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s. On a GPU nothing is read for an id that is not below
+/// `E`, and its row of the result is NaN.
 ///
 /// # Errors
-/// [`KernelError::Id`] for an id that is not below `E`; [`KernelError::Shape`] when the shapes do not fit each other;
+/// [`KernelError::Id`], on a CPU, for an id that is not below `E`; [`KernelError::Shape`] when the shapes do not fit each other;
 /// [`KernelError::DType`] when `ids` are not u32; [`KernelError::Value`] when `x` is no float;
 /// [`KernelError::TooLarge`].
 ///
@@ -32,13 +37,20 @@ pub fn gather_qmm(x: &Tensor, weight: &QuantizedTensor, ids: &Tensor) -> Result<
     let dtype = CHECK.float("x", x)?;
     let shape = output_shape(x, weight, ids)?;
     CHECK.ids("ids", ids, weight.shape()[0])?;
-    let mut y = CHECK.result(&shape, x.device())?;
-    let x = CHECK.widened("x", x)?;
+    CHECK.same_device("weight", weight.device(), x.device())?;
+    CHECK.same_device("ids", ids.device(), x.device())?;
     match x.device() {
-        Device::Gpu(gpu) => return Err(CHECK.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::gather_qmm(cpu, &x, weight, ids, y.as_mut_slice()?)?,
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::gather_qmm(gpu, x, weight, ids, &shape),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let mut y = CHECK.result(&shape, x.device())?;
+            let x = CHECK.widened("x", x)?;
+            cpu::gather_qmm(cpu, &x, weight, ids, y.as_mut_slice()?)?;
+            y.cast(dtype.dtype())
+        }
     }
-    y.cast(dtype.dtype())
 }
 
 fn output_shape(x: &Tensor, weight: &QuantizedTensor, ids: &Tensor) -> Result<[usize; 3], KernelError> {

@@ -8,39 +8,45 @@ use crate::{
             reference,
             tests::{assert_expected, formats},
         },
-        testing::devices,
+        testing::{devices, values},
     },
 };
 use lowbit_formats::{FloatType, Format};
 use numcheck::Random;
 
-struct Case {
-    x: Tensor,
-    weight: QuantizedTensor,
-    ids: Tensor,
+pub(super) struct Case {
+    pub x: Tensor,
+    pub weight: QuantizedTensor,
+    pub ids: Tensor,
 }
 
 impl Case {
-    fn new(device: &Device, format: Format, tokens: usize, slots: usize) -> Self {
+    pub fn new(device: &Device, format: Format, tokens: usize, slots: usize, dtype: FloatType) -> Self {
         let (experts, top_k, n, k) = (5, 3, 23, 256);
         let mut random = Random::new(tokens as u64);
         let ids: Vec<u32> = (0..tokens * top_k).map(|_| random.below(experts) as u32).collect();
         Self {
-            x: inputs::activations(&[tokens, slots, k], FloatType::F32, 5, device).unwrap(),
+            x: inputs::activations(&[tokens, slots, k], dtype, 5, device).unwrap(),
             weight: inputs::weight(format, &[experts, n, k], 6, device).unwrap(),
             ids: Tensor::new(&ids, &[tokens, top_k], device).unwrap(),
         }
     }
 
-    fn want(&self) -> Vec<Expected> {
+    pub fn want(&self) -> Vec<Expected> {
+        self.bounded(false)
+    }
+
+    /// What is wanted where weights may be `rounded` to x's type.
+    pub fn bounded(&self, rounded: bool) -> Vec<Expected> {
         let (n, k, top_k, slots) = (self.weight.n(), self.weight.k(), self.ids.dim(1), self.x.dim(1));
         let weight = reference::decoded(&self.weight, self.weight.rows()).unwrap();
-        let x = self.x.as_slice::<f32>().unwrap();
+        let x = values(&self.x);
+        let dtype = FloatType::from_dtype(self.x.dtype()).unwrap();
         let ids = self.ids.as_slice::<u32>().unwrap();
         let pair = |pair: usize| {
             let row = pair / top_k * slots + if slots == 1 { 0 } else { pair % top_k };
             let expert = &weight[ids[pair] as usize * n * k..][..n * k];
-            reference::matmul(&x[row * k..][..k], expert, k, FloatType::F32)
+            reference::matmul_bounded(&x[row * k..][..k], expert, k, dtype, rounded)
         };
         (0..ids.len()).flat_map(pair).collect()
     }
@@ -52,7 +58,7 @@ fn few_and_many_tokens_agree_with_the_reference() {
         for format in [Format::Q4_0, Format::affine(3, 64, FloatType::BF16).unwrap()] {
             for tokens in [1, 2, 7, 41] {
                 for slots in [1, 3] {
-                    let case = Case::new(&device, format, tokens, slots);
+                    let case = Case::new(&device, format, tokens, slots, FloatType::F32);
                     let y = gather_qmm(&case.x, &case.weight, &case.ids).unwrap();
                     assert_eq!(y.shape(), [tokens, 3, 23]);
                     assert_expected(&format!("{format} T={tokens} slots {slots}"), &y, &case.want());
@@ -66,7 +72,7 @@ fn few_and_many_tokens_agree_with_the_reference() {
 fn every_format() {
     let device = Device::cpu(Some(2)).unwrap();
     for format in formats() {
-        let case = Case::new(&device, format, 9, 3);
+        let case = Case::new(&device, format, 9, 3, FloatType::F32);
         let y = gather_qmm(&case.x, &case.weight, &case.ids).unwrap();
         assert_expected(&format.to_string(), &y, &case.want());
     }
@@ -75,7 +81,7 @@ fn every_format() {
 #[test]
 fn no_tokens_give_nothing() {
     for slots in [1, 3] {
-        let case = Case::new(&Device::cpu(Some(1)).unwrap(), Format::Q4_0, 0, slots);
+        let case = Case::new(&Device::cpu(Some(1)).unwrap(), Format::Q4_0, 0, slots, FloatType::F32);
         assert_eq!(gather_qmm(&case.x, &case.weight, &case.ids).unwrap().shape(), [0, 3, 23]);
     }
 }
@@ -83,7 +89,7 @@ fn no_tokens_give_nothing() {
 #[test]
 fn refusals_name_both_sides() {
     let device = Device::cpu(Some(1)).unwrap();
-    let mut case = Case::new(&device, Format::Q4_0, 2, 1);
+    let mut case = Case::new(&device, Format::Q4_0, 2, 1, FloatType::F32);
     let refuse = |case: &Case| gather_qmm(&case.x, &case.weight, &case.ids).unwrap_err().to_string();
     case.ids.as_mut_slice::<u32>().unwrap()[4] = 5;
     assert_eq!(refuse(&case), "gather_qmm: ids[4] is 5, but there are 5 rows to choose from");

@@ -22,10 +22,16 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
             let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
-            reference::matmul(x, weight, k, dtype)
+            reference::matmul_bounded(x, weight, k, dtype, rounds(&gpu) && m * r > 32)
         })
         .collect();
     assert_expected(&format!("{format} B={b} r={r} M={m} N={n} K={k} {dtype:?}"), &y, &want);
+}
+
+/// Whether products of many rows round weights to x's type.
+pub(crate) fn rounds(gpu: &Device) -> bool {
+    let Device::Gpu(gpu) = gpu else { unreachable!() };
+    gpu.target().warp_groups()
 }
 
 #[test]
@@ -34,6 +40,7 @@ fn every_format() {
         for dtype in FLOATS {
             check(format, (1, 1, 1, 29, 768), dtype);
         }
+        check(format, (1, 1, 5, 29, 256), FloatType::F32);
     }
 }
 
@@ -69,6 +76,56 @@ fn rows_of_x_and_batches() {
         }
         check(format, (3, 2, 5, 11, 256), FloatType::BF16);
     }
+}
+
+#[test]
+fn many_rows_in_every_format() {
+    for format in gpu_formats() {
+        check(format, (1, 1, 37, 21, 256), FloatType::F32);
+    }
+}
+
+/// Sizes that tensor cores take, where there are any.
+#[test]
+fn many_rows_in_whole_blocks() {
+    for format in gpu_formats() {
+        check(format, (1, 1, 35, 38, 512), FloatType::F16);
+    }
+    for dtype in [FloatType::F16, FloatType::BF16] {
+        for (m, n) in [(33, 2), (64, 126), (65, 128), (200, 130), (257, 258)] {
+            check(Format::Q4_0, (1, 1, m, n, 128), dtype);
+        }
+    }
+    check(Format::affine(3, 64, FloatType::BF16).unwrap(), (2, 2, 40, 44, 1408), FloatType::BF16);
+}
+
+/// Each size of tile: larger ones are chosen for products that fill a GPU.
+#[test]
+#[cfg(feature = "cuda")]
+fn large_products() {
+    let gpu = gpu();
+    if !rounds(&gpu) {
+        return;
+    }
+    for (m, n) in [(64, 16384), (300, 9000), (512, 16640)] {
+        for format in [Format::Q4_0, Format::Q8_0] {
+            check(format, (1, 1, m, n, 256), FloatType::BF16);
+        }
+    }
+}
+
+#[test]
+fn many_rows_around_every_tile() {
+    for m in [33, 39, 40, 41, 65] {
+        check(Format::Q4_0, (1, 1, m, 13, 96), FloatType::F32);
+    }
+    for n in [1, 7, 8, 9, 64, 127, 129] {
+        check(Format::Q6_K, (1, 1, 34, n, 256), FloatType::F16);
+    }
+    for k in [1, 33, 95] {
+        check(Format::Float(FloatType::F32), (1, 1, 35, 5, k), FloatType::BF16);
+    }
+    check(Format::Q4_K, (3, 2, 19, 11, 256), FloatType::F32);
 }
 
 #[test]
@@ -129,7 +186,7 @@ fn refusals_name_the_device() {
     let message = quantized_matmul(&x.to_device(&gpu).unwrap(), &weight).unwrap_err().to_string();
     assert_eq!(message, format!("quantized_matmul: weight is on cpu, but x is on {gpu}"));
     let x: Tensor = x.to_device(&gpu).unwrap();
-    let message = crate::ops::silu_mul(&x, &x).unwrap_err().to_string();
-    assert_eq!(message, format!("silu_mul does not run on {gpu}"));
+    let message = crate::ops::argmax(&x).unwrap_err().to_string();
+    assert_eq!(message, format!("argmax does not run on {gpu}"));
     assert!(x.as_slice::<f32>().is_err());
 }

@@ -5,7 +5,7 @@ mod cpu;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
-mod gpu_tests;
+pub(crate) mod gpu_tests;
 mod policy;
 pub(crate) mod reference;
 #[cfg(test)]
@@ -15,6 +15,7 @@ pub(crate) use cpu::{Group, matmul_groups};
 
 use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
+use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("quantized_matmul");
 
@@ -30,7 +31,8 @@ const CHECK: Check = Check("quantized_matmul");
 /// `x` from `r*b` on.
 ///
 /// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
-/// rounded to `x`'s dtype once.
+/// rounded to `x`'s dtype once. Where a GPU's tensor cores multiply (many rows of f16 or bf16), decoded weights are
+/// rounded to `x`'s dtype too, as MLX does.
 ///
 /// # Errors
 /// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no
@@ -63,6 +65,22 @@ pub fn quantized_matmul(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, 
             y.cast(dtype.dtype())
         }
     }
+}
+
+/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
+///
+/// # Errors
+/// As [`quantized_matmul()`].
+pub fn quantized_matmul_to(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    dtype: FloatType,
+) -> Result<Tensor, KernelError> {
+    if x.dtype() == dtype.dtype() {
+        return quantized_matmul(x, weight);
+    }
+    // Widening is exact, and f32 is what is computed in.
+    quantized_matmul(&x.cast(DType::F32)?, weight)?.cast(dtype.dtype())
 }
 
 fn output_shape(x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {

@@ -51,20 +51,80 @@ pub(super) fn strip(m: usize, n: usize, k: usize, groups: usize, threads: usize)
 #[cfg(feature = "gpu")]
 const LONG: usize = 384;
 
-/// On a GPU, for codes of `bits` bits, `n` rows of `runs` runs, and planes of `plane` units: the rows that a cube
-/// takes, and its units.
+/// On a GPU, for codes of `bits` bits, `m` rows of x by `n` of `runs` runs, and planes of `plane` units: the rows of
+/// the weight and of x that a cube takes, and its units.
 #[cfg(feature = "gpu")]
-pub(super) fn gpu(bits: usize, n: usize, runs: usize, plane: Option<usize>) -> (usize, usize) {
+pub(super) fn gpu(
+    bits: usize,
+    (m, n, runs): (usize, usize, usize),
+    plane: Option<usize>,
+) -> (usize, usize, usize) {
+    // What is decoded is used for several rows of x.
+    let columns = if m == 1 { 1 } else { 4 };
     let most = n.next_power_of_two();
     match plane {
         // Small planes are a CPU's: one does all, without memory that units share.
-        Some(plane @ ..32) => ((32 / bits).clamp(1, 8).min(most), plane),
+        Some(plane @ ..32) => ((32 / bits).clamp(1, 8 / columns).min(most), columns, plane),
         // Of 1 to 8 rows by 32 to 256 units, these were the fastest or next to it at 3, 4, 6 and 8 bits on an H200.
         plane => {
             let plane = plane.unwrap_or(64);
             let units = if runs < LONG { plane } else { plane.max(64) };
-            (2.min(most), units)
+            (2.min(most), columns, units)
         }
+    }
+}
+
+/// Rows of x from which on a GPU decodes a weight's run once for several of them.
+#[cfg(feature = "gpu")]
+const MANY: usize = 33;
+/// Cubes along y and z that Vulkan promises.
+#[cfg(feature = "gpu")]
+const CUBES: usize = 65535;
+
+/// The ways to multiply on a GPU.
+#[cfg(feature = "gpu")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// Few rows of x.
+    MatVec,
+    /// Many rows, on any device.
+    Tile,
+    /// Many rows, on a device's tensor cores.
+    TensorCore,
+}
+
+/// The way for `m` rows of x to each of the weight's batches, where tensor cores take the operands or not.
+#[cfg(feature = "gpu")]
+pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool) -> Kernel {
+    match m {
+        ..MANY => Kernel::MatVec,
+        _ if tensor_cores => Kernel::TensorCore,
+        _ if batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
+        _ => Kernel::Tile,
+    }
+}
+
+/// Rows of x a tile of [`Kernel::TensorCore`], for `m` rows to each of `batches` batches of `n` rows of a weight.
+#[cfg(feature = "gpu")]
+pub(super) fn tensor_core(m: usize, batches: usize, n: usize) -> usize {
+    // Multiprocessors of the chips that this kernel is for, each of which works on one tile at a time.
+    const PROCESSORS: usize = 132;
+    // What a tile costs beside its rows, in rows: the decoding.
+    const DECODE: usize = 48;
+    let time = |rows: usize| {
+        let tiles = batches * m.div_ceil(rows) * n.div_ceil(128);
+        tiles.div_ceil(PROCESSORS) * (rows + DECODE)
+    };
+    [256, 128, 64].into_iter().min_by_key(|&rows| time(rows)).unwrap_or(64)
+}
+
+/// The rows of a weight that a unit of [`Kernel::Tile`] takes, and the units of a cube.
+#[cfg(feature = "gpu")]
+pub(super) fn tile(plane: Option<usize>) -> (usize, usize) {
+    match plane {
+        // A CPU has few registers.
+        Some(plane @ ..32) => (1, plane),
+        _ => (2, 64),
     }
 }
 
@@ -91,19 +151,21 @@ mod tests {
     #[cfg(feature = "gpu")]
     #[test]
     fn rows_and_units_on_gpus() {
-        // (bits, n, runs, plane) -> rows and units of a cube
+        // (bits, (m, n, runs), plane) -> rows of the weight and of x, and units of a cube
         let table = [
-            ((4, 4096, 448, Some(32)), (2, 64)),
-            ((8, 4096, 128, Some(32)), (2, 32)),
-            ((8, 4096, 128, Some(64)), (2, 64)),
-            ((4, 4096, 1, Some(32)), (2, 32)),
-            ((4, 1, 448, Some(64)), (1, 64)),
-            ((4, 4096, 448, None), (2, 64)),
-            ((4, 4096, 448, Some(8)), (8, 8)),
-            ((8, 4096, 448, Some(8)), (4, 8)),
+            ((4, (1, 4096, 448), Some(32)), (2, 1, 64)),
+            ((8, (1, 4096, 128), Some(32)), (2, 1, 32)),
+            ((8, (1, 4096, 128), Some(64)), (2, 1, 64)),
+            ((4, (1, 4096, 1), Some(32)), (2, 1, 32)),
+            ((4, (1, 1, 448), Some(64)), (1, 1, 64)),
+            ((4, (1, 4096, 448), None), (2, 1, 64)),
+            ((4, (8, 4096, 448), Some(32)), (2, 4, 64)),
+            ((4, (1, 4096, 448), Some(8)), (8, 1, 8)),
+            ((8, (1, 4096, 448), Some(8)), (4, 1, 8)),
+            ((4, (2, 4096, 448), Some(8)), (2, 4, 8)),
         ];
-        for ((bits, n, runs, plane), want) in table {
-            assert_eq!(gpu(bits, n, runs, plane), want, "{bits} bits, N={n}, {runs} runs, plane {plane:?}");
+        for ((bits, sizes, plane), want) in table {
+            assert_eq!(gpu(bits, sizes, plane), want, "{bits} bits, {sizes:?}, plane {plane:?}");
         }
     }
 
@@ -122,6 +184,29 @@ mod tests {
         ];
         for ((m, n, k, groups, threads), want) in table {
             assert_eq!(strip(m, n, k, groups, threads), want, "{:?}", (m, n, k, groups, threads));
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn many_rows_on_gpus() {
+        for (m, tensor_cores, want) in [
+            (32, true, Kernel::MatVec),
+            (33, true, Kernel::TensorCore),
+            (33, false, Kernel::Tile),
+            (1 << 20, false, Kernel::MatVec),
+        ] {
+            assert_eq!(kernel(m, 1, tensor_cores), want, "M={m}, tensor cores {tensor_cores}");
+        }
+        // (m, batches, n) -> rows of x a tile
+        for ((m, batches, n), want) in [
+            ((64, 1, 14336), 64),
+            ((512, 1, 14336), 256),
+            ((512, 1, 4096), 128),
+            ((512, 1, 1024), 64),
+            ((4096, 1, 14336), 256),
+        ] {
+            assert_eq!(tensor_core(m, batches, n), want, "M={m}, {batches} batches, N={n}");
         }
     }
 }

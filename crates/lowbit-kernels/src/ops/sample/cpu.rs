@@ -72,7 +72,7 @@ struct Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// The ids that pass the filters, the most likely first, with their weights at the temperature.
+    /// The ids that pass the filters, in their order, with their weights at the temperature.
     fn kept(&self, params: &SampleParams) -> Vec<Candidate> {
         let all = self.logits.len();
         let top_k = if params.top_k == 0 { all } else { params.top_k.min(all) };
@@ -88,6 +88,7 @@ impl Logits<'_> {
                 continue;
             }
             largest.truncate(cut.unwrap_or(largest.len()));
+            largest.sort_unstable_by_key(|&(_, id)| id);
             let weight = |logit: f32| (f64::from(logit - self.max) / f64::from(params.temperature)).exp();
             return largest.iter().map(|&(logit, id)| Candidate { id, weight: weight(logit) }).collect();
         }

@@ -2,15 +2,25 @@
 
 mod bench;
 pub(crate) mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
+mod next;
 #[cfg(test)]
 mod peer;
 mod philox;
+#[cfg(feature = "gpu")]
+mod random;
 pub(crate) mod reference;
+#[cfg(feature = "gpu")]
+mod search;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+pub use next::{DecodeState, sample_next};
 
 /// How [`sample`] draws; the default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -64,7 +74,8 @@ impl SampleParams {
 /// 2. `p = softmax(logits)`, at temperature 1. Kept are the ids that pass all of: *top-p*: those more likely have
 ///    less than `top_p` together (ids that tie with the last one kept stay); *min-p*: `p >= min_p max(p)`;
 ///    *top-k*: the `top_k` most likely, of those that tie the lowest ids.
-/// 3. Temperature: of those kept, id `i` is drawn with probability proportional to `exp(logits[i] / temperature)`.
+/// 3. Temperature: of those kept, id `i` is drawn with probability proportional to `exp(logits[i] / temperature)`: in
+///    the order of ids, the first at which the sum of probabilities passes the random number.
 ///
 /// At temperature 0 it is the greatest penalised logit, the lowest id of those that tie.
 /// (llama.cpp's default chain takes top-k first, so that its top-p counts the share of what top-k left.)

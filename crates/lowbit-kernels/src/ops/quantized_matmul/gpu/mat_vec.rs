@@ -1,5 +1,5 @@
-//! The product on a GPU, for one row of x at a time: a cube takes some rows of the weight, and its units cut each
-//! row into runs.
+//! The product with few rows of x, on any GPU: a cube takes some rows of the weight and some of x, and its units cut
+//! them into runs.
 
 use super::super::{CHECK, policy};
 use crate::gpu::compile::{Start, Target, buffer};
@@ -22,6 +22,8 @@ pub(crate) struct Shape {
     pub dtype: FloatType,
     /// Rows of the weight that a cube takes.
     pub rows: usize,
+    /// Rows of x that a cube takes.
+    pub columns: usize,
     /// Units of a cube.
     pub units: usize,
     /// Units that run in step, or 0 where that differs from launch to launch.
@@ -31,76 +33,108 @@ pub(crate) struct Shape {
 /// Cubes along y: Vulkan promises no more.
 const CUBES: usize = 65535;
 
-/// `y[t, n] = sum over k of x[t, k] * weight[t / rows_a_batch, n, k]`
+/// `y[t, n] = sum over k of x[t / share, k] * weight[batch, n, k]`: batch `t / rows_a_batch`, or, where there are
+/// `experts`, batch `ids[t]`, and NaN for one that is none of them.
 #[cube(launch_unchecked)]
 fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     codes: &[Vector<u32, V>],
     scales: &[S],
     biases: &[B],
     x: &[Vector<u32, Const<4>>],
+    ids: &[u32],
     y: &mut [Y],
     n: u32,
     runs: u32,
-    m: u32,
+    batches: u32,
     rows_a_batch: u32,
+    experts: u32,
+    share: u32,
     integers: u32,
     #[comptime] shape: Shape,
 ) {
     let layout = comptime!(shape.layout);
-    let rows = comptime!(shape.rows);
-    let words_a_run = comptime!(layout.bits);
+    let (rows, columns) = comptime!((shape.rows, shape.columns));
     let groups = comptime!(RUN / layout.group());
-    let unit = UNIT_POS_X as usize;
     let row0 = CUBE_POS_X as usize * rows;
-    let t = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
-    let (n, runs, m) = (n as usize, runs as usize, m as usize);
-    let batch_row = t / rows_a_batch as usize * n;
-
-    let mut sums = Array::<f32>::new(rows);
-    #[unroll]
-    for r in 0..rows {
-        sums[r] = 0.0;
-    }
-    let mut run = unit;
-    // Cubes past the last row of x have nothing to read.
-    if t >= m {
+    let (n, runs, rows_a_batch) = (n as usize, runs as usize, rows_a_batch as usize);
+    let tile = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
+    let tiles = (rows_a_batch + comptime!(columns - 1)) / columns;
+    let mut batch = tile / tiles;
+    let column0 = tile % tiles * columns;
+    let t0 = batch * rows_a_batch + column0;
+    // Cubes past the last row of x have nothing to read and to write.
+    let count = select(batch < batches as usize, min(rows_a_batch - column0, columns), 0usize);
+    let mut initial = 0.0f32;
+    let mut run = UNIT_POS_X as usize;
+    if count == 0 {
         run = runs;
+    } else if experts > 0 {
+        batch = ids[t0] as usize;
+        if batch >= experts as usize {
+            run = runs;
+            initial = f32::reinterpret(0x7fc0_0000u32);
+        }
+    }
+
+    let mut sums = Array::<f32>::new(comptime!(rows * columns));
+    #[unroll]
+    for i in 0..comptime!(rows * columns) {
+        sums[i] = initial;
     }
     while run < runs {
-        let mut words = Array::<u32>::new(comptime!(rows * words_a_run));
+        let mut values = Array::<f32>::new(comptime!(rows * RUN));
+        let mut factors = Array::<f32>::new(comptime!(rows * groups));
+        let mut added = Array::<f32>::new(comptime!(rows * groups));
+        let mut words = Array::<u32>::new(comptime!(rows * layout.bits));
         #[unroll]
         for r in 0..rows {
             // Rows past the last are computed and not stored.
-            let row = batch_row + min(row0 + r, n - 1);
-            load::<V>(codes, row * runs + run, &mut words, comptime!(r * words_a_run), layout);
-        }
-        let mut xs = Array::<f32>::new(comptime!(RUN));
-        let mut x_sums = Array::<f32>::new(groups);
-        load_x(x, t * runs + run, &mut xs, &mut x_sums, shape);
-        #[unroll]
-        for r in 0..rows {
-            let at = (batch_row + min(row0 + r, n - 1)) * runs + run;
+            let at = (batch * n + min(row0 + r, n - 1)) * runs + run;
+            load::<V>(codes, at, &mut words, comptime!(r * layout.bits), layout);
             #[unroll]
             for group in 0..groups {
-                let mut dot = 0.0f32;
+                factors[r * groups + group] = scale::<S, B>(scales, biases, at, group, layout);
+                added[r * groups + group] = bias::<S, B>(scales, biases, at, group, layout);
+            }
+        }
+        #[unroll]
+        for r in 0..rows {
+            #[unroll]
+            for i in 0..RUN {
+                values[r * RUN + i] = code(&words, comptime!(r * layout.bits), integers, i, layout);
+            }
+        }
+        #[unroll]
+        for c in 0..columns {
+            let row = (t0 + min(c, count - 1)) / share as usize;
+            let mut xs = Array::<f32>::new(RUN);
+            let mut x_sums = Array::<f32>::new(groups);
+            load_x(x, row * runs + run, &mut xs, &mut x_sums, shape);
+            #[unroll]
+            for r in 0..rows {
+                let mut sum = sums[c * rows + r];
                 #[unroll]
-                for i in 0..comptime!(layout.group()) {
-                    let i = comptime!(group * layout.group() + i);
-                    let value = code(&words, comptime!(r * words_a_run), integers, i, layout);
-                    dot = fma(value, xs[i], dot);
+                for group in 0..groups {
+                    let mut dot = 0.0f32;
+                    #[unroll]
+                    for i in 0..comptime!(layout.group()) {
+                        let i = comptime!(group * layout.group() + i);
+                        dot = fma(values[r * RUN + i], xs[i], dot);
+                    }
+                    if comptime!(factor(layout) != 1.0) {
+                        dot *= comptime!(factor(layout));
+                    }
+                    sum = fma(factors[r * groups + group], dot, sum);
+                    if comptime!(layout.biased()) {
+                        sum = fma(added[r * groups + group], x_sums[group], sum);
+                    }
                 }
-                if comptime!(factor(layout) != 1.0) {
-                    dot *= comptime!(factor(layout));
-                }
-                sums[r] = fma(scale::<S, B>(scales, biases, at, group, layout), dot, sums[r]);
-                if comptime!(layout.biased()) {
-                    sums[r] = fma(bias::<S, B>(scales, biases, at, group, layout), x_sums[group], sums[r]);
-                }
+                sums[c * rows + r] = sum;
             }
         }
         run += comptime!(shape.units);
     }
-    store::<Y>(&sums, y, t * n + row0, select(t < m, n - min(row0, n), 0usize), shape);
+    store::<Y>(&sums, y, t0, count, n, row0, shape);
 }
 
 /// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its groups.
@@ -141,39 +175,51 @@ fn load_x(
     }
 }
 
-/// Adds up what the units have of each row, and stores the first `count` rows.
+/// Adds up what the units have of each sum, and stores those of `count` rows of y from `t0` on that the weight has
+/// rows for.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
-fn store<Y: Int>(sums: &Array<f32>, y: &mut [Y], first: usize, count: usize, #[comptime] shape: Shape) {
+fn store<Y: Int>(
+    sums: &Array<f32>,
+    y: &mut [Y],
+    t0: usize,
+    count: usize,
+    n: usize,
+    row0: usize,
+    #[comptime] shape: Shape,
+) {
     let rows = comptime!(shape.rows);
+    let all = comptime!(shape.rows * shape.columns);
     let unit = UNIT_POS_X as usize;
     if comptime!(shape.units == shape.plane) {
         #[unroll]
-        for r in 0..rows {
-            let sum = plane_sum(sums[r]);
-            if unit == 0 && r < count {
-                y[first + r] = Y::cast_from(narrow(sum, shape.dtype));
+        for i in 0..all {
+            let sum = plane_sum(sums[i]);
+            let (c, r) = comptime!((i / rows, i % rows));
+            if unit == 0 && c < count && row0 + r < n {
+                y[(t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
             }
         }
     } else {
         let plane = plane_size(shape.plane);
-        let mut partial = Shared::<[f32]>::new_slice(comptime!(rows * shape.units / FEWEST));
+        let mut partial = Shared::<[f32]>::new_slice(comptime!(all * shape.units / FEWEST));
         #[unroll]
-        for r in 0..rows {
-            let sum = plane_sum(sums[r]);
+        for i in 0..all {
+            let sum = plane_sum(sums[i]);
             if unit % plane == 0 {
-                partial[unit / plane * rows + r] = sum;
+                partial[unit / plane * all + i] = sum;
             }
         }
         sync_cube();
-        if unit < min(count, rows) {
+        let (c, r) = (unit / rows, unit % rows);
+        if unit < all && c < count && row0 + r < n {
             let mut sum = 0.0f32;
             let mut at = unit;
-            while at < comptime!(shape.units) / plane * rows {
+            while at < comptime!(shape.units) / plane * all {
                 sum += partial[at];
-                at += rows;
+                at += all;
             }
-            y[first + unit] = Y::cast_from(narrow(sum, shape.dtype));
+            y[(t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
         }
     }
 }
@@ -200,6 +246,9 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
                 buffer(),
                 buffer(),
                 buffer(),
+                buffer(),
+                (),
+                (),
                 (),
                 (),
                 (),
@@ -224,47 +273,74 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     }
 }
 
-/// One of each format and type of x, at sizes of layers.
+/// The kernel for `m` rows of x a batch.
+fn chosen(target: &Target, layout: Layout, dtype: FloatType, (m, n, runs): (usize, usize, usize)) -> Shape {
+    let plane = target.plane();
+    let (rows, columns, units) = policy::gpu(layout.bits, (m, n, runs), plane);
+    Shape { layout, dtype, rows, columns, units, plane: plane.unwrap_or(0) }
+}
+
+/// One of each format and type of x, at sizes of layers. With several rows of x the types differ in nothing new.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target, formats: &[Format], dtypes: &[FloatType]) -> Vec<Box<dyn CubeKernel>> {
-    let plane = target.plane();
     let mut kernels = Vec::new();
     for &format in formats {
         let layout = Layout::of(format);
-        for &dtype in dtypes {
-            let (rows, units) = policy::gpu(layout.bits, 4096, 4096 / RUN, plane);
-            kernels.push(kernel(target, Shape { layout, dtype, rows, units, plane: plane.unwrap_or(0) }));
+        let one = dtypes.iter().map(|&dtype| (1, dtype));
+        for (m, dtype) in one.chain([(8, FloatType::F32)]) {
+            kernels.push(kernel(target, chosen(target, layout, dtype, (m, 4096, 4096 / RUN))));
         }
     }
     kernels
 }
 
-/// `x`, whose rows are whole runs, times `weight` into `y`.
-pub(super) fn multiply(
+/// Which rows of a weight `[.., N, K]` rows of x are multiplied with.
+pub(crate) enum Batches<'a> {
+    /// As many rows of x for each batch, in order.
+    Even,
+    /// Batch `ids[t]` gives row t of y, with row `t / share` of x.
+    Chosen { ids: &'a Tensor, share: usize },
+}
+
+/// `x`, whose rows are whole runs, times `weight` into `y`, which is not empty.
+pub(crate) fn multiply(
     gpu: &Gpu,
     x: &Tensor,
     weight: &QuantizedTensor,
+    batches: &Batches,
     y: &Tensor,
 ) -> Result<(), KernelError> {
     let dtype = CHECK.float("x", x)?;
-    let n = weight.n();
-    let (m, runs) = (y.len() / n, weight.k().div_ceil(RUN));
+    let (n, runs) = (weight.n(), weight.k().div_ceil(RUN));
+    let m = y.len() / n;
+    let stack = weight.rows() / n;
+    let (count, experts, share, ids) = match batches {
+        Batches::Even => (stack, 0, 1, x),
+        Batches::Chosen { ids, share } => (m, stack, *share, *ids),
+    };
     let layout = Layout::of(weight.format());
-    let target = gpu.target();
-    let plane = target.plane();
-    let (rows, units) = policy::gpu(layout.bits, n, runs, plane);
-    let kernel = kernel(target, Shape { layout, dtype, rows, units, plane: plane.unwrap_or(0) });
+    let shape = chosen(gpu.target(), layout, dtype, (m / count, n, runs));
     let index = |value: usize| CHECK.index(value);
-    // Every index into the planes is below the codes' words.
-    index(weight.rows() * runs * layout.bits)?;
+    // The planes of scales have two elements a run at most, and codes no less.
+    index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
     index(m * runs * RUN)?;
+    index(y.len())?;
+    let tiles = count * (m / count).div_ceil(shape.columns);
     let planes = weight.components();
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
     gpu.launch(Dispatch {
-        kernel,
-        cubes: [index(n.div_ceil(rows))?, index(m.min(CUBES))?, index(m.div_ceil(CUBES))?],
-        buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, y.memory()?],
-        scalars: vec![index(n)?, index(runs)?, index(m)?, index(m / (weight.rows() / n))?, INTEGERS],
+        kernel: kernel(gpu.target(), shape),
+        cubes: [index(n.div_ceil(shape.rows))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
+        buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, ids.memory()?, y.memory()?],
+        scalars: vec![
+            index(n)?,
+            index(runs)?,
+            index(count)?,
+            index(m / count)?,
+            index(experts)?,
+            index(share)?,
+            INTEGERS,
+        ],
     })
 }

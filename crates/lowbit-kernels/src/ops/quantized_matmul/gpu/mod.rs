@@ -1,8 +1,14 @@
 //! The product on a GPU.
 
 mod mat_vec;
+mod pack;
+mod ptx;
+pub(crate) mod tensor_core;
+mod tile;
 
-use super::CHECK;
+pub(crate) use mat_vec::{Batches, multiply};
+
+use super::{CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::RUN;
@@ -17,7 +23,10 @@ use lowbit_formats::FloatType;
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
-    pads.chain(mat_vec::kernels(target, &formats, &dtypes)).collect()
+    pads.chain(mat_vec::kernels(target, &formats, &dtypes))
+        .chain(tile::kernels(target))
+        .chain(tensor_core::kernels(target))
+        .collect()
 }
 
 /// See [`super::quantized_matmul`]; everything was checked.
@@ -29,20 +38,33 @@ pub(super) fn quantized_matmul(
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
     let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
-    let k = weight.k();
     if y.is_empty() {
         return Ok(y);
     }
-    let x = if k.is_multiple_of(RUN) { x.clone() } else { padded(gpu, x, y.len() / weight.n(), k)? };
-    mat_vec::multiply(gpu, &x, weight, &y)?;
+    let (n, batches) = (weight.n(), weight.rows() / weight.n());
+    let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
+    match policy::kernel(m, batches, tensor_core::supports(gpu.target(), weight, dtype)) {
+        policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
+        policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
+        policy::Kernel::TensorCore => {
+            let rows = policy::tensor_core(m, batches, n);
+            let count = batches * m.div_ceil(rows);
+            let tiles = tensor_core::Tiles { rows, count, m, list: None };
+            tensor_core::multiply(gpu, &x, weight, &y, &tiles)?;
+        }
+    }
     Ok(y)
 }
 
-/// `x`, `[m, k]`, with zeros up to a whole number of runs.
-fn padded(gpu: &Gpu, x: &Tensor, m: usize, k: usize) -> Result<Tensor, KernelError> {
+/// `x`, `[.., K]`, with zeros up to a whole number of runs: x itself where that is what it has.
+pub(crate) fn padded(gpu: &Gpu, x: &Tensor) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
+    let k = x.dim(-1);
+    if k.is_multiple_of(RUN) {
+        return Ok(x.clone());
+    }
     let row = k.next_multiple_of(RUN);
-    let y = Tensor::allocate(&[m, row], dtype.dtype(), x.device())?;
+    let y = Tensor::allocate(&[x.len() / k, row], dtype.dtype(), x.device())?;
     let len = CHECK.index(y.len())?;
     gpu.launch(Dispatch {
         kernel: pad_kernel(gpu.target(), dtype),

@@ -1,0 +1,370 @@
+//! The recurrence, token after token.
+//!
+//! A plane's units cut some columns of a head's state into runs of rows, which stay in registers over all tokens. As on
+//! the CPU, `S^T k` and `S^T q` are both read from the state before the step.
+
+use super::{CUBES, Problem, key_head};
+use crate::gpu::Dispatch;
+use crate::gpu::compile::{Target, buffer};
+use crate::gpu::float::{narrow, widen, with_storage};
+use crate::gpu::sequences::bounds;
+use crate::ops::gated_delta_rule::{
+    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout,
+};
+use crate::{KernelError, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// Everything that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    /// The type of q, k, v and y.
+    dtype: FloatType,
+    key_dim: usize,
+    value_dim: usize,
+    head_map: HeadMap,
+    layout: StateLayout,
+    sign: DecaySign,
+    /// Units that a column is cut over.
+    lanes: usize,
+}
+
+impl Shape {
+    /// Elements that are loaded together.
+    fn vector(self) -> usize {
+        if (self.key_dim | self.value_dim).is_multiple_of(FOUR) { FOUR } else { 1 }
+    }
+
+    /// Rows of a column that a unit has: fours of them, in turns with the other units.
+    fn fours(self) -> usize {
+        self.key_dim.div_ceil(FOUR * self.lanes)
+    }
+
+    /// Cubes that the columns of a head take.
+    fn cubes(self) -> usize {
+        (self.value_dim.div_ceil(FOUR) * self.lanes).div_ceil(UNITS as usize)
+    }
+}
+
+/// Columns that a unit has, and rows that it has in one place.
+const FOUR: usize = 4;
+/// Units of a cube.
+const UNITS: u32 = 32;
+/// Units that a column is cut over: with more, sums take longer; with fewer, columns do not fit into registers.
+const LANES: usize = 8;
+
+#[cube(launch_unchecked)]
+fn recurrent<X: Int, N: Size>(
+    q: &[Vector<X, N>],
+    k: &[Vector<X, N>],
+    v: &[Vector<X, N>],
+    log_decay: &[f32],
+    beta: &[f32],
+    cu_seqlens: &[u32],
+    state: &mut [Vector<u32, N>],
+    y: &mut [Vector<X, N>],
+    tokens: u32,
+    sequences: u32,
+    key_heads: u32,
+    value_heads: u32,
+    scale: u32,
+    #[comptime] shape: Shape,
+) {
+    let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
+    let (dtype, cubes) = comptime!((shape.dtype, shape.cubes()));
+    let rows = comptime!(FOUR * shape.fours());
+    let unit = (CUBE_POS_X as usize % cubes) * comptime!(UNITS as usize) + UNIT_POS_X as usize;
+    let lane = unit % comptime!(shape.lanes);
+    let column = unit / comptime!(shape.lanes) * comptime!(FOUR);
+    let head = CUBE_POS_X as usize / cubes;
+    let sequence = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
+    let (key_heads, value_heads) = (key_heads as usize, value_heads as usize);
+    let key_head = key_head(key_heads, value_heads, head, shape.head_map);
+    let scale = f32::reinterpret(scale);
+    // Columns that there are; units beyond them take part in sums.
+    let columns = comptime!(value_dim) - min(column, comptime!(value_dim));
+
+    if sequence < sequences as usize {
+        let matrix = (sequence * value_heads + head) * comptime!(key_dim * value_dim);
+        let mut s = Array::<f32>::new(comptime!(rows * FOUR));
+        load_state::<N>(&*state, &mut s, matrix, lane, column, columns, shape);
+        let (start, end) = bounds(cu_seqlens, sequence, tokens as usize);
+        for t in start..end {
+            let gate = t * value_heads + head;
+            let key = (t * key_heads + key_head) * key_dim;
+            let mut ks = Array::<f32>::new(rows);
+            let mut qs = Array::<f32>::new(rows);
+            let mut vs = Array::<f32>::new(comptime!(FOUR));
+            #[unroll]
+            for i in 0..comptime!(shape.fours()) {
+                let row = (i * comptime!(shape.lanes) + lane) * comptime!(FOUR);
+                let count = comptime!(key_dim) - min(row, comptime!(key_dim));
+                load::<X, N>(k, key + row, count, &mut ks, comptime!(i * FOUR), 1usize, dtype);
+                load::<X, N>(q, key + row, count, &mut qs, comptime!(i * FOUR), 1usize, dtype);
+            }
+            load::<X, N>(v, gate * value_dim + column, columns, &mut vs, 0usize, 1usize, dtype);
+            let log_decay = log_decay[gate];
+            let decay =
+                if comptime!(shape.sign == DecaySign::Rate) { (-log_decay).exp() } else { log_decay.exp() };
+            let sums = read_state(&s, &ks, &qs, shape);
+            let mut ys = Array::<f32>::new(comptime!(FOUR));
+            #[unroll]
+            for c in 0..FOUR {
+                let delta = beta[gate] * (vs[c] - decay * sums[c]);
+                ys[c] = scale * (decay * sums[comptime!(FOUR + c)] + sums[comptime!(2 * FOUR)] * delta);
+                #[unroll]
+                for r in 0..rows {
+                    s[r * FOUR + c] = fma(ks[r], delta, decay * s[r * FOUR + c]);
+                }
+            }
+            if lane == 0 {
+                store::<X, N>(y, gate * value_dim + column, columns, &ys, 0usize, 1usize, dtype);
+            }
+        }
+        if start < end {
+            store_state::<N>(state, &s, matrix, lane, column, columns, shape);
+        }
+    }
+}
+
+/// `S^T k` and `S^T q` for each column, then `k . q`.
+#[cube]
+fn read_state(s: &Array<f32>, k: &Array<f32>, q: &Array<f32>, #[comptime] shape: Shape) -> Array<f32> {
+    let count = comptime!(2 * FOUR + 1);
+    let mut sums = Array::<f32>::new(count);
+    #[unroll]
+    for i in 0..count {
+        sums[i] = 0.0;
+    }
+    #[unroll]
+    for r in 0..comptime!(FOUR * shape.fours()) {
+        #[unroll]
+        for c in 0..FOUR {
+            sums[c] = fma(s[r * FOUR + c], k[r], sums[c]);
+            sums[FOUR + c] = fma(s[r * FOUR + c], q[r], sums[FOUR + c]);
+        }
+        sums[2 * FOUR] = fma(k[r], q[r], sums[2 * FOUR]);
+    }
+    #[unroll]
+    for round in 0..comptime!(shape.lanes.ilog2()) {
+        #[unroll]
+        for i in 0..count {
+            sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
+        }
+    }
+    sums
+}
+
+/// Up to four of the first `count` elements from `at` on, to the places `(first, stride)` of `to`; zeros for the rest.
+#[cube]
+fn load<S: Int, N: Size>(
+    from: &[Vector<S, N>],
+    at: usize,
+    count: usize,
+    to: &mut Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] stride: usize,
+    #[comptime] dtype: FloatType,
+) {
+    #[unroll]
+    for j in 0..FOUR {
+        to[first + j * stride] = 0.0;
+    }
+    let wide = N::value();
+    if comptime!(wide == FOUR) {
+        if count > 0 {
+            let vector = from[at / FOUR];
+            #[unroll]
+            for j in 0..FOUR {
+                to[first + j * stride] = widen(u32::cast_from(vector.extract(j)), dtype);
+            }
+        }
+    } else {
+        #[unroll]
+        for j in 0..FOUR {
+            if j < count {
+                to[first + j * stride] = widen(u32::cast_from(from[at + j].extract(0usize)), dtype);
+            }
+        }
+    }
+}
+
+/// The inverse of [`load`].
+#[cube]
+fn store<S: Int, N: Size>(
+    to: &mut [Vector<S, N>],
+    at: usize,
+    count: usize,
+    from: &Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] stride: usize,
+    #[comptime] dtype: FloatType,
+) {
+    let wide = N::value();
+    if comptime!(wide == FOUR) {
+        if count > 0 {
+            let mut vector = Vector::<S, N>::new(S::from_int(0));
+            #[unroll]
+            for j in 0..FOUR {
+                vector.insert(j, S::cast_from(narrow(from[first + j * stride], dtype)));
+            }
+            to[at / FOUR] = vector;
+        }
+    } else {
+        #[unroll]
+        for j in 0..FOUR {
+            if j < count {
+                to[at + j] = Vector::<S, N>::new(S::cast_from(narrow(from[first + j * stride], dtype)));
+            }
+        }
+    }
+}
+
+/// The unit's part of four columns of the matrix that starts at `matrix`.
+#[cube]
+fn load_state<N: Size>(
+    state: &[Vector<u32, N>],
+    s: &mut Array<f32>,
+    matrix: usize,
+    lane: usize,
+    column: usize,
+    columns: usize,
+    #[comptime] shape: Shape,
+) {
+    let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
+    #[unroll]
+    for i in 0..comptime!(shape.fours()) {
+        let row = (i * comptime!(shape.lanes) + lane) * FOUR;
+        let rows = key_dim - min(row, key_dim.runtime());
+        #[unroll]
+        for j in 0..FOUR {
+            let first = comptime!(i * FOUR * FOUR);
+            match comptime!(shape.layout) {
+                StateLayout::KeyValue => {
+                    let count = select(j < rows, columns, 0usize);
+                    let at = matrix + (row + j) * value_dim + column;
+                    load::<u32, N>(state, at, count, s, comptime!(first + j * FOUR), 1usize, FloatType::F32);
+                }
+                StateLayout::ValueKey => {
+                    let count = select(j < columns, rows, 0usize);
+                    let at = matrix + (column + j) * key_dim + row;
+                    load::<u32, N>(state, at, count, s, comptime!(first + j), FOUR, FloatType::F32);
+                }
+            }
+        }
+    }
+}
+
+/// The inverse of [`load_state`].
+#[cube]
+fn store_state<N: Size>(
+    state: &mut [Vector<u32, N>],
+    s: &Array<f32>,
+    matrix: usize,
+    lane: usize,
+    column: usize,
+    columns: usize,
+    #[comptime] shape: Shape,
+) {
+    let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
+    #[unroll]
+    for i in 0..comptime!(shape.fours()) {
+        let row = (i * comptime!(shape.lanes) + lane) * FOUR;
+        let rows = key_dim - min(row, key_dim.runtime());
+        #[unroll]
+        for j in 0..FOUR {
+            let first = comptime!(i * FOUR * FOUR);
+            match comptime!(shape.layout) {
+                StateLayout::KeyValue => {
+                    let count = select(j < rows, columns, 0usize);
+                    let at = matrix + (row + j) * value_dim + column;
+                    store::<u32, N>(state, at, count, s, comptime!(first + j * FOUR), 1usize, FloatType::F32);
+                }
+                StateLayout::ValueKey => {
+                    let count = select(j < columns, rows, 0usize);
+                    let at = matrix + (column + j) * key_dim + row;
+                    store::<u32, N>(state, at, count, s, comptime!(first + j), FOUR, FloatType::F32);
+                }
+            }
+        }
+    }
+}
+
+fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(UNITS);
+    with_storage!(shape.dtype, X => Box::new(recurrent::Recurrent::<X>::new(
+        settings,
+        properties,
+        registers,
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        shape.vector(),
+        shape,
+    )))
+}
+
+/// Every kernel for `target`, at the sizes of models and at one that fits no vector.
+#[cfg(test)]
+pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let of = |dtype, dim, layout, head_map, sign| {
+        let lanes = LANES.min(target.smallest_plane());
+        kernel(target, Shape { dtype, key_dim: dim, value_dim: dim, head_map, layout, sign, lanes })
+    };
+    let mut kernels = Vec::new();
+    for dtype in [FloatType::F32, FloatType::F16, FloatType::BF16] {
+        kernels.push(of(dtype, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
+        kernels.push(of(dtype, 128, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate));
+    }
+    kernels.push(of(FloatType::BF16, 256, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
+    kernels.push(of(FloatType::F32, 37, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
+    kernels
+}
+
+/// Launches the recurrence over all sequences.
+pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
+    let Problem { gpu, inputs, dims, params, dtype } = *problem;
+    let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
+    let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
+    let GatedDeltaRule { scale, head_map, state_layout: layout, sign, .. } = *params;
+    let lanes = LANES.min(gpu.target().smallest_plane());
+    let shape = Shape { dtype, key_dim, value_dim, head_map, layout, sign, lanes };
+    let index = |value: usize| CHECK.index(value);
+    let sequences = state.dim(0);
+    gpu.launch(Dispatch {
+        kernel: kernel(gpu.target(), shape),
+        cubes: [
+            index(value_heads * shape.cubes())?,
+            index(sequences.min(CUBES))?,
+            index(sequences.div_ceil(CUBES))?,
+        ],
+        buffers: vec![
+            q.memory()?,
+            k.memory()?,
+            v.memory()?,
+            log_decay.memory()?,
+            beta.memory()?,
+            cu_seqlens.memory()?,
+            state.memory()?,
+            y.memory()?,
+        ],
+        scalars: vec![
+            index(q.dim(0))?,
+            index(sequences)?,
+            index(key_heads)?,
+            index(value_heads)?,
+            scale.to_bits(),
+        ],
+    })
+}

@@ -1,0 +1,189 @@
+//! The rule on a GPU against the reference.
+
+use super::reference::Bounded;
+use super::tests::{Case, Decay, RAGGED, Shape};
+use super::*;
+use crate::ops::testing::{FLOATS, device, gpu, values};
+use lowbit_formats::FloatType;
+
+impl Case {
+    /// Runs on the GPU and compares with the reference, or with what chunks may make of it.
+    #[track_caller]
+    fn check_gpu(&self) {
+        let device = gpu();
+        let Device::Gpu(queue) = &device else { unreachable!() };
+        let dims = check(&self.inputs(), &self.state, &self.params).unwrap();
+        let expected = match gpu::form(queue, &self.inputs(), &self.state, dims, &self.params).unwrap() {
+            Form::Chunked => self.rounded_reference(gpu::CHUNK),
+            _ => self.reference(),
+        };
+        self.check_on(&[device], expected);
+    }
+
+    fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
+        let float = FloatType::from_dtype(self.q.dtype()).unwrap();
+        rounded::gated_delta_rule(&self.inputs(), &self.state, &self.params, (float, chunk), |_, _| true)
+            .unwrap()
+    }
+}
+
+fn layouts() -> [StateLayout; 2] {
+    [StateLayout::KeyValue, StateLayout::ValueKey]
+}
+
+#[test]
+fn agrees_with_the_reference_in_every_convention() {
+    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
+        for state_layout in layouts() {
+            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
+                let params =
+                    GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form: Form::Recurrent };
+                Case::new(RAGGED, Decay::Usual, params).check_gpu();
+            }
+        }
+    }
+}
+
+#[test]
+fn head_sizes_below_at_and_above_each_tile() {
+    for (key_dim, value_dim) in [(1, 1), (32, 16), (4, 20), (33, 15), (36, 68), (128, 40), (256, 12)] {
+        let shape = Shape { lengths: &[2, 7], key_heads: 1, key_dim, value_heads: 2, value_dim };
+        for state_layout in layouts() {
+            let params =
+                GatedDeltaRule { state_layout, form: Form::Recurrent, ..GatedDeltaRule::new(key_dim) };
+            Case::new(shape, Decay::Usual, params).check_gpu();
+        }
+    }
+}
+
+#[test]
+fn activations_of_every_type() {
+    let shape = Shape { lengths: &[9, 1], key_heads: 2, key_dim: 32, value_heads: 4, value_dim: 24 };
+    for dtype in FLOATS {
+        for shape in [shape, RAGGED] {
+            Case::new(shape, Decay::Usual, GatedDeltaRule::new(shape.key_dim)).rounded(dtype).check_gpu();
+        }
+    }
+}
+
+#[test]
+fn no_decay_and_decay_to_nothing() {
+    for decay in [Decay::None, Decay::Strong] {
+        Case::new(RAGGED, decay, GatedDeltaRule::new(19)).check_gpu();
+    }
+    let mut case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
+    case.log_decay.as_mut_slice::<f32>().unwrap()[..60].fill(f32::NEG_INFINITY);
+    case.check_gpu();
+}
+
+const CHUNKS: Shape =
+    Shape { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
+
+#[test]
+fn chunks_in_every_convention() {
+    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
+        for state_layout in layouts() {
+            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
+                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form: Form::Chunked };
+                Case::new(CHUNKS, Decay::Usual, params).rounded(FloatType::BF16).check_gpu();
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_of_every_type_decay_and_size() {
+    let params = |dim| GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(dim) };
+    for dtype in FLOATS {
+        for decay in [Decay::None, Decay::Usual, Decay::Strong] {
+            Case::new(CHUNKS, decay, params(64)).rounded(dtype).check_gpu();
+        }
+        let shape = Shape { lengths: &[63, 200], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
+        Case::new(shape, Decay::Usual, params(128)).rounded(dtype).check_gpu();
+    }
+}
+
+#[test]
+fn the_values_of_the_rounded_reference_are_the_references() {
+    let shape = Shape { lengths: &[9, 0, 23], key_heads: 2, key_dim: 7, value_heads: 4, value_dim: 5 };
+    for decay in [Decay::None, Decay::Usual, Decay::Strong] {
+        let case = Case::new(shape, decay, GatedDeltaRule::new(7)).rounded(FloatType::BF16);
+        let ((y, state), (want_y, want_state)) = (case.rounded_reference(8), case.reference());
+        for (got, want) in [(y, want_y), (state, want_state)] {
+            for ((a, b), (rounded, exact)) in
+                got.values.iter().zip(&want.values).zip(got.bounds.iter().zip(&want.bounds))
+            {
+                assert!((a - b).abs() <= 1e-12 * (1.0 + b.abs()), "{a} {b}");
+                assert!(rounded >= exact, "{rounded:e} {exact:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn mlx_native_conventions() {
+    let shape = Shape { lengths: &[5, 0, 34], key_heads: 2, key_dim: 64, value_heads: 6, value_dim: 48 };
+    for decay in [Decay::None, Decay::Usual, Decay::Strong] {
+        Case::new(shape, decay, GatedDeltaRule::mlx_native()).check_gpu();
+    }
+}
+
+#[test]
+fn wrong_offsets_leave_a_sequence_out() {
+    let shape = Shape { lengths: &[6, 4], key_heads: 1, key_dim: 8, value_heads: 1, value_dim: 8 };
+    let right = Case::new(shape, Decay::Usual, GatedDeltaRule::new(8));
+    let on = |case: &Case| {
+        let (y, state) = case.on(&gpu()).run().unwrap();
+        (values(&y.to_device(&device()).unwrap()), values(&state.to_device(&device()).unwrap()))
+    };
+    let (y, state) = on(&right);
+    for wrong in [[0u32, 6, 11], [0, 6, 5], [0, 6, u32::MAX]] {
+        let cu_seqlens = Tensor::new(&wrong, &[3], &device()).unwrap();
+        let (got_y, got_state) = on(&Case { cu_seqlens, ..right.clone() });
+        assert_eq!((&got_y[..6 * 8], &got_state[..64]), (&y[..6 * 8], &state[..64]));
+        assert_eq!(got_state[64..], values(&right.state)[64..]);
+    }
+}
+
+#[test]
+fn a_clone_of_the_state_keeps_what_it_was() {
+    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19)).on(&gpu());
+    let before = values(&case.state.to_device(&device()).unwrap());
+    let (_, after) = case.run().unwrap();
+    assert_eq!(values(&case.state.to_device(&device()).unwrap()), before);
+    assert_ne!(values(&after.to_device(&device()).unwrap()), before);
+}
+
+#[test]
+fn nan_stays_in_its_column() {
+    let shape = Shape { lengths: &[5], key_heads: 1, key_dim: 8, value_heads: 2, value_dim: 12 };
+    let mut case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(8));
+    case.beta.as_mut_slice::<f32>().unwrap().fill(0.5);
+    // Token 2, head 1, column 7.
+    case.v.as_mut_slice::<f32>().unwrap()[(2 * 2 + 1) * 12 + 7] = f32::NAN;
+    let (y, state) = case.on(&gpu()).run().unwrap();
+    for (i, y) in values(&y.to_device(&device()).unwrap()).into_iter().enumerate() {
+        assert_eq!(y.is_nan(), i >= 2 * 24 && i % 24 == 12 + 7, "y[{i}] is {y}");
+    }
+    for (i, s) in values(&state.to_device(&device()).unwrap()).into_iter().enumerate() {
+        assert_eq!(s.is_nan(), i >= 96 && i % 12 == 7, "state[{i}] is {s}");
+    }
+}
+
+#[test]
+fn no_tokens_leave_the_state() {
+    let shape = Shape { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
+    let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(4));
+    let (y, state) = case.on(&gpu()).run().unwrap();
+    assert!(y.is_empty());
+    assert_eq!(values(&state.to_device(&device()).unwrap()), values(&case.state));
+}
+
+#[test]
+fn refusals_name_the_device() {
+    let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(19));
+    let gpu = gpu();
+    let mixed = Case { beta: case.beta.clone(), ..case.on(&gpu) };
+    let message = mixed.run().unwrap_err().to_string();
+    assert_eq!(message, format!("gated_delta_rule: beta is on cpu, but x is on {gpu}"));
+}

@@ -1,0 +1,138 @@
+//! The op on a GPU against the reference.
+
+use super::gather_qmm;
+use super::tests::Case;
+use crate::ops::quantized_matmul::tests::{assert_expected, gpu_formats};
+use crate::ops::testing::{FLOATS, gpu, values};
+use crate::{Device, KernelError, Tensor, inputs};
+use lowbit_formats::{FloatType, Format};
+
+fn host() -> Device {
+    Device::cpu(Some(2)).unwrap()
+}
+
+/// The op on the GPU, its result brought back.
+fn on_gpu(case: &Case) -> Result<Tensor, KernelError> {
+    let gpu = gpu();
+    let weight = case.weight.to_device(&gpu)?;
+    gather_qmm(&case.x.to_device(&gpu)?, &weight, &case.ids.to_device(&gpu)?)?.to_device(&host())
+}
+
+fn check(format: Format, tokens: usize, slots: usize, dtype: FloatType) {
+    let case = Case::new(&host(), format, tokens, slots, dtype);
+    let y = on_gpu(&case).unwrap();
+    assert_eq!((y.shape(), y.dtype()), (&[tokens, 3, 23][..], dtype.dtype()));
+    assert_expected(&format!("{format} T={tokens} slots {slots} {dtype:?}"), &y, &case.want());
+}
+
+#[test]
+fn every_format() {
+    for format in gpu_formats() {
+        check(format, 2, 3, FloatType::F16);
+    }
+}
+
+#[test]
+fn tokens_that_share_x_or_do_not() {
+    for format in [Format::Q4_0, Format::affine(3, 64, FloatType::BF16).unwrap()] {
+        for dtype in FLOATS {
+            for (tokens, slots) in [(1, 1), (1, 3), (7, 1), (7, 3), (41, 1), (0, 1), (0, 3)] {
+                check(format, tokens, slots, dtype);
+            }
+        }
+    }
+}
+
+/// Tokens that choose experts with every degree of evenness, some of them none at all.
+fn many(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
+    let mut random = numcheck::Random::new(tokens as u64);
+    let chosen =
+        (0..tokens * top_k).map(|_| (random.below(experts) * random.below(experts) / experts) as u32);
+    Case {
+        x: inputs::activations(&[tokens, slots, 256], FloatType::BF16, 5, &host()).unwrap(),
+        weight: inputs::weight(Format::Q4_0, &[experts, 134, 256], 6, &host()).unwrap(),
+        ids: Tensor::new(&chosen.collect::<Vec<_>>(), &[tokens, top_k], &host()).unwrap(),
+    }
+}
+
+#[test]
+fn many_tokens_are_sorted_by_expert() {
+    let rounded = crate::ops::quantized_matmul::gpu_tests::rounds(&gpu());
+    for (tokens, experts, top_k) in [(50, 3, 4), (16, 40, 8), (65, 7, 2), (100, 70, 3), (150, 1, 1)] {
+        for slots in [1, top_k] {
+            let case = many(tokens, experts, top_k, slots);
+            let what = format!("T={tokens} E={experts} top_k={top_k} slots {slots}");
+            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(rounded));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_id_among_many_gives_nan_in_its_row_alone() {
+    let want = values(&on_gpu(&many(60, 9, 4, 1)).unwrap());
+    let mut wrong = many(60, 9, 4, 1);
+    for (at, id) in [(0, 9), (77, u32::MAX), (239, 1 << 31)] {
+        wrong.ids.as_mut_slice::<u32>().unwrap()[at] = id;
+    }
+    let got = values(&on_gpu(&wrong).unwrap());
+    for (pair, (got, want)) in got.chunks(134).zip(want.chunks(134)).enumerate() {
+        match pair {
+            0 | 77 | 239 => assert!(got.iter().all(|y| y.is_nan()), "pair {pair}: {got:?}"),
+            _ => assert_eq!(got, want, "pair {pair}"),
+        }
+    }
+}
+
+#[test]
+fn a_wrong_id_gives_nan_in_its_row_alone() {
+    let right = Case::new(&host(), Format::Q4_K, 4, 1, FloatType::F32);
+    let want = values(&on_gpu(&right).unwrap());
+    let mut wrong = Case::new(&host(), Format::Q4_K, 4, 1, FloatType::F32);
+    for (at, id) in [(0, 5), (4, u32::MAX), (11, 1 << 31)] {
+        wrong.ids.as_mut_slice::<u32>().unwrap()[at] = id;
+    }
+    let got = values(&on_gpu(&wrong).unwrap());
+    for (pair, (got, want)) in got.chunks(23).zip(want.chunks(23)).enumerate() {
+        match pair {
+            0 | 4 | 11 => assert!(got.iter().all(|y| y.is_nan()), "pair {pair}: {got:?}"),
+            _ => assert_eq!(got, want, "pair {pair}"),
+        }
+    }
+}
+
+#[test]
+fn rows_that_end_within_a_run() {
+    let (host, gpu) = (host(), gpu());
+    let weight = inputs::weight(Format::Float(FloatType::BF16), &[3, 5, 41], 1, &host).unwrap();
+    let x = inputs::activations(&[2, 1, 41], FloatType::F32, 2, &host).unwrap();
+    let ids = Tensor::new(&[2u32, 0, 1, 2], &[2, 2], &host).unwrap();
+    let want = Case { x: x.clone(), weight: weight.clone(), ids: ids.clone() }.want();
+    let weight = weight.to_device(&gpu).unwrap();
+    let y = gather_qmm(&x.to_device(&gpu).unwrap(), &weight, &ids.to_device(&gpu).unwrap()).unwrap();
+    assert_expected("K=41", &y.to_device(&host).unwrap(), &want);
+}
+
+/// What the ancestors check of an expert-routed product's arguments.
+#[test]
+fn refusals_name_the_operand() {
+    let (host, gpu) = (host(), gpu());
+    let case = Case::new(&host, Format::Q4_0, 2, 1, FloatType::F32);
+    let weight = case.weight.to_device(&gpu).unwrap();
+    let (x, ids) = (case.x.to_device(&gpu).unwrap(), case.ids.to_device(&gpu).unwrap());
+    let refuse = |x: &Tensor, ids: &Tensor| gather_qmm(x, &weight, ids).unwrap_err().to_string();
+    let ids_of = |ids: Tensor| ids.to_device(&gpu).unwrap();
+
+    let shape = "gather_qmm: x is [2, 1, 256], but ids are [3, 2] and weight is [5, 23, 256]";
+    assert_eq!(refuse(&x, &ids_of(Tensor::new(&[0u32; 6], &[3, 2], &host).unwrap())), shape);
+    let flat = ids_of(Tensor::new(&[0u32; 6], &[6], &host).unwrap());
+    assert_eq!(refuse(&x, &flat), "gather_qmm: ids is [6], but [T, top_k] is wanted");
+    let signed = ids_of(Tensor::new(&[0i32; 6], &[2, 3], &host).unwrap());
+    assert_eq!(refuse(&x, &signed), "gather_qmm: ids is i32, but u32 is wanted");
+    let integers = Tensor::new(&[0u32; 512], &[2, 1, 256], &host).unwrap().to_device(&gpu).unwrap();
+    assert_eq!(refuse(&integers, &ids), "gather_qmm: x is u32, but f32, f16 or bf16 is wanted");
+    assert_eq!(refuse(&x, &case.ids), format!("gather_qmm: ids is on cpu, but x is on {gpu}"));
+    assert_eq!(refuse(&case.x, &ids), format!("gather_qmm: weight is on {gpu}, but x is on cpu"));
+    let narrow = inputs::weight(Format::Q4_0, &[23, 256], 1, &host).unwrap().to_device(&gpu).unwrap();
+    let message = gather_qmm(&x, &narrow, &ids).unwrap_err().to_string();
+    assert_eq!(message, "gather_qmm: weight is [23, 256], but [E, N, K] is wanted");
+}

@@ -1,0 +1,150 @@
+//! Whole models on a GPU against the CPU: the demo model and the tiny checkpoints of every architecture. Runs on
+//! Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU` names.
+#![cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+
+use lowbit_files::Checkpoint;
+use lowbit_formats::FloatType;
+use lowbit_kernels::Device;
+use lowbit_kernels::ops::SampleParams;
+use lowbit_models::{GenerationOptions, Logits, Model, Session, Target};
+use std::ops::ControlFlow::Continue;
+use std::path::{Path, PathBuf};
+
+fn gpu() -> Device {
+    let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
+    match name.as_str() {
+        #[cfg(feature = "cuda")]
+        "cuda" => {
+            let headers =
+                std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
+            let options = lowbit_kernels::gpu::CudaOptions { cache: None, headers: headers.into() };
+            Device::cuda(0, &options).expect("a CUDA device")
+        }
+        #[cfg(feature = "vulkan")]
+        "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
+        #[cfg(feature = "metal")]
+        "metal" => Device::metal().expect("a Metal device"),
+        _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn load(path: &Path, device: &Device, activations: FloatType) -> Model {
+    let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
+    let target = Target::new(device, Some(activations)).unwrap();
+    Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// All logits of `tokens`, run through in pieces of the given size.
+fn logits(model: &Model, tokens: &[u32], piece: usize) -> Vec<f32> {
+    let mut cache = model.cache();
+    let pieces = tokens.chunks(piece).map(|piece| {
+        let logits = model.forward(piece, &mut cache, Logits::All).unwrap().unwrap();
+        logits.to_device(model.host()).unwrap().as_slice::<f32>().unwrap().to_vec()
+    });
+    pieces.flatten().collect()
+}
+
+fn generate(model: &Model, prompt: &[u32], sampling: SampleParams) -> Vec<u32> {
+    let options = GenerationOptions { sampling, max_tokens: 24, ..Default::default() };
+    let mut session = Session::new(model);
+    let logits = session.prefill(prompt, |_| Continue(())).unwrap().unwrap();
+    session.generate(logits, &options, |_| Continue(())).unwrap().tokens
+}
+
+#[track_caller]
+fn worst(what: &str, got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let errors = got.iter().zip(want).map(|(got, want)| (got - want).abs());
+    // Not `f32::max` alone: a NaN must not be skipped.
+    errors.fold(0.0, |worst, error| if error.is_nan() { f32::NAN } else { worst.max(error) })
+}
+
+const PROMPT: [u32; 40] = [
+    523, 88, 1020, 7, 311, 4096, 17, 902, 2048, 33, 5, 640, 77, 8100, 254, 19, 3111, 61, 908, 12, 400, 733,
+    2, 1555, 96, 4711, 320, 21, 58, 640, 1001, 3, 77, 912, 6000, 41, 8, 230, 519, 11,
+];
+
+/// The largest error of a logit, and whether the same text is written.
+fn compare(path: &Path, device: &Device, activations: FloatType) -> (f32, Vec<u32>, Vec<u32>) {
+    let cpu = load(path, &Device::cpu(Some(2)).unwrap(), FloatType::F32);
+    let gpu = load(path, device, activations);
+    let vocab_size = cpu.config().vocab_size as u32;
+    let prompt: Vec<u32> = PROMPT.iter().map(|id| id % vocab_size).collect();
+    let want = logits(&cpu, &prompt, prompt.len());
+    let mut error = worst("one piece", &logits(&gpu, &prompt, prompt.len()), &want);
+    for piece in [1, 7] {
+        let pieces = worst("pieces", &logits(&gpu, &prompt, piece), &want);
+        error = if pieces.is_nan() { pieces } else { error.max(pieces) };
+    }
+    let greedy = SampleParams::default();
+    (error, generate(&gpu, &prompt, greedy), generate(&cpu, &prompt, greedy))
+}
+
+#[test]
+fn the_demo_models_agree_with_the_cpu() {
+    let device = gpu();
+    for path in ["models/demo", "models/demo-4bit"] {
+        for (activations, bound) in [(FloatType::F32, 1e-3), (FloatType::BF16, 1e-2)] {
+            let (error, got, want) = compare(&root().join(path), &device, activations);
+            println!("{path} {activations:?} on {device}: largest error {error:e}");
+            assert!(error <= bound, "{path} {activations:?}: {error} is more than {bound}");
+            assert_eq!(got, want, "{path} {activations:?}: greedy tokens");
+        }
+    }
+}
+
+#[test]
+fn every_architecture_agrees_with_the_cpu() {
+    let device = gpu();
+    let folders = root().join("tests/vectors/models").read_dir().unwrap();
+    let mut paths: Vec<PathBuf> = folders.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    assert!(paths.len() >= 20, "only {} checkpoints were found", paths.len());
+    for folder in paths {
+        let gguf = folder.join("model.gguf");
+        let path = if folder.join("config.json").is_file() { folder } else { gguf };
+        let (error, got, want) = compare(&path, &device, FloatType::F32);
+        println!("{} on {device}: largest error {error:e}", path.display());
+        assert!(error <= 1e-3, "{}: {error}", path.display());
+        assert_eq!(got, want, "{}: greedy tokens", path.display());
+    }
+}
+
+#[test]
+fn sampling_on_the_device_writes_what_the_cpu_writes() {
+    let sampling = SampleParams {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        repetition_penalty: 1.1,
+        seed: 7,
+        ..Default::default()
+    };
+    let path = root().join("models/demo-4bit");
+    let [cpu, gpu] =
+        [Device::cpu(Some(2)).unwrap(), gpu()].map(|device| load(&path, &device, FloatType::F32));
+    assert_eq!(generate(&gpu, &PROMPT, sampling), generate(&cpu, &PROMPT, sampling));
+}
+
+#[test]
+fn a_fork_goes_its_own_way() {
+    let device = gpu();
+    let model = load(&root().join("models/demo-4bit"), &device, FloatType::F32);
+    let mut session = Session::new(&model);
+    let logits = session.prefill(&PROMPT, |_| Continue(())).unwrap().unwrap();
+    let mut fork = session.clone();
+    let options = GenerationOptions { max_tokens: 8, ..Default::default() };
+    let first = session.generate(logits.clone(), &options, |_| Continue(())).unwrap();
+    let second = fork.generate(logits, &options, |_| Continue(())).unwrap();
+    assert_eq!(first.tokens, second.tokens);
+    // And on, after what was written: the replayed steps left the caches as single steps would have.
+    let [a, b] = [&mut session, &mut fork].map(|session| {
+        let logits = session.prefill(&PROMPT[..5], |_| Continue(())).unwrap().unwrap();
+        logits.to_device(model.host()).unwrap().as_slice::<f32>().unwrap().to_vec()
+    });
+    assert_eq!(a, b);
+}

@@ -1,0 +1,87 @@
+//! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
+
+use super::bench::Arguments;
+use crate::{Failure, progress};
+use lowbit::{GenerationOptions, Model, Session};
+use std::ops::ControlFlow::Continue;
+use std::time::Instant;
+
+/// What was measured.
+#[derive(serde::Serialize)]
+struct Figure {
+    case: String,
+    tokens: usize,
+    /// The median over [`RUNS`].
+    seconds: f64,
+    tokens_per_second: f64,
+}
+
+/// Each case runs this often after a run that compiles kernels and touches weights.
+const RUNS: usize = 5;
+/// Tokens before those that are written.
+const PROMPT: usize = 16;
+
+/// Times prompts of each length from an empty cache, and writing after a short prompt.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let spinner = progress::spinner("loading".into());
+    let model = arguments.model.load_model()?;
+    spinner.finish_and_clear();
+    let mut figures = vec![];
+    let mut measure = |case: String, tokens: usize, run: &dyn Fn() -> Result<f64, Failure>| {
+        let spinner = progress::spinner(case.clone());
+        run()?;
+        let mut times = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+        times.sort_by(f64::total_cmp);
+        let seconds = times[RUNS / 2];
+        spinner.finish_and_clear();
+        let figure = Figure { case, tokens, seconds, tokens_per_second: tokens as f64 / seconds };
+        if !arguments.json {
+            println!(
+                "{:<16} {:>10.3} ms {:>12.1} tokens/s",
+                figure.case,
+                seconds * 1e3,
+                figure.tokens_per_second
+            );
+        }
+        figures.push(figure);
+        Ok::<_, Failure>(())
+    };
+    for &tokens in &arguments.prompt_tokens {
+        measure(format!("prompt {tokens}"), tokens, &|| prompt_seconds(&model, tokens))?;
+    }
+    let tokens = arguments.generated_tokens;
+    measure(format!("generate {tokens}"), tokens, &|| generation_seconds(&model, tokens))?;
+    if arguments.json {
+        println!("{}", serde_json::to_string(&figures)?);
+    }
+    Ok(())
+}
+
+/// Ids that follow no pattern.
+fn ids(model: &Model, count: usize) -> Vec<u32> {
+    let vocab_size = model.config().vocab_size as u64;
+    (0..count as u64)
+        .map(|i| ((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % vocab_size)
+        .map(|id| id as u32)
+        .collect()
+}
+
+fn prompt_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
+    let prompt = ids(model, tokens);
+    let mut session = Session::new(model);
+    let start = Instant::now();
+    session.prefill(&prompt, |_| Continue(()))?;
+    model.synchronize()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn generation_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
+    let mut session = Session::new(model);
+    let logits =
+        session.prefill(&ids(model, PROMPT), |_| Continue(()))?.ok_or("the prompt was broken off")?;
+    model.synchronize()?;
+    let options = GenerationOptions { max_tokens: tokens, ..GenerationOptions::default() };
+    let start = Instant::now();
+    session.generate(logits, &options, |_| Continue(()))?;
+    Ok(start.elapsed().as_secs_f64())
+}

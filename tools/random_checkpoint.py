@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Writes a checkpoint of a published shape with random 4-bit weights, in MLX's layout: for timing whole models where
+the trained weights are not at hand. Needs Python alone.
+
+    tools/random_checkpoint.py qwen3.5-9b FOLDER
+
+The shapes are those of the published config.json files. The tokenizer is the demo model's, which knows the first 8192
+ids: time with `lowbit bench --model FOLDER`, which takes ids."""
+import argparse
+import json
+import math
+import pathlib
+import random
+import shutil
+import struct
+
+COMMON = {
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+
+
+def dense(layers, hidden, inner, heads, kv_heads, value_heads):
+    return {
+        "model_type": "qwen3_5", "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "linear_num_value_heads": value_heads,
+    }
+
+
+SHAPES = {
+    "qwen3.5-4b": dense(32, 2560, 9216, 16, 4, 32),
+    "qwen3.5-9b": dense(32, 4096, 12288, 16, 4, 32),
+    "qwen3.5-27b": dense(64, 5120, 17408, 24, 4, 48),
+    "qwen3.5-35b-a3b": {
+        "model_type": "qwen3_5_moe", "num_hidden_layers": 40, "hidden_size": 2048, "num_experts": 256,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
+    },
+}
+BITS, GROUP = 4, 64
+
+
+def bfloat16(value):
+    """The bytes of a value whose lower half may be cut off."""
+    return struct.pack("<f", value)[2:]
+
+
+class Tensors:
+    """Names, types, shapes and where the bytes come from."""
+
+    def __init__(self):
+        self.entries = []
+
+    def add(self, name, dtype, shape, fill):
+        self.entries.append((name, dtype, shape, fill))
+
+    def plain(self, name, shape, value):
+        self.add(name, "BF16", shape, bfloat16(value))
+
+    def quantized(self, name, *shape, bits=BITS):
+        *rows, k = shape
+        # Codes around their middle, so that a row's product with unit activations is about one.
+        scale = 1 / (2 ** bits / math.sqrt(12) * math.sqrt(k))
+        self.add(f"{name}.weight", "U32", [*rows, k * bits // 32], None)
+        self.plain(f"{name}.scales", [*rows, k // GROUP], scale)
+        self.plain(f"{name}.biases", [*rows, k // GROUP], -scale * 2 ** (bits - 1))
+
+    def write(self, path, seed):
+        sizes = {"BF16": 2, "F32": 4, "U32": 4}
+        header, offset = {}, 0
+        for name, dtype, shape, _ in self.entries:
+            end = offset + math.prod(shape) * sizes[dtype]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        # One block of random bytes again and again: a prime length, so that no two rows are alike.
+        noise = random.Random(seed).randbytes((1 << 25) - 39)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for name, dtype, shape, fill in self.entries:
+                begin, end = header[name]["data_offsets"]
+                source = noise if fill is None else fill * (1 << 16)
+                left = end - begin
+                while left > 0:
+                    left -= file.write(source[:left])
+        return offset
+
+
+def attention(tensors, prefix, shape):
+    hidden, dim = shape["hidden_size"], shape["head_dim"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    tensors.quantized(f"{prefix}.q_proj", 2 * heads * dim, hidden)
+    tensors.quantized(f"{prefix}.k_proj", kv_heads * dim, hidden)
+    tensors.quantized(f"{prefix}.v_proj", kv_heads * dim, hidden)
+    tensors.quantized(f"{prefix}.o_proj", hidden, heads * dim)
+    tensors.plain(f"{prefix}.q_norm.weight", [dim], 1.0)
+    tensors.plain(f"{prefix}.k_norm.weight", [dim], 1.0)
+
+
+def delta_net(tensors, prefix, shape):
+    hidden, heads = shape["hidden_size"], shape["linear_num_value_heads"]
+    values = heads * shape["linear_value_head_dim"]
+    channels = 2 * shape["linear_num_key_heads"] * shape["linear_key_head_dim"] + values
+    tensors.quantized(f"{prefix}.in_proj_qkv", channels, hidden)
+    tensors.quantized(f"{prefix}.in_proj_z", values, hidden)
+    tensors.quantized(f"{prefix}.in_proj_b", heads, hidden)
+    tensors.quantized(f"{prefix}.in_proj_a", heads, hidden)
+    tensors.quantized(f"{prefix}.out_proj", hidden, values)
+    tensors.plain(f"{prefix}.conv1d.weight", [channels, shape["linear_conv_kernel_dim"], 1], 0.25)
+    tensors.plain(f"{prefix}.A_log", [heads], 0.0)
+    tensors.plain(f"{prefix}.dt_bias", [heads], 0.0)
+    tensors.plain(f"{prefix}.norm.weight", [shape["linear_value_head_dim"]], 1.0)
+
+
+def feedforward(tensors, prefix, hidden, inner):
+    tensors.quantized(f"{prefix}.gate_proj", inner, hidden)
+    tensors.quantized(f"{prefix}.up_proj", inner, hidden)
+    tensors.quantized(f"{prefix}.down_proj", hidden, inner)
+
+
+def experts(tensors, prefix, shape):
+    hidden, count, inner = shape["hidden_size"], shape["num_experts"], shape["moe_intermediate_size"]
+    tensors.quantized(f"{prefix}.gate", count, hidden, bits=8)
+    tensors.quantized(f"{prefix}.switch_mlp.gate_proj", count, inner, hidden)
+    tensors.quantized(f"{prefix}.switch_mlp.up_proj", count, inner, hidden)
+    tensors.quantized(f"{prefix}.switch_mlp.down_proj", count, hidden, inner)
+    feedforward(tensors, f"{prefix}.shared_expert", hidden, shape["shared_expert_intermediate_size"])
+    tensors.quantized(f"{prefix}.shared_expert_gate", 1, hidden, bits=8)
+
+
+def checkpoint(shape):
+    """All tensors of a model, and the config.json that describes them."""
+    tensors, overrides = Tensors(), {}
+    model = "language_model.model"
+    tensors.quantized(f"{model}.embed_tokens", shape["vocab_size"], shape["hidden_size"])
+    kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(shape["num_hidden_layers"])]
+    for index, kind in enumerate(kinds):
+        layer = f"{model}.layers.{index}"
+        tensors.plain(f"{layer}.input_layernorm.weight", [shape["hidden_size"]], 1.0)
+        tensors.plain(f"{layer}.post_attention_layernorm.weight", [shape["hidden_size"]], 1.0)
+        if kind == "full_attention":
+            attention(tensors, f"{layer}.self_attn", shape)
+        else:
+            delta_net(tensors, f"{layer}.linear_attn", shape)
+        if "num_experts" in shape:
+            experts(tensors, f"{layer}.mlp", shape)
+            for gate in ["gate", "shared_expert_gate"]:
+                overrides[f"{layer}.mlp.{gate}"] = {"group_size": GROUP, "bits": 8}
+        else:
+            feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
+    tensors.plain(f"{model}.norm.weight", [shape["hidden_size"]], 1.0)
+    tensors.quantized("language_model.lm_head", shape["vocab_size"], shape["hidden_size"])
+    text = {**shape, "layer_types": kinds, "tie_word_embeddings": False, "dtype": "bfloat16"}
+    text["model_type"] += "_text"
+    quantization = {"group_size": GROUP, "bits": BITS, "mode": "affine", **overrides}
+    return tensors, {"model_type": shape["model_type"], "text_config": text, "quantization": quantization}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    shape = {**COMMON, **SHAPES[arguments.shape]}
+    if arguments.layers:
+        shape["num_hidden_layers"] = arguments.layers
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    tensors, config = checkpoint(shape)
+    (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
+    size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
+    demo = pathlib.Path(__file__).parent.parent / "models/demo"
+    for name in ["tokenizer.json", "tokenizer_config.json"]:
+        shutil.copy(demo / name, arguments.folder / name)
+    print(f"{arguments.folder}: {size / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
