@@ -43,8 +43,9 @@ pub struct AttentionParams {
 /// that none overflows; the result is rounded once to q's dtype. On a GPU a token whose position is beyond the capacity
 /// sees nothing, and its rows are NaN.
 ///
-/// Tensor cores compute several tokens whose q and caches are all f16, or all bf16: the softmax's weights are then
-/// rounded to that type too, and a value that is not finite makes the whole rows that see it NaN.
+/// Tensor cores compute what is f16 in q and the caches, or bf16: the softmax's weights are then rounded to that type
+/// too, and a value that is not finite may make the whole rows that see it NaN.
+///
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.
 ///

@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `stream.rs` | any types and sizes: keys and values go through registers |
-//! | `tile.rs`, `ptx.rs` | many rows of 16-bit floats on CUDA's tensor cores |
+//! | `tile.rs`, `ptx.rs` | 16-bit floats on CUDA's tensor cores |
 //! | `combine.rs` | one result where several cubes shared a row's keys |
 
 mod combine;
@@ -13,7 +13,6 @@ mod tile;
 
 use super::{AttentionParams, CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
-use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::with_storage;
 use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, Tensor};
@@ -21,6 +20,7 @@ use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 use std::f32::consts::LOG2_E;
 
+pub(crate) use combine::Shape as Combination;
 pub(crate) use stream::Shape;
 pub(crate) use tile::{STEEPEST, Tile};
 
@@ -36,6 +36,7 @@ fn stream_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
                 settings,
                 properties,
                 registers,
+                buffer(),
                 buffer(),
                 buffer(),
                 buffer(),
@@ -73,6 +74,7 @@ fn tile_kernel(target: &Target, shape: Tile) -> Box<dyn CubeKernel> {
         buffer(),
         buffer(),
         buffer(),
+        buffer(),
         (),
         (),
         (),
@@ -82,10 +84,10 @@ fn tile_kernel(target: &Target, shape: Tile) -> Box<dyn CubeKernel> {
     ))
 }
 
-fn combine_kernel(target: &Target, width: usize, dtype: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(dtype, Y => Box::new(combine::combine::Combine::<Y>::new(
-        settings, properties, registers, buffer(), buffer(), (), (), width, dtype,
+fn combine_kernel(target: &Target, shape: Combination) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(shape.units() as u32);
+    with_storage!(shape.dtype, Y => Box::new(combine::combine::Combine::<Y>::new(
+        settings, properties, registers, buffer(), buffer(), buffer(), (), (), shape.vector(), shape,
     )))
 }
 
@@ -93,7 +95,8 @@ fn combine_kernel(target: &Target, width: usize, dtype: FloatType) -> Box<dyn Cu
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
-    let mut kernels: Vec<_> = floats.iter().map(|&dtype| combine_kernel(target, 128, dtype)).collect();
+    let combine = |(&dtype, width)| combine_kernel(target, policy::combine(width, dtype, target.plane()));
+    let mut kernels: Vec<_> = floats.iter().zip([128, 256, 13]).map(combine).collect();
     let mut push = |dtype, cache, sizes| {
         let (shape, _) = policy::stream([dtype, cache], sizes, target.plane());
         kernels.push(stream_kernel(target, shape));
@@ -105,12 +108,11 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     }
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
-    // The prompts of Llama-3-8B, Qwen3.5-9B and of others, long and short.
-    for (rows, width) in [(8192, 128), (8192, 256), (4096, 80), (64, 128), (17, 128)] {
-        for dtype in [FloatType::F16, FloatType::BF16] {
-            let tile = policy::tile([dtype; 2], [rows, 4, 4096, width, width], 0.1, target);
-            kernels.extend(tile.map(|(shape, _)| tile_kernel(target, shape)));
-        }
+    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and a step.
+    for (rows, width) in [(8192, 128), (8192, 256), (4096, 64), (40, 80), (4, 128)] {
+        let dtype = if rows < 8192 { FloatType::F16 } else { FloatType::BF16 };
+        let tile = policy::tile([dtype; 2], [rows, 4, 4096, width, width], 0.1, target);
+        kernels.extend(tile.map(|(shape, _)| tile_kernel(target, shape)));
     }
     kernels
 }
@@ -190,20 +192,24 @@ impl Call<'_> {
     fn run(
         self,
         splits: usize,
-        launch: impl Fn(&Tensor) -> Result<(), KernelError>,
+        launch: impl Fn([&Tensor; 2]) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
         if splits == 1 {
-            return launch(self.y);
+            // Nothing is written to the second.
+            return launch([self.y, self.y]);
         }
         let (rows, width) = (self.y.dim(0) * self.y.dim(1), self.y.dim(2));
-        let parts = Tensor::allocate(&[splits, rows, width + 2], DType::F32, self.y.device())?;
+        let parts = Tensor::allocate(&[splits, rows, width], DType::F32, self.y.device())?;
+        let scales = Tensor::allocate(&[rows, splits, 2], DType::F32, self.y.device())?;
         CHECK.index(parts.len())?;
-        launch(&parts)?;
+        launch([&parts, &scales])?;
+        let (target, dtype) = (self.gpu.target(), CHECK.float("q", self.y)?);
+        let count = CHECK.index(rows)?;
         self.gpu.launch(Dispatch {
-            kernel: combine_kernel(self.gpu.target(), width, CHECK.float("q", self.y)?),
-            cubes: cubes(self.y.len()),
-            buffers: vec![parts.memory()?, self.y.memory()?],
-            scalars: vec![CHECK.index(rows)?, CHECK.index(splits)?],
+            kernel: combine_kernel(target, policy::combine(width, dtype, target.plane())),
+            cubes: [count.min(CUBES), count.div_ceil(CUBES), 1],
+            buffers: vec![parts.memory()?, scales.memory()?, self.y.memory()?],
+            scalars: vec![count, CHECK.index(splits)?],
         })
     }
 
@@ -212,7 +218,7 @@ impl Call<'_> {
         self,
         kernel: Box<dyn CubeKernel>,
         cubes: [u32; 3],
-        out: &Tensor,
+        [out, scales]: [&Tensor; 2],
         more: &[u32],
     ) -> Result<(), KernelError> {
         let [q, k, v, positions] = self.operands;
@@ -223,7 +229,14 @@ impl Call<'_> {
         self.gpu.launch(Dispatch {
             kernel,
             cubes,
-            buffers: vec![q.memory()?, k.memory()?, v.memory()?, positions.memory()?, out.memory()?],
+            buffers: vec![
+                q.memory()?,
+                k.memory()?,
+                v.memory()?,
+                positions.memory()?,
+                out.memory()?,
+                scales.memory()?,
+            ],
             scalars: [&sizes[..], more].concat(),
         })
     }

@@ -24,6 +24,8 @@ pub(crate) struct Tile {
     pub planes: usize,
     /// Keys of a tile, a multiple of 16.
     pub keys: usize,
+    /// Tiles in shared memory: with 2, one is copied while the other is used.
+    pub stages: usize,
     /// Whether several cubes share the keys: then y is what `combine.rs` puts together.
     pub split: bool,
 }
@@ -49,9 +51,14 @@ impl Tile {
         self.value_width / 8 + 1
     }
 
-    /// Vectors of shared memory: q's rows, then a tile of k and one of v.
-    fn vectors(self) -> usize {
-        (self.rows() + self.keys) * self.stride() + self.keys * self.value_stride()
+    /// Vectors of shared memory of a stage: a tile of k, then one of v.
+    fn stage(self) -> usize {
+        self.keys * (self.stride() + self.value_stride())
+    }
+
+    /// Vectors of shared memory: q's rows, then the stages.
+    pub fn vectors(self) -> usize {
+        self.rows() * self.stride() + self.stages * self.stage()
     }
 }
 
@@ -69,6 +76,7 @@ pub(super) fn tiled(
     v: &[Vector<u32, Const<4>>],
     positions: &[u32],
     y: &mut [u32],
+    scales: &mut [f32],
     rows: u32,
     group: u32,
     capacity: u32,
@@ -81,8 +89,9 @@ pub(super) fn tiled(
         Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.vectors()), 128usize);
     let mut faults = Shared::<[u32]>::new_slice(comptime!(shape.keys));
     let q_at = address(&shared);
-    let k_at = q_at + comptime!((16 * shape.rows() * shape.stride()) as u32);
-    let v_at = k_at + comptime!((16 * shape.keys * shape.stride()) as u32);
+    let mut k_at = q_at + comptime!((16 * shape.rows() * shape.stride()) as u32);
+    let to_v = comptime!((16 * shape.keys * shape.stride()) as u32);
+    let to_next = comptime!((16 * shape.stage()) as u32);
     // The last rows have most keys, and go first.
     let row0 =
         (rows.div_ceil(comptime!(shape.rows() as u32)) - 1u32 - CUBE_POS_Y) * comptime!(shape.rows() as u32);
@@ -92,6 +101,7 @@ pub(super) fn tiled(
     let base = CUBE_POS_X * capacity;
     if sight.begin < sight.end {
         copy_keys(k, k_at, base, sight.begin, sight.end, comptime!(shape.width), shape);
+        copy_keys(v, k_at + to_v, base, sight.begin, sight.end, comptime!(shape.value_width), shape);
     }
     let lane = UNIT_POS_X % 32u32;
     let warp = UNIT_POS_X / 32u32;
@@ -106,26 +116,41 @@ pub(super) fn tiled(
     }
     let mut sums = Sums::new(shape);
     let mut at = sight.begin;
+    // Less one stage's address, this is the other's.
+    let both = 2u32 * k_at + to_next;
     while at < sight.end {
         let next = at + comptime!(shape.keys as u32);
         wait();
         sync_cube();
-        copy_keys(v, v_at, base, at, sight.end, comptime!(shape.value_width), shape);
+        if comptime!(shape.stages == 2) {
+            if next < sight.end {
+                copy_keys(k, both - k_at, base, next, sight.end, comptime!(shape.width), shape);
+                copy_keys(v, both - k_at + to_v, base, next, sight.end, comptime!(shape.value_width), shape);
+            }
+        } else if at != sight.begin {
+            copy_keys(v, k_at + to_v, base, at, sight.end, comptime!(shape.value_width), shape);
+        }
         let mut scores = products(q_at, k_at, shape);
         if at < sight.all_begin || next > min(sight.all_end, sight.end) {
-            silence(&mut shared, &mut faults, shape);
+            silence(&mut shared, &mut faults, (k_at + to_v - q_at) / 16u32, shape);
             mask(&mut scores, &faults, &low, &high, at, sight.end, shape);
         }
         let weights = sums.weigh(&mut scores, scale, shape);
-        wait();
-        sync_cube();
-        if next < sight.end {
-            copy_keys(k, k_at, base, next, sight.end, comptime!(shape.width), shape);
+        if comptime!(shape.stages == 1) {
+            wait();
+            sync_cube();
+            if next < sight.end {
+                copy_keys(k, k_at, base, next, sight.end, comptime!(shape.width), shape);
+            }
         }
-        sums.add(&weights, v_at, shape);
+        sums.add(&weights, k_at + to_v, shape);
+        if comptime!(shape.stages == 2) {
+            k_at = both - k_at;
+        }
         at = next;
     }
-    sums.store(y, own, rows, group, scale, shape);
+    let out = Out { own, rows, group, scale, some: sight.begin < sight.end };
+    sums.store(y, scales, &out, shape);
 }
 
 /// What the rows of a cube see of the keys: some of them from `begin` to `end`, and all of them from `all_begin` to
@@ -290,12 +315,13 @@ fn products(q_at: u32, k_at: u32, #[comptime] shape: Tile) -> Array<Vector<f32, 
     scores
 }
 
-/// Waits for the tile of values, and puts zeros in place of those that are not finite: a weight of 0 would not silence
-/// them in rows that do not see them. Marks their keys.
+/// Waits for the tile of values, from vector `first` on, and puts zeros in place of those that are not finite: a weight
+/// of 0 would not silence them in rows that do not see them. Marks their keys.
 #[cube]
 fn silence(
     shared: &mut Shared<[Vector<u32, Const<4>>]>,
     faults: &mut Shared<[u32]>,
+    first: u32,
     #[comptime] shape: Tile,
 ) {
     let mut at = UNIT_POS_X;
@@ -303,10 +329,11 @@ fn silence(
         faults[at as usize] = 0u32;
         at += comptime!(shape.units() as u32);
     }
-    wait();
+    if comptime!(shape.stages == 1) {
+        wait();
+    }
     sync_cube();
     let vectors = comptime!((shape.value_width / 8) as u32);
-    let first = comptime!(((shape.rows() + shape.keys) * shape.stride()) as u32);
     // All bits of the exponents.
     let exponent = comptime!(if shape.dtype == FloatType::F16 { 0x7c00u32 } else { 0x7f80u32 });
     let mut vector = UNIT_POS_X;
@@ -361,6 +388,18 @@ fn mask(
             }
         }
     }
+}
+
+/// Where a lane's rows go.
+#[derive(CubeType)]
+struct Out {
+    /// The first of them.
+    own: u32,
+    rows: u32,
+    group: u32,
+    scale: f32,
+    /// Whether there were keys at all.
+    some: bool,
 }
 
 /// What a plane's lane has of its rows: two of each block.
@@ -479,8 +518,8 @@ impl Sums {
         }
     }
 
-    /// Stores the rows from `own` on: as the result, or for `combine.rs`.
-    fn store(&self, y: &mut [u32], own: u32, rows: u32, group: u32, scale: f32, #[comptime] shape: Tile) {
+    /// Stores the rows: as the result, or for `combine.rs`.
+    fn store(&self, y: &mut [u32], scales: &mut [f32], out: &Out, #[comptime] shape: Tile) {
         let width = comptime!(shape.value_width as u32);
         let column = UNIT_POS_X % 4u32 * 2u32;
         #[unroll]
@@ -489,30 +528,31 @@ impl Sums {
             weights += plane_shuffle_xor(weights, 1u32);
             weights += plane_shuffle_xor(weights, 2u32);
             let factor = inverse(weights);
-            let row = own + comptime!(8 * r as u32);
+            let row = out.own + comptime!(8 * r as u32);
             let element = comptime!(r % 2 * 2);
-            if row < rows {
-                let mut at = place(row, group);
+            if row < out.rows {
+                let mut at = place(row, out.group);
                 if comptime!(shape.split) {
-                    at = (CUBE_POS_Z * CUBE_COUNT_X * rows + at) * (width + 2u32);
                     if column == 0u32 {
+                        let to = ((at * CUBE_COUNT_Z + CUBE_POS_Z) * 2u32) as usize;
                         // The scores' exponential is natural there.
-                        let natural = self.max[r] * scale * comptime!(std::f32::consts::LN_2);
-                        y[(at + width) as usize] = u32::reinterpret(natural);
-                        y[(at + width + 1u32) as usize] = u32::reinterpret(weights);
+                        scales[to] = self.max[r] * out.scale * comptime!(std::f32::consts::LN_2);
+                        scales[to + 1] = weights;
                     }
+                    at += CUBE_POS_Z * CUBE_COUNT_X * out.rows;
                 }
-                #[unroll]
-                for n in 0..comptime!(shape.value_width / 8) {
-                    let value = self.values[comptime!(r / 2 * shape.value_width / 8 + n)];
-                    let (left, right) = (value.extract(element), value.extract(comptime!(element + 1)));
-                    let column = column + comptime!(8 * n as u32);
-                    if comptime!(shape.split) {
-                        y[(at + column) as usize] = u32::reinterpret(left);
-                        y[(at + column + 1u32) as usize] = u32::reinterpret(right);
-                    } else {
-                        let pair = pack(left * factor, right * factor, shape.dtype);
-                        y[((at * width + column) / 2u32) as usize] = pair;
+                if !comptime!(shape.split) || out.some {
+                    #[unroll]
+                    for n in 0..comptime!(shape.value_width / 8) {
+                        let value = self.values[comptime!(r / 2 * shape.value_width / 8 + n)];
+                        let (left, right) = (value.extract(element), value.extract(comptime!(element + 1)));
+                        let to = at * width + column + comptime!(8 * n as u32);
+                        if comptime!(shape.split) {
+                            y[to as usize] = u32::reinterpret(left);
+                            y[(to + 1u32) as usize] = u32::reinterpret(right);
+                        } else {
+                            y[(to / 2u32) as usize] = pack(left * factor, right * factor, shape.dtype);
+                        }
                     }
                 }
             }
