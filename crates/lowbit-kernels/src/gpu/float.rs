@@ -32,26 +32,6 @@ pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
     }
 }
 
-/// An integer that is greater where `x` is. Zeros of both signs are one, and minus infinity is [`LEAST`]; what has no
-/// place among numbers, NaN and infinity, is `u32::MAX`.
-#[cube]
-pub(crate) fn order(x: f32) -> u32 {
-    let bits = u32::reinterpret(x);
-    let magnitude = bits & 0x7fff_ffffu32;
-    let key = select(bits == magnitude, bits | 0x8000_0000u32, !bits);
-    let key = select(magnitude == 0u32, 0x8000_0000u32.runtime(), key);
-    select(magnitude > 0x7f80_0000u32 || bits == 0x7f80_0000u32, u32::MAX.runtime(), key)
-}
-
-/// What [`order`] makes of minus infinity, the least of all.
-pub(crate) const LEAST: u32 = 0x007f_ffff;
-
-/// The number of which [`order`] has made `key`.
-#[cube]
-pub(crate) fn unorder(key: u32) -> f32 {
-    f32::reinterpret(select(key >= 0x8000_0000u32, key ^ 0x8000_0000u32, !key))
-}
-
 /// Element `i` of a buffer of `float`s.
 #[cube]
 pub(crate) fn read<S: Int>(x: &[S], i: usize, #[comptime] float: FloatType) -> f32 {

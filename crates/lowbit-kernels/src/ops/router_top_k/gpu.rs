@@ -3,7 +3,8 @@
 
 use super::RouterParams;
 use crate::gpu::compile::{Target, buffer};
-use crate::gpu::float::{LEAST, order, read, unorder, with_storage};
+use crate::gpu::float::{read, with_storage};
+use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
 use crate::gpu::math::exp;
 use crate::gpu::rows::{self, Greatest, Least, Rows, Sum, reduce};
 use crate::gpu::{Dispatch, Gpu};
@@ -47,7 +48,7 @@ fn route<X: Int>(
         let mut i = unit;
         while i < experts {
             let id = i as u32;
-            let key = order(read(logits, token * experts + i, shape.dtype));
+            let key = key(read(logits, token * experts + i, shape.dtype));
             let after = slot == 0 || key < last || (key == last && id > last_id);
             if after && key > best {
                 best = key;
@@ -57,9 +58,9 @@ fn route<X: Int>(
         }
         last = reduce::<u32, Greatest>(best, shape.rows);
         last_id = reduce::<u32, Least>(select(best == last, best_id, u32::MAX.runtime()), shape.rows);
-        let logit = unorder(last);
+        let logit = of_key(last);
         if slot == 0 {
-            bad = last == u32::MAX || last == comptime!(LEAST);
+            bad = last >= comptime!(INFINITE) || last <= comptime!(NOTHING);
             greatest = logit;
             if comptime!(!shape.normalize) {
                 let mut part = 0.0f32;
