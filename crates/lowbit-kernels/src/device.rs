@@ -95,7 +95,7 @@ impl Device {
         match self {
             Self::Cpu(_) => FloatType::F32,
             #[cfg(feature = "gpu")]
-            Self::Gpu(gpu) if gpu.target().plane() == Some(32) => FloatType::BF16,
+            Self::Gpu(gpu) if gpu.target().tensor_cores() => FloatType::BF16,
             Self::Gpu(_) => FloatType::F32,
         }
     }

@@ -70,6 +70,19 @@ impl Cache {
         Ok(&mut self.layers)
     }
 
+    /// Whether `tokens` more fit without anything moving.
+    pub(crate) fn has_room(&self, tokens: usize) -> bool {
+        self.layers.iter().all(|layer| match layer {
+            LayerCache::Attention(cache) => self.position + tokens <= cache.keys.dim(1),
+            LayerCache::DeltaNet(_) => true,
+        })
+    }
+
+    /// Sets the number of tokens seen to what has run, after more were recorded.
+    pub(crate) fn set_position(&mut self, position: usize) {
+        self.position = position;
+    }
+
     pub(crate) fn advance(&mut self, tokens: usize) {
         self.position += tokens;
     }

@@ -1,10 +1,18 @@
+use crate::layers::Step;
 use crate::{Cache, Logits, Model, ModelError};
-use lowbit_kernels::Tensor;
-use lowbit_kernels::ops::{self, SampleParams};
+use lowbit_kernels::gpu::Pass;
+use lowbit_kernels::ops::{self, DecodeState, SampleParams};
+use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::ControlFlow;
 
 /// Prompt tokens that go through the model at a time.
-const PREFILL_CHUNK: usize = 512;
+fn chunk(device: &Device) -> usize {
+    match device {
+        Device::Cpu(_) => 512,
+        // Large products keep its units busy.
+        Device::Gpu(_) => 4096,
+    }
+}
 
 /// A model in the middle of a text: its caches and the tokens they stand for.
 #[derive(Clone, Debug)]
@@ -84,7 +92,7 @@ impl<'m> Session<'m> {
         if total > limit {
             return Err(ModelError::ContextLength { tokens: total, limit });
         }
-        let mut chunks = prompt.chunks(PREFILL_CHUNK).peekable();
+        let mut chunks = prompt.chunks(chunk(self.model.device())).peekable();
         let mut done = 0;
         while let Some(chunk) = chunks.next() {
             let wanted = if chunks.peek().is_some() { Logits::None } else { Logits::Last };
@@ -106,34 +114,31 @@ impl<'m> Session<'m> {
     /// Those of sampling and of [`Model::forward`].
     pub fn generate(
         &mut self,
-        mut logits: Tensor,
+        logits: Tensor,
         options: &GenerationOptions,
         mut each: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generation, ModelError> {
         let mut tokens = vec![];
-        let mut finish = Finish::Length;
-        while tokens.len() < options.max_tokens {
-            let history = &self.tokens[self.tokens.len().saturating_sub(options.repetition_context)..];
-            let id = ops::sample(&logits, history, &options.sampling, tokens.len() as u64)?;
+        if options.max_tokens == 0 {
+            return Ok(Generation { tokens, finish: Finish::Length });
+        }
+        let mut steps = Steps::new(self.model, &self.tokens, options)?;
+        let mut id = steps.first(&logits)?;
+        let finish = loop {
             if options.stop_ids.contains(&id) {
-                finish = Finish::Stop;
-                break;
+                break Finish::Stop;
             }
             tokens.push(id);
             if each(id).is_break() {
-                finish = Finish::Interrupted;
-                break;
+                break Finish::Interrupted;
             }
-            if tokens.len() == options.max_tokens
-                || self.tokens.len() == self.model.config().max_position_embeddings
-            {
-                break;
+            let full = self.tokens.len() == self.model.config().max_position_embeddings;
+            if tokens.len() == options.max_tokens || full {
+                break Finish::Length;
             }
-            match self.run(&[id], Logits::Last)? {
-                Some(next) => logits = next,
-                None => break,
-            }
-        }
+            self.tokens.push(id);
+            id = steps.next(&mut self.cache)?;
+        };
         Ok(Generation { tokens, finish })
     }
 
@@ -144,5 +149,66 @@ impl<'m> Session<'m> {
             Some(logits) => Some(logits.reshape(&[self.model.config().vocab_size])?),
             None => None,
         })
+    }
+}
+
+/// Token after token: the model on the last one, and the draw of the next, all on the device. On a GPU the step is
+/// captured once and replayed.
+struct Steps<'a> {
+    model: &'a Model,
+    sampling: &'a SampleParams,
+    state: DecodeState,
+    /// u32 `[0, 1]`: a step has one token.
+    cu_seqlens: Tensor,
+    pass: Option<Pass>,
+}
+
+impl<'a> Steps<'a> {
+    /// After `tokens`.
+    fn new(model: &'a Model, tokens: &[u32], options: &'a GenerationOptions) -> Result<Self, ModelError> {
+        let device = model.device();
+        Ok(Self {
+            model,
+            sampling: &options.sampling,
+            state: DecodeState::new(tokens, options.repetition_context, device)?,
+            cu_seqlens: Tensor::new(&[0u32, 1], &[2], device)?,
+            pass: None,
+        })
+    }
+
+    /// Draws from the prompt's logits.
+    fn first(&mut self, logits: &Tensor) -> Result<u32, ModelError> {
+        ops::sample_next(logits, &mut self.state, self.sampling)?;
+        Ok(self.state.drawn(self.model.host())?)
+    }
+
+    /// Runs the model on the token drawn last and draws the next one.
+    fn next(&mut self, cache: &mut Cache) -> Result<u32, ModelError> {
+        // A cache without room is about to move away from where a captured pass writes.
+        self.pass.take_if(|_| !cache.has_room(1));
+        match (self.model.device().clone(), &self.pass) {
+            (_, Some(pass)) => {
+                pass.replay()?;
+                cache.advance(1);
+            }
+            (Device::Cpu(_), None) => self.model.device().clone().run(|| self.step(cache))?,
+            (Device::Gpu(gpu), None) => {
+                self.model.reserve(cache, 2)?;
+                let before = cache.position();
+                self.pass = Some(gpu.capture(|| {
+                    // What is recorded second is for the steps that follow, and does not run now.
+                    let result = self.step(cache);
+                    cache.set_position(before + 1);
+                    result
+                })?);
+            }
+        }
+        Ok(self.state.drawn(self.model.host())?)
+    }
+
+    fn step(&mut self, cache: &mut Cache) -> Result<(), KernelError> {
+        let step = Step { positions: self.state.position().clone(), cu_seqlens: self.cu_seqlens.clone() };
+        let logits = self.model.decode(self.state.token(), &step, cache)?;
+        ops::sample_next(&logits, &mut self.state, self.sampling)
     }
 }

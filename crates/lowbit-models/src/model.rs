@@ -1,4 +1,4 @@
-use crate::layers::{Decoder, DecoderConfig};
+use crate::layers::{Decoder, DecoderConfig, Step};
 use crate::{Cache, Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -102,6 +102,21 @@ impl Model {
             }
         });
         Ok(result?)
+    }
+
+    /// The logits after one token, f32 `[1, vocab_size]`, recorded from device buffers alone.
+    pub(crate) fn decode(
+        &self,
+        token: &Tensor,
+        step: &Step,
+        cache: &mut Cache,
+    ) -> Result<Tensor, KernelError> {
+        self.decoder.logits(&self.decoder.run(token, step, cache)?)
+    }
+
+    /// Makes room for `tokens` more.
+    pub(crate) fn reserve(&self, cache: &mut Cache, tokens: usize) -> Result<(), KernelError> {
+        self.decoder.reserve(cache, tokens, self.device())
     }
 
     fn check(&self, tokens: &[u32], cache: &Cache) -> Result<(), ModelError> {

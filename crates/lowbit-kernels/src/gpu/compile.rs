@@ -74,6 +74,11 @@ impl Target {
         Self { properties: Arc::new(properties), registers: Arc::default(), capability: None }
     }
 
+    /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they multiply f16 and bf16.
+    pub fn tensor_cores(&self) -> bool {
+        self.capability >= Some(80)
+    }
+
     /// How many units run in step, where that is always the same.
     pub fn plane(&self) -> Option<usize> {
         let hardware = &self.properties.hardware;

@@ -17,9 +17,23 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let kernels = [
         super::copy::kernels(target),
         ops::qdq::gpu::kernels(target),
+        ops::sample::gpu::kernels(target),
         ops::causal_conv1d::gpu::kernels(target),
         ops::gated_delta_rule::gpu::kernels(target),
+        ops::attention::gpu::kernels(target),
+        ops::kv_append::gpu::kernels(target),
+        ops::dequant_gather::gpu::kernels(target),
+        ops::router_top_k::gpu::kernels(target),
         ops::quantized_matmul::gpu::kernels(target),
+        ops::add::gpu::kernels(target),
+        ops::add_rms_norm::gpu::kernels(target),
+        ops::combine_experts::gpu::kernels(target),
+        ops::delta_gates::gpu::kernels(target),
+        ops::l2_norm::gpu::kernels(target),
+        ops::rms_norm::gpu::kernels(target),
+        ops::rope::gpu::kernels(target),
+        ops::sigmoid_mul::gpu::kernels(target),
+        ops::silu_mul::gpu::kernels(target),
         ops::gather_qmm::gpu::kernels(target),
     ];
     kernels.into_iter().flatten().collect()

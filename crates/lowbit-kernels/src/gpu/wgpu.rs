@@ -11,7 +11,8 @@ use cubecl_core::ir::AddressType;
 use cubecl_core::server::{CubeCount, Handle, KernelArguments, KernelResource, ServerError};
 use cubecl_wgpu::{AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuServer};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// An API and its shader language.
@@ -29,6 +30,37 @@ struct Wgpu {
     target: Target,
     /// What the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
+    gate: Arc<Gate>,
+}
+
+/// Keeps other threads' work out of a capture: the device has one stream for all.
+#[derive(Debug, Default)]
+struct Gate {
+    /// Held for writing while a pass is captured.
+    lock: RwLock<()>,
+    /// The thread that captures.
+    owner: Mutex<Option<ThreadId>>,
+}
+
+impl Gate {
+    fn owner(&self) -> MutexGuard<'_, Option<ThreadId>> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other thread captures.
+    fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let mine = *self.owner() == Some(std::thread::current().id());
+        (!mine).then(|| self.lock.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs `capture` with other threads kept out.
+    fn alone<T>(&self, capture: impl FnOnce() -> T) -> T {
+        let _closed = self.lock.write().unwrap_or_else(PoisonError::into_inner);
+        *self.owner() = Some(std::thread::current().id());
+        let result = capture();
+        *self.owner() = None;
+        result
+    }
 }
 
 impl std::fmt::Debug for Wgpu {
@@ -126,7 +158,7 @@ fn open(api: Api) -> Result<Gpu, KernelError> {
     // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
     unsafe { client.set_stream(StreamId { value: 0 }) };
     let target = Target::new(client.properties_shared(), client.target_properties_shared());
-    let gpu = Gpu(Arc::new(Wgpu { api, client, target, captured: Mutex::new(None) }));
+    let gpu = Gpu(Arc::new(Wgpu { api, client, target, captured: Mutex::new(None), gate: Arc::default() }));
     devices.insert(api, gpu.clone());
     Ok(gpu)
 }
@@ -140,7 +172,7 @@ impl Wgpu {
         memory.range()
     }
 
-    fn captured(&self) -> std::sync::MutexGuard<'_, Option<Vec<Range>>> {
+    fn captured(&self) -> MutexGuard<'_, Option<Vec<Range>>> {
         self.captured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -155,6 +187,7 @@ impl Driver for Wgpu {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
+        let _entered = self.gate.enter();
         let most = self.client.properties().memory.max_page_size;
         if bytes as u64 > most {
             let problem = format!("{bytes} bytes were asked for at once, and a buffer holds at most {most}");
@@ -167,6 +200,7 @@ impl Driver for Wgpu {
         if bytes.is_empty() {
             return self.allocate(0);
         }
+        let _entered = self.gate.enter();
         Ok(Memory::new(self.client.create_from_slice(bytes)))
     }
 
@@ -174,12 +208,14 @@ impl Driver for Wgpu {
         if bytes.is_empty() {
             return Ok(());
         }
+        let _entered = self.gate.enter();
         let all = self.check(self.client.read_one(Self::handle(memory).clone()))?;
         bytes.copy_from_slice(&all[start..start + bytes.len()]);
         Ok(())
     }
 
     fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+        let _entered = self.gate.enter();
         let Dispatch { kernel, cubes: [x, y, z], buffers, scalars } = dispatch;
         let mut info = InfoBuilder::default();
         scalars.iter().for_each(|&scalar| info.scalars.push(scalar));
@@ -199,6 +235,7 @@ impl Driver for Wgpu {
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {
+        let _entered = self.gate.enter();
         self.check(cubecl_core::future::block_on(self.client.sync()))
     }
 
@@ -206,14 +243,21 @@ impl Driver for Wgpu {
         &self,
         work: &mut dyn FnMut() -> Result<(), KernelError>,
     ) -> Result<Arc<dyn Replay>, KernelError> {
-        self.check(self.client.graph_prepare())?;
-        let done = work().and_then(|()| self.check(self.client.start_capture()));
-        *self.captured() = Some(Vec::new());
-        let done = done.and_then(|()| work());
-        let graph = self.check(self.client.stop_capture());
-        let memory = self.captured().take().unwrap_or_default();
-        done?;
-        Ok(Arc::new(Captured { device: self.name(), graph: graph?, _memory: memory }))
+        self.gate.alone(|| {
+            self.check(self.client.graph_prepare())?;
+            let done = work().and_then(|()| self.check(self.client.start_capture()));
+            *self.captured() = Some(Vec::new());
+            let done = done.and_then(|()| work());
+            let graph = self.check(self.client.stop_capture());
+            let memory = self.captured().take().unwrap_or_default();
+            done?;
+            Ok(Arc::new(Captured {
+                device: self.name(),
+                gate: self.gate.clone(),
+                graph: graph?,
+                _memory: memory,
+            }) as Arc<dyn Replay>)
+        })
     }
 
     /// Without timestamps on every driver: the host's clock, from an idle device to an idle device.
@@ -233,6 +277,7 @@ impl Driver for Wgpu {
 #[derive(Debug)]
 struct Captured {
     device: String,
+    gate: Arc<Gate>,
     graph: Graph,
     /// What the launches read and write.
     _memory: Vec<Range>,
@@ -241,6 +286,7 @@ struct Captured {
 impl Replay for Captured {
     #[allow(unsafe_code)]
     fn replay(&self) -> Result<(), KernelError> {
+        let _entered = self.gate.enter();
         // SAFETY: the pass keeps all memory of its launches alive, and one stream orders everything.
         unsafe { self.graph.replay() }
             .map_err(|error| KernelError::Gpu { device: self.device.clone(), problem: error.to_string() })

@@ -139,9 +139,9 @@ impl Residual {
 /// Where the tokens of a forward pass stand, in tensors, so that a captured pass can be replayed with new ones.
 pub(crate) struct Step {
     /// u32 `[T]`.
-    positions: Tensor,
+    pub(crate) positions: Tensor,
     /// u32 `[0, T]`.
-    cu_seqlens: Tensor,
+    pub(crate) cu_seqlens: Tensor,
 }
 
 impl Step {
@@ -215,7 +215,23 @@ impl Decoder {
         self.run(tokens, &step, cache)
     }
 
-    fn run(&self, tokens: &Tensor, step: &Step, cache: &mut Cache) -> Result<Residual, KernelError> {
+    /// Makes room for `tokens` more.
+    pub(crate) fn reserve(
+        &self,
+        cache: &mut Cache,
+        tokens: usize,
+        device: &Device,
+    ) -> Result<(), KernelError> {
+        cache.reserve(tokens, || self.layer_caches(device)).map(|_| ())
+    }
+
+    /// As [`Self::hidden`], from device buffers alone.
+    pub(crate) fn run(
+        &self,
+        tokens: &Tensor,
+        step: &Step,
+        cache: &mut Cache,
+    ) -> Result<Residual, KernelError> {
         let (count, device) = (tokens.len(), tokens.device());
         let layers = cache.reserve(count, || self.layer_caches(device))?;
         let stream = self.embedding.forward(tokens)?;

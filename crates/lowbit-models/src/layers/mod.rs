@@ -11,6 +11,7 @@ mod norm;
 mod rope;
 
 pub use attention::{Attention, AttentionConfig};
+pub(crate) use decoder::Step;
 pub use decoder::{Block, Decoder, DecoderConfig, Feedforward, Mixer};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
 pub use linear::{Embedding, Linear, MergedLinear};

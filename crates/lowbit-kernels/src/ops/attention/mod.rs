@@ -2,12 +2,20 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
+#[cfg(feature = "gpu")]
+mod policy;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+
+const CHECK: Check = Check("attention");
 
 /// What [`attention`] takes besides tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +40,11 @@ pub struct AttentionParams {
 ///
 /// The keys and values of all positions that a query sees must have been written ([`kv_append`](super::kv_append()));
 /// others are not read. Scores, softmax and sums are f32, each score less the row's greatest (of those met so far), so
-/// that none overflows; the result is rounded once to q's dtype.
+/// that none overflows; the result is rounded once to q's dtype. On a GPU a token whose position is beyond the capacity
+/// sees nothing, and its rows are NaN.
+///
+/// Tensor cores compute several tokens whose q and caches are all f16, or all bf16: the softmax's weights are then
+/// rounded to that type too, and a value that is not finite makes the whole rows that see it NaN.
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.
 ///
@@ -47,32 +59,40 @@ pub fn attention(
     positions: &Tensor,
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
-    let check = Check("attention");
-    let [tokens, query_heads, width] = check.dims("q", q, "[T, Hq, D]")?;
+    let [tokens, query_heads, width] = CHECK.dims("q", q, "[T, Hq, D]")?;
     if width == 0 {
-        return Err(check.shape_error("q", q, "heads of at least 1 are wanted".into()));
+        return Err(CHECK.shape_error("q", q, "heads of at least 1 are wanted".into()));
     }
-    let [heads, capacity, _] = check.dims("k", k, "[Hkv, capacity, D]")?;
-    check.shape("k", k, &[heads, capacity, width], || format!("q {:?}", q.shape()))?;
+    let [heads, capacity, _] = CHECK.dims("k", k, "[Hkv, capacity, D]")?;
+    CHECK.shape("k", k, &[heads, capacity, width], || format!("q {:?}", q.shape()))?;
     if heads == 0 || query_heads % heads != 0 {
-        return Err(check.shape_error("k", k, format!("its heads must divide the {query_heads} of q")));
+        return Err(CHECK.shape_error("k", k, format!("its heads must divide the {query_heads} of q")));
     }
-    let [.., value_width] = check.dims::<3>("v", v, "[Hkv, capacity, Dv]")?;
-    check.shape("v", v, &[heads, capacity, value_width], || format!("k {:?}", k.shape()))?;
-    check.float("k", k)?;
-    check.dtype("v", v, k.dtype())?;
-    check.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
-    check.ids("positions", positions, capacity)?;
+    let [.., value_width] = CHECK.dims::<3>("v", v, "[Hkv, capacity, Dv]")?;
+    CHECK.shape("v", v, &[heads, capacity, value_width], || format!("k {:?}", k.shape()))?;
+    CHECK.float("k", k)?;
+    CHECK.dtype("v", v, k.dtype())?;
+    CHECK.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
+    CHECK.ids("positions", positions, capacity)?;
     if params.sliding_window == Some(0) {
-        return Err(check.value("sliding_window", 0, "a query sees itself at least"));
+        return Err(CHECK.value("sliding_window", 0, "a query sees itself at least"));
     }
     if !params.scale.is_finite() {
-        return Err(check.value("scale", params.scale, "a finite number is wanted"));
+        return Err(CHECK.value("scale", params.scale, "a finite number is wanted"));
     }
-    let (dtype, q) = (q.dtype(), check.widened("q", q)?);
+    CHECK.float("q", q)?;
+    for (operand, x) in [("k", k), ("v", v), ("positions", positions)] {
+        CHECK.same_device(operand, x.device(), q.device())?;
+    }
     match q.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::attention(cpu, &q, k, v, positions.as_slice()?, params)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::attention(gpu, q, k, v, positions, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let (dtype, q) = (q.dtype(), CHECK.widened("q", q)?);
+            cpu::attention(cpu, &q, k, v, positions.as_slice()?, params)?.cast(dtype)
+        }
     }
 }
 

@@ -6,23 +6,24 @@ use numcheck::Random;
 
 /// One call's sizes; all that differ do.
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    query_heads: usize,
-    heads: usize,
-    capacity: usize,
-    width: usize,
-    value_width: usize,
-    window: Option<usize>,
+pub(super) struct Case {
+    pub query_heads: usize,
+    pub heads: usize,
+    pub capacity: usize,
+    pub width: usize,
+    pub value_width: usize,
+    pub window: Option<usize>,
     /// Standard deviation of q.
-    spread: f32,
+    pub spread: f32,
 }
 
-const CASE: Case =
+pub(super) const CASE: Case =
     Case { query_heads: 6, heads: 2, capacity: 150, width: 20, value_width: 13, window: None, spread: 1.5 };
 
 impl Case {
     /// Compares with the reference. Keys and values that no query sees are NaN.
-    fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
+    pub(super) fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
+        let host = &if let Device::Cpu(_) = device { device.clone() } else { crate::ops::testing::device() };
         let mut random = Random::new(positions.len() as u64 + self.width as u64);
         let mut numbers = |shape: &[usize], spread| random.normal(shape.iter().product(), spread);
         let params = AttentionParams { scale: 0.3, sliding_window: self.window };
@@ -30,22 +31,34 @@ impl Case {
             .map(|j| positions.iter().any(|&position| params.visible(position).contains(&j)))
             .collect();
         let q_shape = [positions.len(), self.query_heads, self.width];
-        let (q, qs) = tensor(&numbers(&q_shape, self.spread), &q_shape, dtype, device);
+        let (q, qs) = tensor(&numbers(&q_shape, self.spread), &q_shape, dtype, host);
         let mut cache = |width: usize| {
             let shape = [self.heads, self.capacity, width];
             let mut values = numbers(&shape, 1.5);
             for (i, x) in values.iter_mut().enumerate() {
                 *x = if seen[i / width % self.capacity] { *x } else { f32::NAN };
             }
-            tensor(&values, &shape, cache_dtype, device)
+            tensor(&values, &shape, cache_dtype, host)
         };
         let ((k, ks), (v, vs)) = (cache(self.width), cache(self.value_width));
         let at = Tensor::new(positions, &[positions.len()], device).unwrap();
-        let y = attention(&q, &k, &v, &at, &params).unwrap();
+        let [q, k, v] = [q, k, v].map(|x| x.to_device(device).unwrap());
+        let y = attention(&q, &k, &v, &at, &params).and_then(|y| y.to_device(host)).unwrap();
         let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
         let answer = Operands { q: &qs, k: &ks, v: &vs, positions, sizes }.attention(&params);
         let shape = [positions.len(), self.query_heads, self.value_width];
-        assert_close(&y, &shape, dtype, &answer.y, |i| answer.bound(i));
+        let want = answer.y.clone();
+        let bound: Box<dyn Fn(usize) -> f64> = match device {
+            Device::Cpu(_) => Box::new(|i| answer.bound(i)),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                let rounded = gpu::rounded(gpu, [dtype, cache_dtype], sizes, positions.len(), &params);
+                Box::new(move |i| answer.gpu_bound(i, rounded))
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        assert_close(&y, &shape, dtype, &want, bound);
     }
 }
 

@@ -11,9 +11,12 @@ const CHANNELS: usize = 8192;
 const WIDTH: usize = 4;
 
 fn cases() -> Vec<Case> {
-    [(1, FloatType::F32), (64, FloatType::F32), (512, FloatType::F32), (512, FloatType::BF16)]
-        .map(|(tokens, dtype)| case(tokens, dtype))
-        .into()
+    let sizes = [(1, FloatType::F32), (64, FloatType::F32), (512, FloatType::F32), (512, FloatType::BF16)];
+    let mut cases: Vec<_> = sizes.map(|(tokens, dtype)| case(tokens, dtype)).into();
+    if cfg!(feature = "gpu") {
+        cases.extend([1, 4096].map(|tokens| case(tokens, FloatType::BF16)));
+    }
+    cases
 }
 
 fn case(tokens: usize, dtype: FloatType) -> Case {
@@ -31,9 +34,10 @@ fn case(tokens: usize, dtype: FloatType) -> Case {
 }
 
 fn prepare(tokens: usize, dtype: FloatType, device: &Device, copies: usize) -> Result<Prepared, KernelError> {
-    let x = activations(&[tokens, CHANNELS], dtype, 1, device)?;
-    let weight = activations(&[CHANNELS, WIDTH], FloatType::F32, 2, device)?;
-    let state = activations(&[1, CHANNELS, WIDTH - 1], FloatType::F32, 3, device)?;
+    let host = device.host()?;
+    let x = activations(&[tokens, CHANNELS], dtype, 1, &host)?;
+    let weight = activations(&[CHANNELS, WIDTH], FloatType::F32, 2, &host)?;
+    let state = activations(&[1, CHANNELS, WIDTH - 1], FloatType::F32, 3, &host)?;
     let cu_seqlens = Tensor::new(&[0, tokens as u32], &[2], device)?;
     let activation = Some(Activation::Silu);
     let wide = x.cast(lowbit_formats::DType::F32)?;
@@ -50,10 +54,12 @@ fn prepare(tokens: usize, dtype: FloatType, device: &Device, copies: usize) -> R
         Expected { index, value, bound: bound + rounding(dtype, value.abs() + bound) }
     };
     let expected = values.into_iter().zip(sizes).enumerate().map(expect).collect();
+    let x = x.to_device(device)?;
     let run = |(mut weight, mut state): (Tensor, Tensor)| -> Result<Run, KernelError> {
         // Copies of its own.
         weight.as_mut_slice::<f32>()?;
         state.as_mut_slice::<f32>()?;
+        let (weight, mut state) = (weight.to_device(device)?, state.to_device(device)?);
         let (x, cu_seqlens) = (x.clone(), cu_seqlens.clone());
         Ok(Box::new(move || causal_conv1d(&x, &weight, None, &mut state, &cu_seqlens, activation)))
     };

@@ -1,4 +1,5 @@
-use super::{DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule, reference};
+use super::reference::{self, Bounded};
+use super::{CHECK, DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
 use crate::bench::{Case, Cases, Expected, Prepared, Run};
 use crate::inputs::rounding;
 use crate::{Device, KernelError, Tensor};
@@ -17,7 +18,12 @@ fn cases() -> Vec<Case> {
         .map(|(s, t)| case(s, t, FloatType::F32, Form::Auto));
     let forms = [Form::Recurrent, Form::Chunked].map(|form| case(1, 8, FloatType::F32, form));
     let other = [case(1, 512, FloatType::BF16, Form::Auto), case(1, 512, FloatType::F32, Form::Recurrent)];
-    auto.into_iter().chain(forms).chain(other).collect()
+    let mut cases: Vec<_> = auto.into_iter().chain(forms).chain(other).collect();
+    if cfg!(feature = "gpu") {
+        let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)];
+        cases.extend(sizes.map(|(s, t)| case(s, t, FloatType::BF16, Form::Auto)));
+    }
+    cases
 }
 
 /// `sequences` sequences of `length` tokens. Decoding finds the states cold.
@@ -47,10 +53,11 @@ fn prepare(
     device: &Device,
     copies: usize,
 ) -> Result<Prepared, KernelError> {
+    let host = device.host()?;
     let tokens = sequences * length;
     let mut random = Random::new(1);
     let mut normal = |shape: &[usize], scale: f32| {
-        Tensor::new(&random.normal(shape.iter().product(), scale), shape, device)?.cast(dtype.dtype())
+        Tensor::new(&random.normal(shape.iter().product(), scale), shape, &host)?.cast(dtype.dtype())
     };
     // Keys of about unit length, so that states stay as small as they are in models.
     let unit = (DIM as f32).sqrt().recip();
@@ -60,19 +67,19 @@ fn prepare(
     let mut gate = |least: f32, most: f32| {
         let values: Vec<f32> =
             (0..gates).map(|_| least + (most - least) * (random.uniform() + 1.0) / 2.0).collect();
-        Tensor::new(&values, &[tokens, VALUE_HEADS], device)
+        Tensor::new(&values, &[tokens, VALUE_HEADS], &host)
     };
     let (log_decay, beta) = (gate(-0.2, 0.0)?, gate(0.0, 1.0)?);
     let offsets: Vec<u32> = (0..=sequences).map(|s| (s * length) as u32).collect();
-    let cu_seqlens = Tensor::new(&offsets, &[sequences + 1], device)?;
+    let cu_seqlens = Tensor::new(&offsets, &[sequences + 1], &host)?;
     let shape = [sequences, VALUE_HEADS, DIM, DIM];
-    let state = Tensor::new(&random.normal(shape.iter().product(), 0.1), &shape, device)?;
+    let state = Tensor::new(&random.normal(shape.iter().product(), 0.1), &shape, &host)?;
     let params = GatedDeltaRule { form, sign: DecaySign::LogDecay, ..GatedDeltaRule::new(DIM) };
 
     let inputs =
         GatedDeltaInputs { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, cu_seqlens: &cu_seqlens };
     let wanted = |head: usize, j: usize| head % 9 == 4 && j % 50 == 7;
-    let (y, _) = reference::gated_delta_rule(&inputs, &state, &params, CHUNK, wanted)?;
+    let y = expected(device, &inputs, &state, &params, wanted)?;
     let checked = (0..y.values.len()).filter(|at| wanted(at / DIM % VALUE_HEADS, at % DIM));
     let expected = checked
         .map(|index| {
@@ -80,9 +87,13 @@ fn prepare(
             Expected { index, value, bound: bound + rounding(dtype, value.abs() + bound) }
         })
         .collect();
+    let on = |x: &Tensor| x.to_device(device);
+    let (q, k, v, log_decay, beta) = (on(&q)?, on(&k)?, on(&v)?, on(&log_decay)?, on(&beta)?);
+    let cu_seqlens = on(&cu_seqlens)?;
     let run = |mut state: Tensor| -> Result<Run, KernelError> {
         // A state of its own.
         state.as_mut_slice::<f32>()?;
+        let mut state = state.to_device(device)?;
         let [q, k, v, log_decay, beta, cu_seqlens] =
             [&q, &k, &v, &log_decay, &beta, &cu_seqlens].map(Tensor::clone);
         Ok(Box::new(move || {
@@ -92,4 +103,24 @@ fn prepare(
         }))
     };
     Ok(Prepared { runs: (0..copies).map(|_| run(state.clone())).collect::<Result<_, _>>()?, expected })
+}
+
+/// `y` of the reference, with the bounds of the way that `device` computes it.
+fn expected(
+    device: &Device,
+    inputs: &GatedDeltaInputs,
+    state: &Tensor,
+    params: &GatedDeltaRule,
+    wanted: impl Fn(usize, usize) -> bool,
+) -> Result<Bounded, KernelError> {
+    #[cfg(feature = "gpu")]
+    if let Device::Gpu(gpu) = device {
+        let dims = super::check(inputs, state, params)?;
+        if super::gpu::form(gpu, inputs, state, dims, params)? == Form::Chunked {
+            let chunk = (CHECK.float("q", inputs.q)?, super::gpu::CHUNK);
+            return Ok(super::rounded::gated_delta_rule(inputs, state, params, chunk, wanted)?.0);
+        }
+    }
+    let _ = device;
+    Ok(reference::gated_delta_rule(inputs, state, params, CHUNK, wanted)?.0)
 }

@@ -1,13 +1,29 @@
 //! The rule on a GPU against the reference.
 
+use super::reference::Bounded;
 use super::tests::{Case, Decay, RAGGED, Shape};
 use super::*;
 use crate::ops::testing::{FLOATS, device, gpu, values};
+use lowbit_formats::FloatType;
 
 impl Case {
+    /// Runs on the GPU and compares with the reference, or with what chunks may make of it.
     #[track_caller]
     fn check_gpu(&self) {
-        self.check_on(&[gpu()], self.reference());
+        let device = gpu();
+        let Device::Gpu(queue) = &device else { unreachable!() };
+        let dims = check(&self.inputs(), &self.state, &self.params).unwrap();
+        let expected = match gpu::form(queue, &self.inputs(), &self.state, dims, &self.params).unwrap() {
+            Form::Chunked => self.rounded_reference(gpu::CHUNK),
+            _ => self.reference(),
+        };
+        self.check_on(&[device], expected);
+    }
+
+    fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
+        let float = FloatType::from_dtype(self.q.dtype()).unwrap();
+        rounded::gated_delta_rule(&self.inputs(), &self.state, &self.params, (float, chunk), |_, _| true)
+            .unwrap()
     }
 }
 
@@ -60,6 +76,50 @@ fn no_decay_and_decay_to_nothing() {
     case.check_gpu();
 }
 
+const CHUNKS: Shape =
+    Shape { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
+
+#[test]
+fn chunks_in_every_convention() {
+    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
+        for state_layout in layouts() {
+            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
+                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form: Form::Chunked };
+                Case::new(CHUNKS, Decay::Usual, params).rounded(FloatType::BF16).check_gpu();
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_of_every_type_decay_and_size() {
+    let params = |dim| GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(dim) };
+    for dtype in FLOATS {
+        for decay in [Decay::None, Decay::Usual, Decay::Strong] {
+            Case::new(CHUNKS, decay, params(64)).rounded(dtype).check_gpu();
+        }
+        let shape = Shape { lengths: &[63, 200], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
+        Case::new(shape, Decay::Usual, params(128)).rounded(dtype).check_gpu();
+    }
+}
+
+#[test]
+fn the_values_of_the_rounded_reference_are_the_references() {
+    let shape = Shape { lengths: &[9, 0, 23], key_heads: 2, key_dim: 7, value_heads: 4, value_dim: 5 };
+    for decay in [Decay::None, Decay::Usual, Decay::Strong] {
+        let case = Case::new(shape, decay, GatedDeltaRule::new(7)).rounded(FloatType::BF16);
+        let ((y, state), (want_y, want_state)) = (case.rounded_reference(8), case.reference());
+        for (got, want) in [(y, want_y), (state, want_state)] {
+            for ((a, b), (rounded, exact)) in
+                got.values.iter().zip(&want.values).zip(got.bounds.iter().zip(&want.bounds))
+            {
+                assert!((a - b).abs() <= 1e-12 * (1.0 + b.abs()), "{a} {b}");
+                assert!(rounded >= exact, "{rounded:e} {exact:e}");
+            }
+        }
+    }
+}
+
 #[test]
 fn mlx_native_conventions() {
     let shape = Shape { lengths: &[5, 0, 34], key_heads: 2, key_dim: 64, value_heads: 6, value_dim: 48 };
@@ -107,6 +167,24 @@ fn nan_stays_in_its_column() {
     }
     for (i, s) in values(&state.to_device(&device()).unwrap()).into_iter().enumerate() {
         assert_eq!(s.is_nan(), i >= 96 && i % 12 == 7, "state[{i}] is {s}");
+    }
+}
+
+/// In chunks it may reach the tokens that share a tile's sixteen with it.
+#[test]
+fn nan_reaches_no_token_before_its_sixteen() {
+    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
+    let shape = Shape { lengths: &[70, 66], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
+    let right = Case::new(shape, Decay::Usual, params);
+    for token in [20, 69] {
+        let mut case = right.clone();
+        case.k.as_mut_slice::<f32>().unwrap()[token * 64 + 5] = f32::NAN;
+        let (y, _) = case.rounded(FloatType::BF16).on(&gpu()).run().unwrap();
+        for (i, y) in values(&y.to_device(&device()).unwrap()).into_iter().enumerate() {
+            if i / 32 < token / 16 * 16 || i / 32 >= token {
+                assert_eq!(y.is_nan(), (token..70).contains(&(i / 32)), "NaN at {token}: y[{i}] is {y}");
+            }
+        }
     }
 }
 

@@ -26,15 +26,15 @@ pub(crate) struct Bounded {
 }
 
 impl Bounded {
-    fn set(&mut self, at: usize, (value, bound): (f64, f64)) {
+    pub(super) fn set(&mut self, at: usize, (value, bound): (f64, f64)) {
         (self.values[at], self.bounds[at]) = (value, bound);
     }
 }
 
 /// f32's unit roundoff.
-const U: f64 = f32::EPSILON as f64 / 2.0;
+pub(super) const U: f64 = f32::EPSILON as f64 / 2.0;
 /// Underflow: far more than the sum of all subnormals rounded off, far less than anything that matters.
-const TINY: f64 = 1e-36;
+pub(super) const TINY: f64 = 1e-36;
 
 /// `y` and the state after all tokens, and the bounds of an f32 computation that goes `chunk` tokens at a time. Only
 /// the columns `(head, j)` that `wanted` names are computed; the others are 0.
@@ -74,7 +74,7 @@ pub(crate) fn gated_delta_rule(
     Ok((y, last))
 }
 
-fn wide(x: &Tensor) -> Result<Vec<f64>, KernelError> {
+pub(super) fn wide(x: &Tensor) -> Result<Vec<f64>, KernelError> {
     Ok(x.cast(DType::F32)?.as_slice::<f32>()?.iter().map(|&x| f64::from(x)).collect())
 }
 
@@ -116,11 +116,11 @@ impl Column {
     }
 }
 
-fn dot(a: &[f64], b: &[f64]) -> f64 {
+pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// `m . |x|`.
-fn dot_magnitudes(m: &[f64], x: &[f64]) -> f64 {
+pub(super) fn dot_magnitudes(m: &[f64], x: &[f64]) -> f64 {
     m.iter().zip(x).map(|(m, x)| m * x.abs()).sum()
 }

@@ -2,11 +2,17 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+
+const CHECK: Check = Check("kv_append");
 
 /// `cache[h, positions[t], d] = x[t, h, d]`; of several tokens with one position the last counts.
 ///
@@ -16,24 +22,30 @@ use crate::{Device, KernelError, Tensor};
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's dtype. A cache whose storage is shared is copied first.
+/// x is rounded to the cache's dtype. A cache whose storage is shared is copied first. On a GPU a position that the
+/// cache has no place for is written nowhere, and which of several tokens with one position counts is not fixed.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
 /// dtypes, [`KernelError::Id`] for a position that the cache has no place for. The cache is then as it was.
 pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
-    let check = Check("kv_append");
-    let [heads, capacity, width] = check.dims("cache", cache, "[Hkv, capacity, D]")?;
-    let [tokens, ..] = check.dims::<3>("x", x, "[T, Hkv, D]")?;
-    check.shape("x", x, &[tokens, heads, width], || format!("cache {:?}", cache.shape()))?;
-    check.shape("positions", positions, &[tokens], || format!("x {:?}", x.shape()))?;
-    check.ids("positions", positions, capacity)?;
-    check.float("cache", cache)?;
-    check.float("x", x)?;
-    let x = x.cast(cache.dtype())?;
+    let [heads, capacity, width] = CHECK.dims("cache", cache, "[Hkv, capacity, D]")?;
+    let [tokens, ..] = CHECK.dims::<3>("x", x, "[T, Hkv, D]")?;
+    CHECK.shape("x", x, &[tokens, heads, width], || format!("cache {:?}", cache.shape()))?;
+    CHECK.shape("positions", positions, &[tokens], || format!("x {:?}", x.shape()))?;
+    CHECK.ids("positions", positions, capacity)?;
+    CHECK.float("cache", cache)?;
+    CHECK.float("x", x)?;
+    CHECK.same_device("cache", cache.device(), x.device())?;
+    CHECK.same_device("positions", positions.device(), x.device())?;
     match x.device() {
-        Device::Gpu(gpu) => return Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::kv_append(cpu, cache, &x, positions.as_slice()?),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::kv_append(gpu, cache, x, positions),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            cpu::kv_append(cpu, cache, &x.cast(cache.dtype())?, positions.as_slice()?);
+            Ok(())
+        }
     }
-    Ok(())
 }

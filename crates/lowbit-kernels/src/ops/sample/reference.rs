@@ -1,6 +1,6 @@
 use super::SampleParams;
 
-/// The ids that may be drawn with their probabilities, the most likely first: everything sorted, summed in f64.
+/// The ids that may be drawn with their probabilities, in their order: everything sorted, summed in f64.
 pub(crate) fn distribution(logits: &[f32], history: &[u32], params: &SampleParams) -> Vec<(u32, f64)> {
     let penalty = f64::from(params.repetition_penalty);
     let mut sorted: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect();
@@ -27,6 +27,7 @@ pub(crate) fn distribution(logits: &[f32], history: &[u32], params: &SampleParam
     if params.top_k > 0 {
         sorted.truncate(params.top_k);
     }
+    sorted.sort_by_key(|&(id, _)| id);
     let weight = |logit: f64| ((logit - max) / f64::from(params.temperature)).exp();
     let total: f64 = sorted.iter().map(|&(_, logit)| weight(logit)).sum();
     sorted.into_iter().map(|(id, logit)| (id, weight(logit) / total)).filter(|(_, p)| *p > 0.0).collect()

@@ -1,0 +1,194 @@
+//! Attention on a GPU against the reference.
+
+use super::tests::{CASE, Case};
+use super::{AttentionParams, attention};
+use crate::ops::testing::{FLOATS, device, gpu, normal, values};
+use crate::{Device, Tensor};
+use lowbit_formats::{DType, FloatType};
+use numcheck::Random;
+
+const F32: FloatType = FloatType::F32;
+
+fn positions(range: std::ops::Range<u32>) -> Vec<u32> {
+    range.collect()
+}
+
+#[test]
+fn every_type_of_a_step_and_of_a_prompt() {
+    // Rows of whole vectors, and rows that are not.
+    for case in [CASE, Case { width: 32, value_width: 24, ..CASE }] {
+        for (dtype, cache) in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|cache| (dtype, cache))) {
+            case.check(&[70], dtype, cache, &gpu());
+            case.check(&positions(11..48), dtype, cache, &gpu());
+        }
+    }
+}
+
+#[test]
+fn sizes_of_heads() {
+    for (width, value_width) in [(1, 8), (7, 16), (64, 64), (80, 17), (128, 128), (256, 256)] {
+        let case = Case { width, value_width, ..CASE };
+        case.check(&positions(0..35), F32, F32, &gpu());
+        case.check(&[90, 91], F32, FloatType::BF16, &gpu());
+    }
+}
+
+/// Sizes that tensor cores take, where there are any.
+fn prompts(dtype: FloatType) {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    let few = if queue.target().tensor_cores() { 6 } else { 1 };
+    for (width, value_width) in
+        [(64, 64), (16, 16), (80, 48), (128, 128), (256, 256), (192, 128)].into_iter().take(few)
+    {
+        let case = Case { width, value_width, capacity: 300, ..CASE };
+        // Of 3 heads a token.
+        for tokens in [4, 33, 100, 140] {
+            case.check(&positions(150..150 + tokens), dtype, dtype, &gpu());
+        }
+        let case = Case { window: Some(40), ..case };
+        case.check(&positions(90..190), dtype, dtype, &gpu());
+        case.check(&[99, 3, 50, 3, 0, 149, 298, 299], dtype, dtype, &gpu());
+    }
+    let case = Case { spread: 100.0, width: 64, value_width: 64, ..CASE };
+    case.check(&positions(0..100), dtype, dtype, &gpu());
+    let case = Case { capacity: 3000, width: 64, value_width: 64, ..CASE };
+    case.check(&[2876, 2900, 1, 2999], dtype, dtype, &gpu());
+}
+
+#[test]
+fn prompts_of_f16() {
+    prompts(FloatType::F16);
+}
+
+#[test]
+fn prompts_of_bf16() {
+    prompts(FloatType::BF16);
+}
+
+#[test]
+fn groups_of_heads() {
+    for (query_heads, heads) in [(1, 1), (3, 3), (5, 1), (9, 3), (14, 2), (16, 1)] {
+        let case = Case { query_heads, heads, ..CASE };
+        case.check(&[120], F32, F32, &gpu());
+        case.check(&positions(40..61), F32, F32, &gpu());
+    }
+}
+
+#[test]
+fn windows_and_positions_in_any_order() {
+    for window in [1, 2, 15, 33, 500] {
+        let case = Case { window: Some(window), ..CASE };
+        case.check(&positions(60..99), F32, F32, &gpu());
+        case.check(&[149], F32, F32, &gpu());
+        case.check(&[99, 3, 50, 3, 0, 149], F32, F32, &gpu());
+    }
+    CASE.check(&[99, 3, 50, 3, 0, 149], F32, F32, &gpu());
+}
+
+#[test]
+fn long_contexts_are_split() {
+    let case = Case { capacity: 5000, query_heads: 3, heads: 1, ..CASE };
+    for position in [0, 1, 31, 32, 63, 64, 4321, 4999] {
+        case.check(&[position], F32, FloatType::BF16, &gpu());
+    }
+    case.check(&[4321, 4322], F32, F32, &gpu());
+    let case = Case { window: Some(1000), ..case };
+    case.check(&[4321, 17, 4322], FloatType::F16, FloatType::F16, &gpu());
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    // Scores reach thousands: without the maximum taken off, exp overflows.
+    let case = Case { spread: 1000.0, ..CASE };
+    case.check(&positions(0..70), F32, F32, &gpu());
+}
+
+fn ones(shape: &[usize]) -> Tensor {
+    Tensor::new(&vec![1f32; shape.iter().product()], shape, &device()).unwrap()
+}
+
+/// The rows of y, with all operands but q on the GPU made from ones.
+fn rows(q: &Tensor, k: &Tensor, v: &Tensor, at: &[u32]) -> Vec<Vec<f32>> {
+    let params = AttentionParams { scale: 1.0, sliding_window: None };
+    let [q, k, v] = [q, k, v].map(|x| x.to_device(&gpu()).unwrap());
+    let at = Tensor::new(at, &[at.len()], &gpu()).unwrap();
+    let y = attention(&q, &k, &v, &at, &params).unwrap().to_device(&device()).unwrap();
+    values(&y).chunks(v.dim(2)).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn nan_reaches_its_own_rows_only() {
+    let (mut q, mut k, mut v) = (ones(&[3, 2, 4]), ones(&[1, 8, 4]), ones(&[1, 8, 5]));
+    q.as_mut_slice::<f32>().unwrap()[3 * 4] = f32::NAN;
+    for (row, y) in rows(&q, &k, &v, &[2, 3, 4]).iter().enumerate() {
+        assert!(y.iter().all(|y| if row == 3 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
+    }
+    // A later token's key and value: rows before it are in the same block, but do not see it.
+    k.as_mut_slice::<f32>().unwrap()[4 * 4] = f32::NAN;
+    v.as_mut_slice::<f32>().unwrap()[4 * 5] = f32::NAN;
+    for (row, y) in rows(&ones(&[3, 2, 4]), &k, &v, &[2, 3, 4]).iter().enumerate() {
+        assert!(y.iter().all(|y| if row >= 4 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
+    }
+    assert!(rows(&q.rows(0, 0).unwrap(), &k, &v, &[]).is_empty());
+}
+
+#[test]
+fn what_is_not_finite_reaches_its_own_rows_of_16_bits_only() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let (q, mut k, mut v) = (ones(&[40, 2, 32]), ones(&[1, 90, 32]), ones(&[1, 90, 16]));
+        k.as_mut_slice::<f32>().unwrap()[60 * 32] = f32::NAN;
+        v.as_mut_slice::<f32>().unwrap()[50 * 16] = value;
+        // Nobody sees these.
+        v.as_mut_slice::<f32>().unwrap()[70 * 16..].fill(f32::NAN);
+        let [q, k, v] = [q, k, v].map(|x| x.cast(DType::BF16).unwrap());
+        let at = positions(30..70);
+        for (row, y) in rows(&q, &k, &v, &at).iter().enumerate() {
+            let position = at[row / 2];
+            assert_eq!(!y[0].is_finite(), position >= 50, "{row}: {y:?}");
+            assert!(position < 60 || y.iter().all(|y| !y.is_finite()), "{row}: {y:?}");
+            assert!(position >= 50 || y.iter().all(|y| *y == 1.0), "{row}: {y:?}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_position_gives_nan_in_its_rows() {
+    for capacity in [8, 3000] {
+        let (k, v) = (ones(&[1, capacity, 4]), ones(&[1, capacity, 5]));
+        for at in [[2, capacity as u32, 7], [u32::MAX, 1, 2], [0, 1, capacity as u32 - 1]] {
+            for (row, y) in rows(&ones(&[3, 2, 4]), &k, &v, &at).iter().enumerate() {
+                let wrong = at[row / 2] >= capacity as u32;
+                assert!(y.iter().all(|y| if wrong { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
+            }
+        }
+        assert!(rows(&ones(&[1, 2, 4]), &k, &v, &[1 << 31]).iter().flatten().all(|y| y.is_nan()));
+    }
+}
+
+#[test]
+fn a_replay_sees_what_the_positions_say_by_then() {
+    let (host, gpu) = (device(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    let mut random = Random::new(3);
+    let mut operand = |shape: &[usize]| normal(&mut random, shape, F32, &host).0.to_device(&gpu).unwrap();
+    let (q, k, v) = (operand(&[1, 4, 16]), operand(&[2, 700, 16]), operand(&[2, 700, 16]));
+    let at = |position: u32| Tensor::new(&[position], &[1], &gpu).unwrap();
+    let params = AttentionParams { scale: 0.25, sliding_window: None };
+    let mut bits = Tensor::new(&[f32::from_bits(5)], &[1, 1, 1], &gpu).unwrap();
+    let mut y = None;
+    let pass = queue
+        .capture(|| {
+            let position = bits.over(bits.memory()?.0.clone(), DType::U32).reshape(&[1])?;
+            y = Some(attention(&q, &k, &v, &position, &params)?);
+            Ok(())
+        })
+        .unwrap();
+    let y = y.unwrap();
+    for position in [5, 699, 0, 123] {
+        let value = Tensor::new(&[f32::from_bits(position)], &[1, 1, 1], &gpu).unwrap();
+        crate::ops::kv_append(&mut bits, &value, &at(0)).unwrap();
+        pass.replay().unwrap();
+        let want = attention(&q, &k, &v, &at(position), &params).unwrap().to_device(&host).unwrap();
+        assert_eq!(values(&y.to_device(&host).unwrap()), values(&want), "{position}");
+    }
+}

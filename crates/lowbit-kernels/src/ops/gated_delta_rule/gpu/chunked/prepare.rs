@@ -1,0 +1,317 @@
+//! What does not depend on the state: `T`, `P` and the gates of a chunk of one head, by one cube.
+
+use super::super::key_head;
+use super::super::mma::{address, commit, copy, four, multiply, pack, tiles, wait};
+use super::{CHUNK, GATES, PITCH, PREPARERS, Shape, place};
+use crate::gpu::compile::{Target, buffer};
+use crate::gpu::sequences::{Piece, piece};
+use crate::ops::gated_delta_rule::DecaySign;
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+
+#[cube(launch_unchecked)]
+fn prepare(
+    q: &[Vector<u32, Const<4>>],
+    k: &[Vector<u32, Const<4>>],
+    log_decay: &[f32],
+    beta: &[f32],
+    cu_seqlens: &[u32],
+    transforms: &mut [u16],
+    pairs: &mut [u32],
+    gates: &mut [f32],
+    tokens: u32,
+    sequences: u32,
+    key_heads: u32,
+    value_heads: u32,
+    #[comptime] shape: Shape,
+) {
+    let (key_heads, value_heads) = (key_heads as usize, value_heads as usize);
+    let head = CUBE_POS_X as usize;
+    let slot = CUBE_POS_Z as usize * comptime!(super::super::CUBES) + CUBE_POS_Y as usize;
+    let piece = piece(cu_seqlens, slot, sequences as usize, tokens as usize, CHUNK);
+    if piece.first < piece.last {
+        // First the keys and queries, then the products of pairs of keys.
+        let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(shape.prepare_words()), 128usize);
+        let base = address(&shared);
+        let key_head = key_head(key_heads, value_heads, head, shape.head_map);
+        load(q, k, base, &piece, key_heads, key_head, shape);
+        let mut decays = Shared::<[f32]>::new_slice(CHUNK);
+        let mut betas = Shared::<[f32]>::new_slice(CHUNK);
+        let mut products = Shared::<[f32]>::new_slice(PRODUCTS);
+        let unit = UNIT_POS_X as usize;
+        if unit < CHUNK {
+            let mut decay = 1.0f32;
+            let mut b = 0.0f32;
+            if piece.first + unit < piece.last {
+                let gate = (piece.first + unit) * value_heads + head;
+                let log_decay = log_decay[gate];
+                decay = if comptime!(shape.sign == DecaySign::Rate) {
+                    (-log_decay).exp()
+                } else {
+                    log_decay.exp()
+                };
+                b = beta[gate];
+            }
+            decays[unit] = decay;
+            betas[unit] = b;
+        }
+        sync_cube();
+        if unit < CHUNK {
+            multiply_decays(&decays, &mut products, unit);
+        }
+        wait(0usize);
+        sync_cube();
+        let index = slot * value_heads + head;
+        if unit < CHUNK {
+            store_gates(&products, gates, index * GATES, unit);
+        }
+        multiply_pairs(&mut shared, &betas, &products, pairs, index, base, shape);
+        sync_cube();
+        // The work falls on other warps from cube to cube: a multiprocessor's quarters have some each.
+        let unit = unit ^ ((head + slot) % 2usize * CHUNK);
+        let matrix = index * comptime!(CHUNK * CHUNK);
+        if unit < 32 {
+            invert(base, unit, betas[unit], transforms, matrix, 0usize, shape);
+        } else if unit < CHUNK {
+            // The columns' upper half is 0.
+            invert(base, unit - 32usize, betas[unit], transforms, matrix, 32usize, shape);
+        }
+    }
+}
+
+/// Products of decays, as floats: `D[i][j]` within sixteens of tokens, by `i % 16` and `j`; for each token the product
+/// from its sixteen's start, and to its end; each sixteen's.
+const NEAR: usize = 16 * CHUNK;
+const FROM_START: usize = NEAR;
+const TO_END: usize = NEAR + CHUNK;
+const SIXTEENS: usize = NEAR + 2 * CHUNK;
+const PRODUCTS: usize = SIXTEENS + CHUNK / 16;
+
+/// The products of token `j`'s column.
+#[cube]
+fn multiply_decays(decays: &Shared<[f32]>, products: &mut Shared<[f32]>, j: usize) {
+    let mut before = 1.0f32;
+    let mut after = 1.0f32;
+    #[unroll]
+    for row in 0..16usize {
+        let i = j / 16usize * 16usize + row;
+        let decay = decays[i];
+        before *= select(i <= j, decay, 1.0f32);
+        after *= select(i > j, decay, 1.0f32);
+        products[row * CHUNK + j] = after;
+    }
+    products[FROM_START + j] = before;
+    products[TO_END + j] = after;
+    if j % 16 == 15 {
+        products[SIXTEENS + j / 16usize] = before;
+    }
+}
+
+/// `D[i][j]` of all tokens of sixteens strictly between `j`'s and `i`'s.
+#[cube]
+fn between(products: &Shared<[f32]>, j16: usize, i16: usize) -> f32 {
+    let mut product = 1.0f32;
+    #[unroll]
+    for sixteen in 0..4usize {
+        product *= select(sixteen > j16 && sixteen < i16, products[comptime!(SIXTEENS + sixteen)], 1.0f32);
+    }
+    product
+}
+
+/// Token `j`'s gates.
+#[cube]
+fn store_gates(products: &Shared<[f32]>, gates: &mut [f32], at: usize, j: usize) {
+    let mut before = products[FROM_START + j];
+    let mut after = products[TO_END + j];
+    #[unroll]
+    for sixteen in 0..4usize {
+        let decay = products[comptime!(SIXTEENS + sixteen)];
+        before *= select(sixteen < j / 16usize, decay, 1.0f32);
+        after *= select(sixteen > j / 16usize, decay, 1.0f32);
+    }
+    gates[at + j] = before;
+    gates[at + CHUNK + j] = after;
+}
+
+/// Keys, then queries, to shared memory; zeros for tokens past the last.
+#[cube]
+fn load(
+    q: &[Vector<u32, Const<4>>],
+    k: &[Vector<u32, Const<4>>],
+    base: u32,
+    piece: &Piece,
+    key_heads: usize,
+    key_head: usize,
+    #[comptime] shape: Shape,
+) {
+    let vectors = comptime!(shape.vectors());
+    #[unroll]
+    for i in 0..comptime!(CHUNK * shape.vectors() / PREPARERS) {
+        let vector = i * PREPARERS + UNIT_POS_X as usize;
+        let (row, column) = (vector / vectors, vector % vectors);
+        let there = piece.first + row < piece.last;
+        let token = min(piece.first + row, piece.last - 1usize);
+        let at = (token * key_heads + key_head) * vectors + column;
+        let to = base + place(row, column, vectors);
+        copy(to, k, at, there);
+        copy(to + comptime!((CHUNK * shape.key_dim * 2) as u32), q, at, there);
+    }
+    commit();
+}
+
+/// `L` in place of the keys and queries, and `P`. A warp has sixteen rows of each, more of one and fewer of the other.
+#[cube]
+fn multiply_pairs(
+    shared: &mut Shared<[u32]>,
+    betas: &Shared<[f32]>,
+    products: &Shared<[f32]>,
+    pairs: &mut [u32],
+    index: usize,
+    base: u32,
+    #[comptime] shape: Shape,
+) {
+    let vectors = comptime!(shape.vectors());
+    let queries = base + comptime!((CHUNK * shape.key_dim * 2) as u32);
+    let (warp, lane) = (UNIT_POS_X as usize / 32usize, UNIT_POS_X as usize % 32usize);
+    let (of_keys, of_queries) = (warp, 3usize - warp);
+    let (row, half) = (lane % 16usize, lane / 16usize);
+    let mut key_pairs = Array::<f32>::new(32usize);
+    let mut query_pairs = Array::<f32>::new(32usize);
+    #[unroll]
+    for i in 0..32usize {
+        key_pairs[i] = 0.0;
+        query_pairs[i] = 0.0;
+    }
+    #[unroll]
+    for depth in 0..comptime!(shape.key_dim / 16) {
+        let column = comptime!(2 * depth) + half;
+        let mut left = Array::<u32>::new(8usize);
+        let keys = tiles(base + place(of_keys * 16usize + row, column, vectors));
+        let query = tiles(queries + place(of_queries * 16usize + row, column, vectors));
+        #[unroll]
+        for i in 0..4usize {
+            left[i] = keys.extract(i);
+            left[comptime!(4 + i)] = query.extract(i);
+        }
+        #[unroll]
+        for block in 0..4usize {
+            if block <= of_keys || block <= of_queries {
+                let right = tiles(base + place(comptime!(block * 16) + row, column, vectors));
+                #[unroll]
+                for side in 0..2usize {
+                    let (b0, b1) = (right.extract(side), right.extract(comptime!(side + 2)));
+                    let at = comptime!(block * 8 + side * 4);
+                    if block <= of_keys {
+                        multiply(&left, 0usize, b0, b1, &mut key_pairs, at, shape.dtype);
+                    }
+                    if block <= of_queries {
+                        multiply(&left, 4usize, b0, b1, &mut query_pairs, at, shape.dtype);
+                    }
+                }
+            }
+        }
+    }
+    sync_cube();
+    #[unroll]
+    for block in 0..4usize {
+        if block <= of_keys {
+            decay(&mut key_pairs, products, of_keys, block);
+            #[unroll]
+            for i in 0..8usize {
+                let row = of_keys * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
+                let at = row * PITCH + comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
+                shared[at] = u32::reinterpret(key_pairs[comptime!(block * 8 + i)] * betas[row]);
+            }
+        }
+        if block <= of_queries {
+            decay(&mut query_pairs, products, of_queries, block);
+            #[unroll]
+            for i in 0..4usize {
+                let row = of_queries * 16usize + lane / 4usize + comptime!(i % 2 * 8);
+                let at = row * comptime!(CHUNK / 2) + comptime!(block * 8 + i / 2 * 4) + lane % 4usize;
+                let first = comptime!(block * 8 + i * 2);
+                pairs[index * comptime!(CHUNK * CHUNK / 2) + at] =
+                    pack(query_pairs[first], query_pairs[comptime!(first + 1)], shape.dtype);
+            }
+        }
+    }
+}
+
+/// Multiplies a warp's products of sixteen `i16` with tokens of sixteen `block` by `D`; those with later tokens
+/// become 0.
+#[cube]
+fn decay(pairs: &mut Array<f32>, products: &Shared<[f32]>, i16: usize, #[comptime] block: usize) {
+    let lane = UNIT_POS_X as usize % 32usize;
+    let between = between(products, block.runtime(), i16);
+    #[unroll]
+    for i in 0..8usize {
+        let row = lane / 4usize + comptime!(i / 2 % 2 * 8);
+        let j = comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
+        let pair = pairs[comptime!(block * 8 + i)];
+        let mut value = 0.0f32;
+        if i16 > block {
+            value = pair * (products[FROM_START + i16 * 16usize + row] * (between * products[TO_END + j]));
+        } else if i16 * 16usize + row >= j {
+            value = pair * products[row * CHUNK + j];
+        }
+        pairs[comptime!(block * 8 + i)] = value;
+    }
+}
+
+/// Column `first + j` of `T` from row `first` on, by forward substitution.
+#[cube]
+fn invert(
+    base: u32,
+    j: usize,
+    beta: f32,
+    transforms: &mut [u16],
+    matrix: usize,
+    #[comptime] first: usize,
+    #[comptime] shape: Shape,
+) {
+    let rows = comptime!(CHUNK - first);
+    let mut x = Array::<Vector<f32, Const<4>>>::new(comptime!(rows / 4));
+    #[unroll]
+    for i in 0..rows {
+        if comptime!(i % 4 == 0) {
+            x[comptime!(i / 4)] = Vector::new(0.0f32);
+        }
+        // On the diagonal and above it, L meets the zeros of what is not there yet.
+        let mut sums = Vector::<f32, Const<4>>::new(0.0f32);
+        #[unroll]
+        for four_of in 0..comptime!(i.div_ceil(4)) {
+            let row = four(base + comptime!((((first + i) * PITCH + first) * 4 + four_of * 16) as u32));
+            sums = fma(row, x[four_of], sums);
+        }
+        let sum =
+            (sums.extract(0usize) + sums.extract(1usize)) + (sums.extract(2usize) + sums.extract(3usize));
+        let value = select(i == j, 1.0f32, 0.0f32) - sum;
+        let mut four = x[comptime!(i / 4)];
+        four.insert(comptime!(i % 4), value);
+        x[comptime!(i / 4)] = four;
+        let at = matrix + comptime!((first + i) * CHUNK + first) + j;
+        transforms[at] = u16::cast_from(pack(value * beta, 0.0f32, shape.dtype) & 0xffffu32);
+    }
+}
+
+pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(PREPARERS as u32);
+    Box::new(prepare::Prepare::new(
+        settings,
+        properties,
+        registers,
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        (),
+        shape,
+    ))
+}
