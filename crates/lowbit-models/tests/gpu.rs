@@ -93,7 +93,11 @@ fn compare(path: &Path, device: &Device, activations: FloatType) -> (Error, Vec<
     let prompt: Vec<u32> = PROMPT.iter().map(|id| id % vocab_size).collect();
     let want = logits(&cpu, &prompt, prompt.len());
     let error = [prompt.len(), 1, 7]
-        .map(|piece| Error::of(&logits(&gpu, &prompt, piece), &want))
+        .map(|piece| {
+            let error = Error::of(&logits(&gpu, &prompt, piece), &want);
+            println!("{} {activations:?}, pieces of {piece}: {error:?}", path.display());
+            error
+        })
         .into_iter()
         .fold(Error::default(), Error::or);
     let greedy = SampleParams::default();
