@@ -1,7 +1,7 @@
 //! Reproducible operands for tests and benchmarks.
 
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
-use lowbit_formats::{FloatType, Format};
+use lowbit_formats::{DType, FloatType, Format};
 use numcheck::Random;
 
 /// The formats of these names; affine with bf16 scales.
@@ -59,6 +59,17 @@ pub(crate) fn activations(
 ) -> Result<Tensor, KernelError> {
     let values = Random::new(seed).normal(shape.iter().product(), 1.0);
     Tensor::new(&values, shape, device)?.cast(dtype.dtype())
+}
+
+/// [`activations`] on `device`, and their values where the host can read them.
+pub(crate) fn operand(
+    shape: &[usize],
+    dtype: FloatType,
+    seed: u64,
+    device: &Device,
+) -> Result<(Tensor, Vec<f32>), KernelError> {
+    let x = activations(shape, dtype, seed, &device.host()?)?;
+    Ok((x.to_device(device)?, x.cast(DType::F32)?.as_slice()?.to_vec()))
 }
 
 /// The most that rounding a result of magnitude `value` to `dtype` can change it; nothing for f32, whose rounding is

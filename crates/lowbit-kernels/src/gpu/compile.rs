@@ -11,7 +11,8 @@ use std::sync::Arc;
 pub(crate) struct Target {
     properties: Arc<DeviceProperties>,
     registers: Arc<TargetProperties>,
-    tensor_cores: bool,
+    /// CUDA's compute capability, as in 90.
+    capability: Option<u32>,
 }
 
 /// The arguments that every kernel's generated constructor begins with.
@@ -20,7 +21,24 @@ pub(crate) type Start = (KernelSettings, Arc<DeviceProperties>, Arc<TargetProper
 impl Target {
     #[cfg(any(feature = "vulkan", feature = "metal"))]
     pub fn new(properties: Arc<DeviceProperties>, registers: Arc<TargetProperties>) -> Self {
-        Self { properties, registers, tensor_cores: false }
+        Self { properties, registers, capability: None }
+    }
+
+    /// A CUDA device of this compute capability, as in 90.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(capability: u32) -> Self {
+        Self { capability: Some(capability), ..Self::offline(32, 16) }
+    }
+
+    /// Whether this is CUDA, which inline PTX and its libraries are for.
+    #[cfg(all(test, feature = "cuda"))]
+    pub fn is_cuda(&self) -> bool {
+        self.capability.is_some()
+    }
+
+    /// Whether four planes can multiply matrices together: an instruction that Hopper alone has.
+    pub fn warp_groups(&self) -> bool {
+        self.capability == Some(90)
     }
 
     /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
@@ -53,18 +71,12 @@ impl Target {
             cubecl_core::profile::TimingMethod::Device,
             identity,
         );
-        Self { properties: Arc::new(properties), registers: Arc::default(), tensor_cores: false }
+        Self { properties: Arc::new(properties), registers: Arc::default(), capability: None }
     }
 
-    /// A CUDA device. From compute capability 8.0 on, its tensor cores multiply f16 and bf16.
-    #[cfg(feature = "cuda")]
-    pub fn cuda(tensor_cores: bool) -> Self {
-        Self { tensor_cores, ..Self::offline(32, 16) }
-    }
-
-    /// Whether kernels may ask for tensor cores in PTX.
+    /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they multiply f16 and bf16.
     pub fn tensor_cores(&self) -> bool {
-        self.tensor_cores
+        self.capability >= Some(80)
     }
 
     /// How many units run in step, where that is always the same.

@@ -45,6 +45,73 @@ fn fill(y: &mut [u32], word: u32, len: u32) {
     }
 }
 
+/// Rows of `len` words to rows `to_pitch` apart, from rows `from_pitch` apart that have `have` of them; zeros for the
+/// rest.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[cube(launch_unchecked)]
+fn columns<W: Int, V: Size>(
+    x: &[Vector<W, V>],
+    y: &mut [Vector<W, V>],
+    all: u32,
+    len: u32,
+    have: u32,
+    from_pitch: u32,
+    from_start: u32,
+    to_pitch: u32,
+    to_start: u32,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < all as usize {
+        let (row, column) = (i / len as usize, i % len as usize);
+        let mut word = Vector::<W, V>::new(W::from_int(0));
+        if column < have as usize {
+            word = x[row * from_pitch as usize + from_start as usize + column];
+        }
+        y[row * to_pitch as usize + to_start as usize + column] = word;
+        i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
+    }
+}
+
+/// The kernel for words of `size` bytes.
+fn columns_kernel(target: &Target, size: usize) -> Box<dyn CubeKernel> {
+    macro_rules! of {
+        ($word:ty, $vector:expr) => {{
+            let (settings, properties, registers) = target.start(UNITS);
+            Box::new(columns::Columns::<$word>::new(
+                settings,
+                properties,
+                registers,
+                buffer(),
+                buffer(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                $vector,
+            ))
+        }};
+    }
+    match size {
+        16 => of!(u32, 4),
+        4 => of!(u32, 1),
+        2 => of!(u16, 1),
+        _ => of!(u8, 1),
+    }
+}
+
+/// Some columns of rows in a GPU's memory, all in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Columns<'a> {
+    pub memory: (&'a Memory, usize),
+    /// From one row to the next.
+    pub pitch: usize,
+    pub start: usize,
+    pub len: usize,
+}
+
 fn fill_kernel(target: &Target) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(UNITS);
     Box::new(fill::Fill::new(settings, properties, registers, buffer(), (), ()))
@@ -62,7 +129,11 @@ fn kernel(target: &Target, from: FloatType, to: FloatType) -> Box<dyn CubeKernel
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let pairs = floats.into_iter().flat_map(|from| floats.map(|to| (from, to)));
-    pairs.map(|(from, to)| kernel(target, from, to)).chain([fill_kernel(target)]).collect()
+    pairs
+        .map(|(from, to)| kernel(target, from, to))
+        .chain([fill_kernel(target)])
+        .chain([1, 2, 4, 16].map(|size| columns_kernel(target, size)))
+        .collect()
 }
 
 impl Gpu {
@@ -80,6 +151,33 @@ impl Gpu {
             })?;
         }
         Ok(memory)
+    }
+
+    /// Copies `rows` rows of `from` to `to`, which has no fewer columns; more are zero.
+    pub(crate) fn copy_columns(&self, from: Columns, to: Columns, rows: usize) -> Result<(), KernelError> {
+        let all = [from.pitch, from.start, from.len, from.memory.1, to.pitch, to.start, to.len, to.memory.1];
+        let size =
+            *[16, 4, 2, 1].iter().find(|&size| all.iter().all(|n| n.is_multiple_of(*size))).unwrap_or(&1);
+        let words = |bytes: usize| index(bytes / size);
+        words(rows * from.pitch)?;
+        words(rows * to.pitch)?;
+        if rows * to.len == 0 {
+            return Ok(());
+        }
+        self.launch(Dispatch {
+            kernel: columns_kernel(self.target(), size),
+            cubes: cubes(rows * to.len / size),
+            buffers: vec![from.memory, to.memory],
+            scalars: vec![
+                words(rows * to.len)?,
+                words(to.len)?,
+                words(from.len)?,
+                words(from.pitch)?,
+                words(from.start)?,
+                words(to.pitch)?,
+                words(to.start)?,
+            ],
+        })
     }
 
     /// `len` elements of `from`, from byte `start` of `memory` on, to as many of `to` in other memory.

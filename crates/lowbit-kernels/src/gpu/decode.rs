@@ -156,28 +156,41 @@ pub(crate) fn scale<S: Int, B: Int>(
 ) -> f32 {
     match comptime!(layout.scales) {
         Scales::One => 1.0f32.runtime(),
-        Scales::Group { float, size, .. } => {
-            widen(u32::cast_from(scales[run * comptime!(RUN) / comptime!(size) + group]), float)
+        Scales::Group { size, .. } => {
+            scale_of(u32::cast_from(scales[run / comptime!(size / RUN)]), 0u32, group, layout)
         }
+        Scales::E8M0 { .. } => scale_of(u32::cast_from(scales[run]), 0u32, group, layout),
+        Scales::E4M3 => scale_of(u32::cast_from(scales[run * 2 + group]), 0u32, group, layout),
+        Scales::Super { .. } | Scales::SuperWithMinima { .. } => {
+            scale_of(u32::cast_from(scales[run]), u32::cast_from(biases[run / 8]), group, layout)
+        }
+    }
+}
+
+/// The scale of group `group` of a run whose elements of the two planes are these.
+#[cube]
+pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
+    match comptime!(layout.scales) {
+        Scales::One => 1.0f32.runtime(),
+        Scales::Group { float, .. } => widen(scale, float),
         Scales::E8M0 { infinite } => {
-            let scale = e8m0(u32::cast_from(scales[run]), infinite);
+            let scale = e8m0(scale, infinite);
             // The factor of e2m1 makes up for the halved scale.
             if comptime!(matches!(layout.codes, Codes::E4M3)) { scale * 2.0f32 } else { scale }
         }
-        Scales::E4M3 => e4m3(u32::cast_from(scales[run * 2 + group])) * 0.5f32,
+        Scales::E4M3 => e4m3(scale) * 0.5f32,
         Scales::Super { .. } => {
-            let packed = u32::cast_from(scales[run]) << comptime!(24 - 8 * group as u32);
+            let packed = scale << comptime!(24 - 8 * group as u32);
             let signed = i32::cast_from(packed) >> 24;
-            widen(u32::cast_from(biases[run / 8]), FloatType::F16) * f32::cast_from(signed)
+            widen(bias, FloatType::F16) * f32::cast_from(signed)
         }
         Scales::SuperWithMinima { size } => {
-            let packed = u32::cast_from(scales[run]);
             let code = if comptime!(size == 16) {
-                (packed >> comptime!(8 * group as u32)) & 15u32
+                (scale >> comptime!(8 * group as u32)) & 15u32
             } else {
-                packed & 255u32
+                scale & 255u32
             };
-            widen(u32::cast_from(biases[run / 8]) & 0xffffu32, FloatType::F16) * f32::cast_from(code)
+            widen(bias & 0xffffu32, FloatType::F16) * f32::cast_from(code)
         }
     }
 }
@@ -192,17 +205,28 @@ pub(crate) fn bias<S: Int, B: Int>(
     #[comptime] layout: Layout,
 ) -> f32 {
     match comptime!(layout.scales) {
-        Scales::Group { float, size, .. } => {
-            widen(u32::cast_from(biases[run * comptime!(RUN) / comptime!(size) + group]), float)
+        Scales::Group { size, .. } => {
+            bias_of(0u32, u32::cast_from(biases[run / comptime!(size / RUN)]), group, layout)
         }
+        Scales::SuperWithMinima { .. } => {
+            bias_of(u32::cast_from(scales[run]), u32::cast_from(biases[run / 8]), group, layout)
+        }
+        _ => 0.0f32.runtime(),
+    }
+}
+
+/// What is added to group `group` of a run whose elements of the two planes are these.
+#[cube]
+pub(crate) fn bias_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
+    match comptime!(layout.scales) {
+        Scales::Group { float, .. } => widen(bias, float),
         Scales::SuperWithMinima { size } => {
-            let packed = u32::cast_from(scales[run]);
             let code = if comptime!(size == 16) {
-                (packed >> comptime!(8 * group as u32 + 4)) & 15u32
+                (scale >> comptime!(8 * group as u32 + 4)) & 15u32
             } else {
-                packed >> 8u32
+                scale >> 8u32
             };
-            -widen(u32::cast_from(biases[run / 8]) >> 16u32, FloatType::F16) * f32::cast_from(code)
+            -widen(bias >> 16u32, FloatType::F16) * f32::cast_from(code)
         }
         _ => 0.0f32.runtime(),
     }

@@ -44,6 +44,37 @@ pub(crate) fn write<S: Int>(y: &mut [S], i: usize, value: f32, #[comptime] float
     y[i] = S::cast_from(narrow(value, float));
 }
 
+/// The `size` elements of a vector of `float`s, into `values` from `first` on.
+#[cube]
+pub(crate) fn unpack<S: Int, V: Size>(
+    vector: Vector<S, V>,
+    values: &mut Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] size: usize,
+    #[comptime] float: FloatType,
+) {
+    #[unroll]
+    for j in 0..size {
+        values[first + j] = widen(u32::cast_from(vector.extract(j)), float);
+    }
+}
+
+/// A vector of `float`s, rounded from the `size` values from `first` on.
+#[cube]
+pub(crate) fn pack<S: Int, V: Size>(
+    values: &Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] size: usize,
+    #[comptime] float: FloatType,
+) -> Vector<S, V> {
+    let mut vector = Vector::<S, V>::new(S::from_int(0));
+    #[unroll]
+    for j in 0..size {
+        vector.insert(j, S::cast_from(narrow(values[first + j], float)));
+    }
+    vector
+}
+
 /// Evaluates `$body` with the type `$storage` standing for the unsigned integer that a buffer holds a [`FloatType`]
 /// in.
 macro_rules! with_storage {

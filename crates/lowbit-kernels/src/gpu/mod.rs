@@ -5,16 +5,19 @@
 //! |---|---|
 //! | `compile.rs` | a kernel to CUDA C++, SPIR-V or MSL, without a device; the disk cache |
 //! | `encoder.rs` | what ops see: memory, dispatches, captured passes |
-//! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
+//! | `cuda.rs`, `nvrtc.rs`, `cublas.rs` | CUDA, its compiler and its dense products through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
-//! | `float.rs`, `copy.rs` | how kernels read and write floats; copies and casts |
-//! | `sequences.rs` | where the tokens of several sequences are |
+//! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
+//! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
+//! | `copy.rs` | copies and casts |
 
 #[cfg(feature = "gpu")]
 pub(crate) mod compile;
 #[cfg(feature = "gpu")]
 pub(crate) mod copy;
+#[cfg(feature = "cuda")]
+mod cublas;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "gpu")]
@@ -24,9 +27,15 @@ mod encoder;
 #[cfg(feature = "gpu")]
 pub(crate) mod float;
 #[cfg(feature = "gpu")]
+pub(crate) mod key;
+#[cfg(feature = "gpu")]
 pub(crate) mod layout;
+#[cfg(feature = "gpu")]
+pub(crate) mod math;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
+#[cfg(feature = "gpu")]
+pub(crate) mod rows;
 #[cfg(feature = "gpu")]
 pub(crate) mod sequences;
 #[cfg(all(test, feature = "gpu"))]
@@ -36,6 +45,8 @@ mod wgpu;
 
 #[cfg(feature = "cuda")]
 pub use cuda::CudaOptions;
+#[cfg(feature = "cuda")]
+pub(crate) use encoder::Dense;
 #[cfg(feature = "gpu")]
 pub(crate) use encoder::{Dispatch, Memory};
 #[cfg(feature = "gpu")]

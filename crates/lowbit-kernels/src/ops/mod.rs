@@ -2,6 +2,7 @@
 //! `cpu.rs` the implementation, `tests.rs` and `bench.rs` what they say.
 
 pub mod add;
+pub mod add_rms_norm;
 pub mod argmax;
 pub mod attention;
 pub mod causal_conv1d;
@@ -30,6 +31,7 @@ pub mod silu_mul;
 pub(crate) mod testing;
 
 pub use add::add;
+pub use add_rms_norm::add_rms_norm;
 pub use argmax::argmax;
 pub use attention::{AttentionParams, attention};
 pub use causal_conv1d::{Activation, causal_conv1d};
@@ -48,7 +50,7 @@ pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{quantized_matmul, quantized_matmul_to};
-pub use rms_norm::{gated_rms_norm, rms_norm};
+pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
 pub use router_top_k::{RouterParams, router_top_k};
 pub use sample::{DecodeState, SampleParams, sample, sample_next};

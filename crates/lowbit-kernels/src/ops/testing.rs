@@ -20,7 +20,11 @@ pub(crate) fn gpu() -> Device {
     let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
     match name.as_str() {
         #[cfg(feature = "cuda")]
-        "cuda" => Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"),
+        "cuda" => {
+            // One a thread: its kernels are compiled once, and its captures are its own.
+            thread_local!(static CUDA: Device = Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"));
+            CUDA.with(Device::clone)
+        }
         #[cfg(feature = "vulkan")]
         "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
         #[cfg(feature = "metal")]
@@ -34,6 +38,35 @@ pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: FloatType, device:
     tensor(values, shape, dtype, device).0
 }
 
+/// Where the values of a tensor on `device` can be read.
+pub(crate) fn host(device: &Device) -> Device {
+    match device {
+        Device::Cpu(_) => device.clone(),
+        Device::Gpu(_) => self::device(),
+    }
+}
+
+/// The tensor where it can be read.
+pub(crate) fn fetched(x: &Tensor) -> Tensor {
+    x.to_device(&host(x.device())).expect("it can be read")
+}
+
+/// `count` elements of each size, no two neighbours alike.
+#[cfg(feature = "gpu")]
+pub(crate) fn patterns(count: usize) -> Vec<Tensor> {
+    let words: Vec<u32> = (0..count as u32).map(|i| i.wrapping_mul(0x9e37_79b1)).collect();
+    let halves: Vec<half::f16> = words.iter().map(|&word| half::f16::from_bits(word as u16)).collect();
+    let bytes: Vec<u8> = words.iter().map(|&word| word as u8).collect();
+    let (shape, device) = ([count], device());
+    [
+        Tensor::new(&words, &shape, &device),
+        Tensor::new(&halves, &shape, &device),
+        Tensor::new(&bytes, &shape, &device),
+    ]
+    .map(|tensor| tensor.expect("it fits"))
+    .into()
+}
+
 /// The same values on another device.
 pub(crate) fn moved(x: &Tensor, device: &Device) -> Tensor {
     Tensor::mapped(bytes::Bytes::copy_from_slice(x.bytes()), x.shape(), x.dtype(), device).expect("a tensor")
@@ -41,7 +74,7 @@ pub(crate) fn moved(x: &Tensor, device: &Device) -> Tensor {
 
 /// All values in f32.
 pub(crate) fn values(x: &Tensor) -> Vec<f32> {
-    x.cast(DType::F32).expect("floats").as_slice::<f32>().expect("f32").to_vec()
+    fetched(x).cast(DType::F32).expect("floats").as_slice::<f32>().expect("f32").to_vec()
 }
 
 /// How far rounding to `dtype` may take a value whose magnitude is at most `magnitude`.
@@ -68,9 +101,9 @@ pub(crate) fn tensor(
     dtype: FloatType,
     device: &Device,
 ) -> (Tensor, Vec<f32>) {
-    let tensor = Tensor::new(values, shape, device).unwrap().cast(dtype.dtype()).unwrap();
+    let tensor = Tensor::new(values, shape, &host(device)).unwrap().cast(dtype.dtype()).unwrap();
     let rounded = tensor.cast(DType::F32).unwrap().as_slice().unwrap().to_vec();
-    (tensor, rounded)
+    (tensor.to_device(device).unwrap(), rounded)
 }
 
 /// A tensor of normal numbers, and its values.
@@ -93,7 +126,7 @@ pub(crate) fn assert_close(
     bound: impl Fn(usize) -> f64,
 ) {
     assert_eq!((y.shape(), y.dtype()), (shape, dtype.dtype()));
-    let y = y.cast(DType::F32).unwrap();
+    let y = fetched(y).cast(DType::F32).unwrap();
     // Half a unit in the last place of 11 or 8 digits, or of the smallest subnormal.
     let (relative, least) = match dtype {
         FloatType::F32 => (0.0, 2f64.powi(-150)),

@@ -17,7 +17,7 @@ impl Map<2> for Add {
     }
 }
 
-pub(super) fn add(cpu: &Cpu, x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
+pub(in crate::ops) fn add(cpu: &Cpu, x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
     elementwise::map(cpu, Add, [x, y])
 }
 

@@ -1,7 +1,11 @@
 //! Addition, as the residual stream does it.
 
 mod bench;
-mod cpu;
+pub(super) mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
@@ -22,15 +26,22 @@ use crate::{Device, KernelError, Tensor};
 /// [`KernelError::Shape`] for different shapes, [`KernelError::Value`] for other dtypes.
 pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("add");
-    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    let dtype = check.float("x", x)?.dtype();
     let is_row = y.shape().len() == 1 && y.shape().last() == x.shape().last();
     if !is_row {
         check.shape("y", y, x.shape(), || "x".into())?;
     }
-    let y = check.widened("y", y)?;
+    check.float("y", y)?;
+    check.same_device("y", y.device(), x.device())?;
     match x.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) if y.shape() != x.shape() => cpu::add_row(cpu, &x, &y)?.cast(dtype),
-        Device::Cpu(cpu) => cpu::add(cpu, &x, &y)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::add(check, gpu, x, y),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let (x, y) = (check.widened("x", x)?, check.widened("y", y)?);
+            let z = if x.shape() == y.shape() { cpu::add(cpu, &x, &y) } else { cpu::add_row(cpu, &x, &y) };
+            z?.cast(dtype)
+        }
     }
 }

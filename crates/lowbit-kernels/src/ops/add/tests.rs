@@ -4,13 +4,17 @@ use numcheck::{Random, gamma};
 
 #[test]
 fn sums_in_every_type() {
+    sums_in_every_type_on(&devices());
+}
+
+pub(super) fn sums_in_every_type_on(devices: &[Device]) {
     let mut random = Random::new(1);
-    for device in devices() {
+    for device in devices {
         for width in WIDTHS {
             for dtype in FLOATS {
                 let shape = [2, width, 3];
-                let (x, xs) = normal(&mut random, &shape, dtype, &device);
-                let (y, ys) = normal(&mut random, &shape, FLOATS[width % 3], &device);
+                let (x, xs) = normal(&mut random, &shape, dtype, device);
+                let (y, ys) = normal(&mut random, &shape, FLOATS[width % 3], device);
                 let want: Vec<f64> = xs.iter().zip(&ys).map(|(&x, &y)| f64::from(x) + f64::from(y)).collect();
                 // One f32 addition.
                 assert_close(&add(&x, &y).unwrap(), &shape, dtype, &want, |i| gamma(1) * want[i].abs());
@@ -21,12 +25,16 @@ fn sums_in_every_type() {
 
 #[test]
 fn a_row_is_added_to_every_row() {
+    a_row_is_added_to_every_row_on(&devices());
+}
+
+pub(super) fn a_row_is_added_to_every_row_on(devices: &[Device]) {
     let mut random = Random::new(3);
-    for device in devices() {
+    for device in devices {
         for width in WIDTHS {
             let shape = [2, 7, width];
-            let (x, xs) = normal(&mut random, &shape, FLOATS[width % 3], &device);
-            let (y, ys) = normal(&mut random, &[width], FLOATS[0], &device);
+            let (x, xs) = normal(&mut random, &shape, FLOATS[width % 3], device);
+            let (y, ys) = normal(&mut random, &[width], FLOATS[0], device);
             let want: Vec<f64> =
                 xs.iter().zip(ys.iter().cycle()).map(|(&x, &y)| f64::from(x) + f64::from(y)).collect();
             let z = add(&x, &y).unwrap();
@@ -42,8 +50,12 @@ fn a_row_is_added_to_every_row() {
 
 #[test]
 fn many_rows_reach_every_thread() {
-    for device in devices() {
-        let (x, xs) = normal(&mut Random::new(2), &[300, 511], FLOATS[0], &device);
+    many_rows_reach_every_thread_on(&devices());
+}
+
+pub(super) fn many_rows_reach_every_thread_on(devices: &[Device]) {
+    for device in devices {
+        let (x, xs) = normal(&mut Random::new(2), &[300, 511], FLOATS[0], device);
         let want: Vec<f64> = xs.iter().map(|&x| f64::from(x) * 2.0).collect();
         assert_close(&add(&x, &x).unwrap(), &[300, 511], FLOATS[0], &want, |_| 0.0);
     }

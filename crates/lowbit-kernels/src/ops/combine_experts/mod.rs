@@ -12,6 +12,10 @@
 //! activations' dtype).
 
 mod bench;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -31,8 +35,13 @@ pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelErr
     let [tokens, top_k, n] = op.dims("x", x, "[T, top_k, N]")?;
     op.shape("weights", weights, &[tokens, top_k], || format!("x {:?}", x.shape()))?;
     op.dtype("weights", weights, DType::F32)?;
-    match x.device().clone() {
-        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+    op.float("x", x)?;
+    op.same_device("weights", weights.device(), x.device())?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::combine_experts(op, gpu, x, weights),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let wide = op.widened("x", x)?;
             let (wide, weights) = (wide.as_slice::<f32>()?, weights.as_slice::<f32>()?);

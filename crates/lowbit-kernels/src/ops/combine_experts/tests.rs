@@ -4,6 +4,10 @@ use numcheck::{Random, assert_within};
 
 #[test]
 fn agrees_with_the_sum_in_f64() {
+    agrees_with_the_sum_in_f64_on(&devices());
+}
+
+pub(super) fn agrees_with_the_sum_in_f64_on(devices: &[Device]) {
     let mut random = Random::new(5);
     for (tokens, top_k, n) in [(1, 8, 33), (3, 1, 16), (5, 4, 1), (40, 3, 700)] {
         for dtype in FLOATS {
@@ -16,9 +20,9 @@ fn agrees_with_the_sum_in_f64() {
                     reference::combine_experts(slots.map(|slot| (weights[slot], x[slot * n + at % n])))
                 })
                 .unzip();
-            for device in devices() {
-                let x = rounded(&x, &[tokens, top_k, n], dtype, &device);
-                let weights = Tensor::new(&weights, &[tokens, top_k], &device).unwrap();
+            for device in devices {
+                let x = rounded(&x, &[tokens, top_k, n], dtype, device);
+                let weights = Tensor::new(&weights, &[tokens, top_k], device).unwrap();
                 let y = combine_experts(&x, &weights).unwrap();
                 assert_eq!((y.dtype(), y.shape()), (dtype.dtype(), &[tokens, n][..]));
                 assert_within(&values(&y), &want, |i| bounds[i] + rounding(dtype, want[i].abs() + bounds[i]));

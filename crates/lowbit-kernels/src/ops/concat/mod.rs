@@ -1,9 +1,14 @@
 //! Joining columns.
 
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
-use crate::{KernelError, Tensor};
+use super::check::Check;
+#[cfg(feature = "gpu")]
+use crate::gpu::copy::Columns;
+use crate::{Device, KernelError, Tensor};
 
 /// `y[.., :] = [x_0[.., :] | x_1[.., :] | ..]`: joins the last dimension.
 ///
@@ -13,7 +18,8 @@ use crate::{KernelError, Tensor};
 /// | `y` | `[.., sum D_i]` | the same |
 ///
 /// # Errors
-/// [`KernelError::Shape`] for none, or for different leading sizes; [`KernelError::DType`] for different types.
+/// [`KernelError::Shape`] for none, or for different leading sizes; [`KernelError::DType`] for different types;
+/// [`KernelError::Device`] for different devices.
 ///
 /// Source: `mx.concatenate(axis=-1)`, mlx 0.32.
 pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {
@@ -32,16 +38,27 @@ pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {
             return Err(KernelError::DType { op: OP, operand: "x", got: x.dtype(), want: xs[0].dtype() });
         }
     }
-    xs.iter().try_for_each(|x| x.device().as_cpu(OP).map(|_| ()))?;
+    xs.iter().try_for_each(|x| Check(OP).same_device("x", x.device(), xs[0].device()))?;
     let size = xs[0].dtype().size();
-    let mut y = Tensor::empty(&[rows, &[width]].concat(), xs[0].dtype(), xs[0].device());
+    let mut y = Tensor::allocate(&[rows, &[width]].concat(), xs[0].dtype(), xs[0].device())?;
     let mut start = 0;
     for x in xs {
         let columns = x.dim(-1) * size;
-        if columns > 0 {
-            let rows = y.bytes_mut().chunks_exact_mut(width * size);
-            for (y, x) in rows.zip(x.bytes().chunks_exact(columns)) {
-                y[start..start + columns].copy_from_slice(x);
+        match x.device() {
+            _ if columns == 0 => {}
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                let from = Columns { memory: x.memory()?, pitch: columns, start: 0, len: columns };
+                let to = Columns { memory: y.memory()?, pitch: width * size, start, len: columns };
+                gpu.copy_columns(from, to, x.size_bytes() / columns)?;
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+            Device::Cpu(_) => {
+                let rows = y.bytes_mut().chunks_exact_mut(width * size);
+                for (y, x) in rows.zip(x.bytes().chunks_exact(columns)) {
+                    y[start..start + columns].copy_from_slice(x);
+                }
             }
         }
         start += columns;

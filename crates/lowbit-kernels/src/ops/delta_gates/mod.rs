@@ -15,6 +15,10 @@
 //! `exp(log_decay)`).
 
 mod bench;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -39,8 +43,15 @@ pub fn delta_gates(
     op.shape("b", b, a.shape(), || format!("a {:?}", a.shape()))?;
     op.shape("a_log", a_log, &[heads], || format!("a {:?}", a.shape()))?;
     op.shape("dt_bias", dt_bias, &[heads], || format!("a {:?}", a.shape()))?;
-    match a.device().clone() {
-        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+    for (name, x) in [("a", a), ("b", b), ("a_log", a_log), ("dt_bias", dt_bias)] {
+        op.float(name, x)?;
+        op.same_device(name, x.device(), a.device())?;
+    }
+    match a.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::delta_gates(op, gpu, [a, b], [a_log, dt_bias]),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let [a, b, a_log, dt_bias] =
                 [("a", a), ("b", b), ("a_log", a_log), ("dt_bias", dt_bias)].map(|(n, x)| op.widened(n, x));

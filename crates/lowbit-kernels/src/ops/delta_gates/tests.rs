@@ -10,6 +10,10 @@ fn spread(random: &mut Random, n: usize, dtype: FloatType) -> Vec<f32> {
 
 #[test]
 fn agrees_with_the_reference() {
+    agrees_with_the_reference_on(&devices());
+}
+
+pub(super) fn agrees_with_the_reference_on(devices: &[Device]) {
     let mut random = Random::new(7);
     for (tokens, heads) in [(1, 33), (70, 12), (900, 5)] {
         for dtype in FLOATS {
@@ -20,8 +24,8 @@ fn agrees_with_the_reference() {
                 .map(|i| reference::delta_gates(a[i], b[i], a_log[i % heads], dt_bias[i % heads]))
                 .collect();
             let [decays, betas] = [0, 1].map(|gate| want.iter().map(|both| both[gate].0).collect::<Vec<_>>());
-            for device in devices() {
-                let made = |x: &[f32], shape: &[usize]| rounded(x, shape, dtype, &device);
+            for device in devices {
+                let made = |x: &[f32], shape: &[usize]| rounded(x, shape, dtype, device);
                 let (a, b) = (made(&a, &[tokens, heads]), made(&b, &[tokens, heads]));
                 let (log_decay, beta) =
                     delta_gates(&a, &b, &made(&a_log, &[heads]), &made(&dt_bias, &[heads])).unwrap();

@@ -2,6 +2,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +23,8 @@ const CHECK: Check = Check("dequant_gather");
 /// | `ids` | `[..]` | u32 |
 /// | result | `[.., K]` | `dtype` |
 ///
-/// Values decode to f32 exactly as the format says and are rounded to `dtype` once.
+/// Values decode to f32 exactly as the format says and are rounded to `dtype` once (on a GPU with f32 scales
+/// the product and the sum may be rounded together). A GPU does not look at ids before: a row of a wrong id is NaN.
 ///
 /// # Errors
 /// [`KernelError::Id`] for an id that is not below `V`; [`KernelError::Shape`] when the table is not `[V, K]`;
@@ -36,10 +41,17 @@ pub fn dequant_gather(
         return Err(KernelError::Shape { op: CHECK.0, operand: "table", got, want });
     };
     CHECK.ids("ids", ids, count)?;
-    let mut y = CHECK.result(&[ids.shape(), &[k]].concat(), table.device())?;
+    CHECK.same_device("ids", ids.device(), table.device())?;
+    let shape = [ids.shape(), &[k]].concat();
     match table.device() {
-        Device::Gpu(gpu) => return Err(CHECK.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::dequant_gather(cpu, table, ids.as_slice()?, y.as_mut_slice()?),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::dequant_gather(gpu, table, ids, &shape, dtype),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let mut y = CHECK.result(&shape, table.device())?;
+            cpu::dequant_gather(cpu, table, ids.as_slice()?, y.as_mut_slice()?);
+            y.cast(dtype.dtype())
+        }
     }
-    y.cast(dtype.dtype())
 }

@@ -5,7 +5,7 @@ use crate::{
     inputs,
     ops::quantized_matmul::{bench::sampled, reference},
 };
-use lowbit_formats::{FloatType, Format};
+use lowbit_formats::{DType, FloatType, Format};
 use numcheck::Random;
 use std::collections::HashSet;
 
@@ -24,29 +24,37 @@ struct Experts {
 
 fn cases() -> Vec<Case> {
     let formats = inputs::formats(&["affine4g64", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]);
-    formats.iter().flat_map(|&format| [1, 8, 64, 512].map(|tokens| LAYER.case(format, tokens))).collect()
+    let dtypes =
+        if cfg!(feature = "gpu") { &[FloatType::F32, FloatType::BF16][..] } else { &[FloatType::F32] };
+    let of_dtype = |format, dtype| [1, 8, 64, 512].map(|tokens| LAYER.case(format, dtype, tokens));
+    formats.iter().flat_map(|&format| dtypes.iter().flat_map(move |&dtype| of_dtype(format, dtype))).collect()
 }
 
 impl Experts {
-    fn case(self, format: Format, tokens: usize) -> Case {
+    fn case(self, format: Format, dtype: FloatType, tokens: usize) -> Case {
         let Self { experts, top_k, n, k } = self;
         let row: usize = format.components(k).map_or(0, |all| all.iter().map(|c| c.row_bytes()).sum());
         let used = self.ids(tokens, 0).into_iter().collect::<HashSet<_>>().len();
-        let activations = (tokens * k + tokens * top_k * n) * size_of::<f32>();
+        let activations = (tokens * k + tokens * top_k * n) * dtype.size();
         Case {
             op: "gather_qmm",
             shape: format!("T={tokens} K={k} N={n} E={experts} top_k={top_k}"),
             format: format.to_string(),
-            dtype: FloatType::F32,
+            dtype,
             bytes: used * n * row + activations,
             flops: 2 * tokens * top_k * n * k,
             cold_bytes: used * n * row,
             prepare: Box::new(move |device, copies| {
-                let x = inputs::activations(&[tokens, 1, k], FloatType::F32, 1, device)?;
-                let weight = inputs::weight(format, &[experts, n, k], 2, device)?;
-                let expected = self.expected(&x, &weight, &self.ids(tokens, 0))?;
+                let host = device.host()?;
+                let x = inputs::activations(&[tokens, 1, k], dtype, 1, &host)?;
+                let weight = inputs::weight(format, &[experts, n, k], 2, &host)?;
+                let rounded = matches!(device, Device::Gpu(_)) && dtype != FloatType::F32;
+                let expected = self.expected(&x, &weight, &self.ids(tokens, 0), rounded)?;
+                let x = x.to_device(device)?;
                 // Each run reads other experts.
                 let stacks = inputs::copies(&weight, (copies * used).div_ceil(experts))?;
+                let stacks =
+                    stacks.iter().map(|weight| weight.to_device(device)).collect::<Result<Vec<_>, _>>()?;
                 let runs = (0..copies).map(|i| self.run(&x, &stacks[i % stacks.len()], i, device));
                 Ok(Prepared { runs: runs.collect::<Result<_, _>>()?, expected })
             }),
@@ -82,13 +90,16 @@ impl Experts {
         x: &Tensor,
         weight: &QuantizedTensor,
         ids: &[u32],
+        rounded: bool,
     ) -> Result<Vec<Expected>, KernelError> {
         let Self { top_k, n, k, .. } = self;
+        let dtype = FloatType::from_dtype(x.dtype()).unwrap_or(FloatType::F32);
+        let x = x.cast(DType::F32)?;
         let distinct = reference::decoded(weight, inputs::DISTINCT)?;
         let mut all = Vec::new();
         for pair in sampled(ids.len()) {
             let x = &x.as_slice::<f32>()?[pair / top_k * k..][..k];
-            let of_pair = reference::matmul(x, &distinct, k, FloatType::F32);
+            let of_pair = reference::matmul_bounded(x, &distinct, k, dtype, rounded);
             let first = ids[pair] as usize * n;
             let row = |i: usize| Expected { index: pair * n + i, ..of_pair[(first + i) % of_pair.len()] };
             all.extend((0..n).map(row));

@@ -1,8 +1,13 @@
-//! The op on a GPU: each pair of a token and an expert is a row of the mat-vec.
+//! The op on a GPU: each pair of a token and an expert is a row of the mat-vec, or, of many pairs, of a tile.
 
-use super::CHECK;
+#[cfg(test)]
+pub(crate) use sort::kernels;
+
+mod sort;
+
+use super::{CHECK, policy};
 use crate::gpu::Gpu;
-use crate::ops::quantized_matmul::gpu::{Batches, multiply, padded};
+use crate::ops::quantized_matmul::gpu::{Batches, multiply, padded, tensor_core};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 
 /// See [`super::gather_qmm`]; everything was checked.
@@ -16,6 +21,13 @@ pub(super) fn gather_qmm(
     let y = Tensor::allocate(shape, CHECK.float("x", x)?.dtype(), &Device::Gpu(gpu.clone()))?;
     if !y.is_empty() {
         let share = if x.dim(1) == 1 { ids.dim(1) } else { 1 };
+        let experts = weight.shape()[0];
+        let sortable =
+            experts <= sort::EXPERTS && tensor_core::supports(gpu.target(), weight, CHECK.float("x", x)?);
+        if let Some(rows) = policy::tiles(ids.len(), experts).filter(|_| sortable) {
+            sort::gather_qmm(gpu, x, weight, (ids, share), &y, rows)?;
+            return Ok(y);
+        }
         multiply(gpu, &padded(gpu, x)?, weight, &Batches::Chosen { ids, share }, &y)?;
     }
     Ok(y)

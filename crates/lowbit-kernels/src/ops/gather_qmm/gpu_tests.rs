@@ -43,6 +43,46 @@ fn tokens_that_share_x_or_do_not() {
     }
 }
 
+/// Tokens that choose experts with every degree of evenness, some of them none at all.
+fn many(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
+    let mut random = numcheck::Random::new(tokens as u64);
+    let chosen =
+        (0..tokens * top_k).map(|_| (random.below(experts) * random.below(experts) / experts) as u32);
+    Case {
+        x: inputs::activations(&[tokens, slots, 256], FloatType::BF16, 5, &host()).unwrap(),
+        weight: inputs::weight(Format::Q4_0, &[experts, 134, 256], 6, &host()).unwrap(),
+        ids: Tensor::new(&chosen.collect::<Vec<_>>(), &[tokens, top_k], &host()).unwrap(),
+    }
+}
+
+#[test]
+fn many_tokens_are_sorted_by_expert() {
+    let rounded = crate::ops::quantized_matmul::gpu_tests::rounds(&gpu());
+    for (tokens, experts, top_k) in [(50, 3, 4), (16, 40, 8), (65, 7, 2), (100, 70, 3), (150, 1, 1)] {
+        for slots in [1, top_k] {
+            let case = many(tokens, experts, top_k, slots);
+            let what = format!("T={tokens} E={experts} top_k={top_k} slots {slots}");
+            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(rounded));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_id_among_many_gives_nan_in_its_row_alone() {
+    let want = values(&on_gpu(&many(60, 9, 4, 1)).unwrap());
+    let mut wrong = many(60, 9, 4, 1);
+    for (at, id) in [(0, 9), (77, u32::MAX), (239, 1 << 31)] {
+        wrong.ids.as_mut_slice::<u32>().unwrap()[at] = id;
+    }
+    let got = values(&on_gpu(&wrong).unwrap());
+    for (pair, (got, want)) in got.chunks(134).zip(want.chunks(134)).enumerate() {
+        match pair {
+            0 | 77 | 239 => assert!(got.iter().all(|y| y.is_nan()), "pair {pair}: {got:?}"),
+            _ => assert_eq!(got, want, "pair {pair}"),
+        }
+    }
+}
+
 #[test]
 fn a_wrong_id_gives_nan_in_its_row_alone() {
     let right = Case::new(&host(), Format::Q4_K, 4, 1, FloatType::F32);

@@ -7,6 +7,22 @@ pub(super) fn sort_by_expert(pairs: usize, experts: usize, top_k: usize) -> bool
     pairs > top_k && pairs * 4 > experts
 }
 
+/// On a GPU with tensor cores: the rows of the tiles that pairs are brought together in, where that pays.
+#[cfg(feature = "gpu")]
+pub(super) fn tiles(pairs: usize, experts: usize) -> Option<usize> {
+    /// Pairs from which on sorting them takes less than reading weights again.
+    const MANY: usize = 128;
+    /// What a tile costs beside its rows, in rows: the decoding.
+    const DECODE: usize = 80;
+    if pairs < MANY {
+        return None;
+    }
+    let an_expert = pairs.div_ceil(experts.max(1));
+    // Twice the tiles an expert: the last of several is half full.
+    let tiles = |rows: usize| (2 * an_expert / rows + 1).max(2);
+    [8, 16, 32, 64, 128, 256].into_iter().min_by_key(|&rows| tiles(rows) * (rows + DECODE))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -28,6 +44,22 @@ mod tests {
                 "{:?}",
                 (tokens, experts, top_k)
             );
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn tiles_hold_an_experts_pairs() {
+        // (pairs, experts) -> rows
+        let table = [
+            ((64, 256), None),
+            ((512, 256), Some(8)),
+            ((4096, 256), Some(32)),
+            ((32768, 256), Some(128)),
+            ((4096, 1), Some(256)),
+        ];
+        for ((pairs, experts), want) in table {
+            assert_eq!(tiles(pairs, experts), want, "{pairs} pairs, {experts} experts");
         }
     }
 }

@@ -33,6 +33,11 @@ impl Case {
     }
 
     pub fn want(&self) -> Vec<Expected> {
+        self.bounded(false)
+    }
+
+    /// What is wanted where weights may be `rounded` to x's type.
+    pub fn bounded(&self, rounded: bool) -> Vec<Expected> {
         let (n, k, top_k, slots) = (self.weight.n(), self.weight.k(), self.ids.dim(1), self.x.dim(1));
         let weight = reference::decoded(&self.weight, self.weight.rows()).unwrap();
         let x = values(&self.x);
@@ -41,7 +46,7 @@ impl Case {
         let pair = |pair: usize| {
             let row = pair / top_k * slots + if slots == 1 { 0 } else { pair % top_k };
             let expert = &weight[ids[pair] as usize * n * k..][..n * k];
-            reference::matmul(&x[row * k..][..k], expert, k, dtype)
+            reference::matmul_bounded(&x[row * k..][..k], expert, k, dtype, rounded)
         };
         (0..ids.len()).flat_map(pair).collect()
     }

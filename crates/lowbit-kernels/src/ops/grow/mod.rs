@@ -1,9 +1,13 @@
 //! Moving a cache to a larger one.
 
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
-use crate::{KernelError, Tensor};
+#[cfg(feature = "gpu")]
+use crate::gpu::copy::Columns;
+use crate::{Device, KernelError, Tensor};
 
 /// `y[h, s, :] = x[h, s, :]`: a cache moved to one with room for more; what is new is zero.
 ///
@@ -13,7 +17,8 @@ use crate::{KernelError, Tensor};
 /// | `y` | `[H, capacity, D]` | the same |
 ///
 /// # Errors
-/// [`KernelError::Shape`] when `x` has not three dimensions or does not fit `capacity`.
+/// [`KernelError::Shape`] when `x` has not three dimensions or does not fit `capacity`; [`KernelError::Gpu`] when a GPU
+/// has no such memory left.
 pub fn grow(x: &Tensor, capacity: usize) -> Result<Tensor, KernelError> {
     let &[heads, len, dim] = x.shape() else {
         let want = "a cache is [H, S, D]".into();
@@ -23,13 +28,27 @@ pub fn grow(x: &Tensor, capacity: usize) -> Result<Tensor, KernelError> {
         let want = format!("the new capacity is {capacity}");
         return Err(KernelError::Shape { op: "grow", operand: "x", got: x.shape().to_vec(), want });
     }
-    x.device().as_cpu("grow")?;
-    let mut y = Tensor::zeros(&[heads, capacity, dim], x.dtype(), x.device());
     let (old, new) = (len * dim * x.dtype().size(), capacity * dim * x.dtype().size());
-    if old > 0 {
-        for (y, x) in y.bytes_mut().chunks_exact_mut(new).zip(x.bytes().chunks_exact(old)) {
-            y[..old].copy_from_slice(x);
+    let shape = [heads, capacity, dim];
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let y = Tensor::allocate(&shape, x.dtype(), x.device())?;
+            let from = Columns { memory: x.memory()?, pitch: old, start: 0, len: old };
+            let to = Columns { memory: y.memory()?, pitch: new, start: 0, len: new };
+            gpu.copy_columns(from, to, heads)?;
+            Ok(y)
+        }
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => {
+            let mut y = Tensor::zeros(&shape, x.dtype(), x.device());
+            if old > 0 {
+                for (y, x) in y.bytes_mut().chunks_exact_mut(new).zip(x.bytes().chunks_exact(old)) {
+                    y[..old].copy_from_slice(x);
+                }
+            }
+            Ok(y)
         }
     }
-    Ok(y)
 }

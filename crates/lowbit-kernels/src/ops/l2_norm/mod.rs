@@ -2,6 +2,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -19,7 +23,7 @@ pub struct L2Norm {
 }
 
 /// Where the epsilon of [`l2_norm`] goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum L2NormConvention {
     /// `x / sqrt(sum(x^2) + eps)`: transformers 5.23 `qwen3_next` `l2norm`, flash-linear-attention.
     Sum,
@@ -46,9 +50,12 @@ pub fn l2_norm(x: &Tensor, params: &L2Norm) -> Result<Tensor, KernelError> {
         return Err(check.shape_error("x", x, "[.., D] is wanted".into()));
     }
     check.eps(params.eps)?;
-    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    let dtype = check.float("x", x)?;
     match x.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::l2_norm(cpu, &x, params)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::l2_norm(check, gpu, x, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => cpu::l2_norm(cpu, &check.widened("x", x)?, params)?.cast(dtype.dtype()),
     }
 }

@@ -7,13 +7,17 @@ const CONVENTIONS: [L2NormConvention; 3] =
 
 #[test]
 fn agrees_with_f64() {
+    agrees_with_f64_on(&devices());
+}
+
+pub(super) fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(1);
-    for device in devices() {
+    for device in devices {
         for width in WIDTHS {
             for (dtype, convention) in FLOATS.into_iter().zip(CONVENTIONS) {
                 let shape = [2, 3, width];
                 let params = L2Norm { eps: 0.3, convention };
-                let (x, xs) = normal(&mut random, &shape, dtype, &device);
+                let (x, xs) = normal(&mut random, &shape, dtype, device);
                 let want = reference::l2_norm(&xs, width, &params);
                 let bound = |i: usize| gamma(reference::roundings(width)) * want[i].abs();
                 assert_close(&l2_norm(&x, &params).unwrap(), &shape, dtype, &want, bound);
@@ -24,9 +28,13 @@ fn agrees_with_f64() {
 
 #[test]
 fn conventions_differ_where_eps_counts() {
+    conventions_differ_where_eps_counts_on(&devices());
+}
+
+pub(super) fn conventions_differ_where_eps_counts_on(devices: &[Device]) {
     let values = [3e-4, -4e-4, 0.0, 0.0];
-    for device in devices() {
-        let (x, xs) = tensor(&values, &[2, 2], FLOATS[0], &device);
+    for device in devices {
+        let (x, xs) = tensor(&values, &[2, 2], FLOATS[0], device);
         let lengths = [(25e-8f64 + 1e-3).sqrt(), (25e-8f64 + 2e-3).sqrt(), 1e-3];
         for (convention, length) in CONVENTIONS.into_iter().zip(lengths) {
             let want: Vec<f64> = values.map(|x| f64::from(x) / length).to_vec();

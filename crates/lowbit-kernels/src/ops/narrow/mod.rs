@@ -1,11 +1,15 @@
 //! A copy of some columns.
 
 mod bench;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
-use crate::{KernelError, Tensor};
+#[cfg(feature = "gpu")]
+use crate::gpu::copy::Columns;
+use crate::{Device, KernelError, Tensor};
 
 /// `y[.., i] = x[.., start + i]` for `i < len`.
 ///
@@ -30,15 +34,27 @@ pub fn narrow(x: &Tensor, start: usize, len: usize) -> Result<Tensor, KernelErro
     if width == len {
         return x.reshape(&shape);
     }
-    let cpu = x.device().as_cpu("narrow")?;
     let size = x.dtype().size();
-    let (mut y, x) = (Tensor::empty(&shape, x.dtype(), x.device()), x);
-    let bytes = x.bytes();
-    cpu.for_each_rows(y.bytes_mut(), (len * size).max(1), len, |first, y| {
-        let rows = bytes.chunks_exact(width * size).skip(first);
-        for (x, y) in rows.zip(y.chunks_exact_mut(len * size)) {
-            y.copy_from_slice(&x[start * size..(start + len) * size]);
+    let mut y = Tensor::allocate(&shape, x.dtype(), x.device())?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let (all, len) = (width * size, len * size);
+            let from = Columns { memory: x.memory()?, pitch: all, start: start * size, len };
+            let to = Columns { memory: y.memory()?, pitch: len, start: 0, len };
+            gpu.copy_columns(from, to, x.len() / width)?;
         }
-    });
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let bytes = x.bytes();
+            cpu.for_each_rows(y.bytes_mut(), (len * size).max(1), len, |first, y| {
+                let rows = bytes.chunks_exact(width * size).skip(first);
+                for (x, y) in rows.zip(y.chunks_exact_mut(len * size)) {
+                    y.copy_from_slice(&x[start * size..(start + len) * size]);
+                }
+            });
+        }
+    }
     Ok(y)
 }

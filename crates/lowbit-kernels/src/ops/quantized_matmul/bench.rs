@@ -1,6 +1,6 @@
 use super::{quantized_matmul, reference};
 use crate::{
-    KernelError, QuantizedTensor, Tensor,
+    Device, KernelError, QuantizedTensor, Tensor,
     bench::{Case, Cases, Expected, Prepared, Run},
     inputs,
 };
@@ -26,6 +26,9 @@ fn cases() -> Vec<Case> {
         for format in formats() {
             for (k, n) in [(4096, 14336), (14336, 4096), (8192, 28672)] {
                 cases.push(product(format, FloatType::F16, (1, n, k)).case(quantized_matmul));
+            }
+            for m in [64, 512, 4096] {
+                cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(quantized_matmul));
             }
         }
     }
@@ -69,7 +72,7 @@ impl Product {
                 let host = device.host()?;
                 let x = inputs::activations(&[m, k], dtype, 1, &host)?;
                 let weight = inputs::weight(format, &[n, k], 2, &host)?;
-                let expected = self.expected(&x, &weight)?;
+                let expected = self.expected(&x, &weight, device)?;
                 let x = x.to_device(device)?;
                 let bind = |weight| -> Run {
                     let x = x.clone();
@@ -84,13 +87,20 @@ impl Product {
     }
 
     /// All columns of some rows of the result.
-    fn expected(self, x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<Expected>, KernelError> {
+    fn expected(
+        self,
+        x: &Tensor,
+        weight: &QuantizedTensor,
+        device: &Device,
+    ) -> Result<Vec<Expected>, KernelError> {
         let Self { m, n, k, dtype, .. } = self;
+        let rounded = matches!(device, Device::Gpu(_)) && dtype != FloatType::F32;
         let x = x.cast(DType::F32)?;
         let distinct = reference::decoded(weight, n.min(inputs::DISTINCT))?;
         let mut all = Vec::new();
         for row in sampled(m) {
-            let of_row = reference::matmul(&x.as_slice()?[row * k..][..k], &distinct, k, dtype);
+            let of_row =
+                reference::matmul_bounded(&x.as_slice()?[row * k..][..k], &distinct, k, dtype, rounded);
             all.extend((0..n).map(|n_| Expected { index: row * n + n_, ..of_row[n_ % of_row.len()] }));
         }
         Ok(all)

@@ -22,10 +22,16 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
             let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
-            reference::matmul(x, weight, k, dtype)
+            reference::matmul_bounded(x, weight, k, dtype, rounds(&gpu) && m * r > 32)
         })
         .collect();
     assert_expected(&format!("{format} B={b} r={r} M={m} N={n} K={k} {dtype:?}"), &y, &want);
+}
+
+/// Whether products of many rows round weights to x's type.
+pub(crate) fn rounds(gpu: &Device) -> bool {
+    let Device::Gpu(gpu) = gpu else { unreachable!() };
+    gpu.target().warp_groups()
 }
 
 #[test]
@@ -76,6 +82,62 @@ fn rows_of_x_and_batches() {
 fn many_rows_in_every_format() {
     for format in gpu_formats() {
         check(format, (1, 1, 37, 21, 256), FloatType::F32);
+    }
+}
+
+/// Sizes that tensor cores take, where there are any.
+#[test]
+fn many_rows_in_whole_blocks() {
+    for format in gpu_formats() {
+        check(format, (1, 1, 35, 38, 512), FloatType::F16);
+    }
+    for dtype in [FloatType::F16, FloatType::BF16] {
+        for (m, n) in [(33, 2), (64, 126), (65, 128), (200, 130), (257, 258)] {
+            check(Format::Q4_0, (1, 1, m, n, 128), dtype);
+        }
+    }
+    check(Format::affine(3, 64, FloatType::BF16).unwrap(), (2, 2, 40, 44, 1408), FloatType::BF16);
+}
+
+/// What a library of dense products gets.
+#[test]
+#[cfg(feature = "cuda")]
+fn weights_decoded_to_16_bits() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    for format in gpu_formats().into_iter().filter(|format| !matches!(format, Format::Float(_))) {
+        let weight = inputs::weight(format, &[5, 256], 7, &host).unwrap();
+        let want = reference::decoded(&weight, 5).unwrap();
+        for dtype in [FloatType::F16, FloatType::BF16] {
+            let got = super::gpu::library::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
+            let shape = Tensor::allocate(&[5, 256], dtype.dtype(), &gpu).unwrap();
+            let got = values(&shape.over(got, dtype.dtype()).to_device(&host).unwrap());
+            let bound = |w: f32| f64::from(w.abs()) * 2f64.powi(-23) + inputs::rounding(dtype, w.into());
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = f64::from(got - want).abs();
+                assert!(error <= bound(*want), "{format} {dtype:?} [{i}]: {got}, {want} is wanted");
+            }
+        }
+    }
+}
+
+/// Each size of tile: larger ones are chosen for products that fill a GPU.
+#[test]
+#[cfg(feature = "cuda")]
+fn large_products() {
+    let gpu = gpu();
+    if !rounds(&gpu) {
+        return;
+    }
+    for (m, n) in [(64, 16384), (300, 9000), (512, 16640)] {
+        for format in [Format::Q4_0, Format::affine(4, 64, FloatType::BF16).unwrap()] {
+            check(format, (1, 1, m, n, 256), FloatType::BF16);
+        }
+    }
+    // As many as a library of dense products is asked for.
+    for (dtype, k) in [(FloatType::F16, 96), (FloatType::BF16, 512)] {
+        check(Format::Q8_0, (1, 1, 4097, 136, k), dtype);
+        check(Format::Float(dtype), (1, 1, 65, 136, k), dtype);
     }
 }
 
@@ -151,7 +213,7 @@ fn refusals_name_the_device() {
     let message = quantized_matmul(&x.to_device(&gpu).unwrap(), &weight).unwrap_err().to_string();
     assert_eq!(message, format!("quantized_matmul: weight is on cpu, but x is on {gpu}"));
     let x: Tensor = x.to_device(&gpu).unwrap();
-    let message = crate::ops::silu_mul(&x, &x).unwrap_err().to_string();
-    assert_eq!(message, format!("silu_mul does not run on {gpu}"));
+    let message = crate::ops::argmax(&x).unwrap_err().to_string();
+    assert_eq!(message, format!("argmax does not run on {gpu}"));
     assert!(x.as_slice::<f32>().is_err());
 }

@@ -5,7 +5,7 @@ mod cpu;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
-mod gpu_tests;
+pub(crate) mod gpu_tests;
 mod policy;
 pub(crate) mod reference;
 #[cfg(test)]
@@ -31,7 +31,8 @@ const CHECK: Check = Check("quantized_matmul");
 /// `x` from `r*b` on.
 ///
 /// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
-/// rounded to `x`'s dtype once.
+/// rounded to `x`'s dtype once. Where a GPU's tensor cores multiply (many rows of f16 or bf16), decoded weights are
+/// rounded to `x`'s dtype too, as MLX does.
 ///
 /// # Errors
 /// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no

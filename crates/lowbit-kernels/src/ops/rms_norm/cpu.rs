@@ -53,7 +53,7 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-pub(super) fn rms_norm(
+pub(in crate::ops) fn rms_norm(
     cpu: &Cpu,
     x: &Tensor,
     gate: Option<&Tensor>,

@@ -1,13 +1,18 @@
 //! Root mean square normalisation, plain and gated.
 
 mod bench;
-mod cpu;
+pub(super) mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+use lowbit_formats::FloatType;
 
 /// `y[.., d] = x[.., d] / sqrt(mean(x[..]^2) + eps) * weight[d]`, the mean over the last dimension.
 ///
@@ -25,7 +30,16 @@ use crate::{Device, KernelError, Tensor};
 /// [`KernelError::Shape`] for another weight, [`KernelError::Value`] for other dtypes and for an eps that is
 /// negative or not finite.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-    normalise(Check("rms_norm"), x, None, weight, eps)
+    let check = Check("rms_norm");
+    normalise(check, x, None, weight, (eps, check.float("x", x)?))
+}
+
+/// As [`rms_norm`], with a result of `dtype`: a residual stream in f32 is normed for products in f16 or bf16.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> Result<Tensor, KernelError> {
+    normalise(Check("rms_norm"), x, None, weight, (eps, dtype))
 }
 
 /// `y = rms_norm(x, weight, eps) * silu(gate)`, with `silu(g) = g / (1 + e^-g)`: the output norm of gated delta nets,
@@ -44,7 +58,8 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelE
 /// # Errors
 /// As [`rms_norm`]; [`KernelError::Shape`] for a gate of another shape than x.
 pub fn gated_rms_norm(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-    normalise(Check("gated_rms_norm"), x, Some(gate), weight, eps)
+    let check = Check("gated_rms_norm");
+    normalise(check, x, Some(gate), weight, (eps, check.float("x", x)?))
 }
 
 fn normalise(
@@ -52,21 +67,30 @@ fn normalise(
     x: &Tensor,
     gate: Option<&Tensor>,
     weight: &Tensor,
-    eps: f32,
+    (eps, dtype): (f32, FloatType),
 ) -> Result<Tensor, KernelError> {
     let Some(&width) = x.shape().last() else {
         return Err(check.shape_error("x", x, "[.., D] is wanted".into()));
     };
     check.eps(eps)?;
-    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    check.float("x", x)?;
     check.shape("weight", weight, &[width], || format!("x {:?}", x.shape()))?;
-    let weight = check.widened("weight", weight)?;
+    check.float("weight", weight)?;
+    check.same_device("weight", weight.device(), x.device())?;
     if let Some(gate) = gate {
         check.shape("gate", gate, x.shape(), || "x".into())?;
+        check.float("gate", gate)?;
+        check.same_device("gate", gate.device(), x.device())?;
     }
-    let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
     match x.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::rms_norm(check, gpu, x, gate, weight, (eps, dtype)),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let (x, weight) = (check.widened("x", x)?, check.widened("weight", weight)?);
+            let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
+            cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype.dtype())
+        }
     }
 }

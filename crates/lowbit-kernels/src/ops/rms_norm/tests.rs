@@ -4,14 +4,18 @@ use numcheck::{Random, gamma};
 
 #[test]
 fn agrees_with_f64() {
+    agrees_with_f64_on(&devices());
+}
+
+pub(super) fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(1);
-    for device in devices() {
+    for device in devices {
         for width in WIDTHS {
             for dtype in FLOATS {
                 let shape = [2, 3, width];
-                let (x, xs) = normal(&mut random, &shape, dtype, &device);
-                let (gate, gates) = normal(&mut random, &shape, FLOATS[(width + 1) % 3], &device);
-                let (weight, weights) = normal(&mut random, &[width], FLOATS[width % 3], &device);
+                let (x, xs) = normal(&mut random, &shape, dtype, device);
+                let (gate, gates) = normal(&mut random, &shape, FLOATS[(width + 1) % 3], device);
+                let (weight, weights) = normal(&mut random, &[width], FLOATS[width % 3], device);
                 let want = reference::rms_norm(&xs, None, &weights, 1e-3);
                 let bound = |i: usize| gamma(reference::roundings(width, false)) * want[i].abs();
                 assert_close(&rms_norm(&x, &weight, 1e-3).unwrap(), &shape, dtype, &want, bound);

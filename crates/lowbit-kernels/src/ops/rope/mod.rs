@@ -3,6 +3,10 @@
 mod bench;
 mod cpu;
 mod frequencies;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 #[cfg(test)]
 mod peer;
 pub(crate) mod reference;
@@ -14,7 +18,7 @@ use crate::{Device, KernelError, Tensor};
 pub use frequencies::{Llama3, Yarn};
 
 /// Which elements of a head make a pair that is rotated together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeLayout {
     /// `(i, i + rotary_dim / 2)`: transformers, MLX's `traditional=False`, ggml's `NEOX`.
     HalfSplit,
@@ -59,6 +63,8 @@ pub struct Rope {
     layout: RopeLayout,
     inv_freq: Vec<f32>,
     attention_factor: f32,
+    #[cfg(feature = "gpu")]
+    uploaded: gpu::Uploaded,
 }
 
 impl Rope {
@@ -72,7 +78,13 @@ impl Rope {
     /// not positive, finite and in order; the message names the one.
     pub fn new(params: &RopeParams) -> Result<Self, KernelError> {
         let (inv_freq, attention_factor) = frequencies::compute(params)?;
-        Ok(Self { layout: params.layout, inv_freq, attention_factor })
+        Ok(Self {
+            layout: params.layout,
+            inv_freq,
+            attention_factor,
+            #[cfg(feature = "gpu")]
+            uploaded: Default::default(),
+        })
     }
 
     /// The pairs.
@@ -108,7 +120,10 @@ impl Rope {
 ///
 /// As in transformers, the position is rounded to f32 (exact up to 2^24) and the angle is the rounded f32 product, so
 /// that far positions come out as its do (the angle's error grows to 2^-24 of the angle). Cosine and sine are correctly
-/// rounded or next to it; products and sum are f32, rounded once to x's dtype at the end.
+/// rounded or next to it, on a GPU within 2^-23; products and sum are f32, rounded once to x's dtype at the end.
+/// A GPU gets the frequencies at the first rotation there, which a captured pass therefore must not be:
+/// [`Gpu::capture`](crate::gpu::Gpu) runs its work once before.
+///
 /// Source: transformers 5.23 `LlamaRotaryEmbedding`, `apply_rotary_pos_emb`.
 ///
 /// # Errors
@@ -126,9 +141,15 @@ pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, Kerne
     }
     check.shape("positions", positions, &[tokens], || format!("x {:?}", x.shape()))?;
     check.dtype("positions", positions, lowbit_formats::DType::U32)?;
-    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    check.same_device("positions", positions.device(), x.device())?;
+    let dtype = check.float("x", x)?;
     match x.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::rope(cpu, &x, positions.as_slice()?, rope)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::rope(check, gpu, x, positions, rope),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            cpu::rope(cpu, &check.widened("x", x)?, positions.as_slice()?, rope)?.cast(dtype.dtype())
+        }
     }
 }

@@ -12,9 +12,13 @@ const PARAMS: RopeParams = RopeParams {
 
 #[test]
 fn agrees_with_f64() {
+    agrees_with_f64_on(&devices());
+}
+
+pub(super) fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(1);
     let positions = [0u32, 1, 77, 4096, 1_000_000];
-    for device in devices() {
+    for device in devices {
         for (rotary_dim, width) in
             [(0, 3), (2, 2), (6, 11), (14, 14), (16, 17), (18, 40), (32, 64), (34, 34), (64, 70)]
         {
@@ -25,8 +29,8 @@ fn agrees_with_f64() {
                 let scaling = RopeScaling::Yarn(Yarn { attention_factor: Some(1.3), ..Yarn::new(4.0, 512) });
                 let rotation = Rope::new(&RopeParams { rotary_dim, layout, scaling, ..PARAMS }).unwrap();
                 let shape = [5, 3, width];
-                let (x, xs) = normal(&mut random, &shape, dtype, &device);
-                let at = Tensor::new(&positions, &[5], &device).unwrap();
+                let (x, xs) = normal(&mut random, &shape, dtype, device);
+                let at = Tensor::new(&positions, &[5], device).unwrap();
                 let want = reference::rope(&xs, width, &positions, &rotation);
                 let y = rope(&x, &at, &rotation).unwrap();
                 assert_close(&y, &shape, dtype, &want, |i| {
@@ -47,11 +51,15 @@ fn agrees_with_f64() {
 
 #[test]
 fn many_tokens_reach_every_thread() {
-    for device in devices() {
+    many_tokens_reach_every_thread_on(&devices());
+}
+
+pub(super) fn many_tokens_reach_every_thread_on(devices: &[Device]) {
+    for device in devices {
         let positions: Vec<u32> = (0..301).rev().collect();
         let rotation = Rope::new(&RopeParams { rotary_dim: 32, ..PARAMS }).unwrap();
-        let (x, xs) = normal(&mut Random::new(3), &[301, 8, 48], FLOATS[0], &device);
-        let y = rope(&x, &Tensor::new(&positions, &[301], &device).unwrap(), &rotation).unwrap();
+        let (x, xs) = normal(&mut Random::new(3), &[301, 8, 48], FLOATS[0], device);
+        let y = rope(&x, &Tensor::new(&positions, &[301], device).unwrap(), &rotation).unwrap();
         let want = reference::rope(&xs, 48, &positions, &rotation);
         // As above, with every pair's sum of magnitudes under twice the greatest.
         let greatest = xs.iter().fold(0f32, |a, b| a.max(b.abs()));

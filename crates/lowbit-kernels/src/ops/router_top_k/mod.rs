@@ -10,6 +10,8 @@
 //! | `ids` | `[T, top_k]` | u32 |
 //! | `weights` | `[T, top_k]` | f32 |
 //!
+//! A GPU does not look at the logits before: a token without a right answer gets experts 0 with weights NaN.
+//!
 //! Experts are chosen by their logits, which softmax leaves in order, so that the choice does not depend on how an
 //! exponential is rounded.
 //!
@@ -18,6 +20,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -38,7 +44,8 @@ pub struct RouterParams {
 ///
 /// # Errors
 /// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts; [`KernelError::Value`] for logits that are
-/// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then.
+/// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then
+/// (NaN weights on a GPU).
 pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Tensor), KernelError> {
     let op = Check("router_top_k");
     let [tokens, experts] = op.dims("logits", logits, "[T, E]")?;
@@ -46,8 +53,12 @@ pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Te
     if top_k == 0 || top_k > experts {
         return Err(op.shape_error("logits", logits, format!("top_k is {top_k}: 1 to E are wanted")));
     }
-    match logits.device().clone() {
-        Device::Gpu(gpu) => Err(op.unsupported(&gpu)),
+    op.float("logits", logits)?;
+    match logits.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::router_top_k(op, gpu, logits, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let wide = op.widened("logits", logits)?;
             let rows = wide.as_slice::<f32>()?.chunks_exact(experts);
@@ -56,7 +67,7 @@ pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Te
                 let want = "every row is to have finite logits, or -inf beside finite ones".into();
                 return Err(KernelError::Value { op: "router_top_k", operand: "logits", got, want });
             }
-            let chosen = cpu::router_top_k(&cpu, wide.as_slice()?, experts, params);
+            let chosen = cpu::router_top_k(cpu, wide.as_slice()?, experts, params);
             let (ids, weights): (Vec<u32>, Vec<f32>) = chosen.into_iter().unzip();
             let shape = [tokens, top_k];
             Ok((Tensor::new(&ids, &shape, logits.device())?, Tensor::new(&weights, &shape, logits.device())?))

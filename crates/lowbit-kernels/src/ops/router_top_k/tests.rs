@@ -1,22 +1,26 @@
 use super::*;
-use crate::ops::testing::{FLOATS, devices, rounded, values};
+use crate::ops::testing::{FLOATS, devices, fetched, rounded, values};
 use lowbit_formats::DType;
 use numcheck::{Random, assert_within};
 
 fn check(logits: &[f32], experts: usize, params: RouterParams) {
+    check_on(&devices(), logits, experts, params);
+}
+
+pub(super) fn check_on(devices: &[Device], logits: &[f32], experts: usize, params: RouterParams) {
     for dtype in FLOATS {
         let logits: Vec<f32> = logits.iter().map(|&x| dtype.round(x)).collect();
         let want: Vec<_> =
             logits.chunks_exact(experts).flat_map(|row| reference::router_top_k(row, params)).collect();
         let (ids, weights): (Vec<u32>, Vec<f64>) =
             want.iter().map(|choice| (choice.id, choice.weight)).unzip();
-        for device in devices() {
+        for device in devices {
             let tokens = logits.len() / experts;
-            let x = rounded(&logits, &[tokens, experts], dtype, &device);
+            let x = rounded(&logits, &[tokens, experts], dtype, device);
             let (got_ids, got_weights) = router_top_k(&x, params).unwrap();
             assert_eq!(got_ids.shape(), [tokens, params.top_k]);
             assert_eq!((got_weights.shape(), got_weights.dtype()), (got_ids.shape(), DType::F32));
-            assert_eq!(got_ids.as_slice::<u32>().unwrap(), ids);
+            assert_eq!(fetched(&got_ids).as_slice::<u32>().unwrap(), ids);
             assert_within(&values(&got_weights), &weights, |i| want[i].bound);
         }
     }

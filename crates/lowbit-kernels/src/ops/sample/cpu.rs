@@ -14,7 +14,7 @@ pub(super) fn sample(
     logits: &[f32],
     history: &[u32],
     params: &SampleParams,
-    uniform: f64,
+    word: u64,
 ) -> Result<u32, KernelError> {
     let penalised = penalise(logits, history, params.repetition_penalty);
     let logits = penalised.as_deref().unwrap_or(logits);
@@ -26,7 +26,7 @@ pub(super) fn sample(
     let logits = Logits { cpu, logits, max: logits[greatest], maxima };
     let filtered =
         params.top_p < 1.0 || params.min_p > 0.0 || (1..logits.logits.len()).contains(&params.top_k);
-    Ok(if filtered { draw(&logits.kept(params), uniform) } else { logits.draw(params.temperature, uniform) })
+    Ok(if filtered { draw(&logits.kept(params), word) } else { logits.draw(rate(params.temperature), word) })
 }
 
 /// The logits with those of `history` penalised; `None` when that changes nothing.
@@ -43,24 +43,43 @@ fn penalise(logits: &[f32], history: &[u32], penalty: f32) -> Option<Vec<f32>> {
     Some(penalised)
 }
 
+/// What a weight of 1 is. Weights are integers, so that their sums do not depend on their order, and every device
+/// draws the same. 2^24 of them have a sum below 2^64.
+pub(crate) const ONE: f32 = (1u64 << 40) as f32;
+
+/// What the logits' distances from the greatest are multiplied by.
+pub(crate) fn rate(temperature: f32) -> f32 {
+    // Not infinite: the greatest has a distance of 0.
+    temperature.recip().min(f32::MAX)
+}
+
+/// `top_p` in units of 2^-32.
+pub(crate) fn share(top_p: f32) -> u32 {
+    (f64::from(top_p) * 2f64.powi(32)) as u32
+}
+
+/// The `word` of 2^64 parts of `total`.
+fn part(word: u64, total: u64) -> u64 {
+    ((u128::from(word) * u128::from(total)) >> 64) as u64
+}
+
 /// An id and what its probability is proportional to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub id: u32,
-    pub weight: f64,
+    pub weight: u64,
 }
 
-/// The candidate at `uniform` of the way through all weights.
-fn draw(candidates: &[Candidate], uniform: f64) -> u32 {
-    let mut left = uniform * candidates.iter().map(|candidate| candidate.weight).sum::<f64>();
+/// The candidate at `word` of 2^64 parts of the way through all weights.
+fn draw(candidates: &[Candidate], word: u64) -> u32 {
+    let mut left = part(word, candidates.iter().map(|candidate| candidate.weight).sum());
     for candidate in candidates {
-        left -= candidate.weight;
-        if left < 0.0 {
+        if left < candidate.weight {
             return candidate.id;
         }
+        left -= candidate.weight;
     }
-    // Rounding has left a rest: it belongs to the last one that can be drawn.
-    candidates.iter().rfind(|candidate| candidate.weight > 0.0).expect("the greatest can be").id
+    unreachable!("a part is less than the whole, which is not zero: the greatest is kept")
 }
 
 struct Logits<'a> {
@@ -72,12 +91,16 @@ struct Logits<'a> {
 }
 
 impl Logits<'_> {
-    /// The ids that pass the filters, in their order, with their weights at the temperature.
+    /// The ids that pass the filters, in order, with their weights at the temperature.
     fn kept(&self, params: &SampleParams) -> Vec<Candidate> {
         let all = self.logits.len();
         let top_k = if params.top_k == 0 { all } else { params.top_k.min(all) };
         let floor = if params.min_p > 0.0 { self.max + params.min_p.ln() } else { f32::NEG_INFINITY };
-        let mass = (params.top_p < 1.0).then(|| f64::from(params.top_p) * self.sums(1.0).iter().sum::<f64>());
+        let mass = (params.top_p < 1.0).then(|| {
+            let total: u64 = self.sums(1.0).iter().sum();
+            let mass = (u128::from(total) * u128::from(share(params.top_p))) >> 32;
+            (mass as u64).max(1)
+        });
         // Few tokens hold most of the probability: sort a few, and more only when top-p is not reached.
         let mut count = if mass.is_some() { top_k.min(256) } else { top_k };
         loop {
@@ -89,22 +112,24 @@ impl Logits<'_> {
             }
             largest.truncate(cut.unwrap_or(largest.len()));
             largest.sort_unstable_by_key(|&(_, id)| id);
-            let weight = |logit: f32| (f64::from(logit - self.max) / f64::from(params.temperature)).exp();
-            return largest.iter().map(|&(logit, id)| Candidate { id, weight: weight(logit) }).collect();
+            let weights = self.weights(largest.iter().map(|&(logit, _)| logit), rate(params.temperature));
+            let ids = largest.iter().map(|&(_, id)| id);
+            return ids.zip(weights).map(|(id, weight)| Candidate { id, weight }).collect();
         }
     }
 
     /// How many of the `sorted` logits top-p keeps; `None` when that is all of them and more may follow.
-    fn nucleus(&self, sorted: &[(f32, u32)], mass: f64) -> Option<usize> {
-        let (mut above, mut threshold) = (0.0, f32::NAN);
-        for (i, &(logit, _)) in sorted.iter().enumerate() {
+    fn nucleus(&self, sorted: &[(f32, u32)], mass: u64) -> Option<usize> {
+        let (mut above, mut threshold) = (0, f32::NAN);
+        let weights = self.weights(sorted.iter().map(|&(logit, _)| logit), 1.0);
+        for (i, (&(logit, _), weight)) in sorted.iter().zip(weights).enumerate() {
             if above >= mass && logit != threshold {
                 return Some(i);
             }
             if above < mass {
                 threshold = logit;
             }
-            above += f64::from(logit - self.max).exp();
+            above += weight;
         }
         None
     }
@@ -136,57 +161,62 @@ impl Logits<'_> {
         found
     }
 
-    /// The sums of `exp((logits - max) / temperature)` over each [`BLOCK`].
-    fn sums(&self, temperature: f32) -> Vec<f64> {
-        let mut sums = vec![f64::NAN; self.maxima.len()];
+    /// The sums of the weights of each [`BLOCK`].
+    fn sums(&self, rate: f32) -> Vec<u64> {
+        let mut sums = vec![u64::MAX; self.maxima.len()];
         self.cpu.for_each_rows(&mut sums, 1, 16 * BLOCK, |first, sums| {
             for (block, sum) in (first..).zip(sums) {
-                *sum = self.weights(block, temperature).iter().map(|&weight| f64::from(weight)).sum();
+                *sum = self.block(block, rate).iter().sum();
             }
         });
         sums
     }
 
-    /// `exp((logits - max) / temperature)` of a block, and zeros after the last one.
-    fn weights(&self, block: usize, temperature: f32) -> [f32; BLOCK] {
+    /// The weights of a block, and zeros after the last one.
+    fn block(&self, block: usize, rate: f32) -> [u64; BLOCK] {
         let logits = &self.logits[block * BLOCK..self.logits.len().min((block + 1) * BLOCK)];
-        let mut weights = [0.0; BLOCK];
-        self.cpu.isa().dispatch(Weights { logits, max: self.max, temperature, weights: &mut weights });
+        let mut weights = [0; BLOCK];
+        self.cpu.isa().dispatch(Weights { logits, max: self.max, rate, weights: &mut weights });
+        weights
+    }
+
+    /// `exp((logit - max) * rate)` of each logit, in units of `1 / ONE`.
+    fn weights(&self, logits: impl Iterator<Item = f32>, rate: f32) -> Vec<u64> {
+        let logits: Vec<f32> = logits.collect();
+        let mut weights = vec![0; logits.len().next_multiple_of(BLOCK)];
+        for (logits, weights) in logits.chunks(BLOCK).zip(weights.as_chunks_mut().0) {
+            self.cpu.isa().dispatch(Weights { logits, max: self.max, rate, weights });
+        }
+        weights.truncate(logits.len());
         weights
     }
 
     /// Draws from all ids, in their order.
-    fn draw(&self, temperature: f32, uniform: f64) -> u32 {
-        let sums = self.sums(temperature);
-        let mut left = uniform * sums.iter().sum::<f64>();
-        let mut last = 0;
-        for (block, sum) in sums.iter().enumerate() {
-            if *sum > 0.0 {
-                last = block;
-                if left < *sum {
-                    break;
+    fn draw(&self, rate: f32, word: u64) -> u32 {
+        let sums = self.sums(rate);
+        let mut left = part(word, sums.iter().sum());
+        for (block, &sum) in sums.iter().enumerate() {
+            if left < sum {
+                let ids = (block * BLOCK) as u32..;
+                let weights = ids.zip(self.block(block, rate));
+                for (id, weight) in weights {
+                    if left < weight {
+                        return id;
+                    }
+                    left -= weight;
                 }
-                left -= sum;
             }
+            left -= sum;
         }
-        let weights = self.weights(last, temperature);
-        let mut id = 0;
-        for (i, &weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
-            id = (last * BLOCK + i) as u32;
-            left -= f64::from(weight);
-            if left < 0.0 {
-                break;
-            }
-        }
-        id
+        unreachable!("a part is less than the whole, which is not zero: the greatest has a weight of 1")
     }
 }
 
 struct Weights<'a> {
     logits: &'a [f32],
     max: f32,
-    temperature: f32,
-    weights: &'a mut [f32; BLOCK],
+    rate: f32,
+    weights: &'a mut [u64; BLOCK],
 }
 
 impl Kernel for Weights<'_> {
@@ -194,10 +224,14 @@ impl Kernel for Weights<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (max, temperature) = (simd.splat(self.max), simd.splat(self.temperature));
-        for (x, y) in self.logits.chunks(S::LANES).zip(self.weights.chunks_mut(S::LANES)) {
+        let (max, rate) = (simd.splat(self.max), simd.splat(self.rate));
+        let mut floats = [0.0; BLOCK];
+        for (x, y) in self.logits.chunks(S::LANES).zip(floats.chunks_mut(S::LANES)) {
             let x = simd.load_partial(x, f32::NEG_INFINITY);
-            simd.store(simd.exp(simd.div(simd.sub(x, max), temperature)), y);
+            simd.store(simd.mul(simd.exp(simd.mul(simd.sub(x, max), rate)), simd.splat(ONE)), y);
+        }
+        for (weight, float) in self.weights.iter_mut().zip(floats) {
+            *weight = float as u64;
         }
     }
 }

@@ -90,3 +90,47 @@ fn logits_without_an_answer_show_on_a_gpu() {
         }
     }
 }
+
+/// What both devices draw after the same text. Tokens of it that V does not have do not count.
+fn on_both(logits: &Tensor, text: &[u32], params: &SampleParams, count: usize) -> [Vec<u32>; 2] {
+    let text: Vec<u32> = text.iter().map(|id| id % logits.len() as u32).collect();
+    [device(), gpu()].map(|device| {
+        let logits = logits.to_device(&device).unwrap();
+        draws(&logits, &text, params, count).into_iter().map(|(_, id)| id).collect()
+    })
+}
+
+#[test]
+fn draws_what_the_cpu_draws() {
+    for count in [1, 17, 64, 65, 1000, 5000] {
+        for (params, dtype) in settings().into_iter().zip(FLOATS.into_iter().cycle()) {
+            let logits = rounded(&Random::new(count as u64).normal(count, 3.0), &[count], dtype, &device());
+            let [cpu, gpu] = on_both(&logits, &[0, 5, 3], &params, 4);
+            assert_eq!(gpu, cpu, "V={count} {params:?} {dtype:?}");
+        }
+    }
+}
+
+#[test]
+fn ties_at_the_thresholds() {
+    let base = SampleParams { temperature: 0.8, ..SampleParams::default() };
+    let mut random = Random::new(9);
+    let coarse: Vec<f32> = (0..700).map(|_| random.below(4) as f32).collect();
+    let zeros: Vec<f32> = (0..40).map(|i| if i % 3 == 0 { -0.0 } else { 0.0 }).collect();
+    for logits in [&[1.0, 2.0, 1.0, 2.0, 2.0, -f32::INFINITY, 1.0][..], &coarse, &zeros] {
+        let x = Tensor::new(logits, &[logits.len()], &device()).unwrap();
+        for params in [
+            SampleParams { top_k: 2, ..base },
+            SampleParams { top_k: 4, ..base },
+            SampleParams { top_k: 33, ..base },
+            SampleParams { top_k: 300, top_p: 0.9, ..base },
+            SampleParams { top_k: 3, top_p: 0.1, ..base },
+            SampleParams { top_p: 0.75, ..base },
+            SampleParams { top_k: 5, min_p: 1.0, ..base },
+            SampleParams { top_k: 2, temperature: 1e-40, ..base },
+        ] {
+            let [cpu, gpu] = on_both(&x, &[1], &params, 12);
+            assert_eq!(gpu, cpu, "{params:?}");
+        }
+    }
+}

@@ -10,11 +10,7 @@ mod next;
 #[cfg(test)]
 mod peer;
 mod philox;
-#[cfg(feature = "gpu")]
-mod random;
 pub(crate) mod reference;
-#[cfg(feature = "gpu")]
-mod search;
 #[cfg(test)]
 mod tests;
 
@@ -86,8 +82,9 @@ impl SampleParams {
 /// | history | ids less than V | |
 ///
 /// The random number is Philox4x32-10 of the counter `step` and the key `seed`: the same seed and step draw the same
-/// token whatever was drawn before. Filters are decided on f32 logits and f32 probabilities summed in blocks of 64 and
-/// then in f64. Logits of -inf are never drawn.
+/// token whatever was drawn before. Filters are decided on f32 logits; probabilities are f32 exponentials in units of
+/// 2^-40 of the greatest, whose sums are integers and exact, so that no order of summation changes the choice. Logits
+/// of -inf are never drawn.
 ///
 /// Source: mlx-lm 0.32.2 `sample_utils` (`make_sampler`, `make_repetition_penalty`).
 ///
@@ -102,17 +99,23 @@ pub fn sample(
 ) -> Result<u32, KernelError> {
     let check = Check("sample");
     params.check(check)?;
-    if logits.is_empty() || logits.len() != logits.shape().last().copied().unwrap_or(0) {
-        return Err(check.shape_error("logits", logits, "one row [V] is wanted".into()));
-    }
+    one_row(check, logits)?;
     let count = logits.len();
     if let Some(index) = history.iter().position(|&id| id as usize >= count) {
         return Err(KernelError::Id { op: "sample", operand: "history", index, id: history[index], count });
     }
     let logits = check.widened("logits", logits)?;
-    let uniform = philox::uniform(step, params.seed);
     match logits.device() {
         Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::sample(check, cpu, logits.as_slice()?, history, params, uniform),
+        Device::Cpu(cpu) => {
+            cpu::sample(check, cpu, logits.as_slice()?, history, params, philox::word(step, params.seed))
+        }
     }
+}
+
+fn one_row(check: Check, logits: &Tensor) -> Result<(), KernelError> {
+    if logits.is_empty() || logits.len() != logits.shape().last().copied().unwrap_or(0) {
+        return Err(check.shape_error("logits", logits, "one row [V] is wanted".into()));
+    }
+    Ok(())
 }

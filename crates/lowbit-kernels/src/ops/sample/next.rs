@@ -108,11 +108,12 @@ impl DecodeState {
 /// |---|---|---|
 /// | logits | `[V]` (or `[1, V]`, ..) | f32, f16, bf16 |
 ///
-/// On a GPU probabilities are summed in f32 and the random number has 24 bits: a draw within a rounding error of the
-/// border between two tokens may be the other one. Logits without a right answer show in [`DecodeState::drawn`] there.
+/// A GPU draws what the CPU draws, but for the last place of an exponential in devices without fused multiplication: a
+/// draw that close to the border between two tokens may be the other one. Logits without a right answer show in
+/// [`DecodeState::drawn`] there.
 ///
 /// # Errors
-/// As [`sample()`]; [`KernelError::Device`] when `state` is on another device.
+/// As [`sample()`]; [`KernelError::Value`] for more than 2^24 logits on a GPU; [`KernelError::Device`] when `state` is on another device.
 pub fn sample_next(
     logits: &Tensor,
     state: &mut DecodeState,
@@ -121,13 +122,11 @@ pub fn sample_next(
     let check = Check("sample");
     params.check(check)?;
     check.float("logits", logits)?;
-    if logits.is_empty() || logits.len() != logits.shape().last().copied().unwrap_or(0) {
-        return Err(check.shape_error("logits", logits, "one row [V] is wanted".into()));
-    }
+    super::one_row(check, logits)?;
     check.same_device("state", state.token.device(), logits.device())?;
     match logits.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => super::gpu::sample_next(gpu, logits, state, params),
+        Device::Gpu(gpu) => super::gpu::sample_next(check, gpu, logits, state, params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {

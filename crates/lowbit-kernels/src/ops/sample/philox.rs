@@ -13,12 +13,16 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// Uniform in `[0, 1)`, a multiple of 2^-53.
-pub(crate) fn uniform(step: u64, seed: u64) -> f64 {
+/// The random word of a step: uniform below 2^64.
+pub(crate) fn word(step: u64, seed: u64) -> u64 {
     let [high, low, ..] =
         philox([step as u32, (step >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
-    let bits = u64::from(high) << 21 | u64::from(low) >> 11;
-    bits as f64 / (1u64 << 53) as f64
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// [`word`] as a number in `[0, 1)`, a multiple of 2^-53.
+pub(crate) fn uniform(step: u64, seed: u64) -> f64 {
+    (word(step, seed) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 #[cfg(test)]

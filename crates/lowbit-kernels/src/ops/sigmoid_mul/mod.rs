@@ -2,6 +2,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -24,16 +28,24 @@ use crate::{Device, KernelError, Tensor};
 /// [`KernelError::Shape`] for another gate, [`KernelError::Value`] for other dtypes.
 pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("sigmoid_mul");
-    let (dtype, x) = (x.dtype(), check.widened("x", x)?);
+    let dtype = check.float("x", x)?.dtype();
     let same = x.shape() == gate.shape();
     if !same && !matches!((x.shape(), gate.shape()), ([x @ .., _], [gate @ .., 1]) if x == gate) {
         let want = format!("x {:?} wants the same shape, or 1 as the last size", x.shape());
         return Err(check.shape_error("gate", gate, want));
     }
-    let gate = check.widened("gate", gate)?;
+    check.float("gate", gate)?;
+    check.same_device("gate", gate.device(), x.device())?;
     match x.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) if same => cpu::sigmoid_mul(cpu, &x, &gate)?.cast(dtype),
-        Device::Cpu(cpu) => cpu::sigmoid_mul_rows(cpu, &x, &gate)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::sigmoid_mul(check, gpu, x, gate),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let (x, gate) = (check.widened("x", x)?, check.widened("gate", gate)?);
+            let y =
+                if same { cpu::sigmoid_mul(cpu, &x, &gate) } else { cpu::sigmoid_mul_rows(cpu, &x, &gate) };
+            y?.cast(dtype)
+        }
     }
 }

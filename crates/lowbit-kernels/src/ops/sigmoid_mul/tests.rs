@@ -4,14 +4,18 @@ use numcheck::{Random, gamma};
 
 #[test]
 fn a_gate_an_element_and_a_gate_a_row() {
+    a_gate_an_element_and_a_gate_a_row_on(&devices());
+}
+
+pub(super) fn a_gate_an_element_and_a_gate_a_row_on(devices: &[Device]) {
     let mut random = Random::new(1);
-    for device in devices() {
+    for device in devices {
         for width in WIDTHS {
             for dtype in FLOATS {
                 let shape = [5, 2, width];
-                let (x, xs) = normal(&mut random, &shape, dtype, &device);
+                let (x, xs) = normal(&mut random, &shape, dtype, device);
                 for gate_width in [width, 1] {
-                    let (gate, gates) = normal(&mut random, &[5, 2, gate_width], FLOATS[width % 3], &device);
+                    let (gate, gates) = normal(&mut random, &[5, 2, gate_width], FLOATS[width % 3], device);
                     let want = reference::sigmoid_mul(&xs, &gates);
                     let y = sigmoid_mul(&x, &gate).unwrap();
                     assert_close(&y, &shape, dtype, &want, |i| gamma(reference::ROUNDINGS) * want[i].abs());

@@ -2,6 +2,10 @@
 
 mod bench;
 mod cpu;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
@@ -23,11 +27,17 @@ use crate::{Device, KernelError, Tensor};
 /// [`KernelError::Shape`] for different shapes, [`KernelError::Value`] for other dtypes.
 pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("silu_mul");
-    let (dtype, gate) = (gate.dtype(), check.widened("gate", gate)?);
+    let dtype = check.float("gate", gate)?.dtype();
     check.shape("up", up, gate.shape(), || "gate".into())?;
-    let up = check.widened("up", up)?;
+    check.float("up", up)?;
+    check.same_device("up", up.device(), gate.device())?;
     match gate.device() {
-        Device::Gpu(gpu) => Err(check.unsupported(gpu)),
-        Device::Cpu(cpu) => cpu::silu_mul(cpu, &gate, &up)?.cast(dtype),
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::silu_mul(check, gpu, gate, up),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            cpu::silu_mul(cpu, &check.widened("gate", gate)?, &check.widened("up", up)?)?.cast(dtype)
+        }
     }
 }

@@ -4,13 +4,17 @@ use numcheck::{Random, gamma};
 
 #[test]
 fn agrees_with_f64() {
+    agrees_with_f64_on(&devices());
+}
+
+pub(super) fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(1);
-    for device in devices() {
+    for device in devices {
         for width in WIDTHS {
             for dtype in FLOATS {
                 let shape = [3, width];
-                let (gate, gates) = normal(&mut random, &shape, dtype, &device);
-                let (up, ups) = normal(&mut random, &shape, FLOATS[width % 3], &device);
+                let (gate, gates) = normal(&mut random, &shape, dtype, device);
+                let (up, ups) = normal(&mut random, &shape, FLOATS[width % 3], device);
                 let want = reference::silu_mul(&gates, &ups);
                 assert_close(&silu_mul(&gate, &up).unwrap(), &shape, dtype, &want, |i| {
                     gamma(reference::ROUNDINGS) * want[i].abs()
@@ -22,16 +26,20 @@ fn agrees_with_f64() {
 
 #[test]
 fn gates_far_from_zero() {
+    gates_far_from_zero_on(&devices());
+}
+
+pub(super) fn gates_far_from_zero_on(devices: &[Device]) {
     let gates = [-1e30, -200.0, -100.0, -88.5, -20.0, 0.0, 20.0, 88.5, 100.0, 1e30];
-    for device in devices() {
-        let (gate, _) = tensor(&gates, &[10], FLOATS[0], &device);
-        let (up, ups) = tensor(&[3.0; 10], &[10], FLOATS[0], &device);
+    for device in devices {
+        let (gate, _) = tensor(&gates, &[10], FLOATS[0], device);
+        let (up, ups) = tensor(&[3.0; 10], &[10], FLOATS[0], device);
         let want = reference::silu_mul(&gates, &ups);
         // As above; and where e^-|gate| is subnormal, half its last place (2^-150) times gate, 104 at most, times up.
         let bound = |i: usize| gamma(reference::ROUNDINGS) * want[i].abs() + 2f64.powi(-150) * 104.0 * 3.0;
         assert_close(&silu_mul(&gate, &up).unwrap(), &[10], FLOATS[0], &want, bound);
-        let nan = Tensor::new(&[f32::NAN, 1.0], &[2], &device).unwrap();
-        let one = Tensor::new(&[1.0, f32::NAN], &[2], &device).unwrap();
+        let nan = Tensor::new(&[f32::NAN, 1.0], &[2], device).unwrap();
+        let one = Tensor::new(&[1.0, f32::NAN], &[2], device).unwrap();
         assert!(silu_mul(&nan, &one).unwrap().as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
     }
 }

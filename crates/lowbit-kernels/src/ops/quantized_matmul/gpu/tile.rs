@@ -84,12 +84,16 @@ fn tile<S: Int, B: Int, Y: Int, V: Size>(
                 for i in 0..PART {
                     let at = comptime!(part * PART + i);
                     let group = comptime!(c * groups + at / layout.group());
-                    let value = code(&words, comptime!(c * layout.bits), integers, at, layout)
-                        * comptime!(factor(layout) * unshift(layout, at));
+                    let mut value = code(&words, comptime!(c * layout.bits), integers, at, layout);
+                    if comptime!(factor(layout) != 1.0) {
+                        value *= comptime!(factor(layout));
+                    }
+                    // The same for all values whose shift is the same.
+                    let factor = factors[group] * comptime!(unshift(layout, at));
                     weights[c * PART + i] = if comptime!(layout.biased()) {
-                        fma(value, factors[group], offsets[group])
+                        fma(value, factor, offsets[group])
                     } else {
-                        value * factors[group]
+                        value * factor
                     };
                 }
             }

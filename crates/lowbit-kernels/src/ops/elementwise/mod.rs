@@ -1,5 +1,8 @@
 //! Ops that compute each element from the same element of their operands.
 
+#[cfg(feature = "gpu")]
+pub(super) mod gpu;
+
 use crate::{
     Cpu, KernelError, Tensor,
     simd::{
@@ -8,6 +11,18 @@ use crate::{
     },
 };
 use lowbit_formats::DType;
+
+/// Which element of a second operand belongs to one of the first.
+#[cfg(feature = "gpu")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Broadcast {
+    /// The same.
+    None,
+    /// That of its column: there is one row.
+    Row,
+    /// That of its row: there is one column.
+    Column,
+}
 
 struct Elementwise<'a, const N: usize, F> {
     f: &'a F,

@@ -1,0 +1,179 @@
+//! How kernels go through rows whose elements belong together, as norms do: a cube or a plane a row.
+
+use super::compile::Target;
+use crate::Tensor;
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+
+/// Elements that a unit loads at once. Vulkan knows no more.
+pub(crate) const VECTOR: usize = 4;
+
+/// How a cube takes rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Rows {
+    /// Units of a cube.
+    pub units: usize,
+    /// Units that run in step, or 0 where that differs from launch to launch.
+    pub plane: usize,
+    /// Rows of a cube: one, or one a plane.
+    pub rows: usize,
+    /// Elements of a vector.
+    pub vector: usize,
+}
+
+impl Rows {
+    /// For rows of `width` elements that lie in `tensors`.
+    pub fn of(target: &Target, width: usize, tensors: &[&Tensor]) -> Self {
+        Self::new(target.plane(), width, vector(width, tensors))
+    }
+
+    /// For rows of `width` elements in vectors of `vector`.
+    pub fn new(plane: Option<usize>, width: usize, vector: usize) -> Self {
+        let vectors = width.div_ceil(vector);
+        match plane {
+            // Small planes are a CPU's: one does all, without memory that units share.
+            Some(plane @ ..32) => Self { units: plane, plane, rows: 1, vector },
+            Some(plane) if vectors <= 4 * plane => Self { units: 4 * plane, plane, rows: 4, vector },
+            Some(plane) => {
+                let units = vectors.div_ceil(2).next_multiple_of(plane).min(512);
+                Self { units, plane, rows: 1, vector }
+            }
+            None => Self { units: vectors.next_power_of_two().clamp(64, 256), plane: 0, rows: 1, vector },
+        }
+    }
+
+    /// Cubes for `count` rows.
+    pub fn cubes(self, count: usize) -> [u32; 3] {
+        cubes(count.div_ceil(self.rows))
+    }
+
+    /// Units that share a row.
+    fn units_a_row(self) -> usize {
+        self.units / self.rows
+    }
+}
+
+/// `count` cubes in numbers that Vulkan promises; kernels see them in order as `CUBE_POS`, and perhaps more than
+/// `count`.
+pub(crate) fn cubes(count: usize) -> [u32; 3] {
+    const MOST: usize = 65535;
+    [count.clamp(1, MOST) as u32, count.div_ceil(MOST).max(1) as u32, 1]
+}
+
+/// How many elements of rows of `width` elements a unit can load at once from all `tensors`.
+pub(crate) fn vector(width: usize, tensors: &[&Tensor]) -> usize {
+    let aligned = |tensor: &&Tensor| {
+        tensor.memory().is_ok_and(|(_, start)| start.is_multiple_of(VECTOR * tensor.dtype().size()))
+    };
+    if width.is_multiple_of(VECTOR) && tensors.iter().all(aligned) { VECTOR } else { 1 }
+}
+
+/// The row that this unit works on.
+#[cube]
+pub(crate) fn row(#[comptime] shape: Rows) -> usize {
+    if comptime!(shape.rows == 1) {
+        CUBE_POS
+    } else {
+        CUBE_POS * comptime!(shape.rows) + UNIT_POS_X as usize / comptime!(shape.plane)
+    }
+}
+
+/// This unit's place among those that share its row.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[cube]
+pub(crate) fn place(#[comptime] shape: Rows) -> usize {
+    if comptime!(shape.rows == 1) {
+        UNIT_POS_X as usize
+    } else {
+        UNIT_POS_X as usize % comptime!(shape.plane)
+    }
+}
+
+/// How many units share a row.
+pub(crate) fn stride(shape: Rows) -> usize {
+    shape.units_a_row()
+}
+
+/// The smallest planes that there are.
+const FEWEST: usize = 4;
+
+/// A way to make one number of many, in any order.
+#[cube]
+pub(crate) trait Reduce<T: Numeric>: 'static + Send + Sync {
+    fn plane(x: T) -> T;
+    fn two(x: T, y: T) -> T;
+}
+
+pub(crate) struct Sum;
+pub(crate) struct Greatest;
+pub(crate) struct Least;
+
+#[cube]
+impl Reduce<f32> for Sum {
+    fn plane(x: f32) -> f32 {
+        plane_sum(x)
+    }
+
+    fn two(x: f32, y: f32) -> f32 {
+        x + y
+    }
+}
+
+#[cube]
+impl Reduce<u32> for Sum {
+    fn plane(x: u32) -> u32 {
+        plane_sum(x)
+    }
+
+    fn two(x: u32, y: u32) -> u32 {
+        x + y
+    }
+}
+
+#[cube]
+impl Reduce<u32> for Greatest {
+    fn plane(x: u32) -> u32 {
+        plane_max(x)
+    }
+
+    fn two(x: u32, y: u32) -> u32 {
+        max(x, y)
+    }
+}
+
+#[cube]
+impl Reduce<u32> for Least {
+    fn plane(x: u32) -> u32 {
+        plane_min(x)
+    }
+
+    fn two(x: u32, y: u32) -> u32 {
+        min(x, y)
+    }
+}
+
+/// What the units that share a row have, made one, for all of them. Every unit of the cube must come here.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[cube]
+pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) -> T {
+    let of_plane = R::plane(x);
+    if comptime!(shape.units == shape.rows * shape.plane) {
+        of_plane
+    } else {
+        let plane =
+            if comptime!(shape.plane == 0) { PLANE_DIM as usize } else { comptime!(shape.plane).runtime() };
+        let unit = UNIT_POS_X as usize;
+        let mut partial = Shared::<[T]>::new_slice(comptime!(shape.units / FEWEST));
+        if unit % plane == 0 {
+            partial[unit / plane] = of_plane;
+        }
+        sync_cube();
+        let mut all = partial[0usize];
+        for i in 1..comptime!(shape.units).runtime() / plane {
+            all = R::two(all, partial[i]);
+        }
+        // Whoever comes again writes.
+        sync_cube();
+        all
+    }
+}

@@ -1,0 +1,41 @@
+use super::tests::agrees_with_f64_on;
+use super::*;
+use crate::ops::testing::{FLOATS, assert_close, gpu, normal, values};
+use numcheck::{Random, gamma};
+
+#[test]
+fn agrees_with_f64() {
+    agrees_with_f64_on(&[gpu()]);
+}
+
+#[test]
+fn heads_rows_and_wide_ones() {
+    let mut random = Random::new(2);
+    let device = gpu();
+    for shape in [[999, 128], [3, 516], [1, 4096], [2, 5120]] {
+        for (x_type, dtype) in FLOATS.into_iter().flat_map(|x| FLOATS.map(|y| (x, y))) {
+            let (x, xs) = normal(&mut random, &shape, x_type, &device);
+            let (weight, weights) = normal(&mut random, &shape[1..], FLOATS[0], &device);
+            let want = reference::rms_norm(&xs, None, &weights, 1e-6);
+            let y = rms_norm_to(&x, &weight, 1e-6, dtype).unwrap();
+            let bound = |i: usize| gamma(reference::roundings(shape[1], false)) * want[i].abs();
+            assert_close(&y, &shape, dtype, &want, bound);
+        }
+    }
+}
+
+#[test]
+fn nan_stays_in_its_row() {
+    for width in [3, 8, 600] {
+        let mut x = vec![1f32; 5 * width];
+        x[2 * width + 1] = f32::NAN;
+        let x = Tensor::new(&x, &[5, width], &gpu()).unwrap();
+        let weight = Tensor::new(&vec![1f32; width], &[width], &gpu()).unwrap();
+        for (i, y) in values(&rms_norm(&x, &weight, 1e-6).unwrap()).iter().enumerate() {
+            assert_eq!(y.is_nan(), i / width == 2, "[{i}] {y}");
+        }
+    }
+    let none = Tensor::zeros(&[0, 3], FLOATS[0].dtype(), &gpu());
+    let weight = Tensor::zeros(&[3], FLOATS[0].dtype(), &gpu());
+    assert_eq!(rms_norm(&none, &weight, 1e-6).unwrap().shape(), [0, 3]);
+}

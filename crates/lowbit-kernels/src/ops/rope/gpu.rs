@@ -1,0 +1,193 @@
+//! Rotations on a GPU: a unit takes some pairs of some heads, so that their sines are computed once.
+
+use super::{Rope, RopeLayout};
+use crate::gpu::compile::{Target, buffer};
+use crate::gpu::copy::UNITS;
+use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::math::sin_cos;
+use crate::gpu::{Dispatch, Gpu, rows};
+use crate::ops::check::Check;
+use crate::{Device, KernelError, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A rotation's frequencies on the GPUs that have asked for them. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Uploaded(Arc<Mutex<Vec<Tensor>>>);
+
+/// It is no part of a rotation's value.
+impl PartialEq for Uploaded {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Uploaded {
+    fn get(&self, values: &[f32], device: &Device) -> Result<Tensor, KernelError> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tensor) = all.iter().find(|tensor| tensor.device().is(device)) {
+            return Ok(tensor.clone());
+        }
+        let tensor = Tensor::new(values, &[values.len()], device)?;
+        all.push(tensor.clone());
+        Ok(tensor)
+    }
+}
+
+/// Everything that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    layout: RopeLayout,
+    dtype: FloatType,
+    /// Pairs that a unit rotates at once.
+    vector: usize,
+}
+
+/// A unit takes two vectors of each of `share` heads, `len` units in all; heads have `pairs` vectors of pairs and `width`
+/// vectors.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[cube(launch_unchecked)]
+fn rotate<X: Int, V: Size>(
+    x: &[Vector<X, V>],
+    positions: &[u32],
+    inv_freq: &[f32],
+    y: &mut [Vector<X, V>],
+    len: u32,
+    heads: u32,
+    share: u32,
+    pairs: u32,
+    width: u32,
+    factor: u32,
+    #[comptime] shape: Shape,
+) {
+    let vector = comptime!(shape.vector);
+    let (heads, share, pairs, width) = (heads as usize, share as usize, pairs as usize, width as usize);
+    // What is copied goes by two vectors as well.
+    let slots = pairs + (width - 2 * pairs).div_ceil(2);
+    let shares = heads.div_ceil(share);
+    let i = ABSOLUTE_POS;
+    if i < len as usize {
+        let (slot, head, token) = (i % slots, i / slots % shares * share, i / slots / shares);
+        let mut cos = Array::<f32>::new(vector);
+        let mut sin = Array::<f32>::new(vector);
+        let rotated = slot < pairs;
+        let mut first = slot * 2;
+        let mut second = first + 1;
+        if rotated {
+            let position = f32::cast_from(positions[token]);
+            #[unroll]
+            for j in 0..vector {
+                let (s, c) = sin_cos(position * inv_freq[slot * vector + j]);
+                cos[j] = c * f32::reinterpret(factor);
+                sin[j] = s * f32::reinterpret(factor);
+            }
+            if comptime!(shape.layout == RopeLayout::HalfSplit) {
+                first = slot;
+                second = slot + pairs;
+            }
+        }
+        for head in head..min(head + share, heads) {
+            let at = (token * heads + head) * width;
+            if rotated {
+                turn::<X, V>(x, y, at + first, at + second, &cos, &sin, shape);
+            } else {
+                y[at + first] = x[at + first];
+                if second < width {
+                    y[at + second] = x[at + second];
+                }
+            }
+        }
+    }
+}
+
+/// Rotates the pairs of two vectors.
+#[cube]
+fn turn<X: Int, V: Size>(
+    x: &[Vector<X, V>],
+    y: &mut [Vector<X, V>],
+    first: usize,
+    second: usize,
+    cos: &Array<f32>,
+    sin: &Array<f32>,
+    #[comptime] shape: Shape,
+) {
+    let vector = comptime!(shape.vector);
+    let mut values = Array::<f32>::new(comptime!(2 * vector));
+    unpack::<X, V>(x[first], &mut values, 0usize, vector, shape.dtype);
+    unpack::<X, V>(x[second], &mut values, vector, vector, shape.dtype);
+    #[unroll]
+    for j in 0..vector {
+        let (a, b) = comptime!(match shape.layout {
+            RopeLayout::HalfSplit => (j, j + vector),
+            RopeLayout::Interleaved => (2 * j, 2 * j + 1),
+        });
+        let (xa, xb) = (values[a], values[b]);
+        values[a] = xa * cos[j] - xb * sin[j];
+        values[b] = xb * cos[j] + xa * sin[j];
+    }
+    y[first] = pack::<X, V>(&values, 0usize, vector, shape.dtype);
+    y[second] = pack::<X, V>(&values, vector, vector, shape.dtype);
+}
+
+fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(UNITS);
+    with_storage!(shape.dtype, X => Box::new(rotate::Rotate::<X>::new(
+        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), (), (), (), shape.vector,
+        shape,
+    )))
+}
+
+/// Each layout, type and way to load.
+#[cfg(test)]
+pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let mut kernels = Vec::new();
+    for (layout, vector) in
+        [RopeLayout::HalfSplit, RopeLayout::Interleaved].into_iter().flat_map(|l| [(l, 1), (l, 4)])
+    {
+        for dtype in crate::ops::testing::FLOATS {
+            kernels.push(kernel(target, Shape { layout, dtype, vector }));
+        }
+    }
+    kernels
+}
+
+/// Units that keep a GPU busy; more of them share sines.
+const ENOUGH: usize = 1 << 17;
+
+/// See [`super::rope`]; everything was checked.
+pub(super) fn rope(
+    check: Check,
+    gpu: &Gpu,
+    x: &Tensor,
+    positions: &Tensor,
+    rope: &Rope,
+) -> Result<Tensor, KernelError> {
+    let y = Tensor::allocate(x.shape(), x.dtype(), x.device())?;
+    if y.is_empty() {
+        return Ok(y);
+    }
+    let inv_freq = rope.uploaded.get(&rope.inv_freq, x.device())?;
+    let (tokens, heads, width, pairs) = (x.dim(0), x.dim(1), x.dim(2), rope.inv_freq.len());
+    let vector = if pairs.is_multiple_of(rows::VECTOR) { rows::vector(width, &[x]) } else { 1 };
+    let slots = pairs / vector + (width / vector - 2 * (pairs / vector)).div_ceil(2);
+    let share = (tokens * heads * slots / ENOUGH).clamp(1, heads);
+    let len = tokens * heads.div_ceil(share) * slots;
+    check.index(x.len())?;
+    let shape = Shape { layout: rope.layout, dtype: check.float("x", x)?, vector };
+    gpu.launch(Dispatch {
+        kernel: kernel(gpu.target(), shape),
+        cubes: rows::cubes(len.div_ceil(UNITS as usize)),
+        buffers: vec![x.memory()?, positions.memory()?, inv_freq.memory()?, y.memory()?],
+        scalars: vec![
+            check.index(len)?,
+            check.index(heads)?,
+            check.index(share)?,
+            check.index(pairs / vector)?,
+            check.index(width / vector)?,
+            rope.attention_factor.to_bits(),
+        ],
+    })?;
+    Ok(y)
+}

@@ -1,0 +1,138 @@
+//! The choice of experts on a GPU: a plane a token, which finds one expert after the other. The next is the greatest of
+//! those that come after the last one in order, so that nothing need be crossed out.
+
+use super::RouterParams;
+use crate::gpu::compile::{Target, buffer};
+use crate::gpu::float::{read, with_storage};
+use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
+use crate::gpu::math::exp;
+use crate::gpu::rows::{self, Greatest, Least, Rows, Sum, reduce};
+use crate::gpu::{Dispatch, Gpu};
+use crate::ops::check::Check;
+use crate::{KernelError, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::{DType, FloatType};
+
+/// Everything that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    rows: Rows,
+    dtype: FloatType,
+    normalize: bool,
+}
+
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[cube(launch_unchecked)]
+fn route<X: Int>(
+    logits: &[X],
+    ids: &mut [u32],
+    weights: &mut [f32],
+    tokens: u32,
+    experts: u32,
+    top_k: u32,
+    #[comptime] shape: Shape,
+) {
+    let stride = comptime!(rows::stride(shape.rows));
+    let unit = rows::place(shape.rows);
+    let row = rows::row(shape.rows);
+    // Units past the last token do its work too, and do not write.
+    let token = min(row, tokens as usize - 1);
+    let mine = row < tokens as usize;
+    let (experts, top_k) = (experts as usize, top_k as usize);
+    let (mut last, mut last_id) = (u32::MAX.runtime(), 0u32.runtime());
+    let (mut greatest, mut sum) = (0.0f32.runtime(), 0.0f32.runtime());
+    let mut bad = false.runtime();
+    for slot in 0..top_k {
+        let (mut best, mut best_id) = (0u32.runtime(), u32::MAX.runtime());
+        let mut i = unit;
+        while i < experts {
+            let id = i as u32;
+            let key = key(read(logits, token * experts + i, shape.dtype));
+            let after = slot == 0 || key < last || (key == last && id > last_id);
+            if after && key > best {
+                best = key;
+                best_id = id;
+            }
+            i += stride;
+        }
+        last = reduce::<u32, Greatest>(best, shape.rows);
+        last_id = reduce::<u32, Least>(select(best == last, best_id, u32::MAX.runtime()), shape.rows);
+        let logit = of_key(last);
+        if slot == 0 {
+            bad = last >= comptime!(INFINITE) || last <= comptime!(NOTHING);
+            greatest = logit;
+            if comptime!(!shape.normalize) {
+                let mut part = 0.0f32;
+                let mut i = unit;
+                while i < experts {
+                    part += exp(read(logits, token * experts + i, shape.dtype) - greatest);
+                    i += stride;
+                }
+                sum = reduce::<f32, Sum>(part, shape.rows);
+            }
+        }
+        let weight = exp(logit - greatest);
+        if comptime!(shape.normalize) {
+            sum += weight;
+        }
+        if mine && unit == slot % stride {
+            ids[token * top_k + slot] = select(bad, 0u32.runtime(), last_id);
+            weights[token * top_k + slot] = weight;
+        }
+    }
+    // Each by the unit that wrote it.
+    let mut slot = unit;
+    while mine && slot < top_k {
+        let weight = weights[token * top_k + slot] / sum;
+        weights[token * top_k + slot] = select(bad, f32::reinterpret(0x7fc0_0000u32), weight);
+        slot += stride;
+    }
+}
+
+/// A plane a token, and a few of them a cube.
+fn rows(plane: Option<usize>) -> Rows {
+    match plane {
+        Some(plane @ ..32) => Rows { units: plane, plane, rows: 1, vector: 1 },
+        Some(plane) => Rows { units: 2 * plane, plane, rows: 2, vector: 1 },
+        None => Rows { units: 64, plane: 0, rows: 1, vector: 1 },
+    }
+}
+
+fn kernel(target: &Target, dtype: FloatType, normalize: bool) -> Box<dyn CubeKernel> {
+    let shape = Shape { rows: rows(target.plane()), dtype, normalize };
+    let (settings, properties, registers) = target.start(shape.rows.units as u32);
+    with_storage!(dtype, X => Box::new(route::Route::<X>::new(
+        settings, properties, registers, buffer(), buffer(), buffer(), (), (), (), shape,
+    )))
+}
+
+/// Each type, normalised or not.
+#[cfg(test)]
+pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let all = crate::ops::testing::FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]);
+    all.map(|(dtype, normalize)| kernel(target, dtype, normalize)).collect()
+}
+
+/// See [`super::router_top_k`]; everything was checked.
+pub(super) fn router_top_k(
+    op: Check,
+    gpu: &Gpu,
+    logits: &Tensor,
+    RouterParams { top_k, normalize }: RouterParams,
+) -> Result<(Tensor, Tensor), KernelError> {
+    let (tokens, experts) = (logits.dim(0), logits.dim(1));
+    let ids = Tensor::allocate(&[tokens, top_k], DType::U32, logits.device())?;
+    let weights = Tensor::allocate(&[tokens, top_k], DType::F32, logits.device())?;
+    if tokens == 0 {
+        return Ok((ids, weights));
+    }
+    op.index(logits.len())?;
+    gpu.launch(Dispatch {
+        kernel: kernel(gpu.target(), op.float("logits", logits)?, normalize),
+        cubes: rows(gpu.target().plane()).cubes(tokens),
+        buffers: vec![logits.memory()?, ids.memory()?, weights.memory()?],
+        scalars: vec![op.index(tokens)?, op.index(experts)?, op.index(top_k)?],
+    })?;
+    Ok((ids, weights))
+}

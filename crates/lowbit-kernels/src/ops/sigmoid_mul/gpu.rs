@@ -1,0 +1,30 @@
+use crate::gpu::Gpu;
+#[cfg(test)]
+use crate::gpu::compile::Target;
+use crate::gpu::math::sigmoid;
+use crate::ops::check::Check;
+use crate::ops::elementwise::{Broadcast, gpu as elementwise};
+use crate::{KernelError, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+
+struct SigmoidMul;
+
+#[cube]
+impl elementwise::Combine for SigmoidMul {
+    fn combine(x: f32, y: f32) -> f32 {
+        x * sigmoid(y)
+    }
+}
+
+/// Every kernel of the op.
+#[cfg(test)]
+pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    elementwise::kernels::<SigmoidMul>(target, &[Broadcast::None, Broadcast::Column])
+}
+
+/// See [`super::sigmoid_mul`]; everything was checked.
+pub(super) fn sigmoid_mul(check: Check, gpu: &Gpu, x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
+    let broadcast = if x.shape() == gate.shape() { Broadcast::None } else { Broadcast::Column };
+    elementwise::map::<SigmoidMul>(check, gpu, x, gate, broadcast)
+}
