@@ -1,6 +1,7 @@
 //! The product on a GPU.
 
 mod mat_vec;
+mod mma_vec;
 mod pack;
 mod ptx;
 pub(crate) mod tensor_core;
@@ -24,6 +25,7 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
     pads.chain(mat_vec::kernels(target, &formats, &dtypes))
+        .chain(mma_vec::kernels(target, &formats))
         .chain(tile::kernels(target))
         .chain(tensor_core::kernels(target))
         .collect()
