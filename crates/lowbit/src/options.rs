@@ -15,7 +15,7 @@ pub struct ModelOptions {
     /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub [default: the bundled demo].
     #[arg(long, short)]
     model: Option<String>,
-    /// The type of activations [default: bf16 on a GPU with matrix units, f32 elsewhere].
+    /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
     #[arg(long, value_enum)]
     dtype: Option<Activations>,
     #[command(flatten)]

@@ -12,7 +12,7 @@ use std::time::Instant;
 pub struct Limits {
     /// Reading memory that no cache holds; on a GPU reading and writing in a copy.
     pub bytes_per_second: f64,
-    /// The best dense f32 product; on a GPU unknown, and infinite.
+    /// The best dense f32 product; on a GPU its maker's library's in bf16, or infinite where there is none.
     pub flops_per_second: f64,
 }
 
@@ -27,9 +27,10 @@ impl Limits {
                 Ok(Self { bytes_per_second: read_bandwidth(cpu), flops_per_second: dense_product(device)? })
             }
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => {
-                Ok(Self { bytes_per_second: gpu.copy_bandwidth()?, flops_per_second: f64::INFINITY })
-            }
+            Device::Gpu(gpu) => Ok(Self {
+                bytes_per_second: gpu.copy_bandwidth()?,
+                flops_per_second: library_product(gpu, device)?,
+            }),
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
         }
@@ -98,6 +99,25 @@ impl Kernel for Read<'_> {
         }
         sums.into_iter().map(|sum| simd.sum(sum)).sum()
     }
+}
+
+/// The best of some bf16 products by the maker's library.
+#[cfg(feature = "gpu")]
+fn library_product(gpu: &crate::gpu::Gpu, device: &Device) -> Result<f64, KernelError> {
+    let (m, n, k) = (4096, 8192, 4096);
+    if gpu.library().is_none() {
+        return Ok(f64::INFINITY);
+    }
+    let host = device.host()?;
+    let operand =
+        |rows, seed| inputs::activations(&[rows, k], FloatType::BF16, seed, &host)?.to_device(device);
+    let (x, weight) = (operand(m, 1)?, operand(n, 2)?);
+    let mut best = 0.0f64;
+    for _ in 0..10 {
+        let time = gpu.time(|| matmul(&x, &weight).map(drop))?;
+        best = best.max((2 * m * n * k) as f64 / time.as_secs_f64());
+    }
+    Ok(best)
 }
 
 fn dense_product(device: &Device) -> Result<f64, KernelError> {

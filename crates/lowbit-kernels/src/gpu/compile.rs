@@ -30,6 +30,12 @@ impl Target {
         Self { capability: Some(capability), ..Self::offline(32, 16) }
     }
 
+    /// Whether this is CUDA, which inline PTX and its libraries are for.
+    #[cfg(all(test, feature = "cuda"))]
+    pub fn is_cuda(&self) -> bool {
+        self.capability.is_some()
+    }
+
     /// Whether four planes can multiply matrices together: an instruction that Hopper alone has.
     pub fn warp_groups(&self) -> bool {
         self.capability == Some(90)

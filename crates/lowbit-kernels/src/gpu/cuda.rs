@@ -1,7 +1,8 @@
 //! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool; graphs.
 
 use super::compile::{self, Code, DiskCache, Target};
-use super::encoder::{Driver, Range, Replay};
+use super::cublas::{self, Cublas};
+use super::encoder::{Dense, Driver, Range, Replay};
 use super::{Dispatch, Gpu, Memory, nvrtc};
 use crate::KernelError;
 
@@ -12,7 +13,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Where CUDA finds and keeps things. The program decides; nothing is read from the environment.
@@ -38,6 +39,9 @@ struct Cuda {
     pool: Arc<Pool>,
     /// What the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
+    /// Whether cuBLASLt is installed, and what the first product made of it, with its workspace.
+    library: bool,
+    cublas: OnceLock<(Cublas, Memory)>,
 }
 
 #[derive(Clone, Debug)]
@@ -110,6 +114,8 @@ impl Gpu {
             kernels: Mutex::default(),
             pool: Arc::new(Pool { context: context.clone(), free: Mutex::default() }),
             captured: Mutex::new(None),
+            library: cublas::is_installed(),
+            cublas: OnceLock::new(),
             context,
         })))
     }
@@ -157,6 +163,16 @@ impl Cuda {
         let loaded = Loaded { function, shared: code.shared as u32, units };
         lock(&self.kernels).insert(id, loaded.clone());
         Ok(loaded)
+    }
+
+    /// cuBLASLt, from the first product on, and its workspace.
+    fn cublas(&self) -> Result<&(Cublas, Memory), KernelError> {
+        if let Some(cublas) = self.cublas.get() {
+            return Ok(cublas);
+        }
+        let cublas = Cublas::new().map_err(|error| self.refuse(format!("cuBLASLt: {error:?}")))?;
+        let workspace = self.allocate(cublas::WORKSPACE)?;
+        Ok(self.cublas.get_or_init(|| (cublas, workspace)))
     }
 
     fn block(memory: &Memory) -> &Block {
@@ -302,6 +318,24 @@ impl Driver for Cuda {
         self.check(end.synchronize())?;
         let milliseconds = self.check(start.elapsed_ms(&end))?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
+    }
+
+    fn library(&self) -> Option<&'static str> {
+        self.library.then_some("cuBLASLt")
+    }
+
+    fn multiply(&self, product: Dense<'_>) -> Result<(), KernelError> {
+        self.check(self.context.bind_to_thread())?;
+        let (cublas, workspace) = self.cublas()?;
+        let operands = [product.x, product.weight, product.y];
+        if let Some(captured) = &mut *lock(&self.captured) {
+            captured.extend(operands.iter().map(|&(memory, _)| memory.keep()));
+        }
+        let addresses = operands.map(|(memory, start)| Self::block(memory).address + start as u64);
+        let workspace = Self::block(workspace).address;
+        // SAFETY: the op has checked the sizes and the alignment; blocks are aligned to more.
+        let done = unsafe { cublas.multiply(&product, addresses, workspace, self.stream.cu_stream()) };
+        done.map_err(|error| self.refuse(format!("cuBLASLt: {error:?}")))
     }
 
     fn copy_bandwidth(&self) -> Result<f64, KernelError> {

@@ -3,6 +3,8 @@
 use super::compile::Target;
 use crate::KernelError;
 use cubecl_core::prelude::CubeKernel;
+#[cfg(feature = "cuda")]
+use lowbit_formats::FloatType;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +60,17 @@ pub(crate) struct Dispatch<'a> {
     pub scalars: Vec<u32>,
 }
 
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]`, all f16 or bf16, for the maker's library.
+#[cfg(feature = "cuda")]
+pub(crate) struct Dense<'a> {
+    pub x: (&'a Memory, usize),
+    pub weight: (&'a Memory, usize),
+    pub y: (&'a Memory, usize),
+    /// `m`, `n`, `k`.
+    pub sizes: [usize; 3],
+    pub dtype: FloatType,
+}
+
 /// A GPU's interface to its maker's software.
 pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     /// As `--device` spells it.
@@ -83,6 +96,15 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
     /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
     fn copy_bandwidth(&self) -> Result<f64, KernelError>;
+    /// The maker's library of dense products, where one was found when the device was opened.
+    fn library(&self) -> Option<&'static str> {
+        None
+    }
+    /// Records a dense product by the library.
+    #[cfg(feature = "cuda")]
+    fn multiply(&self, _: Dense<'_>) -> Result<(), KernelError> {
+        Err(KernelError::Unsupported { op: "matmul by a library", device: self.name() })
+    }
 }
 
 /// A captured sequence of launches.
@@ -138,6 +160,18 @@ impl Gpu {
     /// As [`Self::synchronize`].
     pub fn copy_bandwidth(&self) -> Result<f64, KernelError> {
         self.0.copy_bandwidth()
+    }
+
+    /// The maker's library of dense products that large products go through, if one was found when the device was
+    /// opened.
+    pub fn library(&self) -> Option<&'static str> {
+        self.0.library()
+    }
+
+    /// A dense product by [`Self::library`].
+    #[cfg(feature = "cuda")]
+    pub(crate) fn multiply(&self, product: Dense<'_>) -> Result<(), KernelError> {
+        self.0.multiply(product)
     }
 
     pub(crate) fn target(&self) -> &Target {

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `compile.rs` | a kernel to CUDA C++, SPIR-V or MSL, without a device; the disk cache |
 //! | `encoder.rs` | what ops see: memory, dispatches, captured passes |
-//! | `cuda.rs`, `nvrtc.rs` | CUDA through cudarc, loaded when first used |
+//! | `cuda.rs`, `nvrtc.rs`, `cublas.rs` | CUDA, its compiler and its dense products through cudarc, loaded when first used |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
@@ -16,6 +16,8 @@
 pub(crate) mod compile;
 #[cfg(feature = "gpu")]
 pub(crate) mod copy;
+#[cfg(feature = "cuda")]
+mod cublas;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "gpu")]
@@ -43,6 +45,8 @@ mod wgpu;
 
 #[cfg(feature = "cuda")]
 pub use cuda::CudaOptions;
+#[cfg(feature = "cuda")]
+pub(crate) use encoder::Dense;
 #[cfg(feature = "gpu")]
 pub(crate) use encoder::{Dispatch, Memory};
 #[cfg(feature = "gpu")]

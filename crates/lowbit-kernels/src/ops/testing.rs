@@ -20,7 +20,11 @@ pub(crate) fn gpu() -> Device {
     let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
     match name.as_str() {
         #[cfg(feature = "cuda")]
-        "cuda" => Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"),
+        "cuda" => {
+            // One a thread: its kernels are compiled once, and its captures are its own.
+            thread_local!(static CUDA: Device = Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"));
+            CUDA.with(Device::clone)
+        }
         #[cfg(feature = "vulkan")]
         "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
         #[cfg(feature = "metal")]

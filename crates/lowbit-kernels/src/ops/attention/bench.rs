@@ -12,25 +12,28 @@ inventory::submit!(Cases(cases));
 const LAYERS: [(usize, usize, usize); 2] = [(32, 8, 128), (16, 4, 256)];
 
 fn cases() -> Vec<Case> {
+    let f32 = FloatType::F32;
     let shapes = [
-        (1, 4096, FloatType::F32),
-        (1, 4096, FloatType::BF16),
-        (1, 32768, FloatType::BF16),
-        (512, 512, FloatType::F32),
-        (512, 4096, FloatType::F32),
+        (1, 4096, [f32, f32]),
+        (1, 4096, [f32, FloatType::BF16]),
+        (1, 32768, [f32, FloatType::BF16]),
+        (512, 512, [f32, f32]),
+        (512, 4096, [f32, f32]),
     ];
-    let layer = |layer| shapes.map(|(tokens, context, cache)| case(layer, tokens, context, cache));
-    LAYERS.into_iter().flat_map(layer).collect()
+    let half = [FloatType::BF16; 2];
+    let more = [(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half)];
+    let more = if cfg!(feature = "gpu") { &more[..] } else { &[] };
+    let all = LAYERS.iter().flat_map(|layer| shapes.iter().chain(more).map(move |shape| (*layer, *shape)));
+    all.map(|(layer, (tokens, context, dtypes))| case(layer, tokens, context, dtypes)).collect()
 }
 
-/// The last `tokens` of `context`.
+/// The last `tokens` of `context`; the types of q and of the cache.
 fn case(
     (query_heads, heads, d): (usize, usize, usize),
     tokens: usize,
     context: usize,
-    cache: FloatType,
+    [dtype, cache]: [FloatType; 2],
 ) -> Case {
-    let dtype = FloatType::F32;
     let cold_bytes = 2 * heads * context * d * cache.size();
     let keys: usize = (context - tokens + 1..=context).sum();
     Case {
@@ -43,7 +46,7 @@ fn case(
         cold_bytes,
         prepare: Box::new(move |device, copies| {
             let sizes = [query_heads, heads, context, d, d];
-            prepare(sizes, tokens, cache, device, copies)
+            prepare(sizes, tokens, [dtype, cache], device, copies)
         }),
     }
 }
@@ -51,31 +54,44 @@ fn case(
 fn prepare(
     sizes: [usize; 5],
     tokens: usize,
-    cache: FloatType,
+    [dtype, cache]: [FloatType; 2],
     device: &Device,
     copies: usize,
 ) -> Result<Prepared, KernelError> {
     let [query_heads, heads, context, d, _] = sizes;
+    let host = &device.host()?;
     let params = AttentionParams { scale: (d as f32).powf(-0.5), sliding_window: None };
-    let q = activations(&[tokens, query_heads, d], FloatType::F32, 1, device)?;
-    let [k, v] = [2, 3].map(|seed| activations(&[heads, context, d], cache, seed, device));
+    let q = activations(&[tokens, query_heads, d], dtype, 1, host)?;
+    let [k, v] = [2, 3].map(|seed| activations(&[heads, context, d], cache, seed, host));
     let (k, v) = (k?, v?);
     let positions: Vec<u32> = ((context - tokens) as u32..).take(tokens).collect();
     // The reference takes long: the first token and the last.
-    let (ks, vs, row) = (k.cast(DType::F32)?, v.cast(DType::F32)?, query_heads * d);
+    let [qs, ks, vs] = [&q, &k, &v].map(|x| x.cast(DType::F32));
+    let (qs, ks, vs, row) = (qs?, ks?, vs?, query_heads * d);
     let mut expected = vec![];
     for t in if tokens == 1 { vec![0] } else { vec![0, tokens - 1] } {
-        let q = &q.as_slice()?[t * row..(t + 1) * row];
+        let q = &qs.as_slice()?[t * row..(t + 1) * row];
         let operands =
             Operands { q, k: ks.as_slice()?, v: vs.as_slice()?, positions: &positions[t..t + 1], sizes };
         let answer = operands.attention(&params);
-        let element =
-            |(i, &value): (usize, &f64)| Expected { index: t * row + i, value, bound: answer.bound(i) };
-        expected.extend(answer.y.iter().enumerate().map(element));
+        let bound = |i| match device {
+            Device::Cpu(_) => answer.bound(i),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                let rounded = super::gpu::rounded(gpu, [dtype, cache], sizes, tokens, &params);
+                answer.gpu_bound(i, rounded)
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        let all = Expected::all(&answer.y, dtype, bound).into_iter();
+        expected.extend(all.map(|element| Expected { index: t * row + element.index, ..element }));
     }
     let at = Tensor::new(&positions, &[tokens], device)?;
+    let q = q.to_device(device)?;
     let run = |_| -> Result<Run, KernelError> {
-        let (q, k, v, at) = (q.clone(), copy(&k)?, copy(&v)?, at.clone());
+        let [k, v] = [&k, &v].map(|x| copy(x).and_then(|x| x.to_device(device)));
+        let (q, k, v, at) = (q.clone(), k?, v?, at.clone());
         Ok(Box::new(move || attention(&q, &k, &v, &at, &params)))
     };
     Ok(Prepared { runs: (0..copies).map(run).collect::<Result<_, _>>()?, expected })

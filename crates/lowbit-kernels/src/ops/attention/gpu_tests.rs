@@ -33,6 +33,38 @@ fn sizes_of_heads() {
     }
 }
 
+/// Sizes that tensor cores take, where there are any.
+fn prompts(dtype: FloatType) {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    let few = if queue.target().tensor_cores() { 6 } else { 1 };
+    for (width, value_width) in
+        [(64, 64), (16, 16), (80, 48), (128, 128), (256, 256), (192, 128)].into_iter().take(few)
+    {
+        let case = Case { width, value_width, capacity: 300, ..CASE };
+        // Of 3 heads a token.
+        for tokens in [4, 33, 100, 140] {
+            case.check(&positions(150..150 + tokens), dtype, dtype, &gpu());
+        }
+        let case = Case { window: Some(40), ..case };
+        case.check(&positions(90..190), dtype, dtype, &gpu());
+        case.check(&[99, 3, 50, 3, 0, 149, 298, 299], dtype, dtype, &gpu());
+    }
+    let case = Case { spread: 100.0, width: 64, value_width: 64, ..CASE };
+    case.check(&positions(0..100), dtype, dtype, &gpu());
+    let case = Case { capacity: 3000, width: 64, value_width: 64, ..CASE };
+    case.check(&[2876, 2900, 1, 2999], dtype, dtype, &gpu());
+}
+
+#[test]
+fn prompts_of_f16() {
+    prompts(FloatType::F16);
+}
+
+#[test]
+fn prompts_of_bf16() {
+    prompts(FloatType::BF16);
+}
+
 #[test]
 fn groups_of_heads() {
     for (query_heads, heads) in [(1, 1), (3, 3), (5, 1), (9, 3), (14, 2), (16, 1)] {
@@ -98,6 +130,25 @@ fn nan_reaches_its_own_rows_only() {
         assert!(y.iter().all(|y| if row >= 4 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
     }
     assert!(rows(&q.rows(0, 0).unwrap(), &k, &v, &[]).is_empty());
+}
+
+#[test]
+fn what_is_not_finite_reaches_its_own_rows_of_16_bits_only() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let (q, mut k, mut v) = (ones(&[40, 2, 32]), ones(&[1, 90, 32]), ones(&[1, 90, 16]));
+        k.as_mut_slice::<f32>().unwrap()[60 * 32] = f32::NAN;
+        v.as_mut_slice::<f32>().unwrap()[50 * 16] = value;
+        // Nobody sees these.
+        v.as_mut_slice::<f32>().unwrap()[70 * 16..].fill(f32::NAN);
+        let [q, k, v] = [q, k, v].map(|x| x.cast(DType::BF16).unwrap());
+        let at = positions(30..70);
+        for (row, y) in rows(&q, &k, &v, &at).iter().enumerate() {
+            let position = at[row / 2];
+            assert_eq!(!y[0].is_finite(), position >= 50, "{row}: {y:?}");
+            assert!(position < 60 || y.iter().all(|y| !y.is_finite()), "{row}: {y:?}");
+            assert!(position >= 50 || y.iter().all(|y| *y == 1.0), "{row}: {y:?}");
+        }
+    }
 }
 
 #[test]

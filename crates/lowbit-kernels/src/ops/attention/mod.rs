@@ -42,6 +42,10 @@ pub struct AttentionParams {
 /// others are not read. Scores, softmax and sums are f32, each score less the row's greatest (of those met so far), so
 /// that none overflows; the result is rounded once to q's dtype. On a GPU a token whose position is beyond the capacity
 /// sees nothing, and its rows are NaN.
+///
+/// Tensor cores compute what is f16 in q and the caches, or bf16: the softmax's weights are then rounded to that type
+/// too, and a value that is not finite may make the whole rows that see it NaN.
+///
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.
 ///

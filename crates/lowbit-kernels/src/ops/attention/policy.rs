@@ -1,6 +1,7 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
-use super::gpu::Shape;
+use super::gpu::{Combination, STEEPEST, Shape, Tile};
+use crate::gpu::compile::Target;
 use lowbit_formats::FloatType;
 
 /// Units that take turns with keys where planes differ in size: no plane has fewer.
@@ -50,4 +51,110 @@ pub(super) fn stream(
     let splits = FULL[usize::from(!small)].div_ceil(rows.div_ceil(count) * heads).min(steps);
     shape.split = splits > 1;
     (shape, splits)
+}
+
+/// Cubes that share a row's keys at most on tensor cores: more cost more to put together than they save.
+const PARTS: usize = 33;
+
+/// As [`stream`], for tensor cores, where they can compute this. `scale` is times log2(e).
+pub(super) fn tile(
+    [dtype, cache]: [FloatType; 2],
+    [rows, heads, capacity, width, value_width]: [usize; 5],
+    scale: f32,
+    target: &Target,
+) -> Option<(Tile, usize)> {
+    let whole =
+        [width, value_width].iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width));
+    let right = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= STEEPEST;
+    if !whole || !right || !target.tensor_cores() {
+        return None;
+    }
+    // Of an H200's timings: 32 rows a plane where their sums fit into its registers, unless that leaves
+    // multiprocessors without work.
+    let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > FULL[1] / 2;
+    let (blocks, planes) = if large { (2, 4) } else { (1, rows.div_ceil(16).min(4)) };
+    // A step waits for memory: small tiles, and the next one under way.
+    let (keys, stages) = match planes {
+        1 => (32, 2),
+        _ if width.max(value_width) <= 64 => (64, 2),
+        _ => (64, 1),
+    };
+    let mut tile = Tile { dtype, width, value_width, blocks, planes, keys, stages, split: false };
+    let count = rows.div_ceil(tile.rows());
+    // No grid has more along y.
+    if count > 65535 {
+        return None;
+    }
+    let cubes = count * heads;
+    let splits = if cubes > FULL[1] * 3 / 8 { 1 } else { FULL[1] / cubes };
+    let splits = splits.min(PARTS).min(capacity.div_ceil(tile.keys));
+    tile.split = splits > 1;
+    Some((tile, splits))
+}
+
+/// How parts of rows of Dv elements become one.
+pub(super) fn combine(width: usize, dtype: FloatType, plane: Option<usize>) -> Combination {
+    Combination { width, dtype, plane: plane.unwrap_or(FEWEST) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_parts_of_streams() {
+        // (rows, heads, capacity, D), plane -> rows, lanes, keys and planes of a cube; cubes that share the keys
+        let table = [
+            ((4, 8, 8192, 128), Some(32), (4, 16, 4, 4), 33),
+            ((4, 8, 64, 128), Some(32), (4, 16, 4, 4), 2),
+            ((4, 4, 8192, 256), Some(32), (4, 16, 2, 4), 66),
+            ((2048, 8, 8192, 128), Some(32), (8, 16, 4, 4), 1),
+            ((1, 8, 8192, 64), Some(64), (1, 8, 4, 2), 33),
+            ((4, 8, 8192, 128), Some(8), (4, 8, 2, 1), 1),
+            ((4, 1, 8192, 128), Some(8), (4, 8, 2, 1), 8),
+            ((4, 8, 8192, 20), None, (4, 4, 4, 32), 33),
+        ];
+        for ((rows, heads, capacity, width), plane, want, splits) in table {
+            let sizes = [rows, heads, capacity, width, width];
+            let (shape, parts) = stream([FloatType::F32; 2], sizes, plane);
+            let got = (shape.rows, shape.lanes, shape.keys, shape.planes);
+            assert_eq!((got, parts), (want, splits), "{sizes:?} in planes of {plane:?}");
+            assert_eq!(shape.split, splits > 1);
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn tiles_for_tensor_cores() {
+        let target = Target::cuda(90);
+        let tile = |dtypes, sizes, scale| tile(dtypes, sizes, scale, &target);
+        let half = [FloatType::BF16; 2];
+        // (rows, heads, D) -> blocks, planes, keys and stages; cubes that share the keys
+        let table = [
+            ((4, 8, 128), (1, 1, 32, 2), 33),
+            ((4, 4, 256), (1, 1, 32, 2), 33),
+            ((33, 8, 128), (1, 3, 64, 1), 33),
+            ((2048, 8, 128), (1, 4, 64, 1), 1),
+            ((16384, 8, 128), (2, 4, 64, 1), 1),
+            ((16384, 8, 64), (2, 4, 64, 2), 1),
+            ((16384, 4, 256), (1, 4, 64, 1), 1),
+        ];
+        for ((rows, heads, width), want, splits) in table {
+            let (shape, parts) = tile(half, [rows, heads, 8192, width, width], 0.1).unwrap();
+            let got = (shape.blocks, shape.planes, shape.keys, shape.stages);
+            assert_eq!((got, parts), (want, splits), "{rows} rows of {heads} heads of {width}");
+        }
+        let sizes = [4, 8, 8192, 128, 128];
+        assert!(tile([FloatType::F32; 2], sizes, 0.1).is_none(), "f32");
+        assert!(tile([FloatType::F16, FloatType::BF16], sizes, 0.1).is_none(), "two types");
+        assert!(tile(half, sizes, -0.1).is_none() && tile(half, sizes, 0.0).is_none(), "no scale above 0");
+        assert!(tile(half, [4, 8, 8192, 72, 128], 0.1).is_none(), "half a block of 16");
+        let shared = |rows, width| tile(half, [rows, 8, 8192, width, width], 0.1).unwrap().0.vectors() * 16;
+        // What a cube may have, and for two on a multiprocessor.
+        assert!(
+            [4, 100, 16384]
+                .iter()
+                .all(|&rows| shared(rows, 256) < 113 << 10 && shared(rows, 128) < 113 << 10)
+        );
+    }
 }

@@ -1,4 +1,6 @@
 use super::AttentionParams;
+#[cfg(feature = "gpu")]
+use lowbit_formats::FloatType;
 use numcheck::gamma;
 
 /// The operands in f32 and their sizes.
@@ -23,14 +25,41 @@ pub(crate) struct Answer {
     pub y: Vec<f64>,
     /// y with all values positive.
     magnitude: Vec<f64>,
-    /// A bound of each row's relative error.
-    relative: Vec<f64>,
+    /// y with all values positive and all weights as great as the greatest.
+    most: Vec<f64>,
+    /// Each row's keys, and what bounds their scores' sums of magnitudes.
+    rows: Vec<(usize, f64)>,
+    /// D.
+    width: usize,
 }
 
 impl Answer {
     /// How far from `y[i]` f32 may be.
     pub(crate) fn bound(&self, i: usize) -> f64 {
-        self.magnitude[i] * self.relative[i / (self.y.len() / self.relative.len())]
+        let (keys, products) = self.row(i);
+        self.magnitude[i] * relative(keys, self.width, products)
+    }
+
+    /// How far from `y[i]` a GPU may be: where `rounded` is given, the weights are rounded to it once.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn gpu_bound(&self, i: usize, rounded: Option<FloatType>) -> f64 {
+        let (keys, products) = self.row(i);
+        // Vulkan's exponential may be off by 3 + 2 |x| units in the last place, or roundings twice that; x is at most
+        // twice the products. Sums shrink once in 2 keys, and are put together from lanes, planes and cubes.
+        let weight = gamma(self.width + 8 + 8) * products + gamma(6);
+        let sums = gamma(keys + 8 * keys.div_ceil(2) + 64);
+        let relative = (2.0 * weight).exp_m1() + 2.0 * sums;
+        // Half a unit in the last place, and half the smallest f16.
+        let (rounding, least) = match rounded {
+            None | Some(FloatType::F32) => (0.0, 0.0),
+            Some(FloatType::F16) => (2f64.powi(-11), 2f64.powi(-25)),
+            Some(FloatType::BF16) => (2f64.powi(-8), 0.0),
+        };
+        self.magnitude[i] * (relative + rounding * (1.0 + relative)) + self.most[i] * least
+    }
+
+    fn row(&self, i: usize) -> (usize, f64) {
+        self.rows[i / (self.y.len() / self.rows.len())]
     }
 }
 
@@ -50,7 +79,7 @@ impl Operands<'_> {
     pub(crate) fn attention(&self, params: &AttentionParams) -> Answer {
         let [query_heads, heads, capacity, width, value_width] = self.sizes;
         let scale = f64::from(params.scale);
-        let mut answer = Answer::default();
+        let mut answer = Answer { width, ..Answer::default() };
         for (t, &position) in self.positions.iter().enumerate() {
             for h in 0..query_heads {
                 let q = &self.q[(t * query_heads + h) * width..][..width];
@@ -71,7 +100,10 @@ impl Operands<'_> {
                 answer.y.extend((0..value_width).map(|d| sum(|v| v, d)));
                 answer.magnitude.extend((0..value_width).map(|d| sum(f64::abs, d)));
                 let greatest = visible.clone().map(|j| products(j).map(f64::abs).sum()).fold(0.0, f64::max);
-                answer.relative.push(relative(visible.len(), width, greatest));
+                answer.rows.push((visible.len(), greatest));
+                let v = |j: usize, d: usize| f64::from(self.v[row(j) * value_width + d]).abs();
+                let most = |d| visible.clone().map(|j| v(j, d)).sum::<f64>() / total;
+                answer.most.extend((0..value_width).map(most));
             }
         }
         answer

@@ -47,7 +47,18 @@ impl Case {
         let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
         let answer = Operands { q: &qs, k: &ks, v: &vs, positions, sizes }.attention(&params);
         let shape = [positions.len(), self.query_heads, self.value_width];
-        assert_close(&y, &shape, dtype, &answer.y, |i| answer.bound(i));
+        let want = answer.y.clone();
+        let bound: Box<dyn Fn(usize) -> f64> = match device {
+            Device::Cpu(_) => Box::new(|i| answer.bound(i)),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                let rounded = gpu::rounded(gpu, [dtype, cache_dtype], sizes, positions.len(), &params);
+                Box::new(move |i| answer.gpu_bound(i, rounded))
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        assert_close(&y, &shape, dtype, &want, bound);
     }
 }
 

@@ -27,6 +27,8 @@ impl Shape {
     }
 }
 
+/// Tokens whose inputs a unit loads together.
+const TOKENS: usize = 8;
 /// Cubes along y: Vulkan promises no more.
 const CUBES: usize = 65535;
 
@@ -51,8 +53,8 @@ fn convolve<X: Int>(
     if c < channels && piece.first < piece.last {
         let row = (piece.sequence * channels + c) * past;
         let mut taps = Array::<f32>::new(comptime!(shape.width));
-        // The inputs that a token sees, oldest first.
-        let mut inputs = Array::<f32>::new(comptime!(shape.width));
+        // The inputs that some tokens see, oldest first.
+        let mut inputs = Array::<f32>::new(comptime!(past + TOKENS));
         #[unroll]
         for i in 0..comptime!(shape.width) {
             taps[i] = weight[c * comptime!(shape.width) + i];
@@ -69,21 +71,33 @@ fn convolve<X: Int>(
         if comptime!(shape.biased) {
             start = bias[c];
         }
-        for t in piece.first..piece.last {
-            inputs[past] = read(x, t * channels + c, shape.dtype);
-            let mut sum = start;
+        let mut first = piece.first;
+        while first < piece.last {
             #[unroll]
-            for i in 0..comptime!(shape.width) {
-                sum = fma(taps[i], inputs[i], sum);
+            for t in 0..TOKENS {
+                if first + t < piece.last {
+                    inputs[comptime!(past + t)] = read(x, (first + t) * channels + c, shape.dtype);
+                }
             }
-            if comptime!(shape.activation.is_some()) {
-                sum /= 1.0f32 + (-sum).exp();
+            #[unroll]
+            for t in 0..TOKENS {
+                if first + t < piece.last {
+                    let mut sum = start;
+                    #[unroll]
+                    for i in 0..comptime!(shape.width) {
+                        sum = fma(taps[i], inputs[comptime!(t + i)], sum);
+                    }
+                    if comptime!(shape.activation.is_some()) {
+                        sum /= 1.0f32 + (-sum).exp();
+                    }
+                    write(y, (first + t) * channels + c, sum, shape.dtype);
+                }
             }
-            write(y, t * channels + c, sum, shape.dtype);
             #[unroll]
             for i in 0..past {
-                inputs[i] = inputs[comptime!(i + 1)];
+                inputs[i] = inputs[comptime!(i + TOKENS)];
             }
+            first += TOKENS;
         }
         if piece.first == piece.start {
             // Each place is read before it is written: the sequence has a token.

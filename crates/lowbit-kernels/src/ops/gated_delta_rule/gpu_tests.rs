@@ -170,6 +170,24 @@ fn nan_stays_in_its_column() {
     }
 }
 
+/// In chunks it may reach the tokens that share a tile's sixteen with it.
+#[test]
+fn nan_reaches_no_token_before_its_sixteen() {
+    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
+    let shape = Shape { lengths: &[70, 66], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
+    let right = Case::new(shape, Decay::Usual, params);
+    for token in [20, 69] {
+        let mut case = right.clone();
+        case.k.as_mut_slice::<f32>().unwrap()[token * 64 + 5] = f32::NAN;
+        let (y, _) = case.rounded(FloatType::BF16).on(&gpu()).run().unwrap();
+        for (i, y) in values(&y.to_device(&device()).unwrap()).into_iter().enumerate() {
+            if i / 32 < token / 16 * 16 || i / 32 >= token {
+                assert_eq!(y.is_nan(), (token..70).contains(&(i / 32)), "NaN at {token}: y[{i}] is {y}");
+            }
+        }
+    }
+}
+
 #[test]
 fn no_tokens_leave_the_state() {
     let shape = Shape { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };

@@ -18,10 +18,10 @@ pub(super) fn form(asked: Form, layout: StateLayout, tokens: usize) -> Form {
     }
 }
 
-/// Tokens a sequence, on average, from which chunks are faster on a GPU: lengths are not known when kernels are
+/// Tokens a sequence, on average, from which chunks are faster on an H200: lengths are not known when kernels are
 /// launched.
 #[cfg(feature = "gpu")]
-const GPU_CROSSOVER: usize = 24;
+const GPU_CROSSOVER: usize = 20;
 
 /// The form on a GPU for `sequences` sequences of `tokens` tokens in all. `chunks` says whether it can do chunks.
 #[cfg(feature = "gpu")]
@@ -32,6 +32,15 @@ pub(super) fn gpu_form(asked: Form, chunks: bool, tokens: usize, sequences: usiz
         Form::Auto => Form::Recurrent,
         chosen => chosen,
     }
+}
+
+/// Units of a GPU that share a column of the state, with planes of at least `plane` units: more where there are few
+/// columns, fewer where their loads keep the device busy anyhow and sums cost more; never so few that the columns do not
+/// fit into registers.
+#[cfg(feature = "gpu")]
+pub(super) fn gpu_lanes(key_dim: usize, columns: usize, plane: usize) -> usize {
+    let lanes = if columns <= 1 << 14 { 16 } else { 4 };
+    lanes.max(key_dim.div_ceil(32).next_power_of_two()).min(plane)
 }
 
 #[test]
@@ -68,5 +77,21 @@ fn chunks_on_gpus_that_can() {
             want,
             "{asked:?} {chunks} {tokens} {sequences}"
         );
+    }
+}
+
+#[cfg(feature = "gpu")]
+#[test]
+fn lanes_of_a_column() {
+    // (Dk, columns, plane) -> lanes
+    let table = [
+        ((128, 4096, 32), 16),
+        ((128, 4096, 8), 8),
+        ((128, 1 << 18, 32), 4),
+        ((256, 1 << 18, 32), 8),
+        ((16, 1, 4), 4),
+    ];
+    for ((key_dim, columns, plane), want) in table {
+        assert_eq!(gpu_lanes(key_dim, columns, plane), want, "{key_dim} {columns} {plane}");
     }
 }

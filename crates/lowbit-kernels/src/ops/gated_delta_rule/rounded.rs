@@ -11,6 +11,8 @@
 //! |error of y|     <= |scale| (|q| e + (r + 2 Dk u) g |S|^T |q| + |P| (|error of delta| + r |delta|) +
 //!                     |error of P| |delta| + 4 chunk u |P| |delta|)
 //! ```
+//! where each `r |x|` stands for a rounding, `r |x| + h`: `h` is what a subnormal number may be away.
+//!
 //! `e` is the 2-norm of the error of a column of `S`, carried to the token as `reference.rs` says; at the chunk's end
 //! it grows by `sum over j of D[last][j] |k[j]| (|error of delta[j]| + (r + 4 chunk u) |delta[j]|) + chunk u |S|`.
 
@@ -34,7 +36,32 @@ struct Chunk<'a> {
     /// `P`, likewise.
     pairs: Matrix,
     pairs_error: Matrix,
-    r: f64,
+    rounding: Rounding,
+}
+
+/// How far rounding an operand may take it.
+#[derive(Clone, Copy)]
+struct Rounding {
+    relative: f64,
+    least: f64,
+}
+
+impl Rounding {
+    fn of(float: FloatType) -> Self {
+        match float {
+            FloatType::F16 => Self { relative: 2f64.powi(-11), least: 2f64.powi(-25) },
+            _ => Self { relative: 2f64.powi(-8), least: 2f64.powi(-134) },
+        }
+    }
+
+    fn error(self, x: f64) -> f64 {
+        self.relative * x.abs() + self.least
+    }
+
+    /// Of the products of `x`, all rounded, with `y`.
+    fn products(self, x: &[f64], y: &[f64]) -> f64 {
+        x.iter().zip(y).map(|(&x, y)| self.error(x) * y.abs()).sum()
+    }
 }
 
 type Matrix = Vec<Vec<f64>>;
@@ -56,7 +83,13 @@ fn product(a: &Matrix, b: &Matrix) -> Matrix {
 }
 
 impl<'a> Chunk<'a> {
-    fn new(k: Vec<&'a [f64]>, q: Vec<&'a [f64]>, decay: Vec<f64>, beta: Vec<f64>, r: f64) -> Self {
+    fn new(
+        k: Vec<&'a [f64]>,
+        q: Vec<&'a [f64]>,
+        decay: Vec<f64>,
+        beta: Vec<f64>,
+        rounding: Rounding,
+    ) -> Self {
         let (n, dim) = (k.len(), k[0].len() as f64);
         let chunk = n as f64;
         let d = |i: usize, j: usize| decay[j + 1..=i].iter().product::<f64>();
@@ -76,24 +109,26 @@ impl<'a> Chunk<'a> {
         let transform = matrix(n, |i, j| inverse[i][j] * beta[j]);
         let grown = (dim + 4.0 * chunk) * U;
         let transform_error =
-            matrix(n, |i, j| r * transform[i][j].abs() + grown * spread[i][j] * beta[j].abs());
+            matrix(n, |i, j| rounding.error(transform[i][j]) + grown * spread[i][j] * beta[j].abs());
         let pairs = matrix(n, |i, j| if j <= i { d(i, j) * dot(q[i], k[j]) } else { 0.0 });
         let pairs_size = matrix(n, |i, j| if j <= i { size(i, j, q[i]) } else { 0.0 });
-        let pairs_error = matrix(n, |i, j| r * pairs[i][j].abs() + (dim + chunk) * U * pairs_size[i][j]);
+        let pairs_error =
+            matrix(n, |i, j| rounding.error(pairs[i][j]) + (dim + chunk) * U * pairs_size[i][j]);
         let before = (0..n).map(|i| decay[..=i].iter().product()).collect();
         let after = (0..n).map(|i| d(n - 1, i)).collect();
-        Self { k, q, decay, before, after, beta, transform, transform_error, pairs, pairs_error, r }
+        Self { k, q, decay, before, after, beta, transform, transform_error, pairs, pairs_error, rounding }
     }
 
     /// Takes a column of the state, and its error, through the chunk: `y` without scale, and its error.
     fn step(&self, s: &mut [f64], error: &mut f64, v: &[f64]) -> Vec<(f64, f64)> {
-        let (n, dim, r) = (self.k.len(), s.len() as f64, self.r);
+        let (n, dim, rounding) = (self.k.len(), s.len() as f64, self.rounding);
         let chunk = n as f64;
         let size: Vec<f64> = s.iter().map(|s| s.abs()).collect();
         let residual: Vec<f64> = (0..n).map(|i| v[i] - self.before[i] * dot(s, self.k[i])).collect();
         let of_residual = |i: usize| {
-            r * residual[i].abs()
-                + (r + 2.0 * (dim + 8.0) * U) * self.before[i] * dot_magnitudes(&size, self.k[i])
+            let of_state =
+                rounding.products(s, self.k[i]) + 2.0 * (dim + 8.0) * U * dot_magnitudes(&size, self.k[i]);
+            rounding.error(residual[i]) + self.before[i] * of_state
         };
         let of_residual: Vec<f64> = (0..n).map(of_residual).collect();
         let delta: Vec<f64> = (0..n).map(|i| dot(&self.transform[i], &residual)).collect();
@@ -115,18 +150,24 @@ impl<'a> Chunk<'a> {
             let value = self.before[i] * dot(s, self.q[i]) + dot(&self.pairs[i], &delta);
             let of_pairs = (0..n).map(|j| {
                 let pair = self.pairs[i][j].abs();
-                pair * (of_delta[j] + (r + 4.0 * chunk * U) * delta[j].abs())
+                pair * (of_delta[j] + rounding.error(delta[j]) + 4.0 * chunk * U * delta[j].abs())
                     + self.pairs_error[i][j] * delta[j].abs()
             });
-            let of_state = (r + 2.0 * dim * U) * self.before[i] * dot_magnitudes(&size, self.q[i]);
-            y.push((value, dot(self.q[i], self.q[i]).sqrt() * carried + of_state + of_pairs.sum::<f64>()));
+            let of_state = rounding.products(s, self.q[i]) + 2.0 * dim * U * dot_magnitudes(&size, self.q[i]);
+            y.push((
+                value,
+                dot(self.q[i], self.q[i]).sqrt() * carried
+                    + self.before[i] * of_state
+                    + of_pairs.sum::<f64>(),
+            ));
         }
         *error = carried + chunk * U * dot(s, s).sqrt();
         s.iter_mut().for_each(|s| *s *= self.before[n - 1]);
         for j in 0..n {
             s.iter_mut().zip(self.k[j]).for_each(|(s, k)| *s += self.after[j] * delta[j] * k);
-            let of_step = of_delta[j] + (r + 4.0 * chunk * U) * delta[j].abs();
-            *error += self.after[j] * dot(self.k[j], self.k[j]).sqrt() * of_step;
+            let step = self.after[j] * delta[j];
+            let of_step = self.after[j] * of_delta[j] + rounding.error(step) + 4.0 * chunk * U * step.abs();
+            *error += dot(self.k[j], self.k[j]).sqrt() * of_step;
         }
         y
     }
@@ -144,7 +185,6 @@ pub(crate) fn gated_delta_rule(
     let Dims { key_dim, value_heads, value_dim, .. } = dims;
     let [q, k, v] = [wide(inputs.q)?, wide(inputs.k)?, wide(inputs.v)?];
     let [log_decay, beta] = [wide(inputs.log_decay)?, wide(inputs.beta)?];
-    let r = if float == FloatType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
     let mut last = Bounded { values: wide(state)?, bounds: vec![0.0; state.len()] };
     let mut y = Bounded { values: vec![0.0; v.len()], bounds: vec![0.0; v.len()] };
     for (sequence, tokens) in inputs.cu_seqlens.as_slice::<u32>()?.windows(2).enumerate() {
@@ -163,7 +203,7 @@ pub(crate) fn gated_delta_rule(
                     tokens.iter().map(|&t| &q[key(t)..][..key_dim]).collect(),
                     tokens.iter().map(decay).collect(),
                     tokens.iter().map(|&t| beta[gate(t)]).collect(),
-                    r,
+                    Rounding::of(float),
                 )
             });
             let chunks: Vec<Chunk> = chunks.collect();

@@ -13,14 +13,14 @@ pub(super) fn tiles(pairs: usize, experts: usize) -> Option<usize> {
     /// Pairs from which on sorting them takes less than reading weights again.
     const MANY: usize = 128;
     /// What a tile costs beside its rows, in rows: the decoding.
-    const DECODE: usize = 48;
+    const DECODE: usize = 80;
     if pairs < MANY {
         return None;
     }
     let an_expert = pairs.div_ceil(experts.max(1));
     // Twice the tiles an expert: the last of several is half full.
     let tiles = |rows: usize| (2 * an_expert / rows + 1).max(2);
-    [16, 32, 64, 128, 256].into_iter().min_by_key(|&rows| tiles(rows) * (rows + DECODE))
+    [8, 16, 32, 64, 128, 256].into_iter().min_by_key(|&rows| tiles(rows) * (rows + DECODE))
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
         // (pairs, experts) -> rows
         let table = [
             ((64, 256), None),
-            ((512, 256), Some(16)),
+            ((512, 256), Some(8)),
             ((4096, 256), Some(32)),
             ((32768, 256), Some(128)),
             ((4096, 1), Some(256)),

@@ -27,19 +27,23 @@ fn case(tokens: usize, dtype: FloatType) -> Case {
         flops: 0,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
-            let x = activations(&[tokens, heads, d], dtype, 1, device)?;
+            let x = activations(&[tokens, heads, d], dtype, 1, &device.host()?)?;
             let positions: Vec<u32> = ((capacity - tokens) as u32..).take(tokens).collect();
             let at = Tensor::new(&positions, &[tokens], device)?;
             let xs = x.cast(DType::F32)?;
             let place = |i: usize| (i / d % heads * capacity + positions[i / d / heads] as usize) * d + i % d;
             let expected = |(i, &x): (usize, &f32)| Expected { index: place(i), value: x.into(), bound: 0.0 };
             let expected = xs.as_slice::<f32>()?.iter().enumerate().map(expected).collect();
+            let x = x.to_device(device)?;
             // The first run's result is looked at, the others' are not, and a copy would be timed.
             let mut cache = Tensor::zeros(&[heads, capacity, d], dtype.dtype(), device);
             let mut first = true;
             let run = move || {
                 kv_append(&mut cache, &x, &at)?;
-                if std::mem::take(&mut first) { copy(&cache) } else { Ok(at.clone()) }
+                if std::mem::take(&mut first) {
+                    return copy(&cache.to_device(&cache.device().host()?)?);
+                }
+                Ok(at.clone())
             };
             Ok(Prepared::warm(run, expected))
         }),

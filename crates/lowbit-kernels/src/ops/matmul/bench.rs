@@ -1,7 +1,8 @@
 use super::matmul;
 use crate::{
+    Device, KernelError, QuantizedTensor, Tensor,
     bench::{Case, Cases},
-    ops::quantized_matmul::bench::Product,
+    ops::{quantized_matmul, quantized_matmul::bench::Product},
 };
 use lowbit_formats::{FloatType, Format};
 
@@ -13,8 +14,23 @@ fn cases() -> Vec<Case> {
         for m in [1, 8, 64, 512] {
             let (format, dtype) = (Format::Float(weight), FloatType::F32);
             let product = Product { op: "matmul", format, dtype, m, n: 4096, k: 4096 };
-            cases.push(product.case(|x, weight| matmul(x, &weight.components()[0])));
+            cases.push(product.case(run));
+        }
+    }
+    if cfg!(feature = "gpu") {
+        let (format, dtype) = (Format::Float(FloatType::BF16), FloatType::BF16);
+        for m in [1, 8, 64, 512, 4096] {
+            let product = Product { op: "matmul", format, dtype, m, n: 14336, k: 4096 };
+            cases.push(product.case(run));
         }
     }
     cases
+}
+
+/// A GPU has the weight in a layout of its own, which is no tensor.
+fn run(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
+    match x.device() {
+        Device::Cpu(_) => matmul(x, &weight.components()[0]),
+        Device::Gpu(_) => quantized_matmul(x, weight),
+    }
 }

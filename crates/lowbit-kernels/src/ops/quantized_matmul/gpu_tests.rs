@@ -99,6 +99,28 @@ fn many_rows_in_whole_blocks() {
     check(Format::affine(3, 64, FloatType::BF16).unwrap(), (2, 2, 40, 44, 1408), FloatType::BF16);
 }
 
+/// What a library of dense products gets.
+#[test]
+#[cfg(feature = "cuda")]
+fn weights_decoded_to_16_bits() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    for format in gpu_formats().into_iter().filter(|format| !matches!(format, Format::Float(_))) {
+        let weight = inputs::weight(format, &[5, 256], 7, &host).unwrap();
+        let want = reference::decoded(&weight, 5).unwrap();
+        for dtype in [FloatType::F16, FloatType::BF16] {
+            let got = super::gpu::library::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
+            let shape = Tensor::allocate(&[5, 256], dtype.dtype(), &gpu).unwrap();
+            let got = values(&shape.over(got, dtype.dtype()).to_device(&host).unwrap());
+            let bound = |w: f32| f64::from(w.abs()) * 2f64.powi(-23) + inputs::rounding(dtype, w.into());
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = f64::from(got - want).abs();
+                assert!(error <= bound(*want), "{format} {dtype:?} [{i}]: {got}, {want} is wanted");
+            }
+        }
+    }
+}
+
 /// Each size of tile: larger ones are chosen for products that fill a GPU.
 #[test]
 #[cfg(feature = "cuda")]
@@ -108,9 +130,14 @@ fn large_products() {
         return;
     }
     for (m, n) in [(64, 16384), (300, 9000), (512, 16640)] {
-        for format in [Format::Q4_0, Format::Q8_0] {
+        for format in [Format::Q4_0, Format::affine(4, 64, FloatType::BF16).unwrap()] {
             check(format, (1, 1, m, n, 256), FloatType::BF16);
         }
+    }
+    // As many as a library of dense products is asked for.
+    for (dtype, k) in [(FloatType::F16, 96), (FloatType::BF16, 512)] {
+        check(Format::Q8_0, (1, 1, 4097, 136, k), dtype);
+        check(Format::Float(dtype), (1, 1, 65, 136, k), dtype);
     }
 }
 

@@ -91,14 +91,34 @@ pub(super) enum Kernel {
     Tile,
     /// Many rows, on a device's tensor cores.
     TensorCore,
+    /// Very many rows, by the library of a device's maker.
+    Library(Work),
 }
 
-/// The way for `m` rows of x to each of the weight's batches, where tensor cores take the operands or not.
+/// What a library of dense products is asked for.
 #[cfg(feature = "gpu")]
-pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool) -> Kernel {
-    match m {
-        ..MANY => Kernel::MatVec,
-        _ if tensor_cores => Kernel::TensorCore,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(super) enum Work {
+    /// The weight is dense already.
+    Multiply,
+    /// The weight is decoded before.
+    DecodeAndMultiply,
+}
+
+/// The way for `m` rows of x to each of the weight's batches, where tensor cores and a library take the operands or
+/// not.
+#[cfg(feature = "gpu")]
+pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool, library: Option<Work>) -> Kernel {
+    /// Rows that pay for writing the decoded weight and reading it again, where the other way is
+    /// [`Kernel::TensorCore`].
+    const VERY_MANY: usize = 4096;
+    match (library, tensor_cores) {
+        _ if m < MANY => Kernel::MatVec,
+        (Some(Work::Multiply), _) => Kernel::Library(Work::Multiply),
+        (Some(work), false) => Kernel::Library(work),
+        (Some(work), true) if m >= VERY_MANY => Kernel::Library(work),
+        (_, true) => Kernel::TensorCore,
         _ if batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
         _ => Kernel::Tile,
     }
@@ -110,7 +130,7 @@ pub(super) fn tensor_core(m: usize, batches: usize, n: usize) -> usize {
     // Multiprocessors of the chips that this kernel is for, each of which works on one tile at a time.
     const PROCESSORS: usize = 132;
     // What a tile costs beside its rows, in rows: the decoding.
-    const DECODE: usize = 48;
+    const DECODE: usize = 80;
     let time = |rows: usize| {
         let tiles = batches * m.div_ceil(rows) * n.div_ceil(128);
         tiles.div_ceil(PROCESSORS) * (rows + DECODE)
@@ -190,13 +210,19 @@ mod tests {
     #[cfg(feature = "gpu")]
     #[test]
     fn many_rows_on_gpus() {
-        for (m, tensor_cores, want) in [
-            (32, true, Kernel::MatVec),
-            (33, true, Kernel::TensorCore),
-            (33, false, Kernel::Tile),
-            (1 << 20, false, Kernel::MatVec),
+        let (dense, decoded) = (Some(Work::Multiply), Some(Work::DecodeAndMultiply));
+        // (m, tensor cores, library) -> kernel
+        for ((m, tensor_cores, library), want) in [
+            ((32, true, dense), Kernel::MatVec),
+            ((33, true, None), Kernel::TensorCore),
+            ((33, true, dense), Kernel::Library(Work::Multiply)),
+            ((4095, true, decoded), Kernel::TensorCore),
+            ((4096, true, decoded), Kernel::Library(Work::DecodeAndMultiply)),
+            ((33, false, decoded), Kernel::Library(Work::DecodeAndMultiply)),
+            ((33, false, None), Kernel::Tile),
+            ((1 << 20, false, None), Kernel::MatVec),
         ] {
-            assert_eq!(kernel(m, 1, tensor_cores), want, "M={m}, tensor cores {tensor_cores}");
+            assert_eq!(kernel(m, 1, tensor_cores, library), want, "M={m}, {tensor_cores}, {library:?}");
         }
         // (m, batches, n) -> rows of x a tile
         for ((m, batches, n), want) in [

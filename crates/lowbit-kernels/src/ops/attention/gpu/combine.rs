@@ -1,6 +1,7 @@
 //! Where several cubes share a row's keys: how they share them, and how their parts become one.
 //!
-//! A part of a row is Dv sums of weighted values, the greatest score, and the sum of the weights, all f32.
+//! A part of a row is Dv sums of weighted values, the greatest score, and the sum of the weights, all f32. The sums lie
+//! part by part, the other two row by row.
 
 use crate::gpu::float::write;
 use cubecl_core as cubecl;
@@ -16,40 +17,144 @@ pub(super) fn share(keys: u32, parts: u32, #[comptime] step: u32) -> u32 {
     keys.div_ceil(parts).div_ceil(step) * step
 }
 
-/// The mean: NaN where there is nothing.
+/// What sums are multiplied with to be means: NaN where there is nothing.
 #[cube]
-pub(super) fn ratio(value: f32, weights: f32) -> f32 {
-    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), value / weights)
+pub(super) fn inverse(weights: f32) -> f32 {
+    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / weights)
 }
 
-/// `y` of `rows` rows from `parts` of each.
+/// Everything that the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    /// Dv.
+    pub width: usize,
+    /// The type of y.
+    pub dtype: FloatType,
+    /// Units that run in step, or a divisor of that.
+    pub plane: usize,
+}
+
+impl Shape {
+    /// Elements that a unit takes.
+    pub fn vector(self) -> usize {
+        if self.width.is_multiple_of(4) { 4 } else { 1 }
+    }
+
+    /// Units that a row's elements are given to.
+    fn lanes(self) -> usize {
+        (self.width / self.vector()).next_multiple_of(self.plane)
+    }
+
+    /// Groups of those, each of which takes some of the parts.
+    fn ways(self) -> usize {
+        // Devices of small planes share no memory within a cube.
+        if self.plane < 32 { 1 } else { (512 / self.lanes()).max(1) }
+    }
+
+    /// Units of a cube.
+    pub fn units(self) -> usize {
+        self.lanes() * self.ways()
+    }
+}
+
+/// Parts that a unit has under way at once.
+const AHEAD: usize = 4;
+
+/// `y` of `rows` rows from `count` parts of each; a cube takes a row.
 #[cube(launch_unchecked)]
-pub(super) fn combine<Y: Int>(
-    parts: &[f32],
+pub(super) fn combine<Y: Int, V: Size>(
+    parts: &[Vector<f32, V>],
+    scales: &[f32],
     y: &mut [Y],
     rows: u32,
     count: u32,
-    #[comptime] width: usize,
-    #[comptime] dtype: FloatType,
+    #[comptime] shape: Shape,
 ) {
-    let mut i = ABSOLUTE_POS as u32;
-    while i < rows * comptime!(width as u32) {
-        let stride = comptime!(width as u32 + 2);
-        let row = i / comptime!(width as u32) * stride;
-        let element = i % comptime!(width as u32);
-        let mut greatest = NOTHING.runtime();
-        for part in 0..count {
-            greatest = max(greatest, parts[(part * rows * stride + row + comptime!(width as u32)) as usize]);
+    let lanes = comptime!(shape.lanes() as u32);
+    let vectors = comptime!((shape.width / shape.vector()) as u32);
+    let vector = comptime!(shape.vector());
+    let step = comptime!(shape.ways() as u32);
+    // Cubes past the last row do it again.
+    let row = min(CUBE_POS_Y * 65535u32 + CUBE_POS_X, rows - 1u32);
+    let scales_at = row * count * 2u32;
+    let mut greatest = NOTHING.runtime();
+    let mut part = UNIT_POS_X % comptime!(shape.plane as u32);
+    while part < count {
+        greatest = max(greatest, scales[(scales_at + 2u32 * part) as usize]);
+        part += comptime!(shape.plane as u32);
+    }
+    greatest = plane_max(greatest);
+    let column = min(UNIT_POS_X % lanes, vectors - 1u32);
+    let way = UNIT_POS_X / lanes;
+    let mut sums = Array::<f32>::new(vector);
+    #[unroll]
+    for i in 0..vector {
+        sums[i] = 0.0;
+    }
+    let mut weights = 0.0f32;
+    let mut first = 0u32.runtime();
+    while first < count {
+        #[unroll]
+        for ahead in 0..AHEAD {
+            let part = first + way + comptime!(ahead as u32) * step;
+            let at = min(part, count - 1u32);
+            let values = parts[((at * rows + row) * vectors + column) as usize];
+            let scale = (scales[(scales_at + 2u32 * at) as usize] - greatest).exp();
+            let weight = scales[(scales_at + 2u32 * at + 1u32) as usize];
+            // A part without keys has no sums.
+            let some = part < count && weight != 0.0f32;
+            weights += select(some, weight * scale, 0.0f32);
+            #[unroll]
+            for i in 0..vector {
+                sums[i] += select(some, values.extract(i) * scale, 0.0f32);
+            }
         }
-        let mut value = 0.0f32;
-        let mut weights = 0.0f32;
-        for part in 0..count {
-            let at = part * rows * stride + row;
-            let scale = (parts[(at + comptime!(width as u32)) as usize] - greatest).exp();
-            weights += parts[(at + comptime!(width as u32 + 1)) as usize] * scale;
-            value = fma(parts[(at + element) as usize], scale, value);
+        first += comptime!(AHEAD as u32) * step;
+    }
+    gather::<Y>(&mut sums, weights, y, row, shape);
+}
+
+/// Adds up what the ways have, and stores the row.
+#[cube]
+fn gather<Y: Int>(sums: &mut Array<f32>, weights: f32, y: &mut [Y], row: u32, #[comptime] shape: Shape) {
+    let lanes = comptime!(shape.lanes() as u32);
+    let vector = comptime!(shape.vector());
+    let stride = comptime!(shape.lanes() * (shape.vector() + 1));
+    let column = UNIT_POS_X % lanes;
+    let mut weights = weights;
+    if comptime!(shape.ways() > 1) {
+        let mut shared = Shared::<[f32]>::new_slice(comptime!(shape.ways() * stride));
+        let at = (UNIT_POS_X / lanes) as usize * stride + column as usize;
+        #[unroll]
+        for i in 0..vector {
+            shared[at + comptime!(i * shape.lanes())] = sums[i];
         }
-        write(y, i as usize, ratio(value, weights), dtype);
-        i += CUBE_COUNT_X * CUBE_DIM_X;
+        shared[at + comptime!(vector * shape.lanes())] = weights;
+        sync_cube();
+        weights = 0.0f32;
+        #[unroll]
+        for i in 0..vector {
+            sums[i] = 0.0;
+        }
+        if UNIT_POS_X < lanes {
+            #[unroll]
+            for way in 0..comptime!(shape.ways()) {
+                let at = comptime!(way * stride) + column as usize;
+                #[unroll]
+                for i in 0..vector {
+                    sums[i] += shared[at + comptime!(i * shape.lanes())];
+                }
+                weights += shared[at + comptime!(vector * shape.lanes())];
+            }
+        }
+    }
+    if UNIT_POS_X < comptime!((shape.width / shape.vector()) as u32) {
+        let factor = inverse(weights);
+        #[unroll]
+        for i in 0..vector {
+            let element = column * comptime!(vector as u32) + comptime!(i as u32);
+            let at = row * comptime!(shape.width as u32) + element;
+            write(y, at as usize, sums[i] * factor, shape.dtype);
+        }
     }
 }

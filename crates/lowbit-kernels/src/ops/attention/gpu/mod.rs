@@ -3,21 +3,26 @@
 //! | file | holds |
 //! |---|---|
 //! | `stream.rs` | any types and sizes: keys and values go through registers |
+//! | `tile.rs`, `ptx.rs` | 16-bit floats on CUDA's tensor cores |
 //! | `combine.rs` | one result where several cubes shared a row's keys |
 
 mod combine;
+mod ptx;
 mod stream;
+mod tile;
 
 use super::{AttentionParams, CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
-use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::with_storage;
 use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, Tensor};
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
+use std::f32::consts::LOG2_E;
 
+pub(crate) use combine::Shape as Combination;
 pub(crate) use stream::Shape;
+pub(crate) use tile::{STEEPEST, Tile};
 
 /// Cubes a dimension: Vulkan promises no more.
 const CUBES: u32 = 65535;
@@ -31,6 +36,7 @@ fn stream_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
                 settings,
                 properties,
                 registers,
+                buffer(),
                 buffer(),
                 buffer(),
                 buffer(),
@@ -57,10 +63,31 @@ fn stream_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     })
 }
 
-fn combine_kernel(target: &Target, width: usize, dtype: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(dtype, Y => Box::new(combine::combine::Combine::<Y>::new(
-        settings, properties, registers, buffer(), buffer(), (), (), width, dtype,
+fn tile_kernel(target: &Target, shape: Tile) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(shape.units() as u32);
+    Box::new(tile::tiled::Tiled::new(
+        settings,
+        properties,
+        registers,
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        (),
+        (),
+        (),
+        (),
+        (),
+        shape,
+    ))
+}
+
+fn combine_kernel(target: &Target, shape: Combination) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(shape.units() as u32);
+    with_storage!(shape.dtype, Y => Box::new(combine::combine::Combine::<Y>::new(
+        settings, properties, registers, buffer(), buffer(), buffer(), (), (), shape.vector(), shape,
     )))
 }
 
@@ -68,7 +95,8 @@ fn combine_kernel(target: &Target, width: usize, dtype: FloatType) -> Box<dyn Cu
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
-    let mut kernels: Vec<_> = floats.iter().map(|&dtype| combine_kernel(target, 128, dtype)).collect();
+    let combine = |(&dtype, width)| combine_kernel(target, policy::combine(width, dtype, target.plane()));
+    let mut kernels: Vec<_> = floats.iter().zip([128, 256, 13]).map(combine).collect();
     let mut push = |dtype, cache, sizes| {
         let (shape, _) = policy::stream([dtype, cache], sizes, target.plane());
         kernels.push(stream_kernel(target, shape));
@@ -80,6 +108,12 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     }
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
+    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and a step.
+    for (rows, width) in [(8192, 128), (8192, 256), (4096, 64), (40, 80), (4, 128)] {
+        let dtype = if rows < 8192 { FloatType::F16 } else { FloatType::BF16 };
+        let tile = policy::tile([dtype; 2], [rows, 4, 4096, width, width], 0.1, target);
+        kernels.extend(tile.map(|(shape, _)| tile_kernel(target, shape)));
+    }
     kernels
 }
 
@@ -105,37 +139,105 @@ pub(super) fn attention(
     }
     let group = query_heads / heads;
     let rows = tokens * group;
-    let target = gpu.target();
+    let call = Call { gpu, operands: [q, k, v, positions], y: &y, params, group };
     let sizes = [rows, heads, capacity, width, value_width];
-    let (shape, splits) = policy::stream([dtype, cache], sizes, target.plane());
-    let parts = match shape.split {
-        false => None,
-        true => {
-            Some(Tensor::allocate(&[splits, tokens * query_heads, value_width + 2], DType::F32, &device)?)
-        }
-    };
+    let steepness = params.scale * LOG2_E;
+    if let Some((shape, splits)) = policy::tile([dtype, cache], sizes, steepness, gpu.target()) {
+        let blocks = CHECK.index(rows.div_ceil(shape.rows()))?;
+        let cubes = [CHECK.index(heads)?, blocks, CHECK.index(splits)?];
+        call.run(splits, |out| {
+            call.launch(tile_kernel(gpu.target(), shape), cubes, out, &[steepness.to_bits()])
+        })?;
+        return Ok(y);
+    }
+    let (shape, splits) = policy::stream([dtype, cache], sizes, gpu.target().plane());
     let blocks = CHECK.index(rows.div_ceil(shape.rows))?;
-    let scalars = [rows, group, capacity].map(|size| CHECK.index(size));
-    let mut scalars = scalars.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let window = params.sliding_window.map_or(u32::MAX, |window| window.try_into().unwrap_or(u32::MAX));
-    scalars.extend([window, params.scale.to_bits()]);
-    for first in (0..blocks).step_by(CUBES as usize) {
-        let out = parts.as_ref().unwrap_or(&y);
-        gpu.launch(Dispatch {
-            kernel: stream_kernel(target, shape),
-            cubes: [(blocks - first).min(CUBES), CHECK.index(heads)?, CHECK.index(splits)?],
-            buffers: vec![q.memory()?, k.memory()?, v.memory()?, positions.memory()?, out.memory()?],
-            scalars: [&scalars[..], &[first]].concat(),
-        })?;
-    }
-    if let Some(parts) = &parts {
-        CHECK.index(parts.len())?;
-        gpu.launch(Dispatch {
-            kernel: combine_kernel(target, value_width, dtype),
-            cubes: cubes(y.len()),
-            buffers: vec![parts.memory()?, y.memory()?],
-            scalars: vec![CHECK.index(tokens * query_heads)?, CHECK.index(splits)?],
-        })?;
-    }
+    let (heads, parts) = (CHECK.index(heads)?, CHECK.index(splits)?);
+    call.run(splits, |out| {
+        (0..blocks).step_by(CUBES as usize).try_for_each(|first| {
+            let cubes = [(blocks - first).min(CUBES), heads, parts];
+            call.launch(stream_kernel(gpu.target(), shape), cubes, out, &[params.scale.to_bits(), first])
+        })
+    })?;
     Ok(y)
+}
+
+/// The type that the weights of an attention are rounded to, if any. `sizes` are those of the reference.
+pub(crate) fn rounded(
+    gpu: &Gpu,
+    dtypes: [FloatType; 2],
+    sizes: [usize; 5],
+    tokens: usize,
+    params: &AttentionParams,
+) -> Option<FloatType> {
+    let [query_heads, heads, capacity, width, value_width] = sizes;
+    let sizes = [tokens * query_heads / heads, heads, capacity, width, value_width];
+    policy::tile(dtypes, sizes, params.scale * LOG2_E, gpu.target()).map(|(shape, _)| shape.dtype)
+}
+
+/// The operands of an attention that was checked.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    gpu: &'a Gpu,
+    /// q, k, v and positions.
+    operands: [&'a Tensor; 4],
+    y: &'a Tensor,
+    params: &'a AttentionParams,
+    /// Query heads that read one key head.
+    group: usize,
+}
+
+impl Call<'_> {
+    /// Has `launch` write y, or the parts of it where `splits` cubes share the keys, which are then combined.
+    fn run(
+        self,
+        splits: usize,
+        launch: impl Fn([&Tensor; 2]) -> Result<(), KernelError>,
+    ) -> Result<(), KernelError> {
+        if splits == 1 {
+            // Nothing is written to the second.
+            return launch([self.y, self.y]);
+        }
+        let (rows, width) = (self.y.dim(0) * self.y.dim(1), self.y.dim(2));
+        let parts = Tensor::allocate(&[splits, rows, width], DType::F32, self.y.device())?;
+        let scales = Tensor::allocate(&[rows, splits, 2], DType::F32, self.y.device())?;
+        CHECK.index(parts.len())?;
+        launch([&parts, &scales])?;
+        let (target, dtype) = (self.gpu.target(), CHECK.float("q", self.y)?);
+        let count = CHECK.index(rows)?;
+        self.gpu.launch(Dispatch {
+            kernel: combine_kernel(target, policy::combine(width, dtype, target.plane())),
+            cubes: [count.min(CUBES), count.div_ceil(CUBES), 1],
+            buffers: vec![parts.memory()?, scales.memory()?, self.y.memory()?],
+            scalars: vec![count, CHECK.index(splits)?],
+        })
+    }
+
+    /// A launch of a kernel with the arguments that all begin with, and `more`.
+    fn launch(
+        self,
+        kernel: Box<dyn CubeKernel>,
+        cubes: [u32; 3],
+        [out, scales]: [&Tensor; 2],
+        more: &[u32],
+    ) -> Result<(), KernelError> {
+        let [q, k, v, positions] = self.operands;
+        let rows = CHECK.index(q.dim(0) * self.group)?;
+        let window =
+            self.params.sliding_window.map_or(u32::MAX, |window| window.try_into().unwrap_or(u32::MAX));
+        let sizes = [rows, CHECK.index(self.group)?, CHECK.index(k.dim(1))?, window];
+        self.gpu.launch(Dispatch {
+            kernel,
+            cubes,
+            buffers: vec![
+                q.memory()?,
+                k.memory()?,
+                v.memory()?,
+                positions.memory()?,
+                out.memory()?,
+                scales.memory()?,
+            ],
+            scalars: [&sizes[..], more].concat(),
+        })
+    }
 }

@@ -3,7 +3,7 @@
 //!
 //! A query row is a token and one of the query heads that read the same key head; rows are counted by token.
 
-use super::combine::{NOTHING, ratio, share};
+use super::combine::{NOTHING, inverse, share};
 use crate::gpu::float::{narrow, read, widen};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -71,6 +71,7 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     v: &[Vector<K, N>],
     positions: &[u32],
     y: &mut [Y],
+    scales: &mut [f32],
     rows: u32,
     group: u32,
     capacity: u32,
@@ -136,20 +137,22 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     sums.clear(shape);
     let plane = UNIT_POS_X / comptime!(shape.plane as u32);
     let member = UNIT_POS_X % comptime!(shape.plane as u32) / comptime!(shape.lanes as u32);
-    let mut at = begin + plane * comptime!(shape.step() as u32);
+    // All planes go round together: the compiler must see that shuffles are met by all of one.
+    let mut at = begin;
     while at < end {
-        let keys =
-            Keys { base: head * capacity, first: at + member, end, lane, scale: f32::reinterpret(scale) };
-        let next = at + comptime!(shape.step() as u32);
+        let first = at + plane * comptime!(shape.step() as u32) + member;
+        let keys = Keys { base: head * capacity, first, end, lane, scale: f32::reinterpret(scale) };
+        let next = at + comptime!((shape.step() * shape.planes) as u32);
         if at >= all_begin && next <= min(all_end, end) {
             step::<K, N>(k, v, &qs, &low, &high, &mut sums, &keys, false, shape);
         } else {
             step::<K, N>(k, v, &qs, &low, &high, &mut sums, &keys, true, shape);
         }
-        at += comptime!((shape.step() * shape.planes) as u32);
+        at = next;
     }
     sums.gather(shape);
-    store::<Y>(&sums, y, rows, group, row0, lane, shape);
+    let out = Out { rows, group, row0, lane, some: begin < end };
+    store::<Y>(&sums, y, scales, &out, shape);
 }
 
 /// Where slot `i` of a unit lies in a row.
@@ -402,36 +405,42 @@ fn weigh<K: Int, N: Size>(
     }
 }
 
-/// Puts the planes' sums together and stores the rows: as the result, or for `combine.rs`.
-#[cube]
-fn store<Y: Int>(
-    sums: &Sums,
-    y: &mut [Y],
+/// Where a cube's rows go.
+#[derive(CubeType)]
+struct Out {
     rows: u32,
     group: u32,
     row0: u32,
     lane: u32,
-    #[comptime] shape: Shape,
-) {
+    /// Whether there were keys at all.
+    some: bool,
+}
+
+/// Puts the planes' sums together and stores the rows: as the result, or for `combine.rs`.
+#[cube]
+fn store<Y: Int>(sums: &Sums, y: &mut [Y], scales: &mut [f32], out: &Out, #[comptime] shape: Shape) {
     let width = comptime!(shape.value_width as u32);
     let slots = comptime!(shape.slots(shape.value_width));
     let first = UNIT_POS_X % comptime!(shape.plane as u32) < comptime!(shape.lanes as u32);
     if comptime!(shape.planes == 1) {
         #[unroll]
         for r in 0..comptime!(shape.rows) {
-            let row = row0 + comptime!(r as u32);
-            if first && row < rows {
-                let at = place(rows, group, row);
-                #[unroll]
-                for i in 0..slots {
-                    let element = element(lane, i, shape);
-                    if element < width {
-                        let value = sums.values[r * slots + i];
-                        put::<Y>(y, at, element, value, sums.weights[r], shape);
+            let row = out.row0 + comptime!(r as u32);
+            if first && row < out.rows {
+                let at = place(out, row);
+                let factor = inverse(sums.weights[r]);
+                if !comptime!(shape.split) || out.some {
+                    #[unroll]
+                    for i in 0..slots {
+                        let element = element(out.lane, i, shape);
+                        if element < width {
+                            let value = sums.values[r * slots + i];
+                            put::<Y>(y, at, out.rows, element, value * factor, value, shape);
+                        }
                     }
                 }
-                if comptime!(shape.split) && lane == 0u32 {
-                    put_scale::<Y>(y, at, sums.max[r], sums.weights[r], shape);
+                if comptime!(shape.split) && out.lane == 0u32 {
+                    put_scale(scales, at, sums.max[r], sums.weights[r]);
                 }
             }
         }
@@ -445,7 +454,7 @@ fn store<Y: Int>(
             if first {
                 #[unroll]
                 for i in 0..slots {
-                    let element = element(lane, i, shape);
+                    let element = element(out.lane, i, shape);
                     if element < width {
                         parts[plane + element as usize] = sums.values[r * slots + i];
                     }
@@ -454,9 +463,9 @@ fn store<Y: Int>(
                 parts[plane + comptime!(shape.value_width + 1)] = sums.weights[r];
             }
             sync_cube();
-            let row = row0 + comptime!(r as u32);
-            if row < rows {
-                finish::<Y>(&parts, y, place(rows, group, row), shape);
+            let row = out.row0 + comptime!(r as u32);
+            if row < out.rows {
+                finish::<Y>(&parts, y, scales, out, place(out, row), shape);
             }
         }
     }
@@ -464,7 +473,14 @@ fn store<Y: Int>(
 
 /// Stores a row whose planes' parts are in shared memory.
 #[cube]
-fn finish<Y: Int>(parts: &Shared<[f32]>, y: &mut [Y], row: u32, #[comptime] shape: Shape) {
+fn finish<Y: Int>(
+    parts: &Shared<[f32]>,
+    y: &mut [Y],
+    scales: &mut [f32],
+    out: &Out,
+    row: u32,
+    #[comptime] shape: Shape,
+) {
     let stride = comptime!(shape.value_width + 2);
     let mut greatest = NOTHING.runtime();
     #[unroll]
@@ -478,44 +494,56 @@ fn finish<Y: Int>(parts: &Shared<[f32]>, y: &mut [Y], row: u32, #[comptime] shap
         factors[plane] = (parts[comptime!(plane * stride + shape.value_width)] - greatest).exp();
         weights += parts[comptime!(plane * stride + shape.value_width + 1)] * factors[plane];
     }
+    let factor = inverse(weights);
     let mut element = UNIT_POS_X;
+    if comptime!(shape.split) && !out.some {
+        element = comptime!(shape.value_width as u32).runtime();
+    }
     while element < comptime!(shape.value_width as u32) {
         let mut value = 0.0f32;
         #[unroll]
         for plane in 0..comptime!(shape.planes) {
             value += parts[comptime!(plane * stride) + element as usize] * factors[plane];
         }
-        put::<Y>(y, row, element, value, weights, shape);
+        put::<Y>(y, row, out.rows, element, value * factor, value, shape);
         element += comptime!((shape.plane * shape.planes) as u32);
     }
     if comptime!(shape.split) && UNIT_POS_X == 0u32 {
-        put_scale::<Y>(y, row, greatest, weights, shape);
+        put_scale(scales, row, greatest, weights);
     }
 }
 
-/// A query row's place among the rows of y, or of its part.
+/// A query row's place among the rows of y.
 #[cube]
-fn place(rows: u32, group: u32, row: u32) -> u32 {
-    let part = CUBE_POS_Z * CUBE_COUNT_Y * rows;
-    part + (row / group * CUBE_COUNT_Y + CUBE_POS_Y) * group + row % group
+fn place(out: &Out, row: u32) -> u32 {
+    (row / out.group * CUBE_COUNT_Y + CUBE_POS_Y) * out.group + row % out.group
 }
 
-/// An element of the result, or of a part of it.
+/// An element of the result, or of the cube's part of it, the sum itself.
 #[cube]
-fn put<Y: Int>(y: &mut [Y], row: u32, element: u32, value: f32, weights: f32, #[comptime] shape: Shape) {
+fn put<Y: Int>(
+    y: &mut [Y],
+    row: u32,
+    rows: u32,
+    element: u32,
+    value: f32,
+    sum: f32,
+    #[comptime] shape: Shape,
+) {
     if comptime!(shape.split) {
-        let at = row * comptime!(shape.value_width as u32 + 2) + element;
-        y[at as usize] = Y::cast_from(u32::reinterpret(value));
+        let row = CUBE_POS_Z * CUBE_COUNT_Y * rows + row;
+        let at = row * comptime!(shape.value_width as u32) + element;
+        y[at as usize] = Y::cast_from(u32::reinterpret(sum));
     } else {
         let at = row * comptime!(shape.value_width as u32) + element;
-        y[at as usize] = Y::cast_from(narrow(ratio(value, weights), shape.dtype));
+        y[at as usize] = Y::cast_from(narrow(value, shape.dtype));
     }
 }
 
-/// What a part's values are to be scaled with.
+/// What a part's sums are over.
 #[cube]
-fn put_scale<Y: Int>(y: &mut [Y], row: u32, max: f32, weights: f32, #[comptime] shape: Shape) {
-    let at = (row * comptime!(shape.value_width as u32 + 2) + comptime!(shape.value_width as u32)) as usize;
-    y[at] = Y::cast_from(u32::reinterpret(max));
-    y[at + 1] = Y::cast_from(u32::reinterpret(weights));
+fn put_scale(scales: &mut [f32], row: u32, max: f32, weights: f32) {
+    let at = ((row * CUBE_COUNT_Z + CUBE_POS_Z) * 2u32) as usize;
+    scales[at] = max;
+    scales[at + 1] = weights;
 }

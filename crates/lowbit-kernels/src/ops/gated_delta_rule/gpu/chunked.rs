@@ -45,14 +45,12 @@ pub(super) struct Shape {
 pub(in super::super) const CHUNK: usize = 64;
 /// Units that prepare a chunk.
 const PREPARERS: usize = 128;
-/// Warps that go through a sequence together, each with 16 columns of the state.
-const WARPS: usize = 2;
 /// Columns of the state that a cube has.
-pub(super) const SLICE: usize = 16 * WARPS;
+const SLICE: usize = 16 * pass::WARPS;
 /// Floats between the rows of a matrix of a chunk's pairs: warps then store their sums into all banks.
 const PITCH: usize = 72;
 /// Floats of a chunk's gates: `g`, then `D[last]`.
-pub(super) const GATES: usize = 2 * CHUNK;
+const GATES: usize = 2 * CHUNK;
 
 impl Shape {
     pub fn new(dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Self {
@@ -78,29 +76,7 @@ impl Shape {
 
     /// Words of shared memory that preparing a chunk takes.
     fn prepare_words(self) -> usize {
-        (2 * CHUNK * PITCH).max(2 * CHUNK * self.key_dim / 2)
-    }
-}
-
-/// The places of a chunk's operands in shared memory, in bytes: keys, queries, T, P, values and gates.
-#[derive(Clone, Copy, Debug)]
-struct Stage {
-    queries: usize,
-    transform: usize,
-    pairs: usize,
-    values: usize,
-    gates: usize,
-    size: usize,
-}
-
-impl Stage {
-    fn of(shape: Shape) -> Self {
-        let queries = CHUNK * shape.key_dim * 2;
-        let transform = 2 * queries;
-        let pairs = transform + CHUNK * CHUNK * 2;
-        let values = pairs + CHUNK * CHUNK * 2;
-        let gates = values + CHUNK * SLICE * 2;
-        Self { queries, transform, pairs, values, gates, size: gates + GATES * 4 }
+        (CHUNK * (PITCH + CHUNK)).max(CHUNK * self.key_dim)
     }
 }
 

@@ -85,6 +85,27 @@ pub(super) fn two(at: u32) -> Vector<f32, Const<2>> {
     values
 }
 
+/// Four words of shared memory.
+#[cube]
+pub(super) fn words(at: u32) -> Vector<u32, Const<4>> {
+    let words: Vector<u32, Const<4>>;
+    gpu_asm!("ld.shared.v4.u32 {to}, [{from}];", to = out(_) words, from = in(_) at, options(readonly));
+    words
+}
+
+/// Writes `words[first..first + 4]` to shared memory.
+#[cube]
+pub(super) fn put(at: u32, words: &Array<u32>, #[comptime] first: usize) {
+    let w0 = words[first];
+    let w1 = words[comptime!(first + 1)];
+    let w2 = words[comptime!(first + 2)];
+    let w3 = words[comptime!(first + 3)];
+    gpu_asm!(
+        "st.shared.v4.u32 [{to}], {{{w0},{w1},{w2},{w3}}};",
+        to = in(_) at, w0 = in(_) w0, w1 = in(_) w1, w2 = in(_) w2, w3 = in(_) w3,
+    );
+}
+
 /// An 8 x 8 tile's transpose.
 #[cube]
 pub(super) fn transposed(tile: u32) -> u32 {

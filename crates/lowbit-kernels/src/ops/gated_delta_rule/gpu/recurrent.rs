@@ -9,7 +9,7 @@ use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{narrow, widen, with_storage};
 use crate::gpu::sequences::bounds;
 use crate::ops::gated_delta_rule::{
-    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout,
+    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
 };
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -41,6 +41,11 @@ impl Shape {
         self.key_dim.div_ceil(FOUR * self.lanes)
     }
 
+    /// Floats of a token that a unit has.
+    fn token(self) -> usize {
+        2 * FOUR * self.fours() + FOUR + 2
+    }
+
     /// Cubes that the columns of a head take.
     fn cubes(self) -> usize {
         (self.value_dim.div_ceil(FOUR) * self.lanes).div_ceil(UNITS as usize)
@@ -51,8 +56,6 @@ impl Shape {
 const FOUR: usize = 4;
 /// Units of a cube.
 const UNITS: u32 = 32;
-/// Units that a column is cut over: with more, sums take longer; with fewer, columns do not fit into registers.
-const LANES: usize = 8;
 
 #[cube(launch_unchecked)]
 fn recurrent<X: Int, N: Size>(
@@ -72,7 +75,7 @@ fn recurrent<X: Int, N: Size>(
     #[comptime] shape: Shape,
 ) {
     let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
-    let (dtype, cubes) = comptime!((shape.dtype, shape.cubes()));
+    let cubes = comptime!(shape.cubes());
     let rows = comptime!(FOUR * shape.fours());
     let unit = (CUBE_POS_X as usize % cubes) * comptime!(UNITS as usize) + UNIT_POS_X as usize;
     let lane = unit % comptime!(shape.lanes);
@@ -90,36 +93,41 @@ fn recurrent<X: Int, N: Size>(
         let mut s = Array::<f32>::new(comptime!(rows * FOUR));
         load_state::<N>(&*state, &mut s, matrix, lane, column, columns, shape);
         let (start, end) = bounds(cu_seqlens, sequence, tokens as usize);
+        let at = Place { head, key_head, key_heads, value_heads, lane, column, columns };
+        // A token's keys, queries, values and gates; the next one's come while one is worked on.
+        let mut token = Array::<f32>::new(comptime!(shape.token()));
+        if start < end {
+            load_token::<X, N>(q, k, v, log_decay, beta, start, &at, &mut token, shape);
+        }
         for t in start..end {
-            let gate = t * value_heads + head;
-            let key = (t * key_heads + key_head) * key_dim;
-            let mut ks = Array::<f32>::new(rows);
-            let mut qs = Array::<f32>::new(rows);
-            let mut vs = Array::<f32>::new(comptime!(FOUR));
+            let mut next = Array::<f32>::new(comptime!(shape.token()));
             #[unroll]
-            for i in 0..comptime!(shape.fours()) {
-                let row = (i * comptime!(shape.lanes) + lane) * comptime!(FOUR);
-                let count = comptime!(key_dim) - min(row, comptime!(key_dim));
-                load::<X, N>(k, key + row, count, &mut ks, comptime!(i * FOUR), 1usize, dtype);
-                load::<X, N>(q, key + row, count, &mut qs, comptime!(i * FOUR), 1usize, dtype);
+            for i in 0..comptime!(shape.token()) {
+                next[i] = 0.0;
             }
-            load::<X, N>(v, gate * value_dim + column, columns, &mut vs, 0usize, 1usize, dtype);
-            let log_decay = log_decay[gate];
-            let decay =
-                if comptime!(shape.sign == DecaySign::Rate) { (-log_decay).exp() } else { log_decay.exp() };
-            let sums = read_state(&s, &ks, &qs, shape);
+            if t + 1usize < end {
+                load_token::<X, N>(q, k, v, log_decay, beta, t + 1usize, &at, &mut next, shape);
+            }
+            let (decay, beta) =
+                (token[comptime!(2 * rows + FOUR)].exp(), token[comptime!(2 * rows + FOUR + 1)]);
+            let sums = read_state(&s, &token, shape);
             let mut ys = Array::<f32>::new(comptime!(FOUR));
             #[unroll]
             for c in 0..FOUR {
-                let delta = beta[gate] * (vs[c] - decay * sums[c]);
+                let delta = beta * (token[comptime!(2 * rows + c)] - decay * sums[c]);
                 ys[c] = scale * (decay * sums[comptime!(FOUR + c)] + sums[comptime!(2 * FOUR)] * delta);
                 #[unroll]
                 for r in 0..rows {
-                    s[r * FOUR + c] = fma(ks[r], delta, decay * s[r * FOUR + c]);
+                    s[r * FOUR + c] = fma(token[r], delta, decay * s[r * FOUR + c]);
                 }
             }
             if lane == 0 {
-                store::<X, N>(y, gate * value_dim + column, columns, &ys, 0usize, 1usize, dtype);
+                let gate = t * value_heads + head;
+                store::<X, N>(y, gate * value_dim + column, columns, &ys, 0usize, 1usize, shape.dtype);
+            }
+            #[unroll]
+            for i in 0..comptime!(shape.token()) {
+                token[i] = next[i];
             }
         }
         if start < end {
@@ -128,9 +136,54 @@ fn recurrent<X: Int, N: Size>(
     }
 }
 
+/// What a unit has.
+#[derive(CubeType, Clone, Copy)]
+struct Place {
+    head: usize,
+    key_head: usize,
+    key_heads: usize,
+    value_heads: usize,
+    lane: usize,
+    /// Its first column, and how many there are from there on.
+    column: usize,
+    columns: usize,
+}
+
+/// The unit's part of a token's keys and queries, then the values of its columns, the logarithm of the decay, and beta.
+#[cube]
+fn load_token<X: Int, N: Size>(
+    q: &[Vector<X, N>],
+    k: &[Vector<X, N>],
+    v: &[Vector<X, N>],
+    log_decay: &[f32],
+    beta: &[f32],
+    t: usize,
+    at: &Place,
+    token: &mut Array<f32>,
+    #[comptime] shape: Shape,
+) {
+    let (key_dim, rows) = comptime!((shape.key_dim, FOUR * shape.fours()));
+    let gate = t * at.value_heads + at.head;
+    let key = (t * at.key_heads + at.key_head) * key_dim;
+    #[unroll]
+    for i in 0..comptime!(shape.fours()) {
+        let row = (i * comptime!(shape.lanes) + at.lane) * FOUR;
+        let count = key_dim - min(row, key_dim.runtime());
+        load::<X, N>(k, key + row, count, token, comptime!(i * FOUR), 1usize, shape.dtype);
+        load::<X, N>(q, key + row, count, token, comptime!(rows + i * FOUR), 1usize, shape.dtype);
+    }
+    let value = gate * comptime!(shape.value_dim) + at.column;
+    load::<X, N>(v, value, at.columns, token, comptime!(2 * rows), 1usize, shape.dtype);
+    let log_decay = log_decay[gate];
+    token[comptime!(2 * rows + FOUR)] =
+        if comptime!(shape.sign == DecaySign::Rate) { -log_decay } else { log_decay };
+    token[comptime!(2 * rows + FOUR + 1)] = beta[gate];
+}
+
 /// `S^T k` and `S^T q` for each column, then `k . q`.
 #[cube]
-fn read_state(s: &Array<f32>, k: &Array<f32>, q: &Array<f32>, #[comptime] shape: Shape) -> Array<f32> {
+fn read_state(s: &Array<f32>, token: &Array<f32>, #[comptime] shape: Shape) -> Array<f32> {
+    let rows = comptime!(FOUR * shape.fours());
     let count = comptime!(2 * FOUR + 1);
     let mut sums = Array::<f32>::new(count);
     #[unroll]
@@ -138,13 +191,14 @@ fn read_state(s: &Array<f32>, k: &Array<f32>, q: &Array<f32>, #[comptime] shape:
         sums[i] = 0.0;
     }
     #[unroll]
-    for r in 0..comptime!(FOUR * shape.fours()) {
+    for r in 0..rows {
+        let (k, q) = (token[r], token[comptime!(rows + r)]);
         #[unroll]
         for c in 0..FOUR {
-            sums[c] = fma(s[r * FOUR + c], k[r], sums[c]);
-            sums[FOUR + c] = fma(s[r * FOUR + c], q[r], sums[FOUR + c]);
+            sums[c] = fma(s[r * FOUR + c], k, sums[c]);
+            sums[FOUR + c] = fma(s[r * FOUR + c], q, sums[FOUR + c]);
         }
-        sums[2 * FOUR] = fma(k[r], q[r], sums[2 * FOUR]);
+        sums[2 * FOUR] = fma(k, q, sums[2 * FOUR]);
     }
     #[unroll]
     for round in 0..comptime!(shape.lanes.ilog2()) {
@@ -319,7 +373,8 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, dim, layout, head_map, sign| {
-        let lanes = LANES.min(target.smallest_plane());
+        let columns = if dtype == FloatType::F32 { 1 << 12 } else { 1 << 18 };
+        let lanes = policy::gpu_lanes(dim, columns, target.smallest_plane());
         kernel(target, Shape { dtype, key_dim: dim, value_dim: dim, head_map, layout, sign, lanes })
     };
     let mut kernels = Vec::new();
@@ -338,7 +393,8 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
     let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
     let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
     let GatedDeltaRule { scale, head_map, state_layout: layout, sign, .. } = *params;
-    let lanes = LANES.min(gpu.target().smallest_plane());
+    let columns = state.len() / key_dim;
+    let lanes = policy::gpu_lanes(key_dim, columns, gpu.target().smallest_plane());
     let shape = Shape { dtype, key_dim, value_dim, head_map, layout, sign, lanes };
     let index = |value: usize| CHECK.index(value);
     let sequences = state.dim(0);

@@ -12,6 +12,8 @@ use cubecl_core::prelude::*;
 /// Units of the one cube: at least one for each expert and one for the ids that are none.
 const UNITS: usize = 1024;
 const PLANE: u32 = 32;
+/// Ids that a unit loads at once.
+const TOGETHER: usize = 4;
 /// Experts that can be sorted by.
 pub(super) const EXPERTS: usize = UNITS - 1;
 
@@ -26,8 +28,14 @@ fn sort(ids: &[u32], list: &mut [u32], pairs: u32, experts: u32, tiles: u32, #[c
     sync_cube();
     let mut pair = unit;
     while pair < pairs {
-        counts[min(ids[pair as usize], experts) as usize].fetch_add(1u32);
-        pair += comptime!(UNITS as u32);
+        let chosen = load(ids, pair, pairs);
+        #[unroll]
+        for i in 0..TOGETHER {
+            if pair + comptime!((i * UNITS) as u32) < pairs {
+                counts[min(chosen[i], experts) as usize].fetch_add(1u32);
+            }
+        }
+        pair += comptime!((TOGETHER * UNITS) as u32);
     }
     sync_cube();
 
@@ -65,11 +73,29 @@ fn sort(ids: &[u32], list: &mut [u32], pairs: u32, experts: u32, tiles: u32, #[c
     sync_cube();
     pair = unit;
     while pair < pairs {
-        let expert = min(ids[pair as usize], experts) as usize;
-        let place = starts[expert] + counts[expert].fetch_add(1u32);
-        list[place as usize] = pair;
-        pair += comptime!(UNITS as u32);
+        let chosen = load(ids, pair, pairs);
+        #[unroll]
+        for i in 0..TOGETHER {
+            let at = pair + comptime!((i * UNITS) as u32);
+            if at < pairs {
+                let expert = min(chosen[i], experts) as usize;
+                let place = starts[expert] + counts[expert].fetch_add(1u32);
+                list[place as usize] = at;
+            }
+        }
+        pair += comptime!((TOGETHER * UNITS) as u32);
     }
+}
+
+/// The ids of pair `pair` and of those that follow [`UNITS`] apart.
+#[cube]
+fn load(ids: &[u32], pair: u32, pairs: u32) -> Array<u32> {
+    let mut chosen = Array::<u32>::new(TOGETHER);
+    #[unroll]
+    for i in 0..TOGETHER {
+        chosen[i] = ids[min(pair + comptime!((i * UNITS) as u32), pairs - 1u32) as usize];
+    }
+    chosen
 }
 
 fn kernel(target: &Target, rows: usize) -> Box<dyn CubeKernel> {

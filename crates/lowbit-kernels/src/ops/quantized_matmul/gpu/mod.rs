@@ -1,5 +1,8 @@
 //! The product on a GPU.
 
+mod fragment;
+#[cfg(feature = "cuda")]
+pub(super) mod library;
 mod mat_vec;
 mod pack;
 mod ptx;
@@ -23,10 +26,11 @@ use lowbit_formats::FloatType;
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
-    pads.chain(mat_vec::kernels(target, &formats, &dtypes))
-        .chain(tile::kernels(target))
-        .chain(tensor_core::kernels(target))
-        .collect()
+    let kernels = pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target));
+    let kernels = kernels.chain(tensor_core::kernels(target));
+    #[cfg(feature = "cuda")]
+    let kernels = kernels.chain(library::kernels(target));
+    kernels.collect()
 }
 
 /// See [`super::quantized_matmul`]; everything was checked.
@@ -43,7 +47,12 @@ pub(super) fn quantized_matmul(
     }
     let (n, batches) = (weight.n(), weight.rows() / weight.n());
     let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
-    match policy::kernel(m, batches, tensor_core::supports(gpu.target(), weight, dtype)) {
+    let tensor_cores = tensor_core::supports(gpu.target(), weight, dtype);
+    #[cfg(feature = "cuda")]
+    let library = library::work(gpu, &x, weight, dtype);
+    #[cfg(not(feature = "cuda"))]
+    let library = None;
+    match policy::kernel(m, batches, tensor_cores, library) {
         policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
         policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
         policy::Kernel::TensorCore => {
@@ -52,6 +61,10 @@ pub(super) fn quantized_matmul(
             let tiles = tensor_core::Tiles { rows, count, m, list: None };
             tensor_core::multiply(gpu, &x, weight, &y, &tiles)?;
         }
+        #[cfg(feature = "cuda")]
+        policy::Kernel::Library(work) => library::multiply(gpu, &x, weight, &y, work)?,
+        #[cfg(not(feature = "cuda"))]
+        policy::Kernel::Library(_) => unreachable!("only CUDA's devices have a library"),
     }
     Ok(y)
 }

@@ -1,6 +1,7 @@
 //! Hopper's products of matrices by four planes together (`wgmma`), and its bulk copies into shared memory, as PTX.
 //! Shared memory is touched by these alone, through 32-bit addresses.
 
+use crate::gpu::layout::{Codes, Layout};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -47,29 +48,57 @@ pub(super) fn sum(#[comptime] i: usize) -> f32 {
     value
 }
 
-/// Begins the product of 64 by 16 values in registers with 16 by `rows` in shared memory at `tile`, after the one
-/// before the last has ended.
+/// Adds the product of 64 by 16 values (or twice as many, for two `steps`) in registers with 16 by `rows` in shared
+/// memory at `tile` to the sums. It has begun when this ends, and the one before has ended.
+///
+/// One statement: between the fence and the product no register may be written.
 #[cube]
 pub(super) fn multiply(
-    a0: u32,
-    a1: u32,
-    a2: u32,
-    a3: u32,
+    pairs: &Array<u32>,
     tile: u32,
+    #[comptime] steps: usize,
     #[comptime] rows: usize,
     #[comptime] dtype: FloatType,
 ) {
     // The lower half of the matrix's description: its address, and 128 bytes from 8 values along K to the next 8. The
     // upper half: 256 bytes from 8 rows to the next 8.
     let low = ((tile & 0x3ffffu32) >> 4u32) | 0x0008_0000u32;
-    gpu_asm!(
-        "{{ .reg .pred p; .reg .b32 h; .reg .b64 d; setp.eq.b32 p, 0, 0; mov.b32 h, 16; mov.b64 d, {{{low}, h}}; \
-         wgmma.fence.sync.aligned; \
-         wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{ty}.{ty} {{{sums}}}, {{{a0}, {a1}, {a2}, {a3}}}, d, p, 1, 1, 0; \
-         wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }}",
-        low = in(_) low, a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3,
-        rows = const rows, ty = const name(dtype), sums = const accumulators(rows), options(nomem),
-    );
+    let a0 = register(pairs[0]);
+    let a1 = register(pairs[1]);
+    let a2 = register(pairs[2]);
+    let a3 = register(pairs[3]);
+    if comptime!(steps == 1) {
+        gpu_asm!(
+            "{{ .reg .pred p; .reg .b32 h; .reg .b64 d; setp.eq.b32 p, 0, 0; mov.b32 h, 16; mov.b64 d, {{{low}, h}}; \
+             wgmma.fence.sync.aligned; \
+             {product} {{{sums}}}, {{{a0}, {a1}, {a2}, {a3}}}, d, p, 1, 1, 0; \
+             wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }}",
+            low = in(_) low, a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3,
+            product = const product(rows, dtype), sums = const accumulators(rows), options(nomem),
+        );
+    } else {
+        let next = low + comptime!(rows as u32 * 2);
+        let b0 = register(pairs[4]);
+        let b1 = register(pairs[5]);
+        let b2 = register(pairs[6]);
+        let b3 = register(pairs[7]);
+        gpu_asm!(
+            "{{ .reg .pred p; .reg .b32 h; .reg .b64 d, e; setp.eq.b32 p, 0, 0; mov.b32 h, 16; \
+             mov.b64 d, {{{low}, h}}; mov.b64 e, {{{next}, h}}; wgmma.fence.sync.aligned; \
+             {product} {{{sums}}}, {{{a0}, {a1}, {a2}, {a3}}}, d, p, 1, 1, 0; \
+             {product} {{{sums}}}, {{{b0}, {b1}, {b2}, {b3}}}, e, p, 1, 1, 0; \
+             wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; }}",
+            low = in(_) low, a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3,
+            next = in(_) next, b0 = in(_) b0, b1 = in(_) b1, b2 = in(_) b2, b3 = in(_) b3,
+            product = const product(rows, dtype), sums = const accumulators(rows), options(nomem),
+        );
+    }
+}
+
+/// The instruction.
+fn product(rows: usize, dtype: FloatType) -> String {
+    let ty = name(dtype);
+    format!("wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.{ty}.{ty}")
 }
 
 /// Waits for all products.
@@ -101,10 +130,24 @@ pub(super) fn publish() {
     gpu_asm!("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;", options(nomem));
 }
 
-/// All units of the cube meet, in the order of the statements here.
+/// The first `units` units that come to meeting point `point` meet, in the order of the statements here.
 #[cube]
-pub(super) fn meet() {
-    gpu_asm!("bar.sync 0;", options(nomem));
+pub(super) fn meet(point: u32, #[comptime] units: usize) {
+    gpu_asm!("bar.sync {point}, {units};", point = in(_) point, units = const units, options(nomem));
+}
+
+/// Writes sum `i` of this unit to shared memory.
+#[cube]
+pub(super) fn put(to: u32, #[comptime] i: usize) {
+    gpu_asm!("st.shared.f32 [{to}], sum{i};", to = in(_) to, i = const i, options(nomem));
+}
+
+/// Reads from shared memory.
+#[cube]
+pub(super) fn get(from: u32) -> f32 {
+    let value: f32;
+    gpu_asm!("ld.shared.f32 {value}, [{from}];", value = out(_) value, from = in(_) from, options(nomem));
+    value
 }
 
 /// Begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at `barrier`.
@@ -137,5 +180,42 @@ pub(super) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
         packed = out(_) packed, high = in(_) high, low = in(_) low, ty = const name(dtype),
         options(pure, nomem),
     );
+    packed
+}
+
+/// The bits of 2^m with m bits of mantissa, and of a small integer added to it, twice each.
+fn integers(layout: Layout, dtype: FloatType) -> (u32, u32) {
+    let Codes::Integer { zero } = layout.codes else { return (0, 0) };
+    let bits = if dtype == FloatType::F16 { 0x6400 } else { 0x4300 };
+    (bits * 0x1_0001, (bits + zero) * 0x1_0001)
+}
+
+/// Codes at the lowest places of the halves of a word, times their scale, with their bias added.
+#[cube]
+pub(super) fn scaled(
+    word: u32,
+    scale: u32,
+    bias: u32,
+    #[comptime] layout: Layout,
+    #[comptime] dtype: FloatType,
+) -> u32 {
+    let packed: u32;
+    if comptime!(layout.biased()) {
+        gpu_asm!(
+            "{{ .reg .b32 t, z; mov.b32 z, {zero}; lop3.b32 t, {word}, {mask}, {integers}, 0xEA; \
+             sub.rn.{ty}x2 t, t, z; fma.rn.{ty}x2 {packed}, t, {scale}, {bias}; }}",
+            packed = out(_) packed, word = in(_) word, scale = in(_) scale, bias = in(_) bias,
+            zero = const integers(layout, dtype).1, mask = const ((1u32 << layout.bits) - 1) * 0x1_0001,
+            integers = const integers(layout, dtype).0, ty = const name(dtype), options(pure, nomem),
+        );
+    } else {
+        gpu_asm!(
+            "{{ .reg .b32 t, z; mov.b32 z, {zero}; lop3.b32 t, {word}, {mask}, {integers}, 0xEA; \
+             sub.rn.{ty}x2 t, t, z; mul.rn.{ty}x2 {packed}, t, {scale}; }}",
+            packed = out(_) packed, word = in(_) word, scale = in(_) scale,
+            zero = const integers(layout, dtype).1, mask = const ((1u32 << layout.bits) - 1) * 0x1_0001,
+            integers = const integers(layout, dtype).0, ty = const name(dtype), options(pure, nomem),
+        );
+    }
     packed
 }

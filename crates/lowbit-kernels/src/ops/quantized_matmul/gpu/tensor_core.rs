@@ -6,11 +6,12 @@
 //! values of all rows of a tile, so that one bulk copy moves a piece.
 
 use super::super::CHECK;
+use super::fragment::{self, Loaded, fetch};
 use super::{pack, ptx};
 use crate::gpu::compile::{Target, buffer};
-use crate::gpu::decode::{INTEGERS, bias_of, code, factor, load, scale_of, unshift};
+use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::narrow;
-use crate::gpu::layout::{Codes, Layout, RUN, Scales, with_planes};
+use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
 use crate::gpu::{Dispatch, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -27,8 +28,12 @@ pub(crate) struct Shape {
     pub rows: usize,
     /// Blocks of a weight's row that are loaded before they are needed.
     pub ahead: usize,
-    /// Blocks of x in shared memory.
+    /// Blocks of x in shared memory, for each part of K.
     pub stages: usize,
+    /// Parts that K is cut into, each multiplied by its own units.
+    pub parts: usize,
+    /// Steps whose values are decoded before they are multiplied.
+    pub steps: usize,
     /// Whether a list says which batch of the weight a tile takes, and where its rows go.
     pub listed: bool,
 }
@@ -39,7 +44,7 @@ pub(crate) const BLOCK: usize = 4 * RUN;
 const STEP: usize = 16;
 /// Rows of the weight that a cube takes.
 const COLUMNS: usize = 128;
-/// Units of a cube: four planes for 64 rows of the weight.
+/// Units that multiply a part of K: four planes for 64 rows of the weight.
 const UNITS: usize = 2 * COLUMNS;
 
 /// Instead of a tile's batch: there is no such batch, and its rows are NaN.
@@ -47,27 +52,9 @@ pub(crate) const WRONG: u32 = u32::MAX - 1;
 /// Instead of a tile's batch: it has no rows.
 pub(crate) const EMPTY: u32 = u32::MAX;
 
-/// What is loaded of a run beside its codes: elements of the planes of scales and biases.
-fn extras(layout: Layout) -> (usize, usize) {
-    match layout.scales {
-        Scales::One => (0, 0),
-        Scales::Group { biased, .. } => (1, biased.into()),
-        Scales::E8M0 { .. } => (1, 0),
-        Scales::E4M3 => (2, 0),
-        Scales::Super { .. } | Scales::SuperWithMinima { .. } => (1, 1),
-    }
-}
-
-/// What a unit has loaded and not yet decoded, of `ahead + 1` blocks and two rows of the weight each.
-#[derive(CubeType)]
-struct Loaded<S: Int, B: Int> {
-    words: Array<u32>,
-    scales: Array<S>,
-    biases: Array<B>,
-}
-
 /// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for each tile of x. `x` is packed; `list` has the batch of the
 /// weight of each tile, then the row of y of each of its rows.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube(launch_unchecked)]
 fn tensor_core<S: Int, B: Int, V: Size>(
     codes: &[Vector<u32, V>],
@@ -84,7 +71,6 @@ fn tensor_core<S: Int, B: Int, V: Size>(
     #[comptime] shape: Shape,
 ) {
     let rows = comptime!(shape.rows);
-    let stages = comptime!(shape.stages);
     let stage_bytes = comptime!((shape.rows * BLOCK * 2) as u32);
     let tile = CUBE_POS_X;
     let mut batch = tile / tiles_a_batch;
@@ -94,140 +80,166 @@ fn tensor_core<S: Int, B: Int, V: Size>(
     let unit = UNIT_POS_X;
     let lane = unit % 32u32;
     // The rows that the tensor cores call g and g + 8 are neighbours, so that y is written in pairs.
-    let column = CUBE_POS_Y * comptime!(COLUMNS as u32) + unit / 32u32 * 16u32 + lane / 4u32 * 2u32;
+    let column =
+        CUBE_POS_Y * comptime!(COLUMNS as u32) + unit % UNITS as u32 / 32u32 * 16u32 + lane / 4u32 * 2u32;
     if comptime!(shape.listed) {
         if batch == WRONG {
-            store(list, y, n, m, tile, tiles_a_batch, column, true, shape);
+            store(list, y, n, m, tile, tiles_a_batch, column, 0u32, true, shape);
         }
         if batch >= WRONG {
             terminate!();
         }
     }
+    let part = part_of(shape);
     let first_run = (batch * n + min(column, n - 2u32)) * blocks * 4u32 + lane % 4u32;
     let second_run = first_run + blocks * 4u32;
 
     let memory = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(
-        comptime!(shape.stages * (shape.rows * BLOCK * 2 / 16) + shape.stages),
+        comptime!(shape.parts * shape.stages * (shape.rows * BLOCK * 2 / 16 + 1)),
         128usize,
     );
-    let base = ptx::register(ptx::address(&memory));
-    let barriers = base + stages as u32 * stage_bytes;
-    let x_tile = tile * blocks * (stage_bytes / 16u32);
-    if unit == 0u32 {
-        #[unroll]
-        for stage in 0..stages {
-            ptx::barrier(barriers + stage as u32 * 8u32);
-        }
-        ptx::publish();
-    }
-    ptx::meet();
-    if unit == 0u32 {
-        #[unroll]
-        for stage in 0..stages {
-            let stage = stage as u32;
-            if stage < blocks {
-                ptx::copy(
-                    x,
-                    x_tile + stage * (stage_bytes / 16u32),
-                    base + stage * stage_bytes,
-                    barriers + stage * 8u32,
-                    comptime!(shape.rows * BLOCK * 2),
-                );
-            }
-        }
-    }
+    let memory = ptx::register(ptx::address(&memory));
+    let pipe = Pipe {
+        base: memory + part * comptime!(shape.stages as u32) * stage_bytes,
+        barriers: memory
+            + comptime!((shape.parts * shape.stages) as u32) * stage_bytes
+            + part * comptime!(shape.stages as u32 * 8),
+        from: tile * blocks * (stage_bytes / 16u32),
+        blocks,
+        leads: unit % UNITS as u32 == 0u32,
+        point: part + 1u32,
+    };
+    begin_copies(&pipe, x, part, shape);
 
     let slots = comptime!(shape.ahead + 1);
-    let mut loaded = Loaded::<S, B> {
-        words: Array::new(comptime!(slots * 2 * shape.layout.bits)),
-        scales: Array::new(comptime!(slots * 4)),
-        biases: Array::new(comptime!(slots * 2)),
-    };
+    let parts = comptime!(shape.parts as u32);
+    let last = blocks - 1u32;
+    let mut loaded = fragment::none::<S, B>(slots, shape.layout);
     #[unroll]
     for slot in 0..comptime!(shape.ahead) {
-        let block = min(slot as u32, blocks - 1u32);
-        fetch::<S, B, V>(codes, scales, biases, &mut loaded, first_run + block * 4u32, slot, 0usize, shape);
-        fetch::<S, B, V>(codes, scales, biases, &mut loaded, second_run + block * 4u32, slot, 1usize, shape);
+        let run = min(part + comptime!((slot * shape.parts) as u32), last) * 4u32;
+        fetch::<S, B, V>(
+            codes,
+            scales,
+            biases,
+            &mut loaded,
+            first_run + run,
+            comptime!(slot * 2),
+            shape.layout,
+        );
+        fetch::<S, B, V>(
+            codes,
+            scales,
+            biases,
+            &mut loaded,
+            second_run + run,
+            comptime!(slot * 2 + 1),
+            shape.layout,
+        );
     }
     ptx::begin(rows);
 
     let mut stage = 0u32;
     let mut phase = 0u32;
-    let mut block = 0u32;
+    let mut block = part;
     while block < blocks {
         #[unroll]
         for slot in 0..slots {
             if block < blocks {
-                let next = min(block + comptime!(shape.ahead as u32), blocks - 1u32);
-                let free = comptime!((slot + shape.ahead) % slots);
+                let run = min(block + comptime!((shape.ahead * shape.parts) as u32), last) * 4u32;
+                let free = comptime!((slot + shape.ahead) % slots * 2);
+                fetch::<S, B, V>(codes, scales, biases, &mut loaded, first_run + run, free, shape.layout);
                 fetch::<S, B, V>(
                     codes,
                     scales,
                     biases,
                     &mut loaded,
-                    first_run + next * 4u32,
-                    free,
-                    0usize,
-                    shape,
+                    second_run + run,
+                    comptime!(free + 1),
+                    shape.layout,
                 );
-                fetch::<S, B, V>(
-                    codes,
-                    scales,
-                    biases,
-                    &mut loaded,
-                    second_run + next * 4u32,
-                    free,
-                    1usize,
-                    shape,
-                );
-                ptx::wait(barriers + stage * 8u32, ptx::register(phase));
-                multiply_block::<S, B>(&loaded, x, base, stage, block, blocks, x_tile, integers, slot, shape);
+                ptx::wait(pipe.barriers + stage * 8u32, ptx::register(phase));
+                multiply_block::<S, B>(&loaded, x, &pipe, stage, block, integers, slot, shape);
                 stage += 1u32;
-                if stage == stages as u32 {
+                if stage == comptime!(shape.stages as u32) {
                     stage = 0u32;
                     phase ^= 1u32;
                 }
-                block += 1u32;
+                block += parts;
             }
         }
     }
     ptx::finish();
-    store(list, y, n, m, tile, tiles_a_batch, column, false, shape);
+    let others = memory + unit % UNITS as u32 * 4u32;
+    if comptime!(shape.parts == 2) {
+        // No product reads x any more: the sums of the second part take its place.
+        ptx::meet(ptx::register(0u32.runtime()), comptime!(2 * UNITS));
+        if part == 1u32 {
+            #[unroll]
+            for i in 0..comptime!(rows / 2) {
+                ptx::put(others + comptime!((i * UNITS * 4) as u32), i);
+            }
+        }
+        ptx::meet(ptx::register(0u32.runtime()), comptime!(2 * UNITS));
+    }
+    if part == 0u32 {
+        store(list, y, n, m, tile, tiles_a_batch, column, others, false, shape);
+    }
 }
 
-/// Loads run `run` into place `row` of slot `slot`.
+/// The part of K that a unit multiplies.
 #[cube]
-fn fetch<S: Int, B: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
-    loaded: &mut Loaded<S, B>,
-    run: u32,
-    #[comptime] slot: usize,
-    #[comptime] row: usize,
-    #[comptime] shape: Shape,
-) {
-    let layout = comptime!(shape.layout);
-    let place = comptime!(slot * 2 + row);
-    let run = run as usize;
-    load::<V>(codes, run, &mut loaded.words, comptime!(place * layout.bits), layout);
-    let (of_scales, of_biases) = comptime!(extras(layout));
-    let a_run = comptime!(match layout.scales {
-        Scales::Group { size, .. } => size / RUN,
-        _ => 1,
-    });
-    #[unroll]
-    for i in 0..of_scales {
-        loaded.scales[place * 2 + i] = scales[run / a_run * of_scales + i];
+fn part_of(#[comptime] shape: Shape) -> u32 {
+    if comptime!(shape.parts == 1) { 0u32.runtime() } else { UNIT_POS_X / UNITS as u32 }
+}
+
+/// How blocks of x come to the units of a part.
+#[derive(CubeType)]
+struct Pipe {
+    /// Where the stages and their barriers lie in shared memory.
+    base: u32,
+    barriers: u32,
+    /// The tile's first vector of x.
+    from: u32,
+    blocks: u32,
+    /// Whether this unit copies.
+    leads: bool,
+    /// Where the units meet.
+    point: u32,
+}
+
+/// Begins to copy a part's first blocks.
+#[cube]
+fn begin_copies(pipe: &Pipe, x: &[Vector<u32, Const<4>>], part: u32, #[comptime] shape: Shape) {
+    if pipe.leads {
+        #[unroll]
+        for stage in 0..comptime!(shape.stages) {
+            ptx::barrier(pipe.barriers + comptime!(stage as u32 * 8));
+        }
+        ptx::publish();
     }
-    #[unroll]
-    for i in 0..of_biases {
-        let a_bias = comptime!(match layout.scales {
-            Scales::Group { .. } => a_run,
-            _ => 8,
-        });
-        loaded.biases[place + i] = biases[run / a_bias];
+    ptx::meet(pipe.point, UNITS);
+    if pipe.leads {
+        #[unroll]
+        for stage in 0..comptime!(shape.stages) {
+            let block = part + comptime!((stage * shape.parts) as u32);
+            if block < pipe.blocks {
+                copy(pipe, x, block, comptime!(stage as u32).runtime(), shape);
+            }
+        }
     }
+}
+
+#[cube]
+fn copy(pipe: &Pipe, x: &[Vector<u32, Const<4>>], block: u32, stage: u32, #[comptime] shape: Shape) {
+    let bytes = comptime!(shape.rows * BLOCK * 2);
+    ptx::copy(
+        x,
+        pipe.from + block * comptime!(bytes as u32 / 16),
+        pipe.base + stage * comptime!(bytes as u32),
+        pipe.barriers + stage * 8u32,
+        bytes,
+    );
 }
 
 /// Multiplies the block of the weight in slot `slot` with the block of x in stage `stage`.
@@ -235,110 +247,41 @@ fn fetch<S: Int, B: Int, V: Size>(
 fn multiply_block<S: Int, B: Int>(
     loaded: &Loaded<S, B>,
     x: &[Vector<u32, Const<4>>],
-    base: u32,
+    pipe: &Pipe,
     stage: u32,
     block: u32,
-    blocks: u32,
-    x_tile: u32,
     integers: u32,
     #[comptime] slot: usize,
     #[comptime] shape: Shape,
 ) {
-    let layout = comptime!(shape.layout);
-    let groups = comptime!(RUN / layout.group());
+    let scaling = fragment::scaling::<S, B>(loaded, slot, shape);
     let stages = comptime!(shape.stages as u32);
-    let stage_bytes = comptime!((shape.rows * BLOCK * 2) as u32);
-    let mut factors = Array::<f32>::new(comptime!(2 * groups));
-    let mut offsets = Array::<f32>::new(comptime!(2 * groups));
     #[unroll]
-    for row in 0..2usize {
-        let place = comptime!(slot * 2 + row);
-        let two = comptime!(matches!(layout.scales, Scales::E4M3));
-        let of_bias = u32::cast_from(loaded.biases[place]);
+    for group in 0..comptime!(BLOCK / STEP / shape.steps) {
+        let mut pairs = Array::<u32>::new(comptime!(4 * shape.steps));
         #[unroll]
-        for group in 0..groups {
-            let at = comptime!(place * 2 + if two { group } else { 0 });
-            let of_scale = u32::cast_from(loaded.scales[at]);
-            factors[row * groups + group] = scale_of(of_scale, of_bias, group, layout);
-            if comptime!(layout.biased()) {
-                offsets[row * groups + group] = bias_of(of_scale, of_bias, group, layout);
-            }
+        for i in 0..comptime!(4 * shape.steps) {
+            // Of a step: the first pair of both rows, then the second.
+            let q = comptime!((group * shape.steps + i / 4) * 2 + i / 2 % 2);
+            pairs[i] = fragment::pair::<S, B>(loaded, &scaling, integers, q, slot, comptime!(i % 2), shape);
         }
-    }
-    #[unroll]
-    for step in 0..comptime!(BLOCK / STEP) {
-        let first = comptime!(step * 4);
-        let a0 = pair(&loaded.words, &factors, &offsets, integers, first, slot, 0usize, shape);
-        let a1 = pair(&loaded.words, &factors, &offsets, integers, first, slot, 1usize, shape);
-        let a2 = pair(&loaded.words, &factors, &offsets, integers, comptime!(first + 2), slot, 0usize, shape);
-        let a3 = pair(&loaded.words, &factors, &offsets, integers, comptime!(first + 2), slot, 1usize, shape);
-        let tile = base + stage * stage_bytes + comptime!((step * shape.rows * STEP * 2) as u32);
-        ptx::multiply(a0, a1, a2, a3, tile, shape.rows, shape.dtype);
-        // Two products later none reads the block before: another may take its place.
-        if comptime!(step == 1) {
-            ptx::meet();
-            let next = block + stages - 1u32;
-            if block > 0u32 && next < blocks && UNIT_POS_X == 0u32 {
-                let free = select(stage == 0u32, stages - 1u32, stage - 1u32);
-                ptx::copy(
-                    x,
-                    x_tile + next * (stage_bytes / 16u32),
-                    base + free * stage_bytes,
-                    base + stages * stage_bytes + free * 8u32,
-                    comptime!(shape.rows * BLOCK * 2),
-                );
+        let offset = comptime!((group * shape.steps * shape.rows * STEP * 2) as u32);
+        let tile = pipe.base + stage * comptime!((shape.rows * BLOCK * 2) as u32) + offset;
+        ptx::multiply(&pairs, tile, shape.steps, shape.rows, shape.dtype);
+        // No product reads the block before any more: another may take its place. Not after the first group already:
+        // with a branch there CUDA's assembler sees no pipeline, and makes each product wait for the one before.
+        if comptime!(group == 1) {
+            ptx::meet(pipe.point, UNITS);
+            let next = block + comptime!((shape.stages - 1) as u32 * shape.parts as u32);
+            if block >= comptime!(shape.parts as u32) && next < pipe.blocks && pipe.leads {
+                copy(pipe, x, next, select(stage == 0u32, stages - 1u32, stage - 1u32), shape);
             }
         }
     }
 }
 
-/// Values `i` and `i + 1` of a run.
-#[cube]
-fn pair(
-    words: &Array<u32>,
-    factors: &Array<f32>,
-    offsets: &Array<f32>,
-    integers: u32,
-    #[comptime] i: usize,
-    #[comptime] slot: usize,
-    #[comptime] row: usize,
-    #[comptime] shape: Shape,
-) -> u32 {
-    let layout = comptime!(shape.layout);
-    let first = comptime!((slot * 2 + row) * layout.bits);
-    if comptime!(matches!(layout.codes, Codes::Float(_))) {
-        // Of the type already.
-        ptx::register(words[comptime!(first + i / 2)])
-    } else {
-        let low = value(words, factors, offsets, integers, i, first, row, layout);
-        let high = value(words, factors, offsets, integers, comptime!(i + 1), first, row, layout);
-        ptx::register(ptx::pack(low, high, shape.dtype))
-    }
-}
-
-#[cube]
-fn value(
-    words: &Array<u32>,
-    factors: &Array<f32>,
-    offsets: &Array<f32>,
-    integers: u32,
-    #[comptime] i: usize,
-    #[comptime] first: usize,
-    #[comptime] row: usize,
-    #[comptime] layout: Layout,
-) -> f32 {
-    let group = comptime!(row * (RUN / layout.group()) + i / layout.group());
-    let value = if comptime!(factor(layout) != 1.0) {
-        code(words, first, integers, i, layout) * comptime!(factor(layout))
-    } else {
-        code(words, first, integers, i, layout)
-    };
-    // The same product for all values whose shift is the same.
-    let factor = factors[group] * comptime!(unshift(layout, i));
-    if comptime!(layout.biased()) { fma(value, factor, offsets[group]) } else { value * factor }
-}
-
-/// Writes a unit's sums: of two neighbouring rows of the weight, two rows of x of every 8.
+/// Writes a unit's sums, with those of the other part at `others`: of two neighbouring rows of the weight, two rows of
+/// x of every 8. `nan`: not sums, but NaN.
 #[cube]
 fn store(
     list: &[u32],
@@ -348,6 +291,7 @@ fn store(
     tile: u32,
     tiles_a_batch: u32,
     column: u32,
+    others: u32,
     #[comptime] nan: bool,
     #[comptime] shape: Shape,
 ) {
@@ -360,8 +304,8 @@ fn store(
         let packed = if comptime!(nan) {
             u32::MAX.runtime()
         } else {
-            let low = ptx::sum(comptime!(i / 2 * 4 + i % 2));
-            let high = ptx::sum(comptime!(i / 2 * 4 + i % 2 + 2));
+            let low = sum(others, comptime!(i / 2 * 4 + i % 2), shape);
+            let high = sum(others, comptime!(i / 2 * 4 + i % 2 + 2), shape);
             narrow(low, shape.dtype) | (narrow(high, shape.dtype) << 16u32)
         };
         if comptime!(shape.listed) {
@@ -369,16 +313,24 @@ fn store(
             if to != u32::MAX && column < n {
                 y[((to * n + column) / 2u32) as usize] = packed;
             }
-        } else {
-            if tile_row + row < m && column < n {
-                y[(((batch * m + tile_row + row) * n + column) / 2u32) as usize] = packed;
-            }
+        } else if tile_row + row < m && column < n {
+            y[(((batch * m + tile_row + row) * n + column) / 2u32) as usize] = packed;
         }
     }
 }
 
+/// Sum `i` of this unit, of all parts.
+#[cube]
+fn sum(others: u32, #[comptime] i: usize, #[comptime] shape: Shape) -> f32 {
+    let mut sum = ptx::sum(i);
+    if comptime!(shape.parts == 2) {
+        sum += ptx::get(others + comptime!((i * UNITS * 4) as u32));
+    }
+    sum
+}
+
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS as u32);
+    let (settings, properties, registers) = target.start((UNITS * shape.parts) as u32);
     with_planes!(shape.layout, S, B => Box::new(tensor_core::TensorCore::<S, B>::new(
         settings, properties, registers, buffer(), buffer(), buffer(), buffer(), buffer(), buffer(),
         (), (), (), (), (), shape.layout.vector(), shape,
@@ -401,7 +353,7 @@ pub(crate) fn supports(target: &Target, weight: &QuantizedTensor, dtype: FloatTy
 
 /// How rows of x are cut into tiles.
 pub(crate) struct Tiles<'a> {
-    /// Rows of x a tile: 16, 32, 64, 128 or 256.
+    /// Rows of x a tile: 256, or another multiple of 8 up to 128.
     pub rows: usize,
     /// All tiles.
     pub count: usize,
@@ -414,13 +366,14 @@ pub(crate) struct Tiles<'a> {
 
 impl Shape {
     fn new(layout: Layout, dtype: FloatType, rows: usize, listed: bool) -> Self {
-        // Many rows compute long enough for one block's loads to arrive; shared memory holds three blocks of 256.
-        let (ahead, stages) = match rows {
-            256 => (1, 3),
-            _ if layout.bits > 8 => (1, 4),
-            _ => (2, 4),
+        // The fastest of those tried on an H200; shared memory holds no more than three blocks of 256 rows.
+        let (ahead, stages, parts, steps) = match rows {
+            256 => (1, 3, 1, 1),
+            // Alone on its processor.
+            64 if !listed && layout.bits <= 8 => (1, 4, 2, 2),
+            _ => (1, 4, 1, 2),
         };
-        Self { layout, dtype, rows, ahead, stages, listed }
+        Self { layout, dtype, rows, ahead, stages, parts, steps, listed }
     }
 }
 
@@ -434,9 +387,10 @@ pub(crate) fn multiply(
 ) -> Result<(), KernelError> {
     let index = |value: usize| CHECK.index(value);
     let (n, k) = (weight.n(), weight.k());
-    let packed = pack::pack_rows(gpu, x, k, tiles)?;
-    let shape =
-        Shape::new(Layout::of(weight.format()), CHECK.float("x", x)?, tiles.rows, tiles.list.is_some());
+    let layout = Layout::of(weight.format());
+    let dtype = CHECK.float("x", x)?;
+    let packed = pack::pack_rows(gpu, x, k, fragment::apart(layout, dtype), tiles)?;
+    let shape = Shape::new(layout, dtype, tiles.rows, tiles.list.is_some());
     let planes = weight.components();
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
@@ -444,9 +398,10 @@ pub(crate) fn multiply(
     index(weight.rows() * (k / RUN) * shape.layout.bits)?;
     index(y.len().max(tiles.count * tiles.rows * k / 8))?;
     let list = tiles.list.map_or((&packed, 0), |(list, _)| (list, 0));
+    let (count, columns) = (index(tiles.count)?, index(n.div_ceil(COLUMNS))?);
     gpu.launch(Dispatch {
         kernel: kernel(gpu.target(), shape),
-        cubes: [index(tiles.count)?, index(n.div_ceil(COLUMNS))?, 1],
+        cubes: [count, columns, 1],
         buffers: vec![component(0)?, component(1)?, component(2)?, (&packed, 0), list, y.memory()?],
         scalars: vec![
             index(n)?,
@@ -467,13 +422,14 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     }
     let of_format =
         super::super::tests::gpu_formats().into_iter().map(|format| (format, FloatType::F16, 64, false));
-    let others = [(Format::Q4_0, 128, false), (Format::Q8_0, 256, false), (Format::Q4_K, 16, true)];
+    let affine = Format::affine(4, 64, FloatType::BF16).unwrap();
+    let others = [(affine, 128, false), (Format::Q8_0, 256, false), (Format::Q4_K, 8, true)];
     let others = others.map(|(format, rows, listed)| (format, FloatType::BF16, rows, listed));
     let shapes = of_format.chain(others).filter(|shape| takes(Layout::of(shape.0), shape.1));
     let shapes =
         shapes.map(|(format, dtype, rows, listed)| Shape::new(Layout::of(format), dtype, rows, listed));
     shapes
         .map(|shape| kernel(target, shape))
-        .chain([false, true].map(|listed| pack::kernel(target, 64, listed)))
+        .chain([false, true].map(|listed| pack::kernel(target, 64, 4, listed)))
         .collect()
 }

@@ -1,19 +1,75 @@
-//! The way through a sequence's chunks: a warp has 16 columns of a head's state, transposed, in registers.
+//! The way through a sequence's chunks, in three roles that work at the same time:
+//!
+//! - A *keeper* warp has 16 columns of a head's state, transposed, in registers. It takes chunk `c` into it, and leaves
+//!   what the chunk finds of it, and `delta`, in shared memory, rounded.
+//! - An *answerer* warp makes `y` of chunk `c - 1` from that.
+//! - *Loaders* fetch operands of the chunks after.
 //!
 //! All products have a transposed left operand, `[16 columns, depth]`, which is the sum of a product before, rounded;
-//! their right operands lie in shared memory, and the next chunk's come while one is worked on.
+//! their right operands lie in shared memory.
 
 use super::super::mma::{
-    address, commit, copy, multiply, pack, tiles, transposed, transposed_tiles, two, wait,
+    address, commit, copy, multiply, pack, put, tiles, transposed, transposed_tiles, two, wait, words,
 };
 use super::super::{CUBES, key_head};
-use super::{CHUNK, GATES, SLICE, Shape, Stage, WARPS, place};
+use super::{CHUNK, GATES, SLICE, Shape, place};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::widen;
 use crate::gpu::sequences::bounds;
 use crate::ops::gated_delta_rule::StateLayout;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
+
+/// Keepers, and answerers.
+pub(super) const WARPS: usize = 2;
+/// Units of either role.
+const UNITS: usize = 32 * WARPS;
+/// Units that load: so many that each keeps its place in the rows' swizzle.
+const LOADERS: usize = 128;
+/// Chunks whose operands are in shared memory: one in use, one that has come, one on its way.
+const STAGES: usize = 3;
+
+/// Places in shared memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    /// Of a keeper's stage: keys first, then `T`, values and gates.
+    transform: usize,
+    values: usize,
+    key_gates: usize,
+    key_stage: usize,
+    /// Of an answerer's stage, which come after all keepers': queries first, then `P` and the first half of the gates.
+    pairs: usize,
+    query_gates: usize,
+    query_stage: usize,
+    /// What a keeper leaves: its state, then `delta`. There are two for each, after all stages.
+    delta: usize,
+    left: usize,
+}
+
+impl Places {
+    fn of(shape: Shape) -> Self {
+        let (tile, square) = (CHUNK * shape.key_dim * 2, CHUNK * CHUNK * 2);
+        let values = tile + square;
+        let key_gates = values + CHUNK * SLICE * 2;
+        let query_gates = tile + square;
+        let delta = 32 * shape.key_dim;
+        Self {
+            transform: tile,
+            values,
+            key_gates,
+            key_stage: key_gates + GATES * 4,
+            pairs: tile,
+            query_gates,
+            query_stage: query_gates + GATES * 2,
+            delta,
+            left: delta + 32 * CHUNK,
+        }
+    }
+
+    fn size(self) -> usize {
+        STAGES * (self.key_stage + self.query_stage) + 2 * WARPS * self.left
+    }
+}
 
 /// A cube's place in the problem.
 #[derive(CubeType, Clone, Copy)]
@@ -48,7 +104,6 @@ fn pass(
     scale: u32,
     #[comptime] shape: Shape,
 ) {
-    let stage = comptime!(Stage::of(shape));
     let cubes = comptime!(shape.cubes());
     let (key_heads, value_heads) = (key_heads as usize, value_heads as usize);
     let sequence = CUBE_POS_Z as usize * CUBES + CUBE_POS_Y as usize;
@@ -66,37 +121,90 @@ fn pass(
             end,
         };
         if start < end {
-            let shared = Shared::<[u32]>::new_aligned_slice(comptime!(stage.size / 2), 128usize);
+            let shared =
+                Shared::<[u32]>::new_aligned_slice(comptime!(Places::of(shape).size() / 4), 128usize);
             let base = address(&shared);
             let matrix = (sequence * value_heads + head) * comptime!(shape.key_dim * shape.value_dim);
+            let role = UNIT_POS_X as usize / UNITS;
             let mut s = Array::<f32>::new(comptime!(shape.key_dim / 2));
             #[unroll]
             for i in 0..comptime!(shape.key_dim / 2) {
-                s[i] = state[matrix + element(i, place.column, shape)];
+                s[i] = 0.0;
             }
             let chunks = (end - start).div_ceil(CHUNK);
-            load(q, k, v, base, &place, 0usize, shape);
-            load_made(transforms, pairs, gates, base, &place, 0usize, shape);
-            for chunk in 0..chunks {
-                if chunk + 1usize < chunks {
-                    let to = base + ((chunk + 1usize) % 2usize * stage.size) as u32;
-                    load(q, k, v, to, &place, chunk + 1usize, shape);
-                    load_made(transforms, pairs, gates, to, &place, chunk + 1usize, shape);
-                    wait(1usize);
+            if role == 0 {
+                #[unroll]
+                for i in 0..comptime!(shape.key_dim / 2) {
+                    s[i] = state[matrix + element(i, place.column, shape)];
+                }
+            } else if role >= 2 {
+                load_keys(k, v, transforms, gates, base, &place, 0usize, shape);
+                commit();
+                load_keys(k, v, transforms, gates, base, &place, 1usize, shape);
+                load_queries(q, pairs, gates, base, &place, 0usize, shape);
+                commit();
+                wait(1usize);
+            }
+            sync_cube();
+            for chunk in 0..chunks + 1usize {
+                if role == 0 {
+                    if chunk < chunks {
+                        keep(&mut s, base, chunk, shape);
+                    }
+                } else if role == 1 {
+                    if chunk > 0 {
+                        answer(y, base, &place, chunk - 1usize, f32::reinterpret(scale), shape);
+                    }
                 } else {
-                    wait(0usize);
+                    load_keys(k, v, transforms, gates, base, &place, chunk + 2usize, shape);
+                    load_queries(q, pairs, gates, base, &place, chunk + 1usize, shape);
+                    commit();
+                    wait(1usize);
                 }
                 sync_cube();
-                let from = base + (chunk % 2usize * stage.size) as u32;
-                step(&mut s, y, from, &place, chunk, f32::reinterpret(scale), shape);
-                sync_cube();
             }
-            #[unroll]
-            for i in 0..comptime!(shape.key_dim / 2) {
-                state[matrix + element(i, place.column, shape)] = s[i];
+            if role == 0 {
+                #[unroll]
+                for i in 0..comptime!(shape.key_dim / 2) {
+                    state[matrix + element(i, place.column, shape)] = s[i];
+                }
             }
         }
     }
+}
+
+/// A keeper's or answerer's warp among its like.
+#[cube]
+fn warp() -> usize {
+    UNIT_POS_X as usize / 32usize % WARPS
+}
+
+/// The row and the half of 16 columns that a unit names of a 16 x 16 tile.
+#[cube]
+fn corner() -> (usize, usize) {
+    (UNIT_POS_X as usize % 16usize, UNIT_POS_X as usize / 16usize % 2usize)
+}
+
+/// A keeper's or loader's stage.
+#[cube]
+fn key_stage(base: u32, chunk: usize, #[comptime] shape: Shape) -> u32 {
+    base + (chunk % STAGES * comptime!(Places::of(shape).key_stage)) as u32
+}
+
+/// An answerer's or loader's stage.
+#[cube]
+fn query_stage(base: u32, chunk: usize, #[comptime] shape: Shape) -> u32 {
+    let first = comptime!((STAGES * Places::of(shape).key_stage) as u32);
+    base + first + (chunk % STAGES * comptime!(Places::of(shape).query_stage)) as u32
+}
+
+/// The unit's place in what a keeper leaves to its answerer.
+#[cube]
+fn left_at(base: u32, chunk: usize, #[comptime] shape: Shape) -> u32 {
+    let places = comptime!(Places::of(shape));
+    let first = comptime!((STAGES * (places.key_stage + places.query_stage)) as u32);
+    let which = chunk % 2usize * WARPS + warp();
+    base + first + (which * comptime!(places.left)) as u32 + UNIT_POS_X % 32u32 * 16u32
 }
 
 /// Where the unit's element `i` of the state is in a head's matrix.
@@ -112,152 +220,99 @@ fn element(#[comptime] i: usize, column: usize, #[comptime] shape: Shape) -> usi
     }
 }
 
-/// Starts loading a chunk's keys, queries and values.
+/// Starts loading a chunk's keys, values, `T` and gates.
 #[cube]
-fn load(
-    q: &[Vector<u32, Const<4>>],
+fn load_keys(
     k: &[Vector<u32, Const<4>>],
     v: &[Vector<u32, Const<4>>],
-    to: u32,
+    transforms: &[Vector<u32, Const<4>>],
+    gates: &[Vector<u32, Const<4>>],
+    base: u32,
     at: &Place,
     chunk: usize,
     #[comptime] shape: Shape,
 ) {
-    let stage = comptime!(Stage::of(shape));
-    let units = comptime!(32 * WARPS);
-    let vectors = comptime!(shape.vectors());
+    let places = comptime!(Places::of(shape));
+    let (vectors, values) = comptime!((shape.vectors(), shape.value_dim / 8));
     let first = at.start + chunk * CHUNK;
-    let unit = UNIT_POS_X as usize;
-    for i in 0..comptime!(CHUNK * shape.vectors() / units) {
-        let (row, column) = ((i * units + unit) / vectors, (i * units + unit) % vectors);
-        let there = first + row < at.end;
-        let token = min(first + row, at.end - 1usize);
-        let from = (token * at.key_heads + at.key_head) * vectors + column;
-        let to = to + place(row, column, vectors);
-        copy(to, k, from, there);
-        copy(to + comptime!(stage.queries as u32), q, from, there);
-    }
-    let vectors = comptime!(SLICE / 8);
-    for i in 0..comptime!(CHUNK * SLICE / 8 / units) {
-        let (row, column) = ((i * units + unit) / vectors, (i * units + unit) % vectors);
-        let there = first + row < at.end;
-        let token = min(first + row, at.end - 1usize);
-        let from =
-            ((token * at.value_heads + at.head) * comptime!(shape.value_dim) + at.column) / 8usize + column;
-        copy(to + comptime!(stage.values as u32) + place(row, column, vectors), v, from, there);
+    if first < at.end {
+        let to = key_stage(base, chunk, shape);
+        load_rows(k, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
+        let column = at.head * values + at.column / 8usize;
+        let to_values = to + comptime!(places.values as u32);
+        load_rows(v, to_values, first, at.end, at.value_heads * values, column, comptime!(SLICE / 8));
+        let index = (at.slot + chunk) * at.value_heads + at.head;
+        let to_transform = to + comptime!(places.transform as u32);
+        load_rows(transforms, to_transform, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        let unit = UNIT_POS_X as usize % LOADERS;
+        if unit < comptime!(GATES / 4) {
+            let to = to + comptime!(places.key_gates as u32) + (unit * 16usize) as u32;
+            copy(to, gates, index * comptime!(GATES / 4) + unit, true);
+        }
     }
 }
 
-/// Starts loading what was prepared of a chunk, and ends the group.
+/// Starts loading a chunk's queries, `P` and the first half of its gates.
 #[cube]
-fn load_made(
-    transforms: &[Vector<u32, Const<4>>],
+fn load_queries(
+    q: &[Vector<u32, Const<4>>],
     pairs: &[Vector<u32, Const<4>>],
     gates: &[Vector<u32, Const<4>>],
+    base: u32,
+    at: &Place,
+    chunk: usize,
+    #[comptime] shape: Shape,
+) {
+    let places = comptime!(Places::of(shape));
+    let vectors = comptime!(shape.vectors());
+    let first = at.start + chunk * CHUNK;
+    if first < at.end {
+        let to = query_stage(base, chunk, shape);
+        load_rows(q, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
+        let index = (at.slot + chunk) * at.value_heads + at.head;
+        let to_pairs = to + comptime!(places.pairs as u32);
+        load_rows(pairs, to_pairs, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        let unit = UNIT_POS_X as usize % LOADERS;
+        if unit < comptime!(GATES / 8) {
+            let to = to + comptime!(places.query_gates as u32) + (unit * 16usize) as u32;
+            copy(to, gates, index * comptime!(GATES / 4) + unit, true);
+        }
+    }
+}
+
+/// Starts loading a tile of `vectors` vectors a row: rows from `first` on, of `pitch` vectors each, from vector `column`
+/// of theirs on; zeros from row `end` on.
+#[cube]
+fn load_rows(
+    x: &[Vector<u32, Const<4>>],
     to: u32,
-    at: &Place,
-    chunk: usize,
-    #[comptime] shape: Shape,
+    first: usize,
+    end: usize,
+    pitch: usize,
+    column: usize,
+    #[comptime] vectors: usize,
 ) {
-    let stage = comptime!(Stage::of(shape));
-    let units = comptime!(32 * WARPS);
-    let unit = UNIT_POS_X as usize;
-    let index = (at.slot + chunk) * at.value_heads + at.head;
-    for i in 0..comptime!(CHUNK * CHUNK / 8 / units) {
-        let vector = i * units + unit;
-        let from = index * comptime!(CHUNK * CHUNK / 8) + vector;
-        let to = to + place(vector / 8usize, vector % 8usize, 8usize);
-        copy(to + comptime!(stage.transform as u32), transforms, from, true);
-        copy(to + comptime!(stage.pairs as u32), pairs, from, true);
-    }
-    if unit < comptime!(GATES / 4) {
-        let to = to + comptime!(stage.gates as u32) + (unit * 16usize) as u32;
-        copy(to, gates, index * comptime!(GATES / 4) + unit, true);
-    }
-    commit();
-}
-
-/// The chunk whose operands are at `from`.
-#[cube]
-fn step(
-    s: &mut Array<f32>,
-    y: &mut [u32],
-    from: u32,
-    at: &Place,
-    chunk: usize,
-    scale: f32,
-    #[comptime] shape: Shape,
-) {
-    let stage = comptime!(Stage::of(shape));
-    let dtype = comptime!(shape.dtype);
-    // Of the tokens, eight by eight: what the state predicts, and what it answers.
-    let mut error = Array::<f32>::new(32usize);
-    let mut answer = Array::<f32>::new(32usize);
-    read_state(&*s, from, &mut error, &mut answer, shape);
-    let before = from + comptime!(stage.gates as u32);
-    let after = before + comptime!((CHUNK * 4) as u32);
-    subtract(&mut error, &mut answer, from + comptime!(stage.values as u32), before, shape);
-
-    let mut left = Array::<u32>::new(16usize);
-    round(&error, &mut left, shape);
-    let mut delta = Array::<f32>::new(32usize);
+    let unit = UNIT_POS_X as usize % LOADERS;
+    let (row, vector) = (unit / vectors, unit % vectors);
+    let rows = comptime!(LOADERS / vectors);
+    let to = to + place(row, vector, vectors);
     #[unroll]
-    for i in 0..32usize {
-        delta[i] = 0.0;
-    }
-    multiply_triangle(&left, from + comptime!(stage.transform as u32), &mut delta, shape);
-    round(&delta, &mut left, shape);
-    multiply_triangle(&left, from + comptime!(stage.pairs as u32), &mut answer, shape);
-    store(&answer, y, at, chunk, scale, shape);
-
-    #[unroll]
-    for eight in 0..8usize {
-        let gate = two(after + comptime!((eight * 32) as u32) + UNIT_POS_X % 4u32 * 8u32);
-        #[unroll]
-        for i in 0..4usize {
-            delta[comptime!(eight * 4 + i)] *= gate.extract(comptime!(i % 2));
-        }
-    }
-    round(&delta, &mut left, shape);
-    let decay = two(before + comptime!((CHUNK * 4 - 8) as u32)).extract(1usize);
-    #[unroll]
-    for i in 0..comptime!(shape.key_dim / 2) {
-        s[i] *= decay;
-    }
-    let (row, half) = (UNIT_POS_X as usize % 16usize, UNIT_POS_X as usize / 16usize % 2usize);
-    #[unroll]
-    for depth in 0..4usize {
-        #[unroll]
-        for block in 0..comptime!(shape.key_dim / 16) {
-            let column = comptime!(2 * block) + half;
-            let keys = transposed_tiles(
-                from + place(comptime!(depth * 16) + row, column, comptime!(shape.vectors())),
-            );
-            #[unroll]
-            for side in 0..2usize {
-                let (b0, b1) = (keys.extract(comptime!(2 * side)), keys.extract(comptime!(2 * side + 1)));
-                multiply(&left, comptime!(depth * 4), b0, b1, s, comptime!(block * 8 + side * 4), dtype);
-            }
-        }
+    for i in 0..comptime!(CHUNK * vectors / LOADERS) {
+        let row = first + row + comptime!(i * rows);
+        let at = min(row, end - 1usize) * pitch + column + vector;
+        copy(to + comptime!((i * LOADERS * 16) as u32), x, at, row < end);
     }
 }
 
-/// `S^T k` and `S^T q` of all tokens.
+/// Takes a chunk into the state.
 #[cube]
-fn read_state(
-    s: &Array<f32>,
-    from: u32,
-    of_keys: &mut Array<f32>,
-    of_queries: &mut Array<f32>,
-    #[comptime] shape: Shape,
-) {
-    let stage = comptime!(Stage::of(shape));
-    let (row, half) = (UNIT_POS_X as usize % 16usize, UNIT_POS_X as usize / 16usize % 2usize);
-    #[unroll]
-    for i in 0..32usize {
-        of_keys[i] = 0.0;
-        of_queries[i] = 0.0;
-    }
+fn keep(s: &mut Array<f32>, base: u32, chunk: usize, #[comptime] shape: Shape) {
+    let places = comptime!(Places::of(shape));
+    let from = key_stage(base, chunk, shape);
+    let leave = left_at(base, chunk, shape);
+    let (row, half) = corner();
+    // Of the tokens, eight by eight: what the state predicts, and how far that is off.
+    let mut error = zeros(32usize);
     #[unroll]
     for depth in 0..comptime!(shape.key_dim / 16) {
         let mut left = Array::<u32>::new(4usize);
@@ -266,52 +321,160 @@ fn read_state(
             let (low, high) = (s[comptime!(depth * 8 + i * 2)], s[comptime!(depth * 8 + i * 2 + 1)]);
             left[i] = pack(low, high, shape.dtype);
         }
+        put(leave + comptime!((depth * 512) as u32), &left, 0usize);
+        multiply_rows(&left, 0usize, from, depth, &mut error, shape);
+    }
+    let before = from + comptime!(places.key_gates as u32);
+    subtract(&mut error, from + comptime!(places.values as u32), before, shape);
+
+    let mut left = Array::<u32>::new(16usize);
+    round(&error, &mut left, shape);
+    let mut delta = zeros(32usize);
+    multiply_triangle(&left, from + comptime!(places.transform as u32), &mut delta, shape);
+    round(&delta, &mut left, shape);
+    #[unroll]
+    for i in 0..4usize {
+        put(leave + comptime!((places.delta + i * 512) as u32), &left, comptime!(4 * i));
+    }
+
+    scale_by_token(&mut delta, before + comptime!((CHUNK * 4) as u32));
+    round(&delta, &mut left, shape);
+    let decay = two(before + comptime!((CHUNK * 4 - 8) as u32)).extract(1usize);
+    #[unroll]
+    for i in 0..comptime!(shape.key_dim / 2) {
+        s[i] *= decay;
+    }
+    #[unroll]
+    for depth in 0..4usize {
         #[unroll]
-        for block in 0..4usize {
-            let place =
-                place(comptime!(block * 16) + row, comptime!(2 * depth) + half, comptime!(shape.vectors()));
-            let keys = tiles(from + place);
-            let queries = tiles(from + comptime!(stage.queries as u32) + place);
+        for block in 0..comptime!(shape.key_dim / 16) {
+            let at =
+                place(comptime!(depth * 16) + row, comptime!(2 * block) + half, comptime!(shape.vectors()));
+            let keys = transposed_tiles(from + at);
             #[unroll]
             for side in 0..2usize {
-                let at = comptime!(block * 8 + side * 4);
-                let (b0, b1) = (keys.extract(side), keys.extract(comptime!(side + 2)));
-                multiply(&left, 0usize, b0, b1, of_keys, at, shape.dtype);
-                let (b0, b1) = (queries.extract(side), queries.extract(comptime!(side + 2)));
-                multiply(&left, 0usize, b0, b1, of_queries, at, shape.dtype);
+                let (b0, b1) = (keys.extract(comptime!(2 * side)), keys.extract(comptime!(2 * side + 1)));
+                multiply(
+                    &left,
+                    comptime!(depth * 4),
+                    b0,
+                    b1,
+                    s,
+                    comptime!(block * 8 + side * 4),
+                    shape.dtype,
+                );
             }
         }
     }
 }
 
-/// `v - g S^T k` and `g S^T q`, of `S^T k` and `S^T q`.
+/// Writes a chunk's `y`.
 #[cube]
-fn subtract(
-    error: &mut Array<f32>,
-    answer: &mut Array<f32>,
-    values: u32,
-    before: u32,
+fn answer(y: &mut [u32], base: u32, at: &Place, chunk: usize, scale: f32, #[comptime] shape: Shape) {
+    let places = comptime!(Places::of(shape));
+    let from = query_stage(base, chunk, shape);
+    let found = left_at(base, chunk, shape);
+    let mut answer = zeros(32usize);
+    let mut left = Array::<u32>::new(16usize);
+    #[unroll]
+    for depth in 0..comptime!(shape.key_dim / 16) {
+        take(found + comptime!((depth * 512) as u32), &mut left, 0usize);
+        multiply_rows(&left, 0usize, from, depth, &mut answer, shape);
+    }
+    scale_by_token(&mut answer, from + comptime!(places.query_gates as u32));
+    #[unroll]
+    for i in 0..4usize {
+        take(found + comptime!((places.delta + i * 512) as u32), &mut left, comptime!(4 * i));
+    }
+    multiply_triangle(&left, from + comptime!(places.pairs as u32), &mut answer, shape);
+
+    let lane = UNIT_POS_X as usize % 32usize;
+    #[unroll]
+    for eight in 0..8usize {
+        let token = at.start + chunk * CHUNK + comptime!(eight * 8) + lane / 4usize;
+        let row = (token * at.value_heads + at.head) * comptime!(shape.value_dim / 2);
+        let to = row + at.column / 2usize + warp() * 8usize + lane % 4usize;
+        #[unroll]
+        for half in 0..2usize {
+            let i = comptime!(eight * 4 + half * 2);
+            let word = transposed(pack(answer[i] * scale, answer[comptime!(i + 1)] * scale, shape.dtype));
+            if token < at.end {
+                y[to + comptime!(half * 4)] = word;
+            }
+        }
+    }
+}
+
+#[cube]
+fn zeros(#[comptime] count: usize) -> Array<f32> {
+    let mut zeros = Array::<f32>::new(count);
+    #[unroll]
+    for i in 0..count {
+        zeros[i] = 0.0;
+    }
+    zeros
+}
+
+/// Reads `left[first..first + 4]` from shared memory.
+#[cube]
+fn take(at: u32, left: &mut Array<u32>, #[comptime] first: usize) {
+    let words = words(at);
+    #[unroll]
+    for i in 0..4usize {
+        left[comptime!(first + i)] = words.extract(i);
+    }
+}
+
+/// `sums += left rows^T`, of 16 columns of the chunk's keys or queries.
+#[cube]
+fn multiply_rows(
+    left: &Array<u32>,
+    #[comptime] tile: usize,
+    rows: u32,
+    #[comptime] depth: usize,
+    sums: &mut Array<f32>,
     #[comptime] shape: Shape,
 ) {
-    let warp = UNIT_POS_X as usize / 32usize;
-    let (row, half) = (UNIT_POS_X as usize % 16usize, UNIT_POS_X as usize / 16usize % 2usize);
+    let (row, half) = corner();
     #[unroll]
     for block in 0..4usize {
-        let place = place(comptime!(block * 16) + row, warp * 2usize + half, comptime!(SLICE / 8));
-        let v = transposed_tiles(values + place);
+        let at = place(comptime!(block * 16) + row, comptime!(2 * depth) + half, comptime!(shape.vectors()));
+        let right = tiles(rows + at);
         #[unroll]
         for side in 0..2usize {
-            let eight = comptime!(block * 2 + side);
-            let gate = two(before + comptime!((eight * 32) as u32) + UNIT_POS_X % 4u32 * 8u32);
-            #[unroll]
-            for i in 0..4usize {
-                let at = comptime!(eight * 4 + i);
-                let word = v.extract(comptime!(side + i / 2 * 2));
-                let bits = if comptime!(i % 2 == 0) { word & 0xffffu32 } else { word >> 16u32 };
-                let g = gate.extract(comptime!(i % 2));
-                error[at] = widen(bits, shape.dtype) - g * error[at];
-                answer[at] *= g;
-            }
+            let (b0, b1) = (right.extract(side), right.extract(comptime!(side + 2)));
+            multiply(left, tile, b0, b1, sums, comptime!(block * 8 + side * 4), shape.dtype);
+        }
+    }
+}
+
+/// Multiplies each token's sums with its gate.
+#[cube]
+fn scale_by_token(sums: &mut Array<f32>, gates: u32) {
+    #[unroll]
+    for eight in 0..8usize {
+        let gate = two(gates + comptime!((eight * 32) as u32) + UNIT_POS_X % 4u32 * 8u32);
+        #[unroll]
+        for i in 0..4usize {
+            sums[comptime!(eight * 4 + i)] *= gate.extract(comptime!(i % 2));
+        }
+    }
+}
+
+/// `v - g S^T k`, of `S^T k`.
+#[cube]
+fn subtract(error: &mut Array<f32>, values: u32, before: u32, #[comptime] shape: Shape) {
+    let (row, half) = corner();
+    scale_by_token(error, before);
+    #[unroll]
+    for block in 0..4usize {
+        let at = place(comptime!(block * 16) + row, warp() * 2usize + half, comptime!(SLICE / 8));
+        let v = transposed_tiles(values + at);
+        #[unroll]
+        for i in 0..8usize {
+            let word = v.extract(comptime!(i / 4 + i / 2 % 2 * 2));
+            let bits = if comptime!(i % 2 == 0) { word & 0xffffu32 } else { word >> 16u32 };
+            error[comptime!(block * 8 + i)] = widen(bits, shape.dtype) - error[comptime!(block * 8 + i)];
         }
     }
 }
@@ -328,7 +491,7 @@ fn round(sums: &Array<f32>, left: &mut Array<u32>, #[comptime] shape: Shape) {
 /// `sums += left matrix^T`, of a lower triangular matrix, `[64, 64]`.
 #[cube]
 fn multiply_triangle(left: &Array<u32>, matrix: u32, sums: &mut Array<f32>, #[comptime] shape: Shape) {
-    let (row, half) = (UNIT_POS_X as usize % 16usize, UNIT_POS_X as usize / 16usize % 2usize);
+    let (row, half) = corner();
     #[unroll]
     for block in 0..4usize {
         #[unroll]
@@ -345,28 +508,8 @@ fn multiply_triangle(left: &Array<u32>, matrix: u32, sums: &mut Array<f32>, #[co
     }
 }
 
-/// Writes the answers of tokens that there are.
-#[cube]
-fn store(answer: &Array<f32>, y: &mut [u32], at: &Place, chunk: usize, scale: f32, #[comptime] shape: Shape) {
-    let (warp, lane) = (UNIT_POS_X as usize / 32usize, UNIT_POS_X as usize % 32usize);
-    #[unroll]
-    for eight in 0..8usize {
-        let token = at.start + chunk * CHUNK + comptime!(eight * 8) + lane / 4usize;
-        let row = (token * at.value_heads + at.head) * comptime!(shape.value_dim / 2);
-        let to = row + at.column / 2usize + warp * 8usize + lane % 4usize;
-        #[unroll]
-        for half in 0..2usize {
-            let i = comptime!(eight * 4 + half * 2);
-            let word = transposed(pack(answer[i] * scale, answer[comptime!(i + 1)] * scale, shape.dtype));
-            if token < at.end {
-                y[to + comptime!(half * 4)] = word;
-            }
-        }
-    }
-}
-
 pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(32 * WARPS as u32);
+    let (settings, properties, registers) = target.start((2 * UNITS + LOADERS) as u32);
     Box::new(pass::Pass::new(
         settings,
         properties,

@@ -1,10 +1,9 @@
 //! What does not depend on the state: `T`, `P` and the gates of a chunk of one head, by one cube.
 
 use super::super::key_head;
-use super::super::mma::{address, commit, copy, four, multiply, tiles, wait};
+use super::super::mma::{address, commit, copy, four, multiply, pack, tiles, wait};
 use super::{CHUNK, GATES, PITCH, PREPARERS, Shape, place};
 use crate::gpu::compile::{Target, buffer};
-use crate::gpu::float::narrow;
 use crate::gpu::sequences::{Piece, piece};
 use crate::ops::gated_delta_rule::DecaySign;
 use cubecl_core as cubecl;
@@ -18,7 +17,7 @@ fn prepare(
     beta: &[f32],
     cu_seqlens: &[u32],
     transforms: &mut [u16],
-    pairs: &mut [u16],
+    pairs: &mut [u32],
     gates: &mut [f32],
     tokens: u32,
     sequences: u32,
@@ -31,13 +30,14 @@ fn prepare(
     let slot = CUBE_POS_Z as usize * comptime!(super::super::CUBES) + CUBE_POS_Y as usize;
     let piece = piece(cu_seqlens, slot, sequences as usize, tokens as usize, CHUNK);
     if piece.first < piece.last {
-        // First the keys and queries, then the products of their pairs.
+        // First the keys and queries, then the products of pairs of keys.
         let mut shared = Shared::<[u32]>::new_aligned_slice(comptime!(shape.prepare_words()), 128usize);
-        let mut decays = Shared::<[f32]>::new_slice(CHUNK);
-        let mut betas = Shared::<[f32]>::new_slice(CHUNK);
         let base = address(&shared);
         let key_head = key_head(key_heads, value_heads, head, shape.head_map);
         load(q, k, base, &piece, key_heads, key_head, shape);
+        let mut decays = Shared::<[f32]>::new_slice(CHUNK);
+        let mut betas = Shared::<[f32]>::new_slice(CHUNK);
+        let mut products = Shared::<[f32]>::new_slice(PRODUCTS);
         let unit = UNIT_POS_X as usize;
         if unit < CHUNK {
             let mut decay = 1.0f32;
@@ -55,25 +55,79 @@ fn prepare(
             decays[unit] = decay;
             betas[unit] = b;
         }
+        sync_cube();
+        if unit < CHUNK {
+            multiply_decays(&decays, &mut products, unit);
+        }
         wait(0usize);
         sync_cube();
-        multiply_pairs(&mut shared, base, shape);
-        sync_cube();
-        // The work that takes longer falls on other warps from cube to cube: a multiprocessor's quarters have some each.
-        let unit = unit ^ ((head + slot) % 2usize * CHUNK);
-        let column = unit % CHUNK;
-        let matrix = (slot * value_heads + head) * comptime!(CHUNK * CHUNK);
+        let index = slot * value_heads + head;
         if unit < CHUNK {
-            let at = (slot * value_heads + head) * GATES + column;
-            decay_keys(&mut shared, &decays, &betas, gates, at, column);
-        } else {
-            decay_queries(&shared, &decays, pairs, matrix, column, shape);
+            store_gates(&products, gates, index * GATES, unit);
         }
+        multiply_pairs(&mut shared, &betas, &products, pairs, index, base, shape);
         sync_cube();
+        // The work falls on other warps from cube to cube: a multiprocessor's quarters have some each.
+        let unit = unit ^ ((head + slot) % 2usize * CHUNK);
+        let matrix = index * comptime!(CHUNK * CHUNK);
         if unit < CHUNK {
-            invert(base, column, betas[column], transforms, matrix, shape);
+            invert(&mut shared, base, unit, betas[unit], transforms, matrix, shape);
         }
     }
+}
+
+/// Products of decays, as floats: `D[i][j]` within sixteens of tokens, by `i % 16` and `j`; for each token the product
+/// from its sixteen's start, and to its end; each sixteen's.
+const NEAR: usize = 16 * CHUNK;
+const FROM_START: usize = NEAR;
+const TO_END: usize = NEAR + CHUNK;
+const SIXTEENS: usize = NEAR + 2 * CHUNK;
+const PRODUCTS: usize = SIXTEENS + CHUNK / 16;
+
+/// The products of token `j`'s column.
+#[cube]
+fn multiply_decays(decays: &Shared<[f32]>, products: &mut Shared<[f32]>, j: usize) {
+    let mut before = 1.0f32;
+    let mut after = 1.0f32;
+    #[unroll]
+    for row in 0..16usize {
+        let i = j / 16usize * 16usize + row;
+        let decay = decays[i];
+        before *= select(i <= j, decay, 1.0f32);
+        after *= select(i > j, decay, 1.0f32);
+        products[row * CHUNK + j] = after;
+    }
+    products[FROM_START + j] = before;
+    products[TO_END + j] = after;
+    if j % 16 == 15 {
+        products[SIXTEENS + j / 16usize] = before;
+    }
+}
+
+/// `D[i][j]` of all tokens of sixteens strictly between `j`'s and `i`'s.
+#[cube]
+fn between(products: &Shared<[f32]>, j16: usize, i16: usize) -> f32 {
+    let mut product = 1.0f32;
+    #[unroll]
+    for sixteen in 0..4usize {
+        product *= select(sixteen > j16 && sixteen < i16, products[comptime!(SIXTEENS + sixteen)], 1.0f32);
+    }
+    product
+}
+
+/// Token `j`'s gates.
+#[cube]
+fn store_gates(products: &Shared<[f32]>, gates: &mut [f32], at: usize, j: usize) {
+    let mut before = products[FROM_START + j];
+    let mut after = products[TO_END + j];
+    #[unroll]
+    for sixteen in 0..4usize {
+        let decay = products[comptime!(SIXTEENS + sixteen)];
+        before *= select(sixteen < j / 16usize, decay, 1.0f32);
+        after *= select(sixteen > j / 16usize, decay, 1.0f32);
+    }
+    gates[at + j] = before;
+    gates[at + CHUNK + j] = after;
 }
 
 /// Keys, then queries, to shared memory; zeros for tokens past the last.
@@ -88,7 +142,6 @@ fn load(
     #[comptime] shape: Shape,
 ) {
     let vectors = comptime!(shape.vectors());
-    #[unroll]
     for i in 0..comptime!(CHUNK * shape.vectors() / PREPARERS) {
         let vector = i * PREPARERS + UNIT_POS_X as usize;
         let (row, column) = (vector / vectors, vector % vectors);
@@ -102,42 +155,53 @@ fn load(
     commit();
 }
 
-/// `k[i] . k[j]`, then `q[i] . k[j]`, over the keys and queries, for `j` up to the end of `i`'s tile.
+/// `L` in place of the keys and queries, and `P`. A warp has sixteen rows of each, more of one and fewer of the other.
 #[cube]
-fn multiply_pairs(shared: &mut Shared<[u32]>, base: u32, #[comptime] shape: Shape) {
+fn multiply_pairs(
+    shared: &mut Shared<[u32]>,
+    betas: &Shared<[f32]>,
+    products: &Shared<[f32]>,
+    pairs: &mut [u32],
+    index: usize,
+    base: u32,
+    #[comptime] shape: Shape,
+) {
     let vectors = comptime!(shape.vectors());
     let queries = base + comptime!((CHUNK * shape.key_dim * 2) as u32);
     let (warp, lane) = (UNIT_POS_X as usize / 32usize, UNIT_POS_X as usize % 32usize);
+    let (of_keys, of_queries) = (warp, 3usize - warp);
     let (row, half) = (lane % 16usize, lane / 16usize);
-    let mut keys = Array::<f32>::new(32usize);
-    let mut of_queries = Array::<f32>::new(32usize);
+    let mut key_pairs = Array::<f32>::new(32usize);
+    let mut query_pairs = Array::<f32>::new(32usize);
     #[unroll]
     for i in 0..32usize {
-        keys[i] = 0.0;
-        of_queries[i] = 0.0;
+        key_pairs[i] = 0.0;
+        query_pairs[i] = 0.0;
     }
-    #[unroll]
     for depth in 0..comptime!(shape.key_dim / 16) {
-        let column = comptime!(2 * depth) + half;
-        let left_at = place(warp * 16usize + row, column, vectors);
+        let column = 2usize * depth + half;
         let mut left = Array::<u32>::new(8usize);
-        let tile = tiles(base + left_at);
-        let query = tiles(queries + left_at);
+        let keys = tiles(base + place(of_keys * 16usize + row, column, vectors));
+        let query = tiles(queries + place(of_queries * 16usize + row, column, vectors));
         #[unroll]
         for i in 0..4usize {
-            left[i] = tile.extract(i);
+            left[i] = keys.extract(i);
             left[comptime!(4 + i)] = query.extract(i);
         }
         #[unroll]
         for block in 0..4usize {
-            if block <= warp {
+            if block <= of_keys || block <= of_queries {
                 let right = tiles(base + place(comptime!(block * 16) + row, column, vectors));
                 #[unroll]
                 for side in 0..2usize {
                     let (b0, b1) = (right.extract(side), right.extract(comptime!(side + 2)));
                     let at = comptime!(block * 8 + side * 4);
-                    multiply(&left, 0usize, b0, b1, &mut keys, at, shape.dtype);
-                    multiply(&left, 4usize, b0, b1, &mut of_queries, at, shape.dtype);
+                    if block <= of_keys {
+                        multiply(&left, 0usize, b0, b1, &mut key_pairs, at, shape.dtype);
+                    }
+                    if block <= of_queries {
+                        multiply(&left, 4usize, b0, b1, &mut query_pairs, at, shape.dtype);
+                    }
                 }
             }
         }
@@ -145,91 +209,115 @@ fn multiply_pairs(shared: &mut Shared<[u32]>, base: u32, #[comptime] shape: Shap
     sync_cube();
     #[unroll]
     for block in 0..4usize {
-        if block <= warp {
+        if block <= of_keys {
+            decay(&mut key_pairs, products, of_keys, block);
             #[unroll]
             for i in 0..8usize {
-                let row = warp * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
+                let row = of_keys * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
                 let at = row * PITCH + comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
-                shared[at] = u32::reinterpret(keys[comptime!(block * 8 + i)]);
-                shared[at + comptime!(CHUNK * PITCH)] =
-                    u32::reinterpret(of_queries[comptime!(block * 8 + i)]);
+                shared[at] = u32::reinterpret(key_pairs[comptime!(block * 8 + i)] * betas[row]);
+            }
+        }
+        if block <= of_queries {
+            decay(&mut query_pairs, products, of_queries, block);
+            #[unroll]
+            for i in 0..4usize {
+                let row = of_queries * 16usize + lane / 4usize + comptime!(i % 2 * 8);
+                let at = row * comptime!(CHUNK / 2) + comptime!(block * 8 + i / 2 * 4) + lane % 4usize;
+                let first = comptime!(block * 8 + i * 2);
+                pairs[index * comptime!(CHUNK * CHUNK / 2) + at] =
+                    pack(query_pairs[first], query_pairs[comptime!(first + 1)], shape.dtype);
             }
         }
     }
 }
 
-/// Column `j` of `L` in place of the keys' products, and token `j`'s gates.
+/// Multiplies a warp's products of sixteen `i16` with tokens of sixteen `block` by `D`; those with later tokens
+/// become 0.
 #[cube]
-fn decay_keys(
-    shared: &mut Shared<[u32]>,
-    decays: &Shared<[f32]>,
-    betas: &Shared<[f32]>,
-    gates: &mut [f32],
-    at: usize,
-    j: usize,
-) {
-    let mut before = 1.0f32;
-    let mut after = 1.0f32;
-    for i in 0..CHUNK {
-        if i <= j {
-            before *= decays[i];
-        } else {
-            after *= decays[i];
-            let pair = f32::reinterpret(shared[i * PITCH + j]);
-            shared[i * PITCH + j] = u32::reinterpret(pair * after * betas[i]);
+fn decay(pairs: &mut Array<f32>, products: &Shared<[f32]>, i16: usize, #[comptime] block: usize) {
+    let lane = UNIT_POS_X as usize % 32usize;
+    let between = between(products, block.runtime(), i16);
+    #[unroll]
+    for i in 0..8usize {
+        let row = lane / 4usize + comptime!(i / 2 % 2 * 8);
+        let j = comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
+        let pair = pairs[comptime!(block * 8 + i)];
+        let mut value = 0.0f32;
+        if i16 > block {
+            value = pair * (products[FROM_START + i16 * 16usize + row] * (between * products[TO_END + j]));
+        } else if i16 * 16usize + row >= j {
+            value = pair * products[row * CHUNK + j];
         }
+        pairs[comptime!(block * 8 + i)] = value;
     }
-    gates[at] = before;
-    gates[at + CHUNK] = after;
 }
 
-/// Column `j` of `P`.
+/// Column `j` of `T`, by forward substitution, sixteen rows at a time. (Loops over sixteens: instructions of a whole column
+/// come slower from memory than they run.) The inverse's rows are kept in shared memory, behind `L`.
 #[cube]
-fn decay_queries(
-    shared: &Shared<[u32]>,
-    decays: &Shared<[f32]>,
-    pairs: &mut [u16],
-    matrix: usize,
+fn invert(
+    shared: &mut Shared<[u32]>,
+    base: u32,
     j: usize,
+    beta: f32,
+    transforms: &mut [u16],
+    matrix: usize,
     #[comptime] shape: Shape,
 ) {
-    let mut after = 1.0f32;
-    for i in 0..CHUNK {
-        let mut pair = 0.0f32;
-        if i >= j {
-            if i > j {
-                after *= decays[i];
-            }
-            pair = f32::reinterpret(shared[(CHUNK + i) * PITCH + j]) * after;
-        }
-        pairs[matrix + i * CHUNK + j] = u16::cast_from(narrow(pair, shape.dtype));
-    }
-}
-
-/// Column `j` of `T`, by forward substitution.
-#[cube]
-fn invert(base: u32, j: usize, beta: f32, transforms: &mut [u16], matrix: usize, #[comptime] shape: Shape) {
-    let mut x = Array::<f32>::new(CHUNK);
-    #[unroll]
-    for i in 0..CHUNK {
-        let mut sums = Array::<f32>::new(4usize);
+    let inverse = comptime!(CHUNK * PITCH);
+    // The upper half of a warp's columns is 0, up to the sixteens that they are in.
+    let first = j / 32usize * 2usize;
+    for sixteen in first..4usize {
+        let mut x = Array::<f32>::new(16usize);
         #[unroll]
-        for s in 0..4usize {
-            sums[s] = 0.0;
+        for i in 0..16usize {
+            x[i] = select(sixteen * 16usize + i == j, 1.0f32, 0.0f32);
         }
-        #[unroll]
-        for block in 0..comptime!(i.div_ceil(4)) {
-            let row = four(base + comptime!((i * PITCH * 4 + block * 16) as u32));
+        for before in first..sixteen {
             #[unroll]
-            for s in 0..4usize {
-                if comptime!(block * 4 + s < i) {
-                    sums[s] = fma(row.extract(s), x[comptime!(block * 4 + s)], sums[s]);
+            for fourth in 0..4usize {
+                let mut above = Array::<f32>::new(4usize);
+                #[unroll]
+                for k in 0..4usize {
+                    let row = before * 16usize + comptime!(fourth * 4 + k);
+                    above[k] = -f32::reinterpret(shared[inverse + row * CHUNK + j]);
+                }
+                let at =
+                    (sixteen * comptime!(16 * PITCH) + before * 16usize + comptime!(fourth * 4)) * 4usize;
+                #[unroll]
+                for i in 0..16usize {
+                    let row = four(base + at as u32 + comptime!((i * PITCH * 4) as u32));
+                    #[unroll]
+                    for k in 0..4usize {
+                        x[i] = fma(row.extract(k), above[k], x[i]);
+                    }
                 }
             }
         }
-        let sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        x[i] = select(i == j, 1.0f32, 0.0f32) - sum;
-        transforms[matrix + i * CHUNK + j] = u16::cast_from(narrow(x[i] * beta, shape.dtype));
+        #[unroll]
+        for i in 1..16usize {
+            let at = (sixteen * comptime!(16 * PITCH + 16) + comptime!(i * PITCH)) * 4usize;
+            let mut sum = x[i];
+            #[unroll]
+            for fourth in 0..comptime!(i.div_ceil(4)) {
+                let row = four(base + at as u32 + comptime!((fourth * 16) as u32));
+                #[unroll]
+                for k in 0..4usize {
+                    if comptime!(fourth * 4 + k < i) {
+                        sum = fma(-row.extract(k), x[comptime!(fourth * 4 + k)], sum);
+                    }
+                }
+            }
+            x[i] = sum;
+        }
+        #[unroll]
+        for i in 0..16usize {
+            let row = sixteen * 16usize + i;
+            shared[inverse + row * CHUNK + j] = u32::reinterpret(x[i]);
+            let word = pack(x[i] * beta, 0.0f32, shape.dtype);
+            transforms[matrix + row * CHUNK + j] = u16::cast_from(word & 0xffffu32);
+        }
     }
 }
 
