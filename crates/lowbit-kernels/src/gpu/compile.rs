@@ -79,6 +79,11 @@ impl Target {
         self.capability >= Some(80)
     }
 
+    /// Elements of the longest vector that kernels can have.
+    pub fn vector(&self) -> usize {
+        self.properties.hardware.max_vector_size
+    }
+
     /// How many units run in step, where that is always the same.
     pub fn plane(&self) -> Option<usize> {
         let hardware = &self.properties.hardware;

@@ -5,8 +5,12 @@ use crate::Tensor;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Elements that a unit loads at once. Vulkan knows no more.
+/// Elements that a unit loads at once where there are few. Vulkan knows no more.
 pub(crate) const VECTOR: usize = 4;
+/// Elements that a unit loads at once at the most: 16 bytes of the narrowest floats.
+pub(crate) const LONGEST: usize = 8;
+/// Rows so wide have enough for longer vectors.
+const WIDE: usize = 1024;
 
 /// How a cube takes rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +28,9 @@ pub(crate) struct Rows {
 impl Rows {
     /// For rows of `width` elements that lie in `tensors`.
     pub fn of(target: &Target, width: usize, tensors: &[&Tensor]) -> Self {
-        Self::new(target.plane(), width, vector(width, tensors))
+        // Rows of heads leave units idle if they take more.
+        let most = if width < WIDE { VECTOR } else { LONGEST };
+        Self::new(target.plane(), width, vector(target, most, width, tensors))
     }
 
     /// For rows of `width` elements in vectors of `vector`.
@@ -60,12 +66,18 @@ pub(crate) fn cubes(count: usize) -> [u32; 3] {
     [count.clamp(1, MOST) as u32, count.div_ceil(MOST).max(1) as u32, 1]
 }
 
-/// How many elements of rows of `width` elements a unit can load at once from all `tensors`.
-pub(crate) fn vector(width: usize, tensors: &[&Tensor]) -> usize {
-    let aligned = |tensor: &&Tensor| {
-        tensor.memory().is_ok_and(|(_, start)| start.is_multiple_of(VECTOR * tensor.dtype().size()))
+/// How many elements of rows of `width` elements a unit can load at once from all `tensors`: `most` or fewer, and no
+/// more than 16 bytes of the narrowest.
+pub(crate) fn vector(target: &Target, most: usize, width: usize, tensors: &[&Tensor]) -> usize {
+    let fits = |vector: usize| {
+        let aligned = |tensor: &&Tensor| {
+            tensor.memory().is_ok_and(|(_, start)| start.is_multiple_of(vector * tensor.dtype().size()))
+        };
+        let loads = tensors.iter().any(|tensor| vector * tensor.dtype().size() <= 16);
+        loads && width.is_multiple_of(vector) && tensors.iter().all(aligned)
     };
-    if width.is_multiple_of(VECTOR) && tensors.iter().all(aligned) { VECTOR } else { 1 }
+    let most = most.min(target.vector());
+    [LONGEST, VECTOR].into_iter().find(|&vector| vector <= most && fits(vector)).unwrap_or(1)
 }
 
 /// The row that this unit works on.

@@ -23,11 +23,13 @@ fn case(m: usize, d: usize, dtype: FloatType) -> Case {
         flops: m * d,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
-            let (x, y) = (activations(&[m, d], dtype, 1, device)?, activations(&[m, d], dtype, 2, device)?);
+            let host = device.host()?;
+            let (x, y) = (activations(&[m, d], dtype, 1, &host)?, activations(&[m, d], dtype, 2, &host)?);
             let (xs, ys) = (x.cast(DType::F32)?, y.cast(DType::F32)?);
             let sum = |(&x, &y): (&f32, &f32)| f64::from(x) + f64::from(y);
             let want: Vec<f64> = xs.as_slice()?.iter().zip(ys.as_slice()?).map(sum).collect();
             let expected = Expected::all(&want, dtype, |i| gamma(1) * want[i].abs());
+            let (x, y) = (x.to_device(device)?, y.to_device(device)?);
             Ok(Prepared::warm(move || add(&x, &y), expected))
         }),
     }

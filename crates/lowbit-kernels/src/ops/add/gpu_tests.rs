@@ -40,7 +40,8 @@ fn nothing_and_nan() {
 
 #[test]
 fn operands_are_on_one_device() {
-    let x = Tensor::zeros(&[3], FLOATS[0].dtype(), &gpu());
+    let device = gpu();
+    let x = Tensor::zeros(&[3], FLOATS[0].dtype(), &device);
     let error = add(&x, &fetched(&x)).unwrap_err().to_string();
-    assert_eq!(error, format!("add: y is on cpu, but x is on {}", gpu()));
+    assert_eq!(error, format!("add: y is on cpu, but x is on {device}"));
 }

@@ -96,7 +96,7 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
     let mut kernels = Vec::new();
-    for (width, vector) in [(4096, 4), (128, 4), (70, 1)] {
+    for (width, vector) in [(4096, rows::LONGEST.min(target.vector())), (128, 4), (70, 1)] {
         let rows = Rows::new(target.plane(), width, vector);
         for (h, x) in [(F32, BF16), (F16, F16), (BF16, F32)] {
             kernels.push(kernel(target, Shape { rows, h, x }));

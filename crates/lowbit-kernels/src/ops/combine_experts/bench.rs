@@ -28,8 +28,9 @@ fn case(tokens: usize) -> Case {
 }
 
 fn prepare(tokens: usize, device: &Device) -> Result<Prepared, KernelError> {
-    let x = activations(&[tokens, TOP_K, HIDDEN], FloatType::F32, 1, device)?;
-    let weights = activations(&[tokens, TOP_K], FloatType::F32, 2, device)?;
+    let host = device.host()?;
+    let x = activations(&[tokens, TOP_K, HIDDEN], FloatType::F32, 1, &host)?;
+    let weights = activations(&[tokens, TOP_K], FloatType::F32, 2, &host)?;
     let (xs, ws) = (x.as_slice::<f32>()?, weights.as_slice::<f32>()?);
     let expect = |index: usize| {
         let slots = index / HIDDEN * TOP_K..(index / HIDDEN + 1) * TOP_K;
@@ -40,7 +41,7 @@ fn prepare(tokens: usize, device: &Device) -> Result<Prepared, KernelError> {
     let expected = (0..tokens * HIDDEN).map(expect).collect();
     Ok(Prepared {
         runs: vec![Box::new({
-            let (x, weights) = (x.clone(), weights.clone());
+            let (x, weights) = (x.to_device(device)?, weights.to_device(device)?);
             move || combine_experts(&x, &weights)
         })],
         expected,

@@ -79,7 +79,7 @@ pub(super) fn combine_experts(
     if y.is_empty() {
         return Ok(y);
     }
-    let shape = Shape { dtype: op.float("x", x)?, vector: rows::vector(n, &[x]) };
+    let shape = Shape { dtype: op.float("x", x)?, vector: rows::vector(gpu.target(), rows::VECTOR, n, &[x]) };
     op.index(x.len())?;
     gpu.launch(Dispatch {
         kernel: kernel(gpu.target(), shape),

@@ -4,6 +4,7 @@ use crate::ops::testing::{fetched, gpu, patterns};
 
 #[test]
 fn joins_what_the_cpu_joins() {
+    let device = gpu();
     for widths in [&[3, 1, 0, 5][..], &[16, 32], &[7], &[2, 4, 8]] {
         let all: usize = widths.iter().sum();
         for x in patterns(19 * all) {
@@ -16,7 +17,7 @@ fn joins_what_the_cpu_joins() {
                     flat.rows(first - 19 * width, first).unwrap().reshape(&[19, width]).unwrap()
                 })
                 .collect();
-            let moved: Vec<Tensor> = parts.iter().map(|part| part.to_device(&gpu()).unwrap()).collect();
+            let moved: Vec<Tensor> = parts.iter().map(|part| part.to_device(&device).unwrap()).collect();
             let want = concat(&parts.iter().collect::<Vec<_>>()).unwrap();
             let y = concat(&moved.iter().collect::<Vec<_>>()).unwrap();
             assert_eq!(y.shape(), want.shape());

@@ -27,14 +27,13 @@ fn case(tokens: usize) -> Case {
 }
 
 fn prepare(tokens: usize, device: &Device) -> Result<Prepared, KernelError> {
+    let host = device.host()?;
     let (a, b) = (
-        activations(&[tokens, HEADS], FloatType::F32, 1, device)?,
-        activations(&[tokens, HEADS], FloatType::F32, 2, device)?,
+        activations(&[tokens, HEADS], FloatType::F32, 1, &host)?,
+        activations(&[tokens, HEADS], FloatType::F32, 2, &host)?,
     );
-    let (a_log, dt_bias) = (
-        activations(&[HEADS], FloatType::F32, 3, device)?,
-        activations(&[HEADS], FloatType::F32, 4, device)?,
-    );
+    let (a_log, dt_bias) =
+        (activations(&[HEADS], FloatType::F32, 3, &host)?, activations(&[HEADS], FloatType::F32, 4, &host)?);
     let [as_, bs, a_logs, biases] = [&a, &b, &a_log, &dt_bias].map(|x| x.as_slice::<f32>());
     let (as_, bs, a_logs, biases) = (as_?, bs?, a_logs?, biases?);
     let expect = |index: usize| {
@@ -43,7 +42,8 @@ fn prepare(tokens: usize, device: &Device) -> Result<Prepared, KernelError> {
         Expected { index, value, bound }
     };
     let expected = (0..tokens * HEADS).map(expect).collect();
-    let (a, b, a_log, dt_bias) = (a.clone(), b.clone(), a_log.clone(), dt_bias.clone());
+    let [a, b, a_log, dt_bias] = [&a, &b, &a_log, &dt_bias].map(|x| x.to_device(device));
+    let (a, b, a_log, dt_bias) = (a?, b?, a_log?, dt_bias?);
     let run = Box::new(move || Ok(delta_gates(&a, &b, &a_log, &dt_bias)?.0));
     Ok(Prepared { runs: vec![run], expected })
 }

@@ -31,7 +31,7 @@ fn case(format: Format) -> Case {
         flops: 0,
         cold_bytes: TOKENS * row,
         prepare: Box::new(move |device, copies| {
-            let table = inputs::weight(format, &[VOCAB, K], 2, device)?;
+            let table = inputs::weight(format, &[VOCAB, K], 2, &device.host()?)?;
             let distinct = reference::decoded(&table, inputs::DISTINCT)?;
             let value = |(i, id): (usize, u32)| {
                 let row = &distinct[id as usize % inputs::DISTINCT * K..][..K];
@@ -41,6 +41,7 @@ fn case(format: Format) -> Case {
             };
             let expected = ids(0).into_iter().enumerate().flat_map(value).collect();
             let tables = inputs::copies(&table, (copies * TOKENS).div_ceil(VOCAB))?;
+            let tables = tables.iter().map(|table| table.to_device(device)).collect::<Result<Vec<_>, _>>()?;
             let runs = (0..copies).map(|i| run(&tables[i % tables.len()], i, device));
             Ok(Prepared { runs: runs.collect::<Result<_, _>>()?, expected })
         }),

@@ -118,8 +118,8 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let dtypes = crate::ops::testing::FLOATS;
     let formats = crate::ops::quantized_matmul::tests::gpu_formats();
-    let shape =
-        |(i, &format)| Shape { layout: Layout::of(format), dtype: dtypes[i % 3], vector: rows::VECTOR };
+    let vector = rows::LONGEST.min(target.vector());
+    let shape = |(i, &format)| Shape { layout: Layout::of(format), dtype: dtypes[i % 3], vector };
     let ragged = dtypes.map(|dtype| Shape {
         layout: Layout::of(lowbit_formats::Format::Float(dtype)),
         dtype,
@@ -142,7 +142,7 @@ pub(super) fn dequant_gather(
     }
     let (k, runs) = (table.k(), table.k().div_ceil(RUN));
     let layout = Layout::of(table.format());
-    let vector = rows::vector(k, &[&y]);
+    let vector = rows::vector(gpu.target(), rows::LONGEST, k, &[&y]);
     // Every index into the planes is below the codes' words.
     CHECK.index(table.rows() * runs * layout.bits)?;
     CHECK.index(y.len())?;

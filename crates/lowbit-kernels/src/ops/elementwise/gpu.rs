@@ -74,13 +74,17 @@ fn kernel<F: Combine>(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels<F: Combine>(target: &Target, broadcasts: &[Broadcast]) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
     let mut kernels = Vec::new();
-    for (broadcast, vector) in broadcasts.iter().flat_map(|&broadcast| [(broadcast, 1), (broadcast, 4)]) {
+    let vectors = [1, rows::VECTOR, rows::LONGEST].into_iter().filter(|&vector| vector <= target.vector());
+    for (&broadcast, vector) in broadcasts.iter().flat_map(|b| vectors.clone().map(move |v| (b, v))) {
         for (x, y) in [(F32, BF16), (F16, F32), (BF16, F16)] {
             kernels.push(kernel::<F>(target, Shape { x, y, broadcast, vector }));
         }
     }
     kernels
 }
+
+/// So many elements keep all units busy with longer vectors.
+const MANY: usize = 1 << 20;
 
 /// `f(x, y)` of `x`'s shape and type; `y`'s shape fits `broadcast`.
 pub(crate) fn map<F: Combine>(
@@ -95,9 +99,10 @@ pub(crate) fn map<F: Combine>(
         return Ok(z);
     }
     let width = if broadcast == Broadcast::None { x.len() } else { x.dim(-1) };
+    let most = if x.len() < MANY { rows::VECTOR } else { rows::LONGEST };
     let vector = match broadcast {
-        Broadcast::Column => rows::vector(width, &[x]),
-        _ => rows::vector(width, &[x, y]),
+        Broadcast::Column => rows::vector(gpu.target(), most, width, &[x]),
+        _ => rows::vector(gpu.target(), most, width, &[x, y]),
     };
     let shape = Shape { x: check.float("x", x)?, y: check.float("y", y)?, broadcast, vector };
     gpu.launch(Dispatch {

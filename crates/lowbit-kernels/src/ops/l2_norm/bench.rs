@@ -24,10 +24,12 @@ fn case(m: usize, d: usize) -> Case {
         flops: 3 * m * d,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
+            let host = device.host()?;
             let params = L2Norm { eps: 1e-6, convention: L2NormConvention::Sum };
-            let x = activations(&[m, d], dtype, 1, device)?;
+            let x = activations(&[m, d], dtype, 1, &host)?;
             let want = reference::l2_norm(x.cast(DType::F32)?.as_slice()?, d, &params);
             let expected = Expected::all(&want, dtype, |i| gamma(reference::roundings(d)) * want[i].abs());
+            let x = x.to_device(device)?;
             Ok(Prepared::warm(move || l2_norm(&x, &params), expected))
         }),
     }

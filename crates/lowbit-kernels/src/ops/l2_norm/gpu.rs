@@ -83,7 +83,7 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use L2NormConvention::{Max, Mean, Sum};
     let mut kernels = Vec::new();
-    for (width, vector) in [(4096, 4), (128, 4), (70, 1)] {
+    for (width, vector) in [(4096, rows::LONGEST.min(target.vector())), (128, 4), (70, 1)] {
         let rows = Rows::new(target.plane(), width, vector);
         for (dtype, convention) in [(FloatType::F32, Sum), (FloatType::F16, Mean), (FloatType::BF16, Max)] {
             kernels.push(kernel(target, Shape { rows, dtype, convention }));

@@ -19,10 +19,12 @@ fn cases() -> Vec<Case> {
         flops: 0,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
-            let x = activations(&[m, d], dtype, 1, device)?;
+            let host = device.host()?;
+            let x = activations(&[m, d], dtype, 1, &host)?;
             let xs = x.cast(DType::F32)?;
             let rows = xs.as_slice::<f32>()?.chunks(d);
             let want: Vec<f64> = rows.flat_map(|x| &x[d - len..]).map(|&x| f64::from(x)).collect();
+            let x = x.to_device(device)?;
             Ok(Prepared::warm(move || narrow(&x, d - len, len), Expected::all(&want, dtype, |_| 0.0)))
         }),
     }]

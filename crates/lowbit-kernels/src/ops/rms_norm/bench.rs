@@ -25,14 +25,17 @@ fn case(m: usize, d: usize, gated: bool) -> Case {
         flops: (4 + 20 * usize::from(gated)) * m * d,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
-            let (x, weight) = (activations(&[m, d], dtype, 1, device)?, activations(&[d], dtype, 2, device)?);
-            let gate = activations(&[m, d], dtype, 3, device)?;
+            let host = device.host()?;
+            let (x, weight) = (activations(&[m, d], dtype, 1, &host)?, activations(&[d], dtype, 2, &host)?);
+            let gate = activations(&[m, d], dtype, 3, &host)?;
             let [xs, gates, weights] = [&x, &gate, &weight].map(|x| x.cast(DType::F32));
             let (xs, gates, weights) = (xs?, gates?, weights?);
             let gates = if gated { Some(gates.as_slice()?) } else { None };
             let want = reference::rms_norm(xs.as_slice()?, gates, weights.as_slice()?, 1e-6);
             let expected =
                 Expected::all(&want, dtype, |i| gamma(reference::roundings(d, gated)) * want[i].abs());
+            let (x, gate, weight) =
+                (x.to_device(device)?, gate.to_device(device)?, weight.to_device(device)?);
             Ok(match gated {
                 true => Prepared::warm(move || gated_rms_norm(&x, &gate, &weight, 1e-6), expected),
                 false => Prepared::warm(move || rms_norm(&x, &weight, 1e-6), expected),

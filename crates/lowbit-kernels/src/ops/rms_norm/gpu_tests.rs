@@ -26,16 +26,17 @@ fn heads_rows_and_wide_ones() {
 
 #[test]
 fn nan_stays_in_its_row() {
+    let device = gpu();
     for width in [3, 8, 600] {
         let mut x = vec![1f32; 5 * width];
         x[2 * width + 1] = f32::NAN;
-        let x = Tensor::new(&x, &[5, width], &gpu()).unwrap();
-        let weight = Tensor::new(&vec![1f32; width], &[width], &gpu()).unwrap();
+        let x = Tensor::new(&x, &[5, width], &device).unwrap();
+        let weight = Tensor::new(&vec![1f32; width], &[width], &device).unwrap();
         for (i, y) in values(&rms_norm(&x, &weight, 1e-6).unwrap()).iter().enumerate() {
             assert_eq!(y.is_nan(), i / width == 2, "[{i}] {y}");
         }
     }
-    let none = Tensor::zeros(&[0, 3], FLOATS[0].dtype(), &gpu());
-    let weight = Tensor::zeros(&[3], FLOATS[0].dtype(), &gpu());
+    let none = Tensor::zeros(&[0, 3], FLOATS[0].dtype(), &device);
+    let weight = Tensor::zeros(&[3], FLOATS[0].dtype(), &device);
     assert_eq!(rms_norm(&none, &weight, 1e-6).unwrap().shape(), [0, 3]);
 }

@@ -25,18 +25,20 @@ fn case((tokens, heads, d, rotary_dim): (usize, usize, usize, usize)) -> Case {
         flops: tokens * (3 * heads * rotary_dim + 60 * rotary_dim / 2),
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
+            let host = device.host()?;
             let (theta, layout) = (1e7, RopeLayout::HalfSplit);
             let params =
                 RopeParams { theta, rotary_dim, layout, scaling: RopeScaling::None, freq_factors: None };
             let rotation = Rope::new(&params)?;
             let positions: Vec<u32> = (1000..).take(tokens).collect();
-            let x = activations(&[tokens, heads, d], dtype, 1, device)?;
+            let x = activations(&[tokens, heads, d], dtype, 1, &host)?;
             let xs = x.cast(DType::F32)?;
             let want = reference::rope(xs.as_slice()?, d, &positions, &rotation);
             let greatest = xs.as_slice::<f32>()?.iter().fold(0f32, |a, b| a.max(b.abs()));
             // A sum of two products, neither more than the greatest.
             let bound = gamma(reference::ROUNDINGS) * 2.0 * f64::from(greatest);
             let at = Tensor::new(&positions, &[tokens], device)?;
+            let x = x.to_device(device)?;
             Ok(Prepared::warm(move || rope(&x, &at, &rotation), Expected::all(&want, dtype, |_| bound)))
         }),
     }

@@ -170,7 +170,9 @@ pub(super) fn rope(
     }
     let inv_freq = rope.uploaded.get(&rope.inv_freq, x.device())?;
     let (tokens, heads, width, pairs) = (x.dim(0), x.dim(1), x.dim(2), rope.inv_freq.len());
-    let vector = if pairs.is_multiple_of(rows::VECTOR) { rows::vector(width, &[x]) } else { 1 };
+    let [of_pairs, of_heads] =
+        [pairs.max(1), width].map(|n| rows::vector(gpu.target(), rows::VECTOR, n, &[x]));
+    let vector = of_pairs.min(of_heads);
     let slots = pairs / vector + (width / vector - 2 * (pairs / vector)).div_ceil(2);
     let share = (tokens * heads * slots / ENOUGH).clamp(1, heads);
     let len = tokens * heads.div_ceil(share) * slots;

@@ -20,7 +20,12 @@ pub(crate) struct Shape {
     rows: Rows,
     dtype: FloatType,
     normalize: bool,
+    /// Experts that a unit keeps in registers, or 0 where they are too many.
+    each: usize,
 }
+
+/// Experts that a unit can keep.
+const MOST: usize = 16;
 
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube(launch_unchecked)]
@@ -43,18 +48,40 @@ fn route<X: Int>(
     let (mut last, mut last_id) = (u32::MAX.runtime(), 0u32.runtime());
     let (mut greatest, mut sum) = (0.0f32.runtime(), 0.0f32.runtime());
     let mut bad = false.runtime();
+    let mut keys = Array::<u32>::new(comptime!(shape.each.max(1)));
+    #[unroll]
+    for j in 0..comptime!(shape.each) {
+        let i = unit + j * stride;
+        keys[j] = select(
+            i < experts,
+            key(read(logits, token * experts + min(i, experts - 1), shape.dtype)),
+            0u32.runtime(),
+        );
+    }
     for slot in 0..top_k {
         let (mut best, mut best_id) = (0u32.runtime(), u32::MAX.runtime());
-        let mut i = unit;
-        while i < experts {
-            let id = i as u32;
-            let key = key(read(logits, token * experts + i, shape.dtype));
-            let after = slot == 0 || key < last || (key == last && id > last_id);
-            if after && key > best {
-                best = key;
-                best_id = id;
+        if comptime!(shape.each > 0) {
+            #[unroll]
+            for j in 0..comptime!(shape.each) {
+                let id = (unit + j * stride) as u32;
+                let after = slot == 0 || keys[j] < last || (keys[j] == last && id > last_id);
+                if after && keys[j] > best {
+                    best = keys[j];
+                    best_id = id;
+                }
             }
-            i += stride;
+        } else {
+            let mut i = unit;
+            while i < experts {
+                let id = i as u32;
+                let key = key(read(logits, token * experts + i, shape.dtype));
+                let after = slot == 0 || key < last || (key == last && id > last_id);
+                if after && key > best {
+                    best = key;
+                    best_id = id;
+                }
+                i += stride;
+            }
         }
         last = reduce::<u32, Greatest>(best, shape.rows);
         last_id = reduce::<u32, Least>(select(best == last, best_id, u32::MAX.runtime()), shape.rows);
@@ -99,8 +126,10 @@ fn rows(plane: Option<usize>) -> Rows {
     }
 }
 
-fn kernel(target: &Target, dtype: FloatType, normalize: bool) -> Box<dyn CubeKernel> {
-    let shape = Shape { rows: rows(target.plane()), dtype, normalize };
+fn kernel(target: &Target, experts: usize, dtype: FloatType, normalize: bool) -> Box<dyn CubeKernel> {
+    let rows = rows(target.plane());
+    let each = Some(experts.div_ceil(rows::stride(rows))).filter(|&each| each <= MOST).unwrap_or(0);
+    let shape = Shape { rows, dtype, normalize, each };
     let (settings, properties, registers) = target.start(shape.rows.units as u32);
     with_storage!(dtype, X => Box::new(route::Route::<X>::new(
         settings, properties, registers, buffer(), buffer(), buffer(), (), (), (), shape,
@@ -111,7 +140,8 @@ fn kernel(target: &Target, dtype: FloatType, normalize: bool) -> Box<dyn CubeKer
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let all = crate::ops::testing::FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]);
-    all.map(|(dtype, normalize)| kernel(target, dtype, normalize)).collect()
+    let experts = [64, 256, 4096].into_iter().cycle();
+    all.zip(experts).map(|((dtype, normalize), experts)| kernel(target, experts, dtype, normalize)).collect()
 }
 
 /// See [`super::router_top_k`]; everything was checked.
@@ -129,7 +159,7 @@ pub(super) fn router_top_k(
     }
     op.index(logits.len())?;
     gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), op.float("logits", logits)?, normalize),
+        kernel: kernel(gpu.target(), experts, op.float("logits", logits)?, normalize),
         cubes: rows(gpu.target().plane()).cubes(tokens),
         buffers: vec![logits.memory()?, ids.memory()?, weights.memory()?],
         scalars: vec![op.index(tokens)?, op.index(experts)?, op.index(top_k)?],

@@ -24,11 +24,13 @@ fn case((m, d, gates): (usize, usize, usize)) -> Case {
         flops: m * (d + 20 * gates),
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
+            let host = device.host()?;
             let (x, gate) =
-                (activations(&[m, d], dtype, 1, device)?, activations(&[m, gates], dtype, 2, device)?);
+                (activations(&[m, d], dtype, 1, &host)?, activations(&[m, gates], dtype, 2, &host)?);
             let (xs, gs) = (x.cast(DType::F32)?, gate.cast(DType::F32)?);
             let want = reference::sigmoid_mul(xs.as_slice()?, gs.as_slice()?);
             let expected = Expected::all(&want, dtype, |i| gamma(reference::ROUNDINGS) * want[i].abs());
+            let (x, gate) = (x.to_device(device)?, gate.to_device(device)?);
             Ok(Prepared::warm(move || sigmoid_mul(&x, &gate), expected))
         }),
     }

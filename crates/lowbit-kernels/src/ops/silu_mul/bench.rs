@@ -23,11 +23,12 @@ fn case(m: usize, d: usize, dtype: FloatType) -> Case {
         flops: 20 * m * d,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
-            let (gate, up) =
-                (activations(&[m, d], dtype, 1, device)?, activations(&[m, d], dtype, 2, device)?);
+            let host = device.host()?;
+            let (gate, up) = (activations(&[m, d], dtype, 1, &host)?, activations(&[m, d], dtype, 2, &host)?);
             let (gates, ups) = (gate.cast(DType::F32)?, up.cast(DType::F32)?);
             let want = reference::silu_mul(gates.as_slice()?, ups.as_slice()?);
             let expected = Expected::all(&want, dtype, |i| gamma(reference::ROUNDINGS) * want[i].abs());
+            let (gate, up) = (gate.to_device(device)?, up.to_device(device)?);
             Ok(Prepared::warm(move || silu_mul(&gate, &up), expected))
         }),
     }

@@ -152,22 +152,41 @@ fn narrow_down(
         }
         i += comptime!(shape.lanes);
     }
+    add(&sums, &above, counts, shape);
+}
+
+/// Adds the units' sums to a pass's counters. Each unit adds some of them, so that neighbours go to memory together.
+#[cube]
+fn add(sums: &Array<u64>, above: &Array<u32>, counts: &mut [Atomic<u32>], #[comptime] shape: Shape) {
+    let mut mine = Array::<u32>::new(comptime!(BEGIN.div_ceil(shape.lanes)));
     #[unroll]
     for way in 0..WAYS {
+        let mut sum = 0u64.runtime();
         if comptime!(shape.mass) {
-            let sum = all_sum_wide(sums[way], shape.lanes);
-            if UNIT_POS_X == comptime!(way % shape.lanes) as u32 {
-                counts[way * 4].fetch_add(u32::cast_from(sum) & 0x3f_ffffu32);
-                counts[way * 4 + 1].fetch_add(u32::cast_from(sum >> 22u64) & 0x3f_ffffu32);
-                counts[way * 4 + 2].fetch_add(u32::cast_from(sum >> 44u64));
-            }
+            sum = all_sum_wide(sums[way], shape.lanes);
         }
+        let mut parts = Array::<u32>::new(4usize);
+        parts[0usize] = u32::cast_from(sum) & 0x3f_ffffu32;
+        parts[1usize] = u32::cast_from(sum >> 22u64) & 0x3f_ffffu32;
+        parts[2usize] = u32::cast_from(sum >> 44u64);
+        parts[3usize] = 0u32;
         if comptime!(shape.count) {
-            let above = all_sum(above[way], shape.lanes);
-            if UNIT_POS_X == comptime!(way % shape.lanes) as u32 {
-                counts[way * 4 + 3].fetch_add(above);
+            parts[3usize] = all_sum(above[way], shape.lanes);
+        }
+        #[unroll]
+        for which in 0..4usize {
+            let unit = comptime!(((way * 4 + which) % shape.lanes) as u32);
+            let place = comptime!((way * 4 + which) / shape.lanes);
+            if comptime!(unit == 0) {
+                mine[place] = parts[which];
+            } else {
+                mine[place] = select(UNIT_POS_X == unit, parts[which], mine[place]);
             }
         }
+    }
+    #[unroll]
+    for place in 0..comptime!(BEGIN.div_ceil(shape.lanes)) {
+        counts[place * comptime!(shape.lanes) + UNIT_POS_X as usize].fetch_add(mine[place]);
     }
 }
 
