@@ -1,5 +1,5 @@
 use super::reference::{self, Bounded};
-use super::{CHECK, DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
+use super::{DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
 use crate::bench::{Case, Cases, Expected, Prepared, Run};
 use crate::inputs::rounding;
 use crate::{Device, KernelError, Tensor};
@@ -117,7 +117,7 @@ fn expected(
     if let Device::Gpu(gpu) = device {
         let dims = super::check(inputs, state, params)?;
         if super::gpu::form(gpu, inputs, state, dims, params)? == Form::Chunked {
-            let chunk = (CHECK.float("q", inputs.q)?, super::gpu::CHUNK);
+            let chunk = (super::CHECK.float("q", inputs.q)?, super::gpu::CHUNK);
             return Ok(super::rounded::gated_delta_rule(inputs, state, params, chunk, wanted)?.0);
         }
     }
