@@ -109,11 +109,7 @@ impl QuantizedTensor {
                 format!("the first is {:?} in {} and this is in {}", first.shape, first.format, other.format);
             return Err(refuse(&other.shape, want));
         }
-        let stacked = |index: usize| {
-            let parts: Vec<&Tensor> = weights.iter().map(|weight| &weight.components[index]).collect();
-            Tensor::stack(&parts)
-        };
-        let components = (0..first.components.len()).map(stacked).collect::<Result<Vec<_>, _>>()?;
+        let components = joined(&weights.iter().collect::<Vec<_>>(), Tensor::stack)?;
         Self::new(first.format, &[&[weights.len()], &first.shape[..]].concat(), components)
     }
 
@@ -137,12 +133,7 @@ impl QuantizedTensor {
             return Err(refuse(&other.shape, format!("{want}; this is in {}", other.format)));
         }
         let rows: usize = weights.iter().map(|weight| weight.n()).sum();
-        let joined = |index: usize| {
-            let parts: Vec<&Tensor> = weights.iter().map(|weight| &weight.components[index]).collect();
-            Tensor::concat_rows(&parts)
-        };
-        let components = (0..first.components.len()).map(joined).collect::<Result<Vec<_>, _>>()?;
-        Self::new(first.format, &[rows, first.k()], components)
+        Self::new(first.format, &[rows, first.k()], joined(weights, Tensor::concat_rows)?)
     }
 
     /// Rows `start..end` of a weight `[N, K]`, sharing storage.
@@ -209,4 +200,16 @@ impl QuantizedTensor {
     pub fn size_bytes(&self) -> usize {
         self.components.iter().map(Tensor::size_bytes).sum()
     }
+}
+
+/// Each component of weights of one format, put together by `join`.
+fn joined(
+    weights: &[&QuantizedTensor],
+    join: impl Fn(&[&Tensor]) -> Result<Tensor, KernelError>,
+) -> Result<Vec<Tensor>, KernelError> {
+    let component = |index: usize| {
+        let parts: Vec<&Tensor> = weights.iter().map(|weight| &weight.components[index]).collect();
+        join(&parts)
+    };
+    (0..weights.first().map_or(0, |first| first.components.len())).map(component).collect()
 }

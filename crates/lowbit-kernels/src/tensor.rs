@@ -230,16 +230,12 @@ impl Tensor {
             want,
         };
         let Some(first) = tensors.first() else { return Err(refuse(&[], "there is none to stack".into())) };
-        let mut whole = Self::empty(&[&[tensors.len()], first.shape()].concat(), first.dtype, &first.device);
-        let size = first.bytes().len();
-        for (index, tensor) in tensors.iter().enumerate() {
-            if tensor.shape != first.shape {
-                return Err(refuse(&tensor.shape, format!("the first is {:?}", first.shape)));
-            }
-            tensor.expect_dtype(first.dtype)?;
-            whole.bytes_mut()[index * size..][..size].copy_from_slice(tensor.bytes());
+        if let Some(other) = tensors.iter().find(|tensor| tensor.shape != first.shape) {
+            return Err(refuse(&other.shape, format!("the first is {:?}", first.shape)));
         }
-        Ok(whole)
+        let rows = tensors.iter().map(|tensor| tensor.reshape(&[&[1], tensor.shape()].concat()));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        Self::concat_rows(&rows.iter().collect::<Vec<_>>())
     }
 
     /// Copies tensors of one type, whose sizes but the outermost are the same, one after the other into one.

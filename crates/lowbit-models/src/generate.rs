@@ -186,14 +186,15 @@ impl<'a> Steps<'a> {
     fn next(&mut self, cache: &mut Cache) -> Result<u32, ModelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
-        match (self.model.device().clone(), &self.pass) {
+        let model = self.model;
+        match (model.device(), &self.pass) {
             (_, Some(pass)) => {
                 pass.replay()?;
                 cache.advance(1);
             }
-            (Device::Cpu(_), None) => self.model.device().clone().run(|| self.step(cache))?,
+            (device @ Device::Cpu(_), None) => device.run(|| self.step(cache))?,
             (Device::Gpu(gpu), None) => {
-                self.model.reserve(cache, 2)?;
+                model.reserve(cache, 2)?;
                 let before = cache.position();
                 self.pass = Some(gpu.capture(|| {
                     // What is recorded second is for the steps that follow, and does not run now.
@@ -203,7 +204,7 @@ impl<'a> Steps<'a> {
                 })?);
             }
         }
-        Ok(self.state.drawn(self.model.host())?)
+        Ok(self.state.drawn(model.host())?)
     }
 
     fn step(&mut self, cache: &mut Cache) -> Result<(), KernelError> {

@@ -101,11 +101,10 @@ impl ModelOptions {
     /// Finds, maps and loads the model.
     pub fn load(&self) -> Result<Loaded, Failure> {
         let start = Instant::now();
-        let device = self.device.device()?;
+        let target = self.target()?;
         let checkpoint = self.open()?;
         let spinner = progress::spinner(format!("loading {}", checkpoint.path().display()));
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
-        let target = Target::new(&device, self.dtype.map(Activations::float))?;
         let model = Model::load_for(&checkpoint, target)?;
         spinner.finish_and_clear();
         Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
@@ -118,9 +117,12 @@ impl ModelOptions {
 
     /// Finds, maps and loads the model without its tokenizer.
     pub fn load_model(&self) -> Result<Model, Failure> {
-        let target = Target::new(&self.device.device()?, self.dtype.map(Activations::float))?;
-        let checkpoint = self.open()?;
-        Ok(Model::load_for(&checkpoint, target)?)
+        let target = self.target()?;
+        Ok(Model::load_for(&self.open()?, target)?)
+    }
+
+    fn target(&self) -> Result<Target, Failure> {
+        Ok(Target::new(&self.device.device()?, self.dtype.map(Activations::float))?)
     }
 
     /// Finds and maps the checkpoint alone.

@@ -2,7 +2,7 @@
 
 use super::compile::{Target, buffer};
 use super::float::{read, with_storage, write};
-use super::{Dispatch, Gpu, Memory};
+use super::{CUBES, Dispatch, Gpu, Memory};
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -11,10 +11,9 @@ use lowbit_formats::FloatType;
 /// Units of a cube of kernels that work on each element alone.
 pub(crate) const UNITS: u32 = 256;
 
-/// Cubes of [`UNITS`] that go through `len` elements together, each unit stepping over what all take at once. Vulkan
-/// promises no more than 65535.
+/// Cubes of [`UNITS`] that go through `len` elements together, each unit stepping over what all take at once.
 pub(crate) fn cubes(len: usize) -> [u32; 3] {
-    [len.div_ceil(UNITS as usize).clamp(1, 65535) as u32, 1, 1]
+    [len.div_ceil(UNITS as usize).clamp(1, CUBES) as u32, 1, 1]
 }
 
 #[cube(launch_unchecked)]

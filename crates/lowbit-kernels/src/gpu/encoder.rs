@@ -48,6 +48,9 @@ impl Memory {
     }
 }
 
+/// Cubes that every device takes along any dimension: Vulkan promises no more.
+pub(crate) const CUBES: usize = 65535;
+
 /// One launch of a kernel.
 pub(crate) struct Dispatch<'a> {
     /// The kernel with its compile-time values.

@@ -48,7 +48,7 @@ pub use cuda::CudaOptions;
 #[cfg(feature = "cuda")]
 pub(crate) use encoder::Dense;
 #[cfg(feature = "gpu")]
-pub(crate) use encoder::{Dispatch, Memory};
+pub(crate) use encoder::{CUBES, Dispatch, Memory};
 #[cfg(feature = "gpu")]
 pub use encoder::{Gpu, Pass};
 

@@ -1,9 +1,12 @@
 //! How kernels go through rows whose elements belong together, as norms do: a cube or a plane a row.
 
+use super::CUBES;
 use super::compile::Target;
+use super::float::unpack;
 use crate::Tensor;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
 
 /// Elements that a unit loads at once where there are few. Vulkan knows no more.
 pub(crate) const VECTOR: usize = 4;
@@ -59,11 +62,10 @@ impl Rows {
     }
 }
 
-/// `count` cubes in numbers that Vulkan promises; kernels see them in order as `CUBE_POS`, and perhaps more than
+/// `count` cubes in numbers that every device takes; kernels see them in order as `CUBE_POS`, and perhaps more than
 /// `count`.
 pub(crate) fn cubes(count: usize) -> [u32; 3] {
-    const MOST: usize = 65535;
-    [count.clamp(1, MOST) as u32, count.div_ceil(MOST).max(1) as u32, 1]
+    [count.clamp(1, CUBES) as u32, count.div_ceil(CUBES).max(1) as u32, 1]
 }
 
 /// How many elements of rows of `width` elements a unit can load at once from all `tensors`: `most` or fewer, and no
@@ -104,6 +106,31 @@ pub(crate) fn place(#[comptime] shape: Rows) -> usize {
 /// How many units share a row.
 pub(crate) fn stride(shape: Rows) -> usize {
     shape.units_a_row()
+}
+
+/// The sum of the squares of the row of x from vector `first` to `end`, for all units that share it. Units past the last
+/// row come here with an empty one.
+#[cube]
+pub(crate) fn squares<X: Int, V: Size>(
+    x: &[Vector<X, V>],
+    first: usize,
+    end: usize,
+    #[comptime] dtype: FloatType,
+    #[comptime] shape: Rows,
+) -> f32 {
+    let vector = comptime!(shape.vector);
+    let mut values = Array::<f32>::new(vector);
+    let mut squares = 0.0f32;
+    let mut i = place(shape);
+    while i < end {
+        unpack::<X, V>(x[first + i], &mut values, 0usize, vector, dtype);
+        #[unroll]
+        for j in 0..vector {
+            squares = fma(values[j], values[j], squares);
+        }
+        i += comptime!(stride(shape));
+    }
+    reduce::<f32, Sum>(squares, shape)
 }
 
 /// The smallest planes that there are.

@@ -30,6 +30,16 @@ pub fn map<S: Simd, const N: usize>(simd: S, f: &impl Map<N>, x: [&[f32]; N], y:
     }
 }
 
+/// Multiplies by one number.
+pub struct Scale(pub f32);
+
+impl Map<1> for Scale {
+    #[inline(always)]
+    fn apply<S: Simd>(&self, simd: S, [x]: [S::V; 1]) -> S::V {
+        simd.mul(x, simd.splat(self.0))
+    }
+}
+
 /// `sum a[i] b[i]`, in `4 LANES` partial sums.
 ///
 /// # Panics

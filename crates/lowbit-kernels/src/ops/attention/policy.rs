@@ -1,6 +1,7 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
 use super::gpu::{Combination, STEEPEST, Shape, Tile};
+use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use lowbit_formats::FloatType;
 
@@ -81,8 +82,7 @@ pub(super) fn tile(
     };
     let mut tile = Tile { dtype, width, value_width, blocks, planes, keys, stages, split: false };
     let count = rows.div_ceil(tile.rows());
-    // No grid has more along y.
-    if count > 65535 {
+    if count > CUBES {
         return None;
     }
     let cubes = count * heads;

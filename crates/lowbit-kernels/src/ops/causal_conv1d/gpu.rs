@@ -5,7 +5,7 @@ use crate::gpu::compile::{Target, buffer};
 use crate::gpu::copy::UNITS;
 use crate::gpu::float::{read, with_storage, write};
 use crate::gpu::sequences::{piece, slots};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::{CUBES, Dispatch, Gpu};
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -29,9 +29,6 @@ impl Shape {
 
 /// Tokens whose inputs a unit loads together.
 const TOKENS: usize = 8;
-/// Cubes along y: Vulkan promises no more.
-const CUBES: usize = 65535;
-
 #[cube(launch_unchecked)]
 fn convolve<X: Int>(
     x: &[X],

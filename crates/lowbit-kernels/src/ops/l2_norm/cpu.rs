@@ -3,7 +3,7 @@ use crate::{
     Cpu, KernelError, Tensor,
     simd::{
         Kernel, Simd,
-        slices::{self, Map},
+        slices::{self, Scale},
     },
 };
 use lowbit_formats::DType;
@@ -13,16 +13,6 @@ struct Rows<'a> {
     width: usize,
     params: &'a L2Norm,
     y: &'a mut [f32],
-}
-
-/// A row's factor.
-struct Scale(f32);
-
-impl Map<1> for Scale {
-    #[inline(always)]
-    fn apply<S: Simd>(&self, simd: S, [x]: [S::V; 1]) -> S::V {
-        simd.mul(x, simd.splat(self.0))
-    }
 }
 
 impl Kernel for Rows<'_> {

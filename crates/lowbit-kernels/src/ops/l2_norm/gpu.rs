@@ -36,17 +36,7 @@ fn norm<X: Int, V: Size>(
     // Units past the last row have nothing to do but come to the sum.
     let end = select(row < count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
-    let mut squares = 0.0f32;
-    let mut i = rows::place(shape.rows);
-    while i < end {
-        unpack::<X, V>(x[first + i], &mut values, 0usize, vector, shape.dtype);
-        #[unroll]
-        for j in 0..vector {
-            squares = fma(values[j], values[j], squares);
-        }
-        i += comptime!(rows::stride(shape.rows));
-    }
-    let sum = rows::reduce::<f32, rows::Sum>(squares, shape.rows);
+    let sum = rows::squares::<X, V>(x, first, end, shape.dtype, shape.rows);
     let eps = f32::reinterpret(eps);
     let width = f32::cast_from((vectors * vector) as u32);
     let length = match comptime!(shape.convention) {

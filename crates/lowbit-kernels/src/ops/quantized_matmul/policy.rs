@@ -1,5 +1,8 @@
 //! Which kernel a product runs with, and how it is cut into tasks.
 
+#[cfg(feature = "gpu")]
+use crate::gpu::CUBES;
+
 /// The ways to multiply `m` rows of x with a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Variant {
@@ -77,9 +80,6 @@ pub(super) fn gpu(
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
 #[cfg(feature = "gpu")]
 const MANY: usize = 33;
-/// Cubes along y and z that Vulkan promises.
-#[cfg(feature = "gpu")]
-const CUBES: usize = 65535;
 
 /// The ways to multiply on a GPU.
 #[cfg(feature = "gpu")]

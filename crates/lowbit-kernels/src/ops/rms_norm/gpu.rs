@@ -39,18 +39,8 @@ fn norm<X: Int, G: Int, Y: Int, V: Size>(
     // Units past the last row have nothing to do but come to the sum.
     let end = select(row < count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
-    let mut squares = 0.0f32;
-    let mut i = rows::place(shape.rows);
-    while i < end {
-        unpack::<X, V>(x[first + i], &mut values, 0usize, vector, shape.x);
-        #[unroll]
-        for j in 0..vector {
-            squares = fma(values[j], values[j], squares);
-        }
-        i += comptime!(rows::stride(shape.rows));
-    }
     let width = f32::cast_from((vectors * vector) as u32);
-    let mean = rows::reduce::<f32, rows::Sum>(squares, shape.rows) / width;
+    let mean = rows::squares::<X, V>(x, first, end, shape.x, shape.rows) / width;
     let scale = 1.0f32 / (mean + f32::reinterpret(eps)).sqrt();
     let mut weights = Array::<f32>::new(vector);
     let mut i = rows::place(shape.rows);

@@ -1,7 +1,6 @@
 use super::{SampleParams, sample};
 use crate::ops::Check;
 use crate::{Device, KernelError, Tensor};
-use lowbit_formats::DType;
 
 /// What a decode step reads and leaves for the next one. It lives on the device, so that a step can be captured once and
 /// replayed: nothing that changes from step to step comes from the host.
@@ -131,7 +130,6 @@ pub fn sample_next(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
             let step = u64::from(state.step.as_slice::<u32>()?[0]);
-            debug_assert_eq!(state.token.dtype(), DType::U32);
             let token = sample(logits, &state.penalised()?, params, step)?;
             state.push(token)
         }

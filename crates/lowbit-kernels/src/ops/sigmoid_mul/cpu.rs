@@ -4,7 +4,7 @@ use crate::{
     simd::{
         Kernel, Simd,
         math::Math,
-        slices::{self, Map},
+        slices::{self, Map, Scale},
     },
 };
 use lowbit_formats::DType;
@@ -30,16 +30,6 @@ struct Rows<'a> {
     width: usize,
 }
 
-/// One row's gate, its sigmoid taken once.
-struct Row(f32);
-
-impl Map<1> for Row {
-    #[inline(always)]
-    fn apply<S: Simd>(&self, simd: S, [x]: [S::V; 1]) -> S::V {
-        simd.mul(x, simd.splat(self.0))
-    }
-}
-
 impl Kernel for Rows<'_> {
     type Output = ();
 
@@ -49,7 +39,7 @@ impl Kernel for Rows<'_> {
         for ((x, y), &gate) in rows.zip(self.gate) {
             let mut sigmoid = [0.0];
             simd.store_partial(simd.sigmoid(simd.splat(gate)), &mut sigmoid);
-            slices::map(simd, &Row(sigmoid[0]), [x], y);
+            slices::map(simd, &Scale(sigmoid[0]), [x], y);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A part of a row is Dv sums of weighted values, the greatest score, and the sum of the weights, all f32. The sums lie
 //! part by part, the other two row by row.
 
+use crate::gpu::CUBES;
 use crate::gpu::float::write;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -75,7 +76,7 @@ pub(super) fn combine<Y: Int, V: Size>(
     let vector = comptime!(shape.vector());
     let step = comptime!(shape.ways() as u32);
     // Cubes past the last row do it again.
-    let row = min(CUBE_POS_Y * 65535u32 + CUBE_POS_X, rows - 1u32);
+    let row = min(CUBE_POS_Y * comptime!(CUBES as u32) + CUBE_POS_X, rows - 1u32);
     let scales_at = row * count * 2u32;
     let mut greatest = NOTHING.runtime();
     let mut part = UNIT_POS_X % comptime!(shape.plane as u32);

@@ -14,7 +14,8 @@ mod tile;
 use super::{AttentionParams, CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::rows::cubes;
+use crate::gpu::{CUBES, Dispatch, Gpu};
 use crate::{Device, KernelError, Tensor};
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
@@ -23,9 +24,6 @@ use std::f32::consts::LOG2_E;
 pub(crate) use combine::Shape as Combination;
 pub(crate) use stream::Shape;
 pub(crate) use tile::{STEEPEST, Tile};
-
-/// Cubes a dimension: Vulkan promises no more.
-const CUBES: u32 = 65535;
 
 /// The kernel for `shape`, its types chosen by what the buffers store.
 fn stream_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
@@ -154,8 +152,8 @@ pub(super) fn attention(
     let blocks = CHECK.index(rows.div_ceil(shape.rows))?;
     let (heads, parts) = (CHECK.index(heads)?, CHECK.index(splits)?);
     call.run(splits, |out| {
-        (0..blocks).step_by(CUBES as usize).try_for_each(|first| {
-            let cubes = [(blocks - first).min(CUBES), heads, parts];
+        (0..blocks).step_by(CUBES).try_for_each(|first| {
+            let cubes = [(blocks - first).min(CUBES as u32), heads, parts];
             call.launch(stream_kernel(gpu.target(), shape), cubes, out, &[params.scale.to_bits(), first])
         })
     })?;
@@ -207,7 +205,7 @@ impl Call<'_> {
         let count = CHECK.index(rows)?;
         self.gpu.launch(Dispatch {
             kernel: combine_kernel(target, policy::combine(width, dtype, target.plane())),
-            cubes: [count.min(CUBES), count.div_ceil(CUBES), 1],
+            cubes: cubes(rows),
             buffers: vec![parts.memory()?, scales.memory()?, self.y.memory()?],
             scalars: vec![count, CHECK.index(splits)?],
         })

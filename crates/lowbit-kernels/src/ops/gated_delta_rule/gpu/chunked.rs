@@ -17,10 +17,10 @@
 mod pass;
 mod prepare;
 
-use super::{CUBES, Problem};
+use super::Problem;
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::{Dispatch, sequences};
+use crate::gpu::{CUBES, Dispatch, sequences};
 use crate::ops::gated_delta_rule::{
     CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout,
 };

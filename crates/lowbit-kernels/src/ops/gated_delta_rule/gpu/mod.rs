@@ -16,9 +16,6 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Cubes along y: Vulkan promises no more.
-const CUBES: usize = 65535;
-
 /// One call; everything was checked.
 #[derive(Clone, Copy)]
 struct Problem<'a> {

@@ -3,11 +3,11 @@
 //! A plane's units cut some columns of a head's state into runs of rows, which stay in registers over all tokens. As on
 //! the CPU, `S^T k` and `S^T q` are both read from the state before the step.
 
-use super::{CUBES, Problem, key_head};
-use crate::gpu::Dispatch;
+use super::{Problem, key_head};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{narrow, widen, with_storage};
 use crate::gpu::sequences::bounds;
+use crate::gpu::{CUBES, Dispatch};
 use crate::ops::gated_delta_rule::{
     CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
 };
@@ -91,7 +91,7 @@ fn recurrent<X: Int, N: Size>(
     if sequence < sequences as usize {
         let matrix = (sequence * value_heads + head) * comptime!(key_dim * value_dim);
         let mut s = Array::<f32>::new(comptime!(rows * FOUR));
-        load_state::<N>(&*state, &mut s, matrix, lane, column, columns, shape);
+        load_state::<N>(&*state, &mut s, matrix, (lane, column, columns), shape);
         let (start, end) = bounds(cu_seqlens, sequence, tokens as usize);
         let at = Place { head, key_head, key_heads, value_heads, lane, column, columns };
         // A token's keys, queries, values and gates; the next one's come while one is worked on.
@@ -131,7 +131,7 @@ fn recurrent<X: Int, N: Size>(
             }
         }
         if start < end {
-            store_state::<N>(state, &s, matrix, lane, column, columns, shape);
+            store_state::<N>(state, &s, matrix, (lane, column, columns), shape);
         }
     }
 }
@@ -275,37 +275,52 @@ fn store<S: Int, N: Size>(
     }
 }
 
-/// The unit's part of four columns of the matrix that starts at `matrix`.
+/// Where line `j` of block `i` of the unit's part of the matrix at `matrix` begins, and how much of it there is: four
+/// columns of a row, or four rows of a column.
+#[cube]
+fn line(
+    matrix: usize,
+    place: (usize, usize, usize),
+    #[comptime] i: usize,
+    #[comptime] j: usize,
+    #[comptime] shape: Shape,
+) -> (usize, usize) {
+    let (lane, column, columns) = place;
+    let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
+    let row = (i * comptime!(shape.lanes) + lane) * FOUR;
+    let rows = key_dim - min(row, key_dim.runtime());
+    if comptime!(shape.layout == StateLayout::KeyValue) {
+        (matrix + (row + j) * value_dim + column, select(j < rows, columns, 0usize))
+    } else {
+        (matrix + (column + j) * key_dim + row, select(j < columns, rows, 0usize))
+    }
+}
+
+/// The first place of that line in registers, which hold each row's four columns, and the step to the next.
+fn registers(i: usize, j: usize, shape: Shape) -> (usize, usize) {
+    let first = i * FOUR * FOUR;
+    match shape.layout {
+        StateLayout::KeyValue => (first + j * FOUR, 1),
+        StateLayout::ValueKey => (first + j, FOUR),
+    }
+}
+
+/// The part of the matrix at `matrix` that the unit at `(lane, column, columns)` has.
 #[cube]
 fn load_state<N: Size>(
     state: &[Vector<u32, N>],
     s: &mut Array<f32>,
     matrix: usize,
-    lane: usize,
-    column: usize,
-    columns: usize,
+    place: (usize, usize, usize),
     #[comptime] shape: Shape,
 ) {
-    let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
     #[unroll]
     for i in 0..comptime!(shape.fours()) {
-        let row = (i * comptime!(shape.lanes) + lane) * FOUR;
-        let rows = key_dim - min(row, key_dim.runtime());
         #[unroll]
         for j in 0..FOUR {
-            let first = comptime!(i * FOUR * FOUR);
-            match comptime!(shape.layout) {
-                StateLayout::KeyValue => {
-                    let count = select(j < rows, columns, 0usize);
-                    let at = matrix + (row + j) * value_dim + column;
-                    load::<u32, N>(state, at, count, s, comptime!(first + j * FOUR), 1usize, FloatType::F32);
-                }
-                StateLayout::ValueKey => {
-                    let count = select(j < columns, rows, 0usize);
-                    let at = matrix + (column + j) * key_dim + row;
-                    load::<u32, N>(state, at, count, s, comptime!(first + j), FOUR, FloatType::F32);
-                }
-            }
+            let (at, count) = line(matrix, place, i, j, shape);
+            let (first, step) = comptime!(registers(i, j, shape));
+            load::<u32, N>(state, at, count, s, first, step, FloatType::F32);
         }
     }
 }
@@ -316,31 +331,16 @@ fn store_state<N: Size>(
     state: &mut [Vector<u32, N>],
     s: &Array<f32>,
     matrix: usize,
-    lane: usize,
-    column: usize,
-    columns: usize,
+    place: (usize, usize, usize),
     #[comptime] shape: Shape,
 ) {
-    let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
     #[unroll]
     for i in 0..comptime!(shape.fours()) {
-        let row = (i * comptime!(shape.lanes) + lane) * FOUR;
-        let rows = key_dim - min(row, key_dim.runtime());
         #[unroll]
         for j in 0..FOUR {
-            let first = comptime!(i * FOUR * FOUR);
-            match comptime!(shape.layout) {
-                StateLayout::KeyValue => {
-                    let count = select(j < rows, columns, 0usize);
-                    let at = matrix + (row + j) * value_dim + column;
-                    store::<u32, N>(state, at, count, s, comptime!(first + j * FOUR), 1usize, FloatType::F32);
-                }
-                StateLayout::ValueKey => {
-                    let count = select(j < columns, rows, 0usize);
-                    let at = matrix + (column + j) * key_dim + row;
-                    store::<u32, N>(state, at, count, s, comptime!(first + j), FOUR, FloatType::F32);
-                }
-            }
+            let (at, count) = line(matrix, place, i, j, shape);
+            let (first, step) = comptime!(registers(i, j, shape));
+            store::<u32, N>(state, at, count, s, first, step, FloatType::F32);
         }
     }
 }

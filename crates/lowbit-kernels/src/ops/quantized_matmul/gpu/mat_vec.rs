@@ -2,11 +2,11 @@
 //! them into runs.
 
 use super::super::{CHECK, policy};
-use crate::gpu::compile::{Start, Target, buffer};
+use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::{narrow, widen, with_storage};
-use crate::gpu::layout::{Layout, RUN};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::layout::{Layout, RUN, with_planes};
+use crate::gpu::{CUBES, Dispatch, Gpu};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -29,9 +29,6 @@ pub(crate) struct Shape {
     /// Units that run in step, or 0 where that differs from launch to launch.
     pub plane: usize,
 }
-
-/// Cubes along y: Vulkan promises no more.
-const CUBES: usize = 65535;
 
 /// `y[t, n] = sum over k of x[t / share, k] * weight[batch, n, k]`: batch `t / rows_a_batch`, or, where there are
 /// `experts`, batch `ids[t]`, and NaN for one that is none of them.
@@ -234,43 +231,13 @@ fn plane_size(#[comptime] fixed: usize) -> usize {
 
 /// The kernel for `shape`, its types chosen by what the layout stores.
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    macro_rules! typed {
-        ($scales:ty, $biases:ty, $y:ty) => {{
-            let (settings, properties, registers): Start = target.start(shape.units as u32);
-            Box::new(mat_vec::MatVec::<$scales, $biases, $y>::new(
-                settings,
-                properties,
-                registers,
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                shape.layout.vector(),
-                shape,
-            ))
-        }};
-    }
-    macro_rules! of_y {
-        ($scales:ty, $biases:ty) => {
-            with_storage!(shape.dtype, Y => typed!($scales, $biases, Y))
-        };
-    }
-    match shape.layout.scale_sizes() {
-        (1, 2) => of_y!(u8, u16),
-        (1, _) => of_y!(u8, u32),
-        (2, 2) => of_y!(u16, u16),
-        (2, _) => of_y!(u16, u32),
-        _ => of_y!(u32, u32),
-    }
+    let (settings, properties, registers) = target.start(shape.units as u32);
+    let [codes, scales, biases] = [buffer(), buffer(), buffer()];
+    let [x, ids, y] = [buffer(), buffer(), buffer()];
+    with_planes!(shape.layout, S, B => with_storage!(shape.dtype, Y => Box::new(mat_vec::MatVec::<S, B, Y>::new(
+        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        shape.layout.vector(), shape,
+    ))))
 }
 
 /// The kernel for `m` rows of x a batch.

@@ -8,11 +8,12 @@
 //! All products have a transposed left operand, `[16 columns, depth]`, which is the sum of a product before, rounded;
 //! their right operands lie in shared memory.
 
+use super::super::key_head;
 use super::super::mma::{
     address, commit, copy, multiply, pack, put, tiles, transposed, transposed_tiles, two, wait, words,
 };
-use super::super::{CUBES, key_head};
 use super::{CHUNK, GATES, SLICE, Shape, place};
+use crate::gpu::CUBES;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::widen;
 use crate::gpu::sequences::bounds;

@@ -3,6 +3,7 @@
 use super::super::key_head;
 use super::super::mma::{address, commit, copy, four, multiply, pack, tiles, wait};
 use super::{CHUNK, GATES, PITCH, PREPARERS, Shape, place};
+use crate::gpu::CUBES;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::sequences::{Piece, piece};
 use crate::ops::gated_delta_rule::DecaySign;
@@ -27,7 +28,7 @@ fn prepare(
 ) {
     let (key_heads, value_heads) = (key_heads as usize, value_heads as usize);
     let head = CUBE_POS_X as usize;
-    let slot = CUBE_POS_Z as usize * comptime!(super::super::CUBES) + CUBE_POS_Y as usize;
+    let slot = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
     let piece = piece(cu_seqlens, slot, sequences as usize, tokens as usize, CHUNK);
     if piece.first < piece.last {
         // First the keys and queries, then the products of pairs of keys.
