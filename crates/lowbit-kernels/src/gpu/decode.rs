@@ -82,7 +82,7 @@ fn e8m0(code: u32, #[comptime] infinite: bool) -> f32 {
 
 /// The bits of code `i` among `words` from `first` on, at the lowest place, with others above.
 #[cube]
-fn field(
+pub(crate) fn field(
     words: &Array<u32>,
     #[comptime] first: usize,
     #[comptime] bit: usize,

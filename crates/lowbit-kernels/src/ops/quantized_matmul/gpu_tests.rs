@@ -40,7 +40,7 @@ fn every_format() {
         for dtype in FLOATS {
             check(format, (1, 1, 1, 29, 768), dtype);
         }
-        check(format, (1, 1, 5, 29, 256), FloatType::F32);
+        check(format, (1, 1, 5, 29, 512), FloatType::F16);
     }
 }
 
@@ -52,6 +52,9 @@ fn sizes_around_every_tile() {
         }
         for k in [32, 64, 224, 256, 288, 1024, 1056, 4128, 8224] {
             check(format, (1, 1, 1, 11, k), FloatType::F32);
+        }
+        for k in [32, 96, 224, 1056] {
+            check(format, (1, 1, 2, 11, k), FloatType::F16);
         }
     }
 }
@@ -68,10 +71,20 @@ fn rows_that_end_within_a_run() {
     }
 }
 
+/// What an ancestor checks of its mat-vecs for three of GGML's formats.
+#[test]
+fn q4_0_q8_0_and_q6_k_times_one_row() {
+    for format in [Format::Q4_0, Format::Q8_0, Format::Q6_K] {
+        for (n, k) in [(1, 256), (7, 256), (64, 512), (33, 4096)] {
+            check(format, (1, 1, 1, n, k), FloatType::F32);
+        }
+    }
+}
+
 #[test]
 fn rows_of_x_and_batches() {
-    for format in [Format::Q4_K, Format::Q6_K] {
-        for m in [2, 3, 17] {
+    for format in [Format::Q3_K, Format::Q4_K, Format::Q6_K] {
+        for m in [2, 3, 8, 17] {
             check(format, (1, 1, m, 13, 512), FloatType::F16);
         }
         check(format, (3, 2, 5, 11, 256), FloatType::BF16);

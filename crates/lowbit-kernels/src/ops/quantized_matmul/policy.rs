@@ -77,6 +77,25 @@ pub(super) fn gpu(
     }
 }
 
+/// For the mat-vec on tensor cores, with `m` rows of x for each of `batches` batches of the weight, `[n, runs]`: the rows
+/// of x that a cube takes, how many times 16 rows of the weight, its planes, and the runs of x that they share at a time.
+#[cfg(feature = "gpu")]
+pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (usize, usize, usize, usize) {
+    // Fewer planes than these do not fill an H200's multiprocessors: 12 each.
+    const PLANES: usize = 132 * 12;
+    let columns = m.next_power_of_two().min(8);
+    let others = batches * m.div_ceil(columns);
+    // Measured at 4 bits: planes of 8 steps, and 32 rows a cube, which share x, where that leaves enough cubes.
+    let planes = (runs / 32).next_power_of_two().clamp(4, 16);
+    let (tiles, planes) = match others * n.div_ceil(32) * planes {
+        PLANES.. => (2, planes),
+        _ => (1, (2 * planes).min(16)),
+    };
+    // Up to 32 KiB of x, or 64 of 8 rows.
+    let most = if columns < 8 { 512 / columns } else { 128 };
+    (columns, tiles, planes, runs.next_power_of_two().min(most).max(8 * planes))
+}
+
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
 #[cfg(feature = "gpu")]
 const MANY: usize = 33;
@@ -186,6 +205,26 @@ mod tests {
         ];
         for ((bits, sizes, plane), want) in table {
             assert_eq!(gpu(bits, sizes, plane), want, "{bits} bits, {sizes:?}, plane {plane:?}");
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn rows_and_planes_on_tensor_cores() {
+        // (batches, (m, n, runs)) -> rows of x, 16 rows of the weight, planes, runs of x at a time
+        let table = [
+            ((1, (1, 14336, 128)), (1, 2, 4, 128)),
+            ((1, (1, 4096, 128)), (1, 1, 8, 128)),
+            ((1, (1, 4096, 448)), (1, 2, 16, 512)),
+            ((1, (1, 28672, 256)), (1, 2, 8, 256)),
+            ((8, (1, 512, 64)), (1, 1, 8, 64)),
+            ((64, (1, 512, 64)), (1, 2, 4, 64)),
+            ((1, (3, 14336, 128)), (4, 2, 4, 128)),
+            ((1, (32, 14336, 448)), (8, 2, 16, 128)),
+            ((1, (1, 1, 1)), (1, 1, 8, 64)),
+        ];
+        for ((batches, sizes), want) in table {
+            assert_eq!(mma_vec(batches, sizes), want, "{batches} batches, {sizes:?}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! them into runs.
 
 use super::super::{CHECK, policy};
+use super::mma_vec;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::{narrow, widen, with_storage};
@@ -53,30 +54,16 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     let (rows, columns) = comptime!((shape.rows, shape.columns));
     let groups = comptime!(RUN / layout.group());
     let row0 = CUBE_POS_X as usize * rows;
-    let (n, runs, rows_a_batch) = (n as usize, runs as usize, rows_a_batch as usize);
-    let tile = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
-    let tiles = (rows_a_batch + comptime!(columns - 1)) / columns;
-    let mut batch = tile / tiles;
-    let column0 = tile % tiles * columns;
-    let t0 = batch * rows_a_batch + column0;
-    // Cubes past the last row of x have nothing to read and to write.
-    let count = select(batch < batches as usize, min(rows_a_batch - column0, columns), 0usize);
-    let mut initial = 0.0f32;
+    let place = place(ids, batches, rows_a_batch, experts, columns);
+    let (n, runs) = (n as usize, runs as usize);
     let mut run = UNIT_POS_X as usize;
-    if count == 0 {
+    if !place.known {
         run = runs;
-    } else if experts > 0 {
-        batch = ids[t0] as usize;
-        if batch >= experts as usize {
-            run = runs;
-            initial = f32::reinterpret(0x7fc0_0000u32);
-        }
     }
-
     let mut sums = Array::<f32>::new(comptime!(rows * columns));
     #[unroll]
     for i in 0..comptime!(rows * columns) {
-        sums[i] = initial;
+        sums[i] = place.initial;
     }
     while run < runs {
         let mut values = Array::<f32>::new(comptime!(rows * RUN));
@@ -86,7 +73,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
         #[unroll]
         for r in 0..rows {
             // Rows past the last are computed and not stored.
-            let at = (batch * n + min(row0 + r, n - 1)) * runs + run;
+            let at = (place.batch * n + min(row0 + r, n - 1)) * runs + run;
             load::<V>(codes, at, &mut words, comptime!(r * layout.bits), layout);
             #[unroll]
             for group in 0..groups {
@@ -103,7 +90,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
         }
         #[unroll]
         for c in 0..columns {
-            let row = (t0 + min(c, count - 1)) / share as usize;
+            let row = (place.t0 + min(c, place.count - 1)) / share as usize;
             let mut xs = Array::<f32>::new(RUN);
             let mut x_sums = Array::<f32>::new(groups);
             load_x(x, row * runs + run, &mut xs, &mut x_sums, shape);
@@ -131,7 +118,49 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
         }
         run += comptime!(shape.units);
     }
-    store::<Y>(&sums, y, t0, count, n, row0, shape);
+    store::<Y>(&sums, y, &place, n, row0, shape);
+}
+
+/// What a cube of few rows of x works on.
+#[derive(CubeType)]
+pub(super) struct Place {
+    /// The first row of y, and how many.
+    pub t0: usize,
+    pub count: usize,
+    /// The batch of the weight that they take, if it is known.
+    pub batch: usize,
+    pub known: bool,
+    /// What sums begin with.
+    pub initial: f32,
+}
+
+/// The place of this cube, of at most `columns` rows of y.
+#[cube]
+pub(super) fn place(
+    ids: &[u32],
+    batches: u32,
+    rows_a_batch: u32,
+    experts: u32,
+    #[comptime] columns: usize,
+) -> Place {
+    let rows_a_batch = rows_a_batch as usize;
+    let tile = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
+    let tiles = (rows_a_batch + comptime!(columns - 1)) / columns;
+    let mut batch = tile / tiles;
+    let column0 = tile % tiles * columns;
+    let t0 = batch * rows_a_batch + column0;
+    // Cubes past the last row of x have nothing to read and to write.
+    let mut known = batch < batches as usize;
+    let count = select(known, min(rows_a_batch - column0, columns), 0usize);
+    let mut initial = 0.0f32;
+    if known && experts > 0 {
+        batch = ids[t0] as usize;
+        if batch >= experts as usize {
+            known = false;
+            initial = f32::reinterpret(0x7fc0_0000u32);
+        }
+    }
+    Place { t0, count, batch, known, initial }
 }
 
 /// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its groups.
@@ -172,15 +201,13 @@ fn load_x(
     }
 }
 
-/// Adds up what the units have of each sum, and stores those of `count` rows of y from `t0` on that the weight has
-/// rows for.
+/// Adds up what the units have of each sum, and stores those that there are rows for.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 fn store<Y: Int>(
     sums: &Array<f32>,
     y: &mut [Y],
-    t0: usize,
-    count: usize,
+    place: &Place,
     n: usize,
     row0: usize,
     #[comptime] shape: Shape,
@@ -193,8 +220,8 @@ fn store<Y: Int>(
         for i in 0..all {
             let sum = plane_sum(sums[i]);
             let (c, r) = comptime!((i / rows, i % rows));
-            if unit == 0 && c < count && row0 + r < n {
-                y[(t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
+            if unit == 0 && c < place.count && row0 + r < n {
+                y[(place.t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
             }
         }
     } else {
@@ -209,14 +236,14 @@ fn store<Y: Int>(
         }
         sync_cube();
         let (c, r) = (unit / rows, unit % rows);
-        if unit < all && c < count && row0 + r < n {
+        if unit < all && c < place.count && row0 + r < n {
             let mut sum = 0.0f32;
             let mut at = unit;
             while at < comptime!(shape.units) / plane * all {
                 sum += partial[at];
                 at += all;
             }
-            y[(t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
+            y[(place.t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
         }
     }
 }
@@ -286,19 +313,27 @@ pub(crate) fn multiply(
         Batches::Chosen { ids, share } => (m, stack, *share, *ids),
     };
     let layout = Layout::of(weight.format());
-    let shape = chosen(gpu.target(), layout, dtype, (m / count, n, runs));
+    let sizes = (m / count, n, runs);
+    let (kernel, cubes, columns, constant) = if mma_vec::supports(gpu.target(), layout, dtype) {
+        let (columns, tiles, planes, chunk) = policy::mma_vec(count, sizes);
+        let shape = mma_vec::Shape { layout, dtype, columns, tiles, planes, chunk };
+        (mma_vec::kernel(gpu.target(), shape), n.div_ceil(16 * tiles), columns, mma_vec::ONES)
+    } else {
+        let shape = chosen(gpu.target(), layout, dtype, sizes);
+        (kernel(gpu.target(), shape), n.div_ceil(shape.rows), shape.columns, INTEGERS)
+    };
     let index = |value: usize| CHECK.index(value);
     // The planes of scales have two elements a run at most, and codes no less.
     index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
     index(m * runs * RUN)?;
     index(y.len())?;
-    let tiles = count * (m / count).div_ceil(shape.columns);
+    let tiles = count * (m / count).div_ceil(columns);
     let planes = weight.components();
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
     gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: [index(n.div_ceil(shape.rows))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
+        kernel,
+        cubes: [index(cubes)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
         buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, ids.memory()?, y.memory()?],
         scalars: vec![
             index(n)?,
@@ -307,7 +342,7 @@ pub(crate) fn multiply(
             index(m / count)?,
             index(experts)?,
             index(share)?,
-            INTEGERS,
+            constant,
         ],
     })
 }

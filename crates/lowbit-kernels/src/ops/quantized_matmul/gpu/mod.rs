@@ -4,6 +4,7 @@ mod fragment;
 #[cfg(feature = "cuda")]
 pub(super) mod library;
 mod mat_vec;
+mod mma_vec;
 mod pack;
 mod ptx;
 pub(crate) mod tensor_core;
@@ -27,7 +28,7 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
     let kernels = pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target));
-    let kernels = kernels.chain(tensor_core::kernels(target));
+    let kernels = kernels.chain(mma_vec::kernels(target, &formats)).chain(tensor_core::kernels(target));
     #[cfg(feature = "cuda")]
     let kernels = kernels.chain(library::kernels(target));
     kernels.collect()

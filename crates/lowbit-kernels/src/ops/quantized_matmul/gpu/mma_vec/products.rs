@@ -1,0 +1,239 @@
+//! The products of one step: codes to integers, integers times x, and what scales them.
+
+use super::shape::Shape;
+use crate::gpu::decode::{bias_of, field, scale_of};
+use crate::gpu::layout::{RUN, Scales};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// The products of a unit's runs; `first` is the step's first run in the chunk of x.
+#[cube]
+pub(super) fn multiply_runs(
+    words: &Array<u32>,
+    xs: &Shared<[Vector<u32, Const<4>>]>,
+    first: usize,
+    ones: u32,
+    #[comptime] shape: Shape,
+) -> Array<f32> {
+    let pairs = comptime!(shape.pairs());
+    let a_group = comptime!(8 / shape.groups());
+    let unit = UNIT_POS_X as usize % 32;
+    let (g, t) = (unit / 4, unit % 4);
+    let mut halves = Array::<u32>::new(comptime!(shape.rows() * shape.halves()));
+    #[unroll]
+    for r in 0..comptime!(shape.rows()) {
+        split(words, &mut halves, r, shape);
+    }
+    let mut products = Array::<f32>::new(comptime!(shape.product_at(shape.pairs(), 0, 0)));
+    #[unroll]
+    for i in 0..comptime!(shape.product_at(shape.pairs(), 0, 0)) {
+        products[i] = 0.0;
+    }
+    let zeros = Vector::<u32, Const<4>>::new(0u32);
+    // A vector of x serves two products, and each product takes two pairs of codes of a row.
+    #[unroll]
+    for v in 0..4usize {
+        let mut b = Array::<u32>::new(comptime!(4 * shape.pairs()));
+        #[unroll]
+        for f in 0..pairs {
+            let column = min(g / 4 + comptime!(2 * f), comptime!(shape.columns - 1));
+            let mut vector = zeros;
+            if t == g % 4 {
+                vector = xs[column * comptime!(shape.x_row()) + comptime!(v * shape.chunk) + first + t];
+            }
+            #[unroll]
+            for j in 0..4usize {
+                b[4 * f + j] = vector.extract(j);
+            }
+        }
+        #[unroll]
+        for half in 0..2usize {
+            let step = comptime!(2 * v + half);
+            #[unroll]
+            for tile in 0..comptime!(shape.tiles) {
+                let mut a = Array::<u32>::new(4usize);
+                #[unroll]
+                for i in 0..4usize {
+                    let (r, q) = comptime!((2 * tile + i % 2, 2 * step + i / 2));
+                    a[i] = integers(&halves, r, q, ones, shape);
+                }
+                #[unroll]
+                for f in 0..pairs {
+                    let at = comptime!(shape.product_at(f, tile, step / a_group));
+                    mma(&a, &b, comptime!(2 * f + half), &mut products, at, shape.dtype);
+                }
+            }
+        }
+    }
+    products
+}
+
+/// Scales the products of groups, and adds them to the unit's sums.
+#[cube]
+pub(super) fn scale_products<S: Int, B: Int>(
+    products: &Array<f32>,
+    x_sums: &Shared<[f32]>,
+    scales: &Shared<[S]>,
+    biases: &Shared<[B]>,
+    first: usize,
+    sums: &mut Array<f32>,
+    #[comptime] shape: Shape,
+) {
+    let layout = comptime!(shape.layout);
+    let unit = UNIT_POS_X as usize % 32;
+    let (g, t) = (unit / 4, unit % 4);
+    let run = first + t % 2 * 2;
+    // Of each pair of rows of x, run and group.
+    let mut of_x =
+        Array::<f32>::new(comptime!(usize::max(1, shape.pairs() * 2 * shape.x_sums() / shape.columns)));
+    #[unroll]
+    for i in 0..comptime!(shape.pairs() * 2 * shape.x_sums() / shape.columns) {
+        let a_pair = comptime!(2 * shape.groups());
+        let column = min(t / 2 + comptime!(i / a_pair * 2), comptime!(shape.columns - 1));
+        let at = column * comptime!(shape.chunk) + run;
+        of_x[i] = x_sums[at * comptime!(shape.groups()) + comptime!(i % a_pair)];
+    }
+    #[unroll]
+    for r in 0..comptime!(shape.rows()) {
+        let row = g + comptime!(8 * r);
+        #[unroll]
+        for i in 0..2usize {
+            #[unroll]
+            for group in 0..comptime!(shape.groups()) {
+                // Two neighbours may share what scales them.
+                let at = run + comptime!(i % shape.scaled_runs());
+                let (scale, bias) = elements::<S, B>(scales, biases, row, at, group, shape);
+                #[unroll]
+                for f in 0..comptime!(shape.pairs()) {
+                    let product = comptime!(shape.product_at(f, r / 2, group) + r % 2 * 2 + i);
+                    let mut value = products[product] * comptime!(shape.factor());
+                    let x_sum = comptime!((f * 2 + i) * shape.groups() + group);
+                    if comptime!(shape.zero() != 0.0) {
+                        value = fma(of_x[x_sum], comptime!(-shape.zero()), value);
+                    }
+                    let at = comptime!(r * shape.pairs() + f);
+                    sums[at] = fma(scale, value, sums[at]);
+                    if comptime!(layout.biased()) {
+                        sums[at] = fma(bias, of_x[x_sum], sums[at]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What scales group `group` of run `run` of the chunk, and what is added to it.
+#[cube]
+fn elements<S: Int, B: Int>(
+    scales: &Shared<[S]>,
+    biases: &Shared<[B]>,
+    row: usize,
+    run: usize,
+    #[comptime] group: usize,
+    #[comptime] shape: Shape,
+) -> (f32, f32) {
+    let layout = comptime!(shape.layout);
+    let (scale_row, bias_row) = comptime!(shape.element_rows());
+    let mut scale = 0u32;
+    let mut bias = 0u32;
+    match comptime!(layout.scales) {
+        Scales::One | Scales::E8M0 { .. } | Scales::E4M3 => (),
+        Scales::Group { size, biased, .. } => {
+            let at = run / comptime!(size / RUN);
+            scale = u32::cast_from(scales[row * scale_row + at]);
+            if comptime!(biased) {
+                bias = u32::cast_from(biases[row * bias_row + at]);
+            }
+        }
+        Scales::Super { .. } | Scales::SuperWithMinima { .. } => {
+            scale = u32::cast_from(scales[row * scale_row + run]);
+            bias = u32::cast_from(biases[row * bias_row + run / 8]);
+        }
+    }
+    (scale_of(scale, bias, group, layout), bias_of(scale, bias, group, layout))
+}
+
+/// Row `r`'s words of codes with those that belong together at the same place of both halves.
+#[cube]
+fn split(words: &Array<u32>, halves: &mut Array<u32>, #[comptime] r: usize, #[comptime] shape: Shape) {
+    let (from, to) = comptime!((r * shape.layout.bits, r * shape.halves()));
+    if comptime!(shape.distance() * shape.layout.bits == 16) {
+        #[unroll]
+        for i in 0..comptime!(shape.halves()) {
+            halves[to + i] = words[from + i];
+        }
+    } else {
+        let distance = comptime!(shape.distance() * shape.layout.bits);
+        #[unroll]
+        for i in 0..comptime!(shape.halves()) {
+            let (block, word) = comptime!((i / shape.words(), i % shape.words()));
+            let bit = comptime!(block * 2 * distance + 16 * word);
+            let bits = comptime!(usize::min(16, distance - 16 * word));
+            let low = field(words, from, bit, bits);
+            let high = field(words, from, comptime!(bit + distance), bits);
+            halves[to + i] = (low & 0xffffu32) | (high << 16u32);
+        }
+    }
+}
+
+/// Pair `q` of row `r`'s codes, as f16 or bf16.
+#[cube]
+fn integers(
+    halves: &Array<u32>,
+    #[comptime] r: usize,
+    #[comptime] q: usize,
+    ones: u32,
+    #[comptime] shape: Shape,
+) -> u32 {
+    let width = comptime!(shape.layout.bits);
+    let bit = comptime!(q % shape.distance() * shape.layout.bits);
+    let at = comptime!(r * shape.halves() + q / shape.distance() * shape.words() + bit / 16);
+    // The bits that are in the first word.
+    let here = comptime!(usize::min(width, 16 - bit % 16));
+    let mut bits = moved(halves[at], comptime!(bit % 16), here, comptime!(shape.place()));
+    if comptime!(here < width) {
+        bits |= moved(halves[at + 1], 0usize, comptime!(width - here), comptime!(shape.place() + here));
+    }
+    if comptime!(shape.dtype == FloatType::BF16) { bits | ones } else { bits }
+}
+
+/// `width` bits of both halves, from bit `from` to bit `to`.
+#[cube]
+fn moved(halves: u32, #[comptime] from: usize, #[comptime] width: usize, #[comptime] to: usize) -> u32 {
+    let mask = comptime!((((1u32 << width) - 1) << to) * 0x1_0001);
+    if comptime!(from > to) {
+        (halves >> comptime!((from - to) as u32)) & mask
+    } else if comptime!(from < to) {
+        (halves << comptime!((to - from) as u32)) & mask
+    } else {
+        halves & mask
+    }
+}
+
+/// Adds the product of `a`, 16 by 16, and column block `f` of `b`, 16 by 8, to the sums at `at`.
+#[allow(clippy::identity_op)] // It makes a value: inline PTX would get a mutable local's address.
+#[cube]
+fn mma(
+    a: &Array<u32>,
+    b: &Array<u32>,
+    #[comptime] f: usize,
+    sums: &mut Array<f32>,
+    #[comptime] at: usize,
+    #[comptime] dtype: FloatType,
+) {
+    let ty = comptime!(if dtype == FloatType::BF16 { "bf16" } else { "f16" });
+    let (a0, a1, a2, a3) = (a[0usize] | 0u32, a[1usize] | 0u32, a[2usize] | 0u32, a[3usize] | 0u32);
+    let (b0, b1) = (b[2 * f] | 0u32, b[2 * f + 1] | 0u32);
+    let sum: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.{ty}.{ty}.f32 {sum}, {{{a0},{a1},{a2},{a3}}}, {{{b0},{b1}}}, {{{c0},{c1},{c2},{c3}}};",
+        ty = const ty, a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) b0, b1 = in(_) b1,
+        c0 = in(_) sums[at], c1 = in(_) sums[at + 1], c2 = in(_) sums[at + 2], c3 = in(_) sums[at + 3],
+        sum = out(_) sum, options(pure, nomem),
+    );
+    #[unroll]
+    for i in 0..4usize {
+        sums[at + i] = sum.extract(i);
+    }
+}
