@@ -1,9 +1,10 @@
 //! A kernel and its compile-time values to source or code for a GPU, without that GPU.
 
 use crate::KernelError;
+use cubecl_core as cubecl;
+use cubecl_core::CubeDim;
 use cubecl_core::ir::{AddressType, DeviceProperties, TargetProperties, settings::ExecutionMode};
-use cubecl_core::prelude::{CubeKernel, KernelSettings};
-use cubecl_core::{CubeDim, prelude::BufferCompilationArg};
+use cubecl_core::prelude::*;
 use std::sync::Arc;
 
 /// What kernels are compiled for.
@@ -34,6 +35,11 @@ impl Target {
     #[cfg(all(test, feature = "cuda"))]
     pub fn is_cuda(&self) -> bool {
         self.capability.is_some()
+    }
+
+    /// Whether a launch may begin before the one before it has ended: kernels then wait themselves.
+    pub fn overlaps(&self) -> bool {
+        self.capability >= Some(90)
     }
 
     /// Whether four planes can multiply matrices together: an instruction that Hopper alone has.
@@ -152,7 +158,28 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
     let supports_features =
         cubecl_cpp::shared::CppSupportedFeatures { grid_constants: true, dp4a: true, ..Default::default() };
     let options = cubecl_cpp::shared::CompilationOptions { supports_features, ..Default::default() };
-    cpp::<cubecl_cpp::shared::CppCompiler<cubecl_cpp::target::Cuda>>(kernel, &options)
+    let mut source = cpp::<cubecl_cpp::shared::CppCompiler<cubecl_cpp::target::Cuda>>(kernel, &options)?;
+    if !source.text.contains(OVERLAP) {
+        let no_body = || KernelError::Kernel { name: name(kernel), problem: "CubeCL wrote no kernel".into() };
+        let signature = source.text.find("__global__").ok_or_else(no_body)?;
+        let body = signature + source.text[signature..].find('{').ok_or_else(no_body)? + 1;
+        let overlap =
+            format!("\n#if __CUDA_ARCH__ >= 900\nasm volatile(\"{OVERLAP}\" ::: \"memory\");\n#endif\n");
+        source.text.insert_str(body, &overlap);
+    }
+    Ok(source)
+}
+
+/// What every kernel begins with on Hopper and later, where a launch may begin before the one before it has ended:
+/// waits for that end, then lets the next launch begin. So all launches but the last have ended when one begins.
+#[cfg(feature = "cuda")]
+const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
+
+/// The same at a later place, for a kernel that first reads what [the launch before](super::Gpu::launch_early) does not
+/// write.
+#[cube]
+pub(crate) fn overlap() {
+    gpu_asm!("griddepcontrol.wait; griddepcontrol.launch_dependents;");
 }
 
 /// Metal Shading Language.

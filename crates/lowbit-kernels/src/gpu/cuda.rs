@@ -39,6 +39,8 @@ struct Cuda {
     pool: Arc<Pool>,
     /// What the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
+    /// What the last launch reads and writes.
+    last: Mutex<Vec<sys::CUdeviceptr>>,
     /// Whether cuBLASLt is installed, and what the first product made of it, with its workspace.
     library: bool,
     cublas: OnceLock<(Cublas, Memory)>,
@@ -114,6 +116,7 @@ impl Gpu {
             kernels: Mutex::default(),
             pool: Arc::new(Pool { context: context.clone(), free: Mutex::default() }),
             captured: Mutex::new(None),
+            last: Mutex::default(),
             library: cublas::is_installed(),
             cublas: OnceLock::new(),
             context,
@@ -263,7 +266,7 @@ impl Driver for Cuda {
         self.synchronize()
     }
 
-    fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+    fn launch(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
         let Dispatch { kernel, cubes, buffers, scalars } = dispatch;
         let loaded = self.load(&*kernel)?;
         let mut addresses: Vec<_> =
@@ -276,17 +279,32 @@ impl Driver for Cuda {
         }
         self.check(self.context.bind_to_thread())?;
         let ([x, y, z], [units_x, units_y, units_z]) = (cubes, loaded.units);
+        let blocks: Vec<_> = buffers.iter().map(|&(memory, _)| Self::block(memory).address).collect();
+        let mut last = lock(&self.last);
+        let overlaps = self.target.overlaps() && !blocks[..early].iter().any(|block| last.contains(block));
+        *last = blocks;
+        // SAFETY: an attribute is plain data, and zeros are one of its values.
+        let mut overlap: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        overlap.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        overlap.value.programmaticStreamSerializationAllowed = 1;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: units_x,
+            blockDimY: units_y,
+            blockDimZ: units_z,
+            sharedMemBytes: loaded.shared,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut overlap,
+            numAttrs: overlaps.into(),
+        };
         // SAFETY: the arguments are the buffers in the kernel's order and then its info struct, as CubeCL's CUDA C++
         // declares them; ops check what kernels index.
         self.check(unsafe {
-            result::launch_kernel(
-                loaded.function.cu_function(),
-                (x, y, z),
-                (units_x, units_y, units_z),
-                loaded.shared,
-                self.stream.cu_stream(),
-                &mut arguments,
-            )
+            let function = loaded.function.cu_function();
+            sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
+                .result()
         })
     }
 

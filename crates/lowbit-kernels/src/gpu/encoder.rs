@@ -86,8 +86,8 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError>;
-    /// Records a launch.
-    fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
+    /// Records a launch of a kernel that may read its first `early` buffers before the launch before it has ended.
+    fn launch(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
     /// What `work` records, as something to replay.
@@ -199,7 +199,13 @@ impl Gpu {
     }
 
     pub(crate) fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        self.0.launch(dispatch)
+        self.0.launch(0, dispatch)
+    }
+
+    /// As [`Self::launch`], for a kernel that reads its first `early` buffers, and nothing else, before
+    /// [`overlap`](super::compile::overlap).
+    pub(crate) fn launch_early(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+        self.0.launch(early, dispatch)
     }
 
     /// Whether both are the same device with the same queue.

@@ -214,7 +214,7 @@ impl Driver for Wgpu {
         Ok(())
     }
 
-    fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+    fn launch(&self, _: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
         let _entered = self.gate.enter();
         let Dispatch { kernel, cubes: [x, y, z], buffers, scalars } = dispatch;
         let mut info = InfoBuilder::default();
