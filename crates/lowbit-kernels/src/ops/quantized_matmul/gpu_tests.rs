@@ -1,5 +1,6 @@
 //! The product on a GPU against the reference.
 
+use super::policy::MANY_ON_TENSOR_CORES;
 use super::tests::{assert_expected, gpu_formats};
 use super::{quantized_matmul, reference};
 use crate::ops::testing::{FLOATS, gpu, values};
@@ -22,7 +23,7 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
             let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
-            reference::matmul_bounded(x, weight, k, dtype, rounds(&gpu) && m * r > 32)
+            reference::matmul_bounded(x, weight, k, dtype, rounds(&gpu) && m * r >= MANY_ON_TENSOR_CORES)
         })
         .collect();
     assert_expected(&format!("{format} B={b} r={r} M={m} N={n} K={k} {dtype:?}"), &y, &want);
@@ -125,7 +126,12 @@ fn weights_decoded_to_16_bits() {
             let got = super::gpu::library::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
             let shape = Tensor::allocate(&[5, 256], dtype.dtype(), &gpu).unwrap();
             let got = values(&shape.over(got, dtype.dtype()).to_device(&host).unwrap());
-            let bound = |w: f32| f64::from(w.abs()) * 2f64.powi(-23) + inputs::rounding(dtype, w.into());
+            // The product of scale and code is rounded or not: it is no larger than a value and a group's offset, which
+            // is the value of code 0.
+            let largest = want.iter().fold(0.0f32, |largest, w| largest.max(w.abs()));
+            let product = |w: f32| f64::from(w.abs() + largest) * 2f64.powi(-24);
+            let bound =
+                |w: f32| product(w) + f64::from(w.abs()) * 2f64.powi(-24) + inputs::rounding(dtype, w.into());
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let error = f64::from(got - want).abs();
                 assert!(error <= bound(*want), "{format} {dtype:?} [{i}]: {got}, {want} is wanted");

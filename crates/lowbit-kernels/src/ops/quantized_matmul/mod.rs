@@ -15,7 +15,7 @@ pub(crate) use cpu::{Group, matmul_groups};
 
 use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
-use lowbit_formats::{DType, FloatType};
+use lowbit_formats::FloatType;
 
 const CHECK: Check = Check("quantized_matmul");
 
@@ -40,12 +40,24 @@ const CHECK: Check = Check("quantized_matmul");
 ///
 /// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same broadcast over batches.
 pub fn quantized_matmul(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
-    let dtype = CHECK.float("x", x)?;
+    quantized_matmul_to(x, weight, CHECK.float("x", x)?)
+}
+
+/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
+///
+/// # Errors
+/// As [`quantized_matmul()`].
+pub fn quantized_matmul_to(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    dtype: FloatType,
+) -> Result<Tensor, KernelError> {
+    CHECK.float("x", x)?;
     let shape = output_shape(x, weight)?;
     CHECK.same_device("weight", weight.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::quantized_matmul(gpu, x, weight, &shape),
+        Device::Gpu(gpu) => gpu::quantized_matmul(gpu, x, weight, &shape, dtype),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
@@ -65,22 +77,6 @@ pub fn quantized_matmul(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, 
             y.cast(dtype.dtype())
         }
     }
-}
-
-/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
-///
-/// # Errors
-/// As [`quantized_matmul()`].
-pub fn quantized_matmul_to(
-    x: &Tensor,
-    weight: &QuantizedTensor,
-    dtype: FloatType,
-) -> Result<Tensor, KernelError> {
-    if x.dtype() == dtype.dtype() {
-        return quantized_matmul(x, weight);
-    }
-    // Widening is exact, and f32 is what is computed in.
-    quantized_matmul(&x.cast(DType::F32)?, weight)?.cast(dtype.dtype())
 }
 
 fn output_shape(x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {

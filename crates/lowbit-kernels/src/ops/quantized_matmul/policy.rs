@@ -78,27 +78,32 @@ pub(super) fn gpu(
 }
 
 /// For the mat-vec on tensor cores, with `m` rows of x for each of `batches` batches of the weight, `[n, runs]`: the rows
-/// of x that a cube takes, how many times 16 rows of the weight, its planes, and the runs of x that they share at a time.
+/// of x that a cube takes, how many times 16 rows of the weight, its planes, and the pairs of runs of x that they share at
+/// a time.
 #[cfg(feature = "gpu")]
 pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (usize, usize, usize, usize) {
     // Fewer planes than these do not fill an H200's multiprocessors: 12 each.
     const PLANES: usize = 132 * 12;
     let columns = m.next_power_of_two().min(8);
     let others = batches * m.div_ceil(columns);
-    // Measured at 4 bits: planes of 8 steps, and 32 rows a cube, which share x, where that leaves enough cubes.
-    let planes = (runs / 32).next_power_of_two().clamp(4, 16);
+    // Measured at 4 bits: planes of 4 steps, and 32 rows a cube, which share x, where that leaves enough cubes.
+    let planes = (runs / 32).next_power_of_two().clamp(4, 8);
     let (tiles, planes) = match others * n.div_ceil(32) * planes {
         PLANES.. => (2, planes),
-        _ => (1, (2 * planes).min(16)),
+        _ => (1, 8),
     };
     // Up to 32 KiB of x, or 64 of 8 rows.
-    let most = if columns < 8 { 512 / columns } else { 128 };
-    (columns, tiles, planes, runs.next_power_of_two().min(most).max(8 * planes))
+    let most = if columns < 8 { 256 / columns } else { 64 };
+    (columns, tiles, planes, runs.div_ceil(2).next_power_of_two().min(most).max(4 * planes))
 }
 
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
 #[cfg(feature = "gpu")]
 const MANY: usize = 33;
+/// The same with tensor cores: their smallest tile takes 26 us at 4 bits and 4096 to 14336 on an H200, which is what
+/// the mat-vec takes for 6 rows.
+#[cfg(feature = "gpu")]
+pub(super) const MANY_ON_TENSOR_CORES: usize = 6;
 
 /// The ways to multiply on a GPU.
 #[cfg(feature = "gpu")]
@@ -133,7 +138,7 @@ pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool, library: Opti
     /// [`Kernel::TensorCore`].
     const VERY_MANY: usize = 4096;
     match (library, tensor_cores) {
-        _ if m < MANY => Kernel::MatVec,
+        _ if m < if tensor_cores { MANY_ON_TENSOR_CORES } else { MANY } => Kernel::MatVec,
         (Some(Work::Multiply), _) => Kernel::Library(Work::Multiply),
         (Some(work), false) => Kernel::Library(work),
         (Some(work), true) if m >= VERY_MANY => Kernel::Library(work),
@@ -211,17 +216,17 @@ mod tests {
     #[cfg(feature = "gpu")]
     #[test]
     fn rows_and_planes_on_tensor_cores() {
-        // (batches, (m, n, runs)) -> rows of x, 16 rows of the weight, planes, runs of x at a time
+        // (batches, (m, n, runs)) -> rows of x, 16 rows of the weight, planes, pairs of runs of x at a time
         let table = [
-            ((1, (1, 14336, 128)), (1, 2, 4, 128)),
-            ((1, (1, 4096, 128)), (1, 1, 8, 128)),
-            ((1, (1, 4096, 448)), (1, 2, 16, 512)),
-            ((1, (1, 28672, 256)), (1, 2, 8, 256)),
-            ((8, (1, 512, 64)), (1, 1, 8, 64)),
-            ((64, (1, 512, 64)), (1, 2, 4, 64)),
-            ((1, (3, 14336, 128)), (4, 2, 4, 128)),
-            ((1, (32, 14336, 448)), (8, 2, 16, 128)),
-            ((1, (1, 1, 1)), (1, 1, 8, 64)),
+            ((1, (1, 14336, 128)), (1, 2, 4, 64)),
+            ((1, (1, 4096, 128)), (1, 1, 8, 64)),
+            ((1, (1, 4096, 448)), (1, 1, 8, 256)),
+            ((1, (1, 28672, 256)), (1, 2, 8, 128)),
+            ((8, (1, 512, 64)), (1, 1, 8, 32)),
+            ((64, (1, 512, 64)), (1, 2, 4, 32)),
+            ((1, (3, 14336, 128)), (4, 2, 4, 64)),
+            ((1, (32, 14336, 448)), (8, 2, 8, 64)),
+            ((1, (1, 1, 1)), (1, 1, 8, 32)),
         ];
         for ((batches, sizes), want) in table {
             assert_eq!(mma_vec(batches, sizes), want, "{batches} batches, {sizes:?}");
@@ -252,8 +257,9 @@ mod tests {
         let (dense, decoded) = (Some(Work::Multiply), Some(Work::DecodeAndMultiply));
         // (m, tensor cores, library) -> kernel
         for ((m, tensor_cores, library), want) in [
-            ((32, true, dense), Kernel::MatVec),
-            ((33, true, None), Kernel::TensorCore),
+            ((32, false, dense), Kernel::MatVec),
+            ((5, true, dense), Kernel::MatVec),
+            ((6, true, None), Kernel::TensorCore),
             ((33, true, dense), Kernel::Library(Work::Multiply)),
             ((4095, true, decoded), Kernel::TensorCore),
             ((4096, true, decoded), Kernel::Library(Work::DecodeAndMultiply)),

@@ -19,8 +19,10 @@ use lowbit_formats::Format;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub layout: Layout,
-    /// The type of x and y.
+    /// The type of x.
     pub dtype: FloatType,
+    /// The type of y.
+    pub result: FloatType,
     /// Rows of the weight that a cube takes.
     pub rows: usize,
     /// Rows of x that a cube takes.
@@ -221,7 +223,7 @@ fn store<Y: Int>(
             let sum = plane_sum(sums[i]);
             let (c, r) = comptime!((i / rows, i % rows));
             if unit == 0 && c < place.count && row0 + r < n {
-                y[(place.t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
+                y[(place.t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.result));
             }
         }
     } else {
@@ -243,7 +245,7 @@ fn store<Y: Int>(
                 sum += partial[at];
                 at += all;
             }
-            y[(place.t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.dtype));
+            y[(place.t0 + c) * n + row0 + r] = Y::cast_from(narrow(sum, shape.result));
         }
     }
 }
@@ -261,17 +263,22 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(shape.units as u32);
     let [codes, scales, biases] = [buffer(), buffer(), buffer()];
     let [x, ids, y] = [buffer(), buffer(), buffer()];
-    with_planes!(shape.layout, S, B => with_storage!(shape.dtype, Y => Box::new(mat_vec::MatVec::<S, B, Y>::new(
+    with_planes!(shape.layout, S, B => with_storage!(shape.result, Y => Box::new(mat_vec::MatVec::<S, B, Y>::new(
         settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
         shape.layout.vector(), shape,
     ))))
 }
 
 /// The kernel for `m` rows of x a batch.
-fn chosen(target: &Target, layout: Layout, dtype: FloatType, (m, n, runs): (usize, usize, usize)) -> Shape {
+fn chosen(
+    target: &Target,
+    layout: Layout,
+    [dtype, result]: [FloatType; 2],
+    (m, n, runs): (usize, usize, usize),
+) -> Shape {
     let plane = target.plane();
     let (rows, columns, units) = policy::gpu(layout.bits, (m, n, runs), plane);
-    Shape { layout, dtype, rows, columns, units, plane: plane.unwrap_or(0) }
+    Shape { layout, dtype, result, rows, columns, units, plane: plane.unwrap_or(0) }
 }
 
 /// One of each format and type of x, at sizes of layers. With several rows of x the types differ in nothing new.
@@ -282,7 +289,7 @@ pub(super) fn kernels(target: &Target, formats: &[Format], dtypes: &[FloatType])
         let layout = Layout::of(format);
         let one = dtypes.iter().map(|&dtype| (1, dtype));
         for (m, dtype) in one.chain([(8, FloatType::F32)]) {
-            kernels.push(kernel(target, chosen(target, layout, dtype, (m, 4096, 4096 / RUN))));
+            kernels.push(kernel(target, chosen(target, layout, [dtype; 2], (m, 4096, 4096 / RUN))));
         }
     }
     kernels
@@ -296,7 +303,7 @@ pub(crate) enum Batches<'a> {
     Chosen { ids: &'a Tensor, share: usize },
 }
 
-/// `x`, whose rows are whole runs, times `weight` into `y`, which is not empty.
+/// `x`, whose rows are whole runs, times `weight` into `y`, of any float type, which is not empty.
 pub(crate) fn multiply(
     gpu: &Gpu,
     x: &Tensor,
@@ -304,7 +311,7 @@ pub(crate) fn multiply(
     batches: &Batches,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let dtype = CHECK.float("x", x)?;
+    let (dtype, result) = (CHECK.float("x", x)?, CHECK.float("y", y)?);
     let (n, runs) = (weight.n(), weight.k().div_ceil(RUN));
     let m = y.len() / n;
     let stack = weight.rows() / n;
@@ -316,10 +323,11 @@ pub(crate) fn multiply(
     let sizes = (m / count, n, runs);
     let (kernel, cubes, columns, constant) = if mma_vec::supports(gpu.target(), layout, dtype) {
         let (columns, tiles, planes, chunk) = policy::mma_vec(count, sizes);
-        let shape = mma_vec::Shape { layout, dtype, columns, tiles, planes, chunk };
+        let overlaps = gpu.target().overlaps();
+        let shape = mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, overlaps };
         (mma_vec::kernel(gpu.target(), shape), n.div_ceil(16 * tiles), columns, mma_vec::ONES)
     } else {
-        let shape = chosen(gpu.target(), layout, dtype, sizes);
+        let shape = chosen(gpu.target(), layout, [dtype, result], sizes);
         (kernel(gpu.target(), shape), n.div_ceil(shape.rows), shape.columns, INTEGERS)
     };
     let index = |value: usize| CHECK.index(value);
@@ -331,18 +339,29 @@ pub(crate) fn multiply(
     let planes = weight.components();
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
-    gpu.launch(Dispatch {
-        kernel,
-        cubes: [index(cubes)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
-        buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, ids.memory()?, y.memory()?],
-        scalars: vec![
-            index(n)?,
-            index(runs)?,
-            index(count)?,
-            index(m / count)?,
-            index(experts)?,
-            index(share)?,
-            constant,
-        ],
-    })
+    // The weight's planes may be read while the launch before runs.
+    gpu.launch_early(
+        3,
+        Dispatch {
+            kernel,
+            cubes: [index(cubes)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
+            buffers: vec![
+                component(0)?,
+                component(1)?,
+                component(2)?,
+                x.memory()?,
+                ids.memory()?,
+                y.memory()?,
+            ],
+            scalars: vec![
+                index(n)?,
+                index(runs)?,
+                index(count)?,
+                index(m / count)?,
+                index(experts)?,
+                index(share)?,
+                constant,
+            ],
+        },
+    )
 }

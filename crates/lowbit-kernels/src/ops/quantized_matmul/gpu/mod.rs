@@ -20,7 +20,7 @@ use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::FloatType;
+use lowbit_formats::{DType, FloatType};
 
 /// Every kernel of the op for `target`.
 #[cfg(test)]
@@ -40,9 +40,10 @@ pub(super) fn quantized_matmul(
     x: &Tensor,
     weight: &QuantizedTensor,
     shape: &[usize],
+    result: FloatType,
 ) -> Result<Tensor, KernelError> {
     let dtype = CHECK.float("x", x)?;
-    let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
+    let y = Tensor::allocate(shape, result.dtype(), &Device::Gpu(gpu.clone()))?;
     if y.is_empty() {
         return Ok(y);
     }
@@ -54,6 +55,11 @@ pub(super) fn quantized_matmul(
     #[cfg(not(feature = "cuda"))]
     let library = None;
     match policy::kernel(m, batches, tensor_cores, library) {
+        // Widening is exact, and f32 is what is computed in.
+        kernel if kernel != policy::Kernel::MatVec && dtype != result => {
+            let x = x.cast(DType::F32)?;
+            return quantized_matmul(gpu, &x, weight, shape, FloatType::F32)?.cast(result.dtype());
+        }
         policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
         policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
         policy::Kernel::TensorCore => {

@@ -1,33 +1,34 @@
 //! The product with few rows of x on CUDA's tensor cores. A plane multiplies 16 rows of the weight with 8 columns at a
 //! time; of x's f16 and bf16 values and the weight's codes as integers of the same type, so that all products are exact.
 //!
-//! A unit holds one run of two of the weight's rows, and the 4 runs that a plane has of a row belong to different
-//! groups. So that their sums stay apart, each has a column of its own: it has x where its run is, and zeros elsewhere.
-//! The 8 columns are thus 4 runs of 2 rows of x:
+//! A unit holds one span of two of the weight's rows (two runs, next to each other), and the 4 spans that a plane has
+//! of a row belong to different groups. So that their sums stay apart, each has a column of its own: it has x where its
+//! span is, and zeros elsewhere. The 8 columns are thus 4 spans of 2 rows of x:
 //!
 //! ```text
-//! unit 4 g + t      weight: run t of rows g and g + 8      x: run g % 4 of row g / 4, if t = g % 4
-//!                   sums:   runs 2 (t % 2) and the next, row t / 2 of x, rows g and g + 8 of the weight
+//! unit 4 g + t      weight: span t of rows g and g + 8     x: span g % 4 of row g / 4, if t = g % 4
+//!                   sums:   spans 2 (t % 2) and the next, row t / 2 of x, rows g and g + 8 of the weight
 //! ```
 
 mod products;
 mod shape;
 mod share;
 
+use shape::RUNS;
 pub(crate) use shape::Shape;
 
 use super::mat_vec::{Place, place};
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::compile::{Target, buffer, overlap};
 use crate::gpu::decode::load;
-use crate::gpu::float::narrow;
-use crate::gpu::layout::{Codes, Layout};
+use crate::gpu::float::{narrow, with_storage};
+use crate::gpu::layout::{Codes, Layout, with_planes};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
-use products::{multiply_runs, scale_products};
-use share::{Span, keep_elements, load_elements, stage};
+use products::{multiply_spans, scale_products};
+use share::{Chunk, keep_elements, load_elements, stage};
 
 /// Bits that are 1 as bf16, twice: codes go into the mantissa. An argument for the reason that
 /// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
@@ -41,13 +42,13 @@ pub(super) fn supports(target: &Target, layout: Layout, dtype: FloatType) -> boo
 
 /// What [`mat_vec`](super::mat_vec) computes, of the same operands.
 #[cube(launch_unchecked)]
-fn mma_vec<S: Int, B: Int, V: Size>(
+fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     codes: &[Vector<u32, V>],
     scales: &[S],
     biases: &[B],
     x: &[Vector<u32, Const<4>>],
     ids: &[u32],
-    y: &mut [u16],
+    y: &mut [Y],
     n: u32,
     runs: u32,
     batches: u32,
@@ -59,6 +60,10 @@ fn mma_vec<S: Int, B: Int, V: Size>(
 ) {
     let (rows, sums_count) = comptime!((shape.rows(), shape.rows() * shape.pairs()));
     let stride = comptime!(4 * shape.planes);
+    // The ids are the last launch's, and the weight is nobody's.
+    if comptime!(shape.overlaps) && experts > 0 {
+        overlap();
+    }
     let place = place(ids, batches, rows_a_batch, experts, shape.columns);
     let n = n as usize;
     let mut runs = runs as usize;
@@ -85,52 +90,40 @@ fn mma_vec<S: Int, B: Int, V: Size>(
     let (scale_row, bias_row) = comptime!(shape.element_rows());
     let mut row_scales = Shared::<[S]>::new_slice(comptime!(16 * shape.tiles * scale_row));
     let mut row_biases = Shared::<[B]>::new_slice(comptime!(16 * shape.tiles * bias_row));
-    // Two steps' loads are under way at a time.
-    let mut one = Array::<u32>::new(comptime!(shape.fetched()));
-    let mut other = Array::<u32>::new(comptime!(shape.fetched()));
+    let mut words = Array::<u32>::new(comptime!(shape.fetched()));
     let mut first = UNIT_POS_X as usize / 32 * 4;
-    fetch::<V>(codes, &starts, first, runs, &mut one, shape);
-    fetch::<V>(codes, &starts, first + stride, runs, &mut other, shape);
+    fetch::<V>(codes, &starts, first, runs, &mut words, shape);
     let mut chunk = 0usize;
-    while chunk < runs {
+    let spans = (runs + comptime!(RUNS - 1)) / RUNS;
+    while chunk < spans {
         if chunk > 0 {
             sync_cube();
         }
         let row = place.batch * n + row0;
-        let span = Span { first: chunk, runs };
-        let loaded_scales = load_elements::<S>(scales, row, n - row0, &span, false, shape);
-        let loaded_biases = load_elements::<B>(biases, row, n - row0, &span, true, shape);
-        stage(x, x_row, &span, place.count, &mut xs, &mut x_sums, shape);
+        let part = Chunk { first: chunk, runs };
+        let loaded_scales = load_elements::<S>(scales, row, n - row0, &part, false, shape);
+        let loaded_biases = load_elements::<B>(biases, row, n - row0, &part, true, shape);
+        if comptime!(shape.overlaps) {
+            overlap();
+        }
+        stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape);
         keep_elements::<S>(&loaded_scales, &mut row_scales, false, shape);
         keep_elements::<B>(&loaded_biases, &mut row_biases, true, shape);
         sync_cube();
-        let end = min(chunk + comptime!(shape.chunk), runs);
+        let end = min(chunk + comptime!(shape.chunk), spans);
         while first < end {
-            let mut products = multiply_runs(&one, &xs, first - chunk, ones, shape);
-            fetch::<V>(codes, &starts, first + 2 * stride, runs, &mut one, shape);
-            scale_products::<S, B>(
-                &products,
-                &x_sums,
-                &row_scales,
-                &row_biases,
-                first - chunk,
-                &mut sums,
-                shape,
-            );
-            if first + stride < end {
-                let at = first + stride - chunk;
-                products = multiply_runs(&other, &xs, at, ones, shape);
-                fetch::<V>(codes, &starts, first + 3 * stride, runs, &mut other, shape);
-                scale_products::<S, B>(&products, &x_sums, &row_scales, &row_biases, at, &mut sums, shape);
-            }
-            first += 2 * stride;
+            let products = multiply_spans(&words, &xs, first - chunk, ones, shape);
+            fetch::<V>(codes, &starts, first + stride, runs, &mut words, shape);
+            let at = first - chunk;
+            scale_products::<S, B>(&products, &x_sums, &row_scales, &row_biases, at, &mut sums, shape);
+            first += stride;
         }
         chunk += comptime!(shape.chunk);
     }
-    store(&sums, y, n, row0, &place, shape);
+    store::<Y>(&sums, y, n, row0, &place, shape);
 }
 
-/// Loads a unit's runs of the weight, for the step that begins with run `first`.
+/// Loads a unit's spans of the weight, for the step that begins with span `first`.
 #[cube]
 fn fetch<V: Size>(
     codes: &[Vector<u32, V>],
@@ -140,19 +133,30 @@ fn fetch<V: Size>(
     to: &mut Array<u32>,
     #[comptime] shape: Shape,
 ) {
-    if first < runs {
-        // Runs past the last are multiplied with zeros.
-        let run = min(first + UNIT_POS_X as usize % 4, runs - 1);
+    if first * RUNS < runs {
+        let run = (first + UNIT_POS_X as usize % 4) * RUNS;
         #[unroll]
         for r in 0..comptime!(shape.rows()) {
-            load::<V>(codes, starts[r] + run, to, comptime!(r * shape.layout.bits), shape.layout);
+            #[unroll]
+            for i in 0..RUNS {
+                let at = comptime!((r * RUNS + i) * shape.layout.bits);
+                // Runs past the last are multiplied with zeros.
+                load::<V>(codes, starts[r] + min(run + i, runs - 1), to, at, shape.layout);
+            }
         }
     }
 }
 
 /// Adds up what the units have of each sum, and stores those that there are rows for.
 #[cube]
-fn store(sums: &Array<f32>, y: &mut [u16], n: usize, row0: usize, place: &Place, #[comptime] shape: Shape) {
+fn store<Y: Int>(
+    sums: &Array<f32>,
+    y: &mut [Y],
+    n: usize,
+    row0: usize,
+    place: &Place,
+    #[comptime] shape: Shape,
+) {
     let (rows, columns) = comptime!((16 * shape.tiles, 2 * shape.pairs()));
     let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
     let (g, t) = (unit / 4, unit % 4);
@@ -178,7 +182,7 @@ fn store(sums: &Array<f32>, y: &mut [u16], n: usize, row0: usize, place: &Place,
             for plane in 0..comptime!(shape.planes) {
                 sum += partial[i + comptime!(plane * 32 * shape.tiles * shape.pairs())];
             }
-            y[(place.t0 + column) * n + row] = u16::cast_from(narrow(sum, shape.dtype));
+            y[(place.t0 + column) * n + row] = Y::cast_from(narrow(sum, shape.result));
         }
         i += comptime!(32 * shape.planes);
     }
@@ -186,38 +190,13 @@ fn store(sums: &Array<f32>, y: &mut [u16], n: usize, row0: usize, place: &Place,
 
 /// The kernel for `shape`, its types chosen by what the layout stores.
 pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    macro_rules! typed {
-        ($scales:ty, $biases:ty) => {{
-            let (settings, properties, registers) = target.start(32 * shape.planes as u32);
-            Box::new(mma_vec::MmaVec::<$scales, $biases>::new(
-                settings,
-                properties,
-                registers,
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                shape.layout.vector(),
-                shape,
-            ))
-        }};
-    }
-    match shape.layout.scale_sizes() {
-        (1, 2) => typed!(u8, u16),
-        (1, _) => typed!(u8, u32),
-        (2, 2) => typed!(u16, u16),
-        (2, _) => typed!(u16, u32),
-        _ => typed!(u32, u32),
-    }
+    let (settings, properties, registers) = target.start(32 * shape.planes as u32);
+    let [codes, scales, biases] = [buffer(), buffer(), buffer()];
+    let [x, ids, y] = [buffer(), buffer(), buffer()];
+    with_planes!(shape.layout, S, B => with_storage!(shape.result, Y => Box::new(mma_vec::MmaVec::<S, B, Y>::new(
+        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        shape.layout.vector(), shape,
+    ))))
 }
 
 /// Both types of x for each format; where there are more rows of x, for one.
@@ -225,9 +204,19 @@ pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels = Vec::new();
     for layout in formats.iter().map(|&format| Layout::of(format)) {
-        for (dtype, columns) in [(FloatType::F16, 1), (FloatType::BF16, 1), (FloatType::F16, 8)] {
+        use FloatType::{BF16, F16, F32};
+        for (dtype, result, columns) in [(F16, F16, 1), (BF16, F32, 1), (F16, F16, 8)] {
             if supports(target, layout, dtype) {
-                let shape = Shape { layout, dtype, columns, tiles: 1, planes: 4, chunk: 128 };
+                let shape = Shape {
+                    layout,
+                    dtype,
+                    result,
+                    columns,
+                    tiles: 1,
+                    planes: 4,
+                    chunk: 64,
+                    overlaps: target.overlaps(),
+                };
                 kernels.push(kernel(target, shape));
             }
         }

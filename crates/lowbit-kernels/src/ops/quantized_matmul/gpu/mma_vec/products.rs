@@ -1,15 +1,15 @@
 //! The products of one step: codes to integers, integers times x, and what scales them.
 
-use super::shape::Shape;
+use super::shape::{RUNS, SPAN, Shape};
 use crate::gpu::decode::{bias_of, field, scale_of};
 use crate::gpu::layout::{RUN, Scales};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// The products of a unit's runs; `first` is the step's first run in the chunk of x.
+/// The products of a unit's spans, which have these words; `first` is the step's first span in the chunk of x.
 #[cube]
-pub(super) fn multiply_runs(
+pub(super) fn multiply_spans(
     words: &Array<u32>,
     xs: &Shared<[Vector<u32, Const<4>>]>,
     first: usize,
@@ -17,7 +17,7 @@ pub(super) fn multiply_runs(
     #[comptime] shape: Shape,
 ) -> Array<f32> {
     let pairs = comptime!(shape.pairs());
-    let a_group = comptime!(8 / shape.groups());
+    let a_group = comptime!(SPAN / 4 / shape.groups());
     let unit = UNIT_POS_X as usize % 32;
     let (g, t) = (unit / 4, unit % 4);
     let mut halves = Array::<u32>::new(comptime!(shape.rows() * shape.halves()));
@@ -33,7 +33,7 @@ pub(super) fn multiply_runs(
     let zeros = Vector::<u32, Const<4>>::new(0u32);
     // A vector of x serves two products, and each product takes two pairs of codes of a row.
     #[unroll]
-    for v in 0..4usize {
+    for v in 0..comptime!(SPAN / 8) {
         let mut b = Array::<u32>::new(comptime!(4 * shape.pairs()));
         #[unroll]
         for f in 0..pairs {
@@ -83,15 +83,15 @@ pub(super) fn scale_products<S: Int, B: Int>(
     let layout = comptime!(shape.layout);
     let unit = UNIT_POS_X as usize % 32;
     let (g, t) = (unit / 4, unit % 4);
-    let run = first + t % 2 * 2;
-    // Of each pair of rows of x, run and group.
+    let span = first + t % 2 * 2;
+    // Of each pair of rows of x, span and group.
     let mut of_x =
         Array::<f32>::new(comptime!(usize::max(1, shape.pairs() * 2 * shape.x_sums() / shape.columns)));
     #[unroll]
     for i in 0..comptime!(shape.pairs() * 2 * shape.x_sums() / shape.columns) {
         let a_pair = comptime!(2 * shape.groups());
         let column = min(t / 2 + comptime!(i / a_pair * 2), comptime!(shape.columns - 1));
-        let at = column * comptime!(shape.chunk) + run;
+        let at = column * comptime!(shape.chunk) + span;
         of_x[i] = x_sums[at * comptime!(shape.groups()) + comptime!(i % a_pair)];
     }
     #[unroll]
@@ -102,7 +102,7 @@ pub(super) fn scale_products<S: Int, B: Int>(
             #[unroll]
             for group in 0..comptime!(shape.groups()) {
                 // Two neighbours may share what scales them.
-                let at = run + comptime!(i % shape.scaled_runs());
+                let at = span + comptime!(i % shape.scaled_spans());
                 let (scale, bias) = elements::<S, B>(scales, biases, row, at, group, shape);
                 #[unroll]
                 for f in 0..comptime!(shape.pairs()) {
@@ -123,13 +123,13 @@ pub(super) fn scale_products<S: Int, B: Int>(
     }
 }
 
-/// What scales group `group` of run `run` of the chunk, and what is added to it.
+/// What scales group `group` of span `span` of the chunk, and what is added to it.
 #[cube]
 fn elements<S: Int, B: Int>(
     scales: &Shared<[S]>,
     biases: &Shared<[B]>,
     row: usize,
-    run: usize,
+    span: usize,
     #[comptime] group: usize,
     #[comptime] shape: Shape,
 ) -> (f32, f32) {
@@ -140,24 +140,26 @@ fn elements<S: Int, B: Int>(
     match comptime!(layout.scales) {
         Scales::One | Scales::E8M0 { .. } | Scales::E4M3 => (),
         Scales::Group { size, biased, .. } => {
-            let at = run / comptime!(size / RUN);
+            let at = (span * SPAN + comptime!(group * shape.group())) / size;
             scale = u32::cast_from(scales[row * scale_row + at]);
             if comptime!(biased) {
                 bias = u32::cast_from(biases[row * bias_row + at]);
             }
         }
         Scales::Super { .. } | Scales::SuperWithMinima { .. } => {
+            let run = span * RUNS + comptime!(group * shape.group() / RUN);
             scale = u32::cast_from(scales[row * scale_row + run]);
             bias = u32::cast_from(biases[row * bias_row + run / 8]);
         }
     }
-    (scale_of(scale, bias, group, layout), bias_of(scale, bias, group, layout))
+    let of_run = comptime!(group % (RUN / layout.group()));
+    (scale_of(scale, bias, of_run, layout), bias_of(scale, bias, of_run, layout))
 }
 
 /// Row `r`'s words of codes with those that belong together at the same place of both halves.
 #[cube]
 fn split(words: &Array<u32>, halves: &mut Array<u32>, #[comptime] r: usize, #[comptime] shape: Shape) {
-    let (from, to) = comptime!((r * shape.layout.bits, r * shape.halves()));
+    let (from, to) = comptime!((r * RUNS * shape.layout.bits, r * shape.halves()));
     if comptime!(shape.distance() * shape.layout.bits == 16) {
         #[unroll]
         for i in 0..comptime!(shape.halves()) {

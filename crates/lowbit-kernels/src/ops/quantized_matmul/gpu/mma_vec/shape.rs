@@ -3,20 +3,30 @@
 use crate::gpu::layout::{Codes, Layout, RUN, Scales};
 use lowbit_formats::FloatType;
 
+/// Runs of a row that a unit has next to each other: those of the four units that share a row fill a cache line of 128
+/// bytes at 4 bits.
+pub const RUNS: usize = 2;
+/// Values of a unit's runs.
+pub const SPAN: usize = RUNS * RUN;
+
 /// Everything that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub layout: Layout,
-    /// The type of x and y, of 16 bits.
+    /// The type of x, of 16 bits.
     pub dtype: FloatType,
+    /// The type of y.
+    pub result: FloatType,
     /// Rows of x that a cube takes.
     pub columns: usize,
     /// How many times 16 rows of the weight a cube takes.
     pub tiles: usize,
-    /// Planes of a cube: each takes every so manieth four runs.
+    /// Planes of a cube: each takes every so manieth four spans.
     pub planes: usize,
-    /// Runs of x that units share at a time: a multiple of what all planes take in two steps.
+    /// Spans of x that units share at a time: a multiple of what all planes take in a step.
     pub chunk: usize,
+    /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
+    pub overlaps: bool,
 }
 
 impl Shape {
@@ -35,9 +45,9 @@ impl Shape {
         (self.distance() * self.layout.bits).div_ceil(16)
     }
 
-    /// Words that hold a run's codes so.
+    /// Words that hold a span's codes so.
     pub fn halves(self) -> usize {
-        RUN / (2 * self.distance()) * self.words()
+        SPAN / (2 * self.distance()) * self.words()
     }
 
     /// The lowest bit of a code in the mantissa. f16 holds codes as subnormals; bf16's products with those would be
@@ -65,8 +75,17 @@ impl Shape {
         self.zero() != 0.0 || self.layout.biased()
     }
 
+    /// Values of a span that share a scale.
+    pub fn group(self) -> usize {
+        match self.layout.scales {
+            Scales::Group { size, .. } => size.min(SPAN),
+            _ => self.layout.group(),
+        }
+    }
+
+    /// Groups of a span.
     pub fn groups(self) -> usize {
-        RUN / self.layout.group()
+        SPAN / self.group()
     }
 
     /// Pairs of rows of x.
@@ -74,15 +93,15 @@ impl Shape {
         self.columns.div_ceil(2)
     }
 
-    /// Runs that a unit needs scales of: two neighbours may share them.
-    pub fn scaled_runs(self) -> usize {
+    /// Spans that a unit needs scales of: two neighbours may share them.
+    pub fn scaled_spans(self) -> usize {
         match self.layout.scales {
-            Scales::Group { size: 64.., .. } => 1,
+            Scales::Group { size: 128.., .. } => 1,
             _ => 2,
         }
     }
 
-    /// Sums of x for a run of all rows; 0 where none are needed.
+    /// Sums of x for a span of all rows; 0 where none are needed.
     pub fn x_sums(self) -> usize {
         if self.sums() { self.columns * self.groups() } else { 0 }
     }
@@ -94,7 +113,7 @@ impl Shape {
 
     /// Words of codes that a unit loads for one step.
     pub fn fetched(self) -> usize {
-        self.rows() * self.layout.bits
+        self.rows() * RUNS * self.layout.bits
     }
 
     /// Elements of the planes of scales and of biases for `runs` runs of a row, a whole number of groups.
@@ -112,20 +131,20 @@ impl Shape {
 
     /// Elements that a unit brings of a chunk.
     pub fn elements_a_unit(self, biases: bool) -> usize {
-        (16 * self.tiles * pick(self.elements(self.chunk), biases)).div_ceil(32 * self.planes)
+        (16 * self.tiles * pick(self.elements(RUNS * self.chunk), biases)).div_ceil(32 * self.planes)
     }
 
     /// Elements from one row to the next where units share them: 8 bytes more than there are, so that 8 rows lie in
     /// different banks.
     pub fn element_rows(self) -> (usize, usize) {
-        let (scales, biases) = self.elements(self.chunk);
+        let (scales, biases) = self.elements(RUNS * self.chunk);
         let (scale, bias) = self.layout.scale_sizes();
         (scales + 8 / scale, biases + 8 / bias)
     }
 
     /// Vectors from one row of x to the next: 64 bytes more than there are, for two rows at a time.
     pub fn x_row(self) -> usize {
-        4 * self.chunk + 4
+        SPAN / 8 * self.chunk + 4
     }
 
     /// The sums of products for pair `f` of rows of x.
@@ -133,7 +152,7 @@ impl Shape {
         ((f * self.tiles + tile) * self.groups() + group) * 4
     }
 
-    /// The values of the run that pair `q` of codes stands for.
+    /// The values of the span that pair `q` of codes stands for.
     pub fn pair(self, q: usize) -> (usize, usize) {
         let distance = self.distance();
         let low = q / distance * 2 * distance + q % distance;

@@ -1,13 +1,13 @@
 //! What the units of a cube share: a chunk of x, and what scales the same runs of the cube's rows.
 
-use super::shape::{Shape, pick};
+use super::shape::{RUNS, SPAN, Shape, pick};
 use crate::gpu::float::widen;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// A chunk's first run, and the runs of a row.
+/// A chunk's first span, and the runs of a row.
 #[derive(CubeType)]
-pub(super) struct Span {
+pub(super) struct Chunk {
     pub first: usize,
     pub runs: usize,
 }
@@ -18,31 +18,30 @@ pub(super) struct Span {
 pub(super) fn stage(
     x: &[Vector<u32, Const<4>>],
     row: usize,
-    span: &Span,
+    chunk: &Chunk,
     count: usize,
     xs: &mut Shared<[Vector<u32, Const<4>>]>,
     x_sums: &mut Shared<[f32]>,
     #[comptime] shape: Shape,
 ) {
-    let chunk = comptime!(shape.chunk);
-    let units = comptime!(32 * shape.planes);
+    let (units, runs) = comptime!((32 * shape.planes, RUNS * shape.chunk));
     // Two runs' loads are under way at a time.
-    let batch = comptime!(usize::min(2, (shape.columns * shape.chunk).div_ceil(32 * shape.planes)));
+    let batch = comptime!(usize::min(2, (shape.columns * runs).div_ceil(units)));
     let mut first = UNIT_POS_X as usize;
-    while first < comptime!(shape.columns * shape.chunk) {
+    while first < comptime!(shape.columns * runs) {
         let mut words = Array::<u32>::new(comptime!(16 * batch));
         #[unroll]
         for i in 0..batch {
             let at = first + i * units;
-            let run = span.first + at % chunk;
+            let run = chunk.first * RUNS + at % runs;
             #[unroll]
             for j in 0..16usize {
                 words[16 * i + j] = 0u32;
             }
-            if at / chunk < count && run < span.runs {
+            if at / runs < count && run < chunk.runs {
                 #[unroll]
                 for v in 0..4usize {
-                    let vector = x[(row + at / chunk * span.runs + run) * 4 + v];
+                    let vector = x[(row + at / runs * chunk.runs + run) * 4 + v];
                     #[unroll]
                     for j in 0..4usize {
                         words[16 * i + v * 4 + j] = vector.extract(j);
@@ -53,7 +52,8 @@ pub(super) fn stage(
         #[unroll]
         for i in 0..batch {
             let at = first + i * units;
-            if at < comptime!(shape.columns * shape.chunk) {
+            // All of a plane's units or none.
+            if at < comptime!(shape.columns * runs) {
                 keep(&words, i, at, xs, x_sums, shape);
             }
         }
@@ -61,7 +61,7 @@ pub(super) fn stage(
     }
 }
 
-/// Puts a run of x, its words the `i`-th 16, in place `at` of what units share.
+/// Puts a run of x, its words the `i`-th 16, in place `at` of what units share. A plane's units have runs in order.
 #[cube]
 fn keep(
     words: &Array<u32>,
@@ -72,6 +72,7 @@ fn keep(
     #[comptime] shape: Shape,
 ) {
     let chunk = comptime!(shape.chunk);
+    let (column, span, run) = (at / comptime!(RUNS * chunk), at / RUNS % chunk, at % RUNS);
     #[unroll]
     for v in 0..4usize {
         let mut vector = Vector::<u32, Const<4>>::new(0u32);
@@ -79,18 +80,24 @@ fn keep(
         for j in 0..4usize {
             vector.insert(j, x_pair(words, i, comptime!(4 * v + j), shape));
         }
-        xs[at / chunk * comptime!(shape.x_row()) + v * chunk + at % chunk] = vector;
+        xs[column * comptime!(shape.x_row()) + (run * 4 + v) * chunk + span] = vector;
     }
     if comptime!(shape.sums()) {
+        let groups = comptime!(usize::max(1, shape.groups() / RUNS));
         #[unroll]
-        for group in 0..comptime!(shape.groups()) {
+        for group in 0..groups {
             let mut sum = 0.0f32;
             #[unroll]
-            for j in 0..comptime!(16 / shape.groups()) {
-                let word = words[comptime!(16 * i + 16 / shape.groups() * group + j)];
+            for j in 0..comptime!(16 / groups) {
+                let word = words[comptime!(16 * i + 16 / groups * group + j)];
                 sum += widen(word & 0xffffu32, shape.dtype) + widen(word >> 16u32, shape.dtype);
             }
-            x_sums[at * comptime!(shape.groups()) + group] = sum;
+            if comptime!(shape.group() == SPAN) {
+                sum += plane_shuffle_xor(sum, 1u32);
+                x_sums[at / RUNS] = sum;
+            } else {
+                x_sums[at * groups + group] = sum;
+            }
         }
     }
 }
@@ -113,15 +120,15 @@ pub(super) fn load_elements<E: Int>(
     elements: &[E],
     row: usize,
     rows: usize,
-    span: &Span,
+    chunk: &Chunk,
     #[comptime] biases: bool,
     #[comptime] shape: Shape,
 ) -> Array<u32> {
-    let a_chunk = comptime!(pick(shape.elements(shape.chunk), biases));
+    let a_chunk = comptime!(pick(shape.elements(RUNS * shape.chunk), biases));
     // A superblock's runs: a row has a whole number of them where they share anything.
     let a_block = comptime!(pick(shape.elements(8), biases));
-    let a_row = span.runs * a_block / 8;
-    let skipped = span.first * a_block / 8;
+    let a_row = chunk.runs * a_block / 8;
+    let skipped = chunk.first * RUNS * a_block / 8;
     let mut loaded = Array::<u32>::new(comptime!(usize::max(1, shape.elements_a_unit(biases))));
     #[unroll]
     for i in 0..comptime!(shape.elements_a_unit(biases)) {
@@ -144,11 +151,11 @@ pub(super) fn keep_elements<E: Int>(
     #[comptime] biases: bool,
     #[comptime] shape: Shape,
 ) {
-    let a_chunk = comptime!(pick(shape.elements(shape.chunk), biases));
+    let a_chunk = comptime!(pick(shape.elements(RUNS * shape.chunk), biases));
     #[unroll]
     for i in 0..comptime!(shape.elements_a_unit(biases)) {
         let at = UNIT_POS_X as usize + comptime!(i * 32 * shape.planes);
-        if at < comptime!(16 * shape.tiles * pick(shape.elements(shape.chunk), biases)) {
+        if at < comptime!(16 * shape.tiles * pick(shape.elements(RUNS * shape.chunk), biases)) {
             to[at / a_chunk * comptime!(pick(shape.element_rows(), biases)) + at % a_chunk] =
                 E::cast_from(loaded[i]);
         }
