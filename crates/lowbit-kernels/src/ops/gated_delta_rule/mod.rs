@@ -9,7 +9,7 @@
 //! ```
 //! | operand | shape | dtype |
 //! |---|---|---|
-//! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; l2-normalised by the caller |
+//! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; see [`GatedDeltaRule::qk_norm`] |
 //! | `v` | `[T, Hv, Dv]`, `Hv` a multiple of `Hk` | |
 //! | `log_decay`, `beta` | `[T, Hv]` | f32 (see [`super::delta_gates()`]) |
 //! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, updated | f32 |
@@ -39,7 +39,7 @@ mod rounded;
 #[cfg(test)]
 mod tests;
 
-use super::Check;
+use super::{Check, L2Norm, l2_norm};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -61,7 +61,11 @@ pub struct GatedDeltaInputs<'a> {
 /// The conventions in which peers differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDeltaRule {
-    /// Multiplies `q`: `1 / sqrt(Dk)`, or 1 where the caller has done so.
+    /// How `q` and `k` are l2-normalised first, each head alone; `None` where the caller has done so. The same as
+    /// [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only in chunks on a GPU. Source:
+    /// flash-linear-attention's `use_qk_l2norm_in_kernel`.
+    pub qk_norm: Option<L2Norm>,
+    /// Multiplies `q`, normalised or not: `1 / sqrt(Dk)`, or 1 where the caller has done so.
     pub scale: f32,
     /// Which key head a value head reads.
     pub head_map: HeadMap,
@@ -113,9 +117,10 @@ pub enum Form {
 
 impl GatedDeltaRule {
     /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, state `[Dk, Dv]`, log decay, and
-    /// `1 / sqrt(Dk)` applied here.
+    /// `1 / sqrt(Dk)` applied here; `q` and `k` normalised already.
     pub fn new(key_head_dim: usize) -> Self {
         Self {
+            qk_norm: None,
             scale: (key_head_dim as f32).sqrt().recip(),
             head_map: HeadMap::Grouped,
             state_layout: StateLayout::KeyValue,
@@ -128,12 +133,18 @@ impl GatedDeltaRule {
     /// tiled heads.
     pub fn mlx_native() -> Self {
         Self {
+            qk_norm: None,
             scale: 1.0,
             head_map: HeadMap::Tiled,
             state_layout: StateLayout::ValueKey,
             sign: DecaySign::Rate,
             form: Form::Auto,
         }
+    }
+
+    /// `q` or `k` as the rule multiplies it.
+    fn normalised(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.qk_norm.map_or_else(|| Ok(x.clone()), |norm| l2_norm(x, &norm))
     }
 
     /// The factor of `log_decay` that makes it non-positive.
@@ -185,7 +196,7 @@ pub fn gated_delta_rule(
             let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
             let [q, k, v] =
                 [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)].map(|(n, x)| op.widened(n, x));
-            let (q, k, v) = (q?, k?, v?);
+            let (q, k, v) = (params.normalised(&q?)?, params.normalised(&k?)?, v?);
             let mut y = Tensor::empty(v.shape(), DType::F32, v.device());
             let problem = cpu::Problem {
                 q: q.as_slice()?,
@@ -216,6 +227,7 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
         let want = format!("its heads are to be a multiple of the key heads of q {:?}", q.shape());
         return Err(op.shape_error("v", v, want));
     }
+    params.qk_norm.map_or(Ok(()), |norm| op.eps(norm.eps))?;
     op.float("q", q)?;
     op.dtype("k", k, q.dtype())?;
     op.dtype("v", v, q.dtype())?;

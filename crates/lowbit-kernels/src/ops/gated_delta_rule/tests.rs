@@ -1,5 +1,6 @@
 use super::reference::{Bounded, gated_delta_rule as reference};
 use super::*;
+use crate::ops::L2NormConvention;
 use crate::ops::testing::{FLOATS, devices, moved, rounding, values};
 use lowbit_formats::FloatType;
 use numcheck::{Random, assert_within};
@@ -117,6 +118,11 @@ impl Case {
         self
     }
 
+    pub(super) fn with_keys_times(mut self, factor: f32) -> Self {
+        self.k.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|k| *k *= factor);
+        self
+    }
+
     pub(super) fn inputs(&self) -> GatedDeltaInputs<'_> {
         let Self { q, k, v, log_decay, beta, cu_seqlens, .. } = self;
         GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens }
@@ -168,7 +174,8 @@ fn agrees_with_the_reference_in_every_convention() {
         for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 for form in forms() {
-                    let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form };
+                    let params =
+                        GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
                     Case::new(RAGGED, Decay::Usual, params).check();
                 }
             }
@@ -222,9 +229,25 @@ fn keys_that_are_not_normalised() {
     // |1 - beta |k|^2| reaches 3: the state grows, and so do error and bound.
     let shape = Shape { lengths: &[9, 17], key_heads: 3, key_dim: 18, value_heads: 3, value_dim: 21 };
     for form in forms() {
-        let mut case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
-        case.k.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|k| *k *= 2.0);
-        case.check();
+        let case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
+        case.with_keys_times(2.0).check();
+    }
+}
+
+/// Normalisations of q and k, with an eps that shows.
+pub(super) fn norms() -> [L2Norm; 3] {
+    [L2NormConvention::Sum, L2NormConvention::Mean, L2NormConvention::Max]
+        .map(|convention| L2Norm { eps: 0.3, convention })
+}
+
+#[test]
+fn normalises_q_and_k_where_asked() {
+    for (norm, dtype) in norms().into_iter().zip(FLOATS) {
+        for form in forms() {
+            let params = GatedDeltaRule { qk_norm: Some(norm), form, ..GatedDeltaRule::new(19) };
+            let case = Case::new(RAGGED, Decay::Usual, params).with_keys_times(2.5).rounded(dtype);
+            case.check();
+        }
     }
 }
 
@@ -315,6 +338,11 @@ fn refusals_name_both_sides() {
     assert_eq!(
         refused(Case { state: zeros(&[4, 6, 19, 37], DType::F32), ..case.clone() }),
         "gated_delta_rule: cu_seqlens is [6], but state [4, 6, 19, 37] wants [5]"
+    );
+    let norm = L2Norm { eps: f32::NAN, ..norms()[0] };
+    assert_eq!(
+        refused(Case { params: GatedDeltaRule { qk_norm: Some(norm), ..case.params }, ..case.clone() }),
+        "gated_delta_rule: eps is NaN, but a finite number from 0 is wanted"
     );
     for offsets in
         [[0u32, 3, 3, 73, 74, 78], [0, 3, 2, 73, 74, 79], [1, 3, 3, 73, 74, 79], [0, 3, 80, 73, 74, 79]]

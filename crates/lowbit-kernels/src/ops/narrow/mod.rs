@@ -38,7 +38,7 @@ pub fn narrow(x: &Tensor, start: usize, len: usize) -> Result<Tensor, KernelErro
     if width == len {
         return x.reshape(&shape);
     }
-    if x.len() == width && width > 0 {
+    if x.len() == width {
         let view = x.reshape(&[width])?.rows(start, start + len)?;
         if view.is_aligned(ALIGNMENT) {
             return view.reshape(&shape);

@@ -107,6 +107,7 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
     let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
+    let (q, k) = (params.normalised(q)?, params.normalised(k)?);
     let shape = Shape::new(dims, params, dtype);
     let index = |value: usize| CHECK.index(value);
     let (tokens, sequences) = (q.dim(0), state.dim(0));

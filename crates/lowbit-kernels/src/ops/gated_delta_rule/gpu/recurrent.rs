@@ -11,6 +11,7 @@ use crate::gpu::{CUBES, Dispatch};
 use crate::ops::gated_delta_rule::{
     CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
 };
+use crate::ops::l2_norm::{self, L2NormConvention};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -26,6 +27,7 @@ struct Shape {
     head_map: HeadMap,
     layout: StateLayout,
     sign: DecaySign,
+    qk_norm: Option<L2NormConvention>,
     /// Units that a column is cut over.
     lanes: usize,
 }
@@ -72,6 +74,7 @@ fn recurrent<X: Int, N: Size>(
     key_heads: u32,
     value_heads: u32,
     scale: u32,
+    eps: u32,
     #[comptime] shape: Shape,
 ) {
     let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
@@ -108,6 +111,7 @@ fn recurrent<X: Int, N: Size>(
             if t + 1usize < end {
                 load_token::<X, N>(q, k, v, log_decay, beta, t + 1usize, &at, &mut next, shape);
             }
+            normalise(&mut token, f32::reinterpret(eps), shape);
             let (decay, beta) =
                 (token[comptime!(2 * rows + FOUR)].exp(), token[comptime!(2 * rows + FOUR + 1)]);
             let sums = read_state(&s, &token, shape);
@@ -180,6 +184,46 @@ fn load_token<X: Int, N: Size>(
     token[comptime!(2 * rows + FOUR + 1)] = beta[gate];
 }
 
+/// Normalises the unit's part of a token's keys and queries, where that is asked for.
+#[cube]
+fn normalise(token: &mut Array<f32>, eps: f32, #[comptime] shape: Shape) {
+    if comptime!(shape.qk_norm.is_some()) {
+        let convention = comptime!(shape.qk_norm.expect("it is asked for"));
+        let rows = comptime!(FOUR * shape.fours());
+        let mut sums = Array::<f32>::new(2usize);
+        #[unroll]
+        for i in 0..2usize {
+            sums[i] = 0.0;
+            #[unroll]
+            for r in 0..rows {
+                sums[i] = fma(token[i * rows + r], token[i * rows + r], sums[i]);
+            }
+        }
+        add_up(&mut sums, 2usize, shape.lanes);
+        #[unroll]
+        for i in 0..2usize {
+            let scale =
+                l2_norm::gpu::scale(sums[i], comptime!(shape.key_dim as f32).runtime(), eps, convention);
+            #[unroll]
+            for r in 0..rows {
+                token[i * rows + r] *= scale;
+            }
+        }
+    }
+}
+
+/// The sums over the units that share a column, for all of them.
+#[cube]
+fn add_up(sums: &mut Array<f32>, #[comptime] count: usize, #[comptime] lanes: usize) {
+    #[unroll]
+    for round in 0..comptime!(lanes.ilog2()) {
+        #[unroll]
+        for i in 0..count {
+            sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
+        }
+    }
+}
+
 /// `S^T k` and `S^T q` for each column, then `k . q`.
 #[cube]
 fn read_state(s: &Array<f32>, token: &Array<f32>, #[comptime] shape: Shape) -> Array<f32> {
@@ -200,13 +244,7 @@ fn read_state(s: &Array<f32>, token: &Array<f32>, #[comptime] shape: Shape) -> A
         }
         sums[2 * FOUR] = fma(k, q, sums[2 * FOUR]);
     }
-    #[unroll]
-    for round in 0..comptime!(shape.lanes.ilog2()) {
-        #[unroll]
-        for i in 0..count {
-            sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
-        }
-    }
+    add_up(&mut sums, count, shape.lanes);
     sums
 }
 
@@ -364,6 +402,7 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
         (),
         (),
         (),
+        (),
         shape.vector(),
         shape,
     )))
@@ -375,7 +414,8 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, dim, layout, head_map, sign| {
         let columns = if dtype == FloatType::F32 { 1 << 12 } else { 1 << 18 };
         let lanes = policy::gpu_lanes(dim, columns, target.smallest_plane());
-        kernel(target, Shape { dtype, key_dim: dim, value_dim: dim, head_map, layout, sign, lanes })
+        let qk_norm = if sign == DecaySign::Rate { None } else { Some(L2NormConvention::Sum) };
+        kernel(target, Shape { dtype, key_dim: dim, value_dim: dim, head_map, layout, sign, qk_norm, lanes })
     };
     let mut kernels = Vec::new();
     for dtype in [FloatType::F32, FloatType::F16, FloatType::BF16] {
@@ -392,10 +432,11 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
     let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
     let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
-    let GatedDeltaRule { scale, head_map, state_layout: layout, sign, .. } = *params;
+    let GatedDeltaRule { qk_norm, scale, head_map, state_layout: layout, sign, .. } = *params;
     let columns = state.len() / key_dim;
     let lanes = policy::gpu_lanes(key_dim, columns, gpu.target().smallest_plane());
-    let shape = Shape { dtype, key_dim, value_dim, head_map, layout, sign, lanes };
+    let convention = qk_norm.map(|norm| norm.convention);
+    let shape = Shape { dtype, key_dim, value_dim, head_map, layout, sign, qk_norm: convention, lanes };
     let index = |value: usize| CHECK.index(value);
     let sequences = state.dim(0);
     gpu.launch(Dispatch {
@@ -421,6 +462,8 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
             index(key_heads)?,
             index(value_heads)?,
             scale.to_bits(),
+            // Not read where nothing is normalised.
+            qk_norm.map_or(0.0, |norm| norm.eps).to_bits(),
         ],
     })
 }
