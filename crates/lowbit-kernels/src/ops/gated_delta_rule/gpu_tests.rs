@@ -24,7 +24,10 @@ impl Case {
     fn composed(&self, device: &Device) -> Self {
         let on = self.on(device);
         let [q, k] = [&on.q, &on.k].map(|x| fetched(&self.params.normalised(x).unwrap()));
-        Self { q, k, params: GatedDeltaRule { qk_norm: None, ..self.params }, ..self.clone() }
+        let (log_decay, beta) = on.inputs().gates.computed().unwrap();
+        let (log_decay, beta) = (fetched(&log_decay), fetched(&beta));
+        let params = GatedDeltaRule { qk_norm: None, ..self.params };
+        Self { q, k, log_decay, beta, raw: None, params, ..self.clone() }
     }
 
     fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
@@ -75,12 +78,24 @@ fn activations_of_every_type() {
 
 #[test]
 fn normalises_q_and_k_where_asked() {
-    // One that fits no vector, one whose columns several units share, and one that may go in chunks.
-    let one = Shape { lengths: &[1], key_heads: 2, key_dim: 128, value_heads: 4, value_dim: 24 };
     for (norm, dtype) in norms().into_iter().zip(FLOATS) {
-        for (shape, form) in [(RAGGED, Form::Auto), (one, Form::Auto), (CHUNKS, Form::Chunked)] {
+        for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
             let params = GatedDeltaRule { qk_norm: Some(norm), form, ..GatedDeltaRule::new(shape.key_dim) };
             Case::new(shape, Decay::Usual, params).with_keys_times(2.5).rounded(dtype).check_gpu();
+        }
+    }
+}
+
+#[test]
+fn computes_the_gates_where_asked() {
+    for dtype in FLOATS {
+        for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
+            let params = GatedDeltaRule { form, ..GatedDeltaRule::new(shape.key_dim) };
+            let case = Case::new(shape, Decay::Usual, params).with_raw_gates().rounded(dtype);
+            case.check_gpu();
+            let [a, b, a_log, dt_bias] = case.raw.clone().unwrap();
+            let raw = Some([a.cast(DType::F32).unwrap(), b, a_log, dt_bias]);
+            Case { raw, ..case }.check_gpu();
         }
     }
 }
@@ -95,6 +110,8 @@ fn no_decay_and_decay_to_nothing() {
     case.check_gpu();
 }
 
+/// One token, each column of whose state several units share.
+const STEP: Shape = Shape { lengths: &[1], key_heads: 2, key_dim: 128, value_heads: 4, value_dim: 24 };
 const CHUNKS: Shape =
     Shape { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
 
