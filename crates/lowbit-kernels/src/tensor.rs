@@ -327,6 +327,16 @@ impl Tensor {
         Ok(view)
     }
 
+    /// Whether the elements begin at a multiple of `bytes` bytes.
+    pub(crate) fn is_aligned(&self, bytes: usize) -> bool {
+        match &self.storage {
+            // Memory of a GPU begins at more than any kernel asks for.
+            #[cfg(feature = "gpu")]
+            Storage::Gpu(_) => (self.offset * self.dtype.size()).is_multiple_of(bytes),
+            _ => self.bytes().as_ptr().addr().is_multiple_of(bytes),
+        }
+    }
+
     /// The elements' little-endian bytes.
     ///
     /// # Panics

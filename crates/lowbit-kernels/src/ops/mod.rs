@@ -40,7 +40,7 @@ pub use concat::concat;
 pub use delta_gates::delta_gates;
 pub use dequant_gather::dequant_gather;
 pub use gated_delta_rule::{
-    DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, gated_delta_rule,
+    DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, gated_delta_rule,
 };
 pub use gather_qmm::gather_qmm;
 pub use grow::grow;

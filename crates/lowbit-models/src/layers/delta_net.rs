@@ -2,7 +2,7 @@ use super::{Linear, MergedLinear, RmsNorm};
 use crate::cache::DeltaCache;
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::{
-    self, Activation, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention,
+    self, Activation, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention,
 };
 use lowbit_kernels::{Device, KernelError, Tensor};
 
@@ -160,14 +160,16 @@ impl GatedDeltaNet {
             ops::causal_conv1d(&qkv, &self.conv, None, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
         let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
-        let l2 = L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum };
-        let q = ops::l2_norm(&ops::narrow(&qkv, 0, key_dim)?.reshape(&keys)?, &l2)?;
-        let k = ops::l2_norm(&ops::narrow(&qkv, key_dim, key_dim)?.reshape(&keys)?, &l2)?;
+        let q = ops::narrow(&qkv, 0, key_dim)?.reshape(&keys)?;
+        let k = ops::narrow(&qkv, key_dim, key_dim)?.reshape(&keys)?;
         let v = ops::narrow(&qkv, 2 * key_dim, config.value_dim())?.reshape(&values)?;
-        let (log_decay, beta) = ops::delta_gates(&a, &b, &self.a_log, &self.dt_bias)?;
-        let rule =
-            GatedDeltaRule { head_map: config.head_map, ..GatedDeltaRule::new(config.linear_key_head_dim) };
-        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, cu_seqlens };
+        let gates = DeltaGates::Raw { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
+        let rule = GatedDeltaRule {
+            qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
+            head_map: config.head_map,
+            ..GatedDeltaRule::new(config.linear_key_head_dim)
+        };
+        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens };
         let o = ops::gated_delta_rule(&inputs, &mut cache.state, &rule)?;
         let y = self.norm.gated(&o, &z.reshape(&values)?)?;
         self.out_proj.forward(&y.reshape(&[tokens, config.value_dim()])?)

@@ -9,6 +9,12 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
+/// `(log_decay, beta)` of one token and head.
+#[cube]
+pub(crate) fn one(a: f32, b: f32, a_log: f32, dt_bias: f32) -> (f32, f32) {
+    (-exp(a_log) * softplus(a + dt_bias), sigmoid(b))
+}
+
 /// A unit a token and head; `a_log` and `dt_bias` are f32.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube(launch_unchecked)]
@@ -27,10 +33,11 @@ fn gates<A: Int, B: Int>(
     let mut i = ABSOLUTE_POS;
     while i < len as usize {
         let head = i % heads as usize;
-        let x = read(a, i, a_type) + read(dt_bias, head, FloatType::F32);
-        let rate = -exp(read(a_log, head, FloatType::F32));
-        write(log_decay, i, rate * softplus(x), FloatType::F32);
-        write(beta, i, sigmoid(read(b, i, b_type)), FloatType::F32);
+        let (a, b) = (read(a, i, a_type), read(b, i, b_type));
+        let (a_log, dt_bias) = (read(a_log, head, FloatType::F32), read(dt_bias, head, FloatType::F32));
+        let (log_decay_i, beta_i) = one(a, b, a_log, dt_bias);
+        write(log_decay, i, log_decay_i, FloatType::F32);
+        write(beta, i, beta_i, FloatType::F32);
         i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
 }

@@ -19,7 +19,7 @@ mod bench;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
-mod reference;
+pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
@@ -39,14 +39,7 @@ pub fn delta_gates(
     dt_bias: &Tensor,
 ) -> Result<(Tensor, Tensor), KernelError> {
     let op = Check("delta_gates");
-    let [_, heads] = op.dims("a", a, "[T, Hv]")?;
-    op.shape("b", b, a.shape(), || format!("a {:?}", a.shape()))?;
-    op.shape("a_log", a_log, &[heads], || format!("a {:?}", a.shape()))?;
-    op.shape("dt_bias", dt_bias, &[heads], || format!("a {:?}", a.shape()))?;
-    for (name, x) in [("a", a), ("b", b), ("a_log", a_log), ("dt_bias", dt_bias)] {
-        op.float(name, x)?;
-        op.same_device(name, x.device(), a.device())?;
-    }
+    let heads = check(op, [a, b], [a_log, dt_bias])?;
     match a.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::delta_gates(op, gpu, [a, b], [a_log, dt_bias]),
@@ -73,6 +66,23 @@ pub fn delta_gates(
             Ok((log_decay, beta))
         }
     }
+}
+
+/// How many heads there are, once all operands are as the [module](self) says.
+pub(super) fn check(
+    op: Check,
+    [a, b]: [&Tensor; 2],
+    [a_log, dt_bias]: [&Tensor; 2],
+) -> Result<usize, KernelError> {
+    let [_, heads] = op.dims("a", a, "[T, Hv]")?;
+    op.shape("b", b, a.shape(), || format!("a {:?}", a.shape()))?;
+    op.shape("a_log", a_log, &[heads], || format!("a {:?}", a.shape()))?;
+    op.shape("dt_bias", dt_bias, &[heads], || format!("a {:?}", a.shape()))?;
+    for (name, x) in [("a", a), ("b", b), ("a_log", a_log), ("dt_bias", dt_bias)] {
+        op.float(name, x)?;
+        op.same_device(name, x.device(), a.device())?;
+    }
+    Ok(heads)
 }
 
 /// Simple operations a gate.

@@ -1,5 +1,5 @@
 use super::reference::{self, Bounded};
-use super::{DecaySign, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
+use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
 use crate::bench::{Case, Cases, Expected, Prepared, Run};
 use crate::inputs::rounding;
 use crate::{Device, KernelError, Tensor};
@@ -76,8 +76,8 @@ fn prepare(
     let state = Tensor::new(&random.normal(shape.iter().product(), 0.1), &shape, &host)?;
     let params = GatedDeltaRule { form, sign: DecaySign::LogDecay, ..GatedDeltaRule::new(DIM) };
 
-    let inputs =
-        GatedDeltaInputs { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, cu_seqlens: &cu_seqlens };
+    let gates = DeltaGates::Computed { log_decay: &log_decay, beta: &beta };
+    let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens };
     let wanted = |head: usize, j: usize| head % 9 == 4 && j % 50 == 7;
     let y = expected(device, &inputs, &state, &params, wanted)?;
     let checked = (0..y.values.len()).filter(|at| wanted(at / DIM % VALUE_HEADS, at % DIM));
@@ -97,8 +97,8 @@ fn prepare(
         let [q, k, v, log_decay, beta, cu_seqlens] =
             [&q, &k, &v, &log_decay, &beta, &cu_seqlens].map(Tensor::clone);
         Ok(Box::new(move || {
-            let (q, k, v, log_decay, beta) = (&q, &k, &v, &log_decay, &beta);
-            let inputs = GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens: &cu_seqlens };
+            let gates = DeltaGates::Computed { log_decay: &log_decay, beta: &beta };
+            let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens: &cu_seqlens };
             gated_delta_rule(&inputs, &mut state, &params)
         }))
     };

@@ -1,9 +1,9 @@
 //! The rule on a GPU against the reference.
 
 use super::reference::Bounded;
-use super::tests::{Case, Decay, RAGGED, Shape};
+use super::tests::{Case, Decay, RAGGED, Shape, norms};
 use super::*;
-use crate::ops::testing::{FLOATS, device, gpu, values};
+use crate::ops::testing::{FLOATS, device, fetched, gpu, values};
 use lowbit_formats::FloatType;
 
 impl Case {
@@ -14,10 +14,20 @@ impl Case {
         let Device::Gpu(queue) = &device else { unreachable!() };
         let dims = check(&self.inputs(), &self.state, &self.params).unwrap();
         let expected = match gpu::form(queue, &self.inputs(), &self.state, dims, &self.params).unwrap() {
-            Form::Chunked => self.rounded_reference(gpu::CHUNK),
+            Form::Chunked => self.composed(&device).rounded_reference(gpu::CHUNK),
             _ => self.reference(),
         };
         self.check_on(&[device], expected);
+    }
+
+    /// The case without what the rule does besides, which ops have done on `device`.
+    fn composed(&self, device: &Device) -> Self {
+        let on = self.on(device);
+        let [q, k] = [&on.q, &on.k].map(|x| fetched(&self.params.normalised(x).unwrap()));
+        let (log_decay, beta) = on.inputs().gates.computed().unwrap();
+        let (log_decay, beta) = (fetched(&log_decay), fetched(&beta));
+        let params = GatedDeltaRule { qk_norm: None, ..self.params };
+        Self { q, k, log_decay, beta, raw: None, params, ..self.clone() }
     }
 
     fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
@@ -36,8 +46,8 @@ fn agrees_with_the_reference_in_every_convention() {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
         for state_layout in layouts() {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
-                let params =
-                    GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form: Form::Recurrent };
+                let form = Form::Recurrent;
+                let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
                 Case::new(RAGGED, Decay::Usual, params).check_gpu();
             }
         }
@@ -67,6 +77,30 @@ fn activations_of_every_type() {
 }
 
 #[test]
+fn normalises_q_and_k_where_asked() {
+    for (norm, dtype) in norms().into_iter().zip(FLOATS) {
+        for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
+            let params = GatedDeltaRule { qk_norm: Some(norm), form, ..GatedDeltaRule::new(shape.key_dim) };
+            Case::new(shape, Decay::Usual, params).with_keys_times(2.5).rounded(dtype).check_gpu();
+        }
+    }
+}
+
+#[test]
+fn computes_the_gates_where_asked() {
+    for dtype in FLOATS {
+        for (shape, form) in [(RAGGED, Form::Auto), (STEP, Form::Auto), (CHUNKS, Form::Chunked)] {
+            let params = GatedDeltaRule { form, ..GatedDeltaRule::new(shape.key_dim) };
+            let case = Case::new(shape, Decay::Usual, params).with_raw_gates().rounded(dtype);
+            case.check_gpu();
+            let [a, b, a_log, dt_bias] = case.raw.clone().unwrap();
+            let raw = Some([a.cast(DType::F32).unwrap(), b, a_log, dt_bias]);
+            Case { raw, ..case }.check_gpu();
+        }
+    }
+}
+
+#[test]
 fn no_decay_and_decay_to_nothing() {
     for decay in [Decay::None, Decay::Strong] {
         Case::new(RAGGED, decay, GatedDeltaRule::new(19)).check_gpu();
@@ -76,6 +110,8 @@ fn no_decay_and_decay_to_nothing() {
     case.check_gpu();
 }
 
+/// One token, each column of whose state several units share.
+const STEP: Shape = Shape { lengths: &[1], key_heads: 2, key_dim: 128, value_heads: 4, value_dim: 24 };
 const CHUNKS: Shape =
     Shape { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
 
@@ -84,7 +120,8 @@ fn chunks_in_every_convention() {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
         for state_layout in layouts() {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
-                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form: Form::Chunked };
+                let form = Form::Chunked;
+                let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
                 Case::new(CHUNKS, Decay::Usual, params).rounded(FloatType::BF16).check_gpu();
             }
         }

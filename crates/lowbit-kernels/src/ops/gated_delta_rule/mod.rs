@@ -9,9 +9,9 @@
 //! ```
 //! | operand | shape | dtype |
 //! |---|---|---|
-//! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; l2-normalised by the caller |
+//! | `q`, `k` | `[T, Hk, Dk]` | f32, f16 or bf16, the same for `q`, `k` and `v`; see [`GatedDeltaRule::qk_norm`] |
 //! | `v` | `[T, Hv, Dv]`, `Hv` a multiple of `Hk` | |
-//! | `log_decay`, `beta` | `[T, Hv]` | f32 (see [`super::delta_gates()`]) |
+//! | `log_decay`, `beta` | `[T, Hv]`, or made of others: see [`DeltaGates`] | f32 |
 //! | `state` | `[S, Hv, Dk, Dv]` or `[S, Hv, Dv, Dk]`, updated | f32 |
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, Hv, Dv]` | as `q` |
@@ -39,7 +39,7 @@ mod rounded;
 #[cfg(test)]
 mod tests;
 
-use super::Check;
+use super::{Check, L2Norm, delta_gates, l2_norm};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
@@ -52,22 +52,69 @@ pub struct GatedDeltaInputs<'a> {
     pub q: &'a Tensor,
     pub k: &'a Tensor,
     pub v: &'a Tensor,
-    /// Its sign is [`GatedDeltaRule::sign`].
-    pub log_decay: &'a Tensor,
-    pub beta: &'a Tensor,
+    pub gates: DeltaGates<'a>,
     pub cu_seqlens: &'a Tensor,
+}
+
+/// Where `log_decay` and `beta` come from.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum DeltaGates<'a> {
+    /// They are there. The sign of `log_decay` is [`GatedDeltaRule::sign`].
+    Computed { log_decay: &'a Tensor, beta: &'a Tensor },
+    /// The op computes them, as [`delta_gates()`](super::delta_gates()) does of the same operands.
+    Raw { a: &'a Tensor, b: &'a Tensor, a_log: &'a Tensor, dt_bias: &'a Tensor },
+}
+
+impl DeltaGates<'_> {
+    /// `(log_decay, beta)`.
+    fn computed(&self) -> Result<(Tensor, Tensor), KernelError> {
+        match *self {
+            Self::Computed { log_decay, beta } => Ok((log_decay.clone(), beta.clone())),
+            Self::Raw { a, b, a_log, dt_bias } => delta_gates(a, b, a_log, dt_bias),
+        }
+    }
+
+    /// Checks the operands of a call with these `v` and `sign`.
+    fn check(&self, v: &Tensor, sign: DecaySign) -> Result<(), KernelError> {
+        let (op, want) = (CHECK, &v.shape()[..2]);
+        let on = |name, x: &Tensor| {
+            op.shape(name, x, want, || format!("v {:?}", v.shape()))?;
+            op.same_device(name, x.device(), v.device())
+        };
+        match *self {
+            Self::Computed { log_decay, beta } => {
+                for (name, gate) in [("log_decay", log_decay), ("beta", beta)] {
+                    on(name, gate)?;
+                    op.dtype(name, gate, DType::F32)?;
+                }
+            }
+            Self::Raw { a, b, a_log, dt_bias } => {
+                on("a", a)?;
+                delta_gates::check(op, [a, b], [a_log, dt_bias])?;
+                if sign != DecaySign::LogDecay {
+                    return Err(op.value("sign", format!("{sign:?}"), "raw gates give LogDecay"));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The conventions in which peers differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDeltaRule {
-    /// Multiplies `q`: `1 / sqrt(Dk)`, or 1 where the caller has done so.
+    /// How `q` and `k` are l2-normalised first, each head alone; `None` where the caller has done so. The same as
+    /// [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only in chunks on a GPU. Source:
+    /// flash-linear-attention's `use_qk_l2norm_in_kernel`.
+    pub qk_norm: Option<L2Norm>,
+    /// Multiplies `q`, normalised or not: `1 / sqrt(Dk)`, or 1 where the caller has done so.
     pub scale: f32,
     /// Which key head a value head reads.
     pub head_map: HeadMap,
     /// The order of the state's dimensions.
     pub state_layout: StateLayout,
-    /// The sign of `log_decay`.
+    /// The sign of `log_decay`: [`DecaySign::LogDecay`] where the op computes it.
     pub sign: DecaySign,
     /// The way to compute it.
     pub form: Form,
@@ -113,9 +160,10 @@ pub enum Form {
 
 impl GatedDeltaRule {
     /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, state `[Dk, Dv]`, log decay, and
-    /// `1 / sqrt(Dk)` applied here.
+    /// `1 / sqrt(Dk)` applied here; `q` and `k` normalised already.
     pub fn new(key_head_dim: usize) -> Self {
         Self {
+            qk_norm: None,
             scale: (key_head_dim as f32).sqrt().recip(),
             head_map: HeadMap::Grouped,
             state_layout: StateLayout::KeyValue,
@@ -128,12 +176,18 @@ impl GatedDeltaRule {
     /// tiled heads.
     pub fn mlx_native() -> Self {
         Self {
+            qk_norm: None,
             scale: 1.0,
             head_map: HeadMap::Tiled,
             state_layout: StateLayout::ValueKey,
             sign: DecaySign::Rate,
             form: Form::Auto,
         }
+    }
+
+    /// `q` or `k` as the rule multiplies it.
+    fn normalised(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+        self.qk_norm.map_or_else(|| Ok(x.clone()), |norm| l2_norm(x, &norm))
     }
 
     /// The factor of `log_decay` that makes it non-positive.
@@ -185,14 +239,15 @@ pub fn gated_delta_rule(
             let sequences = op.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
             let [q, k, v] =
                 [("q", inputs.q), ("k", inputs.k), ("v", inputs.v)].map(|(n, x)| op.widened(n, x));
-            let (q, k, v) = (q?, k?, v?);
+            let (q, k, v) = (params.normalised(&q?)?, params.normalised(&k?)?, v?);
+            let (log_decay, beta) = inputs.gates.computed()?;
             let mut y = Tensor::empty(v.shape(), DType::F32, v.device());
             let problem = cpu::Problem {
                 q: q.as_slice()?,
                 k: k.as_slice()?,
                 v: v.as_slice()?,
-                log_decay: inputs.log_decay.as_slice()?,
-                beta: inputs.beta.as_slice()?,
+                log_decay: log_decay.as_slice()?,
+                beta: beta.as_slice()?,
                 dims,
                 params,
             };
@@ -204,7 +259,7 @@ pub fn gated_delta_rule(
 
 fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> Result<Dims, KernelError> {
     let op = CHECK;
-    let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
+    let GatedDeltaInputs { q, k, v, gates, cu_seqlens } = *inputs;
     let [tokens, key_heads, key_dim] = op.dims("q", q, "[T, Hk, Dk]")?;
     op.shape("k", k, q.shape(), || format!("q {:?}", q.shape()))?;
     let [_, value_heads, value_dim] = op.dims("v", v, "[T, Hv, Dv]")?;
@@ -216,13 +271,11 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
         let want = format!("its heads are to be a multiple of the key heads of q {:?}", q.shape());
         return Err(op.shape_error("v", v, want));
     }
+    params.qk_norm.map_or(Ok(()), |norm| op.eps(norm.eps))?;
     op.float("q", q)?;
     op.dtype("k", k, q.dtype())?;
     op.dtype("v", v, q.dtype())?;
-    for (name, gate) in [("log_decay", log_decay), ("beta", beta)] {
-        op.shape(name, gate, &[tokens, value_heads], || format!("v {:?}", v.shape()))?;
-        op.dtype(name, gate, DType::F32)?;
-    }
+    gates.check(v, params.sign)?;
     let [sequences, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
     let want = match params.state_layout {
         StateLayout::KeyValue => [sequences, value_heads, key_dim, value_dim],
@@ -232,8 +285,7 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
     op.shape("state", state, &want, why)?;
     op.dtype("state", state, DType::F32)?;
     op.offsets(cu_seqlens, state)?;
-    let others = [("k", k), ("v", v), ("log_decay", log_decay), ("beta", beta), ("cu_seqlens", cu_seqlens)];
-    for (operand, other) in others.into_iter().chain([("state", state)]) {
+    for (operand, other) in [("k", k), ("v", v), ("cu_seqlens", cu_seqlens), ("state", state)] {
         op.same_device(operand, other.device(), q.device())?;
     }
     Ok(Dims { key_heads, key_dim, value_heads, value_dim })

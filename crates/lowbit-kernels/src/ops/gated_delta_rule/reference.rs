@@ -13,10 +13,16 @@
 //! e_j <- decay rho e_j + |k| |eps_j| + 6 u |M_j|
 //! |error of y_j| <= |scale| (|q| e_j + n u M_j^T |q|)
 //! ```
+//! Where k and q are normalised here, their errors `dk` and `dq` add `|beta| M^T dk` to `eps`, `|dk| |delta|` to `e`, and
+//! `|scale| M^T dq` to `y`'s. Where the gates are computed here, beta's error adds itself times `|v - S^T k|` to `eps`, and
+//! the logarithm of the decay's adds itself times `decay |M|` to `e`, before the step.
 
-use super::{Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
+use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
+use crate::ops::{delta_gates, l2_norm};
 use crate::{KernelError, Tensor};
 use lowbit_formats::DType;
+use numcheck::gamma;
+use std::ops::Range;
 
 /// Values in f64, and the bound of each.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +34,11 @@ pub(crate) struct Bounded {
 impl Bounded {
     pub(super) fn set(&mut self, at: usize, (value, bound): (f64, f64)) {
         (self.values[at], self.bounds[at]) = (value, bound);
+    }
+
+    /// Some values, and their bounds.
+    fn part(&self, range: Range<usize>) -> (&[f64], &[f64]) {
+        (&self.values[range.clone()], &self.bounds[range])
     }
 }
 
@@ -47,8 +58,8 @@ pub(crate) fn gated_delta_rule(
 ) -> Result<(Bounded, Bounded), KernelError> {
     let dims = super::check(inputs, state, params)?;
     let Dims { key_dim, value_heads, value_dim, .. } = dims;
-    let [q, k, v] = [wide(inputs.q)?, wide(inputs.k)?, wide(inputs.v)?];
-    let [log_decay, beta] = [wide(inputs.log_decay)?, wide(inputs.beta)?];
+    let (q, k, v) = (normalised(inputs.q, params)?, normalised(inputs.k, params)?, wide(inputs.v)?);
+    let [log_decay, beta] = gates(&inputs.gates)?;
     let mut last = Bounded { values: wide(state)?, bounds: vec![0.0; state.len()] };
     let mut y = Bounded { values: vec![0.0; v.len()], bounds: vec![0.0; v.len()] };
     let columns = (0..value_heads).flat_map(|head| (0..value_dim).map(move |j| (head, j)));
@@ -64,14 +75,46 @@ pub(crate) fn gated_delta_rule(
             for t in tokens[0] as usize..tokens[1] as usize {
                 let gate = t * value_heads + head;
                 let key = (t * dims.key_heads + dims.key_head(params.head_map, head)) * key_dim;
-                let decay = (f64::from(params.decay_factor()) * log_decay[gate]).exp();
-                column.step(&k[key..][..key_dim], v[gate * value_dim + j], decay, beta[gate]);
-                y.set(gate * value_dim + j, column.read(&q[key..][..key_dim], f64::from(params.scale)));
+                let key = key..key + key_dim;
+                let decay = (f64::from(params.decay_factor()) * log_decay.values[gate]).exp();
+                let gates = [(decay, log_decay.bounds[gate]), (beta.values[gate], beta.bounds[gate])];
+                column.step(k.part(key.clone()), v[gate * value_dim + j], gates);
+                y.set(gate * value_dim + j, column.read(q.part(key), f64::from(params.scale)));
             }
             (0..key_dim).for_each(|i| last.set(place(i), (column.s[i], column.error + TINY)));
         }
     }
     Ok((y, last))
+}
+
+/// q or k as the rule multiplies it.
+fn normalised(x: &Tensor, params: &GatedDeltaRule) -> Result<Bounded, KernelError> {
+    let Some(norm) = params.qk_norm else {
+        return exact(x);
+    };
+    let values = l2_norm::reference::l2_norm(x.cast(DType::F32)?.as_slice()?, x.dim(-1), &norm);
+    let error = gamma(l2_norm::reference::roundings(x.dim(-1)));
+    Ok(Bounded { bounds: values.iter().map(|x| error * x.abs()).collect(), values })
+}
+
+/// `log_decay` and `beta`.
+fn gates(gates: &DeltaGates) -> Result<[Bounded; 2], KernelError> {
+    let (a, b, a_log, dt_bias) = match *gates {
+        DeltaGates::Computed { log_decay, beta } => return Ok([exact(log_decay)?, exact(beta)?]),
+        DeltaGates::Raw { a, b, a_log, dt_bias } => (wide(a)?, wide(b)?, wide(a_log)?, wide(dt_bias)?),
+    };
+    let mut gates = [(); 2].map(|()| Bounded { values: vec![0.0; a.len()], bounds: vec![0.0; a.len()] });
+    for i in 0..a.len() {
+        let head = i % a_log.len();
+        let [a, b, a_log, dt_bias] = [a[i], b[i], a_log[head], dt_bias[head]].map(|x| x as f32);
+        let both = delta_gates::reference::delta_gates(a, b, a_log, dt_bias);
+        gates.iter_mut().zip(both).for_each(|(gate, one)| gate.set(i, one));
+    }
+    Ok(gates)
+}
+
+fn exact(x: &Tensor) -> Result<Bounded, KernelError> {
+    Ok(Bounded { values: wide(x)?, bounds: vec![0.0; x.len()] })
 }
 
 pub(super) fn wide(x: &Tensor) -> Result<Vec<f64>, KernelError> {
@@ -97,21 +140,28 @@ impl Column {
         Self { s, m, error: 0.0, n }
     }
 
-    fn step(&mut self, k: &[f64], v: f64, decay: f64, beta: f64) {
+    /// Of beta the bound is absolute, of the decay it is relative.
+    fn step(&mut self, (k, k_error): (&[f64], &[f64]), v: f64, [decay, beta]: [(f64, f64); 2]) {
+        let ((decay, decay_error), (beta, beta_error)) = (decay, beta);
         self.s.iter_mut().chain(&mut self.m).for_each(|s| *s *= decay);
-        let delta = beta * (v - dot(&self.s, k));
-        let eps = beta.abs() * (self.n * dot_magnitudes(&self.m, k) + 4.0 * v.abs()) * U;
+        let of_decay = decay * self.error + decay_error * dot(&self.m, &self.m).sqrt();
+        let residual = v - dot(&self.s, k);
+        let delta = beta * residual;
+        let of_product = self.n * U * dot_magnitudes(&self.m, k) + dot(&self.m, k_error);
+        let eps = beta.abs() * (of_product + 4.0 * U * v.abs()) + beta_error * residual.abs();
         for ((s, m), &k) in self.s.iter_mut().zip(&mut self.m).zip(k) {
             *s += k * delta;
             *m += (k * delta).abs();
         }
         let norm2 = dot(k, k);
         let rho = (1.0 - beta * norm2).abs().max(1.0);
-        self.error = decay * rho * self.error + norm2.sqrt() * eps + 6.0 * U * dot(&self.m, &self.m).sqrt();
+        let of_keys = dot(k_error, k_error).sqrt() * delta.abs();
+        self.error = rho * of_decay + norm2.sqrt() * eps + of_keys + 6.0 * U * dot(&self.m, &self.m).sqrt();
     }
 
-    fn read(&self, q: &[f64], scale: f64) -> (f64, f64) {
-        let error = dot(q, q).sqrt() * self.error + self.n * U * dot_magnitudes(&self.m, q);
+    fn read(&self, (q, q_error): (&[f64], &[f64]), scale: f64) -> (f64, f64) {
+        let of_product = self.n * U * dot_magnitudes(&self.m, q) + dot(&self.m, q_error);
+        let error = dot(q, q).sqrt() * self.error + of_product;
         (scale * dot(&self.s, q), scale.abs() * error + TINY)
     }
 }

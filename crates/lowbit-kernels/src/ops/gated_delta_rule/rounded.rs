@@ -173,7 +173,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// As [`super::reference::gated_delta_rule`], of operands rounded to `float`.
+/// As [`super::reference::gated_delta_rule`], of operands rounded to `float`; q and k are normalised, the gates computed.
 pub(crate) fn gated_delta_rule(
     inputs: &GatedDeltaInputs,
     state: &Tensor,
@@ -184,7 +184,8 @@ pub(crate) fn gated_delta_rule(
     let dims = super::check(inputs, state, params)?;
     let Dims { key_dim, value_heads, value_dim, .. } = dims;
     let [q, k, v] = [wide(inputs.q)?, wide(inputs.k)?, wide(inputs.v)?];
-    let [log_decay, beta] = [wide(inputs.log_decay)?, wide(inputs.beta)?];
+    let (log_decay, beta) = inputs.gates.computed()?;
+    let [log_decay, beta] = [wide(&log_decay)?, wide(&beta)?];
     let mut last = Bounded { values: wide(state)?, bounds: vec![0.0; state.len()] };
     let mut y = Bounded { values: vec![0.0; v.len()], bounds: vec![0.0; v.len()] };
     for (sequence, tokens) in inputs.cu_seqlens.as_slice::<u32>()?.windows(2).enumerate() {

@@ -1,5 +1,6 @@
 use super::reference::{Bounded, gated_delta_rule as reference};
 use super::*;
+use crate::ops::L2NormConvention;
 use crate::ops::testing::{FLOATS, devices, moved, rounding, values};
 use lowbit_formats::FloatType;
 use numcheck::{Random, assert_within};
@@ -12,6 +13,8 @@ pub(super) struct Case {
     pub v: Tensor,
     pub log_decay: Tensor,
     pub beta: Tensor,
+    /// `a`, `b`, `a_log` and `dt_bias`, which the gates are computed from instead.
+    pub raw: Option<[Tensor; 4]>,
     pub cu_seqlens: Tensor,
     pub state: Tensor,
     pub params: GatedDeltaRule,
@@ -93,6 +96,7 @@ impl Case {
             v: v.unwrap(),
             log_decay: Tensor::new(&log_decay, &[tokens, value_heads], &device).unwrap(),
             beta: Tensor::new(&beta, &[tokens, value_heads], &device).unwrap(),
+            raw: None,
             cu_seqlens: Tensor::new(&offsets, &[offsets.len()], &device).unwrap(),
             state: Tensor::new(&state, &state_shape, &device).unwrap(),
             params,
@@ -100,10 +104,11 @@ impl Case {
     }
 
     fn map(&self, f: impl Fn(&Tensor) -> Tensor) -> Self {
-        let Self { q, k, v, log_decay, beta, cu_seqlens, state, params } = self;
+        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, params } = self;
         let [q, k, v, log_decay, beta, cu_seqlens, state] =
-            [q, k, v, log_decay, beta, cu_seqlens, state].map(f);
-        Self { q, k, v, log_decay, beta, cu_seqlens, state, params: *params }
+            [q, k, v, log_decay, beta, cu_seqlens, state].map(&f);
+        let raw = raw.as_ref().map(|raw| raw.each_ref().map(f));
+        Self { q, k, v, log_decay, beta, raw, cu_seqlens, state, params: *params }
     }
 
     pub(super) fn on(&self, device: &Device) -> Self {
@@ -111,15 +116,36 @@ impl Case {
     }
 
     pub(super) fn rounded(mut self, dtype: FloatType) -> Self {
-        for x in [&mut self.q, &mut self.k, &mut self.v] {
+        for x in [&mut self.q, &mut self.k, &mut self.v].into_iter().chain(self.raw.iter_mut().flatten()) {
             *x = x.cast(dtype.dtype()).unwrap();
         }
         self
     }
 
+    /// The same with gates to compute.
+    pub(super) fn with_raw_gates(self) -> Self {
+        let mut random = Random::new(5);
+        let (shape, heads) = (self.beta.shape(), self.beta.dim(1));
+        let mut normal = |shape: &[usize], scale: f32| {
+            Tensor::new(&random.normal(shape.iter().product(), scale), shape, self.q.device()).unwrap()
+        };
+        let (a, b) = (normal(shape, 2.0), normal(shape, 2.0));
+        let raw = Some([a, b, normal(&[heads], 1.0), normal(&[heads], 1.0)]);
+        Self { raw, ..self }
+    }
+
+    pub(super) fn with_keys_times(mut self, factor: f32) -> Self {
+        self.k.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|k| *k *= factor);
+        self
+    }
+
     pub(super) fn inputs(&self) -> GatedDeltaInputs<'_> {
-        let Self { q, k, v, log_decay, beta, cu_seqlens, .. } = self;
-        GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens }
+        let Self { q, k, v, log_decay, beta, raw, cu_seqlens, .. } = self;
+        let gates = match raw {
+            Some([a, b, a_log, dt_bias]) => DeltaGates::Raw { a, b, a_log, dt_bias },
+            None => DeltaGates::Computed { log_decay, beta },
+        };
+        GatedDeltaInputs { q, k, v, gates, cu_seqlens }
     }
 
     /// `y` and the last state.
@@ -168,7 +194,8 @@ fn agrees_with_the_reference_in_every_convention() {
         for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 for form in forms() {
-                    let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form };
+                    let params =
+                        GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
                     Case::new(RAGGED, Decay::Usual, params).check();
                 }
             }
@@ -222,9 +249,35 @@ fn keys_that_are_not_normalised() {
     // |1 - beta |k|^2| reaches 3: the state grows, and so do error and bound.
     let shape = Shape { lengths: &[9, 17], key_heads: 3, key_dim: 18, value_heads: 3, value_dim: 21 };
     for form in forms() {
-        let mut case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
-        case.k.as_mut_slice::<f32>().unwrap().iter_mut().for_each(|k| *k *= 2.0);
-        case.check();
+        let case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
+        case.with_keys_times(2.0).check();
+    }
+}
+
+/// Normalisations of q and k, with an eps that shows.
+pub(super) fn norms() -> [L2Norm; 3] {
+    [L2NormConvention::Sum, L2NormConvention::Mean, L2NormConvention::Max]
+        .map(|convention| L2Norm { eps: 0.3, convention })
+}
+
+#[test]
+fn normalises_q_and_k_where_asked() {
+    for (norm, dtype) in norms().into_iter().zip(FLOATS) {
+        for form in forms() {
+            let params = GatedDeltaRule { qk_norm: Some(norm), form, ..GatedDeltaRule::new(19) };
+            let case = Case::new(RAGGED, Decay::Usual, params).with_keys_times(2.5).rounded(dtype);
+            case.check();
+        }
+    }
+}
+
+#[test]
+fn computes_the_gates_where_asked() {
+    for dtype in FLOATS {
+        for form in forms() {
+            let params = GatedDeltaRule { form, ..GatedDeltaRule::new(19) };
+            Case::new(RAGGED, Decay::Usual, params).with_raw_gates().rounded(dtype).check();
+        }
     }
 }
 
@@ -256,6 +309,7 @@ fn any_split_carries_the_state() {
                     v: rows(&whole.v),
                     log_decay: rows(&whole.log_decay),
                     beta: rows(&whole.beta),
+                    raw: None,
                     cu_seqlens: Tensor::new(&offsets, &[2], whole.q.device()).unwrap(),
                     state: state.clone(),
                     params: whole.params,
@@ -316,6 +370,28 @@ fn refusals_name_both_sides() {
         refused(Case { state: zeros(&[4, 6, 19, 37], DType::F32), ..case.clone() }),
         "gated_delta_rule: cu_seqlens is [6], but state [4, 6, 19, 37] wants [5]"
     );
+    let norm = L2Norm { eps: f32::NAN, ..norms()[0] };
+    assert_eq!(
+        refused(Case { params: GatedDeltaRule { qk_norm: Some(norm), ..case.params }, ..case.clone() }),
+        "gated_delta_rule: eps is NaN, but a finite number from 0 is wanted"
+    );
+    let raw = case.clone().with_raw_gates();
+    assert_eq!(
+        refused(Case { params: GatedDeltaRule { sign: DecaySign::Rate, ..case.params }, ..raw.clone() }),
+        "gated_delta_rule: sign is Rate, but raw gates give LogDecay"
+    );
+    let of = |a: &[usize], heads: usize| {
+        let [a, b] = [(); 2].map(|()| zeros(a, DType::F16));
+        Some([a, b, zeros(&[6], DType::F32), zeros(&[heads], DType::F32)])
+    };
+    assert_eq!(
+        refused(Case { raw: of(&[78, 6], 6), ..case.clone() }),
+        "gated_delta_rule: a is [78, 6], but v [79, 6, 37] wants [79, 6]"
+    );
+    assert_eq!(
+        refused(Case { raw: of(&[79, 6], 5), ..case.clone() }),
+        "gated_delta_rule: dt_bias is [5], but a [79, 6] wants [6]"
+    );
     for offsets in
         [[0u32, 3, 3, 73, 74, 78], [0, 3, 2, 73, 74, 79], [1, 3, 3, 73, 74, 79], [0, 3, 80, 73, 74, 79]]
     {
@@ -368,7 +444,7 @@ fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
     }
     assert_eq!(last.shape, state.shape());
     let cu_seqlens = Tensor::new(&[0, tokens / 2, tokens], &[3], &device).unwrap();
-    let case = Case { q, k, v, log_decay, beta, cu_seqlens, state, params };
+    let case = Case { q, k, v, log_decay, beta, raw: None, cu_seqlens, state, params };
     let (want_y, want_state) =
         reference(&case.inputs(), &case.state, &case.params, chunk, |_, _| true).unwrap();
     for form in [Form::Auto, Form::Recurrent, Form::Chunked] {

@@ -37,18 +37,8 @@ fn norm<X: Int, V: Size>(
     let end = select(row < count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
     let sum = rows::squares::<X, V>(x, first, end, shape.dtype, shape.rows);
-    let eps = f32::reinterpret(eps);
     let width = f32::cast_from((vectors * vector) as u32);
-    let length = match comptime!(shape.convention) {
-        L2NormConvention::Sum => (sum + eps).sqrt(),
-        L2NormConvention::Mean => (sum + width * eps).sqrt(),
-        // Not `max`, which may hide a NaN.
-        L2NormConvention::Max => {
-            let length = sum.sqrt();
-            select(length < eps, eps, length)
-        }
-    };
-    let scale = 1.0f32 / length;
+    let scale = scale(sum, width, f32::reinterpret(eps), shape.convention);
     let mut i = rows::place(shape.rows);
     while i < end {
         unpack::<X, V>(x[first + i], &mut values, 0usize, vector, shape.dtype);
@@ -59,6 +49,21 @@ fn norm<X: Int, V: Size>(
         y[first + i] = pack::<X, V>(&values, 0usize, vector, shape.dtype);
         i += comptime!(rows::stride(shape.rows));
     }
+}
+
+/// What a row of `width` elements is multiplied by, whose squares' sum is `sum`.
+#[cube]
+pub(crate) fn scale(sum: f32, width: f32, eps: f32, #[comptime] convention: L2NormConvention) -> f32 {
+    let length = match comptime!(convention) {
+        L2NormConvention::Sum => (sum + eps).sqrt(),
+        L2NormConvention::Mean => (sum + width * eps).sqrt(),
+        // Not `max`, which may hide a NaN.
+        L2NormConvention::Max => {
+            let length = sum.sqrt();
+            select(length < eps, eps, length)
+        }
+    };
+    1.0f32 / length
 }
 
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {

@@ -1,4 +1,5 @@
 use super::narrow;
+use super::tests::one_row_is_viewed_where_vectors_begin_on;
 use crate::ops::testing::{fetched, gpu, patterns};
 
 #[test]
@@ -18,4 +19,9 @@ fn copies_what_the_cpu_copies() {
     let x = patterns(96).swap_remove(0).reshape(&[8, 12]).unwrap();
     let y = narrow(&x.to_device(&gpu()).unwrap().rows(3, 8).unwrap(), 4, 8).unwrap();
     assert_eq!(fetched(&y).bytes(), narrow(&x.rows(3, 8).unwrap(), 4, 8).unwrap().bytes());
+}
+
+#[test]
+fn one_row_is_viewed_where_vectors_begin() {
+    one_row_is_viewed_where_vectors_begin_on(&gpu());
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::testing::{device, devices};
+use crate::ops::testing::{device, devices, fetched};
 
 #[test]
 fn copies_columns_of_any_type() {
@@ -20,6 +20,32 @@ fn copies_columns_of_any_type() {
             assert_eq!(y.as_slice::<u8>().unwrap(), want.iter().map(|&i| bytes[i]).collect::<Vec<_>>());
         }
     }
+}
+
+#[test]
+fn one_row_is_viewed_where_vectors_begin() {
+    one_row_is_viewed_where_vectors_begin_on(&device());
+}
+
+pub(super) fn one_row_is_viewed_where_vectors_begin_on(device: &Device) {
+    let values: Vec<u32> = (0..42).collect();
+    let whole = Tensor::new(&values, &[42], device).unwrap();
+    for (before, start, len, viewed) in [
+        (0, 0, 5, true),
+        (0, 4, 8, true),
+        (0, 8, 0, true),
+        (0, 5, 8, false),
+        // What the memory has before x counts.
+        (2, 4, 8, false),
+        (2, 2, 8, true),
+    ] {
+        let x = whole.rows(before, 42).unwrap().reshape(&[1, 1, 42 - before]).unwrap();
+        let y = narrow(&x, start, len).unwrap();
+        assert_eq!(y.shape(), [1, 1, len]);
+        assert_eq!(fetched(&y).as_slice::<u32>().unwrap(), &values[before + start..][..len]);
+        assert_eq!(y.is_shared(), viewed, "{before} {start} {len}");
+    }
+    assert!(!narrow(&whole.reshape(&[2, 21]).unwrap(), 0, 4).unwrap().is_shared());
 }
 
 #[test]

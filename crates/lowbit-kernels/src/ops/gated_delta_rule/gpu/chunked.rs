@@ -106,7 +106,9 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 /// Launches the preparation of all chunks, and the pass over them.
 pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
-    let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
+    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *inputs;
+    let (q, k) = (params.normalised(q)?, params.normalised(k)?);
+    let (log_decay, beta) = inputs.gates.computed()?;
     let shape = Shape::new(dims, params, dtype);
     let index = |value: usize| CHECK.index(value);
     let (tokens, sequences) = (q.dim(0), state.dim(0));

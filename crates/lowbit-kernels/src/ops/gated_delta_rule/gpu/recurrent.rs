@@ -5,16 +5,18 @@
 
 use super::{Problem, key_head};
 use crate::gpu::compile::{Target, buffer};
-use crate::gpu::float::{narrow, widen, with_storage};
+use crate::gpu::float::{narrow, read, widen, with_storage};
 use crate::gpu::sequences::bounds;
 use crate::gpu::{CUBES, Dispatch};
+use crate::ops::delta_gates;
 use crate::ops::gated_delta_rule::{
-    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
+    CHECK, DecaySign, DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, policy,
 };
+use crate::ops::l2_norm::{self, L2NormConvention};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::FloatType;
+use lowbit_formats::{DType, FloatType};
 
 /// Everything that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,8 +28,19 @@ struct Shape {
     head_map: HeadMap,
     layout: StateLayout,
     sign: DecaySign,
+    qk_norm: Option<L2NormConvention>,
+    /// What the gates come as.
+    gates: GateInputs,
     /// Units that a column is cut over.
     lanes: usize,
+}
+
+/// What a kernel gets for the gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct GateInputs {
+    /// `a` and `b`, which the gates are computed from; else `log_decay` and `beta` in their places.
+    raw: bool,
+    dtype: FloatType,
 }
 
 impl Shape {
@@ -58,12 +71,14 @@ const FOUR: usize = 4;
 const UNITS: u32 = 32;
 
 #[cube(launch_unchecked)]
-fn recurrent<X: Int, N: Size>(
+fn recurrent<X: Int, G: Int, N: Size>(
     q: &[Vector<X, N>],
     k: &[Vector<X, N>],
     v: &[Vector<X, N>],
-    log_decay: &[f32],
-    beta: &[f32],
+    a: &[G],
+    b: &[G],
+    a_log: &[f32],
+    dt_bias: &[f32],
     cu_seqlens: &[u32],
     state: &mut [Vector<u32, N>],
     y: &mut [Vector<X, N>],
@@ -72,6 +87,7 @@ fn recurrent<X: Int, N: Size>(
     key_heads: u32,
     value_heads: u32,
     scale: u32,
+    eps: u32,
     #[comptime] shape: Shape,
 ) {
     let (key_dim, value_dim) = comptime!((shape.key_dim, shape.value_dim));
@@ -96,8 +112,15 @@ fn recurrent<X: Int, N: Size>(
         let at = Place { head, key_head, key_heads, value_heads, lane, column, columns };
         // A token's keys, queries, values and gates; the next one's come while one is worked on.
         let mut token = Array::<f32>::new(comptime!(shape.token()));
+        // Loaded here, so that a step does not wait for them once it has its token.
+        let mut a_log_of_head = 0.0f32;
+        let mut dt_bias_of_head = 0.0f32;
+        if comptime!(shape.gates.raw) {
+            a_log_of_head = a_log[head];
+            dt_bias_of_head = dt_bias[head];
+        }
         if start < end {
-            load_token::<X, N>(q, k, v, log_decay, beta, start, &at, &mut token, shape);
+            load_token::<X, G, N>(q, k, v, a, b, start, &at, &mut token, shape);
         }
         for t in start..end {
             let mut next = Array::<f32>::new(comptime!(shape.token()));
@@ -106,10 +129,11 @@ fn recurrent<X: Int, N: Size>(
                 next[i] = 0.0;
             }
             if t + 1usize < end {
-                load_token::<X, N>(q, k, v, log_decay, beta, t + 1usize, &at, &mut next, shape);
+                load_token::<X, G, N>(q, k, v, a, b, t + 1usize, &at, &mut next, shape);
             }
-            let (decay, beta) =
-                (token[comptime!(2 * rows + FOUR)].exp(), token[comptime!(2 * rows + FOUR + 1)]);
+            normalise(&mut token, f32::reinterpret(eps), shape);
+            let (a, b) = (token[comptime!(2 * rows + FOUR)], token[comptime!(2 * rows + FOUR + 1)]);
+            let (decay, beta) = gates(a, b, a_log_of_head, dt_bias_of_head, shape);
             let sums = read_state(&s, &token, shape);
             let mut ys = Array::<f32>::new(comptime!(FOUR));
             #[unroll]
@@ -149,14 +173,14 @@ struct Place {
     columns: usize,
 }
 
-/// The unit's part of a token's keys and queries, then the values of its columns, the logarithm of the decay, and beta.
+/// The unit's part of a token's keys and queries, then the values of its columns, and what its gates come as.
 #[cube]
-fn load_token<X: Int, N: Size>(
+fn load_token<X: Int, G: Int, N: Size>(
     q: &[Vector<X, N>],
     k: &[Vector<X, N>],
     v: &[Vector<X, N>],
-    log_decay: &[f32],
-    beta: &[f32],
+    a: &[G],
+    b: &[G],
     t: usize,
     at: &Place,
     token: &mut Array<f32>,
@@ -174,10 +198,60 @@ fn load_token<X: Int, N: Size>(
     }
     let value = gate * comptime!(shape.value_dim) + at.column;
     load::<X, N>(v, value, at.columns, token, comptime!(2 * rows), 1usize, shape.dtype);
-    let log_decay = log_decay[gate];
-    token[comptime!(2 * rows + FOUR)] =
-        if comptime!(shape.sign == DecaySign::Rate) { -log_decay } else { log_decay };
-    token[comptime!(2 * rows + FOUR + 1)] = beta[gate];
+    token[comptime!(2 * rows + FOUR)] = read(a, gate, shape.gates.dtype);
+    token[comptime!(2 * rows + FOUR + 1)] = read(b, gate, shape.gates.dtype);
+}
+
+/// A token's decay and beta.
+#[cube]
+fn gates(a: f32, b: f32, a_log: f32, dt_bias: f32, #[comptime] shape: Shape) -> (f32, f32) {
+    if comptime!(shape.gates.raw) {
+        let (log_decay, beta) = delta_gates::gpu::one(a, b, a_log, dt_bias);
+        (log_decay.exp(), beta)
+    } else {
+        let log_decay = if comptime!(shape.sign == DecaySign::Rate) { -a } else { a };
+        (log_decay.exp(), b)
+    }
+}
+
+/// Normalises the unit's part of a token's keys and queries, where that is asked for.
+#[cube]
+fn normalise(token: &mut Array<f32>, eps: f32, #[comptime] shape: Shape) {
+    if comptime!(shape.qk_norm.is_some()) {
+        let convention = comptime!(shape.qk_norm.expect("it is asked for"));
+        let rows = comptime!(FOUR * shape.fours());
+        let mut sums = Array::<f32>::new(2usize);
+        #[unroll]
+        for i in 0..2usize {
+            sums[i] = 0.0;
+            #[unroll]
+            for r in 0..rows {
+                sums[i] = fma(token[i * rows + r], token[i * rows + r], sums[i]);
+            }
+        }
+        add_up(&mut sums, 2usize, shape.lanes);
+        #[unroll]
+        for i in 0..2usize {
+            let scale =
+                l2_norm::gpu::scale(sums[i], comptime!(shape.key_dim as f32).runtime(), eps, convention);
+            #[unroll]
+            for r in 0..rows {
+                token[i * rows + r] *= scale;
+            }
+        }
+    }
+}
+
+/// The sums over the units that share a column, for all of them.
+#[cube]
+fn add_up(sums: &mut Array<f32>, #[comptime] count: usize, #[comptime] lanes: usize) {
+    #[unroll]
+    for round in 0..comptime!(lanes.ilog2()) {
+        #[unroll]
+        for i in 0..count {
+            sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
+        }
+    }
 }
 
 /// `S^T k` and `S^T q` for each column, then `k . q`.
@@ -200,13 +274,7 @@ fn read_state(s: &Array<f32>, token: &Array<f32>, #[comptime] shape: Shape) -> A
         }
         sums[2 * FOUR] = fma(k, q, sums[2 * FOUR]);
     }
-    #[unroll]
-    for round in 0..comptime!(shape.lanes.ilog2()) {
-        #[unroll]
-        for i in 0..count {
-            sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
-        }
-    }
+    add_up(&mut sums, count, shape.lanes);
     sums
 }
 
@@ -347,7 +415,7 @@ fn store_state<N: Size>(
 
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(shape.dtype, X => Box::new(recurrent::Recurrent::<X>::new(
+    with_storage!(shape.dtype, X => with_storage!(shape.gates.dtype, G => Box::new(recurrent::Recurrent::<X, G>::new(
         settings,
         properties,
         registers,
@@ -359,6 +427,9 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
         buffer(),
         buffer(),
         buffer(),
+        buffer(),
+        buffer(),
+        (),
         (),
         (),
         (),
@@ -366,7 +437,7 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
         (),
         shape.vector(),
         shape,
-    )))
+    ))))
 }
 
 /// Every kernel for `target`, at the sizes of models and at one that fits no vector.
@@ -375,7 +446,11 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, dim, layout, head_map, sign| {
         let columns = if dtype == FloatType::F32 { 1 << 12 } else { 1 << 18 };
         let lanes = policy::gpu_lanes(dim, columns, target.smallest_plane());
-        kernel(target, Shape { dtype, key_dim: dim, value_dim: dim, head_map, layout, sign, lanes })
+        let plain = sign == DecaySign::Rate;
+        let qk_norm = if plain { None } else { Some(L2NormConvention::Sum) };
+        let gates = GateInputs { raw: !plain, dtype: if plain { FloatType::F32 } else { dtype } };
+        let (key_dim, value_dim) = (dim, dim);
+        kernel(target, Shape { dtype, key_dim, value_dim, head_map, layout, sign, qk_norm, gates, lanes })
     };
     let mut kernels = Vec::new();
     for dtype in [FloatType::F32, FloatType::F16, FloatType::BF16] {
@@ -387,15 +462,35 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels
 }
 
+/// The gates' operands in the kernel's order, and what they are.
+fn gate_operands(gates: &DeltaGates) -> Result<([Tensor; 4], GateInputs), KernelError> {
+    match *gates {
+        DeltaGates::Computed { log_decay, beta } => {
+            // What is not there is not read, and anything may stand for it.
+            let operands = [log_decay, beta, log_decay, beta].map(Tensor::clone);
+            Ok((operands, GateInputs { raw: false, dtype: FloatType::F32 }))
+        }
+        DeltaGates::Raw { a, b, a_log, dt_bias } => {
+            let dtype = if a.dtype() == b.dtype() { CHECK.float("a", a)? } else { FloatType::F32 };
+            let (a, b) = (a.cast(dtype.dtype())?, b.cast(dtype.dtype())?);
+            let operands = [a, b, a_log.cast(DType::F32)?, dt_bias.cast(DType::F32)?];
+            Ok((operands, GateInputs { raw: true, dtype }))
+        }
+    }
+}
+
 /// Launches the recurrence over all sequences.
 pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
     let Problem { gpu, inputs, dims, params, dtype } = *problem;
-    let GatedDeltaInputs { q, k, v, log_decay, beta, cu_seqlens } = *inputs;
+    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *inputs;
+    let ([a, b, a_log, dt_bias], gates) = gate_operands(&inputs.gates)?;
     let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
-    let GatedDeltaRule { scale, head_map, state_layout: layout, sign, .. } = *params;
+    let GatedDeltaRule { qk_norm, scale, head_map, state_layout: layout, sign, .. } = *params;
     let columns = state.len() / key_dim;
     let lanes = policy::gpu_lanes(key_dim, columns, gpu.target().smallest_plane());
-    let shape = Shape { dtype, key_dim, value_dim, head_map, layout, sign, lanes };
+    let convention = qk_norm.map(|norm| norm.convention);
+    let shape =
+        Shape { dtype, key_dim, value_dim, head_map, layout, sign, qk_norm: convention, gates, lanes };
     let index = |value: usize| CHECK.index(value);
     let sequences = state.dim(0);
     gpu.launch(Dispatch {
@@ -409,8 +504,10 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
             q.memory()?,
             k.memory()?,
             v.memory()?,
-            log_decay.memory()?,
-            beta.memory()?,
+            a.memory()?,
+            b.memory()?,
+            a_log.memory()?,
+            dt_bias.memory()?,
             cu_seqlens.memory()?,
             state.memory()?,
             y.memory()?,
@@ -421,6 +518,8 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
             index(key_heads)?,
             index(value_heads)?,
             scale.to_bits(),
+            // Not read where nothing is normalised.
+            qk_norm.map_or(0.0, |norm| norm.eps).to_bits(),
         ],
     })
 }
