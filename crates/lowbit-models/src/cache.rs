@@ -1,6 +1,7 @@
 use crate::layers::DeltaNetConfig;
 use lowbit_formats::DType;
-use lowbit_kernels::{Device, KernelError, Tensor, ops};
+use lowbit_kernels::ops::{self, RmsNormRope};
+use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// What one sequence leaves behind in each layer. A clone is a fork: it shares memory until one of them writes.
 #[derive(Clone, Debug, Default)]
@@ -99,15 +100,14 @@ impl KvCache {
         Ok(Self { keys: empty()?, values: empty()? })
     }
 
-    /// Adds `k` and `v` `[T, Hkv, head_dim]` at `positions` and gives the whole cache back.
+    /// Adds `k`, made ready as `heads` says, and `v` `[T, Hkv, head_dim]` at `positions` and gives the whole cache back.
     pub(crate) fn append(
         &mut self,
-        k: &Tensor,
-        v: &Tensor,
+        [k, v]: [&Tensor; 2],
         positions: &Tensor,
+        heads: &RmsNormRope<'_>,
     ) -> Result<(&Tensor, &Tensor), KernelError> {
-        ops::kv_append(&mut self.keys, k, positions)?;
-        ops::kv_append(&mut self.values, v, positions)?;
+        ops::rms_norm_rope_append([&mut self.keys, &mut self.values], [k, v], positions, heads)?;
         Ok((&self.keys, &self.values))
     }
 

@@ -96,6 +96,11 @@ impl Target {
         (hardware.plane_size_min == hardware.plane_size_max).then_some(hardware.plane_size_min as usize)
     }
 
+    /// The most units of a cube.
+    pub fn units(&self) -> usize {
+        (self.properties.hardware.max_units_per_cube as usize).min(1024)
+    }
+
     /// How many units run in step at the least.
     pub fn smallest_plane(&self) -> usize {
         self.properties.hardware.plane_size_min as usize

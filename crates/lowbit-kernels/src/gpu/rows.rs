@@ -13,7 +13,9 @@ pub(crate) const VECTOR: usize = 4;
 /// Elements that a unit loads at once at the most: 16 bytes of the narrowest floats.
 pub(crate) const LONGEST: usize = 8;
 /// Rows so wide have enough for longer vectors.
-const WIDE: usize = 1024;
+const WIDE: usize = 256;
+/// So many rows or fewer leave a device idle: each may have as many units as it has vectors.
+const FEW: usize = 128;
 
 /// How a cube takes rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,29 +28,34 @@ pub(crate) struct Rows {
     pub rows: usize,
     /// Elements of a vector.
     pub vector: usize,
+    /// Whether a unit has one vector of a row at the most, and so keeps it between two goes through the row.
+    pub once: bool,
 }
 
 impl Rows {
-    /// For rows of `width` elements that lie in `tensors`.
-    pub fn of(target: &Target, width: usize, tensors: &[&Tensor]) -> Self {
+    /// For `count` rows of `width` elements that lie in `tensors`.
+    pub fn of(target: &Target, [count, width]: [usize; 2], tensors: &[&Tensor]) -> Self {
         // Rows of heads leave units idle if they take more.
         let most = if width < WIDE { VECTOR } else { LONGEST };
-        Self::new(target.plane(), width, vector(target, most, width, tensors))
+        Self::new(target, [count, width], vector(target, most, width, tensors))
     }
 
-    /// For rows of `width` elements in vectors of `vector`.
-    pub fn new(plane: Option<usize>, width: usize, vector: usize) -> Self {
+    /// For `count` rows of `width` elements in vectors of `vector`.
+    pub fn new(target: &Target, [count, width]: [usize; 2], vector: usize) -> Self {
         let vectors = width.div_ceil(vector);
-        match plane {
+        let (units, plane, rows) = match target.plane() {
             // Small planes are a CPU's: one does all, without memory that units share.
-            Some(plane @ ..32) => Self { units: plane, plane, rows: 1, vector },
-            Some(plane) if vectors <= 4 * plane => Self { units: 4 * plane, plane, rows: 4, vector },
-            Some(plane) => {
-                let units = vectors.div_ceil(2).next_multiple_of(plane).min(512);
-                Self { units, plane, rows: 1, vector }
+            Some(plane @ ..32) => (plane, plane, 1),
+            Some(plane) if vectors <= if count <= FEW { plane } else { 4 * plane } => (4 * plane, plane, 4),
+            Some(plane) if count <= FEW => {
+                // No more planes than a plane has units, which `reduce` relies on.
+                let most = target.units().min(plane * plane) / plane * plane;
+                (vectors.next_multiple_of(plane).min(most), plane, 1)
             }
-            None => Self { units: vectors.next_power_of_two().clamp(64, 256), plane: 0, rows: 1, vector },
-        }
+            Some(plane) => (vectors.div_ceil(2).next_multiple_of(plane).min(512), plane, 1),
+            None => (vectors.next_power_of_two().clamp(64, 256), 0, 1),
+        };
+        Self { units, plane, rows, vector, once: vectors <= units / rows }
     }
 
     /// Cubes for `count` rows.
@@ -108,10 +115,40 @@ pub(crate) fn stride(shape: Rows) -> usize {
     shape.units_a_row()
 }
 
-/// The sum of the squares of the row of x from vector `first` to `end`, for all units that share it. Units past the last
-/// row come here with an empty one.
+/// This unit's vector of the row of x from vector `first` to `end`, where it has no other: loaded before anything waits
+/// for another unit, it is there by then. Else [`again`] loads, and this is nothing.
+#[cube]
+pub(crate) fn ahead<X: Int, V: Size>(
+    x: &[Vector<X, V>],
+    first: usize,
+    end: usize,
+    #[comptime] shape: Rows,
+) -> Vector<X, V> {
+    let mut vector = Vector::<X, V>::new(X::from_int(0));
+    if comptime!(shape.once) {
+        if place(shape) < end {
+            vector = x[first + place(shape)];
+        }
+    }
+    vector
+}
+
+/// Vector `i` of x, or what [`ahead`] has of it.
+#[cube]
+pub(crate) fn again<X: Int, V: Size>(
+    ahead: Vector<X, V>,
+    x: &[Vector<X, V>],
+    i: usize,
+    #[comptime] shape: Rows,
+) -> Vector<X, V> {
+    if comptime!(shape.once) { ahead } else { x[i] }
+}
+
+/// The sum of the squares of the row of x from vector `first` to `end`, for all units that share it; `ahead` is what
+/// [`ahead`] has of it. Units past the last row come here with an empty one.
 #[cube]
 pub(crate) fn squares<X: Int, V: Size>(
+    ahead: Vector<X, V>,
     x: &[Vector<X, V>],
     first: usize,
     end: usize,
@@ -123,7 +160,7 @@ pub(crate) fn squares<X: Int, V: Size>(
     let mut squares = 0.0f32;
     let mut i = place(shape);
     while i < end {
-        unpack::<X, V>(x[first + i], &mut values, 0usize, vector, dtype);
+        unpack::<X, V>(again::<X, V>(ahead, x, first + i, shape), &mut values, 0usize, vector, dtype);
         #[unroll]
         for j in 0..vector {
             squares = fma(values[j], values[j], squares);
@@ -139,6 +176,8 @@ const FEWEST: usize = 4;
 /// A way to make one number of many, in any order.
 #[cube]
 pub(crate) trait Reduce<T: Numeric>: 'static + Send + Sync {
+    /// What changes no number.
+    fn nothing() -> T;
     fn plane(x: T) -> T;
     fn two(x: T, y: T) -> T;
 }
@@ -149,6 +188,10 @@ pub(crate) struct Least;
 
 #[cube]
 impl Reduce<f32> for Sum {
+    fn nothing() -> f32 {
+        0.0f32.runtime()
+    }
+
     fn plane(x: f32) -> f32 {
         plane_sum(x)
     }
@@ -160,6 +203,10 @@ impl Reduce<f32> for Sum {
 
 #[cube]
 impl Reduce<u32> for Sum {
+    fn nothing() -> u32 {
+        0u32.runtime()
+    }
+
     fn plane(x: u32) -> u32 {
         plane_sum(x)
     }
@@ -171,6 +218,10 @@ impl Reduce<u32> for Sum {
 
 #[cube]
 impl Reduce<u32> for Greatest {
+    fn nothing() -> u32 {
+        0u32.runtime()
+    }
+
     fn plane(x: u32) -> u32 {
         plane_max(x)
     }
@@ -182,6 +233,10 @@ impl Reduce<u32> for Greatest {
 
 #[cube]
 impl Reduce<u32> for Least {
+    fn nothing() -> u32 {
+        0xffff_ffffu32.runtime()
+    }
+
     fn plane(x: u32) -> u32 {
         plane_min(x)
     }
@@ -195,7 +250,7 @@ impl Reduce<u32> for Least {
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) -> T {
-    let of_plane = R::plane(x);
+    let of_plane = across::<T, R>(x, shape);
     if comptime!(shape.units == shape.rows * shape.plane) {
         of_plane
     } else {
@@ -208,11 +263,35 @@ pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) ->
         }
         sync_cube();
         let mut all = partial[0usize];
-        for i in 1..comptime!(shape.units).runtime() / plane {
-            all = R::two(all, partial[i]);
+        if comptime!(shape.plane == 0) {
+            for i in 1..comptime!(shape.units).runtime() / plane {
+                all = R::two(all, partial[i]);
+            }
+        } else {
+            // A cube has no more planes than a plane has units: each plane makes one of what all have.
+            let planes = comptime!(shape.units / shape.plane);
+            let lane = unit % plane;
+            all = select(lane < planes, partial[min(lane, planes - 1)], R::nothing());
+            all = across::<T, R>(all, shape);
         }
         // Whoever comes again writes.
         sync_cube();
         all
+    }
+}
+
+/// What the units of a plane have, made one, for all of them.
+#[cube]
+fn across<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) -> T {
+    if comptime!(shape.plane == 0) {
+        R::plane(x)
+    } else {
+        // CUDA's `plane_sum` is a loop that asks for the plane's size.
+        let mut x = x;
+        #[unroll]
+        for i in 0..comptime!(shape.plane.ilog2()) {
+            x = R::two(x, plane_shuffle_xor(x, comptime!(1u32 << i).runtime()));
+        }
+        x
     }
 }

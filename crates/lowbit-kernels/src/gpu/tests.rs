@@ -31,6 +31,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         ops::delta_gates::gpu::kernels(target),
         ops::l2_norm::gpu::kernels(target),
         ops::rms_norm::gpu::kernels(target),
+        ops::rms_norm_rope::gpu::kernels(target),
         ops::rope::gpu::kernels(target),
         ops::sigmoid_mul::gpu::kernels(target),
         ops::silu_mul::gpu::kernels(target),

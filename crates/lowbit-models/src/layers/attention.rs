@@ -2,7 +2,7 @@ use super::{Linear, MergedLinear, RmsNorm, rope_params};
 use crate::cache::KvCache;
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{self, AttentionParams, Rope, RopeLayout};
+use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope, RopeLayout};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -116,28 +116,21 @@ impl Attention {
         let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             self.config;
         let tokens = x.dim(0);
-        let [mut q, k, v] = self.qkv_proj.forward(x)?;
-        let mut gate = None;
-        if self.config.gated {
-            let both = q.reshape(&[tokens, heads, 2 * head_dim])?;
-            q = ops::narrow(&both, 0, head_dim)?;
-            gate = Some(ops::narrow(&both, head_dim, head_dim)?.reshape(&[tokens, heads * head_dim])?);
-        }
-        let mut q = q.reshape(&[tokens, heads, head_dim])?;
-        let mut k = k.reshape(&[tokens, kv_heads, head_dim])?;
+        let [q, k, v] = self.qkv_proj.forward(x)?;
+        // A gated layer has `[query | gate]` here.
+        let q_gate = q.reshape(&[tokens, heads, q.dim(1) / heads])?;
+        let k = k.reshape(&[tokens, kv_heads, head_dim])?;
         let v = v.reshape(&[tokens, kv_heads, head_dim])?;
-        if let Some((q_norm, k_norm)) = &self.norms {
-            (q, k) = (q_norm.forward(&q)?, k_norm.forward(&k)?);
-        }
-        let q = ops::rope(&q, positions, &self.config.rope)?;
-        let k = ops::rope(&k, positions, &self.config.rope)?;
-        let (keys, values) = cache.append(&k, &v, positions)?;
+        let (q_norm, k_norm) = self.norms.as_ref().map(|(q, k)| (q.parts(), k.parts())).unzip();
+        let queries = RmsNormRope { head_dim, norm: q_norm, rope: &self.config.rope };
+        let q = ops::rms_norm_rope(&q_gate, positions, &queries)?;
+        let (keys, values) = cache.append([&k, &v], positions, &RmsNormRope { norm: k_norm, ..queries })?;
         let scale = (head_dim as f32).sqrt().recip();
         let params = AttentionParams { scale, sliding_window: self.config.sliding_window };
-        let y = ops::attention(&q, keys, values, positions, &params)?.reshape(&[tokens, heads * head_dim])?;
-        match gate {
-            Some(gate) => self.o_proj.forward(&ops::sigmoid_mul(&y, &gate)?),
-            None => self.o_proj.forward(&y),
+        let mut y = ops::attention(&q, keys, values, positions, &params)?;
+        if self.config.gated {
+            y = ops::sigmoid_mul(&y, &q_gate)?;
         }
+        self.o_proj.forward(&y.reshape(&[tokens, heads * head_dim])?)
     }
 }

@@ -28,6 +28,11 @@ impl RmsNorm {
         Ok(Self { weight: Tensor::new(&values, &[len], weights.device())?, eps })
     }
 
+    /// The weight and eps, as [`ops::RmsNormRope`] takes them.
+    pub fn parts(&self) -> (&Tensor, f32) {
+        (&self.weight, self.eps)
+    }
+
     /// `[.., D]` to `[.., D]`.
     ///
     /// # Errors

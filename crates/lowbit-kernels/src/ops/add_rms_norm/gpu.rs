@@ -1,4 +1,4 @@
-//! The sum and its norm on a GPU: a cube or a plane a row, which adds twice; the second time its cache has the operands.
+//! The sum and its norm on a GPU: a cube or a plane a row, which adds twice.
 
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{pack, unpack, with_storage};
@@ -37,11 +37,16 @@ fn norm<R: Int, X: Int, V: Size>(
     let first = row * vectors;
     // Units past the last row have nothing to do but come to the sum.
     let end = select(row < count as usize, vectors, 0usize);
+    let hs = rows::ahead::<R, V>(h, first, end, shape.rows);
+    let xs = rows::ahead::<X, V>(x, first, end, shape.rows);
+    let weights = rows::ahead::<u32, V>(weight, 0usize, end, shape.rows);
     let mut values = Array::<f32>::new(vector);
     let mut squares = 0.0f32;
     let mut i = rows::place(shape.rows);
     while i < end {
-        add::<R, X, V>(h[first + i], x[first + i], &mut values, shape);
+        let hs = rows::again::<R, V>(hs, h, first + i, shape.rows);
+        let xs = rows::again::<X, V>(xs, x, first + i, shape.rows);
+        add::<R, X, V>(hs, xs, &mut values, shape);
         sum[first + i] = pack::<R, V>(&values, 0usize, vector, shape.h);
         #[unroll]
         for j in 0..vector {
@@ -52,14 +57,17 @@ fn norm<R: Int, X: Int, V: Size>(
     let width = f32::cast_from((vectors * vector) as u32);
     let mean = reduce::<f32, Sum>(squares, shape.rows) / width;
     let scale = 1.0f32 / (mean + f32::reinterpret(eps)).sqrt();
-    let mut weights = Array::<f32>::new(vector);
+    let mut factors = Array::<f32>::new(vector);
     let mut i = rows::place(shape.rows);
     while i < end {
-        add::<R, X, V>(h[first + i], x[first + i], &mut values, shape);
-        unpack::<u32, V>(weight[i], &mut weights, 0usize, vector, FloatType::F32);
+        let hs = rows::again::<R, V>(hs, h, first + i, shape.rows);
+        let xs = rows::again::<X, V>(xs, x, first + i, shape.rows);
+        add::<R, X, V>(hs, xs, &mut values, shape);
+        let weights = rows::again::<u32, V>(weights, weight, i, shape.rows);
+        unpack::<u32, V>(weights, &mut factors, 0usize, vector, FloatType::F32);
         #[unroll]
         for j in 0..vector {
-            values[j] = values[j] * scale * weights[j];
+            values[j] = values[j] * scale * factors[j];
         }
         y[first + i] = pack::<X, V>(&values, 0usize, vector, shape.x);
         i += comptime!(rows::stride(shape.rows));
@@ -96,8 +104,9 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
     let mut kernels = Vec::new();
-    for (width, vector) in [(4096, rows::LONGEST.min(target.vector())), (128, 4), (70, 1)] {
-        let rows = Rows::new(target.plane(), width, vector);
+    let longest = rows::LONGEST.min(target.vector());
+    for (count, width, vector) in [(1, 4096, longest), (999, 4096, longest), (999, 128, 4), (1, 70, 1)] {
+        let rows = Rows::new(target, [count, width], vector);
         for (h, x) in [(F32, BF16), (F16, F16), (BF16, F32)] {
             kernels.push(kernel(target, Shape { rows, h, x }));
         }
@@ -120,7 +129,7 @@ pub(super) fn add_rms_norm(
     }
     let weight = weight.cast(DType::F32)?;
     let (width, count) = (weight.len(), h.len() / weight.len());
-    let rows = Rows::of(gpu.target(), width, &[h, x, &weight]);
+    let rows = Rows::of(gpu.target(), [count, width], &[h, x, &weight]);
     let shape = Shape { rows, h: check.float("h", h)?, x: check.float("x", x)? };
     check.index(h.len())?;
     gpu.launch(Dispatch {

@@ -28,7 +28,7 @@ pub(crate) struct Shape {
     pub vector: usize,
 }
 
-/// `z = f(x, y)`; `width` is a row's vectors, `len` those of all rows.
+/// `z = f(x, y)`; `width` is a row's vectors, `pitch` those of a row of y that is longer, `len` those of all rows.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube(launch_unchecked)]
 fn each<F: Combine, X: Int, Y: Int, V: Size, W: Size>(
@@ -37,10 +37,11 @@ fn each<F: Combine, X: Int, Y: Int, V: Size, W: Size>(
     z: &mut [Vector<X, V>],
     len: u32,
     width: u32,
+    pitch: u32,
     #[comptime] shape: Shape,
 ) {
     let vector = comptime!(shape.vector);
-    let width = width as usize;
+    let (width, pitch) = (width as usize, pitch as usize);
     let mut i = ABSOLUTE_POS;
     while i < len as usize {
         let mut xs = Array::<f32>::new(vector);
@@ -48,6 +49,10 @@ fn each<F: Combine, X: Int, Y: Int, V: Size, W: Size>(
         unpack::<X, V>(x[i], &mut xs, 0usize, vector, shape.x);
         match comptime!(shape.broadcast) {
             Broadcast::None => unpack::<Y, W>(y[i], &mut ys, 0usize, vector, shape.y),
+            Broadcast::Last => {
+                let at = i / width * pitch + (pitch - width) + i % width;
+                unpack::<Y, W>(y[at], &mut ys, 0usize, vector, shape.y)
+            }
             Broadcast::Row => unpack::<Y, W>(y[i % width], &mut ys, 0usize, vector, shape.y),
             Broadcast::Column => unpack::<Y, W>(y[i / width], &mut ys, 0usize, 1usize, shape.y),
         }
@@ -65,7 +70,7 @@ fn kernel<F: Combine>(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(UNITS);
     let other = if shape.broadcast == Broadcast::Column { 1 } else { shape.vector };
     with_storage!(shape.x, X => with_storage!(shape.y, Y => Box::new(each::Each::<F, X, Y>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), (), (), shape.vector, other, shape,
+        settings, properties, registers, buffer(), buffer(), buffer(), (), (), (), shape.vector, other, shape,
     ))))
 }
 
@@ -100,16 +105,25 @@ pub(crate) fn map<F: Combine>(
     }
     let width = if broadcast == Broadcast::None { x.len() } else { x.dim(-1) };
     let most = if x.len() < MANY { rows::VECTOR } else { rows::LONGEST };
+    let pitch = if broadcast == Broadcast::Last { y.dim(-1) } else { width };
     let vector = match broadcast {
         Broadcast::Column => rows::vector(gpu.target(), most, width, &[x]),
-        _ => rows::vector(gpu.target(), most, width, &[x, y]),
+        // Both sizes are multiples of the vector.
+        _ => [width, pitch]
+            .map(|size| rows::vector(gpu.target(), most, size, &[x, y]))
+            .into_iter()
+            .fold(most, usize::min),
     };
     let shape = Shape { x: check.float("x", x)?, y: check.float("y", y)?, broadcast, vector };
     gpu.launch(Dispatch {
         kernel: kernel::<F>(gpu.target(), shape),
         cubes: cubes(x.len() / vector),
         buffers: vec![x.memory()?, y.memory()?, z.memory()?],
-        scalars: vec![check.index(x.len() / vector)?, check.index(width / vector)?],
+        scalars: vec![
+            check.index(x.len() / vector)?,
+            check.index(width / vector)?,
+            check.index(pitch / vector)?,
+        ],
     })?;
     Ok(z)
 }

@@ -18,6 +18,8 @@ use lowbit_formats::DType;
 pub(super) enum Broadcast {
     /// The same.
     None,
+    /// The same of the last columns: its rows are longer.
+    Last,
     /// That of its column: there is one row.
     Row,
     /// That of its row: there is one column.

@@ -28,24 +28,40 @@ fn append<X: Int, Y: Int, V: Size>(
 ) {
     let mut i = ABSOLUTE_POS as u32;
     while i < len {
-        let row = i / width;
-        let position = positions[(row / heads) as usize];
-        if position < capacity {
-            let at = ((row % heads * capacity + position) * width + i % width) as usize;
-            let values = x[i as usize];
-            if comptime!(from == to) {
-                cache[at] = Vector::<Y, V>::cast_from(values);
-            } else {
-                let mut y = Vector::<Y, V>::empty();
-                #[unroll]
-                for j in 0..V::value() {
-                    let value = widen(u32::cast_from(values.extract(j)), from);
-                    y.insert(j, Y::cast_from(narrow(value, to)));
-                }
-                cache[at] = y;
-            }
-        }
+        put::<X, Y, V>(x, positions, cache, i, heads, capacity, width, from, to);
         i += CUBE_COUNT_X * CUBE_DIM_X;
+    }
+}
+
+/// Moves vector `i` of x to its place in the cache, where it has one; `width` counts vectors.
+#[cube]
+pub(in crate::ops) fn put<X: Int, Y: Int, V: Size>(
+    x: &[Vector<X, V>],
+    positions: &[u32],
+    cache: &mut [Vector<Y, V>],
+    i: u32,
+    heads: u32,
+    capacity: u32,
+    width: u32,
+    #[comptime] from: FloatType,
+    #[comptime] to: FloatType,
+) {
+    let row = i / width;
+    let position = positions[(row / heads) as usize];
+    if position < capacity {
+        let at = ((row % heads * capacity + position) * width + i % width) as usize;
+        let values = x[i as usize];
+        if comptime!(from == to) {
+            cache[at] = Vector::<Y, V>::cast_from(values);
+        } else {
+            let mut y = Vector::<Y, V>::empty();
+            #[unroll]
+            for j in 0..V::value() {
+                let value = widen(u32::cast_from(values.extract(j)), from);
+                y.insert(j, Y::cast_from(narrow(value, to)));
+            }
+            cache[at] = y;
+        }
     }
 }
 

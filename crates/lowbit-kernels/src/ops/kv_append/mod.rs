@@ -29,15 +29,7 @@ const CHECK: Check = Check("kv_append");
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
 /// dtypes, [`KernelError::Id`] for a position that the cache has no place for. The cache is then as it was.
 pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
-    let [heads, capacity, width] = CHECK.dims("cache", cache, "[Hkv, capacity, D]")?;
-    let [tokens, ..] = CHECK.dims::<3>("x", x, "[T, Hkv, D]")?;
-    CHECK.shape("x", x, &[tokens, heads, width], || format!("cache {:?}", cache.shape()))?;
-    CHECK.shape("positions", positions, &[tokens], || format!("x {:?}", x.shape()))?;
-    CHECK.ids("positions", positions, capacity)?;
-    CHECK.float("cache", cache)?;
-    CHECK.float("x", x)?;
-    CHECK.same_device("cache", cache.device(), x.device())?;
-    CHECK.same_device("positions", positions.device(), x.device())?;
+    check(CHECK, ("cache", cache), ("x", x), positions)?;
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::kv_append(gpu, cache, x, positions),
@@ -48,4 +40,22 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
             Ok(())
         }
     }
+}
+
+/// That rows of `x` can go to `positions` of `cache`, each with its name.
+pub(super) fn check(
+    check: Check,
+    (cache_name, cache): (&'static str, &Tensor),
+    (name, x): (&'static str, &Tensor),
+    positions: &Tensor,
+) -> Result<(), KernelError> {
+    let [heads, capacity, width] = check.dims(cache_name, cache, "[Hkv, capacity, D]")?;
+    let [tokens, ..] = check.dims::<3>(name, x, "[T, Hkv, D]")?;
+    check.shape(name, x, &[tokens, heads, width], || format!("{cache_name} {:?}", cache.shape()))?;
+    check.shape("positions", positions, &[tokens], || format!("{name} {:?}", x.shape()))?;
+    check.ids("positions", positions, capacity)?;
+    check.float(cache_name, cache)?;
+    check.float(name, x)?;
+    check.same_device(cache_name, cache.device(), x.device())?;
+    check.same_device("positions", positions.device(), x.device())
 }

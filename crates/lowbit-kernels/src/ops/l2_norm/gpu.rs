@@ -1,4 +1,4 @@
-//! Rows scaled to length one on a GPU: a cube or a plane a row, which it reads twice; the second time its cache has it.
+//! Rows scaled to length one on a GPU: a cube or a plane a row.
 
 use super::{L2Norm, L2NormConvention};
 use crate::gpu::compile::{Target, buffer};
@@ -36,12 +36,14 @@ fn norm<X: Int, V: Size>(
     // Units past the last row have nothing to do but come to the sum.
     let end = select(row < count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
-    let sum = rows::squares::<X, V>(x, first, end, shape.dtype, shape.rows);
+    let ahead = rows::ahead::<X, V>(x, first, end, shape.rows);
+    let sum = rows::squares::<X, V>(ahead, x, first, end, shape.dtype, shape.rows);
     let width = f32::cast_from((vectors * vector) as u32);
     let scale = scale(sum, width, f32::reinterpret(eps), shape.convention);
     let mut i = rows::place(shape.rows);
     while i < end {
-        unpack::<X, V>(x[first + i], &mut values, 0usize, vector, shape.dtype);
+        let x = rows::again::<X, V>(ahead, x, first + i, shape.rows);
+        unpack::<X, V>(x, &mut values, 0usize, vector, shape.dtype);
         #[unroll]
         for j in 0..vector {
             values[j] *= scale;
@@ -78,8 +80,9 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use L2NormConvention::{Max, Mean, Sum};
     let mut kernels = Vec::new();
-    for (width, vector) in [(4096, rows::LONGEST.min(target.vector())), (128, 4), (70, 1)] {
-        let rows = Rows::new(target.plane(), width, vector);
+    let longest = rows::LONGEST.min(target.vector());
+    for (count, width, vector) in [(1, 4096, longest), (999, 4096, longest), (999, 128, 4), (1, 70, 1)] {
+        let rows = Rows::new(target, [count, width], vector);
         for (dtype, convention) in [(FloatType::F32, Sum), (FloatType::F16, Mean), (FloatType::BF16, Max)] {
             kernels.push(kernel(target, Shape { rows, dtype, convention }));
         }
@@ -94,9 +97,9 @@ pub(super) fn l2_norm(check: Check, gpu: &Gpu, x: &Tensor, params: &L2Norm) -> R
         return Ok(y);
     }
     let width = x.dim(-1);
-    let rows = Rows::of(gpu.target(), width, &[x]);
-    let shape = Shape { rows, dtype: check.float("x", x)?, convention: params.convention };
     let count = x.len() / width;
+    let rows = Rows::of(gpu.target(), [count, width], &[x]);
+    let shape = Shape { rows, dtype: check.float("x", x)?, convention: params.convention };
     check.index(x.len())?;
     gpu.launch(Dispatch {
         kernel: kernel(gpu.target(), shape),

@@ -1,4 +1,4 @@
-//! Norms on a GPU: a cube or a plane a row, which it reads twice; the second time its cache has it.
+//! Norms on a GPU: a cube or a plane a row.
 
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{pack, unpack, with_storage};
@@ -40,23 +40,32 @@ fn norm<X: Int, G: Int, Y: Int, V: Size>(
     let end = select(row < count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
     let width = f32::cast_from((vectors * vector) as u32);
-    let mean = rows::squares::<X, V>(x, first, end, shape.x, shape.rows) / width;
+    let xs = rows::ahead::<X, V>(x, first, end, shape.rows);
+    let weights = rows::ahead::<u32, V>(weight, 0usize, end, shape.rows);
+    let mut gates = Vector::<G, V>::new(G::from_int(0));
+    if comptime!(shape.gate.is_some()) {
+        gates = rows::ahead::<G, V>(gate, first, end, shape.rows);
+    }
+    let mean = rows::squares::<X, V>(xs, x, first, end, shape.x, shape.rows) / width;
     let scale = 1.0f32 / (mean + f32::reinterpret(eps)).sqrt();
-    let mut weights = Array::<f32>::new(vector);
+    let mut factors = Array::<f32>::new(vector);
     let mut i = rows::place(shape.rows);
     while i < end {
-        unpack::<X, V>(x[first + i], &mut values, 0usize, vector, shape.x);
-        unpack::<u32, V>(weight[i], &mut weights, 0usize, vector, FloatType::F32);
+        let xs = rows::again::<X, V>(xs, x, first + i, shape.rows);
+        unpack::<X, V>(xs, &mut values, 0usize, vector, shape.x);
+        let weights = rows::again::<u32, V>(weights, weight, i, shape.rows);
+        unpack::<u32, V>(weights, &mut factors, 0usize, vector, FloatType::F32);
         #[unroll]
         for j in 0..vector {
-            values[j] = values[j] * scale * weights[j];
+            values[j] = values[j] * scale * factors[j];
         }
         if comptime!(shape.gate.is_some()) {
             let float = comptime!(shape.gate.unwrap_or(FloatType::F32));
-            unpack::<G, V>(gate[first + i], &mut weights, 0usize, vector, float);
+            let gates = rows::again::<G, V>(gates, gate, first + i, shape.rows);
+            unpack::<G, V>(gates, &mut factors, 0usize, vector, float);
             #[unroll]
             for j in 0..vector {
-                values[j] *= silu(weights[j]);
+                values[j] *= silu(factors[j]);
             }
         }
         y[first + i] = pack::<Y, V>(&values, 0usize, vector, shape.y);
@@ -80,8 +89,9 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
     let mut kernels = Vec::new();
-    for (width, vector) in [(4096, rows::LONGEST.min(target.vector())), (128, 4), (70, 1)] {
-        let rows = Rows::new(target.plane(), width, vector);
+    let longest = rows::LONGEST.min(target.vector());
+    for (count, width, vector) in [(1, 4096, longest), (999, 4096, longest), (999, 128, 4), (1, 70, 1)] {
+        let rows = Rows::new(target, [count, width], vector);
         for (x, gate, y) in [
             (F32, None, BF16),
             (F16, None, F16),
@@ -110,7 +120,7 @@ pub(super) fn rms_norm(
     }
     let weight = weight.cast(DType::F32)?;
     let (width, count) = (weight.len(), x.len() / weight.len());
-    let rows = Rows::of(gpu.target(), width, &[x, &weight, gate.unwrap_or(x)]);
+    let rows = Rows::of(gpu.target(), [count, width], &[x, &weight, gate.unwrap_or(x)]);
     let gate_type = gate.map(|gate| check.float("gate", gate)).transpose()?;
     let shape = Shape { rows, x: check.float("x", x)?, gate: gate_type, y: dtype };
     check.index(x.len())?;

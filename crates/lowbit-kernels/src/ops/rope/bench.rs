@@ -33,7 +33,7 @@ fn case((tokens, heads, d, rotary_dim): (usize, usize, usize, usize)) -> Case {
             let positions: Vec<u32> = (1000..).take(tokens).collect();
             let x = activations(&[tokens, heads, d], dtype, 1, &host)?;
             let xs = x.cast(DType::F32)?;
-            let want = reference::rope(xs.as_slice()?, d, &positions, &rotation);
+            let want = reference::rope(xs.as_slice::<f32>()?, d, &positions, &rotation);
             let greatest = xs.as_slice::<f32>()?.iter().fold(0f32, |a, b| a.max(b.abs()));
             // A sum of two products, neither more than the greatest.
             let bound = gamma(reference::ROUNDINGS) * 2.0 * f64::from(greatest);

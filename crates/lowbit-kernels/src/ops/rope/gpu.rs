@@ -24,6 +24,13 @@ impl PartialEq for Uploaded {
     }
 }
 
+impl Rope {
+    /// The frequencies on `device`, which gets them when it first asks.
+    pub(in crate::ops) fn uploaded(&self, device: &Device) -> Result<Tensor, KernelError> {
+        self.uploaded.get(&self.inv_freq, device)
+    }
+}
+
 impl Uploaded {
     fn get(&self, values: &[f32], device: &Device) -> Result<Tensor, KernelError> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +71,7 @@ fn rotate<X: Int, V: Size>(
 ) {
     let vector = comptime!(shape.vector);
     let (heads, share, pairs, width) = (heads as usize, share as usize, pairs as usize, width as usize);
-    // What is copied goes by two vectors as well.
+    // What is copied goes by two vectors as well, as `slots` has it.
     let slots = pairs + (width - 2 * pairs).div_ceil(2);
     let shares = heads.div_ceil(share);
     let i = ABSOLUTE_POS;
@@ -73,20 +80,10 @@ fn rotate<X: Int, V: Size>(
         let mut cos = Array::<f32>::new(vector);
         let mut sin = Array::<f32>::new(vector);
         let rotated = slot < pairs;
-        let mut first = slot * 2;
-        let mut second = first + 1;
+        let (first, second) = vectors_of(slot, pairs, shape.layout);
         if rotated {
-            let position = f32::cast_from(positions[token]);
-            #[unroll]
-            for j in 0..vector {
-                let (s, c) = sin_cos(position * inv_freq[slot * vector + j]);
-                cos[j] = c * f32::reinterpret(factor);
-                sin[j] = s * f32::reinterpret(factor);
-            }
-            if comptime!(shape.layout == RopeLayout::HalfSplit) {
-                first = slot;
-                second = slot + pairs;
-            }
+            let (position, factor) = (positions[token], f32::reinterpret(factor));
+            angles(position, inv_freq, slot, factor, &mut cos, &mut sin, 0usize, vector);
         }
         for head in head..min(head + share, heads) {
             let at = (token * heads + head) * width;
@@ -99,6 +96,69 @@ fn rotate<X: Int, V: Size>(
                 }
             }
         }
+    }
+}
+
+/// The two vectors of a head that a slot stands for: `pairs` slots are rotated, those after them hold the rest.
+#[cube]
+pub(in crate::ops) fn vectors_of(
+    slot: usize,
+    pairs: usize,
+    #[comptime] layout: RopeLayout,
+) -> (usize, usize) {
+    let split = comptime!(layout == RopeLayout::HalfSplit).runtime() && slot < pairs;
+    (select(split, slot, slot * 2), select(split, slot + pairs, slot * 2 + 1))
+}
+
+/// Slots of a head of `width` vectors, of which `pairs` slots are rotated.
+pub(in crate::ops) fn slots(width: usize, pairs: usize) -> usize {
+    pairs + (width - 2 * pairs).div_ceil(2)
+}
+
+/// Cosines and sines of the pairs of a slot, to `vector` elements from `at` on.
+#[cube]
+pub(in crate::ops) fn angles(
+    position: u32,
+    inv_freq: &[f32],
+    slot: usize,
+    factor: f32,
+    cos: &mut Array<f32>,
+    sin: &mut Array<f32>,
+    #[comptime] at: usize,
+    #[comptime] vector: usize,
+) {
+    // All loads before the first sine, whose branches they would wait for.
+    #[unroll]
+    for j in 0..vector {
+        cos[at + j] = inv_freq[slot * vector + j];
+    }
+    #[unroll]
+    for j in 0..vector {
+        let (s, c) = sin_cos(f32::cast_from(position) * cos[at + j]);
+        cos[at + j] = c * factor;
+        sin[at + j] = s * factor;
+    }
+}
+
+/// Rotates the pairs of a slot by its angles, which are from `at` on; its two vectors are from twice there.
+#[cube]
+pub(in crate::ops) fn rotate_pairs(
+    values: &mut Array<f32>,
+    cos: &Array<f32>,
+    sin: &Array<f32>,
+    #[comptime] at: usize,
+    #[comptime] vector: usize,
+    #[comptime] layout: RopeLayout,
+) {
+    #[unroll]
+    for j in 0..vector {
+        let (a, b) = comptime!(match layout {
+            RopeLayout::HalfSplit => (2 * at + j, 2 * at + j + vector),
+            RopeLayout::Interleaved => (2 * (at + j), 2 * (at + j) + 1),
+        });
+        let (xa, xb) = (values[a], values[b]);
+        values[a] = xa * cos[at + j] - xb * sin[at + j];
+        values[b] = xb * cos[at + j] + xa * sin[at + j];
     }
 }
 
@@ -117,16 +177,7 @@ fn turn<X: Int, V: Size>(
     let mut values = Array::<f32>::new(comptime!(2 * vector));
     unpack::<X, V>(x[first], &mut values, 0usize, vector, shape.dtype);
     unpack::<X, V>(x[second], &mut values, vector, vector, shape.dtype);
-    #[unroll]
-    for j in 0..vector {
-        let (a, b) = comptime!(match shape.layout {
-            RopeLayout::HalfSplit => (j, j + vector),
-            RopeLayout::Interleaved => (2 * j, 2 * j + 1),
-        });
-        let (xa, xb) = (values[a], values[b]);
-        values[a] = xa * cos[j] - xb * sin[j];
-        values[b] = xb * cos[j] + xa * sin[j];
-    }
+    rotate_pairs(&mut values, cos, sin, 0usize, vector, shape.layout);
     y[first] = pack::<X, V>(&values, 0usize, vector, shape.dtype);
     y[second] = pack::<X, V>(&values, vector, vector, shape.dtype);
 }
@@ -168,12 +219,12 @@ pub(super) fn rope(
     if y.is_empty() {
         return Ok(y);
     }
-    let inv_freq = rope.uploaded.get(&rope.inv_freq, x.device())?;
+    let inv_freq = rope.uploaded(x.device())?;
     let (tokens, heads, width, pairs) = (x.dim(0), x.dim(1), x.dim(2), rope.inv_freq.len());
     let [of_pairs, of_heads] =
         [pairs.max(1), width].map(|n| rows::vector(gpu.target(), rows::VECTOR, n, &[x]));
     let vector = of_pairs.min(of_heads);
-    let slots = pairs / vector + (width / vector - 2 * (pairs / vector)).div_ceil(2);
+    let slots = slots(width / vector, pairs / vector);
     let share = (tokens * heads * slots / ENOUGH).clamp(1, heads);
     let len = tokens * heads.div_ceil(share) * slots;
     check.index(x.len())?;

@@ -87,6 +87,23 @@ impl Rope {
         })
     }
 
+    /// That heads of `width` elements can be rotated, and that each token of `x` `[T, ..]` has a position.
+    pub(super) fn check(
+        &self,
+        check: Check,
+        x: &Tensor,
+        positions: &Tensor,
+        width: usize,
+    ) -> Result<(), KernelError> {
+        if width < self.rotary_dim() {
+            let want = format!("heads of at least {} are rotated", self.rotary_dim());
+            return Err(check.shape_error("x", x, want));
+        }
+        check.shape("positions", positions, &[x.dim(0)], || format!("x {:?}", x.shape()))?;
+        check.dtype("positions", positions, lowbit_formats::DType::U32)?;
+        check.same_device("positions", positions.device(), x.device())
+    }
+
     /// The pairs.
     pub fn layout(&self) -> RopeLayout {
         self.layout
@@ -131,17 +148,8 @@ impl Rope {
 /// dtypes.
 pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, KernelError> {
     let check = Check("rope");
-    let [tokens, _, width] = check.dims("x", x, "[T, H, D]")?;
-    if width < rope.rotary_dim() {
-        return Err(check.shape_error(
-            "x",
-            x,
-            format!("heads of at least {} are rotated", rope.rotary_dim()),
-        ));
-    }
-    check.shape("positions", positions, &[tokens], || format!("x {:?}", x.shape()))?;
-    check.dtype("positions", positions, lowbit_formats::DType::U32)?;
-    check.same_device("positions", positions.device(), x.device())?;
+    let [_, _, width] = check.dims("x", x, "[T, H, D]")?;
+    rope.check(check, x, positions, width)?;
     let dtype = check.float("x", x)?;
     match x.device() {
         #[cfg(feature = "gpu")]

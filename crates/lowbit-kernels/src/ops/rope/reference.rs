@@ -5,9 +5,9 @@ pub(crate) const ROUNDINGS: usize = 5;
 
 /// The rotation in f64 from the same f32 angles: the angle's rounding is part of the contract.
 /// `x` is `[positions, heads, width]`.
-pub(crate) fn rope(x: &[f32], width: usize, positions: &[u32], rope: &Rope) -> Vec<f64> {
+pub(crate) fn rope<T: Copy + Into<f64>>(x: &[T], width: usize, positions: &[u32], rope: &Rope) -> Vec<f64> {
     let (half, heads) = (rope.inv_freq.len(), x.len() / width / positions.len().max(1));
-    let mut y: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+    let mut y: Vec<f64> = x.iter().map(|&x| x.into()).collect();
     for (row, y) in y.chunks_mut(width).enumerate() {
         for (i, &f) in rope.inv_freq.iter().enumerate() {
             let angle = f64::from(positions[row / heads] as f32 * f);

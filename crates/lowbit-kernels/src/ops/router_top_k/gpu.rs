@@ -120,9 +120,9 @@ fn route<X: Int>(
 /// A plane a token, and a few of them a cube.
 fn rows(plane: Option<usize>) -> Rows {
     match plane {
-        Some(plane @ ..32) => Rows { units: plane, plane, rows: 1, vector: 1 },
-        Some(plane) => Rows { units: 2 * plane, plane, rows: 2, vector: 1 },
-        None => Rows { units: 64, plane: 0, rows: 1, vector: 1 },
+        Some(plane @ ..32) => Rows { units: plane, plane, rows: 1, vector: 1, once: false },
+        Some(plane) => Rows { units: 2 * plane, plane, rows: 2, vector: 1, once: false },
+        None => Rows { units: 64, plane: 0, rows: 1, vector: 1, once: false },
     }
 }
 

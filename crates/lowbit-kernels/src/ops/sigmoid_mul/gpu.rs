@@ -7,6 +7,7 @@ use crate::ops::elementwise::{Broadcast, gpu as elementwise};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
+use std::cmp::Ordering;
 
 struct SigmoidMul;
 
@@ -20,11 +21,15 @@ impl elementwise::Combine for SigmoidMul {
 /// Every kernel of the op.
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    elementwise::kernels::<SigmoidMul>(target, &[Broadcast::None, Broadcast::Column])
+    elementwise::kernels::<SigmoidMul>(target, &[Broadcast::None, Broadcast::Last, Broadcast::Column])
 }
 
 /// See [`super::sigmoid_mul`]; everything was checked.
 pub(super) fn sigmoid_mul(check: Check, gpu: &Gpu, x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
-    let broadcast = if x.shape() == gate.shape() { Broadcast::None } else { Broadcast::Column };
+    let broadcast = match x.len().cmp(&gate.len()) {
+        Ordering::Less => Broadcast::Last,
+        Ordering::Equal => Broadcast::None,
+        Ordering::Greater => Broadcast::Column,
+    };
     elementwise::map::<SigmoidMul>(check, gpu, x, gate, broadcast)
 }

@@ -10,15 +10,16 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-use super::check::Check;
+use super::{check::Check, narrow};
 use crate::{Device, KernelError, Tensor};
 
-/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: a gate an element, or one a row.
+/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: a gate an element, or one a row. Gates that lie behind
+/// other columns are read where they lie: heads of `[query | gate]` are gates.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | x | `[.., D]` | f32, f16, bf16 |
-/// | gate | `[.., D]` or `[.., 1]` | f32, f16, bf16 |
+/// | gate | `[.., G]`: the last D columns where `G >= D`, or `[.., 1]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
 /// All in f32, rounded once to x's dtype. Source: transformers 5.23 `qwen3_next` (attention's output gate and
@@ -29,9 +30,13 @@ use crate::{Device, KernelError, Tensor};
 pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("sigmoid_mul");
     let dtype = check.float("x", x)?.dtype();
-    let same = x.shape() == gate.shape();
-    if !same && !matches!((x.shape(), gate.shape()), ([x @ .., _], [gate @ .., 1]) if x == gate) {
-        let want = format!("x {:?} wants the same shape, or 1 as the last size", x.shape());
+    let fits = match (x.shape(), gate.shape()) {
+        ([], []) => true,
+        ([xs @ .., width], [gates @ .., columns]) => xs == gates && (columns >= width || *columns == 1),
+        _ => false,
+    };
+    if !fits {
+        let want = format!("x {:?} wants the same shape, or a last size that is larger or 1", x.shape());
         return Err(check.shape_error("gate", gate, want));
     }
     check.float("gate", gate)?;
@@ -42,7 +47,11 @@ pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            let (x, gate) = (check.widened("x", x)?, check.widened("gate", gate)?);
+            let (x, mut gate) = (check.widened("x", x)?, check.widened("gate", gate)?);
+            if x.len() < gate.len() {
+                gate = narrow(&gate, gate.dim(-1) - x.dim(-1), x.dim(-1))?;
+            }
+            let same = x.shape() == gate.shape();
             let y =
                 if same { cpu::sigmoid_mul(cpu, &x, &gate) } else { cpu::sigmoid_mul_rows(cpu, &x, &gate) };
             y?.cast(dtype)

@@ -20,6 +20,15 @@ pub(super) fn a_gate_an_element_and_a_gate_a_row_on(devices: &[Device]) {
                     let y = sigmoid_mul(&x, &gate).unwrap();
                     assert_close(&y, &shape, dtype, &want, |i| gamma(reference::ROUNDINGS) * want[i].abs());
                 }
+                // `[query | gate]`, and columns that are no whole number of them.
+                for columns in [2 * width, width + 3] {
+                    let (both, wide) = normal(&mut random, &[5, 2, columns], FLOATS[width % 3], device);
+                    let gates: Vec<f32> =
+                        wide.chunks(columns).flat_map(|row| &row[columns - width..]).copied().collect();
+                    let want = reference::sigmoid_mul(&xs, &gates);
+                    let y = sigmoid_mul(&x, &both).unwrap();
+                    assert_close(&y, &shape, dtype, &want, |i| gamma(reference::ROUNDINGS) * want[i].abs());
+                }
             }
         }
     }
@@ -32,9 +41,9 @@ fn refusals_name_both_sides() {
     let gate = |shape: &[usize]| Tensor::zeros(shape, lowbit_formats::DType::F32, &device);
     assert_eq!(
         sigmoid_mul(&x, &gate(&[3, 1])).unwrap_err().to_string(),
-        "sigmoid_mul: gate is [3, 1], but x [2, 3] wants the same shape, or 1 as the last size"
+        "sigmoid_mul: gate is [3, 1], but x [2, 3] wants the same shape, or a last size that is larger or 1"
     );
-    for shape in [&[2][..], &[1, 3], &[2, 1, 1], &[]] {
+    for shape in [&[2][..], &[1, 3], &[2, 2], &[2, 1, 1], &[]] {
         assert!(sigmoid_mul(&x, &gate(shape)).is_err(), "{shape:?}");
     }
     let scalar = gate(&[]);

@@ -1,0 +1,128 @@
+//! The norm and the rotation of query and key heads.
+
+mod bench;
+#[cfg(feature = "gpu")]
+pub(crate) mod gpu;
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;
+pub(crate) mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use super::kv_append::{self, kv_append};
+use super::{Rope, narrow, rms_norm, rope};
+use crate::{Device, KernelError, Tensor};
+use lowbit_formats::DType;
+
+/// What becomes of a query or key head before attention.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormRope<'a> {
+    /// D: the elements of a head.
+    pub head_dim: usize,
+    /// RMSNorm's weight `[D]` and eps, where the model norms heads.
+    pub norm: Option<(&'a Tensor, f32)>,
+    /// The rotation.
+    pub rope: &'a Rope,
+}
+
+/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, as [`rms_norm()`] and [`rope()`] say; without a norm
+/// `rope(x[t, h, ..D])`. What x has behind D columns is skipped: heads of `[query | gate]` are queries.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[T, H, S]`, `S >= D` | f32, f16, bf16 |
+/// | weight | `[D]`, `D >= rotary_dim` | f32, f16, bf16 |
+/// | positions | `[T]` | u32 |
+/// | y | `[T, H, D]` | x's |
+///
+/// All in f32, rounded once to x's dtype. A captured pass must not be the first to rotate, as with [`rope()`].
+///
+/// Source: vLLM 0.11 `fused_qk_norm_rope`; transformers 5.23 `Qwen3Attention`, `Qwen3NextAttention`.
+///
+/// # Errors
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other dtypes
+/// and for an eps that is negative or not finite, [`KernelError::Device`] for different devices.
+pub fn rms_norm_rope(
+    x: &Tensor,
+    positions: &Tensor,
+    params: &RmsNormRope<'_>,
+) -> Result<Tensor, KernelError> {
+    let check = Check("rms_norm_rope");
+    params.check(check, x, positions)?;
+    let heads = || narrow(x, 0, params.head_dim);
+    let Some((weight, eps)) = params.norm else { return rope(&heads()?, positions, params.rope) };
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::rms_norm_rope(check, gpu, x, positions, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => {
+            let heads = rms_norm(&heads()?.cast(DType::F32)?, weight, eps)?;
+            rope(&heads, positions, params.rope)?.cast(x.dtype())
+        }
+    }
+}
+
+/// `keys[h, positions[t], :] = y[t, h, :]` with the y that [`rms_norm_rope`] makes of k, and
+/// `values[h, positions[t], :] = v[t, h, :]`: what [`kv_append()`] does with each.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | keys | `[Hkv, capacity, D]` | f32, f16, bf16 |
+/// | values | `[Hkv, capacity, Dv]` | keys' |
+/// | k | `[T, Hkv, D]` | f32, f16, bf16 |
+/// | v | `[T, Hkv, Dv]` | k's |
+/// | positions | `[T]` | u32 |
+///
+/// y is rounded to the keys' dtype, on the CPU to k's before. One launch on a GPU.
+///
+/// Source: vLLM 0.11 `fused_qk_norm_rope`, `reshape_and_cache`.
+///
+/// # Errors
+/// Those of the two ops; the caches are then as they were.
+pub fn rms_norm_rope_append(
+    [keys, values]: [&mut Tensor; 2],
+    [k, v]: [&Tensor; 2],
+    positions: &Tensor,
+    params: &RmsNormRope<'_>,
+) -> Result<(), KernelError> {
+    let check = Check("rms_norm_rope_append");
+    params.check(check, k, positions)?;
+    kv_append::check(check, ("keys", keys), ("k", k), positions)?;
+    let wanted = [keys.dim(0), keys.dim(1), v.dim(-1)];
+    check.shape("values", values, &wanted, || format!("keys {:?}", keys.shape()))?;
+    kv_append::check(check, ("values", values), ("v", v), positions)?;
+    check.dtype("values", values, keys.dtype())?;
+    check.dtype("v", v, k.dtype())?;
+    check.same_device("v", v.device(), k.device())?;
+    match k.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::append::append(check, gpu, [keys, values], [k, v], positions, params),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => {
+            kv_append(keys, &rms_norm_rope(k, positions, params)?, positions)?;
+            kv_append(values, v, positions)
+        }
+    }
+}
+
+impl RmsNormRope<'_> {
+    /// That heads `x` at `positions` can be made ready.
+    pub(super) fn check(&self, check: Check, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
+        let [_, _, columns] = check.dims("x", x, "[T, H, S]")?;
+        if columns < self.head_dim {
+            return Err(check.shape_error("x", x, format!("heads of {} are wanted", self.head_dim)));
+        }
+        self.rope.check(check, x, positions, self.head_dim)?;
+        check.float("x", x)?;
+        if let Some((weight, eps)) = self.norm {
+            check.eps(eps)?;
+            check.shape("weight", weight, &[self.head_dim], || format!("head_dim {}", self.head_dim))?;
+            check.float("weight", weight)?;
+            check.same_device("weight", weight.device(), x.device())?;
+        }
+        Ok(())
+    }
+}
