@@ -172,6 +172,8 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
             format!("\n#if __CUDA_ARCH__ >= 900\nasm volatile(\"{OVERLAP}\" ::: \"memory\");\n#endif\n");
         source.text.insert_str(body, &overlap);
     }
+    // What is restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits.
+    source.text = source.text.replace("__restrict__", "");
     Ok(source)
 }
 

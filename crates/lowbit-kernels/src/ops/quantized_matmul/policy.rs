@@ -130,10 +130,17 @@ pub(super) enum Work {
     DecodeAndMultiply,
 }
 
-/// The way for `m` rows of x to each of the weight's batches, where tensor cores and a library take the operands or
-/// not.
+/// The way for `m` rows of x to each of the weight's batches of `n` rows, where tensor cores and a library take the
+/// operands or not.
 #[cfg(feature = "gpu")]
-pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool, library: Option<Work>) -> Kernel {
+pub(super) fn kernel(
+    (m, n): (usize, usize),
+    batches: usize,
+    tensor_cores: bool,
+    library: Option<Work>,
+) -> Kernel {
+    /// Rows of a weight that leave most of [`Kernel::Tile`]'s units idle: gates of one output.
+    const NARROW: usize = 16;
     /// Rows that pay for writing the decoded weight and reading it again, where the other way is
     /// [`Kernel::TensorCore`].
     const VERY_MANY: usize = 4096;
@@ -143,7 +150,7 @@ pub(super) fn kernel(m: usize, batches: usize, tensor_cores: bool, library: Opti
         (Some(work), false) => Kernel::Library(work),
         (Some(work), true) if m >= VERY_MANY => Kernel::Library(work),
         (_, true) => Kernel::TensorCore,
-        _ if batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
+        _ if n < NARROW || batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
         _ => Kernel::Tile,
     }
 }
@@ -255,19 +262,24 @@ mod tests {
     #[test]
     fn many_rows_on_gpus() {
         let (dense, decoded) = (Some(Work::Multiply), Some(Work::DecodeAndMultiply));
-        // (m, tensor cores, library) -> kernel
-        for ((m, tensor_cores, library), want) in [
-            ((32, false, dense), Kernel::MatVec),
-            ((5, true, dense), Kernel::MatVec),
-            ((6, true, None), Kernel::TensorCore),
-            ((33, true, dense), Kernel::Library(Work::Multiply)),
-            ((4095, true, decoded), Kernel::TensorCore),
-            ((4096, true, decoded), Kernel::Library(Work::DecodeAndMultiply)),
-            ((33, false, decoded), Kernel::Library(Work::DecodeAndMultiply)),
-            ((33, false, None), Kernel::Tile),
-            ((1 << 20, false, None), Kernel::MatVec),
+        // (m, n, tensor cores, library) -> kernel
+        for ((m, n, tensor_cores, library), want) in [
+            ((32, 64, false, dense), Kernel::MatVec),
+            ((5, 64, true, dense), Kernel::MatVec),
+            ((6, 64, true, None), Kernel::TensorCore),
+            ((33, 64, true, dense), Kernel::Library(Work::Multiply)),
+            ((4095, 64, true, decoded), Kernel::TensorCore),
+            ((4096, 64, true, decoded), Kernel::Library(Work::DecodeAndMultiply)),
+            ((33, 64, false, decoded), Kernel::Library(Work::DecodeAndMultiply)),
+            ((33, 64, false, None), Kernel::Tile),
+            ((33, 1, false, None), Kernel::MatVec),
+            ((1 << 20, 64, false, None), Kernel::MatVec),
         ] {
-            assert_eq!(kernel(m, 1, tensor_cores, library), want, "M={m}, {tensor_cores}, {library:?}");
+            assert_eq!(
+                kernel((m, n), 1, tensor_cores, library),
+                want,
+                "M={m} N={n}, {tensor_cores}, {library:?}"
+            );
         }
         // (m, batches, n) -> rows of x a tile
         for ((m, batches, n), want) in [

@@ -54,7 +54,7 @@ pub(super) fn quantized_matmul(
     let library = library::work(gpu, &x, weight, dtype);
     #[cfg(not(feature = "cuda"))]
     let library = None;
-    match policy::kernel(m, batches, tensor_cores, library) {
+    match policy::kernel((m, n), batches, tensor_cores, library) {
         // Widening is exact, and f32 is what is computed in.
         kernel if kernel != policy::Kernel::MatVec && dtype != result => {
             let x = x.cast(DType::F32)?;
