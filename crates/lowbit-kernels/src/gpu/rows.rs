@@ -117,6 +117,7 @@ pub(crate) fn stride(shape: Rows) -> usize {
 
 /// This unit's vector of the row of x from vector `first` to `end`, where it has no other: loaded before anything waits
 /// for another unit, it is there by then. Else [`again`] loads, and this is nothing.
+#[allow(clippy::collapsible_if)] // The first is known when the kernel is compiled.
 #[cube]
 pub(crate) fn ahead<X: Int, V: Size>(
     x: &[Vector<X, V>],

@@ -23,7 +23,7 @@ pub(crate) fn rms_norm_rope(
     let bound = |(i, head): (usize, &f64)| {
         let other = match (i % width, params.rope.layout()) {
             (d, _) if d >= rotary => return gamma(roundings) * head.abs(),
-            (_, RopeLayout::Interleaved) => i / width * width + (i % width ^ 1),
+            (_, RopeLayout::Interleaved) => i / width * width + ((i % width) ^ 1),
             (d, RopeLayout::HalfSplit) => i / width * width + (d + half) % rotary,
         };
         gamma(roundings + rope::ROUNDINGS) * factor * (head.abs() + heads[other].abs())

@@ -12,11 +12,11 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::DType;
 
-/// `count` heads of keys and of values, `heads` of each position: `width` and `value_width` vectors each.
+/// `count` heads of new keys and of new values, `heads` of each position: `width` and `value_width` vectors each.
 #[cube(launch_unchecked)]
 fn place<X: Int, Y: Int, V: Size>(
-    k: &[Vector<X, V>],
-    v: &[Vector<X, V>],
+    new_keys: &[Vector<X, V>],
+    new_values: &[Vector<X, V>],
     weight: &[Vector<u32, V>],
     positions: &[u32],
     inv_freq: &[f32],
@@ -47,11 +47,12 @@ fn place<X: Int, Y: Int, V: Size>(
         };
         let live = some && position < capacity;
         let (from, to) = (row * width, (row % heads * capacity + position) * width);
-        head::<X, Y, V>(k, weight, inv_freq, keys, from as usize, to as usize, live, position, sizes, shape);
+        let (from, to) = (from as usize, to as usize);
+        head::<X, Y, V>(new_keys, weight, inv_freq, keys, from, to, live, position, sizes, shape);
     } else {
         let i = (CUBE_POS - cubes) as u32 * CUBE_DIM_X + UNIT_POS_X;
         if i < count * value_width {
-            put::<X, Y, V>(v, positions, values, i, heads, capacity, value_width, shape.x, shape.y);
+            put::<X, Y, V>(new_values, positions, values, i, heads, capacity, value_width, shape.x, shape.y);
         }
     }
 }
