@@ -2,7 +2,7 @@
 
 use super::policy::MANY_ON_TENSOR_CORES;
 use super::tests::{assert_expected, gpu_formats};
-use super::{quantized_matmul, reference};
+use super::{quantized_matmul, quantized_matmul_to, reference};
 use crate::ops::testing::{FLOATS, gpu, values};
 use crate::{Device, Tensor, inputs};
 use lowbit_formats::{FloatType, Format};
@@ -69,6 +69,26 @@ fn rows_that_end_within_a_run() {
             }
         }
         check(Format::Nvfp4, (1, 1, 3, 14, 48), dtype);
+    }
+}
+
+/// Not rounded to x's type in between.
+#[test]
+fn f32_results_of_half_precision() {
+    let (host, gpu) = (host(), gpu());
+    for format in [Format::Q4_0, Format::Q6_K, Format::affine(4, 64, FloatType::BF16).unwrap()] {
+        let (n, k) = (22, 512);
+        let weight = inputs::weight(format, &[n, k], 7, &host).unwrap();
+        let decoded = reference::decoded(&weight, n).unwrap();
+        let weight = weight.to_device(&gpu).unwrap();
+        for (m, dtype) in
+            [(1, FloatType::F16), (1, FloatType::BF16), (4, FloatType::F16), (40, FloatType::BF16)]
+        {
+            let x = inputs::activations(&[m, k], dtype, 8, &host).unwrap();
+            let y = quantized_matmul_to(&x.to_device(&gpu).unwrap(), &weight, FloatType::F32).unwrap();
+            let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, false);
+            assert_expected(&format!("{format} M={m} {dtype:?}"), &y.to_device(&host).unwrap(), &want);
+        }
     }
 }
 

@@ -281,15 +281,16 @@ fn chosen(
     Shape { layout, dtype, result, rows, columns, units, plane: plane.unwrap_or(0) }
 }
 
-/// One of each format and type of x, at sizes of layers. With several rows of x the types differ in nothing new.
+/// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
+/// types differ in nothing new.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target, formats: &[Format], dtypes: &[FloatType]) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels = Vec::new();
     for &format in formats {
         let layout = Layout::of(format);
-        let one = dtypes.iter().map(|&dtype| (1, dtype));
-        for (m, dtype) in one.chain([(8, FloatType::F32)]) {
-            kernels.push(kernel(target, chosen(target, layout, [dtype; 2], (m, 4096, 4096 / RUN))));
+        let one = dtypes.iter().map(|&dtype| (1, [dtype; 2]));
+        for (m, types) in one.chain([(1, [FloatType::F16, FloatType::F32]), (8, [FloatType::F32; 2])]) {
+            kernels.push(kernel(target, chosen(target, layout, types, (m, 4096, 4096 / RUN))));
         }
     }
     kernels

@@ -60,8 +60,8 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
 ) {
     let (rows, sums_count) = comptime!((shape.rows(), shape.rows() * shape.pairs()));
     let stride = comptime!(4 * shape.planes);
-    // The ids are the last launch's, and the weight is nobody's.
-    if comptime!(shape.overlaps) && experts > 0 {
+    // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
+    if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
         overlap();
     }
     let place = place(ids, batches, rows_a_batch, experts, shape.columns);
