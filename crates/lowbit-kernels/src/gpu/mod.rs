@@ -35,6 +35,8 @@ pub(crate) mod math;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
 #[cfg(feature = "gpu")]
+pub(crate) mod ptx;
+#[cfg(feature = "gpu")]
 pub(crate) mod rows;
 #[cfg(feature = "gpu")]
 pub(crate) mod sequences;

@@ -1,24 +1,9 @@
 //! CUDA's own instructions for tiles of 16-bit floats, through 32-bit addresses of shared memory.
 
+use crate::gpu::ptx::name;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
-
-/// How instructions spell a 16-bit float.
-fn name(dtype: FloatType) -> &'static str {
-    if dtype == FloatType::F16 { "f16" } else { "bf16" }
-}
-
-/// The address of shared memory.
-#[cube]
-pub(super) fn address(memory: &Shared<[Vector<u32, Const<4>>]>) -> u32 {
-    let address: u32;
-    gpu_asm!(
-        "{{ .reg .u64 p; cvta.to.shared.u64 p, {memory}; cvt.u32.u64 {address}, p; }}",
-        address = out(_) address, memory = in(_) memory.as_ptr(), options(nomem),
-    );
-    address
-}
 
 /// Begins a copy of vector `from` of `x` to shared memory.
 #[cube]
@@ -67,17 +52,6 @@ pub(super) fn multiply(
         options(pure, nomem),
     );
     sum
-}
-
-/// Two values rounded, the first in the lower half.
-#[cube]
-pub(super) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
-    let pair: u32;
-    gpu_asm!(
-        "cvt.rn.{ty}x2.f32 {pair}, {high}, {low};",
-        pair = out(_) pair, high = in(_) high, low = in(_) low, ty = const name(dtype), options(pure, nomem),
-    );
-    pair
 }
 
 /// `2^x`, within 2 units in the last place.

@@ -4,7 +4,8 @@
 //! Rows are counted as in `stream.rs`: by token, then by query head.
 
 use super::combine::{inverse, share};
-use super::ptx::{address, copy, exp2, multiply, pack, tiles, wait};
+use super::ptx::{copy, exp2, multiply, tiles, wait};
+use crate::gpu::ptx::{address, pack};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;

@@ -7,6 +7,7 @@
 // `| 0` reads what PTX gave: handed on as it is, the next PTX would get its address.
 #![allow(clippy::identity_op)]
 
+use crate::gpu::ptx;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -120,59 +121,5 @@ pub(super) fn transposed(tile: u32) -> u32 {
 /// Two floats rounded to 16 bits each, `low` in the lower half.
 #[cube]
 pub(super) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
-    let packed: u32;
-    if comptime!(dtype == FloatType::BF16) {
-        gpu_asm!(
-            "cvt.rn.bf16x2.f32 {to}, {high}, {low};",
-            to = out(_) packed, high = in(_) high, low = in(_) low, options(pure, nomem),
-        );
-    } else {
-        gpu_asm!(
-            "cvt.rn.f16x2.f32 {to}, {high}, {low};",
-            to = out(_) packed, high = in(_) high, low = in(_) low, options(pure, nomem),
-        );
-    }
-    packed | 0u32
-}
-
-/// `sums[at..at + 4] += left right`, of a left operand in `left[tile..tile + 4]` and the halves of a right one along
-/// the depth.
-#[cube]
-pub(super) fn multiply(
-    left: &Array<u32>,
-    #[comptime] tile: usize,
-    right0: u32,
-    right1: u32,
-    sums: &mut Array<f32>,
-    #[comptime] at: usize,
-    #[comptime] dtype: FloatType,
-) {
-    let a0 = left[tile];
-    let a1 = left[comptime!(tile + 1)];
-    let a2 = left[comptime!(tile + 2)];
-    let a3 = left[comptime!(tile + 3)];
-    let c0 = sums[at];
-    let c1 = sums[comptime!(at + 1)];
-    let c2 = sums[comptime!(at + 2)];
-    let c3 = sums[comptime!(at + 3)];
-    let d: Vector<f32, Const<4>>;
-    if comptime!(dtype == FloatType::BF16) {
-        gpu_asm!(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {d}, {{{a0},{a1},{a2},{a3}}}, {{{b0},{b1}}}, \
-             {{{c0},{c1},{c2},{c3}}};",
-            a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) right0, b1 = in(_) right1,
-            c0 = in(_) c0, c1 = in(_) c1, c2 = in(_) c2, c3 = in(_) c3, d = out(_) d, options(pure, nomem),
-        );
-    } else {
-        gpu_asm!(
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d}, {{{a0},{a1},{a2},{a3}}}, {{{b0},{b1}}}, \
-             {{{c0},{c1},{c2},{c3}}};",
-            a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) right0, b1 = in(_) right1,
-            c0 = in(_) c0, c1 = in(_) c1, c2 = in(_) c2, c3 = in(_) c3, d = out(_) d, options(pure, nomem),
-        );
-    }
-    #[unroll]
-    for i in 0..4usize {
-        sums[comptime!(at + i)] = d.extract(i);
-    }
+    ptx::pack(low, high, dtype) | 0u32
 }

@@ -5,6 +5,7 @@ use super::ptx;
 use super::tensor_core::Shape;
 use crate::gpu::decode::{bias_of, code, factor, load, scale_of, unshift};
 use crate::gpu::layout::{Codes, Layout, RUN, Scales};
+use crate::gpu::ptx::pack;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -151,7 +152,7 @@ pub(super) fn pair<S: Int, B: Int>(
     } else {
         let low = value(loaded, scaling, integers, comptime!(2 * q), first, row, layout);
         let high = value(loaded, scaling, integers, comptime!(2 * q + 1), first, row, layout);
-        ptx::register(ptx::pack(low, high, shape.dtype))
+        ptx::register(pack(low, high, shape.dtype))
     }
 }
 

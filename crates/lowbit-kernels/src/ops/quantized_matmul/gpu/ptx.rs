@@ -2,6 +2,7 @@
 //! Shared memory is touched by these alone, through 32-bit addresses.
 
 use crate::gpu::layout::{Codes, Layout};
+use crate::gpu::ptx::name;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -14,14 +15,6 @@ fn accumulators(rows: usize) -> String {
 
 fn zeros(rows: usize) -> String {
     (0..rows / 2).map(|i| format!("mov.f32 sum{i}, 0f00000000;")).collect::<Vec<_>>().join(" ")
-}
-
-fn name(dtype: FloatType) -> &'static str {
-    match dtype {
-        FloatType::F32 => "tf32",
-        FloatType::F16 => "f16",
-        FloatType::BF16 => "bf16",
-    }
 }
 
 /// A value in a register: variables and other statements' results would go into a statement by their address.
@@ -107,17 +100,6 @@ pub(super) fn finish() {
     gpu_asm!("wgmma.wait_group.sync.aligned 0;", options(nomem));
 }
 
-/// The 32-bit address of shared memory.
-#[cube]
-pub(super) fn address(memory: &Shared<[Vector<u32, Const<4>>]>) -> u32 {
-    let address: u32;
-    gpu_asm!(
-        "{{ .reg .u64 p; cvta.to.shared.u64 p, {memory}; cvt.u32.u64 {address}, p; }}",
-        address = out(_) address, memory = in(_) memory.as_ptr(), options(nomem),
-    );
-    address
-}
-
 /// Makes a barrier that one unit arrives at.
 #[cube]
 pub(super) fn barrier(at: u32) {
@@ -169,18 +151,6 @@ pub(super) fn wait(barrier: u32, phase: u32) {
         "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{barrier}], {phase}; @!p bra AGAIN; }}",
         barrier = in(_) barrier, phase = in(_) phase, options(nomem),
     );
-}
-
-/// Two values rounded to `dtype`, the first in the lower half.
-#[cube]
-pub(super) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
-    let packed: u32;
-    gpu_asm!(
-        "cvt.rn.{ty}x2.f32 {packed}, {high}, {low};",
-        packed = out(_) packed, high = in(_) high, low = in(_) low, ty = const name(dtype),
-        options(pure, nomem),
-    );
-    packed
 }
 
 /// The bits of 2^m with m bits of mantissa, and of a small integer added to it, twice each.

@@ -12,6 +12,7 @@ use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::narrow;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
+use crate::gpu::ptx::address;
 use crate::gpu::{Dispatch, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -98,7 +99,7 @@ fn tensor_core<S: Int, B: Int, V: Size>(
         comptime!(shape.parts * shape.stages * (shape.rows * BLOCK * 2 / 16 + 1)),
         128usize,
     );
-    let memory = ptx::register(ptx::address(&memory));
+    let memory = ptx::register(address(&memory));
     let pipe = Pipe {
         base: memory + part * comptime!(shape.stages as u32) * stage_bytes,
         barriers: memory

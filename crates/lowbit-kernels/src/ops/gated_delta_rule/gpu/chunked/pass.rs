@@ -10,12 +10,13 @@
 
 use super::super::key_head;
 use super::super::mma::{
-    address, commit, copy, multiply, pack, put, tiles, transposed, transposed_tiles, two, wait, words,
+    address, commit, copy, pack, put, tiles, transposed, transposed_tiles, two, wait, words,
 };
 use super::{CHUNK, GATES, SLICE, Shape, place};
 use crate::gpu::CUBES;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::widen;
+use crate::gpu::ptx::multiply;
 use crate::gpu::sequences::bounds;
 use crate::ops::gated_delta_rule::StateLayout;
 use cubecl_core as cubecl;

@@ -1,10 +1,11 @@
 //! What does not depend on the state: `T`, `P` and the gates of a chunk of one head, by one cube.
 
 use super::super::key_head;
-use super::super::mma::{address, commit, copy, four, multiply, pack, tiles, wait};
+use super::super::mma::{address, commit, copy, four, pack, tiles, wait};
 use super::{CHUNK, GATES, PITCH, PREPARERS, Shape, place};
 use crate::gpu::CUBES;
 use crate::gpu::compile::{Target, buffer};
+use crate::gpu::ptx::multiply;
 use crate::gpu::sequences::{Piece, piece};
 use crate::ops::gated_delta_rule::DecaySign;
 use cubecl_core as cubecl;

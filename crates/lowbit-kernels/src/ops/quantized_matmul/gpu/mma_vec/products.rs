@@ -3,6 +3,7 @@
 use super::shape::{RUNS, SPAN, Shape};
 use crate::gpu::decode::{bias_of, field, scale_of};
 use crate::gpu::layout::{RUN, Scales};
+use crate::gpu::ptx::multiply;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -61,7 +62,8 @@ pub(super) fn multiply_spans(
                 #[unroll]
                 for f in 0..pairs {
                     let at = comptime!(shape.product_at(f, tile, step / a_group));
-                    mma(&a, &b, comptime!(2 * f + half), &mut products, at, shape.dtype);
+                    let right = comptime!(2 * (2 * f + half));
+                    multiply(&a, 0usize, b[right], b[right + 1], &mut products, at, shape.dtype);
                 }
             }
         }
@@ -210,32 +212,5 @@ fn moved(halves: u32, #[comptime] from: usize, #[comptime] width: usize, #[compt
         (halves << comptime!((to - from) as u32)) & mask
     } else {
         halves & mask
-    }
-}
-
-/// Adds the product of `a`, 16 by 16, and column block `f` of `b`, 16 by 8, to the sums at `at`.
-#[allow(clippy::identity_op)] // It makes a value: inline PTX would get a mutable local's address.
-#[cube]
-fn mma(
-    a: &Array<u32>,
-    b: &Array<u32>,
-    #[comptime] f: usize,
-    sums: &mut Array<f32>,
-    #[comptime] at: usize,
-    #[comptime] dtype: FloatType,
-) {
-    let ty = comptime!(if dtype == FloatType::BF16 { "bf16" } else { "f16" });
-    let (a0, a1, a2, a3) = (a[0usize] | 0u32, a[1usize] | 0u32, a[2usize] | 0u32, a[3usize] | 0u32);
-    let (b0, b1) = (b[2 * f] | 0u32, b[2 * f + 1] | 0u32);
-    let sum: Vector<f32, Const<4>>;
-    gpu_asm!(
-        "mma.sync.aligned.m16n8k16.row.col.f32.{ty}.{ty}.f32 {sum}, {{{a0},{a1},{a2},{a3}}}, {{{b0},{b1}}}, {{{c0},{c1},{c2},{c3}}};",
-        ty = const ty, a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) b0, b1 = in(_) b1,
-        c0 = in(_) sums[at], c1 = in(_) sums[at + 1], c2 = in(_) sums[at + 2], c3 = in(_) sums[at + 3],
-        sum = out(_) sum, options(pure, nomem),
-    );
-    #[unroll]
-    for i in 0..4usize {
-        sums[at + i] = sum.extract(i);
     }
 }

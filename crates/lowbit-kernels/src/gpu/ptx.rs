@@ -1,0 +1,71 @@
+//! What kernels for CUDA's tensor cores share of PTX: addresses of shared memory, 16-bit floats in pairs, and products of
+//! tiles (compute capability 8.0).
+
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// How instructions spell a float.
+pub(crate) fn name(dtype: FloatType) -> &'static str {
+    match dtype {
+        FloatType::F32 => "tf32",
+        FloatType::F16 => "f16",
+        FloatType::BF16 => "bf16",
+    }
+}
+
+/// The 32-bit address of shared memory.
+#[cube]
+pub(crate) fn address(memory: &Shared<[Vector<u32, Const<4>>]>) -> u32 {
+    let address: u32;
+    gpu_asm!(
+        "{{ .reg .u64 p; cvta.to.shared.u64 p, {memory}; cvt.u32.u64 {address}, p; }}",
+        address = out(_) address, memory = in(_) memory.as_ptr(), options(nomem),
+    );
+    address
+}
+
+/// Two values rounded to a 16-bit float, the first in the lower half.
+#[cube]
+pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
+    let pair: u32;
+    gpu_asm!(
+        "cvt.rn.{ty}x2.f32 {pair}, {high}, {low};",
+        pair = out(_) pair, high = in(_) high, low = in(_) low, ty = const name(dtype), options(pure, nomem),
+    );
+    pair
+}
+
+/// `sums[at..at + 4] += left right`, of a left operand of 16 by 16 in `left[tile..tile + 4]` and the halves of a right one
+/// of 16 by 8 along the depth.
+#[cube]
+pub(crate) fn multiply(
+    left: &Array<u32>,
+    #[comptime] tile: usize,
+    right0: u32,
+    right1: u32,
+    sums: &mut Array<f32>,
+    #[comptime] at: usize,
+    #[comptime] dtype: FloatType,
+) {
+    let a0 = left[tile];
+    let a1 = left[comptime!(tile + 1)];
+    let a2 = left[comptime!(tile + 2)];
+    let a3 = left[comptime!(tile + 3)];
+    let c0 = sums[at];
+    let c1 = sums[comptime!(at + 1)];
+    let c2 = sums[comptime!(at + 2)];
+    let c3 = sums[comptime!(at + 3)];
+    let d: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k16.row.col.f32.{ty}.{ty}.f32 {d}, {{{a0},{a1},{a2},{a3}}}, {{{b0},{b1}}}, \
+         {{{c0},{c1},{c2},{c3}}};",
+        ty = const name(dtype), a0 = in(_) a0, a1 = in(_) a1, a2 = in(_) a2, a3 = in(_) a3, b0 = in(_) right0,
+        b1 = in(_) right1, c0 = in(_) c0, c1 = in(_) c1, c2 = in(_) c2, c3 = in(_) c3, d = out(_) d,
+        options(pure, nomem),
+    );
+    #[unroll]
+    for i in 0..4usize {
+        sums[comptime!(at + i)] = d.extract(i);
+    }
+}
