@@ -1,5 +1,6 @@
 //! A kernel and its compile-time values to source or code for a GPU, without that GPU.
 
+#[cfg(any(feature = "cuda", test))]
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::CubeDim;
@@ -49,6 +50,7 @@ impl Target {
 
     /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
     /// to `vector` elements.
+    #[cfg(any(feature = "cuda", test))]
     pub fn offline(plane: u32, vector: usize) -> Self {
         use cubecl_core::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
         let hardware = HardwareProperties {
@@ -121,12 +123,13 @@ pub(crate) fn buffer() -> BufferCompilationArg {
 }
 
 /// A kernel's type and compile-time values.
+#[cfg(any(feature = "cuda", test))]
 pub(crate) fn name(kernel: &dyn CubeKernel) -> String {
     format!("{:?}", kernel.id())
 }
 
 /// Source for another compiler.
-#[cfg(any(feature = "cuda", feature = "metal"))]
+#[cfg(any(feature = "cuda", all(feature = "metal", test)))]
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub text: String,
@@ -135,7 +138,7 @@ pub(crate) struct Source {
     pub shared: usize,
 }
 
-#[cfg(any(feature = "cuda", feature = "metal"))]
+#[cfg(any(feature = "cuda", all(feature = "metal", test)))]
 fn cpp<C>(
     kernel: &dyn CubeKernel,
     options: &cubecl_cpp::shared::CompilationOptions,
