@@ -182,14 +182,13 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
 
 /// What every kernel begins with on Hopper and later, where a launch may begin before the one before it has ended:
 /// waits for that end, then lets the next launch begin. So all launches but the last have ended when one begins.
-#[cfg(feature = "cuda")]
 const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
 
 /// The same at a later place, for a kernel that first reads what [the launch before](super::Gpu::launch_early) does not
 /// write.
 #[cube]
 pub(crate) fn overlap() {
-    gpu_asm!("griddepcontrol.wait; griddepcontrol.launch_dependents;");
+    gpu_asm!("{both}", both = const OVERLAP);
 }
 
 /// Metal Shading Language.

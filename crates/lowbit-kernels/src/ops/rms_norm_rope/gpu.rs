@@ -85,7 +85,7 @@ fn head<X: Int, Y: Int, V: Size>(
 ) {
     let (vector, each) = comptime!((shape.rows.vector, shape.each));
     let (stride, layout) = comptime!((rows::stride(shape.rows), shape.layout));
-    let slots = heads.pairs + (heads.width - 2 * heads.pairs).div_ceil(2);
+    let slots = slots(heads.width, heads.pairs);
     let mut cos = Array::<f32>::new(comptime!(each * vector));
     let mut sin = Array::<f32>::new(comptime!(each * vector));
     let mut values = Array::<f32>::new(comptime!(2 * each * vector));

@@ -71,8 +71,7 @@ fn rotate<X: Int, V: Size>(
 ) {
     let vector = comptime!(shape.vector);
     let (heads, share, pairs, width) = (heads as usize, share as usize, pairs as usize, width as usize);
-    // What is copied goes by two vectors as well, as `slots` has it.
-    let slots = pairs + (width - 2 * pairs).div_ceil(2);
+    let slots = slots(width, pairs);
     let shares = heads.div_ceil(share);
     let i = ABSOLUTE_POS;
     if i < len as usize {
@@ -110,7 +109,8 @@ pub(in crate::ops) fn vectors_of(
     (select(split, slot, slot * 2), select(split, slot + pairs, slot * 2 + 1))
 }
 
-/// Slots of a head of `width` vectors, of which `pairs` slots are rotated.
+/// Slots of a head of `width` vectors, of which `pairs` slots are rotated; what is copied goes by two vectors as well.
+#[cube]
 pub(in crate::ops) fn slots(width: usize, pairs: usize) -> usize {
     pairs + (width - 2 * pairs).div_ceil(2)
 }
