@@ -124,6 +124,20 @@ impl Layout {
         }
     }
 
+    /// Elements of the planes of scales and of biases for `runs` runs of a row, a whole number of groups.
+    pub fn elements(self, runs: usize) -> (usize, usize) {
+        match self.scales {
+            Scales::One => (0, 0),
+            Scales::E8M0 { .. } => (runs, 0),
+            Scales::E4M3 => (2 * runs, 0),
+            Scales::Group { size, biased, .. } => {
+                let groups = runs * RUN / size;
+                (groups, if biased { groups } else { 0 })
+            }
+            Scales::Super { .. } | Scales::SuperWithMinima { .. } => (runs, runs / 8),
+        }
+    }
+
     /// How many words of codes one load moves: a run is a whole number of loads.
     pub fn vector(self) -> usize {
         1 << self.bits.trailing_zeros().min(2)

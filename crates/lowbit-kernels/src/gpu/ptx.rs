@@ -16,13 +16,70 @@ pub(crate) fn name(dtype: FloatType) -> &'static str {
 
 /// The 32-bit address of shared memory.
 #[cube]
-pub(crate) fn address(memory: &Shared<[Vector<u32, Const<4>>]>) -> u32 {
+pub(crate) fn address<E: CubePrimitive>(memory: &Shared<[E]>) -> u32 {
     let address: u32;
     gpu_asm!(
         "{{ .reg .u64 p; cvta.to.shared.u64 p, {memory}; cvt.u32.u64 {address}, p; }}",
         address = out(_) address, memory = in(_) memory.as_ptr(), options(nomem),
     );
     address
+}
+
+/// A value in a register: variables and other statements' results would go into a statement by their address.
+#[allow(clippy::identity_op)]
+#[cube]
+pub(crate) fn register(value: u32) -> u32 {
+    value | 0u32
+}
+
+/// Elements of 32 bits, `offset` bytes past `at` in shared memory. The offset is a part of the instruction: an index that is
+/// computed takes instructions of its own.
+#[cube]
+pub(crate) fn shared<E: Scalar, N: Size>(
+    at: u32,
+    #[comptime] offset: usize,
+    #[comptime] size: usize,
+) -> Vector<E, N> {
+    let values: Vector<E, N>;
+    gpu_asm!(
+        "ld.shared{size}.b32 {values}, [{at}+{offset}];",
+        values = out(_) values, at = in(_) at, offset = const offset, size = const vector(size), options(nomem),
+    );
+    values
+}
+
+/// The address of vector `at` of `from`.
+#[allow(clippy::identity_op)]
+#[cube]
+pub(crate) fn pointer<N: Size>(from: &[Vector<u32, N>], at: u32, #[comptime] size: usize) -> u64 {
+    let pointer: u64;
+    gpu_asm!(
+        "mad.wide.u32 {pointer}, {at}, {bytes}, {from};",
+        pointer = out(_) pointer, at = in(_) at, from = in(_) from.as_ptr(), bytes = const 4 * size,
+        options(pure, nomem),
+    );
+    pointer | 0u64
+}
+
+/// The vector that is `offset` vectors past a [`pointer`].
+#[cube]
+pub(crate) fn global<N: Size>(
+    pointer: u64,
+    #[comptime] offset: usize,
+    #[comptime] size: usize,
+) -> Vector<u32, N> {
+    let values: Vector<u32, N>;
+    gpu_asm!(
+        "ld.global{size}.b32 {values}, [{pointer}+{offset}];",
+        values = out(_) values, pointer = in(_) pointer, offset = const 4 * size * offset,
+        size = const vector(size), options(nomem),
+    );
+    values
+}
+
+/// How loads spell the elements of a vector.
+fn vector(size: usize) -> String {
+    if size == 1 { String::new() } else { format!(".v{size}") }
 }
 
 /// Two values rounded to a 16-bit float, the first in the lower half.

@@ -1,6 +1,5 @@
 //! The product on a GPU against the reference.
 
-use super::policy::MANY_ON_TENSOR_CORES;
 use super::tests::{assert_expected, gpu_formats};
 use super::{quantized_matmul, quantized_matmul_to, reference};
 use crate::ops::testing::{FLOATS, gpu, values};
@@ -20,10 +19,12 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     assert_eq!((y.shape(), y.dtype()), (&[b * r, m, n][..], dtype.dtype()));
     let (y, x) = (y.to_device(&host).unwrap(), values(&x));
     let weight = reference::decoded(&weight, weight.rows()).unwrap();
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    let rounded = rounds(&gpu) && m * r >= super::gpu::rounded_from(queue, format, dtype);
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
             let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
-            reference::matmul_bounded(x, weight, k, dtype, rounds(&gpu) && m * r >= MANY_ON_TENSOR_CORES)
+            reference::matmul_bounded(x, weight, k, dtype, rounded)
         })
         .collect();
     assert_expected(&format!("{format} B={b} r={r} M={m} N={n} K={k} {dtype:?}"), &y, &want);
@@ -81,9 +82,13 @@ fn f32_results_of_half_precision() {
         let weight = inputs::weight(format, &[n, k], 7, &host).unwrap();
         let decoded = reference::decoded(&weight, n).unwrap();
         let weight = weight.to_device(&gpu).unwrap();
-        for (m, dtype) in
-            [(1, FloatType::F16), (1, FloatType::BF16), (4, FloatType::F16), (40, FloatType::BF16)]
-        {
+        for (m, dtype) in [
+            (1, FloatType::F16),
+            (1, FloatType::BF16),
+            (4, FloatType::F16),
+            (11, FloatType::BF16),
+            (40, FloatType::BF16),
+        ] {
             let x = inputs::activations(&[m, k], dtype, 8, &host).unwrap();
             let y = quantized_matmul_to(&x.to_device(&gpu).unwrap(), &weight, FloatType::F32).unwrap();
             let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, false);
@@ -109,6 +114,45 @@ fn rows_of_x_and_batches() {
             check(format, (1, 1, m, 13, 512), FloatType::F16);
         }
         check(format, (3, 2, 5, 11, 256), FloatType::BF16);
+    }
+}
+
+/// What tensor cores multiply exactly, where there are any: rows of x and of the weight below, at and above each tile,
+/// and as many steps, in groups of every size.
+#[test]
+fn several_rows_on_both_sides_of_every_tile() {
+    let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
+    let formats =
+        [affine(4, 32), affine(4, 64), affine(4, 128), affine(2, 64), affine(3, 128), affine(6, 128)];
+    for format in formats.into_iter().chain([Format::Q4_0, Format::Q4_1, Format::Q8_0]) {
+        for k in [128, 256, 640, 4096, 4480] {
+            check(format, (1, 1, 7, 35, k), FloatType::BF16);
+        }
+        for n in [1, 2, 15, 16, 17, 63, 66, 130] {
+            check(format, (1, 1, 9, n, 384), FloatType::F16);
+        }
+    }
+    for format in [affine(4, 64), Format::Q4_0, Format::Q4_K, Format::Q8_0] {
+        for m in [6, 7, 8, 9, 13, 15, 16, 17, 23, 24, 25, 31, 32] {
+            check(format, (1, 1, m, 38, 768), FloatType::F16);
+            check(format, (1, 1, m, 21, 2304), FloatType::BF16);
+        }
+        for dtype in [FloatType::F16, FloatType::BF16] {
+            check(format, (3, 1, 6, 11, 256), dtype);
+            check(format, (2, 3, 5, 26, 512), dtype);
+        }
+    }
+}
+
+/// As many cubes as there are processors, and planes that take all of K.
+#[test]
+#[cfg(feature = "cuda")]
+fn several_rows_of_a_large_weight() {
+    if !rounds(&gpu()) {
+        return;
+    }
+    for (m, n) in [(8, 9000), (19, 35000)] {
+        check(Format::affine(4, 64, FloatType::BF16).unwrap(), (1, 1, m, n, 320), FloatType::BF16);
     }
 }
 

@@ -97,13 +97,51 @@ pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (u
     (columns, tiles, planes, runs.div_ceil(2).next_power_of_two().min(most).max(4 * planes))
 }
 
+/// Rows of x from which on the 8 columns of tensor cores' products are rows of x alone.
+#[cfg(feature = "gpu")]
+pub(super) const SEVERAL: usize = 6;
+
+/// How a product with several rows of x is cut for tensor cores.
+#[cfg(feature = "gpu")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Rows of x that a cube takes.
+    pub columns: usize,
+    /// How many times 16 rows of the weight a plane takes.
+    pub tiles: usize,
+    /// Planes of a cube that take different rows, and planes that share them.
+    pub strips: usize,
+    pub splits: usize,
+    /// Steps of K that the planes share x of.
+    pub chunk: usize,
+    /// Cubes a multiprocessor, as far as registers go.
+    pub resident: usize,
+}
+
+/// For `m` rows of x to each of `batches` batches of the weight, which has `n` rows of `steps` steps.
+#[cfg(feature = "gpu")]
+pub(super) fn mma_rows(batches: usize, (m, n, steps): (usize, usize, usize)) -> Cut {
+    // Planes of a multiprocessor: they have enough loads under way, and 128 registers a unit.
+    const PLANES: usize = 16;
+    let columns = m.next_multiple_of(8).min(32);
+    let tiles = batches * m.div_ceil(columns) * n.div_ceil(16);
+    let splits = (132 * PLANES / tiles.max(1)).next_power_of_two().min(steps.next_power_of_two()).clamp(1, 8);
+    // Every cube reads all of x: the more rows of the weight it has, the less that is.
+    let strips = (8 / splits).max(2).min(n.div_ceil(16).next_power_of_two());
+    let chunk = (64 / columns).next_power_of_two().min(steps.next_power_of_two()).max(splits);
+    let resident = (PLANES / (strips * splits)).max(1);
+    Cut { columns, tiles: 1, strips, splits, chunk, resident }
+}
+
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
 #[cfg(feature = "gpu")]
 const MANY: usize = 33;
 /// The same with tensor cores: their smallest tile takes 26 us at 4 bits and 4096 to 14336 on an H200, which is what
-/// the mat-vec takes for 6 rows.
+/// the mat-vec takes for 6 rows, unless it is `exact` on tensor cores with as many as these.
 #[cfg(feature = "gpu")]
-pub(super) const MANY_ON_TENSOR_CORES: usize = 6;
+pub(super) fn many_on_tensor_cores(exact: bool) -> usize {
+    if exact { MANY } else { SEVERAL }
+}
 
 /// The ways to multiply on a GPU.
 #[cfg(feature = "gpu")]
@@ -130,13 +168,13 @@ pub(super) enum Work {
     DecodeAndMultiply,
 }
 
-/// The way for `m` rows of x to each of the weight's batches of `n` rows, where tensor cores and a library take the
-/// operands or not.
+/// The way for `m` rows of x to each of the weight's batches of `n` rows, where tensor cores, from so many rows on, and a
+/// library take the operands or not.
 #[cfg(feature = "gpu")]
 pub(super) fn kernel(
     (m, n): (usize, usize),
     batches: usize,
-    tensor_cores: bool,
+    tensor_cores: Option<usize>,
     library: Option<Work>,
 ) -> Kernel {
     /// Rows of a weight that leave most of [`Kernel::Tile`]'s units idle: gates of one output.
@@ -145,11 +183,11 @@ pub(super) fn kernel(
     /// [`Kernel::TensorCore`].
     const VERY_MANY: usize = 4096;
     match (library, tensor_cores) {
-        _ if m < if tensor_cores { MANY_ON_TENSOR_CORES } else { MANY } => Kernel::MatVec,
+        _ if m < tensor_cores.unwrap_or(MANY) => Kernel::MatVec,
         (Some(Work::Multiply), _) => Kernel::Library(Work::Multiply),
-        (Some(work), false) => Kernel::Library(work),
-        (Some(work), true) if m >= VERY_MANY => Kernel::Library(work),
-        (_, true) => Kernel::TensorCore,
+        (Some(work), None) => Kernel::Library(work),
+        (Some(work), Some(_)) if m >= VERY_MANY => Kernel::Library(work),
+        (_, Some(_)) => Kernel::TensorCore,
         _ if n < NARROW || batches > CUBES || m / 8 > CUBES => Kernel::MatVec,
         _ => Kernel::Tile,
     }
@@ -240,6 +278,24 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn several_rows_on_tensor_cores() {
+        // (batches, (m, n, steps)) -> rows of x, strips, splits, chunk, cubes a multiprocessor
+        let table = [
+            ((1, (8, 14336, 16)), (8, 4, 2, 8, 2)),
+            ((1, (16, 14336, 16)), (16, 4, 2, 4, 2)),
+            ((1, (7, 4096, 16)), (8, 2, 8, 8, 1)),
+            ((1, (17, 4096, 56)), (24, 2, 8, 8, 1)),
+            ((1, (40, 28672, 32)), (32, 8, 1, 2, 2)),
+            ((1, (6, 2, 1)), (8, 1, 1, 1, 16)),
+        ];
+        for ((batches, sizes), (columns, strips, splits, chunk, resident)) in table {
+            let want = Cut { columns, tiles: 1, strips, splits, chunk, resident };
+            assert_eq!(mma_rows(batches, sizes), want, "{batches} batches, {sizes:?}");
+        }
+    }
+
     #[test]
     fn strips_cover_and_balance() {
         // (m, n, k, groups, threads) -> rows a task
@@ -262,23 +318,26 @@ mod tests {
     #[test]
     fn many_rows_on_gpus() {
         let (dense, decoded) = (Some(Work::Multiply), Some(Work::DecodeAndMultiply));
+        let [exact, inexact] = [true, false].map(|exact| Some(many_on_tensor_cores(exact)));
         // (m, n, tensor cores, library) -> kernel
         for ((m, n, tensor_cores, library), want) in [
-            ((32, 64, false, dense), Kernel::MatVec),
-            ((5, 64, true, dense), Kernel::MatVec),
-            ((6, 64, true, None), Kernel::TensorCore),
-            ((33, 64, true, dense), Kernel::Library(Work::Multiply)),
-            ((4095, 64, true, decoded), Kernel::TensorCore),
-            ((4096, 64, true, decoded), Kernel::Library(Work::DecodeAndMultiply)),
-            ((33, 64, false, decoded), Kernel::Library(Work::DecodeAndMultiply)),
-            ((33, 64, false, None), Kernel::Tile),
-            ((33, 1, false, None), Kernel::MatVec),
-            ((1 << 20, 64, false, None), Kernel::MatVec),
+            ((32, 64, None, dense), Kernel::MatVec),
+            ((5, 64, inexact, dense), Kernel::MatVec),
+            ((6, 64, inexact, None), Kernel::TensorCore),
+            ((6, 64, exact, dense), Kernel::MatVec),
+            ((33, 64, exact, None), Kernel::TensorCore),
+            ((33, 64, inexact, dense), Kernel::Library(Work::Multiply)),
+            ((4095, 64, exact, decoded), Kernel::TensorCore),
+            ((4096, 64, exact, decoded), Kernel::Library(Work::DecodeAndMultiply)),
+            ((33, 64, None, decoded), Kernel::Library(Work::DecodeAndMultiply)),
+            ((33, 64, None, None), Kernel::Tile),
+            ((33, 1, None, None), Kernel::MatVec),
+            ((1 << 20, 64, None, None), Kernel::MatVec),
         ] {
             assert_eq!(
                 kernel((m, n), 1, tensor_cores, library),
                 want,
-                "M={m} N={n}, {tensor_cores}, {library:?}"
+                "M={m} N={n}, {tensor_cores:?}, {library:?}"
             );
         }
         // (m, batches, n) -> rows of x a tile

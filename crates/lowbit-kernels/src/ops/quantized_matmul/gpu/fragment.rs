@@ -5,7 +5,7 @@ use super::ptx;
 use super::tensor_core::Shape;
 use crate::gpu::decode::{bias_of, code, factor, load, scale_of, unshift};
 use crate::gpu::layout::{Codes, Layout, RUN, Scales};
-use crate::gpu::ptx::pack;
+use crate::gpu::ptx::{pack, register};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -143,16 +143,16 @@ pub(super) fn pair<S: Int, B: Int>(
     let first = comptime!((slot * 2 + row) * layout.bits);
     if comptime!(matches!(layout.codes, Codes::Float(_))) {
         // Of the type already.
-        ptx::register(loaded.words[comptime!(first + q)])
+        register(loaded.words[comptime!(first + q)])
     } else if comptime!(in_pairs(layout, shape.dtype)) {
         let apart = comptime!(apart(layout, shape.dtype));
         let word = loaded.words[comptime!(first + q / apart)] >> comptime!((q % apart * layout.bits) as u32);
         let (scale, bias) = (scaling.pairs[row * 2], scaling.pairs[row * 2 + 1]);
-        ptx::register(ptx::scaled(word, ptx::register(scale), ptx::register(bias), layout, shape.dtype))
+        register(ptx::scaled(word, register(scale), register(bias), layout, shape.dtype))
     } else {
         let low = value(loaded, scaling, integers, comptime!(2 * q), first, row, layout);
         let high = value(loaded, scaling, integers, comptime!(2 * q + 1), first, row, layout);
-        ptx::register(pack(low, high, shape.dtype))
+        register(pack(low, high, shape.dtype))
     }
 }
 

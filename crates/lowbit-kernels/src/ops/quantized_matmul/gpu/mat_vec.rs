@@ -2,7 +2,8 @@
 //! them into runs.
 
 use super::super::{CHECK, policy};
-use super::mma_vec;
+use super::integers::ONES;
+use super::{mma_rows, mma_vec};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::{narrow, widen, with_storage};
@@ -269,8 +270,8 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     ))))
 }
 
-/// The kernel for `m` rows of x a batch.
-fn chosen(
+/// The kernel of this file for `m` rows of x a batch.
+fn portable(
     target: &Target,
     layout: Layout,
     [dtype, result]: [FloatType; 2],
@@ -279,6 +280,44 @@ fn chosen(
     let plane = target.plane();
     let (rows, columns, units) = policy::gpu(layout.bits, (m, n, runs), plane);
     Shape { layout, dtype, result, rows, columns, units, plane: plane.unwrap_or(0) }
+}
+
+/// The kernel for `m` rows of x to each of `batches` batches of the weight, the rows of the weight and of x that its cubes
+/// take, and the constant that it gets.
+fn chosen(
+    target: &Target,
+    layout: Layout,
+    [dtype, result]: [FloatType; 2],
+    batches: usize,
+    (m, n, runs): (usize, usize, usize),
+) -> (Box<dyn CubeKernel>, usize, usize, u32) {
+    let overlaps = target.overlaps();
+    if m >= policy::SEVERAL && mma_rows::supports(target, layout, dtype) {
+        let policy::Cut { columns, tiles, strips, splits, chunk, resident } =
+            policy::mma_rows(batches, (m, n, (runs * RUN).div_ceil(mma_rows::STEP)));
+        let whole = (runs * RUN).is_multiple_of(mma_rows::STEP);
+        let shape = mma_rows::Shape {
+            layout,
+            dtype,
+            result,
+            columns,
+            tiles,
+            strips,
+            splits,
+            chunk,
+            resident,
+            whole,
+            overlaps,
+        };
+        (mma_rows::kernel(target, shape), shape.rows(), columns, ONES)
+    } else if mma_vec::supports(target, layout, dtype) {
+        let (columns, tiles, planes, chunk) = policy::mma_vec(batches, (m, n, runs));
+        let shape = mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, overlaps };
+        (mma_vec::kernel(target, shape), 16 * tiles, columns, ONES)
+    } else {
+        let shape = portable(target, layout, [dtype, result], (m, n, runs));
+        (kernel(target, shape), shape.rows, shape.columns, INTEGERS)
+    }
 }
 
 /// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
@@ -290,7 +329,7 @@ pub(super) fn kernels(target: &Target, formats: &[Format], dtypes: &[FloatType])
         let layout = Layout::of(format);
         let one = dtypes.iter().map(|&dtype| (1, [dtype; 2]));
         for (m, types) in one.chain([(1, [FloatType::F16, FloatType::F32]), (8, [FloatType::F32; 2])]) {
-            kernels.push(kernel(target, chosen(target, layout, types, (m, 4096, 4096 / RUN))));
+            kernels.push(kernel(target, portable(target, layout, types, (m, 4096, 4096 / RUN))));
         }
     }
     kernels
@@ -322,15 +361,7 @@ pub(crate) fn multiply(
     };
     let layout = Layout::of(weight.format());
     let sizes = (m / count, n, runs);
-    let (kernel, cubes, columns, constant) = if mma_vec::supports(gpu.target(), layout, dtype) {
-        let (columns, tiles, planes, chunk) = policy::mma_vec(count, sizes);
-        let overlaps = gpu.target().overlaps();
-        let shape = mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, overlaps };
-        (mma_vec::kernel(gpu.target(), shape), n.div_ceil(16 * tiles), columns, mma_vec::ONES)
-    } else {
-        let shape = chosen(gpu.target(), layout, [dtype, result], sizes);
-        (kernel(gpu.target(), shape), n.div_ceil(shape.rows), shape.columns, INTEGERS)
-    };
+    let (kernel, rows, columns, constant) = chosen(gpu.target(), layout, [dtype, result], count, sizes);
     let index = |value: usize| CHECK.index(value);
     // The planes of scales have two elements a run at most, and codes no less.
     index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
@@ -345,7 +376,7 @@ pub(crate) fn multiply(
         3,
         Dispatch {
             kernel,
-            cubes: [index(cubes)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
+            cubes: [index(n.div_ceil(rows))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
             buffers: vec![
                 component(0)?,
                 component(1)?,

@@ -1,12 +1,15 @@
 //! The product on a GPU.
 
 mod fragment;
+mod integers;
 #[cfg(feature = "cuda")]
 pub(super) mod library;
 mod mat_vec;
+mod mma_rows;
 mod mma_vec;
 mod pack;
 mod ptx;
+mod share;
 pub(crate) mod tensor_core;
 mod tile;
 
@@ -15,12 +18,12 @@ pub(crate) use mat_vec::{Batches, multiply};
 use super::{CHECK, policy};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
-use crate::gpu::layout::RUN;
+use crate::gpu::layout::{Layout, RUN};
 use crate::gpu::{Dispatch, Gpu};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::{DType, FloatType};
+use lowbit_formats::{DType, FloatType, Format};
 
 /// Every kernel of the op for `target`.
 #[cfg(test)]
@@ -28,7 +31,9 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
     let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
     let kernels = pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target));
-    let kernels = kernels.chain(mma_vec::kernels(target, &formats)).chain(tensor_core::kernels(target));
+    let kernels =
+        kernels.chain(mma_vec::kernels(target, &formats)).chain(mma_rows::kernels(target, &formats));
+    let kernels = kernels.chain(tensor_core::kernels(target));
     #[cfg(feature = "cuda")]
     let kernels = kernels.chain(library::kernels(target));
     kernels.collect()
@@ -50,6 +55,7 @@ pub(super) fn quantized_matmul(
     let (n, batches) = (weight.n(), weight.rows() / weight.n());
     let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
     let tensor_cores = tensor_core::supports(gpu.target(), weight, dtype);
+    let tensor_cores = tensor_cores.then(|| rounded_from(gpu, weight.format(), dtype));
     #[cfg(feature = "cuda")]
     let library = library::work(gpu, &x, weight, dtype);
     #[cfg(not(feature = "cuda"))]
@@ -74,6 +80,11 @@ pub(super) fn quantized_matmul(
         policy::Kernel::Library(_) => unreachable!("only CUDA's devices have a library"),
     }
     Ok(y)
+}
+
+/// Rows of x from which on tensor cores take weights rounded to x's type.
+pub(super) fn rounded_from(gpu: &Gpu, format: Format, dtype: FloatType) -> usize {
+    policy::many_on_tensor_cores(mma_rows::supports(gpu.target(), Layout::of(format), dtype))
 }
 
 /// `x`, `[.., K]`, with zeros up to a whole number of runs: x itself where that is what it has.

@@ -2,7 +2,7 @@
 //! Shared memory is touched by these alone, through 32-bit addresses.
 
 use crate::gpu::layout::{Codes, Layout};
-use crate::gpu::ptx::name;
+use crate::gpu::ptx::{name, register};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -15,13 +15,6 @@ fn accumulators(rows: usize) -> String {
 
 fn zeros(rows: usize) -> String {
     (0..rows / 2).map(|i| format!("mov.f32 sum{i}, 0f00000000;")).collect::<Vec<_>>().join(" ")
-}
-
-/// A value in a register: variables and other statements' results would go into a statement by their address.
-#[allow(clippy::identity_op)]
-#[cube]
-pub(super) fn register(value: u32) -> u32 {
-    value | 0u32
 }
 
 /// Declares the sums of a tile of 64 by `rows`, all zero. Once a kernel.

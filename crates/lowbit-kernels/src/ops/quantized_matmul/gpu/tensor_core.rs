@@ -12,7 +12,7 @@ use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::narrow;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
-use crate::gpu::ptx::address;
+use crate::gpu::ptx::{address, register};
 use crate::gpu::{Dispatch, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -99,7 +99,7 @@ fn tensor_core<S: Int, B: Int, V: Size>(
         comptime!(shape.parts * shape.stages * (shape.rows * BLOCK * 2 / 16 + 1)),
         128usize,
     );
-    let memory = ptx::register(address(&memory));
+    let memory = register(address(&memory));
     let pipe = Pipe {
         base: memory + part * comptime!(shape.stages as u32) * stage_bytes,
         barriers: memory
@@ -159,7 +159,7 @@ fn tensor_core<S: Int, B: Int, V: Size>(
                     comptime!(free + 1),
                     shape.layout,
                 );
-                ptx::wait(pipe.barriers + stage * 8u32, ptx::register(phase));
+                ptx::wait(pipe.barriers + stage * 8u32, register(phase));
                 multiply_block::<S, B>(&loaded, x, &pipe, stage, block, integers, slot, shape);
                 stage += 1u32;
                 if stage == comptime!(shape.stages as u32) {
@@ -174,14 +174,14 @@ fn tensor_core<S: Int, B: Int, V: Size>(
     let others = memory + unit % UNITS as u32 * 4u32;
     if comptime!(shape.parts == 2) {
         // No product reads x any more: the sums of the second part take its place.
-        ptx::meet(ptx::register(0u32.runtime()), comptime!(2 * UNITS));
+        ptx::meet(register(0u32.runtime()), comptime!(2 * UNITS));
         if part == 1u32 {
             #[unroll]
             for i in 0..comptime!(rows / 2) {
                 ptx::put(others + comptime!((i * UNITS * 4) as u32), i);
             }
         }
-        ptx::meet(ptx::register(0u32.runtime()), comptime!(2 * UNITS));
+        ptx::meet(register(0u32.runtime()), comptime!(2 * UNITS));
     }
     if part == 0u32 {
         store(list, y, n, m, tile, tiles_a_batch, column, others, false, shape);

@@ -18,9 +18,10 @@ use shape::RUNS;
 pub(crate) use shape::Shape;
 
 use super::mat_vec::{Place, place};
+use super::share::{Chunk, stage, store_sums};
 use crate::gpu::compile::{Target, buffer, overlap};
 use crate::gpu::decode::load;
-use crate::gpu::float::{narrow, with_storage};
+use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, with_planes};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -28,11 +29,7 @@ use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
 use products::{multiply_spans, scale_products};
-use share::{Chunk, keep_elements, load_elements, stage};
-
-/// Bits that are 1 as bf16, twice: codes go into the mantissa. An argument for the reason that
-/// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
-pub(super) const ONES: u32 = 0x3f80_3f80;
+use share::{keep_elements, load_elements};
 
 /// Whether a device has this kernel for a layout and a type of x. Wider codes fill the memory's bandwidth without it.
 pub(super) fn supports(target: &Target, layout: Layout, dtype: FloatType) -> bool {
@@ -100,13 +97,13 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
             sync_cube();
         }
         let row = place.batch * n + row0;
-        let part = Chunk { first: chunk, runs };
+        let part = Chunk { first: chunk * RUNS, runs };
         let loaded_scales = load_elements::<S>(scales, row, n - row0, &part, false, shape);
         let loaded_biases = load_elements::<B>(biases, row, n - row0, &part, true, shape);
         if comptime!(shape.overlaps) {
             overlap();
         }
-        stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape);
+        stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape.staging());
         keep_elements::<S>(&loaded_scales, &mut row_scales, false, shape);
         keep_elements::<B>(&loaded_biases, &mut row_biases, true, shape);
         sync_cube();
@@ -173,19 +170,7 @@ fn store<Y: Int>(
         }
     }
     sync_cube();
-    let mut i = UNIT_POS_X as usize;
-    while i < comptime!(32 * shape.tiles * shape.pairs()) {
-        let (column, row) = (i / rows, row0 + i % rows);
-        if column < place.count && row < n {
-            let mut sum = 0.0f32;
-            #[unroll]
-            for plane in 0..comptime!(shape.planes) {
-                sum += partial[i + comptime!(plane * 32 * shape.tiles * shape.pairs())];
-            }
-            y[(place.t0 + column) * n + row] = Y::cast_from(narrow(sum, shape.result));
-        }
-        i += comptime!(32 * shape.planes);
-    }
+    store_sums::<Y>(&partial, y, n, row0, place, shape.stored());
 }
 
 /// The kernel for `shape`, its types chosen by what the layout stores.

@@ -1,12 +1,12 @@
 //! The products of one step: codes to integers, integers times x, and what scales them.
 
+use super::super::integers::{integers, split};
 use super::shape::{RUNS, SPAN, Shape};
-use crate::gpu::decode::{bias_of, field, scale_of};
+use crate::gpu::decode::{bias_of, scale_of};
 use crate::gpu::layout::{RUN, Scales};
 use crate::gpu::ptx::multiply;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::FloatType;
 
 /// The products of a unit's spans, which have these words; `first` is the step's first span in the chunk of x.
 #[cube]
@@ -24,7 +24,8 @@ pub(super) fn multiply_spans(
     let mut halves = Array::<u32>::new(comptime!(shape.rows() * shape.halves()));
     #[unroll]
     for r in 0..comptime!(shape.rows()) {
-        split(words, &mut halves, r, shape);
+        let (from, to) = comptime!((r * RUNS * shape.layout.bits, r * shape.halves()));
+        split(words, from, &mut halves, to, SPAN, shape.integers());
     }
     let mut products = Array::<f32>::new(comptime!(shape.product_at(shape.pairs(), 0, 0)));
     #[unroll]
@@ -57,7 +58,7 @@ pub(super) fn multiply_spans(
                 #[unroll]
                 for i in 0..4usize {
                     let (r, q) = comptime!((2 * tile + i % 2, 2 * step + i / 2));
-                    a[i] = integers(&halves, r, q, ones, shape);
+                    a[i] = integers(&halves, comptime!(r * shape.halves()), q, ones, shape.integers());
                 }
                 #[unroll]
                 for f in 0..pairs {
@@ -109,10 +110,10 @@ pub(super) fn scale_products<S: Int, B: Int>(
                 #[unroll]
                 for f in 0..comptime!(shape.pairs()) {
                     let product = comptime!(shape.product_at(f, r / 2, group) + r % 2 * 2 + i);
-                    let mut value = products[product] * comptime!(shape.factor());
+                    let mut value = products[product] * comptime!(shape.integers().factor());
                     let x_sum = comptime!((f * 2 + i) * shape.groups() + group);
-                    if comptime!(shape.zero() != 0.0) {
-                        value = fma(of_x[x_sum], comptime!(-shape.zero()), value);
+                    if comptime!(shape.integers().zero() != 0.0) {
+                        value = fma(of_x[x_sum], comptime!(-shape.integers().zero()), value);
                     }
                     let at = comptime!(r * shape.pairs() + f);
                     sums[at] = fma(scale, value, sums[at]);
@@ -156,61 +157,4 @@ fn elements<S: Int, B: Int>(
     }
     let of_run = comptime!(group % (RUN / layout.group()));
     (scale_of(scale, bias, of_run, layout), bias_of(scale, bias, of_run, layout))
-}
-
-/// Row `r`'s words of codes with those that belong together at the same place of both halves.
-#[cube]
-fn split(words: &Array<u32>, halves: &mut Array<u32>, #[comptime] r: usize, #[comptime] shape: Shape) {
-    let (from, to) = comptime!((r * RUNS * shape.layout.bits, r * shape.halves()));
-    if comptime!(shape.distance() * shape.layout.bits == 16) {
-        #[unroll]
-        for i in 0..comptime!(shape.halves()) {
-            halves[to + i] = words[from + i];
-        }
-    } else {
-        let distance = comptime!(shape.distance() * shape.layout.bits);
-        #[unroll]
-        for i in 0..comptime!(shape.halves()) {
-            let (block, word) = comptime!((i / shape.words(), i % shape.words()));
-            let bit = comptime!(block * 2 * distance + 16 * word);
-            let bits = comptime!(usize::min(16, distance - 16 * word));
-            let low = field(words, from, bit, bits);
-            let high = field(words, from, comptime!(bit + distance), bits);
-            halves[to + i] = (low & 0xffffu32) | (high << 16u32);
-        }
-    }
-}
-
-/// Pair `q` of row `r`'s codes, as f16 or bf16.
-#[cube]
-fn integers(
-    halves: &Array<u32>,
-    #[comptime] r: usize,
-    #[comptime] q: usize,
-    ones: u32,
-    #[comptime] shape: Shape,
-) -> u32 {
-    let width = comptime!(shape.layout.bits);
-    let bit = comptime!(q % shape.distance() * shape.layout.bits);
-    let at = comptime!(r * shape.halves() + q / shape.distance() * shape.words() + bit / 16);
-    // The bits that are in the first word.
-    let here = comptime!(usize::min(width, 16 - bit % 16));
-    let mut bits = moved(halves[at], comptime!(bit % 16), here, comptime!(shape.place()));
-    if comptime!(here < width) {
-        bits |= moved(halves[at + 1], 0usize, comptime!(width - here), comptime!(shape.place() + here));
-    }
-    if comptime!(shape.dtype == FloatType::BF16) { bits | ones } else { bits }
-}
-
-/// `width` bits of both halves, from bit `from` to bit `to`.
-#[cube]
-fn moved(halves: u32, #[comptime] from: usize, #[comptime] width: usize, #[comptime] to: usize) -> u32 {
-    let mask = comptime!((((1u32 << width) - 1) << to) * 0x1_0001);
-    if comptime!(from > to) {
-        (halves >> comptime!((from - to) as u32)) & mask
-    } else if comptime!(from < to) {
-        (halves << comptime!((to - from) as u32)) & mask
-    } else {
-        halves & mask
-    }
 }

@@ -1,6 +1,8 @@
 //! What the kernel is compiled for, and what follows from it.
 
-use crate::gpu::layout::{Codes, Layout, RUN, Scales};
+use super::super::integers::Integers;
+use super::super::share::{Order, Staging, Sums};
+use crate::gpu::layout::{Layout, RUN, Scales};
 use lowbit_formats::FloatType;
 
 /// Runs of a row that a unit has next to each other: those of the four units that share a row fill a cache line of 128
@@ -30,49 +32,19 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// How far apart the two codes are that are taken to the halves of a word together. Both lie in one group.
-    pub fn distance(self) -> usize {
-        match self.layout.bits {
-            2 => 8,
-            4 => 4,
-            _ if self.layout.group() < RUN => 8,
-            _ => 16,
-        }
+    /// The codes as tensor cores take them.
+    pub fn integers(self) -> Integers {
+        Integers { layout: self.layout, dtype: self.dtype }
     }
 
-    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes.
-    pub fn words(self) -> usize {
-        (self.distance() * self.layout.bits).div_ceil(16)
-    }
-
-    /// Words that hold a span's codes so.
+    /// Words that hold a span's codes as [`Integers::halves`] says.
     pub fn halves(self) -> usize {
-        SPAN / (2 * self.distance()) * self.words()
-    }
-
-    /// The lowest bit of a code in the mantissa. f16 holds codes as subnormals; bf16's products with those would be
-    /// subnormal themselves.
-    pub fn place(self) -> usize {
-        if self.dtype == FloatType::BF16 { 7 - self.layout.bits } else { 0 }
-    }
-
-    /// What products are multiplied with to make up for the codes' place.
-    pub fn factor(self) -> f32 {
-        match self.dtype {
-            FloatType::BF16 => (1u32 << self.layout.bits) as f32,
-            _ => (1u32 << 24) as f32,
-        }
-    }
-
-    /// What is subtracted from each code: its zero, and the one that bf16 adds.
-    pub fn zero(self) -> f32 {
-        let Codes::Integer { zero } = self.layout.codes else { unreachable!("see `supports`") };
-        zero as f32 + if self.dtype == FloatType::BF16 { self.factor() } else { 0.0 }
+        self.integers().halves(SPAN)
     }
 
     /// Whether the sums of x are needed.
     pub fn sums(self) -> bool {
-        self.zero() != 0.0 || self.layout.biased()
+        self.integers().zero() != 0.0 || self.layout.biased()
     }
 
     /// Values of a span that share a scale.
@@ -116,28 +88,15 @@ impl Shape {
         self.rows() * RUNS * self.layout.bits
     }
 
-    /// Elements of the planes of scales and of biases for `runs` runs of a row, a whole number of groups.
-    pub fn elements(self, runs: usize) -> (usize, usize) {
-        match self.layout.scales {
-            // Integers have none of these.
-            Scales::One | Scales::E8M0 { .. } | Scales::E4M3 => (0, 0),
-            Scales::Group { size, biased, .. } => {
-                let groups = runs * RUN / size;
-                (groups, if biased { groups } else { 0 })
-            }
-            Scales::Super { .. } | Scales::SuperWithMinima { .. } => (runs, runs / 8),
-        }
-    }
-
     /// Elements that a unit brings of a chunk.
     pub fn elements_a_unit(self, biases: bool) -> usize {
-        (16 * self.tiles * pick(self.elements(RUNS * self.chunk), biases)).div_ceil(32 * self.planes)
+        (16 * self.tiles * pick(self.layout.elements(RUNS * self.chunk), biases)).div_ceil(32 * self.planes)
     }
 
     /// Elements from one row to the next where units share them: 8 bytes more than there are, so that 8 rows lie in
     /// different banks.
     pub fn element_rows(self) -> (usize, usize) {
-        let (scales, biases) = self.elements(RUNS * self.chunk);
+        let (scales, biases) = self.layout.elements(RUNS * self.chunk);
         let (scale, bias) = self.layout.scale_sizes();
         (scales + 8 / scale, biases + 8 / bias)
     }
@@ -152,11 +111,30 @@ impl Shape {
         ((f * self.tiles + tile) * self.groups() + group) * 4
     }
 
-    /// The values of the span that pair `q` of codes stands for.
-    pub fn pair(self, q: usize) -> (usize, usize) {
-        let distance = self.distance();
-        let low = q / distance * 2 * distance + q % distance;
-        (low, low + distance)
+    /// How the units share x.
+    pub fn staging(self) -> Staging {
+        Staging {
+            integers: self.integers(),
+            columns: self.columns,
+            values: SPAN * self.chunk,
+            row: self.x_row(),
+            part: RUN,
+            group: if self.sums() { self.group() } else { 0 },
+            sums: self.chunk * self.groups(),
+            order: Order::Spans { vectors: SPAN / 8 },
+            units: 32 * self.planes,
+        }
+    }
+
+    /// What the cube stores.
+    pub fn stored(self) -> Sums {
+        Sums {
+            rows: 16 * self.tiles,
+            columns: 2 * self.pairs(),
+            parts: self.planes,
+            units: 32 * self.planes,
+            result: self.result,
+        }
     }
 }
 

@@ -1,0 +1,254 @@
+//! The product with some rows of x, 8 to 32, on CUDA's tensor cores: as [`mma_vec`](super::mma_vec) an exact one, of
+//! codes as integers. All 4 units that share a row of the weight have parts of the same group, so that the 8 columns of
+//! a product are 8 rows of x, and what is decoded serves all of them:
+//!
+//! ```text
+//! unit 4 g + t      weight: quarter t of a group, of rows g and g + 8     x: quarter t, row g
+//!                   sums:   rows 2 t and 2 t + 1 of x, rows g and g + 8 of the weight
+//! ```
+//!
+//! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is faster.
+
+mod products;
+mod shape;
+mod terms;
+
+pub(super) use shape::STEP;
+pub(crate) use shape::Shape;
+
+use super::mat_vec::{Place, place};
+use super::share::{Chunk, stage, store_sums};
+use crate::gpu::compile::{Target, buffer, overlap, resident};
+use crate::gpu::float::with_storage;
+use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
+use crate::gpu::ptx::{global, pointer, register};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+#[cfg(test)]
+use lowbit_formats::Format;
+use products::{add_scaled, multiply_group, of_step, places, scaling, sum_groups};
+use terms::{keep_terms, load_terms};
+
+/// Whether a device has this kernel for a layout and a type of x: codes that the type has as integers, in groups whose
+/// quarters are whole words and whole pairs.
+pub(super) fn supports(target: &Target, layout: Layout, dtype: FloatType) -> bool {
+    if !matches!(layout.codes, Codes::Integer { .. }) || !target.tensor_cores() {
+        return false;
+    }
+    let bits = match dtype {
+        FloatType::F32 => 0,
+        FloatType::F16 => 8,
+        FloatType::BF16 => 6,
+    };
+    let (part, pairs) =
+        (shape::group(layout) / 4, super::integers::Integers { layout, dtype }.distance() * 2);
+    layout.bits <= bits && (part * layout.bits).is_multiple_of(32) && part.is_multiple_of(pairs.max(8))
+}
+
+/// What [`mat_vec`](super::mat_vec) computes, of the same operands.
+#[cube(launch_unchecked)]
+fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
+    codes: &[Vector<u32, V>],
+    scales: &[S],
+    biases: &[B],
+    x: &[Vector<u32, Const<4>>],
+    ids: &[u32],
+    y: &mut [Y],
+    n: u32,
+    runs: u32,
+    batches: u32,
+    rows_a_batch: u32,
+    experts: u32,
+    share: u32,
+    ones: u32,
+    #[comptime] shape: Shape,
+) {
+    resident(shape.resident);
+    let sums_count = comptime!(4 * shape.tiles * shape.columns8());
+    // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
+    if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
+        overlap();
+    }
+    let place = place(ids, batches, rows_a_batch, experts, shape.columns);
+    let n = n as usize;
+    let mut runs = runs as usize;
+    let plane = UNIT_POS_X as usize / 32;
+    let row0 = CUBE_POS_X as usize * comptime!(shape.rows());
+    let strip = plane / shape.splits * comptime!(16 * shape.tiles);
+    let loads = comptime!(shape.words() / shape.vector());
+    // Rows past the last are computed and not stored.
+    let mut starts = Array::<usize>::new(comptime!(2 * shape.tiles));
+    #[unroll]
+    for r in 0..comptime!(2 * shape.tiles) {
+        let row =
+            place.batch * n + min(row0 + strip + UNIT_POS_X as usize % 32 / 4 + comptime!(8 * r), n - 1);
+        starts[r] = row * (runs * comptime!(RUN) / comptime!(shape.group()) * comptime!(4 * loads))
+            + UNIT_POS_X as usize % 4 * loads;
+    }
+    let x_row = place.t0 / share as usize * runs;
+    if !place.known {
+        runs = 0;
+    }
+    let mut sums = Array::<f32>::new(sums_count);
+    #[unroll]
+    for i in 0..sums_count {
+        sums[i] = place.initial;
+    }
+
+    let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(shape.columns * shape.x_row()));
+    let mut x_sums = Shared::<[f32]>::new_aligned_slice(comptime!(shape.columns * shape.sum_row()), 16usize);
+    let mut terms = Shared::<[Vector<f32, Const<2>>]>::new_aligned_slice(
+        comptime!(shape.rows() * shape.term_row()),
+        16usize,
+    );
+    let shared = places(&xs, &x_sums, &terms, strip, shape);
+    let mut words = Array::<u32>::new(comptime!(shape.groups() * 2 * shape.tiles * shape.words()));
+    let mut step = plane % shape.splits;
+    #[unroll]
+    for group in 0..comptime!(shape.groups()) {
+        fetch::<V>(codes, &starts, step, runs, &mut words, group, shape);
+    }
+    let mut chunk = 0usize;
+    let steps = (runs * comptime!(RUN) + comptime!(STEP - 1)) / comptime!(STEP);
+    while chunk < steps {
+        if chunk > 0 {
+            sync_cube();
+        }
+        let part = Chunk { first: chunk * comptime!(STEP / RUN), runs };
+        let loaded = load_terms::<S, B>(scales, biases, place.batch * n, row0, n, &part, shape);
+        if comptime!(shape.overlaps) {
+            overlap();
+        }
+        stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape.staging());
+        keep_terms(&loaded, &mut terms, shape);
+        sync_cube();
+        sum_groups(shared.x, &mut x_sums, shape);
+        sync_cube();
+        let end = min(chunk + comptime!(shape.chunk), steps);
+        while step < end {
+            let places = of_step(&shared, (step - chunk) as u32, shape);
+            #[unroll]
+            for pair in 0..comptime!(shape.groups() / 2) {
+                let scaling = scaling(&places, pair, shape);
+                #[unroll]
+                for i in 0..2usize {
+                    let group = comptime!(2 * pair + i);
+                    let products = multiply_group(&words, places.x, ones, group, shape);
+                    // What comes next is under way while the other groups are multiplied.
+                    fetch::<V>(codes, &starts, step + shape.splits, runs, &mut words, group, shape);
+                    add_scaled(&products, &scaling, i, &mut sums, shape);
+                }
+            }
+            step += shape.splits;
+        }
+        chunk += comptime!(shape.chunk);
+    }
+    store::<Y>(&sums, y, n, row0, strip, &place, shape);
+}
+
+/// Loads a unit's quarters of group `group` of step `step`.
+#[cube]
+fn fetch<V: Size>(
+    codes: &[Vector<u32, V>],
+    starts: &Array<usize>,
+    step: usize,
+    runs: usize,
+    to: &mut Array<u32>,
+    #[comptime] group: usize,
+    #[comptime] shape: Shape,
+) {
+    let (words, size) = comptime!((shape.words(), shape.vector()));
+    let loads = comptime!(words / size);
+    let mut first = step * comptime!(shape.groups());
+    let skipped = comptime!(if shape.whole { group * 4 * loads } else { 0 });
+    if comptime!(!shape.whole) {
+        // Groups past the last are multiplied with zeros.
+        first = min(first + group, runs * comptime!(RUN) / comptime!(shape.group()) - 1);
+    }
+    #[unroll]
+    for r in 0..comptime!(2 * shape.tiles) {
+        let row = register((starts[r] + first * comptime!(4 * loads)) as u32);
+        let pointer = pointer::<V>(codes, row, size);
+        if step * comptime!(STEP / RUN) < runs {
+            #[unroll]
+            for load in 0..loads {
+                let vector = global::<V>(pointer, comptime!(skipped + load), size);
+                #[unroll]
+                for j in 0..size {
+                    let word = comptime!((group * 2 * shape.tiles + r) * words + load * size + j);
+                    to[word] = vector.extract(j);
+                }
+            }
+        }
+    }
+}
+
+/// Adds up what the planes have of each sum, and stores those that there are rows for.
+#[cube]
+fn store<Y: Int>(
+    sums: &Array<f32>,
+    y: &mut [Y],
+    n: usize,
+    row0: usize,
+    strip: usize,
+    place: &Place,
+    #[comptime] shape: Shape,
+) {
+    let rows = comptime!(shape.rows());
+    let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
+    let (g, t) = (unit / 4, unit % 4);
+    let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.splits * shape.columns * shape.rows()));
+    let first = (plane % shape.splits * shape.columns + 2 * t) * rows + strip + g;
+    #[unroll]
+    for f in 0..comptime!(shape.columns8()) {
+        #[unroll]
+        for i in 0..comptime!(4 * shape.tiles) {
+            let at = comptime!((8 * f + i % 2) * shape.rows() + 8 * (i / 2));
+            partial[first + at] = sums[comptime!(f * 4 * shape.tiles + i)];
+        }
+    }
+    sync_cube();
+    store_sums::<Y>(&partial, y, n, row0, place, shape.stored());
+}
+
+/// The kernel for `shape`, its types chosen by what the layout stores.
+pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(shape.units() as u32);
+    let [codes, scales, biases] = [buffer(), buffer(), buffer()];
+    let [x, ids, y] = [buffer(), buffer(), buffer()];
+    with_planes!(shape.layout, S, B => with_storage!(shape.result, Y => Box::new(mma_rows::MmaRows::<S, B, Y>::new(
+        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        shape.vector(), shape,
+    ))))
+}
+
+/// Both types of x for each format, and both numbers of steps.
+#[cfg(test)]
+pub(super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
+    use FloatType::{BF16, F16, F32};
+    let mut kernels = Vec::new();
+    for layout in formats.iter().map(|&format| Layout::of(format)) {
+        for (dtype, result, columns, whole) in
+            [(F16, F16, 8, false), (BF16, BF16, 16, true), (F16, F32, 32, true)]
+        {
+            if supports(target, layout, dtype) {
+                let shape = Shape {
+                    layout,
+                    dtype,
+                    result,
+                    columns,
+                    tiles: 1,
+                    strips: 4,
+                    splits: 2,
+                    chunk: 4,
+                    resident: 2,
+                    whole,
+                    overlaps: target.overlaps(),
+                };
+                kernels.push(kernel(target, shape));
+            }
+        }
+    }
+    kernels
+}

@@ -1,0 +1,236 @@
+//! What cubes on tensor cores share for few rows of x: a chunk of x in the order that products take it, and sums.
+
+use super::integers::Integers;
+use super::mat_vec::Place;
+use crate::gpu::float::{narrow, widen};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// How a chunk of x is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Staging {
+    pub integers: Integers,
+    /// Rows of x.
+    pub columns: usize,
+    /// Values of a chunk's row.
+    pub values: usize,
+    /// Vectors of 8 values from one row to the next.
+    pub row: usize,
+    /// Values that a unit brings at a time: whole pairs of codes.
+    pub part: usize,
+    /// Values that are added up, a power of two; sums are not needed where it is 0.
+    pub group: usize,
+    /// Sums from one row to the next.
+    pub sums: usize,
+    pub order: Order,
+    /// Units of a cube.
+    pub units: usize,
+}
+
+/// Which values of a row lie next to each other, in vectors of 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Order {
+    /// The first vectors of all spans of so many vectors, then all second ones.
+    Spans { vectors: usize },
+    /// The first vectors of all quarters of a group of so many vectors, then all second ones; group after group.
+    Quarters { vectors: usize },
+}
+
+impl Staging {
+    /// Values of all rows that a unit takes at a time, in parts.
+    fn batch(self) -> usize {
+        (64 / self.part).min((self.columns * self.values / self.part).div_ceil(self.units))
+    }
+
+    /// Units that have parts of a group.
+    fn sharing(self) -> usize {
+        (self.group / self.part).max(1)
+    }
+}
+
+/// Where vector `at` of a row lies.
+#[cube]
+fn vector_place(at: usize, #[comptime] staging: Staging) -> usize {
+    match comptime!(staging.order) {
+        Order::Spans { vectors } => at % vectors * comptime!(staging.values / 8 / vectors) + at / vectors,
+        Order::Quarters { vectors } => {
+            let (within, quarter) = (at % vectors, comptime!(vectors / 4));
+            at - within + within % quarter * 4 + within / quarter
+        }
+    }
+}
+
+/// A chunk's first run, and the runs of a row.
+#[derive(CubeType)]
+pub(super) struct Chunk {
+    pub first: usize,
+    pub runs: usize,
+}
+
+/// Brings a chunk of `count` rows of x, from run `row` of x on, to where the cube's units share it, with zeros up to whole
+/// chunks, and the sums of its groups.
+#[cube]
+pub(super) fn stage(
+    x: &[Vector<u32, Const<4>>],
+    row: usize,
+    chunk: &Chunk,
+    count: usize,
+    xs: &mut Shared<[Vector<u32, Const<4>>]>,
+    x_sums: &mut Shared<[f32]>,
+    #[comptime] staging: Staging,
+) {
+    let (units, batch) = comptime!((staging.units, staging.batch()));
+    let (vectors, parts) = comptime!((staging.part / 8, staging.values / staging.part));
+    let a_run = comptime!(32 / staging.part);
+    let whole = comptime!((staging.columns * parts).is_multiple_of(batch * units));
+    let mut first = UNIT_POS_X as usize;
+    while first < comptime!(staging.columns * parts) {
+        let mut words = Array::<u32>::new(comptime!(batch * 4 * vectors));
+        // All loads of a batch are under way at a time.
+        #[unroll]
+        for i in 0..batch {
+            let (column, at) = column_and_part(first, i, staging);
+            let part = chunk.first * a_run + at;
+            #[unroll]
+            for j in 0..comptime!(4 * vectors) {
+                words[i * 4 * vectors + j] = 0u32;
+            }
+            if column < count && part < chunk.runs * a_run {
+                #[unroll]
+                for v in 0..vectors {
+                    let vector = x[((row + column * chunk.runs) * a_run + part) * vectors + v];
+                    #[unroll]
+                    for j in 0..4usize {
+                        words[(i * vectors + v) * 4 + j] = vector.extract(j);
+                    }
+                }
+            }
+        }
+        #[unroll]
+        for i in 0..batch {
+            let (column, at) = column_and_part(first, i, staging);
+            let mut there = true;
+            if comptime!(!whole) {
+                // All of a plane's units or none.
+                there = column < staging.columns;
+            }
+            if there {
+                keep(&words, comptime!(i * 4 * vectors), column, at, xs, x_sums, staging);
+            }
+        }
+        first += comptime!(batch * units);
+    }
+}
+
+/// The row of x and the part of it that a unit brings as the `i`-th of a batch, its first the `first`-th of the chunk.
+#[cube]
+fn column_and_part(first: usize, #[comptime] i: usize, #[comptime] staging: Staging) -> (usize, usize) {
+    let parts = comptime!(staging.values / staging.part);
+    if comptime!(staging.units.is_multiple_of(parts)) {
+        // The same part of other rows: what follows from it is computed once.
+        (first / parts + comptime!(i * staging.units / parts), first % parts)
+    } else {
+        let at = first + comptime!(i * staging.units);
+        (at / parts, at % parts)
+    }
+}
+
+/// Puts a part of a row of x, its words from `from` on, to what units share. A plane's units have parts in order.
+#[cube]
+fn keep(
+    words: &Array<u32>,
+    #[comptime] from: usize,
+    column: usize,
+    part: usize,
+    xs: &mut Shared<[Vector<u32, Const<4>>]>,
+    x_sums: &mut Shared<[f32]>,
+    #[comptime] staging: Staging,
+) {
+    let vectors = comptime!(staging.part / 8);
+    #[unroll]
+    for v in 0..vectors {
+        let mut vector = Vector::<u32, Const<4>>::new(0u32);
+        #[unroll]
+        for j in 0..4usize {
+            vector.insert(j, x_pair(words, from, comptime!(4 * v + j), staging.integers));
+        }
+        xs[column * comptime!(staging.row) + vector_place(part * vectors + v, staging)] = vector;
+    }
+    if comptime!(staging.group > 0) {
+        let groups = comptime!(usize::max(1, staging.part / staging.group));
+        #[unroll]
+        for group in 0..groups {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for j in 0..comptime!(4 * vectors / groups) {
+                let word = words[comptime!(from + 4 * vectors / groups * group + j)];
+                let low = widen(word & 0xffffu32, staging.integers.dtype);
+                sum += low + widen(word >> 16u32, staging.integers.dtype);
+            }
+            #[unroll]
+            for step in 0..comptime!(staging.sharing().ilog2()) {
+                sum += plane_shuffle_xor(sum, comptime!(1u32 << step));
+            }
+            x_sums[column * comptime!(staging.sums) + part / comptime!(staging.sharing()) * groups + group] =
+                sum;
+        }
+    }
+}
+
+/// Pair `q` of the values of x whose words begin at `from`.
+#[cube]
+fn x_pair(
+    words: &Array<u32>,
+    #[comptime] from: usize,
+    #[comptime] q: usize,
+    #[comptime] integers: Integers,
+) -> u32 {
+    let low = words[comptime!(from + integers.pair(q).0 / 2)];
+    let high = words[comptime!(from + integers.pair(q).1 / 2)];
+    if comptime!(integers.pair(q).0.is_multiple_of(2)) {
+        (low & 0xffffu32) | (high << 16u32)
+    } else {
+        (low >> 16u32) | (high & 0xffff_0000u32)
+    }
+}
+
+/// The sums that a cube stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Sums {
+    /// Rows of the weight and of x.
+    pub rows: usize,
+    pub columns: usize,
+    /// How many each of them was cut into.
+    pub parts: usize,
+    /// Units of a cube.
+    pub units: usize,
+    /// The type of y.
+    pub result: FloatType,
+}
+
+/// Adds up the parts of each sum, `[parts, columns, rows]`, and stores those that there are rows for.
+#[cube]
+pub(super) fn store_sums<Y: Int>(
+    partial: &Shared<[f32]>,
+    y: &mut [Y],
+    n: usize,
+    row0: usize,
+    place: &Place,
+    #[comptime] sums: Sums,
+) {
+    let (rows, columns) = comptime!((sums.rows, sums.columns));
+    let mut i = UNIT_POS_X as usize;
+    while i < rows * columns {
+        let (column, row) = (i / rows, row0 + i % rows);
+        if column < place.count && row < n {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for part in 0..comptime!(sums.parts) {
+                sum += partial[i + part * rows * columns];
+            }
+            y[(place.t0 + column) * n + row] = Y::cast_from(narrow(sum, sums.result));
+        }
+        i += comptime!(sums.units);
+    }
+}
