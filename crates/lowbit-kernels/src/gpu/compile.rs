@@ -87,6 +87,15 @@ impl Target {
         self.capability >= Some(80)
     }
 
+    /// Bytes of shared memory that a cube may ask of CUDA (its programming guide 13.0, table of compute capabilities).
+    pub fn shared_memory(&self) -> usize {
+        match self.capability {
+            Some(90 | 100..=110) => 227 << 10,
+            Some(80 | 87) => 163 << 10,
+            _ => 99 << 10,
+        }
+    }
+
     /// Elements of the longest vector that kernels can have.
     pub fn vector(&self) -> usize {
         self.properties.hardware.max_vector_size
@@ -167,20 +176,13 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
         cubecl_cpp::shared::CppSupportedFeatures { grid_constants: true, dp4a: true, ..Default::default() };
     let options = cubecl_cpp::shared::CompilationOptions { supports_features, ..Default::default() };
     let mut source = cpp::<cubecl_cpp::shared::CppCompiler<cubecl_cpp::target::Cuda>>(kernel, &options)?;
-    let no_body = || KernelError::Kernel { name: name(kernel), problem: "CubeCL wrote no kernel".into() };
     if !source.text.contains(OVERLAP) {
+        let no_body = || KernelError::Kernel { name: name(kernel), problem: "CubeCL wrote no kernel".into() };
         let signature = source.text.find("__global__").ok_or_else(no_body)?;
         let body = signature + source.text[signature..].find('{').ok_or_else(no_body)? + 1;
         let overlap =
             format!("\n#if __CUDA_ARCH__ >= 900\nasm volatile(\"{OVERLAP}\" ::: \"memory\");\n#endif\n");
         source.text.insert_str(body, &overlap);
-    }
-    if let Some(asked) = source.text.find(RESIDENT) {
-        let cubes: String =
-            source.text[asked + RESIDENT.len()..].chars().take_while(char::is_ascii_digit).collect();
-        let bounds = source.text.find("__launch_bounds__(").ok_or_else(no_body)?;
-        let end = bounds + source.text[bounds..].find(')').ok_or_else(no_body)?;
-        source.text.insert_str(end, &format!(", {cubes}"));
     }
     // What is restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits.
     source.text = source.text.replace("__restrict__", "");
@@ -196,15 +198,6 @@ const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
 #[cube]
 pub(crate) fn overlap() {
     gpu_asm!("{both}", both = const OVERLAP);
-}
-
-/// What [`resident`] leaves in a kernel's source.
-const RESIDENT: &str = "// cubes a multiprocessor: ";
-
-/// Keeps a kernel's registers so few that `cubes` cubes fit a multiprocessor of CUDA's.
-#[cube]
-pub(crate) fn resident(#[comptime] cubes: usize) {
-    gpu_asm!("{asked}{cubes}", asked = const RESIDENT, cubes = const cubes, options(nomem));
 }
 
 /// Metal Shading Language.

@@ -9,6 +9,7 @@
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
+//! | `ptx.rs` | what kernels for CUDA's tensor cores share of PTX |
 //! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
 //! | `copy.rs` | copies and casts |
 

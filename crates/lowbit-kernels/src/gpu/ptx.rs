@@ -1,5 +1,5 @@
 //! What kernels for CUDA's tensor cores share of PTX: addresses of shared memory, 16-bit floats in pairs, and products of
-//! tiles (compute capability 8.0).
+//! tiles (compute capability 8.0); barriers and bulk copies into shared memory (9.0).
 
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -46,6 +46,26 @@ pub(crate) fn shared<E: Scalar, N: Size>(
         values = out(_) values, at = in(_) at, offset = const offset, size = const vector(size), options(nomem),
     );
     values
+}
+
+/// 1, 2 or 4 words of shared memory.
+#[cube]
+pub(crate) fn shared_words(at: u32, #[comptime] count: usize) -> Array<u32> {
+    let mut words = Array::<u32>::new(count);
+    if comptime!(count == 1) {
+        words[0] = shared::<u32, Const<1>>(at, 0usize, 1usize).extract(0usize);
+    } else if comptime!(count == 2) {
+        let pair = shared::<u32, Const<2>>(at, 0usize, 2usize);
+        words[0] = pair.extract(0usize);
+        words[1] = pair.extract(1usize);
+    } else {
+        let four = shared::<u32, Const<4>>(at, 0usize, 4usize);
+        #[unroll]
+        for i in 0..4usize {
+            words[i] = four.extract(i);
+        }
+    }
+    words
 }
 
 /// The address of vector `at` of `from`.
@@ -125,4 +145,67 @@ pub(crate) fn multiply(
     for i in 0..4usize {
         sums[comptime!(at + i)] = d.extract(i);
     }
+}
+
+/// Makes a barrier that `units` units arrive at.
+#[cube]
+pub(crate) fn barrier(at: u32, #[comptime] units: usize) {
+    gpu_asm!("mbarrier.init.shared::cta.b64 [{at}], {units};", at = in(_) at, units = const units);
+}
+
+/// Lets copies see the barriers.
+#[cube]
+pub(crate) fn publish() {
+    gpu_asm!("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;");
+}
+
+/// The first `units` units that come to meeting point `point` meet.
+#[cube]
+pub(crate) fn meet(point: u32, #[comptime] units: usize) {
+    gpu_asm!("bar.sync {point}, {units};", point = in(_) point, units = const units);
+}
+
+/// Arrives at a barrier.
+#[cube]
+pub(crate) fn arrive(barrier: u32) {
+    gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{barrier}];", barrier = in(_) barrier);
+}
+
+/// Arrives at a barrier that then waits for copies of `bytes` bytes, too.
+#[cube]
+pub(crate) fn expect(barrier: u32, bytes: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; elect.sync _|p, 0xffffffff; \
+         @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes}; }}",
+        barrier = in(_) barrier, bytes = in(_) bytes,
+    );
+}
+
+/// Begins a copy of `bytes` bytes, from byte `from * unit` of `data` on, that completes at `barrier`.
+#[cube]
+pub(crate) fn copy<E: CubePrimitive>(
+    data: &[E],
+    from: u32,
+    #[comptime] unit: u32,
+    to: u32,
+    bytes: u32,
+    barrier: u32,
+) {
+    let (from, to) = (register(from), register(to));
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .u64 a; mad.wide.u32 a, {from}, {unit}, {data}; elect.sync _|p, 0xffffffff; \
+         @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [a], {bytes}, [{barrier}]; }}",
+        from = in(_) from, unit = const unit, data = in(_) data.as_ptr(), to = in(_) to, bytes = in(_) bytes,
+        barrier = in(_) barrier,
+    );
+}
+
+/// Waits for the `phase`-th completion at a barrier, counted by parity.
+#[cube]
+pub(crate) fn wait(barrier: u32, phase: u32) {
+    let phase = register(phase);
+    gpu_asm!(
+        "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{barrier}], {phase}; @!p bra AGAIN; }}",
+        barrier = in(_) barrier, phase = in(_) phase,
+    );
 }

@@ -156,6 +156,24 @@ fn several_rows_of_a_large_weight() {
     }
 }
 
+/// Rows that end within a stage, and groups of tiles that some processors have one more of; then more of them than wait to
+/// be added up together.
+#[test]
+#[cfg(feature = "cuda")]
+fn one_row_of_a_large_weight() {
+    if !rounds(&gpu()) {
+        return;
+    }
+    for format in gpu_formats() {
+        check(format, (1, 1, 1, 2200, 5120), FloatType::F16);
+        check(format, (1, 1, 1, 1589, 4096), FloatType::BF16);
+    }
+    let affine = Format::affine(4, 64, FloatType::BF16).unwrap();
+    for (n, k) in [(26000, 256), (13001, 512), (6400, 1280), (4300, 2304), (2113, 14336), (17000, 4096)] {
+        check(affine, (1, 1, 1, n, k), FloatType::F16);
+    }
+}
+
 #[test]
 fn many_rows_in_every_format() {
     for format in gpu_formats() {

@@ -50,6 +50,10 @@ pub(super) fn strip(m: usize, n: usize, k: usize, groups: usize, threads: usize)
     balanced.max(GRAIN / row).min(NC).next_multiple_of(STEP).min(n.max(1))
 }
 
+/// Multiprocessors of an H100 or H200.
+#[cfg(feature = "gpu")]
+const PROCESSORS: usize = 132;
+
 /// Runs of a row that are enough for two planes.
 #[cfg(feature = "gpu")]
 const LONG: usize = 384;
@@ -83,7 +87,7 @@ pub(super) fn gpu(
 #[cfg(feature = "gpu")]
 pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (usize, usize, usize, usize) {
     // Fewer planes than these do not fill an H200's multiprocessors: 12 each.
-    const PLANES: usize = 132 * 12;
+    const PLANES: usize = PROCESSORS * 12;
     let columns = m.next_power_of_two().min(8);
     let others = batches * m.div_ceil(columns);
     // Measured at 4 bits: planes of 4 steps, and 32 rows a cube, which share x, where that leaves enough cubes.
@@ -95,6 +99,13 @@ pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (u
     // Up to 32 KiB of x, or 64 of 8 rows.
     let most = if columns < 8 { 256 / columns } else { 64 };
     (columns, tiles, planes, runs.div_ceil(2).next_power_of_two().min(most).max(4 * planes))
+}
+
+/// Cubes of the stream for one row of x, one for each of an H200's multiprocessors, where `groups` groups of tiles leave few
+/// of them without any.
+#[cfg(feature = "gpu")]
+pub(super) fn stream(groups: usize) -> Option<usize> {
+    (groups >= PROCESSORS * 3 / 4).then_some(groups.min(PROCESSORS))
 }
 
 /// Rows of x from which on the 8 columns of tensor cores' products are rows of x alone.
@@ -112,35 +123,35 @@ pub(super) struct Cut {
     /// Planes of a cube that take different rows, and planes that share them.
     pub strips: usize,
     pub splits: usize,
-    /// Steps of K that the planes share x of.
+    /// Steps of K that the planes share x of, if there is memory.
     pub chunk: usize,
-    /// Cubes a multiprocessor, as far as registers go.
-    pub resident: usize,
 }
 
 /// For `m` rows of x to each of `batches` batches of the weight, which has `n` rows of `steps` steps.
 #[cfg(feature = "gpu")]
 pub(super) fn mma_rows(batches: usize, (m, n, steps): (usize, usize, usize)) -> Cut {
-    // Planes of a multiprocessor: they have enough loads under way, and 128 registers a unit.
+    // Planes of a cube, which has a multiprocessor to itself: registers hold no more.
     const PLANES: usize = 16;
     let columns = m.next_multiple_of(8).min(32);
     let tiles = batches * m.div_ceil(columns) * n.div_ceil(16);
-    let splits = (132 * PLANES / tiles.max(1)).next_power_of_two().min(steps.next_power_of_two()).clamp(1, 8);
-    // Every cube reads all of x: the more rows of the weight it has, the less that is.
-    let strips = (8 / splits).max(2).min(n.div_ceil(16).next_power_of_two());
-    let chunk = (64 / columns).next_power_of_two().min(steps.next_power_of_two()).max(splits);
-    let resident = (PLANES / (strips * splits)).max(1);
-    Cut { columns, tiles: 1, strips, splits, chunk, resident }
+    // Every cube reads all of x, so it takes as much of the weight as leaves each multiprocessor a part.
+    let rounds = tiles.div_ceil(PROCESSORS * PLANES / 2);
+    let strips = tiles.div_ceil(PROCESSORS * rounds.max(1)).min(n.div_ceil(16)).max(1);
+    let splits = (PLANES / strips + 1).next_power_of_two() / 2;
+    let splits = splits.min(steps.next_power_of_two()).clamp(1, 8);
+    let chunk = steps.next_power_of_two().min(16).max(splits);
+    Cut { columns, tiles: 1, strips, splits, chunk }
 }
 
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
 #[cfg(feature = "gpu")]
 const MANY: usize = 33;
-/// The same with tensor cores: their smallest tile takes 26 us at 4 bits and 4096 to 14336 on an H200, which is what
-/// the mat-vec takes for 6 rows, unless it is `exact` on tensor cores with as many as these.
+/// The same with tensor cores: their smallest tile takes 26 us at 4 bits and 4096 to 14336 on an H200, which is more than
+/// 16 rows of x take where several rows are `exact` on tensor cores (14 us for 8, 19 for 16, 32 for 32), and than 5 take
+/// elsewhere.
 #[cfg(feature = "gpu")]
 pub(super) fn many_on_tensor_cores(exact: bool) -> usize {
-    if exact { MANY } else { SEVERAL }
+    if exact { 17 } else { SEVERAL }
 }
 
 /// The ways to multiply on a GPU.
@@ -196,8 +207,6 @@ pub(super) fn kernel(
 /// Rows of x a tile of [`Kernel::TensorCore`], for `m` rows to each of `batches` batches of `n` rows of a weight.
 #[cfg(feature = "gpu")]
 pub(super) fn tensor_core(m: usize, batches: usize, n: usize) -> usize {
-    // Multiprocessors of the chips that this kernel is for, each of which works on one tile at a time.
-    const PROCESSORS: usize = 132;
     // What a tile costs beside its rows, in rows: the decoding.
     const DECODE: usize = 80;
     let time = |rows: usize| {
@@ -281,18 +290,27 @@ mod tests {
     #[cfg(feature = "gpu")]
     #[test]
     fn several_rows_on_tensor_cores() {
-        // (batches, (m, n, steps)) -> rows of x, strips, splits, chunk, cubes a multiprocessor
+        // (batches, (m, n, steps)) -> rows of x, strips, splits, chunk
         let table = [
-            ((1, (8, 14336, 16)), (8, 4, 2, 8, 2)),
-            ((1, (16, 14336, 16)), (16, 4, 2, 4, 2)),
-            ((1, (7, 4096, 16)), (8, 2, 8, 8, 1)),
-            ((1, (17, 4096, 56)), (24, 2, 8, 8, 1)),
-            ((1, (40, 28672, 32)), (32, 8, 1, 2, 2)),
-            ((1, (6, 2, 1)), (8, 1, 1, 1, 16)),
+            ((1, (8, 14336, 16)), (8, 7, 2, 16)),
+            ((1, (16, 14336, 16)), (16, 7, 2, 16)),
+            ((1, (7, 4096, 56)), (8, 2, 8, 16)),
+            ((1, (17, 4096, 3)), (24, 2, 4, 4)),
+            ((1, (40, 28672, 32)), (32, 7, 2, 16)),
+            ((1, (6, 2, 1)), (8, 1, 1, 1)),
+            ((1, (6, 0, 0)), (8, 1, 1, 1)),
         ];
-        for ((batches, sizes), (columns, strips, splits, chunk, resident)) in table {
-            let want = Cut { columns, tiles: 1, strips, splits, chunk, resident };
+        for ((batches, sizes), (columns, strips, splits, chunk)) in table {
+            let want = Cut { columns, tiles: 1, strips, splits, chunk };
             assert_eq!(mma_rows(batches, sizes), want, "{batches} batches, {sizes:?}");
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn streams_have_work_for_most_multiprocessors() {
+        for (groups, want) in [(1, None), (98, None), (99, Some(99)), (132, Some(132)), (1792, Some(132))] {
+            assert_eq!(stream(groups), want, "{groups} groups of tiles");
         }
     }
 
@@ -324,8 +342,8 @@ mod tests {
             ((32, 64, None, dense), Kernel::MatVec),
             ((5, 64, inexact, dense), Kernel::MatVec),
             ((6, 64, inexact, None), Kernel::TensorCore),
-            ((6, 64, exact, dense), Kernel::MatVec),
-            ((33, 64, exact, None), Kernel::TensorCore),
+            ((16, 64, exact, dense), Kernel::MatVec),
+            ((17, 64, exact, None), Kernel::TensorCore),
             ((33, 64, inexact, dense), Kernel::Library(Work::Multiply)),
             ((4095, 64, exact, decoded), Kernel::TensorCore),
             ((4096, 64, exact, decoded), Kernel::Library(Work::DecodeAndMultiply)),

@@ -15,9 +15,33 @@ pub(super) const ONES: u32 = 0x3f80_3f80;
 pub(crate) struct Integers {
     pub layout: Layout,
     pub dtype: FloatType,
+    /// How many places in the mantissa codes are taken to: products of each have sums of their own.
+    pub places: usize,
 }
 
 impl Integers {
+    /// With sums for one place.
+    pub fn new(layout: Layout, dtype: FloatType) -> Self {
+        Self { layout, dtype, places: 1 }
+    }
+
+    /// With sums for as many places as save shifts: as f16, two neighbours of 4 bits need none.
+    pub fn unshifted(layout: Layout, dtype: FloatType) -> Self {
+        let places = if layout.bits == 4 && dtype == FloatType::F16 { 2 } else { 1 };
+        Self { layout, dtype, places }
+    }
+
+    /// The place of the two pairs that are multiplied in step `step`.
+    pub fn place_of(self, step: usize) -> usize {
+        step % self.places
+    }
+
+    /// Which pair of codes, in the order of their bits, comes `q`-th to the products: both pairs of a step have the same
+    /// place.
+    fn order(self, q: usize) -> usize {
+        if self.places == 2 { q / 8 * 8 + q % 2 * 4 + q / 2 % 4 } else { q }
+    }
+
     /// How far apart the two codes are that are taken to the halves of a word together. Both lie in one group.
     pub fn distance(self) -> usize {
         match self.layout.bits {
@@ -39,7 +63,7 @@ impl Integers {
         values / (2 * self.distance()) * self.words()
     }
 
-    /// The lowest bit of a code in the mantissa. f16 holds codes as subnormals; bf16's products with those would be
+    /// The lowest bit of the first place in the mantissa. f16 holds codes as subnormals; bf16's products with those would be
     /// subnormal themselves.
     fn place(self) -> usize {
         if self.dtype == FloatType::BF16 { 7 - self.layout.bits } else { 0 }
@@ -59,8 +83,9 @@ impl Integers {
         zero as f32 + if self.dtype == FloatType::BF16 { self.factor() } else { 0.0 }
     }
 
-    /// The values that pair `q` of codes stands for.
+    /// The values that the `q`-th pair of codes stands for.
     pub fn pair(self, q: usize) -> (usize, usize) {
+        let q = self.order(q);
         let distance = self.distance();
         let low = q / distance * 2 * distance + q % distance;
         (low, low + distance)
@@ -97,7 +122,7 @@ pub(super) fn split(
     }
 }
 
-/// Pair `q` of the codes whose halves begin at `from`. `ones` is [`ONES`].
+/// The `q`-th pair of the codes whose halves begin at `from`. `ones` is [`ONES`].
 #[cube]
 pub(super) fn integers(
     halves: &Array<u32>,
@@ -107,13 +132,15 @@ pub(super) fn integers(
     #[comptime] of: Integers,
 ) -> u32 {
     let width = comptime!(of.layout.bits);
+    let q = comptime!(of.order(q));
     let bit = comptime!(q % of.distance() * of.layout.bits);
+    let place = comptime!(of.place() + bit % (of.places * width));
     let at = comptime!(from + q / of.distance() * of.words() + bit / 16);
     // The bits that are in the first word.
     let here = comptime!(usize::min(width, 16 - bit % 16));
-    let mut bits = moved(halves[at], comptime!(bit % 16), here, comptime!(of.place()));
+    let mut bits = moved(halves[at], comptime!(bit % 16), here, place);
     if comptime!(here < width) {
-        bits |= moved(halves[at + 1], 0usize, comptime!(width - here), comptime!(of.place() + here));
+        bits |= moved(halves[at + 1], 0usize, comptime!(width - here), comptime!(place + here));
     }
     if comptime!(of.dtype == FloatType::BF16) { bits | ones } else { bits }
 }

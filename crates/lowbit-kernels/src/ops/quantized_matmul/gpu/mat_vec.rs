@@ -3,6 +3,7 @@
 
 use super::super::{CHECK, policy};
 use super::integers::ONES;
+use super::mma_vec::stream::{self, Stream};
 use super::{mma_rows, mma_vec};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
@@ -282,42 +283,52 @@ fn portable(
     Shape { layout, dtype, result, rows, columns, units, plane: plane.unwrap_or(0) }
 }
 
-/// The kernel for `m` rows of x to each of `batches` batches of the weight, the rows of the weight and of x that its cubes
-/// take, and the constant that it gets.
+/// The kernel for a product, and what it is launched with.
+struct Chosen {
+    kernel: Box<dyn CubeKernel>,
+    /// Cubes for all rows of the weight.
+    cubes: usize,
+    /// Rows of x that they take.
+    columns: usize,
+    /// The kernel's last argument.
+    constant: u32,
+}
+
+/// The kernel for `m` rows of x to each of `batches` batches of the weight, some that `ids` name or all in order.
 fn chosen(
     target: &Target,
     layout: Layout,
-    [dtype, result]: [FloatType; 2],
-    batches: usize,
+    types: [FloatType; 2],
+    (batches, ids): (usize, bool),
     (m, n, runs): (usize, usize, usize),
-) -> (Box<dyn CubeKernel>, usize, usize, u32) {
+) -> Chosen {
+    let [dtype, result] = types;
     let overlaps = target.overlaps();
-    if m >= policy::SEVERAL && mma_rows::supports(target, layout, dtype) {
-        let policy::Cut { columns, tiles, strips, splits, chunk, resident } =
+    let (kernel, rows, columns, constant) = if m >= policy::SEVERAL
+        && mma_rows::supports(target, layout, dtype)
+    {
+        let policy::Cut { columns, tiles, strips, splits, chunk } =
             policy::mma_rows(batches, (m, n, (runs * RUN).div_ceil(mma_rows::STEP)));
         let whole = (runs * RUN).is_multiple_of(mma_rows::STEP);
-        let shape = mma_rows::Shape {
-            layout,
-            dtype,
-            result,
-            columns,
-            tiles,
-            strips,
-            splits,
-            chunk,
-            resident,
-            whole,
-            overlaps,
-        };
+        let shape =
+            mma_rows::Shape { layout, dtype, result, columns, tiles, strips, splits, chunk, whole, overlaps };
+        let shape = shape.fitting(target.shared_memory());
         (mma_rows::kernel(target, shape), shape.rows(), columns, ONES)
     } else if mma_vec::supports(target, layout, dtype) {
+        if let (1, 1, false, Some(stream)) = (m, batches, ids, Stream::new(target, layout, types, runs))
+            && let Some(cubes) = policy::stream(stream.groups(n))
+        {
+            return Chosen { kernel: stream::kernel(target, stream), cubes, columns: 1, constant: ONES };
+        }
         let (columns, tiles, planes, chunk) = policy::mma_vec(batches, (m, n, runs));
-        let shape = mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, overlaps };
+        let shape =
+            mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, scaled: chunk, overlaps };
         (mma_vec::kernel(target, shape), 16 * tiles, columns, ONES)
     } else {
-        let shape = portable(target, layout, [dtype, result], (m, n, runs));
+        let shape = portable(target, layout, types, (m, n, runs));
         (kernel(target, shape), shape.rows, shape.columns, INTEGERS)
-    }
+    };
+    Chosen { kernel, cubes: n.div_ceil(rows), columns, constant }
 }
 
 /// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
@@ -361,7 +372,9 @@ pub(crate) fn multiply(
     };
     let layout = Layout::of(weight.format());
     let sizes = (m / count, n, runs);
-    let (kernel, rows, columns, constant) = chosen(gpu.target(), layout, [dtype, result], count, sizes);
+    let ids_choose = experts > 0;
+    let Chosen { kernel, cubes, columns, constant } =
+        chosen(gpu.target(), layout, [dtype, result], (count, ids_choose), sizes);
     let index = |value: usize| CHECK.index(value);
     // The planes of scales have two elements a run at most, and codes no less.
     index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
@@ -376,7 +389,7 @@ pub(crate) fn multiply(
         3,
         Dispatch {
             kernel,
-            cubes: [index(n.div_ceil(rows))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
+            cubes: [index(cubes)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
             buffers: vec![
                 component(0)?,
                 component(1)?,

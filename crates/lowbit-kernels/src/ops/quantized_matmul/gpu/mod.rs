@@ -33,7 +33,8 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let kernels = pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target));
     let kernels =
         kernels.chain(mma_vec::kernels(target, &formats)).chain(mma_rows::kernels(target, &formats));
-    let kernels = kernels.chain(tensor_core::kernels(target));
+    let kernels =
+        kernels.chain(mma_vec::stream::kernels(target, &formats)).chain(tensor_core::kernels(target));
     #[cfg(feature = "cuda")]
     let kernels = kernels.chain(library::kernels(target));
     kernels.collect()

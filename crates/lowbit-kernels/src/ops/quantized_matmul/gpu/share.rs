@@ -31,7 +31,7 @@ pub(crate) struct Staging {
 /// Which values of a row lie next to each other, in vectors of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
-    /// The first vectors of all spans of so many vectors, then all second ones.
+    /// Spans of so many vectors, one apart, so that four units read different banks; after all rows as many zeros.
     Spans { vectors: usize },
     /// The first vectors of all quarters of a group of so many vectors, then all second ones; group after group.
     Quarters { vectors: usize },
@@ -41,6 +41,14 @@ impl Staging {
     /// Values of all rows that a unit takes at a time, in parts.
     fn batch(self) -> usize {
         (64 / self.part).min((self.columns * self.values / self.part).div_ceil(self.units))
+    }
+
+    /// Vectors of zeros after all rows.
+    fn zeros(self) -> usize {
+        match self.order {
+            Order::Spans { vectors } => vectors,
+            Order::Quarters { .. } => 0,
+        }
     }
 
     /// Units that have parts of a group.
@@ -53,7 +61,7 @@ impl Staging {
 #[cube]
 fn vector_place(at: usize, #[comptime] staging: Staging) -> usize {
     match comptime!(staging.order) {
-        Order::Spans { vectors } => at % vectors * comptime!(staging.values / 8 / vectors) + at / vectors,
+        Order::Spans { vectors } => at + at / vectors,
         Order::Quarters { vectors } => {
             let (within, quarter) = (at % vectors, comptime!(vectors / 4));
             at - within + within % quarter * 4 + within / quarter
@@ -85,6 +93,9 @@ pub(super) fn stage(
     let a_run = comptime!(32 / staging.part);
     let whole = comptime!((staging.columns * parts).is_multiple_of(batch * units));
     let mut first = UNIT_POS_X as usize;
+    if first < comptime!(staging.zeros()) {
+        xs[comptime!(staging.columns * staging.row) + first] = Vector::new(0u32);
+    }
     while first < comptime!(staging.columns * parts) {
         let mut words = Array::<u32>::new(comptime!(batch * 4 * vectors));
         // All loads of a batch are under way at a time.

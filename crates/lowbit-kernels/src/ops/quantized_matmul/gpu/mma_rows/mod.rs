@@ -18,7 +18,7 @@ pub(crate) use shape::Shape;
 
 use super::mat_vec::{Place, place};
 use super::share::{Chunk, stage, store_sums};
-use crate::gpu::compile::{Target, buffer, overlap, resident};
+use crate::gpu::compile::{Target, buffer, overlap};
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
 use crate::gpu::ptx::{global, pointer, register};
@@ -42,7 +42,7 @@ pub(super) fn supports(target: &Target, layout: Layout, dtype: FloatType) -> boo
         FloatType::BF16 => 6,
     };
     let (part, pairs) =
-        (shape::group(layout) / 4, super::integers::Integers { layout, dtype }.distance() * 2);
+        (shape::group(layout) / 4, super::integers::Integers::new(layout, dtype).distance() * 2);
     layout.bits <= bits && (part * layout.bits).is_multiple_of(32) && part.is_multiple_of(pairs.max(8))
 }
 
@@ -64,7 +64,6 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     ones: u32,
     #[comptime] shape: Shape,
 ) {
-    resident(shape.resident);
     let sums_count = comptime!(4 * shape.tiles * shape.columns8());
     // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
     if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
@@ -242,7 +241,6 @@ pub(super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKe
                     strips: 4,
                     splits: 2,
                     chunk: 4,
-                    resident: 2,
                     whole,
                     overlaps: target.overlaps(),
                 };

@@ -26,8 +26,6 @@ pub(crate) struct Shape {
     pub splits: usize,
     /// Steps of x that a cube has at a time: a multiple of what all planes take.
     pub chunk: usize,
-    /// Cubes that registers are left for on each multiprocessor.
-    pub resident: usize,
     /// Whether rows are whole steps.
     pub whole: bool,
     /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
@@ -37,7 +35,21 @@ pub(crate) struct Shape {
 impl Shape {
     /// The codes as tensor cores take them.
     pub fn integers(self) -> Integers {
-        Integers { layout: self.layout, dtype: self.dtype }
+        Integers::new(self.layout, self.dtype)
+    }
+
+    /// With as few steps of x at a time as fit `memory` bytes that a cube's units share.
+    pub fn fitting(mut self, memory: usize) -> Self {
+        while self.memory() > memory && self.chunk >= 2 * self.splits {
+            self.chunk /= 2;
+        }
+        self
+    }
+
+    /// Bytes that a cube's units share.
+    fn memory(self) -> usize {
+        let x = self.columns * (16 * self.x_row() + 4 * self.sum_row());
+        x + self.rows() * (8 * self.term_row() + 4 * self.splits * self.columns)
     }
 
     /// Units of a cube.

@@ -13,6 +13,7 @@
 mod products;
 mod shape;
 mod share;
+pub(super) mod stream;
 
 use shape::RUNS;
 pub(crate) use shape::Shape;
@@ -23,12 +24,13 @@ use crate::gpu::compile::{Target, buffer, overlap};
 use crate::gpu::decode::load;
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, with_planes};
+use crate::gpu::ptx::address;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
-use products::{multiply_spans, scale_products};
+use products::{Step, multiply_spans, scale_products};
 use share::{keep_elements, load_elements};
 
 /// Whether a device has this kernel for a layout and a type of x. Wider codes fill the memory's bandwidth without it.
@@ -82,7 +84,7 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         sums[i] = place.initial;
     }
 
-    let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(shape.columns * shape.x_row()));
+    let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
     let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
     let (scale_row, bias_row) = comptime!(shape.element_rows());
     let mut row_scales = Shared::<[S]>::new_slice(comptime!(16 * shape.tiles * scale_row));
@@ -109,10 +111,11 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         sync_cube();
         let end = min(chunk + comptime!(shape.chunk), spans);
         while first < end {
-            let products = multiply_spans(&words, &xs, first - chunk, ones, shape);
+            let products = multiply_spans(&words, address(&xs), first - chunk, ones, shape);
             fetch::<V>(codes, &starts, first + stride, runs, &mut words, shape);
             let at = first - chunk;
-            scale_products::<S, B>(&products, &x_sums, &row_scales, &row_biases, at, &mut sums, shape);
+            let step = Step { first: at, row: 0usize.runtime(), span: at };
+            scale_products::<S, B>(&products, &x_sums, &row_scales, &row_biases, &step, &mut sums, shape);
             first += stride;
         }
         chunk += comptime!(shape.chunk);
@@ -200,6 +203,7 @@ pub(super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKe
                     tiles: 1,
                     planes: 4,
                     chunk: 64,
+                    scaled: 64,
                     overlaps: target.overlaps(),
                 };
                 kernels.push(kernel(target, shape));

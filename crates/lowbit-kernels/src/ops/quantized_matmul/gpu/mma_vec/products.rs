@@ -1,18 +1,20 @@
 //! The products of one step: codes to integers, integers times x, and what scales them.
 
 use super::super::integers::{integers, split};
-use super::shape::{RUNS, SPAN, Shape};
+use super::shape::{RUNS, SPAN, Shape, X_SPAN};
 use crate::gpu::decode::{bias_of, scale_of};
 use crate::gpu::layout::{RUN, Scales};
-use crate::gpu::ptx::multiply;
+use crate::gpu::ptx::{address, multiply, register, shared, shared_words};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
 
-/// The products of a unit's spans, which have these words; `first` is the step's first span in the chunk of x.
+/// The products of a unit's spans, which have these words. `xs` is where x is shared, and `first` the step's first span
+/// of it.
 #[cube]
 pub(super) fn multiply_spans(
     words: &Array<u32>,
-    xs: &Shared<[Vector<u32, Const<4>>]>,
+    xs: u32,
     first: usize,
     ones: u32,
     #[comptime] shape: Shape,
@@ -27,23 +29,28 @@ pub(super) fn multiply_spans(
         let (from, to) = comptime!((r * RUNS * shape.layout.bits, r * shape.halves()));
         split(words, from, &mut halves, to, SPAN, shape.integers());
     }
-    let mut products = Array::<f32>::new(comptime!(shape.product_at(shape.pairs(), 0, 0)));
+    let count = comptime!(shape.product_at(shape.pairs(), 0, 0));
+    let mut products = Array::<f32>::new(comptime!(count * shape.integers().places));
     #[unroll]
-    for i in 0..comptime!(shape.product_at(shape.pairs(), 0, 0)) {
+    for i in 0..comptime!(count * shape.integers().places) {
         products[i] = 0.0;
     }
-    let zeros = Vector::<u32, Const<4>>::new(0u32);
+    // Of each pair of rows of x: a unit's span, or the zeros after all of x.
+    let mut from = Array::<u32>::new(pairs);
+    #[unroll]
+    for f in 0..pairs {
+        let column = min(g / 4 + comptime!(2 * f), comptime!(shape.columns - 1));
+        let span = column * comptime!(shape.x_row()) + (first + t) * X_SPAN;
+        let zeros = comptime!(shape.columns * shape.x_row());
+        from[f] = register(xs + select(t == g % 4, span, zeros) as u32 * 16u32);
+    }
     // A vector of x serves two products, and each product takes two pairs of codes of a row.
     #[unroll]
     for v in 0..comptime!(SPAN / 8) {
         let mut b = Array::<u32>::new(comptime!(4 * shape.pairs()));
         #[unroll]
         for f in 0..pairs {
-            let column = min(g / 4 + comptime!(2 * f), comptime!(shape.columns - 1));
-            let mut vector = zeros;
-            if t == g % 4 {
-                vector = xs[column * comptime!(shape.x_row()) + comptime!(v * shape.chunk) + first + t];
-            }
+            let vector = shared::<u32, Const<4>>(from[f], comptime!(16 * v), 4usize);
             #[unroll]
             for j in 0..4usize {
                 b[4 * f + j] = vector.extract(j);
@@ -62,14 +69,31 @@ pub(super) fn multiply_spans(
                 }
                 #[unroll]
                 for f in 0..pairs {
-                    let at = comptime!(shape.product_at(f, tile, step / a_group));
+                    let at = comptime!(
+                        shape.integers().place_of(step) * count + shape.product_at(f, tile, step / a_group)
+                    );
                     let right = comptime!(2 * (2 * f + half));
                     multiply(&a, 0usize, b[right], b[right + 1], &mut products, at, shape.dtype);
                 }
             }
         }
     }
+    if comptime!(shape.integers().places == 2) {
+        #[unroll]
+        for i in 0..count {
+            products[i] = fma(products[count + i], 0.0625f32, products[i]);
+        }
+    }
     products
+}
+
+/// Where a step is: its first span in the chunk of x, and the row and the span that its scales begin with among those
+/// that units share.
+#[derive(CubeType)]
+pub(super) struct Step {
+    pub first: usize,
+    pub row: usize,
+    pub span: usize,
 }
 
 /// Scales the products of groups, and adds them to the unit's sums.
@@ -79,14 +103,14 @@ pub(super) fn scale_products<S: Int, B: Int>(
     x_sums: &Shared<[f32]>,
     scales: &Shared<[S]>,
     biases: &Shared<[B]>,
-    first: usize,
+    step: &Step,
     sums: &mut Array<f32>,
     #[comptime] shape: Shape,
 ) {
     let layout = comptime!(shape.layout);
     let unit = UNIT_POS_X as usize % 32;
     let (g, t) = (unit / 4, unit % 4);
-    let span = first + t % 2 * 2;
+    let even = t % 2 * 2;
     // Of each pair of rows of x, span and group.
     let mut of_x =
         Array::<f32>::new(comptime!(usize::max(1, shape.pairs() * 2 * shape.x_sums() / shape.columns)));
@@ -94,19 +118,27 @@ pub(super) fn scale_products<S: Int, B: Int>(
     for i in 0..comptime!(shape.pairs() * 2 * shape.x_sums() / shape.columns) {
         let a_pair = comptime!(2 * shape.groups());
         let column = min(t / 2 + comptime!(i / a_pair * 2), comptime!(shape.columns - 1));
-        let at = column * comptime!(shape.chunk) + span;
+        let at = column * comptime!(shape.chunk) + step.first + even;
         of_x[i] = x_sums[at * comptime!(shape.groups()) + comptime!(i % a_pair)];
     }
     #[unroll]
     for r in 0..comptime!(shape.rows()) {
-        let row = g + comptime!(8 * r);
+        let row = step.row + g + comptime!(8 * r);
+        let (row_scales, row_biases) = floats::<S, B>(scales, biases, row, step.span + even, shape);
         #[unroll]
         for i in 0..2usize {
             #[unroll]
             for group in 0..comptime!(shape.groups()) {
-                // Two neighbours may share what scales them.
-                let at = span + comptime!(i % shape.scaled_spans());
-                let (scale, bias) = elements::<S, B>(scales, biases, row, at, group, shape);
+                let (scale, bias) = if comptime!(matches!(layout.scales, Scales::Group { .. })) {
+                    // Two neighbours may share what scales them.
+                    let at = comptime!(i % shape.scaled_spans() * shape.groups() + group);
+                    (
+                        scale_of(row_scales[at], 0u32, 0usize, layout),
+                        bias_of(0u32, row_biases[at], 0usize, layout),
+                    )
+                } else {
+                    elements::<S, B>(scales, biases, row, step.span + even + i, group, shape)
+                };
                 #[unroll]
                 for f in 0..comptime!(shape.pairs()) {
                     let product = comptime!(shape.product_at(f, r / 2, group) + r % 2 * 2 + i);
@@ -126,7 +158,57 @@ pub(super) fn scale_products<S: Int, B: Int>(
     }
 }
 
-/// What scales group `group` of span `span` of the chunk, and what is added to it.
+/// The floats that scale two spans of a row, from span `span` on, and those that are added; none where they are not
+/// floats.
+#[cube]
+fn floats<S: Int, B: Int>(
+    scales: &Shared<[S]>,
+    biases: &Shared<[B]>,
+    row: usize,
+    span: usize,
+    #[comptime] shape: Shape,
+) -> (Array<u32>, Array<u32>) {
+    let (scale_row, bias_row) = comptime!(shape.element_rows());
+    let mut row_scales = Array::<u32>::new(comptime!(shape.span_scales()));
+    let mut row_biases = Array::<u32>::new(comptime!(shape.span_scales()));
+    if let Scales::Group { size, float, biased } = comptime!(shape.layout.scales) {
+        let at = span * SPAN / size;
+        load_floats::<S>(scales, row * scale_row + at, &mut row_scales, shape.span_scales(), float);
+        if comptime!(biased) {
+            load_floats::<B>(biases, row * bias_row + at, &mut row_biases, shape.span_scales(), float);
+        }
+    }
+    (row_scales, row_biases)
+}
+
+/// The bits of `count` floats, from `at` on.
+#[cube]
+fn load_floats<E: Int>(
+    elements: &Shared<[E]>,
+    at: usize,
+    to: &mut Array<u32>,
+    #[comptime] count: usize,
+    #[comptime] float: FloatType,
+) {
+    if comptime!(count * float.size() < 4) {
+        to[0] = u32::cast_from(elements[at]);
+    } else {
+        let from = register(address(elements) + at as u32 * comptime!(float.size() as u32));
+        let words = shared_words(from, comptime!(count * float.size() / 4));
+        #[unroll]
+        for i in 0..count {
+            if comptime!(float.size() == 4) {
+                to[i] = words[i];
+            } else if comptime!(i % 2 == 0) {
+                to[i] = words[comptime!(i / 2)] & 0xffffu32;
+            } else {
+                to[i] = words[comptime!(i / 2)] >> 16u32;
+            }
+        }
+    }
+}
+
+/// What scales group `group` of span `span`, and what is added to it, of a superblock.
 #[cube]
 fn elements<S: Int, B: Int>(
     scales: &Shared<[S]>,
@@ -138,23 +220,9 @@ fn elements<S: Int, B: Int>(
 ) -> (f32, f32) {
     let layout = comptime!(shape.layout);
     let (scale_row, bias_row) = comptime!(shape.element_rows());
-    let mut scale = 0u32;
-    let mut bias = 0u32;
-    match comptime!(layout.scales) {
-        Scales::One | Scales::E8M0 { .. } | Scales::E4M3 => (),
-        Scales::Group { size, biased, .. } => {
-            let at = (span * SPAN + comptime!(group * shape.group())) / size;
-            scale = u32::cast_from(scales[row * scale_row + at]);
-            if comptime!(biased) {
-                bias = u32::cast_from(biases[row * bias_row + at]);
-            }
-        }
-        Scales::Super { .. } | Scales::SuperWithMinima { .. } => {
-            let run = span * RUNS + comptime!(group * shape.group() / RUN);
-            scale = u32::cast_from(scales[row * scale_row + run]);
-            bias = u32::cast_from(biases[row * bias_row + run / 8]);
-        }
-    }
+    let run = span * RUNS + comptime!(group * shape.group() / RUN);
+    let scale = u32::cast_from(scales[row * scale_row + run]);
+    let bias = u32::cast_from(biases[row * bias_row + run / 8]);
     let of_run = comptime!(group % (RUN / layout.group()));
     (scale_of(scale, bias, of_run, layout), bias_of(scale, bias, of_run, layout))
 }

@@ -11,6 +11,9 @@ pub const RUNS: usize = 2;
 /// Values of a unit's runs.
 pub const SPAN: usize = RUNS * RUN;
 
+/// Vectors from one span of x to the next, where units share it.
+pub const X_SPAN: usize = SPAN / 8 + 1;
+
 /// Everything that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
@@ -27,6 +30,8 @@ pub(crate) struct Shape {
     pub planes: usize,
     /// Spans of x that units share at a time: a multiple of what all planes take in a step.
     pub chunk: usize,
+    /// Spans whose scales units share at a time.
+    pub scaled: usize,
     /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
     pub overlaps: bool,
 }
@@ -34,7 +39,11 @@ pub(crate) struct Shape {
 impl Shape {
     /// The codes as tensor cores take them.
     pub fn integers(self) -> Integers {
-        Integers { layout: self.layout, dtype: self.dtype }
+        match self.columns {
+            // More would take too many registers.
+            ..=2 => Integers::unshifted(self.layout, self.dtype),
+            _ => Integers::new(self.layout, self.dtype),
+        }
     }
 
     /// Words that hold a span's codes as [`Integers::halves`] says.
@@ -93,17 +102,27 @@ impl Shape {
         (16 * self.tiles * pick(self.layout.elements(RUNS * self.chunk), biases)).div_ceil(32 * self.planes)
     }
 
-    /// Elements from one row to the next where units share them: 8 bytes more than there are, so that 8 rows lie in
-    /// different banks.
+    /// Elements from one row to the next where units share them: 16 bytes more than there are, so that 8 rows lie
+    /// in different banks.
     pub fn element_rows(self) -> (usize, usize) {
-        let (scales, biases) = self.layout.elements(RUNS * self.chunk);
+        let (scales, biases) = self.layout.elements(RUNS * self.scaled);
         let (scale, bias) = self.layout.scale_sizes();
-        (scales + 8 / scale, biases + 8 / bias)
+        (scales + 16 / scale, biases + 16 / bias)
     }
 
     /// Vectors from one row of x to the next: 64 bytes more than there are, for two rows at a time.
     pub fn x_row(self) -> usize {
-        SPAN / 8 * self.chunk + 4
+        X_SPAN * self.chunk + 4
+    }
+
+    /// Vectors of x that units share, and as many zeros as a span has.
+    pub fn x_vectors(self) -> usize {
+        self.columns * self.x_row() + SPAN / 8
+    }
+
+    /// Floats that scale two spans of a row.
+    pub fn span_scales(self) -> usize {
+        self.scaled_spans() * self.groups()
     }
 
     /// The sums of products for pair `f` of rows of x.

@@ -1,0 +1,414 @@
+//! One row of x as a stream, from Hopper on: one cube a multiprocessor, some planes of which copy the weight into a ring of
+//! stages in shared memory, as soon as there is room, from before the launch before this one has ended until its last
+//! rows. The others multiply what has come. So loads are always under way, whatever the multiplying planes wait for, and
+//! rows that end do not hold up those that begin.
+
+use super::super::share::{Chunk, stage};
+use super::products::{Step, multiply_spans, scale_products};
+use super::shape::{RUNS, Shape};
+use crate::gpu::compile::{Target, buffer, overlap};
+use crate::gpu::float::{narrow, with_storage};
+use crate::gpu::layout::{Layout, with_planes};
+use crate::gpu::ptx::{self, address};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+#[cfg(test)]
+use lowbit_formats::Format;
+
+/// Everything that a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Stream {
+    /// Of [`PLANES`] planes, one row of x, one tile of 16 rows of the weight a plane, all spans of x in one chunk.
+    pub shape: Shape,
+    /// Tiles of 16 rows of the weight a stage: each has as many planes.
+    pub tiles: usize,
+    /// Stages that shared memory holds.
+    pub stages: usize,
+}
+
+/// Planes that multiply.
+const PLANES: usize = 16;
+/// Planes that copy: one alone is slower than the memory.
+const COPIERS: usize = 2;
+/// Stages at the most. More only make x, and the launch before this one, wait behind the weight.
+const STAGES: usize = 3;
+/// Stages that are copied before x has come.
+const EARLY: u32 = 2;
+/// Groups of tiles whose sums wait to be added up together.
+const SLOTS: usize = 8;
+/// Where the planes that multiply meet: 0 is for all.
+const MEETING: u32 = 1;
+impl Stream {
+    /// For rows of `runs` runs, if rows and stages are whole steps and whole 16 bytes of each of the weight's planes, and
+    /// there is memory for two stages at least.
+    pub fn new(
+        target: &Target,
+        layout: Layout,
+        [dtype, result]: [FloatType; 2],
+        runs: usize,
+    ) -> Option<Self> {
+        if !target.overlaps() || !super::supports(target, layout, dtype) || runs == 0 {
+            return None;
+        }
+        let spans = runs / RUNS;
+        // As few tiles as give every plane something to multiply.
+        let tiles = (4 * PLANES / spans.max(1)).next_power_of_two().clamp(1, PLANES);
+        let shape = Shape {
+            layout,
+            dtype,
+            result,
+            columns: 1,
+            tiles: 1,
+            planes: PLANES,
+            chunk: spans.next_multiple_of(4),
+            scaled: 4 * PLANES / tiles,
+            overlaps: true,
+        };
+        let (scale, bias) = layout.scale_sizes();
+        let aligned = [runs, runs % (RUNS * shape.scaled)].into_iter().all(|runs| {
+            let (scales, biases) = layout.elements(runs);
+            runs % 8 == 0 && scales * scale % 16 == 0 && biases * bias % 16 == 0
+        });
+        let stream = Self { shape, tiles, stages: 0 };
+        let fixed = shape.x_vectors() * 16 + shape.x_sums() * shape.chunk * 4 + SLOTS * PLANES * 16 * 4 + 16;
+        let stages = target.shared_memory().checked_sub(fixed)? / stream.stage_bytes();
+        (aligned && stages >= 2).then_some(Self { stages: stages.min(STAGES), ..stream })
+    }
+
+    /// Groups of tiles of a weight of `n` rows.
+    pub fn groups(self, n: usize) -> usize {
+        n.div_ceil(self.rows())
+    }
+
+    /// Rows of the weight a stage.
+    fn rows(self) -> usize {
+        16 * self.tiles
+    }
+
+    /// Planes that a tile has.
+    fn planes(self) -> usize {
+        PLANES / self.tiles
+    }
+
+    /// Words of codes from one row of a stage to the next: more than there are, so that units read different banks.
+    fn words(self) -> usize {
+        let bits = self.shape.layout.bits;
+        self.shape.scaled * RUNS * bits + if bits == 2 { 16 } else { 4 }
+    }
+
+    fn stage_bytes(self) -> usize {
+        let (scales, biases) = self.shape.element_rows();
+        let (scale, bias) = self.shape.layout.scale_sizes();
+        self.rows() * (self.words() * 4 + scales * scale + biases * bias) + 16
+    }
+}
+
+/// A ring of stages, and how far a plane is in it.
+#[derive(CubeType)]
+struct Ring {
+    /// Addresses in shared memory: the codes, scales and biases of all stages; of each stage a barrier for when it is full
+    /// and one for when it is empty, and after those one for when x is there.
+    codes: u32,
+    scales: u32,
+    biases: u32,
+    barriers: u32,
+    stage: u32,
+    phase: u32,
+}
+
+#[cube]
+impl Ring {
+    fn full(&self) -> u32 {
+        self.barriers + self.stage * 16u32
+    }
+
+    fn empty(&self) -> u32 {
+        self.barriers + self.stage * 16u32 + 8u32
+    }
+
+    fn ready(&self, #[comptime] stages: usize) -> u32 {
+        self.barriers + comptime!(stages as u32 * 16)
+    }
+
+    /// Makes the barriers.
+    fn begin(&self, #[comptime] stages: usize) {
+        #[unroll]
+        for i in 0..comptime!(stages as u32) {
+            ptx::barrier(self.barriers + comptime!(i * 16), 1usize);
+            ptx::barrier(self.barriers + comptime!(i * 16 + 8), PLANES);
+        }
+        ptx::barrier(self.ready(stages), PLANES);
+        ptx::publish();
+    }
+
+    fn advance(&mut self, #[comptime] stages: usize) {
+        self.stage += 1u32;
+        if self.stage == comptime!(stages as u32) {
+            self.stage = 0u32;
+            self.phase ^= 1u32;
+        }
+    }
+}
+
+/// What [`mat_vec`](super::super::mat_vec) computes, of the same operands: of one row of x and one batch.
+#[cube(launch_unchecked)]
+fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
+    codes: &[Vector<u32, V>],
+    scales: &[S],
+    biases: &[B],
+    x: &[Vector<u32, Const<4>>],
+    _ids: &[u32],
+    y: &mut [Y],
+    n: u32,
+    runs: u32,
+    _batches: u32,
+    _rows_a_batch: u32,
+    _experts: u32,
+    _share: u32,
+    ones: u32,
+    #[comptime] stream: Stream,
+) {
+    let (scale_row, bias_row) = comptime!(stream.shape.element_rows());
+    let rows = comptime!(stream.stages * stream.rows());
+    let ring_codes = Shared::<[Vector<u32, V>]>::new_aligned_slice(
+        comptime!(rows * stream.words() / stream.shape.layout.vector()),
+        128usize,
+    );
+    let ring_scales = Shared::<[S]>::new_aligned_slice(comptime!(rows * scale_row), 128usize);
+    let ring_biases = Shared::<[B]>::new_aligned_slice(comptime!(rows * bias_row), 128usize);
+    let barriers =
+        Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(stream.stages + 1), 128usize);
+    let mut ring = Ring {
+        codes: address(&ring_codes),
+        scales: address(&ring_scales),
+        biases: address(&ring_biases),
+        barriers: address(&barriers),
+        stage: 0u32.runtime(),
+        phase: 0u32.runtime(),
+    };
+    if UNIT_POS_X == comptime!(32 * PLANES as u32) {
+        ring.begin(stream.stages);
+    }
+    sync_cube();
+    let groups = n.div_ceil(comptime!(stream.rows() as u32));
+    if UNIT_POS_X >= comptime!(32 * PLANES as u32) {
+        copy_weight::<S, B, V>(codes, scales, biases, n, runs, &mut ring, stream);
+    } else {
+        overlap();
+        let shape = comptime!(stream.shape);
+        let mut xs =
+            Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
+        let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
+        let all = Chunk { first: 0usize.runtime(), runs: runs as usize };
+        stage(x, 0usize.runtime(), &all, 1usize.runtime(), &mut xs, &mut x_sums, shape.staging());
+        ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
+        arrive(ring.ready(stream.stages));
+        let mut partial = Shared::<[f32]>::new_slice(SLOTS * PLANES * 16);
+        let mut group = CUBE_POS_X;
+        let mut slots = 0usize;
+        while group < groups {
+            let mut sums = Array::<f32>::new(2usize);
+            sums[0] = 0.0;
+            sums[1] = 0.0;
+            let mut first = 0usize;
+            while first * RUNS < runs as usize {
+                ptx::wait(ring.full(), ring.phase);
+                let plane = UNIT_POS_X as usize / 32;
+                let span = plane % comptime!(stream.planes()) * 4;
+                if (first + span) * RUNS < runs as usize {
+                    let row = ring.stage as usize * comptime!(stream.rows())
+                        + plane / comptime!(stream.planes()) * 16;
+                    let words = read::<V>(&ring_codes, row, span, stream);
+                    let products = multiply_spans(&words, address(&xs), first + span, ones, shape);
+                    let step = Step { first: first + span, row, span };
+                    scale_products::<S, B>(
+                        &products,
+                        &x_sums,
+                        &ring_scales,
+                        &ring_biases,
+                        &step,
+                        &mut sums,
+                        shape,
+                    );
+                }
+                arrive(ring.empty());
+                ring.advance(stream.stages);
+                first += comptime!(shape.scaled);
+            }
+            keep(&sums, slots, &mut partial);
+            slots += 1;
+            let next = group + CUBE_COUNT_X;
+            if slots == SLOTS || next >= groups {
+                ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
+                store::<Y>(&partial, y, n, group, slots, stream);
+                ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
+                slots = 0;
+            }
+            group = next;
+        }
+    }
+}
+
+/// All of a plane's units have come to a barrier of planes.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[cube]
+fn arrive(barrier: u32) {
+    sync_plane();
+    if UNIT_POS_X % 32u32 == 0u32 {
+        ptx::arrive(barrier);
+    }
+}
+
+/// Copies all that this cube multiplies, stage by stage.
+#[cube]
+fn copy_weight<S: Int, B: Int, V: Size>(
+    codes: &[Vector<u32, V>],
+    scales: &[S],
+    biases: &[B],
+    n: u32,
+    runs: u32,
+    ring: &mut Ring,
+    #[comptime] stream: Stream,
+) {
+    let shape = comptime!(stream.shape);
+    let (scale, bias) = comptime!(shape.layout.scale_sizes());
+    let (scale_row, bias_row) = comptime!(shape.element_rows());
+    // Of 8 runs, of which rows and stages have a whole number.
+    let code_bytes = comptime!(8 * 4 * shape.layout.bits as u32);
+    let scale_bytes = comptime!((shape.layout.elements(8).0 * scale) as u32);
+    let bias_bytes = comptime!((shape.layout.elements(8).1 * bias) as u32);
+    let (rows, a_stage) = comptime!((stream.rows() as u32, (RUNS * shape.scaled) as u32));
+    let groups = n.div_ceil(rows);
+    // The compiler, too, must see that it is the same for all units of a plane.
+    let copier = plane_broadcast(UNIT_POS_X / 32u32, 0u32) - comptime!(PLANES as u32);
+    let mut filled = 0u32;
+    let mut group = CUBE_POS_X;
+    while group < groups {
+        let mut first = 0u32;
+        while first < runs {
+            if filled == EARLY {
+                ptx::wait(ring.ready(stream.stages), 0u32.runtime());
+            }
+            filled += 1u32;
+            // The first time round, all stages are empty.
+            ptx::wait(ring.empty(), ring.phase ^ 1u32);
+            let count = min(runs - first, a_stage) / 8u32;
+            if copier == 0u32 {
+                ptx::expect(ring.full(), count * comptime!((code_bytes + scale_bytes + bias_bytes) * rows));
+            }
+            #[unroll]
+            for i in 0..comptime!(rows / COPIERS as u32) {
+                let r = copier + comptime!(i * COPIERS as u32);
+                // Rows past the last are computed and not stored.
+                let from = min(group * rows + r, n - 1u32) * (runs / 8u32) + first / 8u32;
+                let at = ring.stage * rows + r;
+                let to = ring.codes + at * comptime!(stream.words() as u32 * 4);
+                ptx::copy(codes, from, code_bytes, to, count * code_bytes, ring.full());
+                if comptime!(scale_bytes > 0) {
+                    let to = ring.scales + at * comptime!((scale_row * scale) as u32);
+                    ptx::copy(scales, from, scale_bytes, to, count * scale_bytes, ring.full());
+                }
+                if comptime!(bias_bytes > 0) {
+                    let to = ring.biases + at * comptime!((bias_row * bias) as u32);
+                    ptx::copy(biases, from, bias_bytes, to, count * bias_bytes, ring.full());
+                }
+            }
+            ring.advance(stream.stages);
+            first += a_stage;
+        }
+        group += CUBE_COUNT_X;
+    }
+}
+
+/// A unit's words of the tile that begins with row `row` of the ring, of the step that begins with span `span` of a
+/// stage.
+#[cube]
+fn read<V: Size>(
+    codes: &Shared<[Vector<u32, V>]>,
+    row: usize,
+    span: usize,
+    #[comptime] stream: Stream,
+) -> Array<u32> {
+    let (bits, vector) = comptime!((stream.shape.layout.bits, stream.shape.layout.vector()));
+    let unit = UNIT_POS_X as usize % 32;
+    let mut words = Array::<u32>::new(comptime!(stream.shape.fetched()));
+    #[unroll]
+    for r in 0..2usize {
+        let at = (row + unit / 4 + comptime!(8 * r)) * comptime!(stream.words() / vector)
+            + (span + unit % 4) * comptime!(RUNS * bits / vector);
+        #[unroll]
+        for v in 0..comptime!(RUNS * bits / vector) {
+            let loaded = codes[at + v];
+            #[unroll]
+            for i in 0..vector {
+                words[comptime!((r * RUNS * bits) + v * vector + i)] = loaded.extract(i);
+            }
+        }
+    }
+    words
+}
+
+/// Puts a plane's sums of its 16 rows where they wait.
+#[cube]
+fn keep(sums: &Array<f32>, slot: usize, partial: &mut Shared<[f32]>) {
+    let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
+    #[unroll]
+    for r in 0..2usize {
+        let mut sum = sums[r];
+        sum += plane_shuffle_xor(sum, 1u32);
+        if unit % 4 == 0 {
+            partial[(slot * PLANES + plane) * 16 + unit / 4 + comptime!(8 * r)] = sum;
+        }
+    }
+}
+
+/// Adds up and stores the sums of the last `slots` groups of tiles, of which `group` is the last.
+#[cube]
+fn store<Y: Int>(
+    partial: &Shared<[f32]>,
+    y: &mut [Y],
+    n: u32,
+    group: u32,
+    slots: usize,
+    #[comptime] stream: Stream,
+) {
+    let rows = comptime!(stream.rows());
+    let mut i = UNIT_POS_X as usize;
+    while i < slots * rows {
+        let (slot, r) = (i / rows, i % rows);
+        let row = (group as usize - (slots - 1 - slot) * CUBE_COUNT_X as usize) * rows + r;
+        if row < n as usize {
+            let mut sum = 0.0f32;
+            #[unroll]
+            for plane in 0..comptime!(stream.planes()) {
+                let plane = r / 16 * comptime!(stream.planes()) + plane;
+                sum += partial[(slot * PLANES + plane) * 16 + r % 16];
+            }
+            y[row] = Y::cast_from(narrow(sum, stream.shape.result));
+        }
+        i += comptime!(32 * PLANES);
+    }
+}
+
+/// The kernel for `stream`, its types chosen by what the layout stores.
+pub(crate) fn kernel(target: &Target, stream: Stream) -> Box<dyn CubeKernel> {
+    let (settings, properties, registers) = target.start(32 * (PLANES + COPIERS) as u32);
+    let [codes, scales, biases] = [buffer(), buffer(), buffer()];
+    let [x, ids, y] = [buffer(), buffer(), buffer()];
+    let Shape { layout, result, .. } = stream.shape;
+    with_planes!(layout, S, B => with_storage!(result, Y => Box::new(stream_vec::StreamVec::<S, B, Y>::new(
+        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        layout.vector(), stream,
+    ))))
+}
+
+/// One of each format and type of x.
+#[cfg(test)]
+pub(crate) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
+    use FloatType::{BF16, F16, F32};
+    let layouts = formats.iter().map(|&format| Layout::of(format));
+    let all = layouts.flat_map(|layout| [([F16, F16], 512), ([BF16, F32], 64)].map(|of| (layout, of)));
+    all.filter_map(|(layout, (types, runs))| Some(kernel(target, Stream::new(target, layout, types, runs)?)))
+        .collect()
+}
