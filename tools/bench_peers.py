@@ -179,14 +179,14 @@ def installed():
     return found
 
 
-def ours(program, words):
-    """What `lowbit bench` measures, by op, shape and format."""
+def ours(program, op, format):
+    """What `lowbit bench` measures of an op and a format, by shape."""
+    words = [op] if format == "-" else [op, format]
     command = [program, "bench", *words, "--device", "cuda", "--json"]
     rows = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     best = {}
     for row in rows:
-        key = row["op"], row["shape"], row["format"]
-        best[key] = min(row["median_us"], best.get(key, float("inf")))
+        best[row["shape"]] = min(row["median_us"], best.get(row["shape"], float("inf")))
     return best
 
 
@@ -195,14 +195,16 @@ def main():
     parser.add_argument("--lowbit", default="target/release/lowbit")
     parser.add_argument("words", nargs="*", help="only cases whose line has all of these")
     arguments = parser.parse_args()
-    peers, measured = installed(), ours(arguments.lowbit, arguments.words)
+    peers, measured = installed(), {}
     columns = list(PROVIDERS)
     print(f"{'op':<18} {'shape':<36} {'format':<11} {'lowbit':>9}" + "".join(f"{name:>13}" for name in columns))
     for op, shape, format, calls in cases():
         line = f"{op} {shape} {format}"
         if not all(word in line for word in arguments.words):
             continue
-        row = f"{op:<18} {shape:<36} {format:<11} {measured.get((op, shape, format), float('nan')):>9.1f}"
+        if (op, format) not in measured:
+            measured[op, format] = ours(arguments.lowbit, op, format)
+        row = f"{op:<18} {shape:<36} {format:<11} {measured[op, format].get(shape, float('nan')):>9.1f}"
         for name in columns:
             peer = peers.get(PROVIDERS[name])
             if name not in calls or peer is None:
