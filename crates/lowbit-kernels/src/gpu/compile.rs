@@ -185,8 +185,23 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
         source.text.insert_str(body, &overlap);
     }
     // What is restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits.
-    source.text = source.text.replace("__restrict__", "");
+    let early =
+        source.text.find(EARLY).and_then(|at| source.text[at + EARLY.len()..].chars().next()?.to_digit(10));
+    let all = source.text.matches("__restrict__").count();
+    let rest = source.text.rmatch_indices("__restrict__").take(all - (early.unwrap_or(0) as usize).min(all));
+    let rest: Vec<_> = rest.map(|(at, word)| at..at + word.len()).collect();
+    rest.into_iter().for_each(|word| source.text.replace_range(word, ""));
     Ok(source)
+}
+
+/// What [`early`] leaves in a kernel's source.
+const EARLY: &str = "// early buffers: ";
+
+/// Lets CUDA's assembler load a kernel's first `count` buffers, up to 9, whenever it likes: those that are read before the
+/// last launch has ended, too, in every launch of the kernel.
+#[cube]
+pub(crate) fn early(#[comptime] count: usize) {
+    gpu_asm!("{early}{count}", early = const EARLY, count = const count, options(nomem));
 }
 
 /// What every kernel begins with on Hopper and later, where a launch may begin before the one before it has ended:

@@ -27,6 +27,9 @@ fn cases() -> Vec<Case> {
             for (k, n) in [(4096, 14336), (14336, 4096), (8192, 28672)] {
                 cases.push(product(format, FloatType::F16, (1, n, k)).case(quantized_matmul));
             }
+            for m in [8, 16] {
+                cases.push(product(format, FloatType::F16, (m, 14336, 4096)).case(quantized_matmul));
+            }
             for m in [8, 16, 32, 64, 512, 4096] {
                 cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(quantized_matmul));
             }

@@ -8,7 +8,7 @@
 use super::super::CHECK;
 use super::fragment::{self, Loaded, fetch};
 use super::{pack, ptx};
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::compile::{Target, buffer, early};
 use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::narrow;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
@@ -71,6 +71,8 @@ fn tensor_core<S: Int, B: Int, V: Size>(
     integers: u32,
     #[comptime] shape: Shape,
 ) {
+    // The weight's planes.
+    early(3usize);
     let rows = comptime!(shape.rows);
     let stage_bytes = comptime!((shape.rows * BLOCK * 2) as u32);
     let tile = CUBE_POS_X;
@@ -400,18 +402,21 @@ pub(crate) fn multiply(
     index(y.len().max(tiles.count * tiles.rows * k / 8))?;
     let list = tiles.list.map_or((&packed, 0), |(list, _)| (list, 0));
     let (count, columns) = (index(tiles.count)?, index(n.div_ceil(COLUMNS))?);
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: [count, columns, 1],
-        buffers: vec![component(0)?, component(1)?, component(2)?, (&packed, 0), list, y.memory()?],
-        scalars: vec![
-            index(n)?,
-            index(k / BLOCK)?,
-            index(tiles.m)?,
-            index(tiles.m.div_ceil(tiles.rows).max(1))?,
-            INTEGERS,
-        ],
-    })
+    gpu.launch_early(
+        3,
+        Dispatch {
+            kernel: kernel(gpu.target(), shape),
+            cubes: [count, columns, 1],
+            buffers: vec![component(0)?, component(1)?, component(2)?, (&packed, 0), list, y.memory()?],
+            scalars: vec![
+                index(n)?,
+                index(k / BLOCK)?,
+                index(tiles.m)?,
+                index(tiles.m.div_ceil(tiles.rows).max(1))?,
+                INTEGERS,
+            ],
+        },
+    )
 }
 
 /// Every width and kind of code in f16, each tile, and bf16.

@@ -18,7 +18,7 @@ pub(crate) use shape::Shape;
 
 use super::mat_vec::{Place, place};
 use super::share::{Chunk, stage, store_sums};
-use crate::gpu::compile::{Target, buffer, overlap};
+use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
 use crate::gpu::ptx::{global, pointer, register};
@@ -64,6 +64,8 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     ones: u32,
     #[comptime] shape: Shape,
 ) {
+    // The weight's planes.
+    early(3usize);
     let sums_count = comptime!(4 * shape.tiles * shape.columns8());
     // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
     if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {

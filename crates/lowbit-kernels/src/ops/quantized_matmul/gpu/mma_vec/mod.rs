@@ -20,7 +20,7 @@ pub(crate) use shape::Shape;
 
 use super::mat_vec::{Place, place};
 use super::share::{Chunk, stage, store_sums};
-use crate::gpu::compile::{Target, buffer, overlap};
+use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::decode::load;
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, with_planes};
@@ -57,6 +57,8 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     ones: u32,
     #[comptime] shape: Shape,
 ) {
+    // The weight's planes.
+    early(3usize);
     let (rows, sums_count) = comptime!((shape.rows(), shape.rows() * shape.pairs()));
     let stride = comptime!(4 * shape.planes);
     // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
