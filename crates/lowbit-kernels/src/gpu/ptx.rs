@@ -113,6 +113,19 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
     pair
 }
 
+/// `1 / (1 + e^-x)`, within 2^-17 of the result or 2^-119: enough for 16 bits, and a quarter of the instructions of
+/// [`sigmoid`](super::math::sigmoid).
+#[cube]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    let sigmoid: f32;
+    let from = x * comptime!(-std::f32::consts::LOG2_E);
+    gpu_asm!(
+        "{{ .reg .f32 e; ex2.approx.ftz.f32 e, {from}; add.ftz.f32 e, e, 0f3F800000; rcp.approx.ftz.f32 {sigmoid}, e; }}",
+        sigmoid = out(_) sigmoid, from = in(_) from, options(pure, nomem),
+    );
+    sigmoid
+}
+
 /// `sums[at..at + 4] += left right`, of a left operand of 16 by 16 in `left[tile..tile + 4]` and the halves of a right one
 /// of 16 by 8 along the depth.
 #[cube]

@@ -251,7 +251,7 @@ impl Reduce<u32> for Least {
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) -> T {
-    let of_plane = across::<T, R>(x, shape);
+    let of_plane = across::<T, R>(x, shape.plane);
     if comptime!(shape.units == shape.rows * shape.plane) {
         of_plane
     } else {
@@ -273,7 +273,7 @@ pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) ->
             let planes = comptime!(shape.units / shape.plane);
             let lane = unit % plane;
             all = select(lane < planes, partial[min(lane, planes - 1)], R::nothing());
-            all = across::<T, R>(all, shape);
+            all = across::<T, R>(all, shape.plane);
         }
         // Whoever comes again writes.
         sync_cube();
@@ -281,16 +281,17 @@ pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) ->
     }
 }
 
-/// What the units of a plane have, made one, for all of them.
+/// What the units of a plane, or of a part of one, of `plane` units have, made one, for all of them. Where it is 0, planes
+/// differ from launch to launch.
 #[cube]
-fn across<T: Numeric, R: Reduce<T>>(x: T, #[comptime] shape: Rows) -> T {
-    if comptime!(shape.plane == 0) {
+pub(crate) fn across<T: Numeric, R: Reduce<T>>(x: T, #[comptime] plane: usize) -> T {
+    if comptime!(plane == 0) {
         R::plane(x)
     } else {
         // CUDA's `plane_sum` is a loop that asks for the plane's size.
         let mut x = x;
         #[unroll]
-        for i in 0..comptime!(shape.plane.ilog2()) {
+        for i in 0..comptime!(plane.ilog2()) {
             x = R::two(x, plane_shuffle_xor(x, comptime!(1u32 << i).runtime()));
         }
         x

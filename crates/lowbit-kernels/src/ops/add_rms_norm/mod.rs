@@ -38,17 +38,7 @@ pub fn add_rms_norm(
     weight: &Tensor,
     eps: f32,
 ) -> Result<(Tensor, Tensor), KernelError> {
-    let check = Check("add_rms_norm");
-    let Some(&width) = h.shape().last() else {
-        return Err(check.shape_error("h", h, "[.., D] is wanted".into()));
-    };
-    check.eps(eps)?;
-    check.shape("x", x, h.shape(), || "h".into())?;
-    check.shape("weight", weight, &[width], || format!("h {:?}", h.shape()))?;
-    for (name, operand) in [("h", h), ("x", x), ("weight", weight)] {
-        check.float(name, operand)?;
-        check.same_device(name, operand.device(), h.device())?;
-    }
+    let check = check(h, x, weight, eps)?;
     match h.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::add_rms_norm(check, gpu, [h, x], weight, eps),
@@ -60,4 +50,20 @@ pub fn add_rms_norm(
             Ok((sum.cast(h.dtype())?, y.cast(x.dtype())?))
         }
     }
+}
+
+/// That the op takes these operands.
+pub(super) fn check(h: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Check, KernelError> {
+    let check = Check("add_rms_norm");
+    let Some(&width) = h.shape().last() else {
+        return Err(check.shape_error("h", h, "[.., D] is wanted".into()));
+    };
+    check.eps(eps)?;
+    check.shape("x", x, h.shape(), || "h".into())?;
+    check.shape("weight", weight, &[width], || format!("h {:?}", h.shape()))?;
+    for (name, operand) in [("h", h), ("x", x), ("weight", weight)] {
+        check.float(name, operand)?;
+        check.same_device(name, operand.device(), h.device())?;
+    }
+    Ok(check)
 }

@@ -8,6 +8,10 @@ use lowbit_formats::{DType, FloatType, Format};
 
 inventory::submit!(Cases(cases));
 
+fn multiply(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
+    quantized_matmul(x, weight)
+}
+
 /// (K, N) of layers that models have: Llama-3-8B's and Qwen3.5-9B's attention and feed-forward projections.
 const LAYERS: [(usize, usize); 3] = [(4096, 4096), (4096, 14336), (14336, 4096)];
 
@@ -17,21 +21,21 @@ fn cases() -> Vec<Case> {
     for format in formats() {
         for m in [1, 8, 64, 512] {
             for &(k, n) in if m == 1 { &LAYERS[..] } else { &LAYERS[..1] } {
-                cases.push(product(format, FloatType::F32, (m, n, k)).case(quantized_matmul));
+                cases.push(product(format, FloatType::F32, (m, n, k)).case(multiply));
             }
         }
     }
-    cases.push(product(Format::Q4_K, FloatType::BF16, (1, 4096, 4096)).case(quantized_matmul));
+    cases.push(product(Format::Q4_K, FloatType::BF16, (1, 4096, 4096)).case(multiply));
     if cfg!(feature = "gpu") {
         for format in formats() {
             for (k, n) in [(4096, 14336), (14336, 4096), (8192, 28672)] {
-                cases.push(product(format, FloatType::F16, (1, n, k)).case(quantized_matmul));
+                cases.push(product(format, FloatType::F16, (1, n, k)).case(multiply));
             }
             for m in [8, 16] {
                 cases.push(product(format, FloatType::F16, (m, 14336, 4096)).case(quantized_matmul));
             }
             for m in [8, 16, 32, 64, 512, 4096] {
-                cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(quantized_matmul));
+                cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
             }
         }
     }

@@ -6,12 +6,18 @@ mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod gpu_tests;
+mod input;
+#[cfg(all(test, feature = "gpu"))]
+mod input_gpu_tests;
+#[cfg(test)]
+mod input_tests;
 mod policy;
 pub(crate) mod reference;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use cpu::{Group, matmul_groups};
+pub use input::{AddRmsNorm, Input};
 
 use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
@@ -23,7 +29,7 @@ const CHECK: Check = Check("quantized_matmul");
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | `x` | `[.., K]` | f32, f16, bf16 |
+/// | `x` | `[.., K]`, a tensor or what an op makes of others ([`Input`]) | f32, f16, bf16 |
 /// | `weight` | `[N, K]` | any format |
 /// | result | `[.., N]` | as `x` |
 ///
@@ -36,24 +42,50 @@ const CHECK: Check = Check("quantized_matmul");
 ///
 /// # Errors
 /// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no
-/// float; [`KernelError::TooLarge`].
+/// float; [`KernelError::TooLarge`]; those of the op that makes `x`.
 ///
 /// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same broadcast over batches.
-pub fn quantized_matmul(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
-    quantized_matmul_to(x, weight, CHECK.float("x", x)?)
+pub fn quantized_matmul<'a>(
+    x: impl Into<Input<'a>>,
+    weight: &QuantizedTensor,
+) -> Result<Tensor, KernelError> {
+    let x = x.into();
+    Ok(product(&x, weight, x.dtype()?)?.0)
 }
 
 /// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
 ///
 /// # Errors
 /// As [`quantized_matmul()`].
-pub fn quantized_matmul_to(
-    x: &Tensor,
+pub fn quantized_matmul_to<'a>(
+    x: impl Into<Input<'a>>,
     weight: &QuantizedTensor,
     dtype: FloatType,
 ) -> Result<Tensor, KernelError> {
-    CHECK.float("x", x)?;
-    let shape = output_shape(x, weight)?;
+    Ok(product(&x.into(), weight, dtype)?.0)
+}
+
+/// [`quantized_matmul()`] of a norm, and the sum that it is the norm of: `(sum, y)`.
+///
+/// # Errors
+/// As [`quantized_matmul()`].
+pub fn quantized_matmul_and_sum(
+    x: AddRmsNorm<'_>,
+    weight: &QuantizedTensor,
+) -> Result<(Tensor, Tensor), KernelError> {
+    let x = Input::AddRmsNorm(x);
+    let (y, sum) = product(&x, weight, x.dtype()?)?;
+    Ok((sum.expect("the norm of a sum comes with it"), y))
+}
+
+/// The product, and the sum where x is the norm of one.
+fn product(
+    x: &Input<'_>,
+    weight: &QuantizedTensor,
+    dtype: FloatType,
+) -> Result<(Tensor, Option<Tensor>), KernelError> {
+    x.check()?;
+    let shape = output_shape(&x.shape(), weight)?;
     CHECK.same_device("weight", weight.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
@@ -61,8 +93,9 @@ pub fn quantized_matmul_to(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
+            let (x, sum) = x.tensor()?;
             let mut y = CHECK.result(&shape, x.device())?;
-            let x = CHECK.widened("x", x)?;
+            let x = CHECK.widened("x", &x)?;
             let values = x.as_slice::<f32>()?;
             let (n, batches) = (weight.n(), weight.rows() / weight.n().max(1));
             let (x_batch, y_batch) = (values.len() / batches.max(1), y.len() / batches.max(1));
@@ -74,13 +107,13 @@ pub fn quantized_matmul_to(
                 rest = after;
             }
             matmul_groups(cpu, weight, groups);
-            y.cast(dtype.dtype())
+            Ok((y.cast(dtype.dtype())?, sum))
         }
     }
 }
 
-fn output_shape(x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {
-    let fits = match (weight.shape(), x.shape()) {
+fn output_shape(x: &[usize], weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {
+    let fits = match (weight.shape(), x) {
         ([_, k], [.., last]) => k == last,
         ([b, _, k], [batches, _, last]) => {
             k == last && (batches == b || *b > 0 && batches.is_multiple_of(*b))
@@ -88,9 +121,10 @@ fn output_shape(x: &Tensor, weight: &QuantizedTensor) -> Result<Vec<usize>, Kern
         _ => false,
     };
     if !fits {
-        return Err(CHECK.shape_error("x", x, format!("weight is {:?}", weight.shape())));
+        let want = format!("weight is {:?}", weight.shape());
+        return Err(KernelError::Shape { op: CHECK.0, operand: "x", got: x.to_vec(), want });
     }
-    let mut shape = x.shape().to_vec();
+    let mut shape = x.to_vec();
     *shape.last_mut().expect("x has a last dimension: it was matched above") = weight.n();
     Ok(shape)
 }

@@ -58,8 +58,14 @@ pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> R
 /// # Errors
 /// As [`rms_norm`]; [`KernelError::Shape`] for a gate of another shape than x.
 pub fn gated_rms_norm(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-    let check = Check("gated_rms_norm");
-    normalise(check, x, Some(gate), weight, (eps, check.float("x", x)?))
+    normalise(GATED, x, Some(gate), weight, (eps, GATED.float("x", x)?))
+}
+
+const GATED: Check = Check("gated_rms_norm");
+
+/// That [`gated_rms_norm`] takes these operands.
+pub(super) fn check_gated(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<(), KernelError> {
+    check(GATED, x, Some(gate), weight, eps)
 }
 
 fn normalise(
@@ -69,6 +75,27 @@ fn normalise(
     weight: &Tensor,
     (eps, dtype): (f32, FloatType),
 ) -> Result<Tensor, KernelError> {
+    self::check(check, x, gate, weight, eps)?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::rms_norm(check, gpu, x, gate, weight, (eps, dtype)),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let (x, weight) = (check.widened("x", x)?, check.widened("weight", weight)?);
+            let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
+            cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype.dtype())
+        }
+    }
+}
+
+fn check(
+    check: Check,
+    x: &Tensor,
+    gate: Option<&Tensor>,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<(), KernelError> {
     let Some(&width) = x.shape().last() else {
         return Err(check.shape_error("x", x, "[.., D] is wanted".into()));
     };
@@ -82,15 +109,5 @@ fn normalise(
         check.float("gate", gate)?;
         check.same_device("gate", gate.device(), x.device())?;
     }
-    match x.device() {
-        #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::rms_norm(check, gpu, x, gate, weight, (eps, dtype)),
-        #[cfg(not(feature = "gpu"))]
-        Device::Gpu(gpu) => match *gpu {},
-        Device::Cpu(cpu) => {
-            let (x, weight) = (check.widened("x", x)?, check.widened("weight", weight)?);
-            let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
-            cpu::rms_norm(cpu, &x, gate.as_ref(), &weight, eps)?.cast(dtype.dtype())
-        }
-    }
+    Ok(())
 }

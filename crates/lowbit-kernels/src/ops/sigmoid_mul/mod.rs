@@ -28,19 +28,7 @@ use crate::{Device, KernelError, Tensor};
 /// # Errors
 /// [`KernelError::Shape`] for another gate, [`KernelError::Value`] for other dtypes.
 pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
-    let check = Check("sigmoid_mul");
-    let dtype = check.float("x", x)?.dtype();
-    let fits = match (x.shape(), gate.shape()) {
-        ([], []) => true,
-        ([xs @ .., width], [gates @ .., columns]) => xs == gates && (columns >= width || *columns == 1),
-        _ => false,
-    };
-    if !fits {
-        let want = format!("x {:?} wants the same shape, or a last size that is larger or 1", x.shape());
-        return Err(check.shape_error("gate", gate, want));
-    }
-    check.float("gate", gate)?;
-    check.same_device("gate", gate.device(), x.device())?;
+    let (check, dtype) = (check(x, gate)?, x.dtype());
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::sigmoid_mul(check, gpu, x, gate),
@@ -57,4 +45,22 @@ pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
             y?.cast(dtype)
         }
     }
+}
+
+/// That the op takes these operands.
+pub(super) fn check(x: &Tensor, gate: &Tensor) -> Result<Check, KernelError> {
+    let check = Check("sigmoid_mul");
+    check.float("x", x)?;
+    let fits = match (x.shape(), gate.shape()) {
+        ([], []) => true,
+        ([xs @ .., width], [gates @ .., columns]) => xs == gates && (columns >= width || *columns == 1),
+        _ => false,
+    };
+    if !fits {
+        let want = format!("x {:?} wants the same shape, or a last size that is larger or 1", x.shape());
+        return Err(check.shape_error("gate", gate, want));
+    }
+    check.float("gate", gate)?;
+    check.same_device("gate", gate.device(), x.device())?;
+    Ok(check)
 }

@@ -26,11 +26,7 @@ use crate::{Device, KernelError, Tensor};
 /// # Errors
 /// [`KernelError::Shape`] for different shapes, [`KernelError::Value`] for other dtypes.
 pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor, KernelError> {
-    let check = Check("silu_mul");
-    let dtype = check.float("gate", gate)?.dtype();
-    check.shape("up", up, gate.shape(), || "gate".into())?;
-    check.float("up", up)?;
-    check.same_device("up", up.device(), gate.device())?;
+    let (check, dtype) = (check(gate, up)?, gate.dtype());
     match gate.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::silu_mul(check, gpu, gate, up),
@@ -40,4 +36,14 @@ pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor, KernelError> {
             cpu::silu_mul(cpu, &check.widened("gate", gate)?, &check.widened("up", up)?)?.cast(dtype)
         }
     }
+}
+
+/// That the op takes these operands.
+pub(super) fn check(gate: &Tensor, up: &Tensor) -> Result<Check, KernelError> {
+    let check = Check("silu_mul");
+    check.float("gate", gate)?;
+    check.shape("up", up, gate.shape(), || "gate".into())?;
+    check.float("up", up)?;
+    check.same_device("up", up.device(), gate.device())?;
+    Ok(check)
 }

@@ -3,7 +3,6 @@
 
 use super::super::{CHECK, policy};
 use super::integers::ONES;
-use super::mma_vec::stream::{self, Stream};
 use super::{mma_rows, mma_vec};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
@@ -286,20 +285,19 @@ fn portable(
 /// The kernel for a product, and what it is launched with.
 struct Chosen {
     kernel: Box<dyn CubeKernel>,
-    /// Cubes for all rows of the weight.
-    cubes: usize,
-    /// Rows of x that they take.
+    /// Rows of the weight and of x that a cube takes.
+    rows: usize,
     columns: usize,
     /// The kernel's last argument.
     constant: u32,
 }
 
-/// The kernel for `m` rows of x to each of `batches` batches of the weight, some that `ids` name or all in order.
+/// The kernel for `m` rows of x to each of `batches` batches of the weight.
 fn chosen(
     target: &Target,
     layout: Layout,
     types: [FloatType; 2],
-    (batches, ids): (usize, bool),
+    batches: usize,
     (m, n, runs): (usize, usize, usize),
 ) -> Chosen {
     let [dtype, result] = types;
@@ -315,11 +313,6 @@ fn chosen(
         let shape = shape.fitting(target.shared_memory());
         (mma_rows::kernel(target, shape), shape.rows(), columns, ONES)
     } else if mma_vec::supports(target, layout, dtype) {
-        if let (1, 1, false, Some(stream)) = (m, batches, ids, Stream::new(target, layout, types, runs))
-            && let Some(cubes) = policy::stream(stream.groups(n))
-        {
-            return Chosen { kernel: stream::kernel(target, stream), cubes, columns: 1, constant: ONES };
-        }
         let (columns, tiles, planes, chunk) = policy::mma_vec(batches, (m, n, runs));
         let shape =
             mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, scaled: chunk, overlaps };
@@ -328,7 +321,7 @@ fn chosen(
         let shape = portable(target, layout, types, (m, n, runs));
         (kernel(target, shape), shape.rows, shape.columns, INTEGERS)
     };
-    Chosen { kernel, cubes: n.div_ceil(rows), columns, constant }
+    Chosen { kernel, rows, columns, constant }
 }
 
 /// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
@@ -372,9 +365,8 @@ pub(crate) fn multiply(
     };
     let layout = Layout::of(weight.format());
     let sizes = (m / count, n, runs);
-    let ids_choose = experts > 0;
-    let Chosen { kernel, cubes, columns, constant } =
-        chosen(gpu.target(), layout, [dtype, result], (count, ids_choose), sizes);
+    let Chosen { kernel, rows, columns, constant } =
+        chosen(gpu.target(), layout, [dtype, result], count, sizes);
     let index = |value: usize| CHECK.index(value);
     // The planes of scales have two elements a run at most, and codes no less.
     index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
@@ -389,7 +381,7 @@ pub(crate) fn multiply(
         3,
         Dispatch {
             kernel,
-            cubes: [index(cubes)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
+            cubes: [index(n.div_ceil(rows))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
             buffers: vec![
                 component(0)?,
                 component(1)?,

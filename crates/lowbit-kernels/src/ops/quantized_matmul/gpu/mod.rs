@@ -15,7 +15,7 @@ mod tile;
 
 pub(crate) use mat_vec::{Batches, multiply};
 
-use super::{CHECK, policy};
+use super::{CHECK, Input, policy};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Layout, RUN};
@@ -43,6 +43,25 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 /// See [`super::quantized_matmul`]; everything was checked.
 pub(super) fn quantized_matmul(
     gpu: &Gpu,
+    x: &Input<'_>,
+    weight: &QuantizedTensor,
+    shape: &[usize],
+    result: FloatType,
+) -> Result<(Tensor, Option<Tensor>), KernelError> {
+    if let Some(product) = mma_vec::stream::multiply(gpu, x, weight, shape, result)? {
+        return Ok(product);
+    }
+    if let Input::Tensor(x) = x {
+        return Ok((product(gpu, x, weight, shape, result)?, None));
+    }
+    // The stream may take what it cannot make.
+    let (x, sum) = x.tensor()?;
+    Ok((quantized_matmul(gpu, &Input::Tensor(&x), weight, shape, result)?.0, sum))
+}
+
+/// As [`quantized_matmul`], of an x that is there.
+fn product(
+    gpu: &Gpu,
     x: &Tensor,
     weight: &QuantizedTensor,
     shape: &[usize],
@@ -65,7 +84,7 @@ pub(super) fn quantized_matmul(
         // Widening is exact, and f32 is what is computed in.
         kernel if kernel != policy::Kernel::MatVec && dtype != result => {
             let x = x.cast(DType::F32)?;
-            return quantized_matmul(gpu, &x, weight, shape, FloatType::F32)?.cast(result.dtype());
+            return product(gpu, &x, weight, shape, FloatType::F32)?.cast(result.dtype());
         }
         policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
         policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,

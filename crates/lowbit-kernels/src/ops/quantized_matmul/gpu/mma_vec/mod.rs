@@ -13,6 +13,7 @@
 mod products;
 mod shape;
 mod share;
+pub(super) mod source;
 pub(super) mod stream;
 
 use shape::RUNS;

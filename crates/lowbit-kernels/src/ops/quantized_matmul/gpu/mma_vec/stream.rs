@@ -3,24 +3,30 @@
 //! rows. The others multiply what has come. So loads are always under way, whatever the multiplying planes wait for, and
 //! rows that end do not hold up those that begin.
 
+use super::super::super::{CHECK, Input, policy};
+use super::super::integers::ONES;
 use super::super::share::{Chunk, stage};
 use super::products::{Step, multiply_spans, scale_products};
-use super::shape::{RUNS, Shape};
+use super::shape::{RUNS, SPAN, Shape};
+use super::source::{self, Making, Operands, Source};
 use crate::gpu::compile::{Target, buffer, overlap};
 use crate::gpu::float::{narrow, with_storage};
-use crate::gpu::layout::{Layout, with_planes};
+use crate::gpu::layout::{Layout, RUN, with_planes};
 use crate::gpu::ptx::{self, address};
+use crate::gpu::{Dispatch, Gpu};
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
+use lowbit_formats::{DType, FloatType};
 
 /// Everything that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stream {
     /// Of [`PLANES`] planes, one row of x, one tile of 16 rows of the weight a plane, all spans of x in one chunk.
     pub shape: Shape,
+    pub source: Source,
     /// Tiles of 16 rows of the weight a stage: each has as many planes.
     pub tiles: usize,
     /// Stages that shared memory holds.
@@ -28,7 +34,7 @@ pub(crate) struct Stream {
 }
 
 /// Planes that multiply.
-const PLANES: usize = 16;
+pub(super) const PLANES: usize = 16;
 /// Planes that copy: one alone is slower than the memory.
 const COPIERS: usize = 2;
 /// Stages at the most. More only make x, and the launch before this one, wait behind the weight.
@@ -38,13 +44,15 @@ const EARLY: u32 = 2;
 /// Groups of tiles whose sums wait to be added up together.
 const SLOTS: usize = 8;
 /// Where the planes that multiply meet: 0 is for all.
-const MEETING: u32 = 1;
+pub(super) const MEETING: u32 = 1;
+
 impl Stream {
     /// For rows of `runs` runs, if rows and stages are whole steps and whole 16 bytes of each of the weight's planes, and
     /// there is memory for two stages at least.
-    pub fn new(
+    fn new(
         target: &Target,
         layout: Layout,
+        source: Source,
         [dtype, result]: [FloatType; 2],
         runs: usize,
     ) -> Option<Self> {
@@ -70,14 +78,19 @@ impl Stream {
             let (scales, biases) = layout.elements(runs);
             runs % 8 == 0 && scales * scale % 16 == 0 && biases * bias % 16 == 0
         });
-        let stream = Self { shape, tiles, stages: 0 };
-        let fixed = shape.x_vectors() * 16 + shape.x_sums() * shape.chunk * 4 + SLOTS * PLANES * 16 * 4 + 16;
+        let stream = Self { shape, source, tiles, stages: 0 };
+        let x = stream.making().shared() + shape.x_vectors() * 16 + shape.x_sums() * shape.chunk * 4;
+        let fixed = x + SLOTS * PLANES * 16 * 4 + 16;
         let stages = target.shared_memory().checked_sub(fixed)? / stream.stage_bytes();
         (aligned && stages >= 2).then_some(Self { stages: stages.min(STAGES), ..stream })
     }
 
+    fn making(self) -> Making {
+        Making::new(self.source, self.shape.dtype, self.shape.chunk * SPAN)
+    }
+
     /// Groups of tiles of a weight of `n` rows.
-    pub fn groups(self, n: usize) -> usize {
+    fn groups(self, n: usize) -> usize {
         n.div_ceil(self.rows())
     }
 
@@ -151,21 +164,21 @@ impl Ring {
     }
 }
 
-/// What [`mat_vec`](super::super::mat_vec) computes, of the same operands: of one row of x and one batch.
+/// What [`mat_vec`](super::super::mat_vec) computes of one row of x and one batch; `norm`, `other`, `sum` and `eps` are
+/// what [`Source`] says.
 #[cube(launch_unchecked)]
 fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
     codes: &[Vector<u32, V>],
     scales: &[S],
     biases: &[B],
+    norm: &[Vector<u32, Const<4>>],
     x: &[Vector<u32, Const<4>>],
-    _ids: &[u32],
+    other: &[Vector<u32, Const<4>>],
     y: &mut [Y],
+    sum: &mut [Vector<u32, Const<4>>],
     n: u32,
     runs: u32,
-    _batches: u32,
-    _rows_a_batch: u32,
-    _experts: u32,
-    _share: u32,
+    eps: u32,
     ones: u32,
     #[comptime] stream: Stream,
 ) {
@@ -195,13 +208,25 @@ fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
     if UNIT_POS_X >= comptime!(32 * PLANES as u32) {
         copy_weight::<S, B, V>(codes, scales, biases, n, runs, &mut ring, stream);
     } else {
+        let (shape, making) = comptime!((stream.shape, stream.making()));
+        let vectors = runs as usize * 4;
+        let factors = source::factors(norm, vectors, making);
         overlap();
-        let shape = comptime!(stream.shape);
         let mut xs =
             Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
         let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
         let all = Chunk { first: 0usize.runtime(), runs: runs as usize };
-        stage(x, 0usize.runtime(), &all, 1usize.runtime(), &mut xs, &mut x_sums, shape.staging());
+        if comptime!(making.source == Source::Tensor) {
+            stage(x, 0usize.runtime(), &all, 1usize.runtime(), &mut xs, &mut x_sums, shape.staging());
+        } else {
+            let mut made =
+                Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(making.vectors()), 16usize);
+            let eps = f32::reinterpret(eps);
+            source::make(x, other, &factors, eps, sum, vectors, &mut made, making);
+            ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
+            let made = made.as_slice();
+            stage(made, 0usize.runtime(), &all, 1usize.runtime(), &mut xs, &mut x_sums, shape.staging());
+        }
         ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
         arrive(ring.ready(stream.stages));
         let mut partial = Shared::<[f32]>::new_slice(SLOTS * PLANES * 16);
@@ -392,23 +417,99 @@ fn store<Y: Int>(
 }
 
 /// The kernel for `stream`, its types chosen by what the layout stores.
-pub(crate) fn kernel(target: &Target, stream: Stream) -> Box<dyn CubeKernel> {
+fn kernel(target: &Target, stream: Stream) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(32 * (PLANES + COPIERS) as u32);
-    let [codes, scales, biases] = [buffer(), buffer(), buffer()];
-    let [x, ids, y] = [buffer(), buffer(), buffer()];
+    let [codes, scales, biases, norm] = [buffer(), buffer(), buffer(), buffer()];
+    let [x, other, y, sum] = [buffer(), buffer(), buffer(), buffer()];
     let Shape { layout, result, .. } = stream.shape;
     with_planes!(layout, S, B => with_storage!(result, Y => Box::new(stream_vec::StreamVec::<S, B, Y>::new(
-        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        settings, properties, registers, codes, scales, biases, norm, x, other, y, sum, (), (), (), (),
         layout.vector(), stream,
     ))))
 }
 
-/// One of each format and type of x.
+/// One of each format and type of x, and of each source.
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
-    let layouts = formats.iter().map(|&format| Layout::of(format));
-    let all = layouts.flat_map(|layout| [([F16, F16], 512), ([BF16, F32], 64)].map(|of| (layout, of)));
-    all.filter_map(|(layout, (types, runs))| Some(kernel(target, Stream::new(target, layout, types, runs)?)))
-        .collect()
+    let mut all = Vec::new();
+    for (i, layout) in formats.iter().map(|&format| Layout::of(format)).enumerate() {
+        let sources = [
+            Source::AddRmsNorm { h: F32 },
+            Source::SiluMul,
+            Source::GatedRmsNorm { vectors: 16 },
+            Source::AddRmsNorm { h: F16 },
+            Source::SigmoidMul { vectors: 32, gates: 64 },
+        ];
+        all.push((layout, Source::Tensor, [F16, F16], 512));
+        all.push((layout, Source::Tensor, [BF16, F32], 64));
+        all.push((layout, sources[i % 5], if i % 2 == 0 { [F16, F16] } else { [BF16, F32] }, 128 << (i % 3)));
+    }
+    let stream = |(layout, source, types, runs)| Stream::new(target, layout, source, types, runs);
+    all.into_iter().filter_map(stream).map(|stream| kernel(target, stream)).collect()
+}
+
+/// The product into a new tensor of shape `shape`, and the sum if x is the norm of one; `None` where the stream does not
+/// take it: for several rows, or with too little work for most multiprocessors.
+pub(crate) fn multiply(
+    gpu: &Gpu,
+    x: &Input<'_>,
+    weight: &QuantizedTensor,
+    shape: &[usize],
+    result: FloatType,
+) -> Result<Option<(Tensor, Option<Tensor>)>, KernelError> {
+    let Some(operands) = Operands::of(x, weight)? else {
+        return Ok(None);
+    };
+    let (layout, types) = (Layout::of(weight.format()), [operands.dtype, result]);
+    let stream = Stream::new(gpu.target(), layout, operands.source, types, weight.k() / RUN);
+    let Some((stream, cubes)) =
+        stream.and_then(|stream| Some((stream, policy::stream(stream.groups(weight.n()))?)))
+    else {
+        return Ok(None);
+    };
+    let y = Tensor::allocate(shape, result.dtype(), &Device::Gpu(gpu.clone()))?;
+    let sum = match (stream.source, operands.other) {
+        (Source::AddRmsNorm { .. }, Some(h)) => Some(Tensor::allocate(h.shape(), h.dtype(), h.device())?),
+        _ => None,
+    };
+    launch(gpu, stream, cubes, &operands, weight, [&y, sum.as_ref().unwrap_or(&y)])?;
+    Ok(Some((y, sum)))
+}
+
+fn launch(
+    gpu: &Gpu,
+    stream: Stream,
+    cubes: usize,
+    operands: &Operands<'_>,
+    weight: &QuantizedTensor,
+    [y, sum]: [&Tensor; 2],
+) -> Result<(), KernelError> {
+    let norm = operands.norm.map(|norm| norm.cast(DType::F32)).transpose()?;
+    let (layout, runs) = (stream.shape.layout, weight.k() / RUN);
+    let index = |value: usize| CHECK.index(value);
+    // The planes of scales have two elements a run at most, and codes no less.
+    index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
+    let planes = weight.components();
+    // What there is not is not read, and anything may stand for it.
+    let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
+    // The weights of product and norm may be read while the launch before runs.
+    gpu.launch_early(
+        4,
+        Dispatch {
+            kernel: kernel(gpu.target(), stream),
+            cubes: [index(cubes)?, 1, 1],
+            buffers: vec![
+                component(0)?,
+                component(1)?,
+                component(2)?,
+                norm.as_ref().unwrap_or(&planes[0]).memory()?,
+                operands.x.memory()?,
+                operands.other.unwrap_or(operands.x).memory()?,
+                y.memory()?,
+                sum.memory()?,
+            ],
+            scalars: vec![index(weight.n())?, index(runs)?, operands.eps.to_bits(), ONES],
+        },
+    )
 }

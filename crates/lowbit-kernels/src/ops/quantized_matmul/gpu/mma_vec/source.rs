@@ -1,0 +1,345 @@
+//! Where a stream's x comes from: memory, or what another op would write there. Every cube then makes all of x, in shared
+//! memory: it is a few times ten kilobytes that the cache has, and a launch less. The planes that multiply make it, a unit
+//! some vectors of 8 values.
+
+use super::super::super::{AddRmsNorm, CHECK, Input};
+use super::stream::{MEETING, PLANES};
+use crate::gpu::float::{narrow, widen};
+use crate::gpu::layout::RUN;
+use crate::gpu::ptx;
+use crate::gpu::rows::{Sum, across};
+use crate::{KernelError, QuantizedTensor, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// What x is. `other` and `norm` are operands beside x, and what has no name here is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    Tensor,
+    /// `silu(x) * other`.
+    SiluMul,
+    /// `rms_norm(x, norm) * silu(other)` of heads of so many vectors.
+    GatedRmsNorm {
+        vectors: usize,
+    },
+    /// `x * sigmoid(other)` of heads of so many vectors, which are the last of the gate's.
+    SigmoidMul {
+        vectors: usize,
+        gates: usize,
+    },
+    /// `rms_norm(other + x, norm)`, where `other` is of type `h`; the sum is stored, too.
+    AddRmsNorm {
+        h: FloatType,
+    },
+}
+
+/// Units that make x.
+const UNITS: usize = 32 * PLANES;
+/// Values of a vector.
+const VECTOR: usize = 8;
+
+/// How a cube makes x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Making {
+    pub source: Source,
+    /// The type of x.
+    pub dtype: FloatType,
+    /// Vectors that a unit makes at the most.
+    pub batch: usize,
+}
+
+impl Making {
+    /// Of `values` values at the most.
+    pub fn new(source: Source, dtype: FloatType, values: usize) -> Self {
+        Self { source, dtype, batch: values.div_ceil(VECTOR * UNITS) }
+    }
+
+    /// Vectors of 16 bytes that units share.
+    pub fn vectors(self) -> usize {
+        if self.source == Source::Tensor { 1 } else { self.batch * UNITS }
+    }
+
+    /// Bytes that units share.
+    pub fn shared(self) -> usize {
+        16 * self.vectors() + 4 * PLANES
+    }
+
+    fn has_norm(self) -> bool {
+        matches!(self.source, Source::GatedRmsNorm { .. } | Source::AddRmsNorm { .. })
+    }
+
+    /// Vectors of the norm's weight, if they repeat.
+    fn repeats(self) -> Option<usize> {
+        match self.source {
+            Source::GatedRmsNorm { vectors } => Some(vectors),
+            _ => None,
+        }
+    }
+
+    /// The type of `other`.
+    fn other(self) -> FloatType {
+        match self.source {
+            Source::AddRmsNorm { h } => h,
+            _ => self.dtype,
+        }
+    }
+}
+
+/// The vector that a unit makes as its `j`-th; one that it does not store where there are fewer.
+#[cube]
+fn place(#[comptime] j: usize) -> usize {
+    UNIT_POS_X as usize + comptime!(j * UNITS)
+}
+
+/// A unit's part of a norm's weight, of x's `count` vectors.
+#[cube]
+pub(super) fn factors(
+    norm: &[Vector<u32, Const<4>>],
+    count: usize,
+    #[comptime] making: Making,
+) -> Array<f32> {
+    let mut factors = Array::<f32>::new(comptime!(making.batch * VECTOR));
+    if comptime!(making.has_norm()) {
+        #[unroll]
+        for j in 0..comptime!(making.batch) {
+            let mut at = min(place(j), count - 1);
+            if comptime!(making.repeats().is_some()) {
+                at %= comptime!(making.repeats().unwrap_or(1));
+            }
+            load(norm, at, &mut factors, j, FloatType::F32);
+        }
+    }
+    factors
+}
+
+/// Makes x, of `count` vectors, and stores the sum that it is the norm of.
+#[cube]
+pub(super) fn make(
+    x: &[Vector<u32, Const<4>>],
+    other: &[Vector<u32, Const<4>>],
+    factors: &Array<f32>,
+    eps: f32,
+    sum: &mut [Vector<u32, Const<4>>],
+    count: usize,
+    made: &mut Shared<[Vector<u32, Const<4>>]>,
+    #[comptime] making: Making,
+) {
+    let mut values = Array::<f32>::new(comptime!(making.batch * VECTOR));
+    let mut others = Array::<f32>::new(comptime!(making.batch * VECTOR));
+    #[unroll]
+    for j in 0..comptime!(making.batch) {
+        let at = min(place(j), count - 1);
+        load(x, at, &mut values, j, making.dtype);
+        let mut behind = at;
+        if let Source::SigmoidMul { vectors, gates } = comptime!(making.source) {
+            behind = at / vectors * gates + comptime!(gates - vectors) + at % vectors;
+        }
+        load(other, behind, &mut others, j, comptime!(making.other()));
+    }
+    match comptime!(making.source) {
+        Source::Tensor => {}
+        Source::SiluMul =>
+        {
+            #[unroll]
+            for i in 0..comptime!(making.batch * VECTOR) {
+                values[i] = values[i] * ptx::sigmoid(values[i]) * others[i];
+            }
+        }
+        Source::GatedRmsNorm { vectors } => {
+            #[unroll]
+            for j in 0..comptime!(making.batch) {
+                // A plane has whole heads.
+                let squares = across::<f32, Sum>(squares(&values, j), vectors);
+                let root = root(squares, vectors as u32 * 8u32, eps);
+                #[unroll]
+                for i in 0..VECTOR {
+                    let at = comptime!(j * VECTOR + i);
+                    values[at] = values[at] * root * factors[at] * (others[at] * ptx::sigmoid(others[at]));
+                }
+            }
+        }
+        Source::SigmoidMul { .. } =>
+        {
+            #[unroll]
+            for i in 0..comptime!(making.batch * VECTOR) {
+                values[i] *= ptx::sigmoid(others[i]);
+            }
+        }
+        Source::AddRmsNorm { .. } => add_and_norm(&mut values, &others, factors, eps, sum, count, making),
+    }
+    #[unroll]
+    for j in 0..comptime!(making.batch) {
+        made[place(j)] = vector(&values, comptime!(j * VECTOR), making.dtype);
+    }
+}
+
+/// Adds to the values, of which one cube stores the sums, and norms them.
+#[cube]
+fn add_and_norm(
+    values: &mut Array<f32>,
+    added: &Array<f32>,
+    factors: &Array<f32>,
+    eps: f32,
+    sum: &mut [Vector<u32, Const<4>>],
+    count: usize,
+    #[comptime] making: Making,
+) {
+    let vectors = comptime!(making.other().size() / 2);
+    let mut sums = Array::<f32>::new(comptime!(making.batch * VECTOR));
+    let mut all = 0.0f32;
+    #[unroll]
+    for j in 0..comptime!(making.batch) {
+        #[unroll]
+        for i in 0..VECTOR {
+            let at = comptime!(j * VECTOR + i);
+            sums[at] = values[at] + added[at];
+        }
+        all += select(place(j) < count, squares(&sums, j), 0.0f32.runtime());
+        if CUBE_POS_X == 0u32 && place(j) < count {
+            #[unroll]
+            for v in 0..vectors {
+                let words = vector(&sums, comptime!(j * VECTOR + 4 * v), comptime!(making.other()));
+                sum[place(j) * vectors + v] = words;
+            }
+        }
+    }
+    let root = root(of_cube(all), count as u32 * 8u32, eps);
+    #[unroll]
+    for i in 0..comptime!(making.batch * VECTOR) {
+        values[i] = sums[i] * root * factors[i];
+    }
+}
+
+/// The 8 values of vector `at`, as a unit's `j`-th.
+#[cube]
+fn load(
+    x: &[Vector<u32, Const<4>>],
+    at: usize,
+    values: &mut Array<f32>,
+    #[comptime] j: usize,
+    #[comptime] dtype: FloatType,
+) {
+    #[unroll]
+    for v in 0..comptime!(dtype.size() / 2) {
+        let words = x[at * comptime!(dtype.size() / 2) + v];
+        #[unroll]
+        for i in 0..4usize {
+            let word = words.extract(i);
+            if comptime!(dtype == FloatType::F32) {
+                values[comptime!(j * VECTOR + 4 * v + i)] = f32::reinterpret(word);
+            } else {
+                values[comptime!(j * VECTOR + 2 * i)] = widen(word & 0xffffu32, dtype);
+                values[comptime!(j * VECTOR + 2 * i + 1)] = widen(word >> 16u32, dtype);
+            }
+        }
+    }
+}
+
+/// The values from `first` on that fill 16 bytes, rounded.
+#[cube]
+fn vector(
+    values: &Array<f32>,
+    #[comptime] first: usize,
+    #[comptime] dtype: FloatType,
+) -> Vector<u32, Const<4>> {
+    let mut vector = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for i in 0..4usize {
+        if comptime!(dtype == FloatType::F32) {
+            vector.insert(i, u32::reinterpret(values[first + i]));
+        } else {
+            let low = narrow(values[comptime!(first + 2 * i)], dtype);
+            vector.insert(i, low | (narrow(values[comptime!(first + 2 * i + 1)], dtype) << 16u32));
+        }
+    }
+    vector
+}
+
+/// The sum of the squares of a unit's `j`-th vector.
+#[cube]
+fn squares(values: &Array<f32>, #[comptime] j: usize) -> f32 {
+    let mut sum = 0.0f32;
+    #[unroll]
+    for i in 0..VECTOR {
+        let value = values[comptime!(j * VECTOR + i)];
+        sum = fma(value, value, sum);
+    }
+    sum
+}
+
+/// What a norm scales `width` values by.
+#[cube]
+fn root(squares: f32, width: u32, eps: f32) -> f32 {
+    1.0f32 / (squares / f32::cast_from(width) + eps).sqrt()
+}
+
+/// The sum of what all units that make x have.
+#[cube]
+fn of_cube(sum: f32) -> f32 {
+    let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
+    let of_plane = across::<f32, Sum>(sum, 32usize);
+    let mut partial = Shared::<[f32]>::new_slice(PLANES);
+    if unit == 0 {
+        partial[plane] = of_plane;
+    }
+    ptx::meet(MEETING.runtime(), UNITS);
+    across::<f32, Sum>(partial[unit % PLANES], PLANES)
+}
+
+/// What a stream reads beside the weight.
+pub(crate) struct Operands<'a> {
+    pub source: Source,
+    /// The type of x.
+    pub dtype: FloatType,
+    pub x: &'a Tensor,
+    pub other: Option<&'a Tensor>,
+    pub norm: Option<&'a Tensor>,
+    pub eps: f32,
+}
+
+impl<'a> Operands<'a> {
+    /// Of one row of x for a whole weight, if they lie in vectors and have types that kernels know.
+    pub fn of(input: &Input<'a>, weight: &QuantizedTensor) -> Result<Option<Self>, KernelError> {
+        let dtype = input.dtype()?;
+        let operands = match *input {
+            Input::Tensor(x) => Self { source: Source::Tensor, dtype, x, other: None, norm: None, eps: 0.0 },
+            Input::SiluMul { gate, up } => {
+                Self { source: Source::SiluMul, dtype, x: gate, other: Some(up), norm: None, eps: 0.0 }
+            }
+            Input::GatedRmsNorm { x, gate, weight, eps } => {
+                let source = Source::GatedRmsNorm { vectors: weight.len() / VECTOR };
+                Self { source, dtype, x, other: Some(gate), norm: Some(weight), eps }
+            }
+            Input::SigmoidMul { x, gate } => {
+                let [vectors, gates] = [x, gate].map(|x| x.dim(-1) / VECTOR);
+                let source = Source::SigmoidMul { vectors, gates };
+                Self { source, dtype, x, other: Some(gate), norm: None, eps: 0.0 }
+            }
+            Input::AddRmsNorm(AddRmsNorm { h, x, weight, eps }) => {
+                let source = Source::AddRmsNorm { h: CHECK.float("h", h)? };
+                Self { source, dtype, x, other: Some(h), norm: Some(weight), eps }
+            }
+        };
+        let fits =
+            weight.rows() == weight.n() && operands.x.len() == weight.k() && weight.k().is_multiple_of(RUN);
+        Ok((fits && operands.fit()).then_some(operands))
+    }
+
+    fn fit(&self) -> bool {
+        let alike = self.other.is_none_or(|other| other.dtype() == self.x.dtype());
+        let whole = |x: &Tensor| x.dim(-1).is_multiple_of(VECTOR);
+        let known = match self.source {
+            Source::Tensor | Source::AddRmsNorm { .. } => true,
+            Source::SiluMul => alike,
+            Source::GatedRmsNorm { vectors } => {
+                alike && whole(self.x) && vectors.is_power_of_two() && vectors <= 32
+            }
+            Source::SigmoidMul { vectors, .. } => {
+                alike && vectors > 0 && whole(self.x) && self.other.is_some_and(whole)
+            }
+        };
+        let aligned = |x: &Tensor| x.is_aligned(16);
+        known && aligned(self.x) && self.other.is_none_or(aligned) && self.norm.is_none_or(aligned)
+    }
+}
