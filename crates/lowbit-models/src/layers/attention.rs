@@ -2,7 +2,7 @@ use super::{Linear, MergedLinear, RmsNorm, rope_params};
 use crate::cache::KvCache;
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope, RopeLayout};
+use lowbit_kernels::ops::{self, AddRmsNorm, AttentionParams, Input, RmsNormRope, Rope, RopeLayout};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -103,20 +103,21 @@ impl Attention {
         KvCache::new(self.config.num_key_value_heads, self.config.head_dim, dtype, device)
     }
 
-    /// `[T, hidden_size]` at `positions` `[T]` to the same; the keys and values join `cache`.
+    /// The norm of a sum, `[T, hidden_size]` at `positions` `[T]`, to that sum and the same; the keys and values join
+    /// `cache`.
     ///
     /// # Errors
     /// Those of the ops.
     pub fn forward(
         &self,
-        x: &Tensor,
+        x: AddRmsNorm<'_>,
         positions: &Tensor,
         cache: &mut KvCache,
-    ) -> Result<Tensor, KernelError> {
+    ) -> Result<(Tensor, Tensor), KernelError> {
         let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             self.config;
-        let tokens = x.dim(0);
-        let [q, k, v] = self.qkv_proj.forward(x)?;
+        let tokens = x.x.dim(0);
+        let (sum, [q, k, v]) = self.qkv_proj.forward_sum(x)?;
         // A gated layer has `[query | gate]` here.
         let q_gate = q.reshape(&[tokens, heads, q.dim(1) / heads])?;
         let k = k.reshape(&[tokens, kv_heads, head_dim])?;
@@ -127,10 +128,12 @@ impl Attention {
         let (keys, values) = cache.append([&k, &v], positions, &RmsNormRope { norm: k_norm, ..queries })?;
         let scale = (head_dim as f32).sqrt().recip();
         let params = AttentionParams { scale, sliding_window: self.config.sliding_window };
-        let mut y = ops::attention(&q, keys, values, positions, &params)?;
-        if self.config.gated {
-            y = ops::sigmoid_mul(&y, &q_gate)?;
-        }
-        self.o_proj.forward(&y.reshape(&[tokens, heads * head_dim])?)
+        let y = ops::attention(&q, keys, values, positions, &params)?;
+        let y = if self.config.gated {
+            self.o_proj.forward(Input::SigmoidMul { x: &y, gate: &q_gate })?
+        } else {
+            self.o_proj.forward(&y.reshape(&[tokens, heads * head_dim])?)?
+        };
+        Ok((sum, y))
     }
 }

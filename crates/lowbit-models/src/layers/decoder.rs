@@ -2,6 +2,7 @@ use super::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, SparseMoe
 use crate::cache::{Cache, LayerCache};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::FloatType;
+use lowbit_kernels::ops::AddRmsNorm;
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// What every decoder's configuration says.
@@ -94,13 +95,13 @@ impl Block {
     }
 
     fn forward(&self, x: Residual, step: &Step, cache: &mut LayerCache) -> Result<Residual, KernelError> {
-        let (stream, normed) = x.normed(&self.input_norm)?;
-        let update = match (&self.mixer, cache) {
+        let normed = x.normed(&self.input_norm);
+        let (stream, update) = match (&self.mixer, cache) {
             (Mixer::Attention(mixer), LayerCache::Attention(cache)) => {
-                mixer.forward(&normed, &step.positions, cache)?
+                mixer.forward(normed, &step.positions, cache)?
             }
             (Mixer::DeltaNet(mixer), LayerCache::DeltaNet(cache)) => {
-                mixer.forward(&normed, &step.cu_seqlens, cache)?
+                mixer.forward(normed, &step.cu_seqlens, cache)?
             }
             _ => {
                 let (op, got, want) =
@@ -108,26 +109,30 @@ impl Block {
                 return Err(KernelError::Value { op, operand: "cache", got, want });
             }
         };
-        let (stream, normed) = Residual { stream, update }.normed(&self.post_norm)?;
-        let update = match &self.feedforward {
-            Feedforward::Dense(mlp) => mlp.forward(&normed)?,
-            Feedforward::Sparse(moe) => moe.forward(&normed)?,
+        let x = Residual { stream, update };
+        let normed = x.normed(&self.post_norm);
+        let (stream, update) = match &self.feedforward {
+            Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
+            Feedforward::Sparse(moe) => {
+                let (stream, normed) = normed.tensors()?;
+                (stream, moe.forward(&normed)?)
+            }
         };
         Ok(Residual { stream, update })
     }
 }
 
 /// The residual stream `[T, hidden_size]` in f32 and what the last layer adds to it, in the activations' type: the sum
-/// is taken together with the norm that follows.
+/// is taken together with the norm that follows, by the product that reads it where there is one alone.
 pub(crate) struct Residual {
     stream: Tensor,
     update: Tensor,
 }
 
 impl Residual {
-    /// The sum, and its norm in the activations' type.
-    fn normed(&self, norm: &RmsNorm) -> Result<(Tensor, Tensor), KernelError> {
-        norm.forward_sum(&self.stream, &self.update)
+    /// The sum's norm in the activations' type.
+    fn normed<'a>(&'a self, norm: &'a RmsNorm) -> AddRmsNorm<'a> {
+        norm.of_sum(&self.stream, &self.update)
     }
 
     /// Of these tokens alone.
@@ -250,6 +255,6 @@ impl Decoder {
     /// # Errors
     /// Those of the ops.
     pub(crate) fn logits(&self, hidden: &Residual) -> Result<Tensor, KernelError> {
-        self.head.forward_f32(&hidden.normed(&self.norm)?.1)
+        self.head.forward_f32(hidden.normed(&self.norm))
     }
 }

@@ -2,7 +2,8 @@ use super::{Linear, MergedLinear, RmsNorm};
 use crate::cache::DeltaCache;
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::{
-    self, Activation, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention,
+    self, Activation, AddRmsNorm, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm,
+    L2NormConvention,
 };
 use lowbit_kernels::{Device, KernelError, Tensor};
 
@@ -143,19 +144,20 @@ impl GatedDeltaNet {
         DeltaCache::new(&self.config, device)
     }
 
-    /// `[T, hidden_size]` of one sequence to the same; `cache` moves on by T tokens. `cu_seqlens` is `[0, T]`.
+    /// The norm of a sum, `[T, hidden_size]` of one sequence, to that sum and the same; `cache` moves on by T tokens.
+    /// `cu_seqlens` is `[0, T]`.
     ///
     /// # Errors
     /// Those of the ops.
     pub fn forward(
         &self,
-        x: &Tensor,
+        x: AddRmsNorm<'_>,
         cu_seqlens: &Tensor,
         cache: &mut DeltaCache,
-    ) -> Result<Tensor, KernelError> {
+    ) -> Result<(Tensor, Tensor), KernelError> {
         let config = &self.config;
-        let (tokens, key_dim) = (x.dim(0), config.key_dim());
-        let Projected { qkv, z, b, a } = self.projections.forward(x, config)?;
+        let (tokens, key_dim) = (x.x.dim(0), config.key_dim());
+        let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
         let qkv =
             ops::causal_conv1d(&qkv, &self.conv, None, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
@@ -171,8 +173,7 @@ impl GatedDeltaNet {
         };
         let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens };
         let o = ops::gated_delta_rule(&inputs, &mut cache.state, &rule)?;
-        let y = self.norm.gated(&o, &z.reshape(&values)?)?;
-        self.out_proj.forward(&y.reshape(&[tokens, config.value_dim()])?)
+        Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z.reshape(&values)?))?))
     }
 }
 
@@ -193,24 +194,29 @@ impl Projections {
         Ok(Self::Split(weights.merged([qkv, z, b, a], hidden)?))
     }
 
-    fn forward(&self, x: &Tensor, config: &DeltaNetConfig) -> Result<Projected, KernelError> {
+    /// The sum that x is the norm of, and what they give.
+    fn forward(
+        &self,
+        x: AddRmsNorm<'_>,
+        config: &DeltaNetConfig,
+    ) -> Result<(Tensor, Projected), KernelError> {
         match self {
             Self::Split(projections) => {
-                let [qkv, z, b, a] = projections.forward(x)?;
-                Ok(Projected { qkv, z, b, a })
+                let (sum, [qkv, z, b, a]) = projections.forward_sum(x)?;
+                Ok((sum, Projected { qkv, z, b, a }))
             }
             Self::Interleaved(projections) => {
                 let value = config.value_dim() / config.linear_num_key_heads;
                 let key = config.linear_key_head_dim;
-                let [qkvz, ba] = projections.forward(x)?;
+                let (sum, [qkvz, ba]) = projections.forward_sum(x)?;
                 let [q, k, v, z] = deinterleave(&qkvz, config, [key, key, value, value])?;
                 let [b, a] = split_gates(&ba, config)?;
-                Ok(Projected { qkv: ops::concat(&[&q, &k, &v])?, z, b, a })
+                Ok((sum, Projected { qkv: ops::concat(&[&q, &k, &v])?, z, b, a }))
             }
             Self::InterleavedGates(projections) => {
-                let [qkv, z, ba] = projections.forward(x)?;
+                let (sum, [qkv, z, ba]) = projections.forward_sum(x)?;
                 let [b, a] = split_gates(&ba, config)?;
-                Ok(Projected { qkv, z, b, a })
+                Ok((sum, Projected { qkv, z, b, a }))
             }
         }
     }

@@ -1,6 +1,7 @@
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
-use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor, ops};
+use lowbit_kernels::ops::{self, AddRmsNorm, Input};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
 /// `y = x W^T + b`.
@@ -20,7 +21,7 @@ impl Linear {
     ///
     /// # Errors
     /// As [`ops::quantized_matmul()`].
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+    pub fn forward<'a>(&self, x: impl Into<Input<'a>>) -> Result<Tensor, KernelError> {
         let y = ops::quantized_matmul(x, &self.weight)?;
         match &self.bias {
             Some(bias) => ops::add(&y, bias),
@@ -34,7 +35,7 @@ impl Linear {
     ///
     /// # Errors
     /// As [`ops::quantized_matmul()`].
-    pub fn forward_f32(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+    pub fn forward_f32<'a>(&self, x: impl Into<Input<'a>>) -> Result<Tensor, KernelError> {
         let y = ops::quantized_matmul_to(x, &self.weight, FloatType::F32)?;
         match &self.bias {
             Some(bias) => ops::add(&y, bias),
@@ -86,23 +87,42 @@ impl<const N: usize> MergedLinear<N> {
     /// # Errors
     /// As [`ops::quantized_matmul()`].
     pub fn forward(&self, x: &Tensor) -> Result<[Tensor; N], KernelError> {
-        let mut results = Vec::with_capacity(N);
         match &self.whole {
-            // One row's results lie one after the other.
-            Some(whole) if x.dim(0) == 1 => {
-                let y = ops::quantized_matmul(x, whole)?.reshape(&[whole.n()])?;
-                let mut start = 0;
-                for part in &self.parts {
-                    let end = start + part.weight.n();
-                    results.push(y.rows(start, end)?.reshape(&[1, end - start])?);
-                    start = end;
-                }
-            }
+            Some(whole) if x.dim(0) == 1 => self.split(ops::quantized_matmul(x, whole)?),
             _ => {
-                for part in &self.parts {
-                    results.push(part.forward(x)?);
-                }
+                let results: Vec<_> =
+                    self.parts.iter().map(|part| part.forward(x)).collect::<Result<_, _>>()?;
+                Ok(results.try_into().expect("one a part"))
             }
+        }
+    }
+
+    /// As [`Self::forward`], of the norm of a sum, which comes first.
+    ///
+    /// # Errors
+    /// As [`ops::quantized_matmul()`].
+    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Tensor, [Tensor; N]), KernelError> {
+        match &self.whole {
+            Some(whole) if x.x.dim(0) == 1 => {
+                let (sum, y) = ops::quantized_matmul_and_sum(x, whole)?;
+                Ok((sum, self.split(y)?))
+            }
+            // Several products read the norm.
+            _ => {
+                let (sum, x) = x.tensors()?;
+                Ok((sum, self.forward(&x)?))
+            }
+        }
+    }
+
+    /// The parts of one row's results, which lie one after the other.
+    fn split(&self, y: Tensor) -> Result<[Tensor; N], KernelError> {
+        let y = y.reshape(&[y.len()])?;
+        let (mut start, mut results) = (0, Vec::with_capacity(N));
+        for part in &self.parts {
+            let end = start + part.weight.n();
+            results.push(y.rows(start, end)?.reshape(&[1, end - start])?);
+            start = end;
         }
         Ok(results.try_into().expect("one a part"))
     }

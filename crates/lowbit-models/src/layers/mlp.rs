@@ -1,6 +1,7 @@
 use super::{Linear, MergedLinear};
 use crate::{ModelError, Weights};
-use lowbit_kernels::{KernelError, Tensor, ops};
+use lowbit_kernels::ops::{AddRmsNorm, Input};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// SwiGLU: `down(silu(gate(x)) * up(x))`.
 #[derive(Clone, Debug)]
@@ -35,7 +36,19 @@ impl Mlp {
     /// # Errors
     /// Those of the ops.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        let [gate, up] = self.gate_up.forward(x)?;
-        self.down.forward(&ops::silu_mul(&gate, &up)?)
+        self.down(&self.gate_up.forward(x)?)
+    }
+
+    /// As [`Self::forward`], of the norm of a sum, which comes first.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Tensor, Tensor), KernelError> {
+        let (sum, gate_up) = self.gate_up.forward_sum(x)?;
+        Ok((sum, self.down(&gate_up)?))
+    }
+
+    fn down(&self, [gate, up]: &[Tensor; 2]) -> Result<Tensor, KernelError> {
+        self.down.forward(Input::SiluMul { gate, up })
     }
 }

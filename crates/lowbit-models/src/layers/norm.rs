@@ -1,5 +1,6 @@
 use crate::{ModelError, Weights};
-use lowbit_kernels::{KernelError, Tensor, ops};
+use lowbit_kernels::ops::{self, AddRmsNorm, Input};
+use lowbit_kernels::{KernelError, Tensor};
 
 /// `x * rsqrt(mean(x^2) + eps) * w`.
 #[derive(Clone, Debug)]
@@ -41,19 +42,13 @@ impl RmsNorm {
         ops::rms_norm(x, &self.weight, self.eps)
     }
 
-    /// `h + x` in h's dtype, and the norm of that sum in x's.
-    ///
-    /// # Errors
-    /// As [`ops::add_rms_norm()`].
-    pub fn forward_sum(&self, h: &Tensor, x: &Tensor) -> Result<(Tensor, Tensor), KernelError> {
-        ops::add_rms_norm(h, x, &self.weight, self.eps)
+    /// The norm of `h + x` in x's dtype, with that sum in h's.
+    pub fn of_sum<'a>(&'a self, h: &'a Tensor, x: &'a Tensor) -> AddRmsNorm<'a> {
+        AddRmsNorm { h, x, weight: &self.weight, eps: self.eps }
     }
 
-    /// The norm of `x` times `silu(gate)`.
-    ///
-    /// # Errors
-    /// As [`ops::gated_rms_norm()`].
-    pub fn gated(&self, x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
-        ops::gated_rms_norm(x, gate, &self.weight, self.eps)
+    /// The norm of each head of `x` times `silu(gate)`, both `[T, H, D]`, as a product takes it.
+    pub fn gated<'a>(&'a self, x: &'a Tensor, gate: &'a Tensor) -> Input<'a> {
+        Input::GatedRmsNorm { x, gate, weight: &self.weight, eps: self.eps }
     }
 }
