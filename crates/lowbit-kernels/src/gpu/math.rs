@@ -8,7 +8,7 @@ use cubecl_core::prelude::*;
 /// `e^x`, within 1 ulp; 0 below -103.98, infinity above 88.73, NaN for NaN. As the CPU's, step by step.
 #[cube]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Not `clamp`, which may hide a NaN.
+    let given = x;
     let x = select(x < -104.0f32, -104.0f32.runtime(), x);
     let x = select(x > 89.0f32, 89.0f32.runtime(), x);
     // Adding 1.5 * 2^23 rounds to a whole number. Its bits are taken: a compiler may find that subtracting cancels.
@@ -26,7 +26,15 @@ pub(crate) fn exp(x: f32) -> f32 {
     let power = fma(r * r, fit, r) + 1.0f32;
     // In two steps: 2^n alone may be subnormal, or infinite.
     let half = whole >> 1;
-    power * exp2(half) * exp2(whole - half)
+    unless_nan(given, power * exp2(half) * exp2(whole - half))
+}
+
+/// `y`, or NaN where `x` is NaN. Of the bits: NVIDIA's compiler for Vulkan (580.159) takes a comparison of floats for one
+/// of numbers, and makes of two ways to choose by it the one that loses a NaN.
+#[cube]
+fn unless_nan(x: f32, y: f32) -> f32 {
+    let nan = f32::reinterpret(0x7fc0_0000u32);
+    select((u32::reinterpret(x) & 0x7fff_ffffu32) > 0x7f80_0000u32, nan, y)
 }
 
 /// `2^n` for `n` from -126 to 127.

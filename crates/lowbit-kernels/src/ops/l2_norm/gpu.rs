@@ -59,10 +59,10 @@ pub(crate) fn scale(sum: f32, width: f32, eps: f32, #[comptime] convention: L2No
     let length = match comptime!(convention) {
         L2NormConvention::Sum => (sum + eps).sqrt(),
         L2NormConvention::Mean => (sum + width * eps).sqrt(),
-        // Not `max`, which may hide a NaN.
+        // Of the bits, which are in order where numbers are not negative, and a NaN's above all: see `math::exp`.
         L2NormConvention::Max => {
             let length = sum.sqrt();
-            select(length < eps, eps, length)
+            select(u32::reinterpret(length) < (u32::reinterpret(eps) & 0x7fff_ffffu32), eps, length)
         }
     };
     1.0f32 / length
