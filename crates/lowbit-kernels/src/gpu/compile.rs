@@ -185,12 +185,12 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
         source.text.insert_str(body, &overlap);
     }
     // What is restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits.
+    const RESTRICT: &str = "__restrict__";
     let early =
         source.text.find(EARLY).and_then(|at| source.text[at + EARLY.len()..].chars().next()?.to_digit(10));
-    let all = source.text.matches("__restrict__").count();
-    let rest = source.text.rmatch_indices("__restrict__").take(all - (early.unwrap_or(0) as usize).min(all));
-    let rest: Vec<_> = rest.map(|(at, word)| at..at + word.len()).collect();
-    rest.into_iter().for_each(|word| source.text.replace_range(word, ""));
+    let early = early.unwrap_or(0) as usize;
+    let rest: Vec<_> = source.text.match_indices(RESTRICT).skip(early).map(|(at, _)| at).collect();
+    rest.into_iter().rev().for_each(|at| source.text.replace_range(at..at + RESTRICT.len(), ""));
     Ok(source)
 }
 

@@ -100,12 +100,17 @@ impl Layout {
 
     /// Values of a run that share a scale.
     pub fn group(self) -> usize {
+        self.group_within(RUN)
+    }
+
+    /// Values that share a scale, of so many that are taken together: one run or several.
+    pub fn group_within(self, values: usize) -> usize {
         let size = match self.scales {
             Scales::One | Scales::E8M0 { .. } => RUN,
             Scales::E4M3 => 16,
             Scales::Group { size, .. } | Scales::Super { size } | Scales::SuperWithMinima { size } => size,
         };
-        size.min(RUN)
+        size.min(values)
     }
 
     /// Whether something is added to groups.

@@ -93,18 +93,6 @@ pub(super) fn finish() {
     gpu_asm!("wgmma.wait_group.sync.aligned 0;", options(nomem));
 }
 
-/// Makes a barrier that one unit arrives at.
-#[cube]
-pub(super) fn barrier(at: u32) {
-    gpu_asm!("mbarrier.init.shared::cta.b64 [{at}], 1;", at = in(_) at, options(nomem));
-}
-
-/// Lets copies see the barriers.
-#[cube]
-pub(super) fn publish() {
-    gpu_asm!("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;", options(nomem));
-}
-
 /// The first `units` units that come to meeting point `point` meet, in the order of the statements here.
 #[cube]
 pub(super) fn meet(point: u32, #[comptime] units: usize) {

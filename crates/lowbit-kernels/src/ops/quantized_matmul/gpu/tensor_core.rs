@@ -12,7 +12,7 @@ use crate::gpu::compile::{Target, buffer, early};
 use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::narrow;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
-use crate::gpu::ptx::{address, register};
+use crate::gpu::ptx::{address, barrier, publish, register};
 use crate::gpu::{Dispatch, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -217,9 +217,9 @@ fn begin_copies(pipe: &Pipe, x: &[Vector<u32, Const<4>>], part: u32, #[comptime]
     if pipe.leads {
         #[unroll]
         for stage in 0..comptime!(shape.stages) {
-            ptx::barrier(pipe.barriers + comptime!(stage as u32 * 8));
+            barrier(pipe.barriers + comptime!(stage as u32 * 8), 1usize);
         }
-        ptx::publish();
+        publish();
     }
     ptx::meet(pipe.point, UNITS);
     if pipe.leads {

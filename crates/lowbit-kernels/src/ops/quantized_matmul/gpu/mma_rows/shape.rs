@@ -142,8 +142,5 @@ impl Shape {
 
 /// Values that share a scale, as far as units take them together.
 pub fn group(layout: Layout) -> usize {
-    match layout.scales {
-        crate::gpu::layout::Scales::Group { size, .. } => size.min(4 * RUN),
-        _ => layout.group(),
-    }
+    layout.group_within(4 * RUN)
 }

@@ -90,8 +90,9 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
     let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
     let (scale_row, bias_row) = comptime!(shape.element_rows());
-    let mut row_scales = Shared::<[S]>::new_slice(comptime!(16 * shape.tiles * scale_row));
-    let mut row_biases = Shared::<[B]>::new_slice(comptime!(16 * shape.tiles * bias_row));
+    // Several are loaded at once.
+    let mut row_scales = Shared::<[S]>::new_aligned_slice(comptime!(16 * shape.tiles * scale_row), 16usize);
+    let mut row_biases = Shared::<[B]>::new_aligned_slice(comptime!(16 * shape.tiles * bias_row), 16usize);
     let mut words = Array::<u32>::new(comptime!(shape.fetched()));
     let mut first = UNIT_POS_X as usize / 32 * 4;
     fetch::<V>(codes, &starts, first, runs, &mut words, shape);

@@ -58,10 +58,7 @@ impl Shape {
 
     /// Values of a span that share a scale.
     pub fn group(self) -> usize {
-        match self.layout.scales {
-            Scales::Group { size, .. } => size.min(SPAN),
-            _ => self.layout.group(),
-        }
+        self.layout.group_within(SPAN)
     }
 
     /// Groups of a span.
