@@ -1,4 +1,4 @@
-use crate::{Device, KernelError, Tensor};
+use crate::{Device, KernelError, Tensor, ops};
 use lowbit_formats::{Format, Parts};
 
 /// A weight `[.., N, K]` in some [`Format`]: the format's component tensors, each row after row.
@@ -95,29 +95,18 @@ impl QuantizedTensor {
     /// Copies weights of one format and shape `[N, K]` into one `[E, N, K]`.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for none, or for weights that differ.
+    /// As [`Self::concat`].
     pub fn stack(weights: &[Self]) -> Result<Self, KernelError> {
-        let refuse = |got: &[usize], want: String| KernelError::Shape {
-            op: "stack",
-            operand: "weight",
-            got: got.to_vec(),
-            want,
-        };
-        let Some(first) = weights.first() else { return Err(refuse(&[], "there is none to stack".into())) };
-        if let Some(other) = weights.iter().find(|w| w.shape != first.shape || w.format != first.format) {
-            let want =
-                format!("the first is {:?} in {} and this is in {}", first.shape, first.format, other.format);
-            return Err(refuse(&other.shape, want));
-        }
-        let components = joined(&weights.iter().collect::<Vec<_>>(), Tensor::stack)?;
-        Self::new(first.format, &[&[weights.len()], &first.shape[..]].concat(), components)
+        let one = |weight: &Self| weight.reshape(&[&[1], &weight.shape[..]].concat());
+        let weights = weights.iter().map(one).collect::<Result<Vec<_>, _>>()?;
+        Self::concat(&weights.iter().collect::<Vec<_>>())
     }
 
-    /// Copies the rows of weights `[N, K]` of one format, one after the other, into one weight. On the CPU.
+    /// Copies weights of one format, whose sizes but the outermost are the same, one after the other into one.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for none, and for weights that differ in format or K; [`KernelError::Unsupported`] on a
-    /// GPU.
+    /// [`KernelError::Shape`] for none, and for weights that differ; [`KernelError::Device`] for different devices;
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn concat(weights: &[&Self]) -> Result<Self, KernelError> {
         let refuse = |got: &[usize], want: String| KernelError::Shape {
             op: "concat",
@@ -126,31 +115,83 @@ impl QuantizedTensor {
             want,
         };
         let Some(first) = weights.first() else { return Err(refuse(&[], "there is none".into())) };
-        first.device().as_cpu("concat")?;
-        let differs = |w: &&&Self| w.shape.len() != 2 || w.k() != first.k() || w.format != first.format;
+        let differs = |w: &&&Self| w.shape[1..] != first.shape[1..] || w.format != first.format;
         if let Some(other) = weights.iter().find(differs) {
-            let want = format!("[N, {}] in {} is wanted, as the first is", first.k(), first.format);
-            return Err(refuse(&other.shape, format!("{want}; this is in {}", other.format)));
+            let want = format!("the first is {:?} in {} and this is in", first.shape, first.format);
+            return Err(refuse(&other.shape, format!("{want} {}", other.format)));
         }
-        let rows: usize = weights.iter().map(|weight| weight.n()).sum();
-        Self::new(first.format, &[rows, first.k()], joined(weights, Tensor::concat_rows)?)
+        let joined = |index: usize| {
+            let flat = |weight: &&Self| weight.components[index].reshape(&[weight.components[index].len()]);
+            let parts = weights.iter().map(flat).collect::<Result<Vec<_>, _>>()?;
+            ops::concat(&parts.iter().collect::<Vec<_>>())
+        };
+        let components = (0..first.components.len()).map(joined).collect::<Result<_, _>>()?;
+        let mut shape = first.shape.clone();
+        shape[0] = weights.iter().map(|weight| weight.shape[0]).sum();
+        Ok(Self { format: first.format, shape, components })
     }
 
-    /// Rows `start..end` of a weight `[N, K]`, sharing storage.
+    /// Parts `start..end` of the outermost dimension, sharing storage.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when they are not there, or for more dimensions.
+    /// [`KernelError::Shape`] when they are not there.
     pub fn slice(&self, start: usize, end: usize) -> Result<Self, KernelError> {
-        let &[n, k] = &self.shape[..] else {
-            let want = "[N, K] is wanted".into();
+        let count = self.shape[0];
+        if start > end || end > count {
+            let want = format!("{start}..{end} of the outermost were asked for");
             return Err(KernelError::Shape { op: "slice", operand: "weight", got: self.shape.clone(), want });
-        };
+        }
         let part = |component: &Tensor| match component.len() {
             0 => Ok(component.clone()),
-            len => component.reshape(&[n, len / n.max(1)])?.rows(start, end),
+            len => component.reshape(&[count, len / count])?.rows(start, end),
         };
         let components = self.components.iter().map(part).collect::<Result<_, _>>()?;
-        Ok(Self { format: self.format, shape: vec![end - start, k], components })
+        let shape = [&[end - start], &self.shape[1..]].concat();
+        Ok(Self { format: self.format, shape, components })
+    }
+
+    /// Rows `start..start + len` of each matrix of `[.., N, K]`, copied.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when they are not there; [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn narrow(&self, start: usize, len: usize) -> Result<Self, KernelError> {
+        let n = self.n();
+        if start.checked_add(len).is_none_or(|end| end > n) {
+            let want = format!("{len} rows from {start} on were asked for");
+            return Err(KernelError::Shape {
+                op: "narrow",
+                operand: "weight",
+                got: self.shape.clone(),
+                want,
+            });
+        }
+        let part = |component: &Tensor| match component.len() {
+            0 => Ok(component.clone()),
+            all => {
+                let row = all / self.rows();
+                ops::narrow(&component.reshape(&[self.rows() / n, n * row])?, start * row, len * row)
+            }
+        };
+        let components = self.components.iter().map(part).collect::<Result<_, _>>()?;
+        let mut shape = self.shape.clone();
+        shape[self.shape.len() - 2] = len;
+        Ok(Self { format: self.format, shape, components })
+    }
+
+    /// The same rows as a weight of `shape`, sharing storage.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] for another K or another number of rows.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
+        match shape {
+            [_, .., k] if *k == self.k() && shape.iter().product::<usize>() == self.rows() * k => {
+                Ok(Self { shape: shape.to_vec(), ..self.clone() })
+            }
+            _ => {
+                let (got, want) = (shape.to_vec(), format!("the weight is {:?}", self.shape));
+                Err(KernelError::Shape { op: "reshape", operand: "shape", got, want })
+            }
+        }
     }
 
     /// How the values are stored.
@@ -202,14 +243,59 @@ impl QuantizedTensor {
     }
 }
 
-/// Each component of weights of one format, put together by `join`.
-fn joined(
-    weights: &[&QuantizedTensor],
-    join: impl Fn(&[&Tensor]) -> Result<Tensor, KernelError>,
-) -> Result<Vec<Tensor>, KernelError> {
-    let component = |index: usize| {
-        let parts: Vec<&Tensor> = weights.iter().map(|weight| &weight.components[index]).collect();
-        join(&parts)
-    };
-    (0..weights.first().map_or(0, |first| first.components.len())).map(component).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inputs;
+    use lowbit_formats::FloatType;
+
+    const Q4: Format = Format::Q4_0;
+
+    fn weight(format: Format, shape: &[usize], seed: u64) -> QuantizedTensor {
+        inputs::weight(format, shape, seed, &Device::cpu(Some(1)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn parts_of_a_whole() {
+        for format in [Q4, Format::affine(3, 64, FloatType::BF16).unwrap()] {
+            let [a, b] = [weight(format, &[3, 4, 64], 1), weight(format, &[2, 4, 64], 2)];
+            let whole = QuantizedTensor::concat(&[&a, &b]).unwrap();
+            assert_eq!(whole.shape(), [5, 4, 64]);
+            assert_eq!(whole.slice(0, 3).unwrap().parts(), a.parts());
+            assert_eq!(whole.slice(3, 5).unwrap().parts(), b.parts());
+            let rows = whole.reshape(&[20, 64]).unwrap();
+            let of_each = whole.narrow(1, 2).unwrap();
+            assert_eq!(of_each.shape(), [5, 2, 64]);
+            for i in 0..5 {
+                let want = rows.slice(4 * i + 1, 4 * i + 3).unwrap();
+                assert_eq!(of_each.slice(i, i + 1).unwrap().parts(), want.parts());
+            }
+            let singles: Vec<_> =
+                (0..3).map(|i| a.slice(i, i + 1).unwrap().reshape(&[4, 64]).unwrap()).collect();
+            let stack = QuantizedTensor::stack(&singles).unwrap();
+            assert_eq!((stack.shape(), stack.parts()), (a.shape(), a.parts()));
+        }
+    }
+
+    #[test]
+    fn refusals_name_both_sides() {
+        let [a, b] = [weight(Q4, &[3, 4, 64], 1), weight(Format::Q8_0, &[3, 4, 64], 2)];
+        let message = |result: Result<QuantizedTensor, KernelError>| result.unwrap_err().to_string();
+        assert_eq!(
+            message(QuantizedTensor::concat(&[&a, &b])),
+            "concat: weight is [3, 4, 64], but the first is [3, 4, 64] in Q4_0 and this is in Q8_0"
+        );
+        assert_eq!(
+            message(a.slice(2, 4)),
+            "slice: weight is [3, 4, 64], but 2..4 of the outermost were asked for"
+        );
+        assert_eq!(
+            message(a.narrow(3, 2)),
+            "narrow: weight is [3, 4, 64], but 2 rows from 3 on were asked for"
+        );
+        for shape in [&[3, 256][..], &[64], &[3, 5, 64], &[]] {
+            let want = format!("reshape: shape is {shape:?}, but the weight is [3, 4, 64]");
+            assert_eq!(message(a.reshape(shape)), want);
+        }
+    }
 }

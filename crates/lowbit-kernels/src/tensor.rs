@@ -218,53 +218,6 @@ impl Tensor {
         Ok(Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 })
     }
 
-    /// Copies tensors of one type and shape into one with a dimension more, outermost.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] or [`KernelError::DType`] for tensors that differ; [`KernelError::Shape`] for none.
-    pub fn stack(tensors: &[&Self]) -> Result<Self, KernelError> {
-        let refuse = |got: &[usize], want| KernelError::Shape {
-            op: "stack",
-            operand: "tensor",
-            got: got.to_vec(),
-            want,
-        };
-        let Some(first) = tensors.first() else { return Err(refuse(&[], "there is none to stack".into())) };
-        if let Some(other) = tensors.iter().find(|tensor| tensor.shape != first.shape) {
-            return Err(refuse(&other.shape, format!("the first is {:?}", first.shape)));
-        }
-        let rows = tensors.iter().map(|tensor| tensor.reshape(&[&[1], tensor.shape()].concat()));
-        let rows = rows.collect::<Result<Vec<_>, _>>()?;
-        Self::concat_rows(&rows.iter().collect::<Vec<_>>())
-    }
-
-    /// Copies tensors of one type, whose sizes but the outermost are the same, one after the other into one.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] or [`KernelError::DType`] for tensors that differ; [`KernelError::Shape`] for none.
-    pub(crate) fn concat_rows(tensors: &[&Self]) -> Result<Self, KernelError> {
-        let refuse = |got: &[usize], want| KernelError::Shape {
-            op: "concat",
-            operand: "tensor",
-            got: got.to_vec(),
-            want,
-        };
-        let Some(first) = tensors.first() else { return Err(refuse(&[], "there is none".into())) };
-        let mut shape = first.shape.clone();
-        shape[0] = tensors.iter().map(|tensor| tensor.shape[0]).sum();
-        let mut whole = Self::allocate(&shape, first.dtype, &first.device)?;
-        let mut at = 0;
-        for tensor in tensors {
-            if tensor.shape[1..] != first.shape[1..] {
-                return Err(refuse(&tensor.shape, format!("the first is {:?}", first.shape)));
-            }
-            tensor.expect_dtype(first.dtype)?;
-            whole.bytes_mut()[at..at + tensor.size_bytes()].copy_from_slice(tensor.bytes());
-            at += tensor.size_bytes();
-        }
-        Ok(whole)
-    }
-
     /// Sizes, outermost first.
     pub fn shape(&self) -> &[usize] {
         &self.shape

@@ -17,6 +17,11 @@ impl Linear {
         Self { weight: Arc::new(weight), bias }
     }
 
+    /// The weight, if it is all there is.
+    pub(super) fn weight(&self) -> Option<&QuantizedTensor> {
+        self.bias.is_none().then_some(&self.weight)
+    }
+
     /// `[.., K]` to `[.., N]`.
     ///
     /// # Errors
@@ -58,28 +63,33 @@ impl<const N: usize> MergedLinear<N> {
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
     pub fn new(parts: [Linear; N], device: &Device) -> Result<Self, KernelError> {
-        let format = parts[0].weight.format();
+        let mut moved = Vec::with_capacity(N);
+        for part in parts {
+            let bias = part.bias.map(|bias| bias.to_device(device)).transpose()?;
+            moved.push(Linear::new(part.weight.to_device(device)?, bias));
+        }
+        let format = moved[0].weight.format();
+        let alike = moved.iter().all(|part| part.bias.is_none() && part.weight.format() == format);
         // Results start at 16 bytes, so that kernels can load whole vectors of them.
-        let fits = |part: &Linear| part.bias.is_none() && part.weight.n().is_multiple_of(8);
-        let alike = parts.iter().all(|part| part.weight.format() == format && fits(part));
-        if matches!(device, Device::Cpu(_)) || !alike {
-            let mut moved = Vec::with_capacity(N);
-            for part in parts {
-                let bias = part.bias.map(|bias| bias.to_device(device)).transpose()?;
-                moved.push(Linear::new(part.weight.to_device(device)?, bias));
+        let aligned = moved[..N - 1].iter().all(|part| part.weight.n().is_multiple_of(8));
+        let mut whole = None;
+        if matches!(device, Device::Gpu(_)) && alike && aligned {
+            let weights: Vec<&QuantizedTensor> = moved.iter().map(|part| &*part.weight).collect();
+            let joined = QuantizedTensor::concat(&weights)?;
+            let mut start = 0;
+            for part in &mut moved {
+                let end = start + part.weight.n();
+                *part = Linear::new(joined.slice(start, end)?, None);
+                start = end;
             }
-            return Ok(Self { parts: moved.try_into().expect("as many as there were"), whole: None });
+            whole = Some(Arc::new(joined));
         }
-        let weights: Vec<&QuantizedTensor> = parts.iter().map(|part| &*part.weight).collect();
-        let whole = QuantizedTensor::concat(&weights)?.to_device(device)?;
-        let (mut start, mut slices) = (0, Vec::with_capacity(N));
-        for part in &parts {
-            let end = start + part.weight.n();
-            slices.push(Linear::new(whole.slice(start, end)?, None));
-            start = end;
-        }
-        let parts = slices.try_into().expect("as many as there were");
-        Ok(Self { parts, whole: Some(Arc::new(whole)) })
+        Ok(Self { parts: moved.try_into().expect("as many as there were"), whole })
+    }
+
+    /// The layers.
+    pub(super) fn parts(&self) -> &[Linear; N] {
+        &self.parts
     }
 
     /// `[T, K]` to `[T, N]` of each.

@@ -1,7 +1,7 @@
 use super::{Linear, MergedLinear};
 use crate::{ModelError, Weights};
 use lowbit_kernels::ops::{AddRmsNorm, Input};
-use lowbit_kernels::{KernelError, Tensor};
+use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// SwiGLU: `down(silu(gate(x)) * up(x))`.
 #[derive(Clone, Debug)]
@@ -29,6 +29,12 @@ impl Mlp {
             gate_up: weights.merged(gate_up, hidden_size)?,
             down: weights.linear(&down.0, &down.1, hidden_size, intermediate_size)?,
         })
+    }
+
+    /// The weights of gate, up and down, if they are all there is.
+    pub(super) fn weights(&self) -> Option<[&QuantizedTensor; 3]> {
+        let [gate, up] = self.gate_up.parts();
+        Some([gate.weight()?, up.weight()?, self.down.weight()?])
     }
 
     /// `[T, hidden_size]` to the same.

@@ -1,8 +1,7 @@
-use super::{Linear, Mlp};
+use super::{Linear, MergedLinear, Mlp};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::{self, RouterParams};
-use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
-use std::sync::Arc;
+use lowbit_kernels::ops::{self, Input, RouterParams};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
 #[derive(Clone, Debug)]
@@ -45,19 +44,37 @@ impl MoeConfig {
 /// expert, weighted by a sigmoid gate, where there is one.
 #[derive(Clone, Debug)]
 pub struct SparseMoe {
-    router: Linear,
+    router: Router,
     params: RouterParams,
-    gate_up: GateUp,
-    down: Arc<QuantizedTensor>,
-    shared: Option<(Mlp, Linear)>,
+    experts: Experts,
 }
 
-/// The first two projections of the experts, as the checkpoint has them.
+/// What weighs the experts.
+#[derive(Clone, Debug)]
+enum Router {
+    Alone(Linear),
+    /// With the shared expert's gate, and that expert.
+    Shared(MergedLinear<2>, Mlp),
+}
+
+/// The experts' weights: `gate_up` and `[E, H, I]`.
+#[derive(Clone, Debug)]
+struct Experts {
+    gate_up: GateUp,
+    down: QuantizedTensor,
+    /// Whether the shared expert stands behind them as one more: a single token's products then take no launches of
+    /// their own.
+    shared: bool,
+}
+
+/// The first two projections of the experts.
 #[derive(Clone, Debug)]
 enum GateUp {
-    /// One `[E, 2I, H]`: gate rows, then up rows.
-    Fused(Arc<QuantizedTensor>, usize),
-    Separate(Arc<QuantizedTensor>, Arc<QuantizedTensor>),
+    /// One `[2, E, I, H]`: on a GPU both are one product.
+    Both(QuantizedTensor),
+    /// One `[E, 2I, H]`, as checkpoints have it: gate rows, then up rows.
+    Fused(QuantizedTensor),
+    Separate(QuantizedTensor, QuantizedTensor),
 }
 
 impl SparseMoe {
@@ -67,32 +84,21 @@ impl SparseMoe {
     /// As [`Weights::matrix`].
     pub fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
         let mlp = weights.below("mlp.", "");
-        let (experts, inner) = (config.num_experts, config.moe_intermediate_size);
-        let expert_weight =
-            |part: &str, gguf: &str, n, k| mlp.experts(part, gguf, [experts, n, k]).map(Arc::new);
-        let fused = mlp.has("experts.gate_up_proj", "ffn_gate_up_exps.weight");
-        let gate_up = if fused {
-            let shape = [experts, 2 * inner, hidden_size];
-            GateUp::Fused(Arc::new(mlp.matrix("experts.gate_up_proj", "ffn_gate_up_exps", &shape)?), inner)
-        } else {
-            let gate = expert_weight("gate_proj", "ffn_gate_exps", inner, hidden_size)?;
-            GateUp::Separate(gate, expert_weight("up_proj", "ffn_up_exps", inner, hidden_size)?)
-        };
-        let down = if mlp.has("experts.down_proj", "") {
-            Arc::new(mlp.matrix("experts.down_proj", "", &[experts, hidden_size, inner])?)
-        } else {
-            expert_weight("down_proj", "ffn_down_exps", hidden_size, inner)?
-        };
-        let shared = match config.shared_expert_intermediate_size {
-            0 => None,
-            inner => Some((
-                Mlp::load(&mlp, "shared_expert.", "_shexp", hidden_size, inner)?,
-                mlp.linear("shared_expert_gate", "ffn_gate_inp_shexp", 1, hidden_size)?,
-            )),
+        let mut experts = Experts::load(&mlp, config, hidden_size)?;
+        let router = ("gate", "ffn_gate_inp", config.num_experts);
+        let router = match config.shared_expert_intermediate_size {
+            0 => Router::Alone(mlp.linear(router.0, router.1, router.2, hidden_size)?),
+            inner => {
+                let expert = Mlp::load(&mlp, "shared_expert.", "_shexp", hidden_size, inner)?;
+                let gate = ("shared_expert_gate", "ffn_gate_inp_shexp", 1);
+                if let (Device::Gpu(_), Some(shared)) = (mlp.device(), expert.weights()) {
+                    experts = experts.with_shared(shared)?;
+                }
+                Router::Shared(mlp.merged([router, gate], hidden_size)?, expert)
+            }
         };
         let params = RouterParams { top_k: config.num_experts_per_tok, normalize: config.norm_topk_prob };
-        let router = mlp.linear("gate", "ffn_gate_inp", experts, hidden_size)?;
-        Ok(Self { router, params, gate_up, down, shared })
+        Ok(Self { router, params, experts })
     }
 
     /// `[T, hidden_size]` to the same.
@@ -100,21 +106,110 @@ impl SparseMoe {
     /// # Errors
     /// Those of the ops.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor, KernelError> {
-        let (ids, expert_weights) = ops::router_top_k(&self.router.forward(x)?, self.params)?;
-        let tokens = x.reshape(&[x.dim(0), 1, x.dim(1)])?;
-        let hidden = match &self.gate_up {
-            GateUp::Fused(weight, inner) => {
-                let both = ops::gather_qmm(&tokens, weight, &ids)?;
-                ops::silu_mul(&ops::narrow(&both, 0, *inner)?, &ops::narrow(&both, *inner, *inner)?)?
-            }
-            GateUp::Separate(gate, up) => {
-                ops::silu_mul(&ops::gather_qmm(&tokens, gate, &ids)?, &ops::gather_qmm(&tokens, up, &ids)?)?
+        let (logits, shared) = match &self.router {
+            Router::Alone(router) => (router.forward(x)?, None),
+            Router::Shared(gates, expert) => {
+                let [logits, gate] = gates.forward(x)?;
+                (logits, Some((gate, expert)))
             }
         };
-        let y = ops::combine_experts(&ops::gather_qmm(&hidden, &self.down, &ids)?, &expert_weights)?;
-        match &self.shared {
+        let (among, apart) = match self.experts.shared && x.dim(0) == 1 {
+            true => (shared, None),
+            false => (None, shared),
+        };
+        let among = among.as_ref().map(|(gate, _)| gate);
+        let (ids, expert_weights) = ops::router_top_k(&logits, among, self.params)?;
+        let y = ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights)?;
+        match apart {
             None => Ok(y),
-            Some((mlp, gate)) => ops::add(&y, &ops::sigmoid_mul(&mlp.forward(x)?, &gate.forward(x)?)?),
+            Some((gate, expert)) => ops::add(&y, &ops::sigmoid_mul(&expert.forward(x)?, &gate)?),
         }
     }
+}
+
+impl Experts {
+    fn load(mlp: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
+        let (experts, inner) = (config.num_experts, config.moe_intermediate_size);
+        let stack = |part: &str, gguf: &str, n, k| mlp.experts(part, gguf, [experts, n, k]);
+        let gate_up = if mlp.has("experts.gate_up_proj", "ffn_gate_up_exps.weight") {
+            let shape = [experts, 2 * inner, hidden_size];
+            GateUp::Fused(mlp.matrix("experts.gate_up_proj", "ffn_gate_up_exps", &shape)?)
+        } else {
+            let gate = stack("gate_proj", "ffn_gate_exps", inner, hidden_size)?;
+            GateUp::Separate(gate, stack("up_proj", "ffn_up_exps", inner, hidden_size)?)
+        };
+        let down = if mlp.has("experts.down_proj", "") {
+            mlp.matrix("experts.down_proj", "", &[experts, hidden_size, inner])?
+        } else {
+            stack("down_proj", "ffn_down_exps", hidden_size, inner)?
+        };
+        let gate_up = match mlp.device() {
+            Device::Gpu(_) => gate_up.joined()?,
+            Device::Cpu(_) => gate_up,
+        };
+        Ok(Self { gate_up, down, shared: false })
+    }
+
+    /// With one more expert of these weights for gate, up and down, if it is like the others.
+    fn with_shared(self, weights: [&QuantizedTensor; 3]) -> Result<Self, KernelError> {
+        let GateUp::Both(both) = &self.gate_up else { return Ok(self) };
+        let alike = |weight: &QuantizedTensor, stack: &QuantizedTensor| {
+            weight.format() == stack.format()
+                && weight.shape().ends_with(&stack.shape()[stack.shape().len() - 2..])
+        };
+        let [gate, up, down] = weights;
+        if !(alike(gate, both) && alike(up, both) && alike(down, &self.down)) {
+            return Ok(self);
+        }
+        let one = |weight: &QuantizedTensor| weight.reshape(&[1, weight.n(), weight.k()]);
+        let [gates, ups] = halves(both)?;
+        let gate_up = GateUp::Both(pair([&gates, &one(gate)?, &ups, &one(up)?])?);
+        let down = QuantizedTensor::concat(&[&self.down, &one(down)?])?;
+        Ok(Self { gate_up, down, shared: true })
+    }
+
+    /// `x` `[T, H]` through the experts `ids` `[T, top_k]`: `[T, top_k, H]`.
+    fn forward(&self, x: &Tensor, ids: &Tensor) -> Result<Tensor, KernelError> {
+        let tokens = x.reshape(&[x.dim(0), 1, x.dim(1)])?;
+        let product = |weight| ops::gather_qmm(&tokens, weight, ids);
+        let [gate, up] = match &self.gate_up {
+            GateUp::Both(both) => {
+                let y = product(both)?;
+                let half = |i| y.rows(i, i + 1)?.reshape(&y.shape()[1..]);
+                [half(0)?, half(1)?]
+            }
+            GateUp::Fused(fused) => {
+                let (y, inner) = (product(fused)?, fused.n() / 2);
+                [ops::narrow(&y, 0, inner)?, ops::narrow(&y, inner, inner)?]
+            }
+            GateUp::Separate(gate, up) => [product(gate)?, product(up)?],
+        };
+        ops::gather_qmm(Input::SiluMul { gate: &gate, up: &up }, &self.down, ids)
+    }
+}
+
+impl GateUp {
+    /// As [`Self::Both`], where gate and up have one format.
+    fn joined(self) -> Result<Self, KernelError> {
+        match self {
+            Self::Fused(fused) => {
+                let inner = fused.n() / 2;
+                Ok(Self::Both(pair([&fused.narrow(0, inner)?, &fused.narrow(inner, inner)?])?))
+            }
+            Self::Separate(gate, up) if gate.format() == up.format() => Ok(Self::Both(pair([&gate, &up])?)),
+            other => Ok(other),
+        }
+    }
+}
+
+/// Stacks `[E_i, I, H]`, half of them gates and half of them ups, as one `[2, sum E_i / 2, I, H]`.
+fn pair<const N: usize>(parts: [&QuantizedTensor; N]) -> Result<QuantizedTensor, KernelError> {
+    let all = QuantizedTensor::concat(&parts)?;
+    all.reshape(&[2, all.shape()[0] / 2, all.n(), all.k()])
+}
+
+/// The inverse of [`pair`] of two.
+fn halves(both: &QuantizedTensor) -> Result<[QuantizedTensor; 2], KernelError> {
+    let half = |i| both.slice(i, i + 1)?.reshape(&both.shape()[1..]);
+    Ok([half(0)?, half(1)?])
 }

@@ -16,32 +16,39 @@ pub(super) fn gather_qmm(
         return Ok(());
     }
     let (n, k, top_k) = (weight.n(), weight.k(), ids.dim(1));
+    let experts = weight.shape()[weight.shape().len() - 3];
+    let pairs = ids.len();
     // How many pairs read one row of x.
     let share = if x.dim(1) == 1 { top_k } else { 1 };
     let (x, ids) = (x.as_slice::<f32>()?, ids.as_slice::<u32>()?);
     let x_row = |pair: usize| &x[pair / share * k..][..k];
-    let weight_row = |pair: usize| ids[pair] as usize * n;
-    if !policy::sort_by_expert(ids.len(), weight.shape()[0], top_k) {
-        let pairs = y.chunks_exact_mut(n).enumerate();
-        let groups = pairs.map(|(pair, y)| Group { weight_row: weight_row(pair), x: x_row(pair), y });
+    // Of product `row / pairs`.
+    let weight_row = |row: usize| (row / pairs * experts + ids[row % pairs] as usize) * n;
+    if !policy::sort_by_expert(pairs, experts, top_k) {
+        let rows = y.chunks_exact_mut(n).enumerate();
+        let groups = rows.map(|(row, y)| Group { weight_row: weight_row(row), x: x_row(row % pairs), y });
         matmul_groups(cpu, weight, groups.collect());
         return Ok(());
     }
-    let mut pairs: Vec<usize> = (0..ids.len()).collect();
-    pairs.sort_unstable_by_key(|&pair| (ids[pair], pair));
-    let gathered: Vec<f32> = pairs.iter().flat_map(|&pair| x_row(pair)).copied().collect();
+    let mut order: Vec<usize> = (0..pairs).collect();
+    order.sort_unstable_by_key(|&pair| (ids[pair], pair));
+    let gathered: Vec<f32> = order.iter().flat_map(|&pair| x_row(pair)).copied().collect();
     let mut sorted = vec![0.0; y.len()];
-    let (mut x_rest, mut y_rest) = (&gathered[..], &mut sorted[..]);
     let mut groups = Vec::new();
-    for same in pairs.chunk_by(|&a, &b| ids[a] == ids[b]) {
-        let (x, x_after) = x_rest.split_at(same.len() * k);
-        let (y, y_after) = y_rest.split_at_mut(same.len() * n);
-        groups.push(Group { weight_row: weight_row(same[0]), x, y });
-        (x_rest, y_rest) = (x_after, y_after);
+    for (product, sorted) in sorted.chunks_exact_mut(pairs * n).enumerate() {
+        let (mut x_rest, mut y_rest) = (&gathered[..], sorted);
+        for same in order.chunk_by(|&a, &b| ids[a] == ids[b]) {
+            let (x, x_after) = x_rest.split_at(same.len() * k);
+            let (y, y_after) = y_rest.split_at_mut(same.len() * n);
+            groups.push(Group { weight_row: weight_row(product * pairs + same[0]), x, y });
+            (x_rest, y_rest) = (x_after, y_after);
+        }
     }
     matmul_groups(cpu, weight, groups);
-    for (sorted, pair) in sorted.chunks_exact(n).zip(pairs) {
-        y[pair * n..][..n].copy_from_slice(sorted);
+    for (y, sorted) in y.chunks_exact_mut(pairs * n).zip(sorted.chunks_exact(pairs * n)) {
+        for (sorted, pair) in sorted.chunks_exact(n).zip(&order) {
+            y[pair * n..][..n].copy_from_slice(sorted);
+        }
     }
     Ok(())
 }

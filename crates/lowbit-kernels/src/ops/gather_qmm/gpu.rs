@@ -7,28 +7,37 @@ mod sort;
 
 use super::{CHECK, policy};
 use crate::gpu::Gpu;
-use crate::ops::quantized_matmul::gpu::{Batches, multiply, padded, tensor_core};
+use crate::ops::Input;
+use crate::ops::quantized_matmul::gpu::{Batches, multiply, tensor_core};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 
 /// See [`super::gather_qmm`]; everything was checked.
 pub(super) fn gather_qmm(
     gpu: &Gpu,
-    x: &Tensor,
+    x: &Input<'_>,
     weight: &QuantizedTensor,
     ids: &Tensor,
     shape: &[usize],
 ) -> Result<Tensor, KernelError> {
-    let y = Tensor::allocate(shape, CHECK.float("x", x)?.dtype(), &Device::Gpu(gpu.clone()))?;
-    if !y.is_empty() {
-        let share = if x.dim(1) == 1 { ids.dim(1) } else { 1 };
-        let experts = weight.shape()[0];
-        let sortable =
-            experts <= sort::EXPERTS && tensor_core::supports(gpu.target(), weight, CHECK.float("x", x)?);
-        if let Some(rows) = policy::tiles(ids.len(), experts).filter(|_| sortable) {
-            sort::gather_qmm(gpu, x, weight, (ids, share), &y, rows)?;
-            return Ok(y);
-        }
-        multiply(gpu, &padded(gpu, x)?, weight, &Batches::Chosen { ids, share }, &y)?;
+    let dtype = x.dtype(CHECK)?;
+    let y = Tensor::allocate(shape, dtype.dtype(), &Device::Gpu(gpu.clone()))?;
+    if y.is_empty() {
+        return Ok(y);
     }
+    let share = if x.shape()[1] == 1 { ids.dim(1) } else { 1 };
+    let (experts, n, k) = (weight.shape()[weight.shape().len() - 3], weight.n(), weight.k());
+    let sortable = experts <= sort::EXPERTS && tensor_core::supports(gpu.target(), weight, dtype);
+    if let Some(rows) = policy::tiles(ids.len(), experts).filter(|_| sortable) {
+        let x = x.tensor()?.0;
+        let products = weight.rows() / (experts * n);
+        let weights = weight.reshape(&[products, experts, n, k])?;
+        let ys = y.reshape(&[products, y.len() / products])?;
+        for product in 0..products {
+            let weight = weights.slice(product, product + 1)?.reshape(&[experts, n, k])?;
+            sort::gather_qmm(gpu, &x, &weight, (ids, share), &ys.rows(product, product + 1)?, rows)?;
+        }
+        return Ok(y);
+    }
+    multiply(gpu, x, weight, &Batches::Chosen { ids, share, experts }, &y)?;
     Ok(y)
 }

@@ -1,7 +1,11 @@
 //! The op on a GPU against the reference.
 
 use super::gather_qmm;
-use super::tests::Case;
+use super::tests::{Case, products_of_one_x_are_each_their_own_on};
+use crate::bench::Expected;
+use crate::ops::Input;
+use crate::ops::quantized_matmul::input_gpu_tests::{made, product};
+use crate::ops::quantized_matmul::reference;
 use crate::ops::quantized_matmul::tests::{assert_expected, gpu_formats};
 use crate::ops::testing::{FLOATS, gpu, values};
 use crate::{Device, KernelError, Tensor, inputs};
@@ -39,6 +43,48 @@ fn tokens_that_share_x_or_do_not() {
             for (tokens, slots) in [(1, 1), (1, 3), (7, 1), (7, 3), (41, 1), (0, 1), (0, 3)] {
                 check(format, tokens, slots, dtype);
             }
+        }
+    }
+}
+
+#[test]
+fn products_of_one_x_are_each_their_own() {
+    products_of_one_x_are_each_their_own_on(&[gpu()]);
+}
+
+/// What the product with each pair's expert makes itself, where it does: of rows of whole runs, and of many.
+#[test]
+fn products_of_what_silu_mul_gives() {
+    let gpu = gpu();
+    for (format, k, tokens) in [
+        (Format::affine(4, 64, FloatType::BF16).unwrap(), 512, 1),
+        (Format::affine(3, 64, FloatType::F16).unwrap(), 2112, 2),
+        (Format::Q4_K, 4096, 1),
+        (Format::Q4_0, 4128, 1),
+        (Format::Q8_0, 512, 1),
+        (Format::Q4_0, 96, 20),
+    ] {
+        for dtype in FLOATS {
+            let case = Case::new(&host(), format, tokens, 3, dtype);
+            let weight = inputs::weight(format, &[5, 23, k], 6, &host()).unwrap();
+            let decoded = reference::decoded(&weight, weight.rows()).unwrap();
+            let ids = case.ids.as_slice::<u32>().unwrap();
+            let [gate, up] = [7, 8].map(|seed| {
+                let x = inputs::activations(&[tokens, 3, k], dtype, seed, &host()).unwrap();
+                x.to_device(&gpu).unwrap()
+            });
+            let x = Input::SiluMul { gate: &gate, up: &up };
+            let y =
+                gather_qmm(x, &weight.to_device(&gpu).unwrap(), &case.ids.to_device(&gpu).unwrap()).unwrap();
+            let x = made(&x);
+            let pair = |(pair, &id): (usize, &u32)| {
+                let expert = &decoded[id as usize * 23 * k..][..23 * k];
+                product(&x[pair * k..][..k], expert, k, [dtype; 2])
+            };
+            let mut want: Vec<Expected> = ids.iter().enumerate().flat_map(pair).collect();
+            want.iter_mut().enumerate().for_each(|(index, expected)| expected.index = index);
+            let y = y.to_device(&host()).unwrap();
+            assert_expected(&format!("{format} K={k} T={tokens} {dtype:?}"), &y, &want);
         }
     }
 }
@@ -134,5 +180,8 @@ fn refusals_name_the_operand() {
     assert_eq!(refuse(&case.x, &ids), format!("gather_qmm: weight is on {gpu}, but x is on cpu"));
     let narrow = inputs::weight(Format::Q4_0, &[23, 256], 1, &host).unwrap().to_device(&gpu).unwrap();
     let message = gather_qmm(&x, &narrow, &ids).unwrap_err().to_string();
-    assert_eq!(message, "gather_qmm: weight is [23, 256], but [E, N, K] is wanted");
+    assert_eq!(
+        message,
+        "gather_qmm: weight is [23, 256], but [E, N, K] or [P, E, N, K] with an expert at least is wanted"
+    );
 }

@@ -10,19 +10,19 @@ mod policy;
 #[cfg(test)]
 mod tests;
 
-use super::Check;
+use super::{Check, Input};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 
 const CHECK: Check = Check("gather_qmm");
 
-/// `y[t, slot, n] = sum over k of x[t, slot, k] * weight[ids[t, slot], n, k]`
+/// `y[p, t, slot, n] = sum over k of x[t, slot, k] * weight[p, ids[t, slot], n, k]`
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | `x` | `[T, 1, K]` (all slots share it) or `[T, top_k, K]` | f32, f16, bf16 |
-/// | `weight` | `[E, N, K]` | any format |
+/// | `x` | `[T, 1, K]` (all slots share it) or `[T, top_k, K]`, a tensor or what an op makes of others ([`Input`]) | f32, f16, bf16 |
+/// | `weight` | `[E, N, K]`, or `[P, E, N, K]` for `P` products of one x | any format |
 /// | `ids` | `[T, top_k]` | u32 |
-/// | result | `[T, top_k, N]` | as `x` |
+/// | result | `[T, top_k, N]`, or `[P, T, top_k, N]` | as `x` |
 ///
 /// Rounding is [`quantized_matmul`](super::quantized_matmul())'s. On a GPU nothing is read for an id that is not below
 /// `E`, and its row of the result is NaN.
@@ -30,42 +30,53 @@ const CHECK: Check = Check("gather_qmm");
 /// # Errors
 /// [`KernelError::Id`], on a CPU, for an id that is not below `E`; [`KernelError::Shape`] when the shapes do not fit each other;
 /// [`KernelError::DType`] when `ids` are not u32; [`KernelError::Value`] when `x` is no float;
-/// [`KernelError::TooLarge`].
+/// [`KernelError::TooLarge`]; those of the op that makes `x`.
 ///
 /// Source: `mx.gather_qmm(transpose=True)`, mlx 0.32; `ggml_mul_mat_id`.
-pub fn gather_qmm(x: &Tensor, weight: &QuantizedTensor, ids: &Tensor) -> Result<Tensor, KernelError> {
-    let dtype = CHECK.float("x", x)?;
-    let shape = output_shape(x, weight, ids)?;
-    CHECK.ids("ids", ids, weight.shape()[0])?;
+pub fn gather_qmm<'a>(
+    x: impl Into<Input<'a>>,
+    weight: &QuantizedTensor,
+    ids: &Tensor,
+) -> Result<Tensor, KernelError> {
+    let x = x.into();
+    x.check(CHECK)?;
+    let dtype = x.dtype(CHECK)?;
+    let shape = output_shape(&x.shape(), weight, ids)?;
+    CHECK.ids("ids", ids, weight.shape()[weight.shape().len() - 3])?;
     CHECK.same_device("weight", weight.device(), x.device())?;
     CHECK.same_device("ids", ids.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::gather_qmm(gpu, x, weight, ids, &shape),
+        Device::Gpu(gpu) => gpu::gather_qmm(gpu, &x, weight, ids, &shape),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let mut y = CHECK.result(&shape, x.device())?;
-            let x = CHECK.widened("x", x)?;
+            let x = CHECK.widened("x", &x.tensor()?.0)?;
             cpu::gather_qmm(cpu, &x, weight, ids, y.as_mut_slice()?)?;
             y.cast(dtype.dtype())
         }
     }
 }
 
-fn output_shape(x: &Tensor, weight: &QuantizedTensor, ids: &Tensor) -> Result<[usize; 3], KernelError> {
-    let &[_, n, k] = weight.shape() else {
-        let (got, want) = (weight.shape().to_vec(), "[E, N, K] is wanted".into());
-        return Err(KernelError::Shape { op: CHECK.0, operand: "weight", got, want });
+fn output_shape(x: &[usize], weight: &QuantizedTensor, ids: &Tensor) -> Result<Vec<usize>, KernelError> {
+    let (products, n, k) = match *weight.shape() {
+        [experts, n, k] if experts > 0 => (None, n, k),
+        [products, experts, n, k] if experts > 0 => (Some(products), n, k),
+        _ => {
+            let want = "[E, N, K] or [P, E, N, K] with an expert at least is wanted".into();
+            let got = weight.shape().to_vec();
+            return Err(KernelError::Shape { op: CHECK.0, operand: "weight", got, want });
+        }
     };
     let [tokens, top_k] = CHECK.dims("ids", ids, "[T, top_k]")?;
-    match x.shape() {
-        &[t, slots, last] if t == tokens && (slots == 1 || slots == top_k) && last == k => {
-            Ok([tokens, top_k, n])
+    match *x {
+        [t, slots, last] if t == tokens && (slots == 1 || slots == top_k) && last == k => {
+            Ok(products.into_iter().chain([tokens, top_k, n]).collect())
         }
         _ => {
             let want = format!("ids are {:?} and weight is {:?}", ids.shape(), weight.shape());
-            Err(CHECK.shape_error("x", x, want))
+            Err(KernelError::Shape { op: CHECK.0, operand: "x", got: x.to_vec(), want })
         }
     }
 }

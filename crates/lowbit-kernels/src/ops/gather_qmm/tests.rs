@@ -4,10 +4,12 @@ use crate::{
     bench::Expected,
     inputs,
     ops::{
+        Input,
         quantized_matmul::{
             reference,
             tests::{assert_expected, formats},
         },
+        silu_mul,
         testing::{devices, values},
     },
 };
@@ -69,6 +71,41 @@ fn few_and_many_tokens_agree_with_the_reference() {
 }
 
 #[test]
+fn products_of_one_x_are_each_their_own() {
+    products_of_one_x_are_each_their_own_on(&devices());
+}
+
+pub(super) fn products_of_one_x_are_each_their_own_on(devices: &[Device]) {
+    for device in devices {
+        let host = device.host().unwrap();
+        for (format, tokens, slots) in [(Format::Q4_0, 1, 1), (Format::Q4_0, 2, 3), (Format::Q6_K, 70, 1)] {
+            let case = Case::new(&host, format, tokens, slots, FloatType::F16);
+            let stacks =
+                [6, 8, 9].map(|seed| inputs::weight(format, case.weight.shape(), seed, &host).unwrap());
+            let all = QuantizedTensor::concat(&stacks.each_ref()).unwrap().reshape(&[3, 5, 23, 256]).unwrap();
+            let [x, ids] = [&case.x, &case.ids].map(|x| x.to_device(device).unwrap());
+            let product =
+                |weight: &QuantizedTensor| gather_qmm(&x, &weight.to_device(device).unwrap(), &ids).unwrap();
+            let y = product(&all);
+            assert_eq!(y.shape(), [3, tokens, 3, 23]);
+            let want: Vec<f32> = stacks.iter().flat_map(|weight| values(&product(weight))).collect();
+            assert_eq!(values(&y), want, "{format} T={tokens} slots {slots} on {device}");
+        }
+    }
+}
+
+#[test]
+fn a_product_of_an_input_is_both_ops() {
+    for device in devices() {
+        let case = Case::new(&device, Format::Q4_0, 7, 3, FloatType::F32);
+        let up = inputs::activations(case.x.shape(), FloatType::F32, 9, &device).unwrap();
+        let both = gather_qmm(Input::SiluMul { gate: &case.x, up: &up }, &case.weight, &case.ids).unwrap();
+        let x = silu_mul(&case.x, &up).unwrap();
+        assert_eq!(values(&both), values(&gather_qmm(&x, &case.weight, &case.ids).unwrap()));
+    }
+}
+
+#[test]
 fn every_format() {
     let device = Device::cpu(Some(2)).unwrap();
     for format in formats() {
@@ -100,5 +137,8 @@ fn refusals_name_both_sides() {
     case.ids = Tensor::new(&[0u32; 6], &[6], &device).unwrap();
     assert_eq!(refuse(&case), "gather_qmm: ids is [6], but [T, top_k] is wanted");
     case.weight = inputs::weight(Format::Q4_0, &[5, 256], 1, &device).unwrap();
-    assert_eq!(refuse(&case), "gather_qmm: weight is [5, 256], but [E, N, K] is wanted");
+    assert_eq!(
+        refuse(&case),
+        "gather_qmm: weight is [5, 256], but [E, N, K] or [P, E, N, K] with an expert at least is wanted"
+    );
 }

@@ -1,6 +1,6 @@
 //! What a product's x may be.
 
-use super::CHECK;
+use crate::ops::Check;
 use crate::ops::{add_rms_norm, rms_norm, sigmoid_mul, silu_mul};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
@@ -71,15 +71,16 @@ impl Input<'_> {
         }
     }
 
-    pub(super) fn dtype(&self) -> Result<FloatType, KernelError> {
-        CHECK.float("x", self.first())
+    /// Its type, for the op that `check` is of.
+    pub(in crate::ops) fn dtype(&self, check: Check) -> Result<FloatType, KernelError> {
+        check.float("x", self.first())
     }
 
-    pub(super) fn device(&self) -> &Device {
+    pub(in crate::ops) fn device(&self) -> &Device {
         self.first().device()
     }
 
-    pub(super) fn shape(&self) -> Vec<usize> {
+    pub(in crate::ops) fn shape(&self) -> Vec<usize> {
         match (self, self.first().shape()) {
             (Self::GatedRmsNorm { .. } | Self::SigmoidMul { .. }, [rows @ .., heads, width]) => {
                 [rows, &[heads * width]].concat()
@@ -88,28 +89,28 @@ impl Input<'_> {
         }
     }
 
-    /// That the op takes its operands.
-    pub(super) fn check(&self) -> Result<(), KernelError> {
+    /// That the op takes its operands, for the product that `check` is of.
+    pub(in crate::ops) fn check(&self, check: Check) -> Result<(), KernelError> {
         match *self {
             Self::Tensor(_) => {}
             Self::SiluMul { gate, up } => drop(silu_mul::check(gate, up)?),
             Self::GatedRmsNorm { x, gate, weight, eps } => {
                 rms_norm::check_gated(x, gate, weight, eps)?;
-                has_heads(x)?;
+                has_heads(check, x)?;
             }
             Self::SigmoidMul { x, gate } => {
                 sigmoid_mul::check(x, gate)?;
-                has_heads(x)?;
+                has_heads(check, x)?;
             }
             Self::AddRmsNorm(AddRmsNorm { h, x, weight, eps }) => {
                 add_rms_norm::check(h, x, weight, eps)?;
             }
         }
-        self.dtype().map(drop)
+        self.dtype(check).map(drop)
     }
 
     /// What the op gives: x, and the sum that it is the norm of.
-    pub(super) fn tensor(&self) -> Result<(Tensor, Option<Tensor>), KernelError> {
+    pub(in crate::ops) fn tensor(&self) -> Result<(Tensor, Option<Tensor>), KernelError> {
         match *self {
             Self::Tensor(x) => Ok((x.clone(), None)),
             Self::SiluMul { gate, up } => Ok((silu_mul::silu_mul(gate, up)?, None)),
@@ -128,9 +129,9 @@ impl Input<'_> {
     }
 }
 
-fn has_heads(x: &Tensor) -> Result<(), KernelError> {
+fn has_heads(check: Check, x: &Tensor) -> Result<(), KernelError> {
     if x.shape().len() < 2 {
-        return Err(CHECK.shape_error("x", x, "[.., H, D] is wanted".into()));
+        return Err(check.shape_error("x", x, "[.., H, D] is wanted".into()));
     }
     Ok(())
 }

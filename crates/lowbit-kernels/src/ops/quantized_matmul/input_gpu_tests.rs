@@ -15,7 +15,7 @@ use numcheck::gamma;
 const SIGMOID: f64 = 1.0 / 131_072.0;
 
 /// What the op gives in f64, and how far f32 may be from it.
-fn made(x: &Input<'_>) -> Vec<(f64, f64)> {
+pub(crate) fn made(x: &Input<'_>) -> Vec<(f64, f64)> {
     let within = |relative: f64| move |y: f64| (y, relative * y.abs());
     match *x {
         Input::Tensor(x) => values(x).into_iter().map(|x| (x.into(), 0.0)).collect(),
@@ -44,7 +44,12 @@ fn made(x: &Input<'_>) -> Vec<(f64, f64)> {
 }
 
 /// Rows of `x`, each value rounded to `dtype`, times those of `weight`, rounded to `result`.
-fn product(x: &[(f64, f64)], weight: &[f32], k: usize, [dtype, result]: [FloatType; 2]) -> Vec<Expected> {
+pub(crate) fn product(
+    x: &[(f64, f64)],
+    weight: &[f32],
+    k: usize,
+    [dtype, result]: [FloatType; 2],
+) -> Vec<Expected> {
     let mut y: Vec<Expected> = Vec::new();
     for x in x.chunks_exact(k) {
         for weight in weight.chunks_exact(k) {

@@ -8,7 +8,7 @@ pub(crate) mod gpu;
 pub(crate) mod gpu_tests;
 mod input;
 #[cfg(all(test, feature = "gpu"))]
-mod input_gpu_tests;
+pub(crate) mod input_gpu_tests;
 #[cfg(test)]
 mod input_tests;
 mod policy;
@@ -50,7 +50,7 @@ pub fn quantized_matmul<'a>(
     weight: &QuantizedTensor,
 ) -> Result<Tensor, KernelError> {
     let x = x.into();
-    Ok(product(&x, weight, x.dtype()?)?.0)
+    Ok(product(&x, weight, x.dtype(CHECK)?)?.0)
 }
 
 /// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
@@ -74,7 +74,7 @@ pub fn quantized_matmul_and_sum(
     weight: &QuantizedTensor,
 ) -> Result<(Tensor, Tensor), KernelError> {
     let x = Input::AddRmsNorm(x);
-    let (y, sum) = product(&x, weight, x.dtype()?)?;
+    let (y, sum) = product(&x, weight, x.dtype(CHECK)?)?;
     Ok((sum.expect("the norm of a sum comes with it"), y))
 }
 
@@ -84,7 +84,7 @@ fn product(
     weight: &QuantizedTensor,
     dtype: FloatType,
 ) -> Result<(Tensor, Option<Tensor>), KernelError> {
-    x.check()?;
+    x.check(CHECK)?;
     let shape = output_shape(&x.shape(), weight)?;
     CHECK.same_device("weight", weight.device(), x.device())?;
     match x.device() {

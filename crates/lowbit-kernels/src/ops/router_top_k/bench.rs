@@ -34,5 +34,5 @@ fn prepare(tokens: usize, experts: usize, top_k: usize, device: &Device) -> Resu
     let choices = rows.flat_map(|row| reference::router_top_k(row, params)).enumerate();
     let expected = choices.map(|(index, c)| Expected { index, value: c.weight, bound: c.bound }).collect();
     let logits = logits.to_device(device)?;
-    Ok(Prepared { runs: vec![Box::new(move || Ok(router_top_k(&logits, params)?.1))], expected })
+    Ok(Prepared { runs: vec![Box::new(move || Ok(router_top_k(&logits, None, params)?.1))], expected })
 }

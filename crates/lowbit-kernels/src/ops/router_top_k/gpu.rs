@@ -5,7 +5,7 @@ use super::RouterParams;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
-use crate::gpu::math::exp;
+use crate::gpu::math::{exp, sigmoid};
 use crate::gpu::rows::{self, Greatest, Least, Rows, Sum, reduce};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
@@ -22,6 +22,10 @@ pub(crate) struct Shape {
     normalize: bool,
     /// Experts that a unit keeps in registers, or 0 where they are too many.
     each: usize,
+    /// Whether there is a shared expert.
+    shared: bool,
+    /// Whether a unit has one slot at the most, so that it keeps its weight until their sum is known.
+    few: bool,
 }
 
 /// Experts that a unit can keep.
@@ -31,6 +35,7 @@ const MOST: usize = 16;
 #[cube(launch_unchecked)]
 fn route<X: Int>(
     logits: &[X],
+    shared: &[X],
     ids: &mut [u32],
     weights: &mut [f32],
     tokens: u32,
@@ -45,8 +50,9 @@ fn route<X: Int>(
     let token = min(row, tokens as usize - 1);
     let mine = row < tokens as usize;
     let (experts, top_k) = (experts as usize, top_k as usize);
+    let first = token * (top_k + comptime!(shape.shared as usize));
     let (mut last, mut last_id) = (u32::MAX.runtime(), 0u32.runtime());
-    let (mut greatest, mut sum) = (0.0f32.runtime(), 0.0f32.runtime());
+    let (mut greatest, mut sum, mut kept) = (0.0f32.runtime(), 0.0f32.runtime(), 0.0f32.runtime());
     let mut bad = false.runtime();
     let mut keys = Array::<u32>::new(comptime!(shape.each.max(1)));
     #[unroll]
@@ -104,16 +110,28 @@ fn route<X: Int>(
             sum += weight;
         }
         if mine && unit == slot % stride {
-            ids[token * top_k + slot] = select(bad, 0u32.runtime(), last_id);
-            weights[token * top_k + slot] = weight;
+            ids[first + slot] = select(bad, 0u32.runtime(), last_id);
+            if comptime!(shape.few) {
+                kept = weight;
+            } else {
+                weights[first + slot] = weight;
+            }
         }
     }
-    // Each by the unit that wrote it.
+    // Each by the unit that has it.
     let mut slot = unit;
     while mine && slot < top_k {
-        let weight = weights[token * top_k + slot] / sum;
-        weights[token * top_k + slot] = select(bad, f32::reinterpret(0x7fc0_0000u32), weight);
+        if comptime!(!shape.few) {
+            kept = weights[first + slot];
+        }
+        weights[first + slot] = select(bad, f32::reinterpret(0x7fc0_0000u32), kept / sum);
         slot += stride;
+    }
+    if comptime!(shape.shared) {
+        if mine && unit == 0 {
+            ids[first + top_k] = experts as u32;
+            weights[first + top_k] = sigmoid(read(shared, token, shape.dtype));
+        }
     }
 }
 
@@ -126,22 +144,32 @@ fn rows(plane: Option<usize>) -> Rows {
     }
 }
 
-fn kernel(target: &Target, experts: usize, dtype: FloatType, normalize: bool) -> Box<dyn CubeKernel> {
+fn kernel(
+    target: &Target,
+    experts: usize,
+    dtype: FloatType,
+    shared: bool,
+    RouterParams { top_k, normalize }: RouterParams,
+) -> Box<dyn CubeKernel> {
     let rows = rows(target.plane());
     let each = Some(experts.div_ceil(rows::stride(rows))).filter(|&each| each <= MOST).unwrap_or(0);
-    let shape = Shape { rows, dtype, normalize, each };
+    let shape = Shape { rows, dtype, normalize, each, shared, few: top_k <= rows::stride(rows) };
     let (settings, properties, registers) = target.start(shape.rows.units as u32);
     with_storage!(dtype, X => Box::new(route::Route::<X>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), (), (), (), shape,
+        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), shape,
     )))
 }
 
-/// Each type, normalised or not.
+/// Each type, normalised or not, with a shared expert or without.
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let all = crate::ops::testing::FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]);
     let experts = [64, 256, 4096].into_iter().cycle();
-    all.zip(experts).map(|((dtype, normalize), experts)| kernel(target, experts, dtype, normalize)).collect()
+    let kernel = |((dtype, normalize), experts)| {
+        let params = RouterParams { top_k: experts / 32, normalize };
+        kernel(target, experts, dtype, normalize, params)
+    };
+    all.zip(experts).map(kernel).collect()
 }
 
 /// See [`super::router_top_k`]; everything was checked.
@@ -149,20 +177,23 @@ pub(super) fn router_top_k(
     op: Check,
     gpu: &Gpu,
     logits: &Tensor,
-    RouterParams { top_k, normalize }: RouterParams,
+    shared: Option<&Tensor>,
+    params: RouterParams,
 ) -> Result<(Tensor, Tensor), KernelError> {
     let (tokens, experts) = (logits.dim(0), logits.dim(1));
-    let ids = Tensor::allocate(&[tokens, top_k], DType::U32, logits.device())?;
-    let weights = Tensor::allocate(&[tokens, top_k], DType::F32, logits.device())?;
+    let chosen = [tokens, params.top_k + usize::from(shared.is_some())];
+    let ids = Tensor::allocate(&chosen, DType::U32, logits.device())?;
+    let weights = Tensor::allocate(&chosen, DType::F32, logits.device())?;
     if tokens == 0 {
         return Ok((ids, weights));
     }
     op.index(logits.len())?;
     gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), experts, op.float("logits", logits)?, normalize),
+        kernel: kernel(gpu.target(), experts, op.float("logits", logits)?, shared.is_some(), params),
         cubes: rows(gpu.target().plane()).cubes(tokens),
-        buffers: vec![logits.memory()?, ids.memory()?, weights.memory()?],
-        scalars: vec![op.index(tokens)?, op.index(experts)?, op.index(top_k)?],
+        // Where there is no shared expert, nothing is read of it.
+        buffers: vec![logits.memory()?, shared.unwrap_or(logits).memory()?, ids.memory()?, weights.memory()?],
+        scalars: vec![op.index(tokens)?, op.index(experts)?, op.index(params.top_k)?],
     })?;
     Ok((ids, weights))
 }

@@ -39,11 +39,11 @@ fn tokens_without_a_right_answer() {
     let logits = [1.0, 2.0, 0.0, nan, inf, 1.0, -inf, -inf, 3.0, -inf];
     let x = Tensor::new(&logits, &[5, 2], &gpu()).unwrap();
     for normalize in [false, true] {
-        let (ids, weights) = router_top_k(&x, RouterParams { top_k: 2, normalize }).unwrap();
+        let (ids, weights) = router_top_k(&x, None, RouterParams { top_k: 2, normalize }).unwrap();
         assert_eq!(fetched(&ids).as_slice::<u32>().unwrap(), [1, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
         let nans: Vec<bool> = values(&weights).iter().map(|weight| weight.is_nan()).collect();
         assert_eq!(nans, [false, false, true, true, true, true, true, true, false, false]);
     }
     let none = Tensor::zeros(&[0, 4], lowbit_formats::DType::F32, &gpu());
-    assert!(router_top_k(&none, RouterParams { top_k: 2, normalize: true }).unwrap().0.is_empty());
+    assert!(router_top_k(&none, None, RouterParams { top_k: 2, normalize: true }).unwrap().0.is_empty());
 }

@@ -3,19 +3,22 @@
 //! p = softmax(logits[t])                       over all experts, in f32
 //! ids[t, ..] = the top_k largest, largest first; of equal logits the lower id first
 //! weights[t, i] = p[ids[t, i]], divided by their sum over i when `normalize`
+//! ids[t, top_k] = E, weights[t, top_k] = sigmoid(shared[t])     with a shared expert, behind the others
 //! ```
 //! | operand | shape | dtype |
 //! |---|---|---|
 //! | `logits` | `[T, E]` | f32, f16 or bf16 |
-//! | `ids` | `[T, top_k]` | u32 |
-//! | `weights` | `[T, top_k]` | f32 |
+//! | `shared` | `[T, 1]`, the gate of an expert that every token goes to; or none | as `logits` |
+//! | `ids` | `[T, top_k]`, or `[T, top_k + 1]` with a shared expert | u32 |
+//! | `weights` | as `ids` | f32 |
 //!
-//! A GPU does not look at the logits before: a token without a right answer gets experts 0 with weights NaN.
+//! A GPU does not look at the logits before: a token without a right answer gets experts 0 with weights NaN. A shared
+//! expert's gate is not looked at anywhere: NaN gives weight NaN.
 //!
 //! Experts are chosen by their logits, which softmax leaves in order, so that the choice does not depend on how an
 //! exponential is rounded.
 //!
-//! Sources: transformers 5 `Qwen3NextTopKRouter` (it rounds the weights to the logits' dtype; here they stay f32) and
+//! Sources: transformers 5 `Qwen3NextSparseMoeBlock` and `Qwen3NextTopKRouter` (which rounds the weights to the logits' dtype; here they stay f32) and
 //! mlx-lm 0.32 `Qwen3NextSparseMoeBlock` (whose order within the top k is open).
 
 mod bench;
@@ -29,6 +32,7 @@ mod reference;
 mod tests;
 
 use super::Check;
+use crate::simd::math;
 use crate::{Device, KernelError, Tensor};
 
 /// How experts are chosen.
@@ -43,10 +47,15 @@ pub struct RouterParams {
 /// Returns `(ids, weights)`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts; [`KernelError::Value`] for logits that are
+/// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts, or `shared` does not fit; [`KernelError::DType`]
+/// when it is of another type; [`KernelError::Value`] for logits that are
 /// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then
 /// (NaN weights on a GPU).
-pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Tensor), KernelError> {
+pub fn router_top_k(
+    logits: &Tensor,
+    shared: Option<&Tensor>,
+    params: RouterParams,
+) -> Result<(Tensor, Tensor), KernelError> {
     let op = Check("router_top_k");
     let [tokens, experts] = op.dims("logits", logits, "[T, E]")?;
     let RouterParams { top_k, .. } = params;
@@ -54,9 +63,14 @@ pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Te
         return Err(op.shape_error("logits", logits, format!("top_k is {top_k}: 1 to E are wanted")));
     }
     op.float("logits", logits)?;
+    if let Some(shared) = shared {
+        op.shape("shared", shared, &[tokens, 1], || format!("logits {:?}", logits.shape()))?;
+        op.dtype("shared", shared, logits.dtype())?;
+        op.same_device("shared", shared.device(), logits.device())?;
+    }
     match logits.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::router_top_k(op, gpu, logits, params),
+        Device::Gpu(gpu) => gpu::router_top_k(op, gpu, logits, shared, params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
@@ -67,9 +81,15 @@ pub fn router_top_k(logits: &Tensor, params: RouterParams) -> Result<(Tensor, Te
                 let want = "every row is to have finite logits, or -inf beside finite ones".into();
                 return Err(KernelError::Value { op: "router_top_k", operand: "logits", got, want });
             }
-            let chosen = cpu::router_top_k(cpu, wide.as_slice()?, experts, params);
+            let mut chosen = cpu::router_top_k(cpu, wide.as_slice()?, experts, params);
+            if let Some(shared) = shared {
+                let shared = op.widened("shared", shared)?;
+                let gates = shared.as_slice::<f32>()?.iter().map(|&x| (experts as u32, math::sigmoid(x)));
+                let tokens = chosen.chunks_exact(top_k).zip(gates);
+                chosen = tokens.flat_map(|(chosen, shared)| [chosen, &[shared]].concat()).collect();
+            }
             let (ids, weights): (Vec<u32>, Vec<f32>) = chosen.into_iter().unzip();
-            let shape = [tokens, top_k];
+            let shape = [tokens, top_k + usize::from(shared.is_some())];
             Ok((Tensor::new(&ids, &shape, logits.device())?, Tensor::new(&weights, &shape, logits.device())?))
         }
     }

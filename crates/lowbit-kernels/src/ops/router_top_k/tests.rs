@@ -17,11 +17,26 @@ pub(super) fn check_on(devices: &[Device], logits: &[f32], experts: usize, param
         for device in devices {
             let tokens = logits.len() / experts;
             let x = rounded(&logits, &[tokens, experts], dtype, device);
-            let (got_ids, got_weights) = router_top_k(&x, params).unwrap();
+            let (got_ids, got_weights) = router_top_k(&x, None, params).unwrap();
             assert_eq!(got_ids.shape(), [tokens, params.top_k]);
             assert_eq!((got_weights.shape(), got_weights.dtype()), (got_ids.shape(), DType::F32));
             assert_eq!(fetched(&got_ids).as_slice::<u32>().unwrap(), ids);
-            assert_within(&values(&got_weights), &weights, |i| want[i].bound);
+            let got_weights = values(&got_weights);
+            assert_within(&got_weights, &weights, |i| want[i].bound);
+
+            let gates: Vec<f32> = (0..tokens).map(|t| dtype.round(t as f32 * 0.7 - 3.0)).collect();
+            let shared = rounded(&gates, &[tokens, 1], dtype, device);
+            let (with_ids, with_weights) = router_top_k(&x, Some(&shared), params).unwrap();
+            assert_eq!(with_ids.shape(), [tokens, params.top_k + 1]);
+            let (with_ids, with_weights) = (fetched(&with_ids), values(&with_weights));
+            let with = with_ids.as_slice::<u32>().unwrap().chunks(params.top_k + 1);
+            for (t, (with, weights)) in with.zip(with_weights.chunks(params.top_k + 1)).enumerate() {
+                let others = t * params.top_k..(t + 1) * params.top_k;
+                assert_eq!(with, [&ids[others.clone()], &[experts as u32]].concat());
+                assert_eq!(weights[..params.top_k], got_weights[others]);
+                let want = 1.0 / (1.0 + (-f64::from(gates[t])).exp());
+                assert_within(&weights[params.top_k..], &[want], |_| 4.0 * f64::from(f32::EPSILON) * want);
+            }
         }
     }
 }
@@ -62,7 +77,7 @@ fn refusals_name_the_row() {
     let device = Device::cpu(Some(1)).unwrap();
     let run = |logits: &[f32], experts: usize, top_k: usize| {
         let x = Tensor::new(logits, &[logits.len() / experts, experts], &device).unwrap();
-        router_top_k(&x, RouterParams { top_k, normalize: true }).unwrap_err().to_string()
+        router_top_k(&x, None, RouterParams { top_k, normalize: true }).unwrap_err().to_string()
     };
     let wanted = "but every row is to have finite logits, or -inf beside finite ones";
     assert_eq!(
@@ -81,8 +96,21 @@ fn refusals_name_the_row() {
     assert_eq!(run(&[0.0; 6], 3, 0), "router_top_k: logits is [2, 3], but top_k is 0: 1 to E are wanted");
     let ids = Tensor::zeros(&[2, 3], DType::U32, &device);
     assert_eq!(
-        router_top_k(&ids, RouterParams { top_k: 1, normalize: true }).unwrap_err().to_string(),
+        router_top_k(&ids, None, RouterParams { top_k: 1, normalize: true }).unwrap_err().to_string(),
         "router_top_k: logits is u32, but f32, f16 or bf16 is wanted"
+    );
+    let logits = Tensor::zeros(&[2, 3], DType::F32, &device);
+    let with = |shared: &Tensor| {
+        let params = RouterParams { top_k: 1, normalize: true };
+        router_top_k(&logits, Some(shared), params).unwrap_err().to_string()
+    };
+    assert_eq!(
+        with(&Tensor::zeros(&[3, 1], DType::F32, &device)),
+        "router_top_k: shared is [3, 1], but logits [2, 3] wants [2, 1]"
+    );
+    assert_eq!(
+        with(&Tensor::zeros(&[2, 1], DType::F16, &device)),
+        "router_top_k: shared is f16, but f32 is wanted"
     );
 }
 
@@ -94,7 +122,7 @@ fn agrees_with_transformers() {
     let x = Tensor::new(&logits.f32s(), &logits.shape, &device).unwrap();
     for (name, normalize) in [("weights", false), ("normalized", true)] {
         let params = RouterParams { top_k: 5, normalize };
-        let (ids, weights) = router_top_k(&x, params).unwrap();
+        let (ids, weights) = router_top_k(&x, None, params).unwrap();
         assert_eq!(ids.as_slice::<u32>().unwrap(), file.get("ids").u32s());
         let rows = logits.f32s();
         let exact: Vec<_> =

@@ -1,9 +1,9 @@
 //! The product with few rows of x, on any GPU: a cube takes some rows of the weight and some of x, and its units cut
 //! them into runs.
 
-use super::super::{CHECK, policy};
+use super::super::{CHECK, Input, policy};
 use super::integers::ONES;
-use super::{mma_rows, mma_vec};
+use super::{mma_rows, mma_vec, padded};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::{narrow, widen, with_storage};
@@ -34,8 +34,9 @@ pub(crate) struct Shape {
     pub plane: usize,
 }
 
-/// `y[t, n] = sum over k of x[t / share, k] * weight[batch, n, k]`: batch `t / rows_a_batch`, or, where there are
-/// `experts`, batch `ids[t]`, and NaN for one that is none of them.
+/// `y[t, n] = sum over k of x[t, k] * weight[t / rows_a_batch, n, k]`, or, where there are `experts`, of
+/// `x[pair / share, k]` and `weight[p * experts + ids[pair], n, k]` with `t = p * pairs + pair`, and NaN for an id that is
+/// none of them.
 #[cube(launch_unchecked)]
 fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     codes: &[Vector<u32, V>],
@@ -49,6 +50,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     batches: u32,
     rows_a_batch: u32,
     experts: u32,
+    pairs: u32,
     share: u32,
     integers: u32,
     #[comptime] shape: Shape,
@@ -57,7 +59,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     let (rows, columns) = comptime!((shape.rows, shape.columns));
     let groups = comptime!(RUN / layout.group());
     let row0 = CUBE_POS_X as usize * rows;
-    let place = place(ids, batches, rows_a_batch, experts, columns);
+    let place = place(ids, (batches, rows_a_batch), (experts, pairs, share), columns);
     let (n, runs) = (n as usize, runs as usize);
     let mut run = UNIT_POS_X as usize;
     if !place.known {
@@ -93,7 +95,7 @@ fn mat_vec<S: Int, B: Int, Y: Int, V: Size>(
         }
         #[unroll]
         for c in 0..columns {
-            let row = (place.t0 + min(c, place.count - 1)) / share as usize;
+            let row = place.x_row + min(c, place.count - 1);
             let mut xs = Array::<f32>::new(RUN);
             let mut x_sums = Array::<f32>::new(groups);
             load_x(x, row * runs + run, &mut xs, &mut x_sums, shape);
@@ -130,6 +132,8 @@ pub(super) struct Place {
     /// The first row of y, and how many.
     pub t0: usize,
     pub count: usize,
+    /// The row of x for the first.
+    pub x_row: usize,
     /// The batch of the weight that they take, if it is known.
     pub batch: usize,
     pub known: bool,
@@ -137,15 +141,17 @@ pub(super) struct Place {
     pub initial: f32,
 }
 
-/// The place of this cube, of at most `columns` rows of y.
+/// The place of this cube, of at most `columns` rows of y, or of one where there are experts: of `rows` `(batches,
+/// rows_a_batch)`, or `chosen` by `(experts, pairs, share)`.
 #[cube]
 pub(super) fn place(
     ids: &[u32],
-    batches: u32,
-    rows_a_batch: u32,
-    experts: u32,
+    rows: (u32, u32),
+    chosen: (u32, u32, u32),
     #[comptime] columns: usize,
 ) -> Place {
+    let (batches, rows_a_batch) = rows;
+    let (experts, pairs, share) = chosen;
     let rows_a_batch = rows_a_batch as usize;
     let tile = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
     let tiles = (rows_a_batch + comptime!(columns - 1)) / columns;
@@ -156,14 +162,18 @@ pub(super) fn place(
     let mut known = batch < batches as usize;
     let count = select(known, min(rows_a_batch - column0, columns), 0usize);
     let mut initial = 0.0f32;
+    let mut x_row = t0;
     if known && experts > 0 {
-        batch = ids[t0] as usize;
-        if batch >= experts as usize {
+        let pair = t0 as u32 % pairs;
+        let expert = ids[pair as usize];
+        batch = (t0 as u32 / pairs * experts + expert) as usize;
+        x_row = (pair / share) as usize;
+        if expert >= experts {
             known = false;
             initial = f32::reinterpret(0x7fc0_0000u32);
         }
     }
-    Place { t0, count, batch, known, initial }
+    Place { t0, count, x_row, batch, known, initial }
 }
 
 /// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its groups.
@@ -265,7 +275,7 @@ fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let [codes, scales, biases] = [buffer(), buffer(), buffer()];
     let [x, ids, y] = [buffer(), buffer(), buffer()];
     with_planes!(shape.layout, S, B => with_storage!(shape.result, Y => Box::new(mat_vec::MatVec::<S, B, Y>::new(
-        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (), (),
         shape.layout.vector(), shape,
     ))))
 }
@@ -290,38 +300,55 @@ struct Chosen {
     columns: usize,
     /// The kernel's last argument.
     constant: u32,
+    /// Whether it has an operand for what x is made of.
+    makes: bool,
 }
 
-/// The kernel for `m` rows of x to each of `batches` batches of the weight.
+/// The kernel for `m` rows of x to each of `batches` batches of the weight; a row has `made` vectors where they are made
+/// of others, which [`makes`] has allowed.
 fn chosen(
     target: &Target,
     layout: Layout,
     types: [FloatType; 2],
-    batches: usize,
+    (batches, made): (usize, usize),
     (m, n, runs): (usize, usize, usize),
 ) -> Chosen {
     let [dtype, result] = types;
     let overlaps = target.overlaps();
-    let (kernel, rows, columns, constant) = if m >= policy::SEVERAL
-        && mma_rows::supports(target, layout, dtype)
-    {
+    if m >= policy::SEVERAL && mma_rows::supports(target, layout, dtype) {
         let policy::Cut { columns, tiles, strips, splits, chunk } =
             policy::mma_rows(batches, (m, n, (runs * RUN).div_ceil(mma_rows::STEP)));
         let whole = (runs * RUN).is_multiple_of(mma_rows::STEP);
         let shape =
             mma_rows::Shape { layout, dtype, result, columns, tiles, strips, splits, chunk, whole, overlaps };
         let shape = shape.fitting(target.shared_memory());
-        (mma_rows::kernel(target, shape), shape.rows(), columns, ONES)
+        let kernel = mma_rows::kernel(target, shape);
+        Chosen { kernel, rows: shape.rows(), columns, constant: ONES, makes: false }
     } else if mma_vec::supports(target, layout, dtype) {
         let (columns, tiles, planes, chunk) = policy::mma_vec(batches, (m, n, runs));
+        let scaled = chunk;
         let shape =
-            mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, scaled: chunk, overlaps };
-        (mma_vec::kernel(target, shape), 16 * tiles, columns, ONES)
+            mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, scaled, made, overlaps };
+        let kernel = mma_vec::kernel(target, shape);
+        Chosen { kernel, rows: 16 * tiles, columns, constant: ONES, makes: true }
     } else {
         let shape = portable(target, layout, types, (m, n, runs));
-        (kernel(target, shape), shape.rows, shape.columns, INTEGERS)
-    };
-    Chosen { kernel, rows, columns, constant }
+        let (rows, columns, kernel) = (shape.rows, shape.columns, kernel(target, shape));
+        Chosen { kernel, rows, columns, constant: INTEGERS, makes: false }
+    }
+}
+
+/// Values of a row that are made at the most: every cube makes all of them.
+const MOST_MADE: usize = 4096;
+
+/// Whether the kernel for one row of x makes it of `gate` and `up` itself.
+fn makes(target: &Target, weight: &QuantizedTensor, [gate, up]: [&Tensor; 2]) -> Result<bool, KernelError> {
+    let (k, dtype) = (weight.k(), CHECK.float("x", gate)?);
+    Ok(mma_vec::supports(target, Layout::of(weight.format()), dtype)
+        && gate.dtype() == up.dtype()
+        && k.is_multiple_of(RUN)
+        && (1..=MOST_MADE).contains(&k)
+        && [gate, up].iter().all(|x| x.is_aligned(16)))
 }
 
 /// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
@@ -343,30 +370,38 @@ pub(super) fn kernels(target: &Target, formats: &[Format], dtypes: &[FloatType])
 pub(crate) enum Batches<'a> {
     /// As many rows of x for each batch, in order.
     Even,
-    /// Batch `ids[t]` gives row t of y, with row `t / share` of x.
-    Chosen { ids: &'a Tensor, share: usize },
+    /// Of each of some products of `experts` batches, batch `ids[pair]` with row `pair / share` of x gives the next row of
+    /// y.
+    Chosen { ids: &'a Tensor, share: usize, experts: usize },
 }
 
-/// `x`, whose rows are whole runs, times `weight` into `y`, of any float type, which is not empty.
+/// `x` times `weight` into `y`, of any float type, which is not empty.
 pub(crate) fn multiply(
     gpu: &Gpu,
-    x: &Tensor,
+    x: &Input<'_>,
     weight: &QuantizedTensor,
     batches: &Batches,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let (dtype, result) = (CHECK.float("x", x)?, CHECK.float("y", y)?);
+    let one_each = matches!(batches, Batches::Chosen { .. });
+    let (x, up) = match *x {
+        Input::SiluMul { gate, up } if one_each && makes(gpu.target(), weight, [gate, up])? => {
+            (gate.clone(), Some(up))
+        }
+        _ => (padded(gpu, &x.tensor()?.0)?, None),
+    };
+    let (dtype, result) = (CHECK.float("x", &x)?, CHECK.float("y", y)?);
     let (n, runs) = (weight.n(), weight.k().div_ceil(RUN));
     let m = y.len() / n;
-    let stack = weight.rows() / n;
-    let (count, experts, share, ids) = match batches {
-        Batches::Even => (stack, 0, 1, x),
-        Batches::Chosen { ids, share } => (m, stack, *share, *ids),
+    let (count, experts, share, ids) = match *batches {
+        Batches::Even => (weight.rows() / n, 0, 1, &x),
+        Batches::Chosen { ids, share, experts } => (m, experts, share, ids),
     };
+    let made = if up.is_some() { weight.k() / 8 } else { 0 };
     let layout = Layout::of(weight.format());
     let sizes = (m / count, n, runs);
-    let Chosen { kernel, rows, columns, constant } =
-        chosen(gpu.target(), layout, [dtype, result], count, sizes);
+    let Chosen { kernel, rows, columns, constant, makes } =
+        chosen(gpu.target(), layout, [dtype, result], (count, made), sizes);
     let index = |value: usize| CHECK.index(value);
     // The planes of scales have two elements a run at most, and codes no less.
     index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;
@@ -376,26 +411,25 @@ pub(crate) fn multiply(
     let planes = weight.components();
     // What a layout does not have is not read, and anything may stand for it.
     let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
+    let mut buffers =
+        vec![component(0)?, component(1)?, component(2)?, x.memory()?, ids.memory()?, y.memory()?];
+    if makes {
+        buffers.push(up.unwrap_or(&x).memory()?);
+    }
     // The weight's planes may be read while the launch before runs.
     gpu.launch_early(
         3,
         Dispatch {
             kernel,
             cubes: [index(n.div_ceil(rows))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?],
-            buffers: vec![
-                component(0)?,
-                component(1)?,
-                component(2)?,
-                x.memory()?,
-                ids.memory()?,
-                y.memory()?,
-            ],
+            buffers,
             scalars: vec![
                 index(n)?,
                 index(runs)?,
                 index(count)?,
                 index(m / count)?,
                 index(experts)?,
+                index(ids.len())?,
                 index(share)?,
                 constant,
             ],

@@ -86,7 +86,7 @@ fn product(
             let x = x.cast(DType::F32)?;
             return product(gpu, &x, weight, shape, FloatType::F32)?.cast(result.dtype());
         }
-        policy::Kernel::MatVec => multiply(gpu, &x, weight, &Batches::Even, &y)?,
+        policy::Kernel::MatVec => multiply(gpu, &Input::Tensor(&x), weight, &Batches::Even, &y)?,
         policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
         policy::Kernel::TensorCore => {
             let rows = policy::tensor_core(m, batches, n);

@@ -60,6 +60,7 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     batches: u32,
     rows_a_batch: u32,
     experts: u32,
+    pairs: u32,
     share: u32,
     ones: u32,
     #[comptime] shape: Shape,
@@ -71,7 +72,7 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
         overlap();
     }
-    let place = place(ids, batches, rows_a_batch, experts, shape.columns);
+    let place = place(ids, (batches, rows_a_batch), (experts, pairs, share), shape.columns);
     let n = n as usize;
     let mut runs = runs as usize;
     let plane = UNIT_POS_X as usize / 32;
@@ -87,7 +88,7 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
         starts[r] = row * (runs * comptime!(RUN) / comptime!(shape.group()) * comptime!(4 * loads))
             + UNIT_POS_X as usize % 4 * loads;
     }
-    let x_row = place.t0 / share as usize * runs;
+    let x_row = place.x_row * runs;
     if !place.known {
         runs = 0;
     }
@@ -219,7 +220,7 @@ pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let [codes, scales, biases] = [buffer(), buffer(), buffer()];
     let [x, ids, y] = [buffer(), buffer(), buffer()];
     with_planes!(shape.layout, S, B => with_storage!(shape.result, Y => Box::new(mma_rows::MmaRows::<S, B, Y>::new(
-        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (), (),
         shape.vector(), shape,
     ))))
 }

@@ -40,7 +40,7 @@ pub(super) fn supports(target: &Target, layout: Layout, dtype: FloatType) -> boo
     target.tensor_cores() && dtype != FloatType::F32 && few
 }
 
-/// What [`mat_vec`](super::mat_vec) computes, of the same operands.
+/// What [`mat_vec`](super::mat_vec) computes, of the same operands and `up`, see [`Shape::made`].
 #[cube(launch_unchecked)]
 fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     codes: &[Vector<u32, V>],
@@ -49,11 +49,13 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     x: &[Vector<u32, Const<4>>],
     ids: &[u32],
     y: &mut [Y],
+    up: &[Vector<u32, Const<4>>],
     n: u32,
     runs: u32,
     batches: u32,
     rows_a_batch: u32,
     experts: u32,
+    pairs: u32,
     share: u32,
     ones: u32,
     #[comptime] shape: Shape,
@@ -66,7 +68,7 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
         overlap();
     }
-    let place = place(ids, batches, rows_a_batch, experts, shape.columns);
+    let place = place(ids, (batches, rows_a_batch), (experts, pairs, share), shape.columns);
     let n = n as usize;
     let mut runs = runs as usize;
     let row0 = CUBE_POS_X as usize * comptime!(16 * shape.tiles);
@@ -77,7 +79,7 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         let row = row0 + UNIT_POS_X as usize % 32 / 4 + comptime!(8 * r);
         starts[r] = (place.batch * n + min(row, n - 1)) * runs;
     }
-    let x_row = place.t0 / share as usize * runs;
+    let x_row = place.x_row * runs;
     if !place.known {
         runs = 0;
     }
@@ -89,6 +91,8 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
 
     let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
     let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
+    let mut made =
+        Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.making().vectors()), 16usize);
     let (scale_row, bias_row) = comptime!(shape.element_rows());
     // Several are loaded at once.
     let mut row_scales = Shared::<[S]>::new_aligned_slice(comptime!(16 * shape.tiles * scale_row), 16usize);
@@ -109,7 +113,16 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         if comptime!(shape.overlaps) {
             overlap();
         }
-        stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape.staging());
+        if comptime!(shape.made == 0) {
+            stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape.staging());
+        } else {
+            if chunk == 0 {
+                source::silu_mul(x, up, x_row * 4, &mut made, shape.made, shape.making());
+                sync_cube();
+            }
+            let made = made.as_slice();
+            stage(made, 0usize.runtime(), &part, place.count, &mut xs, &mut x_sums, shape.staging());
+        }
         keep_elements::<S>(&loaded_scales, &mut row_scales, false, shape);
         keep_elements::<B>(&loaded_biases, &mut row_biases, true, shape);
         sync_cube();
@@ -184,9 +197,9 @@ fn store<Y: Int>(
 pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(32 * shape.planes as u32);
     let [codes, scales, biases] = [buffer(), buffer(), buffer()];
-    let [x, ids, y] = [buffer(), buffer(), buffer()];
+    let [x, ids, y, up] = [buffer(), buffer(), buffer(), buffer()];
     with_planes!(shape.layout, S, B => with_storage!(shape.result, Y => Box::new(mma_vec::MmaVec::<S, B, Y>::new(
-        settings, properties, registers, codes, scales, biases, x, ids, y, (), (), (), (), (), (), (),
+        settings, properties, registers, codes, scales, biases, x, ids, y, up, (), (), (), (), (), (), (), (),
         shape.layout.vector(), shape,
     ))))
 }
@@ -208,9 +221,13 @@ pub(super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKe
                     planes: 4,
                     chunk: 64,
                     scaled: 64,
+                    made: 0,
                     overlaps: target.overlaps(),
                 };
                 kernels.push(kernel(target, shape));
+                if columns == 1 {
+                    kernels.push(kernel(target, Shape { made: 64, ..shape }));
+                }
             }
         }
     }

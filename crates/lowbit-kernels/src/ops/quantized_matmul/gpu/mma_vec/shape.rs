@@ -2,6 +2,7 @@
 
 use super::super::integers::Integers;
 use super::super::share::{Order, Staging, Sums};
+use super::source::{Making, Source};
 use crate::gpu::layout::{Layout, RUN, Scales};
 use lowbit_formats::FloatType;
 
@@ -32,6 +33,8 @@ pub(crate) struct Shape {
     pub chunk: usize,
     /// Spans whose scales units share at a time.
     pub scaled: usize,
+    /// Vectors of the one row of x where a cube makes it, as `silu(x) * up`; 0 where it is there.
+    pub made: usize,
     /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
     pub overlaps: bool,
 }
@@ -140,6 +143,12 @@ impl Shape {
             order: Order::Spans { vectors: SPAN / 8 },
             units: 32 * self.planes,
         }
+    }
+
+    /// How a cube makes x.
+    pub fn making(self) -> Making {
+        let source = if self.made == 0 { Source::Tensor } else { Source::SiluMul };
+        Making::new(source, self.dtype, 8 * self.made, 32 * self.planes)
     }
 
     /// What the cube stores.

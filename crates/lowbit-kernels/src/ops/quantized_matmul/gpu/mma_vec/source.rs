@@ -34,8 +34,6 @@ pub(crate) enum Source {
     },
 }
 
-/// Units that make x.
-const UNITS: usize = 32 * PLANES;
 /// Values of a vector.
 const VECTOR: usize = 8;
 
@@ -47,17 +45,19 @@ pub(crate) struct Making {
     pub dtype: FloatType,
     /// Vectors that a unit makes at the most.
     pub batch: usize,
+    /// Units that make x.
+    pub units: usize,
 }
 
 impl Making {
-    /// Of `values` values at the most.
-    pub fn new(source: Source, dtype: FloatType, values: usize) -> Self {
-        Self { source, dtype, batch: values.div_ceil(VECTOR * UNITS) }
+    /// Of `values` values at the most, by `units` units.
+    pub fn new(source: Source, dtype: FloatType, values: usize, units: usize) -> Self {
+        Self { source, dtype, batch: values.div_ceil(VECTOR * units), units }
     }
 
     /// Vectors of 16 bytes that units share.
     pub fn vectors(self) -> usize {
-        if self.source == Source::Tensor { 1 } else { self.batch * UNITS }
+        if self.source == Source::Tensor { 1 } else { self.batch * self.units }
     }
 
     /// Bytes that units share.
@@ -88,8 +88,8 @@ impl Making {
 
 /// The vector that a unit makes as its `j`-th; one that it does not store where there are fewer.
 #[cube]
-fn place(#[comptime] j: usize) -> usize {
-    UNIT_POS_X as usize + comptime!(j * UNITS)
+fn place(#[comptime] j: usize, #[comptime] making: Making) -> usize {
+    UNIT_POS_X as usize + comptime!(j * making.units)
 }
 
 /// A unit's part of a norm's weight, of x's `count` vectors.
@@ -103,7 +103,7 @@ pub(super) fn factors(
     if comptime!(making.has_norm()) {
         #[unroll]
         for j in 0..comptime!(making.batch) {
-            let mut at = min(place(j), count - 1);
+            let mut at = min(place(j, making), count - 1);
             if comptime!(making.repeats().is_some()) {
                 at %= comptime!(making.repeats().unwrap_or(1));
             }
@@ -125,27 +125,10 @@ pub(super) fn make(
     made: &mut Shared<[Vector<u32, Const<4>>]>,
     #[comptime] making: Making,
 ) {
-    let mut values = Array::<f32>::new(comptime!(making.batch * VECTOR));
-    let mut others = Array::<f32>::new(comptime!(making.batch * VECTOR));
-    #[unroll]
-    for j in 0..comptime!(making.batch) {
-        let at = min(place(j), count - 1);
-        load(x, at, &mut values, j, making.dtype);
-        let mut behind = at;
-        if let Source::SigmoidMul { vectors, gates } = comptime!(making.source) {
-            behind = at / vectors * gates + comptime!(gates - vectors) + at % vectors;
-        }
-        load(other, behind, &mut others, j, comptime!(making.other()));
-    }
+    let (mut values, others) = operands(x, other, 0usize.runtime(), count, making);
     match comptime!(making.source) {
         Source::Tensor => {}
-        Source::SiluMul =>
-        {
-            #[unroll]
-            for i in 0..comptime!(making.batch * VECTOR) {
-                values[i] = values[i] * ptx::sigmoid(values[i]) * others[i];
-            }
-        }
+        Source::SiluMul => gate(&mut values, &others, making),
         Source::GatedRmsNorm { vectors } => {
             #[unroll]
             for j in 0..comptime!(making.batch) {
@@ -168,9 +151,63 @@ pub(super) fn make(
         }
         Source::AddRmsNorm { .. } => add_and_norm(&mut values, &others, factors, eps, sum, count, making),
     }
+    keep(&values, made, making);
+}
+
+/// Makes x as [`Source::SiluMul`] says, of `count` vectors from vector `first` of both operands on.
+#[cube]
+pub(super) fn silu_mul(
+    x: &[Vector<u32, Const<4>>],
+    other: &[Vector<u32, Const<4>>],
+    first: usize,
+    made: &mut Shared<[Vector<u32, Const<4>>]>,
+    #[comptime] count: usize,
+    #[comptime] making: Making,
+) {
+    let (mut values, others) = operands(x, other, first, count.runtime(), making);
+    gate(&mut values, &others, making);
+    keep(&values, made, making);
+}
+
+/// A unit's values of x and of the other operand, which have `count` vectors from vector `first` on.
+#[cube]
+fn operands(
+    x: &[Vector<u32, Const<4>>],
+    other: &[Vector<u32, Const<4>>],
+    first: usize,
+    count: usize,
+    #[comptime] making: Making,
+) -> (Array<f32>, Array<f32>) {
+    let mut values = Array::<f32>::new(comptime!(making.batch * VECTOR));
+    let mut others = Array::<f32>::new(comptime!(making.batch * VECTOR));
     #[unroll]
     for j in 0..comptime!(making.batch) {
-        made[place(j)] = vector(&values, comptime!(j * VECTOR), making.dtype);
+        let at = first + min(place(j, making), count - 1);
+        load(x, at, &mut values, j, making.dtype);
+        let mut behind = at;
+        if let Source::SigmoidMul { vectors, gates } = comptime!(making.source) {
+            behind = at / vectors * gates + comptime!(gates - vectors) + at % vectors;
+        }
+        load(other, behind, &mut others, j, comptime!(making.other()));
+    }
+    (values, others)
+}
+
+/// `silu(values) * others`.
+#[cube]
+fn gate(values: &mut Array<f32>, others: &Array<f32>, #[comptime] making: Making) {
+    #[unroll]
+    for i in 0..comptime!(making.batch * VECTOR) {
+        values[i] = values[i] * ptx::sigmoid(values[i]) * others[i];
+    }
+}
+
+/// Puts what a unit made, rounded, where the others find it.
+#[cube]
+fn keep(values: &Array<f32>, made: &mut Shared<[Vector<u32, Const<4>>]>, #[comptime] making: Making) {
+    #[unroll]
+    for j in 0..comptime!(making.batch) {
+        made[place(j, making)] = vector(values, comptime!(j * VECTOR), making.dtype);
     }
 }
 
@@ -195,12 +232,12 @@ fn add_and_norm(
             let at = comptime!(j * VECTOR + i);
             sums[at] = values[at] + added[at];
         }
-        all += select(place(j) < count, squares(&sums, j), 0.0f32.runtime());
-        if CUBE_POS_X == 0u32 && place(j) < count {
+        all += select(place(j, making) < count, squares(&sums, j), 0.0f32.runtime());
+        if CUBE_POS_X == 0u32 && place(j, making) < count {
             #[unroll]
             for v in 0..vectors {
                 let words = vector(&sums, comptime!(j * VECTOR + 4 * v), comptime!(making.other()));
-                sum[place(j) * vectors + v] = words;
+                sum[place(j, making) * vectors + v] = words;
             }
         }
     }
@@ -283,7 +320,7 @@ fn of_cube(sum: f32) -> f32 {
     if unit == 0 {
         partial[plane] = of_plane;
     }
-    ptx::meet(MEETING.runtime(), UNITS);
+    ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
     across::<f32, Sum>(partial[unit % PLANES], PLANES)
 }
 
@@ -301,7 +338,7 @@ pub(crate) struct Operands<'a> {
 impl<'a> Operands<'a> {
     /// Of one row of x for a whole weight, if they lie in vectors and have types that kernels know.
     pub fn of(input: &Input<'a>, weight: &QuantizedTensor) -> Result<Option<Self>, KernelError> {
-        let dtype = input.dtype()?;
+        let dtype = input.dtype(CHECK)?;
         let operands = match *input {
             Input::Tensor(x) => Self { source: Source::Tensor, dtype, x, other: None, norm: None, eps: 0.0 },
             Input::SiluMul { gate, up } => {

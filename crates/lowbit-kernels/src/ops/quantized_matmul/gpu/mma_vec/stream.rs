@@ -71,6 +71,7 @@ impl Stream {
             planes: PLANES,
             chunk: spans.next_multiple_of(4),
             scaled: 4 * PLANES / tiles,
+            made: 0,
             overlaps: true,
         };
         let (scale, bias) = layout.scale_sizes();
@@ -86,7 +87,7 @@ impl Stream {
     }
 
     fn making(self) -> Making {
-        Making::new(self.source, self.shape.dtype, self.shape.chunk * SPAN)
+        Making::new(self.source, self.shape.dtype, self.shape.chunk * SPAN, 32 * PLANES)
     }
 
     /// Groups of tiles of a weight of `n` rows.
