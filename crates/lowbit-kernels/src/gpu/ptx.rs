@@ -126,6 +126,24 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     sigmoid
 }
 
+/// The greatest of what a plane's units have, for all of them.
+#[cube]
+pub(crate) fn greatest(x: u32) -> u32 {
+    let y: u32;
+    let x = register(x);
+    gpu_asm!("redux.sync.max.u32 {y}, {x}, 0xffffffff;", y = out(_) y, x = in(_) x);
+    y
+}
+
+/// The least of what a plane's units have, for all of them.
+#[cube]
+pub(crate) fn least(x: u32) -> u32 {
+    let y: u32;
+    let x = register(x);
+    gpu_asm!("redux.sync.min.u32 {y}, {x}, 0xffffffff;", y = out(_) y, x = in(_) x);
+    y
+}
+
 /// `sums[at..at + 4] += left right`, of a left operand of 16 by 16 in `left[tile..tile + 4]` and the halves of a right one
 /// of 16 by 8 along the depth.
 #[cube]

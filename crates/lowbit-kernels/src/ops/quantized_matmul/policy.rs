@@ -90,10 +90,13 @@ pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (u
     const PLANES: usize = PROCESSORS * 12;
     let columns = m.next_power_of_two().min(8);
     let others = batches * m.div_ceil(columns);
-    // Measured at 4 bits: planes of 4 steps, and 32 rows a cube, which share x, where that leaves enough cubes.
-    let planes = (runs / 32).next_power_of_two().clamp(4, 8);
-    let (tiles, planes) = match others * n.div_ceil(32) * planes {
-        PLANES.. => (2, planes),
+    // Measured at 4 bits: planes of 4 steps, and 32 rows a cube, which share x, where that leaves enough cubes. More planes
+    // than fit all at once make the last ones wait for all that the first ones wait for.
+    let planes = (runs / 32).next_power_of_two().clamp(if runs < 32 { 2 } else { 4 }, 8);
+    let enough = |tiles: usize| others * n.div_ceil(16 * tiles) * planes >= PLANES;
+    let (tiles, planes) = match (enough(2), enough(1)) {
+        (true, _) => (2, planes),
+        (_, true) => (1, planes),
         _ => (1, 8),
     };
     // Up to 32 KiB of x, or 64 of 8 rows.
@@ -278,6 +281,8 @@ mod tests {
             ((1, (1, 28672, 256)), (1, 2, 8, 128)),
             ((8, (1, 512, 64)), (1, 1, 8, 32)),
             ((64, (1, 512, 64)), (1, 2, 4, 32)),
+            ((18, (1, 512, 64)), (1, 1, 4, 32)),
+            ((9, (1, 2048, 16)), (1, 1, 2, 8)),
             ((1, (3, 14336, 128)), (4, 2, 4, 64)),
             ((1, (32, 14336, 448)), (8, 2, 8, 64)),
             ((1, (1, 1, 1)), (1, 1, 8, 32)),

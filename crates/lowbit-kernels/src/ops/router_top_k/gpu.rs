@@ -6,6 +6,7 @@ use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
 use crate::gpu::math::{exp, sigmoid};
+use crate::gpu::ptx;
 use crate::gpu::rows::{self, Greatest, Least, Rows, Sum, reduce};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
@@ -24,6 +25,8 @@ pub(crate) struct Shape {
     each: usize,
     /// Whether there is a shared expert.
     shared: bool,
+    /// Whether a plane reduces integers in one instruction.
+    redux: bool,
     /// Whether a unit has one slot at the most, so that it keeps its weight until their sum is known.
     few: bool,
 }
@@ -89,8 +92,8 @@ fn route<X: Int>(
                 i += stride;
             }
         }
-        last = reduce::<u32, Greatest>(best, shape.rows);
-        last_id = reduce::<u32, Least>(select(best == last, best_id, u32::MAX.runtime()), shape.rows);
+        last = greatest_of(best, shape);
+        last_id = least_of(select(best == last, best_id, u32::MAX.runtime()), shape);
         let logit = of_key(last);
         if slot == 0 {
             bad = last >= comptime!(INFINITE) || last <= comptime!(NOTHING);
@@ -135,6 +138,18 @@ fn route<X: Int>(
     }
 }
 
+/// The greatest of what the units of a token have.
+#[cube]
+fn greatest_of(key: u32, #[comptime] shape: Shape) -> u32 {
+    if comptime!(shape.redux) { ptx::greatest(key) } else { reduce::<u32, Greatest>(key, shape.rows) }
+}
+
+/// The least of it.
+#[cube]
+fn least_of(id: u32, #[comptime] shape: Shape) -> u32 {
+    if comptime!(shape.redux) { ptx::least(id) } else { reduce::<u32, Least>(id, shape.rows) }
+}
+
 /// A plane a token, and a few of them a cube.
 fn rows(plane: Option<usize>) -> Rows {
     match plane {
@@ -153,7 +168,8 @@ fn kernel(
 ) -> Box<dyn CubeKernel> {
     let rows = rows(target.plane());
     let each = Some(experts.div_ceil(rows::stride(rows))).filter(|&each| each <= MOST).unwrap_or(0);
-    let shape = Shape { rows, dtype, normalize, each, shared, few: top_k <= rows::stride(rows) };
+    let few = top_k <= rows::stride(rows);
+    let shape = Shape { rows, dtype, normalize, each, shared, redux: target.tensor_cores(), few };
     let (settings, properties, registers) = target.start(shape.rows.units as u32);
     with_storage!(dtype, X => Box::new(route::Route::<X>::new(
         settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), shape,
