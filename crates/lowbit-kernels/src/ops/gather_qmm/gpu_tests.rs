@@ -1,7 +1,7 @@
 //! The op on a GPU against the reference.
 
-use super::gather_qmm;
 use super::tests::{Case, products_of_one_x_are_each_their_own_on};
+use super::{gather_qmm, policy};
 use crate::bench::Expected;
 use crate::ops::Input;
 use crate::ops::quantized_matmul::input_gpu_tests::{made, product};
@@ -90,43 +90,123 @@ fn products_of_what_silu_mul_gives() {
 }
 
 /// Tokens that choose experts with every degree of evenness, some of them none at all.
-fn many(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
+fn choosing(
+    (tokens, experts, top_k, slots): (usize, usize, usize, usize),
+    (format, dtype): (Format, FloatType),
+    (n, k): (usize, usize),
+) -> Case {
     let mut random = numcheck::Random::new(tokens as u64);
     let chosen =
         (0..tokens * top_k).map(|_| (random.below(experts) * random.below(experts) / experts) as u32);
     Case {
-        x: inputs::activations(&[tokens, slots, 256], FloatType::BF16, 5, &host()).unwrap(),
-        weight: inputs::weight(Format::Q4_0, &[experts, 134, 256], 6, &host()).unwrap(),
+        x: inputs::activations(&[tokens, slots, k], dtype, 5, &host()).unwrap(),
+        weight: inputs::weight(format, &[experts, n, k], 6, &host()).unwrap(),
         ids: Tensor::new(&chosen.collect::<Vec<_>>(), &[tokens, top_k], &host()).unwrap(),
     }
+}
+
+fn many(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
+    choosing((tokens, experts, top_k, slots), (Format::Q4_0, FloatType::BF16), (134, 256))
 }
 
 #[test]
 fn many_tokens_are_sorted_by_expert() {
     let rounded = crate::ops::quantized_matmul::gpu_tests::rounds(&gpu());
-    for (tokens, experts, top_k) in [(50, 3, 4), (16, 40, 8), (65, 7, 2), (100, 70, 3), (150, 1, 1)] {
+    for (tokens, experts, top_k) in [(50, 3, 4), (65, 7, 2), (300, 9, 3), (150, 1, 1)] {
+        assert_eq!(policy::columns(tokens * top_k, experts), None);
         for slots in [1, top_k] {
             let case = many(tokens, experts, top_k, slots);
             let what = format!("T={tokens} E={experts} top_k={top_k} slots {slots}");
             assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(rounded));
         }
     }
+    // Codes that tensor cores do not take as integers.
+    for (tokens, experts, top_k) in [(16, 40, 8), (100, 70, 3)] {
+        for slots in [1, top_k] {
+            let sizes = (134, 256);
+            let case = choosing((tokens, experts, top_k, slots), (Format::Q6_K, FloatType::BF16), sizes);
+            let what = format!("Q6_K T={tokens} E={experts} top_k={top_k} slots {slots}");
+            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(rounded));
+        }
+    }
+}
+
+/// Not so many that weights are rounded: experts without pairs, with some, and with more than a cube takes at a time.
+#[test]
+fn experts_find_their_pairs() {
+    let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
+    // (tokens, experts, top_k) -> rows of x that a cube takes
+    for ((tokens, experts, top_k), columns) in [
+        ((16, 40, 8), 8),
+        ((43, 64, 3), 8),
+        ((50, 20, 3), 16),
+        ((100, 70, 3), 16),
+        ((70, 40, 8), 24),
+        ((150, 10, 1), 24),
+    ] {
+        assert_eq!(policy::columns(tokens * top_k, experts), Some(columns));
+        let cases = [
+            (affine(4, 64), FloatType::F16, (66, 1152)),
+            (affine(4, 64), FloatType::BF16, (134, 512)),
+            (affine(4, 32), FloatType::BF16, (22, 1344)),
+            (affine(4, 128), FloatType::BF16, (23, 384)),
+            (affine(6, 128), FloatType::BF16, (64, 512)),
+            (affine(2, 64), FloatType::F16, (33, 256)),
+            (Format::Q4_0, FloatType::F16, (129, 96)),
+            (Format::Q4_1, FloatType::BF16, (16, 2080)),
+            (Format::Q8_0, FloatType::F16, (1, 2048)),
+            (Format::Q4_K, FloatType::BF16, (70, 2304)),
+        ];
+        for (i, (format, dtype, sizes)) in cases.into_iter().enumerate() {
+            let slots = if i % 2 == 0 { top_k } else { 1 };
+            let case = choosing((tokens, experts, top_k, slots), (format, dtype), sizes);
+            let what =
+                format!("{format} {dtype:?} T={tokens} E={experts} top_k={top_k} slots {slots} {sizes:?}");
+            assert_expected(&what, &on_gpu(&case).unwrap(), &case.want());
+        }
+    }
+}
+
+/// As many ids as cubes look through, and a token more; and experts that all tokens choose, beside others that none does.
+#[test]
+fn as_many_ids_as_experts_look_through() {
+    let rounded = crate::ops::quantized_matmul::gpu_tests::rounds(&gpu());
+    for tokens in [512, 513] {
+        let mut case = choosing((tokens, 300, 8, 1), (Format::Q4_0, FloatType::F16), (6, 128));
+        for what in ["many experts", "8 experts"] {
+            let wanted = case.bounded(rounded && tokens > 512);
+            assert_expected(&format!("T={tokens}, {what}"), &on_gpu(&case).unwrap(), &wanted);
+            for (pair, id) in case.ids.as_mut_slice::<u32>().unwrap().iter_mut().enumerate() {
+                *id = pair as u32 % 8 * 31;
+            }
+        }
+    }
 }
 
 #[test]
 fn a_wrong_id_among_many_gives_nan_in_its_row_alone() {
-    let want = values(&on_gpu(&many(60, 9, 4, 1)).unwrap());
-    let mut wrong = many(60, 9, 4, 1);
-    for (at, id) in [(0, 9), (77, u32::MAX), (239, 1 << 31)] {
-        wrong.ids.as_mut_slice::<u32>().unwrap()[at] = id;
-    }
-    let got = values(&on_gpu(&wrong).unwrap());
-    for (pair, (got, want)) in got.chunks(134).zip(want.chunks(134)).enumerate() {
-        match pair {
-            0 | 77 | 239 => assert!(got.iter().all(|y| y.is_nan()), "pair {pair}: {got:?}"),
-            _ => assert_eq!(got, want, "pair {pair}"),
+    for experts in [9, 20, 70] {
+        let want = values(&on_gpu(&many(60, experts, 4, 1)).unwrap());
+        let mut wrong = many(60, experts, 4, 1);
+        for (at, id) in [(0, experts as u32), (77, u32::MAX), (239, 1 << 31)] {
+            wrong.ids.as_mut_slice::<u32>().unwrap()[at] = id;
+        }
+        let got = values(&on_gpu(&wrong).unwrap());
+        for (pair, (got, want)) in got.chunks(134).zip(want.chunks(134)).enumerate() {
+            match pair {
+                0 | 77 | 239 => assert!(got.iter().all(|y| y.is_nan()), "pair {pair}: {got:?}"),
+                _ => assert_eq!(got, want, "{experts} experts, pair {pair}"),
+            }
         }
     }
+}
+
+/// More of them than a cube takes at a time.
+#[test]
+fn ids_that_are_all_wrong_give_nan() {
+    let mut case = many(60, 70, 4, 1);
+    case.ids.as_mut_slice::<u32>().unwrap().fill(70);
+    assert!(values(&on_gpu(&case).unwrap()).iter().all(|y| y.is_nan()));
 }
 
 #[test]

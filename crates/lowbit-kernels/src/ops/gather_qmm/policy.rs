@@ -7,11 +7,24 @@ pub(super) fn sort_by_expert(pairs: usize, experts: usize, top_k: usize) -> bool
     pairs > top_k && pairs * 4 > experts
 }
 
+/// Pairs from which on bringing those of an expert together takes less than reading its weights again.
+#[cfg(feature = "gpu")]
+const MANY: usize = 128;
+
+/// On a GPU with tensor cores: the rows of x that a cube multiplies its expert with at a time, where few pairs choose each.
+#[cfg(feature = "gpu")]
+pub(super) fn columns(pairs: usize, experts: usize) -> Option<usize> {
+    /// With more, decoding the weight for tiles of pairs that were sorted is faster.
+    const MOST: usize = 24;
+    let mean = pairs.div_ceil(experts.max(1));
+    // Most experts have fewer pairs than this; what they do not have costs next to nothing.
+    let columns = (mean + 2 * mean.isqrt()).next_multiple_of(8);
+    (pairs >= MANY && columns <= MOST).then_some(columns)
+}
+
 /// On a GPU with tensor cores: the rows of the tiles that pairs are brought together in, where that pays.
 #[cfg(feature = "gpu")]
 pub(super) fn tiles(pairs: usize, experts: usize) -> Option<usize> {
-    /// Pairs from which on sorting them takes less than reading weights again.
-    const MANY: usize = 128;
     /// What a tile costs beside its rows, in rows: the decoding.
     const DECODE: usize = 80;
     if pairs < MANY {
@@ -44,6 +57,24 @@ mod tests {
                 "{:?}",
                 (tokens, experts, top_k)
             );
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn cubes_take_the_pairs_of_most_experts() {
+        // (pairs, experts) -> rows of x
+        let table = [
+            ((127, 256), None),
+            ((128, 256), Some(8)),
+            ((512, 256), Some(8)),
+            ((1280, 256), Some(16)),
+            ((4096, 256), Some(24)),
+            ((4096, 128), None),
+            ((200, 0), None),
+        ];
+        for ((pairs, experts), want) in table {
+            assert_eq!(columns(pairs, experts), want, "{pairs} pairs, {experts} experts");
         }
     }
 

@@ -146,6 +146,19 @@ pub(super) fn mma_rows(batches: usize, (m, n, steps): (usize, usize, usize)) -> 
     Cut { columns, tiles: 1, strips, splits, chunk }
 }
 
+/// For rows of x that choose their batch of the weight, of which a cube takes `columns` at a time: each batch has `n` rows
+/// of `steps` steps.
+#[cfg(feature = "gpu")]
+pub(super) fn mma_rows_chosen(columns: usize, (n, steps): (usize, usize)) -> Cut {
+    // Small cubes, several to a multiprocessor: some bring their x while others multiply. More rows of x are worth more of
+    // the weight.
+    let strips = if columns > 8 { 8 } else { 4 };
+    // Short rows leave little to do for what a cube begins with.
+    let tiles = if steps <= 2 { 2 } else { 1 };
+    let strips = strips.min(n.div_ceil(16 * tiles).next_power_of_two());
+    Cut { columns, tiles, strips, splits: 1, chunk: steps.next_power_of_two().min(4) }
+}
+
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
 #[cfg(feature = "gpu")]
 const MANY: usize = 33;
@@ -308,6 +321,23 @@ mod tests {
         for ((batches, sizes), (columns, strips, splits, chunk)) in table {
             let want = Cut { columns, tiles: 1, strips, splits, chunk };
             assert_eq!(mma_rows(batches, sizes), want, "{batches} batches, {sizes:?}");
+        }
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn several_rows_that_choose_on_tensor_cores() {
+        // (rows of x, (n, steps)) -> 16 rows of the weight, strips, chunk
+        let table = [
+            ((8, (512, 8)), (1, 4, 4)),
+            ((24, (512, 8)), (1, 8, 4)),
+            ((8, (2048, 2)), (2, 4, 2)),
+            ((16, (23, 1)), (2, 1, 1)),
+            ((8, (23, 0)), (2, 1, 1)),
+        ];
+        for ((columns, sizes), (tiles, strips, chunk)) in table {
+            let want = Cut { columns, tiles, strips, splits: 1, chunk };
+            assert_eq!(mma_rows_chosen(columns, sizes), want, "{columns} rows, {sizes:?}");
         }
     }
 

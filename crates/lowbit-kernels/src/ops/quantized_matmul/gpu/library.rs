@@ -18,7 +18,12 @@ const ALIGNMENT: usize = 16;
 /// Bytes that a decoded weight takes at the most.
 const SCRATCH: usize = 1 << 30;
 
-/// Each unit decodes runs to 16-bit floats.
+/// Units that run in step.
+const PLANE: usize = 32;
+/// Vectors of a decoded run.
+const VECTORS: usize = RUN / 8;
+
+/// Each unit decodes runs to 16-bit floats. A plane's units exchange theirs, so that neighbours write neighbouring vectors.
 #[cube(launch_unchecked)]
 fn decode<S: Int, B: Int, V: Size>(
     codes: &[Vector<u32, V>],
@@ -30,12 +35,18 @@ fn decode<S: Int, B: Int, V: Size>(
     #[comptime] layout: Layout,
     #[comptime] dtype: FloatType,
 ) {
-    let mut run = ABSOLUTE_POS;
-    while run < runs as usize {
+    let runs = runs as usize;
+    let mut decoded = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(UNITS as usize * VECTORS));
+    let lane = UNIT_POS_X as usize % PLANE;
+    let plane = UNIT_POS_X as usize / PLANE * comptime!(PLANE * VECTORS);
+    let mut first = ABSOLUTE_POS - lane;
+    // All of a plane's units or none.
+    while first < runs {
+        let run = min(first + lane, runs - 1);
         let mut words = Array::<u32>::new(comptime!(layout.bits));
         load::<V>(codes, run, &mut words, 0usize, layout);
         #[unroll]
-        for v in 0..comptime!(RUN / 8) {
+        for v in 0..VECTORS {
             let mut vector = Vector::<u32, Const<4>>::new(0u32);
             #[unroll]
             for j in 0..4usize {
@@ -44,10 +55,25 @@ fn decode<S: Int, B: Int, V: Size>(
                 let high = value::<S, B>(scales, biases, &words, integers, run, comptime!(first + 1), layout);
                 vector.insert(j, narrow(low, dtype) | (narrow(high, dtype) << 16u32));
             }
-            values[run * comptime!(RUN / 8) + v] = vector;
+            decoded[plane + place(lane, v.runtime())] = vector;
         }
-        run += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
+        sync_plane();
+        #[unroll]
+        for i in 0..VECTORS {
+            let at = lane + comptime!(i * PLANE);
+            if first + at / VECTORS < runs {
+                values[first * VECTORS + at] = decoded[plane + place(at / VECTORS, at % VECTORS)];
+            }
+        }
+        sync_plane();
+        first += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
+}
+
+/// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing and reading.
+#[cube]
+fn place(run: usize, v: usize) -> usize {
+    run * VECTORS + (v ^ (run / 2 % VECTORS))
 }
 
 /// Value `i` of run `run`.

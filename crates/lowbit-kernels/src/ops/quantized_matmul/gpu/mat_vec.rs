@@ -319,8 +319,19 @@ fn chosen(
         let policy::Cut { columns, tiles, strips, splits, chunk } =
             policy::mma_rows(batches, (m, n, (runs * RUN).div_ceil(mma_rows::STEP)));
         let whole = (runs * RUN).is_multiple_of(mma_rows::STEP);
-        let shape =
-            mma_rows::Shape { layout, dtype, result, columns, tiles, strips, splits, chunk, whole, overlaps };
+        let shape = mma_rows::Shape {
+            layout,
+            dtype,
+            result,
+            columns,
+            tiles,
+            strips,
+            splits,
+            chunk,
+            whole,
+            ids: 0,
+            overlaps,
+        };
         let shape = shape.fitting(target.shared_memory());
         let kernel = mma_rows::kernel(target, shape);
         Chosen { kernel, rows: shape.rows(), columns, constant: ONES, makes: false }

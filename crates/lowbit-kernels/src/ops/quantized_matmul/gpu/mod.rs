@@ -5,7 +5,7 @@ mod integers;
 #[cfg(feature = "cuda")]
 pub(super) mod library;
 mod mat_vec;
-mod mma_rows;
+pub(crate) mod mma_rows;
 mod mma_vec;
 mod pack;
 mod ptx;

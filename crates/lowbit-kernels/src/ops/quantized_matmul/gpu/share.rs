@@ -1,8 +1,8 @@
 //! What cubes on tensor cores share for few rows of x: a chunk of x in the order that products take it, and sums.
 
 use super::integers::Integers;
-use super::mat_vec::Place;
 use crate::gpu::float::{narrow, widen};
+use crate::gpu::ptx::{register, shared};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -26,6 +26,8 @@ pub(crate) struct Staging {
     pub order: Order,
     /// Units of a cube.
     pub units: usize,
+    /// Whether rows of x are [listed](Rows::list).
+    pub listed: bool,
 }
 
 /// Which values of a row lie next to each other, in vectors of 8.
@@ -40,7 +42,9 @@ pub(crate) enum Order {
 impl Staging {
     /// Values of all rows that a unit takes at a time, in parts.
     fn batch(self) -> usize {
-        (64 / self.part).min((self.columns * self.values / self.part).div_ceil(self.units))
+        // Registers for more would leave a multiprocessor fewer cubes; few rows are listed.
+        let values = if self.listed { 32 } else { 64 };
+        (values / self.part).min((self.columns * self.values / self.part).div_ceil(self.units))
     }
 
     /// Vectors of zeros after all rows.
@@ -76,14 +80,53 @@ pub(super) struct Chunk {
     pub runs: usize,
 }
 
-/// Brings a chunk of `count` rows of x, from run `row` of x on, to where the cube's units share it, with zeros up to whole
-/// chunks, and the sums of its groups.
+/// The rows that a cube takes: of x, and of y.
+#[derive(CubeType)]
+pub(super) struct Rows {
+    /// How many.
+    pub count: usize,
+    /// If they follow each other: the first run of x, and the first row of y.
+    pub run: usize,
+    pub y: usize,
+    /// If they are listed: where the cube's units share a word for each, see [`listed`].
+    pub list: u32,
+}
+
+/// What a list has of a row: that of y, below 2^16, and that of x.
+#[cube]
+pub(super) fn listed(y: u32, x: u32) -> u32 {
+    y | (x << 16u32)
+}
+
+/// The word of the `column`-th of the listed rows.
+#[cube]
+fn word_of(rows: &Rows, column: usize) -> u32 {
+    shared::<u32, Const<1>>(register(rows.list + 4u32 * column as u32), 0usize, 1usize).extract(0usize)
+}
+
+/// The first run of x of the `column`-th row, whose rows have `runs`.
+#[cube]
+fn run_of(rows: &Rows, column: usize, runs: usize, #[comptime] listed: bool) -> usize {
+    if comptime!(listed) {
+        (word_of(rows, column) >> 16u32) as usize * runs
+    } else {
+        rows.run + column * runs
+    }
+}
+
+/// The `column`-th row of y.
+#[cube]
+fn y_of(rows: &Rows, column: usize, #[comptime] listed: bool) -> usize {
+    if comptime!(listed) { (word_of(rows, column) & 0xffffu32) as usize } else { rows.y + column }
+}
+
+/// Brings a chunk of rows of x to where the cube's units share it, with zeros up to whole chunks, and the sums of its
+/// groups. Of listed rows, those past every 8 that there are rows among are left out.
 #[cube]
 pub(super) fn stage(
     x: &[Vector<u32, Const<4>>],
-    row: usize,
+    rows: &Rows,
     chunk: &Chunk,
-    count: usize,
     xs: &mut Shared<[Vector<u32, Const<4>>]>,
     x_sums: &mut Shared<[f32]>,
     #[comptime] staging: Staging,
@@ -91,12 +134,16 @@ pub(super) fn stage(
     let (units, batch) = comptime!((staging.units, staging.batch()));
     let (vectors, parts) = comptime!((staging.part / 8, staging.values / staging.part));
     let a_run = comptime!(32 / staging.part);
-    let whole = comptime!((staging.columns * parts).is_multiple_of(batch * units));
+    let whole = comptime!((staging.columns * parts).is_multiple_of(batch * units) && !staging.listed);
+    let mut columns = staging.columns.runtime();
+    if comptime!(staging.listed) {
+        columns = rows.count.div_ceil(8usize) * 8;
+    }
     let mut first = UNIT_POS_X as usize;
     if first < comptime!(staging.zeros()) {
         xs[comptime!(staging.columns * staging.row) + first] = Vector::new(0u32);
     }
-    while first < comptime!(staging.columns * parts) {
+    while first < columns * parts {
         let mut words = Array::<u32>::new(comptime!(batch * 4 * vectors));
         // All loads of a batch are under way at a time.
         #[unroll]
@@ -107,10 +154,11 @@ pub(super) fn stage(
             for j in 0..comptime!(4 * vectors) {
                 words[i * 4 * vectors + j] = 0u32;
             }
-            if column < count && part < chunk.runs * a_run {
+            if column < rows.count && part < chunk.runs * a_run {
+                let run = run_of(rows, column, chunk.runs, staging.listed);
                 #[unroll]
                 for v in 0..vectors {
-                    let vector = x[((row + column * chunk.runs) * a_run + part) * vectors + v];
+                    let vector = x[(run * a_run + part) * vectors + v];
                     #[unroll]
                     for j in 0..4usize {
                         words[(i * vectors + v) * 4 + j] = vector.extract(j);
@@ -124,7 +172,7 @@ pub(super) fn stage(
             let mut there = true;
             if comptime!(!whole) {
                 // All of a plane's units or none.
-                there = column < staging.columns;
+                there = column < columns;
             }
             if there {
                 keep(&words, comptime!(i * 4 * vectors), column, at, xs, x_sums, staging);
@@ -218,6 +266,8 @@ pub(crate) struct Sums {
     pub units: usize,
     /// The type of y.
     pub result: FloatType,
+    /// Whether rows of y are [listed](Rows::list).
+    pub listed: bool,
 }
 
 /// Adds up the parts of each sum, `[parts, columns, rows]`, and stores those that there are rows for.
@@ -227,20 +277,20 @@ pub(super) fn store_sums<Y: Int>(
     y: &mut [Y],
     n: usize,
     row0: usize,
-    place: &Place,
+    of: &Rows,
     #[comptime] sums: Sums,
 ) {
     let (rows, columns) = comptime!((sums.rows, sums.columns));
     let mut i = UNIT_POS_X as usize;
-    while i < rows * columns {
+    while i < rows * of.count {
         let (column, row) = (i / rows, row0 + i % rows);
-        if column < place.count && row < n {
+        if row < n {
             let mut sum = 0.0f32;
             #[unroll]
             for part in 0..comptime!(sums.parts) {
                 sum += partial[i + part * rows * columns];
             }
-            y[(place.t0 + column) * n + row] = Y::cast_from(narrow(sum, sums.result));
+            y[y_of(of, column, sums.listed) * n + row] = Y::cast_from(narrow(sum, sums.result));
         }
         i += comptime!(sums.units);
     }

@@ -8,7 +8,10 @@
 //! ```
 //!
 //! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is faster.
+//!
+//! Where each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows itself: see `chosen.rs`.
 
+pub(crate) mod chosen;
 mod products;
 mod shape;
 mod terms;
@@ -16,8 +19,8 @@ mod terms;
 pub(super) use shape::STEP;
 pub(crate) use shape::Shape;
 
-use super::mat_vec::{Place, place};
-use super::share::{Chunk, stage, store_sums};
+use super::mat_vec::place;
+use super::share::{Chunk, Rows, stage, store_sums};
 use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
@@ -27,7 +30,7 @@ use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
-use products::{add_scaled, multiply_group, of_step, places, scaling, sum_groups};
+use products::{Places, add_scaled, multiply_group, of_step, places, scaling, sum_groups};
 use terms::{keep_terms, load_terms};
 
 /// Whether a device has this kernel for a layout and a type of x: codes that the type has as integers, in groups whose
@@ -67,12 +70,15 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
 ) {
     // The weight's planes.
     early(3usize);
-    let sums_count = comptime!(4 * shape.tiles * shape.columns8());
     // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
-    if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
+    if comptime!(shape.overlaps && !shape.listed()) && (experts > 0 || runs == 0) {
         overlap();
     }
-    let place = place(ids, (batches, rows_a_batch), (experts, pairs, share), shape.columns);
+    let place = if comptime!(shape.listed()) {
+        chosen::place(experts)
+    } else {
+        place(ids, (batches, rows_a_batch), (experts, pairs, share), shape.columns)
+    };
     let n = n as usize;
     let mut runs = runs as usize;
     let plane = UNIT_POS_X as usize / 32;
@@ -88,15 +94,11 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
         starts[r] = row * (runs * comptime!(RUN) / comptime!(shape.group()) * comptime!(4 * loads))
             + UNIT_POS_X as usize % 4 * loads;
     }
-    let x_row = place.x_row * runs;
+    let run = place.x_row * runs;
     if !place.known {
         runs = 0;
     }
-    let mut sums = Array::<f32>::new(sums_count);
-    #[unroll]
-    for i in 0..sums_count {
-        sums[i] = place.initial;
-    }
+    let of = Weight { first: place.batch * n, row0, n, runs, strip, initial: place.initial };
 
     let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(shape.columns * shape.x_row()));
     let mut x_sums = Shared::<[f32]>::new_aligned_slice(comptime!(shape.columns * shape.sum_row()), 16usize);
@@ -104,49 +106,187 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
         comptime!(shape.rows() * shape.term_row()),
         16usize,
     );
-    let shared = places(&xs, &x_sums, &terms, strip, shape);
+    let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.splits * shape.columns * shape.rows()));
     let mut words = Array::<u32>::new(comptime!(shape.groups() * 2 * shape.tiles * shape.words()));
-    let mut step = plane % shape.splits;
-    #[unroll]
-    for group in 0..comptime!(shape.groups()) {
-        fetch::<V>(codes, &starts, step, runs, &mut words, group, shape);
+    fetch_first::<V>(codes, &starts, runs, &mut words, shape);
+    if comptime!(!shape.listed()) {
+        let rows = Rows { count: place.count, run, y: place.t0, list: 0u32.runtime() };
+        let sums = product::<S, B, V>(
+            codes,
+            scales,
+            biases,
+            x,
+            &rows,
+            &of,
+            &starts,
+            ones,
+            &mut words,
+            &mut xs,
+            &mut x_sums,
+            &mut terms,
+            shape,
+        );
+        store::<Y>(&sums, y, &rows, &of, &mut partial, shape);
+    } else {
+        if comptime!(shape.overlaps) {
+            overlap();
+        }
+        let mut found = Shared::<[u16]>::new_slice(shape.ids);
+        let mut list = Shared::<[u32]>::new_aligned_slice(shape.columns, 16usize);
+        let all = chosen::find(ids, batches, experts, &mut found, shape);
+        let mut first = 0usize;
+        while first < all {
+            if first > 0 {
+                // All have stored what they had before.
+                sync_cube();
+                fetch_first::<V>(codes, &starts, runs, &mut words, shape);
+            }
+            let rows = chosen::rows(&found, first, all, share, &mut list, shape);
+            let sums = product::<S, B, V>(
+                codes,
+                scales,
+                biases,
+                x,
+                &rows,
+                &of,
+                &starts,
+                ones,
+                &mut words,
+                &mut xs,
+                &mut x_sums,
+                &mut terms,
+                shape,
+            );
+            store::<Y>(&sums, y, &rows, &of, &mut partial, shape);
+            first += shape.columns;
+        }
     }
+}
+
+/// What a cube takes of the weight.
+#[derive(CubeType)]
+struct Weight {
+    /// The first row of its batch; the cube's first row in it, and the batch's rows.
+    first: usize,
+    row0: usize,
+    n: usize,
+    /// Runs of a row.
+    runs: usize,
+    /// The first of a plane's rows among the cube's.
+    strip: usize,
+    /// What sums begin with.
+    initial: f32,
+}
+
+/// A unit's sums of the products of the cube's rows, the weight's first step in `words`.
+#[allow(clippy::too_many_arguments)]
+#[cube]
+fn product<S: Int, B: Int, V: Size>(
+    codes: &[Vector<u32, V>],
+    scales: &[S],
+    biases: &[B],
+    x: &[Vector<u32, Const<4>>],
+    rows: &Rows,
+    of: &Weight,
+    starts: &Array<usize>,
+    ones: u32,
+    words: &mut Array<u32>,
+    xs: &mut Shared<[Vector<u32, Const<4>>]>,
+    x_sums: &mut Shared<[f32]>,
+    terms: &mut Shared<[Vector<f32, Const<2>>]>,
+    #[comptime] shape: Shape,
+) -> Array<f32> {
+    let sums_count = comptime!(4 * shape.tiles * shape.columns8());
+    let mut sums = Array::<f32>::new(sums_count);
+    #[unroll]
+    for i in 0..sums_count {
+        sums[i] = of.initial;
+    }
+    let mut columns8 = comptime!(shape.columns8()).runtime();
+    if comptime!(shape.listed()) {
+        columns8 = rows.count.div_ceil(8usize);
+    }
+    let shared = places(&*xs, &*x_sums, &*terms, of.strip, shape);
+    let mut step = UNIT_POS_X as usize / 32 % shape.splits;
     let mut chunk = 0usize;
-    let steps = (runs * comptime!(RUN) + comptime!(STEP - 1)) / comptime!(STEP);
+    let steps = (of.runs * comptime!(RUN) + comptime!(STEP - 1)) / comptime!(STEP);
     while chunk < steps {
         if chunk > 0 {
             sync_cube();
         }
-        let part = Chunk { first: chunk * comptime!(STEP / RUN), runs };
-        let loaded = load_terms::<S, B>(scales, biases, place.batch * n, row0, n, &part, shape);
+        let part = Chunk { first: chunk * comptime!(STEP / RUN), runs: of.runs };
+        let loaded = load_terms::<S, B>(scales, biases, of.first, of.row0, of.n, &part, shape);
         if comptime!(shape.overlaps) {
             overlap();
         }
-        stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape.staging());
-        keep_terms(&loaded, &mut terms, shape);
+        stage(x, rows, &part, xs, x_sums, shape.staging());
+        keep_terms(&loaded, terms, shape);
         sync_cube();
-        sum_groups(shared.x, &mut x_sums, shape);
+        sum_groups(shared.x, columns8, x_sums, shape);
         sync_cube();
         let end = min(chunk + comptime!(shape.chunk), steps);
         while step < end {
             let places = of_step(&shared, (step - chunk) as u32, shape);
-            #[unroll]
-            for pair in 0..comptime!(shape.groups() / 2) {
-                let scaling = scaling(&places, pair, shape);
+            if comptime!(shape.listed() && shape.columns8() > 1) {
                 #[unroll]
-                for i in 0..2usize {
-                    let group = comptime!(2 * pair + i);
-                    let products = multiply_group(&words, places.x, ones, group, shape);
-                    // What comes next is under way while the other groups are multiplied.
-                    fetch::<V>(codes, &starts, step + shape.splits, runs, &mut words, group, shape);
-                    add_scaled(&products, &scaling, i, &mut sums, shape);
+                for some in 1..comptime!(shape.columns8() + 1) {
+                    if columns8 == some {
+                        let shape = comptime!(shape.narrowed(some));
+                        multiply_step::<V>(
+                            codes, starts, &places, step, of.runs, ones, words, &mut sums, shape,
+                        );
+                    }
                 }
+            } else {
+                multiply_step::<V>(codes, starts, &places, step, of.runs, ones, words, &mut sums, shape);
             }
             step += shape.splits;
         }
         chunk += comptime!(shape.chunk);
     }
-    store::<Y>(&sums, y, n, row0, strip, &place, shape);
+    sums
+}
+
+/// Adds a step's products to a unit's sums, and loads the weight's next step.
+#[cube]
+fn multiply_step<V: Size>(
+    codes: &[Vector<u32, V>],
+    starts: &Array<usize>,
+    places: &Places,
+    step: usize,
+    runs: usize,
+    ones: u32,
+    words: &mut Array<u32>,
+    sums: &mut Array<f32>,
+    #[comptime] shape: Shape,
+) {
+    #[unroll]
+    for pair in 0..comptime!(shape.groups() / 2) {
+        let scaling = scaling(places, pair, shape);
+        #[unroll]
+        for i in 0..2usize {
+            let group = comptime!(2 * pair + i);
+            let products = multiply_group(&*words, places.x, ones, group, shape);
+            // What comes next is under way while the other groups are multiplied.
+            fetch::<V>(codes, starts, step + shape.splits, runs, words, group, shape);
+            add_scaled(&products, &scaling, i, sums, shape);
+        }
+    }
+}
+
+/// Loads a unit's quarters of its plane's first step.
+#[cube]
+fn fetch_first<V: Size>(
+    codes: &[Vector<u32, V>],
+    starts: &Array<usize>,
+    runs: usize,
+    to: &mut Array<u32>,
+    #[comptime] shape: Shape,
+) {
+    #[unroll]
+    for group in 0..comptime!(shape.groups()) {
+        fetch::<V>(codes, starts, UNIT_POS_X as usize / 32 % shape.splits, runs, to, group, shape);
+    }
 }
 
 /// Loads a unit's quarters of group `group` of step `step`.
@@ -191,17 +331,14 @@ fn fetch<V: Size>(
 fn store<Y: Int>(
     sums: &Array<f32>,
     y: &mut [Y],
-    n: usize,
-    row0: usize,
-    strip: usize,
-    place: &Place,
+    rows: &Rows,
+    of: &Weight,
+    partial: &mut Shared<[f32]>,
     #[comptime] shape: Shape,
 ) {
-    let rows = comptime!(shape.rows());
     let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
     let (g, t) = (unit / 4, unit % 4);
-    let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.splits * shape.columns * shape.rows()));
-    let first = (plane % shape.splits * shape.columns + 2 * t) * rows + strip + g;
+    let first = (plane % shape.splits * shape.columns + 2 * t) * comptime!(shape.rows()) + of.strip + g;
     #[unroll]
     for f in 0..comptime!(shape.columns8()) {
         #[unroll]
@@ -211,7 +348,7 @@ fn store<Y: Int>(
         }
     }
     sync_cube();
-    store_sums::<Y>(&partial, y, n, row0, place, shape.stored());
+    store_sums::<Y>(&*partial, y, of.n, of.row0, rows, shape.stored());
 }
 
 /// The kernel for `shape`, its types chosen by what the layout stores.
@@ -225,26 +362,32 @@ pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     ))))
 }
 
-/// Both types of x for each format, and both numbers of steps.
+/// Both types of x for each format, both numbers of steps, and rows that follow each other or are found by ids.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
     let mut kernels = Vec::new();
     for layout in formats.iter().map(|&format| Layout::of(format)) {
-        for (dtype, result, columns, whole) in
-            [(F16, F16, 8, false), (BF16, BF16, 16, true), (F16, F32, 32, true)]
-        {
+        for (dtype, result, columns, whole, ids) in [
+            (F16, F16, 8, false, 0),
+            (BF16, BF16, 16, true, 0),
+            (F16, F32, 32, true, 0),
+            (F16, F16, 8, true, 512),
+            (BF16, BF16, 24, false, 4096),
+        ] {
             if supports(target, layout, dtype) {
+                let (tiles, splits) = if ids == 512 { (2, 1) } else { (1, 2) };
                 let shape = Shape {
                     layout,
                     dtype,
                     result,
                     columns,
-                    tiles: 1,
+                    tiles,
                     strips: 4,
-                    splits: 2,
+                    splits,
                     chunk: 4,
                     whole,
+                    ids,
                     overlaps: target.overlaps(),
                 };
                 kernels.push(kernel(target, shape));

@@ -28,6 +28,8 @@ pub(crate) struct Shape {
     pub chunk: usize,
     /// Whether rows are whole steps.
     pub whole: bool,
+    /// The most ids that cubes find their rows by, a batch of the weight each; 0 where rows of x follow each other.
+    pub ids: usize,
     /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
     pub overlaps: bool,
 }
@@ -49,7 +51,18 @@ impl Shape {
     /// Bytes that a cube's units share.
     fn memory(self) -> usize {
         let x = self.columns * (16 * self.x_row() + 4 * self.sum_row());
-        x + self.rows() * (8 * self.term_row() + 4 * self.splits * self.columns)
+        let list = if self.listed() { 2 * self.ids + 4 * self.columns + 16 } else { 0 };
+        x + self.rows() * (8 * self.term_row() + 4 * self.splits * self.columns) + list
+    }
+
+    /// Whether a cube takes the rows of x that chose its batch of the weight.
+    pub fn listed(self) -> bool {
+        self.ids > 0
+    }
+
+    /// For the first so many times 8 rows of x alone.
+    pub fn narrowed(self, columns8: usize) -> Self {
+        Self { columns: 8 * columns8, ..self }
     }
 
     /// Units of a cube.
@@ -125,6 +138,7 @@ impl Shape {
             sums: 0,
             order: Order::Quarters { vectors: self.group() / 8 },
             units: self.units(),
+            listed: self.listed(),
         }
     }
 
@@ -136,6 +150,7 @@ impl Shape {
             parts: self.splits,
             units: self.units(),
             result: self.result,
+            listed: self.listed(),
         }
     }
 }

@@ -19,8 +19,8 @@ pub(super) mod stream;
 use shape::RUNS;
 pub(crate) use shape::Shape;
 
-use super::mat_vec::{Place, place};
-use super::share::{Chunk, stage, store_sums};
+use super::mat_vec::place;
+use super::share::{Chunk, Rows, stage, store_sums};
 use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::decode::load;
 use crate::gpu::float::with_storage;
@@ -79,7 +79,12 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         let row = row0 + UNIT_POS_X as usize % 32 / 4 + comptime!(8 * r);
         starts[r] = (place.batch * n + min(row, n - 1)) * runs;
     }
-    let x_row = place.x_row * runs;
+    let mut run = place.x_row * runs;
+    let x_row = run;
+    if comptime!(shape.made > 0) {
+        run = 0;
+    }
+    let rows_of_x = Rows { count: place.count, run, y: place.t0, list: 0u32.runtime() };
     if !place.known {
         runs = 0;
     }
@@ -114,14 +119,13 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
             overlap();
         }
         if comptime!(shape.made == 0) {
-            stage(x, x_row, &part, place.count, &mut xs, &mut x_sums, shape.staging());
+            stage(x, &rows_of_x, &part, &mut xs, &mut x_sums, shape.staging());
         } else {
             if chunk == 0 {
                 source::silu_mul(x, up, x_row * 4, &mut made, shape.made, shape.making());
                 sync_cube();
             }
-            let made = made.as_slice();
-            stage(made, 0usize.runtime(), &part, place.count, &mut xs, &mut x_sums, shape.staging());
+            stage(made.as_slice(), &rows_of_x, &part, &mut xs, &mut x_sums, shape.staging());
         }
         keep_elements::<S>(&loaded_scales, &mut row_scales, false, shape);
         keep_elements::<B>(&loaded_biases, &mut row_biases, true, shape);
@@ -137,7 +141,7 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         }
         chunk += comptime!(shape.chunk);
     }
-    store::<Y>(&sums, y, n, row0, &place, shape);
+    store::<Y>(&sums, y, n, row0, &rows_of_x, shape);
 }
 
 /// Loads a unit's spans of the weight, for the step that begins with span `first`.
@@ -166,14 +170,7 @@ fn fetch<V: Size>(
 
 /// Adds up what the units have of each sum, and stores those that there are rows for.
 #[cube]
-fn store<Y: Int>(
-    sums: &Array<f32>,
-    y: &mut [Y],
-    n: usize,
-    row0: usize,
-    place: &Place,
-    #[comptime] shape: Shape,
-) {
+fn store<Y: Int>(sums: &Array<f32>, y: &mut [Y], n: usize, row0: usize, of: &Rows, #[comptime] shape: Shape) {
     let (rows, columns) = comptime!((16 * shape.tiles, 2 * shape.pairs()));
     let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
     let (g, t) = (unit / 4, unit % 4);
@@ -190,7 +187,7 @@ fn store<Y: Int>(
         }
     }
     sync_cube();
-    store_sums::<Y>(&partial, y, n, row0, place, shape.stored());
+    store_sums::<Y>(&partial, y, n, row0, of, shape.stored());
 }
 
 /// The kernel for `shape`, its types chosen by what the layout stores.

@@ -142,6 +142,7 @@ impl Shape {
             sums: self.chunk * self.groups(),
             order: Order::Spans { vectors: SPAN / 8 },
             units: 32 * self.planes,
+            listed: false,
         }
     }
 
@@ -159,6 +160,7 @@ impl Shape {
             parts: self.planes,
             units: 32 * self.planes,
             result: self.result,
+            listed: false,
         }
     }
 }

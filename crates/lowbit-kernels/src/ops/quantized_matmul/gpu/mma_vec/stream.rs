@@ -5,7 +5,7 @@
 
 use super::super::super::{CHECK, Input, policy};
 use super::super::integers::ONES;
-use super::super::share::{Chunk, stage};
+use super::super::share::{Chunk, Rows, stage};
 use super::products::{Step, multiply_spans, scale_products};
 use super::shape::{RUNS, SPAN, Shape};
 use super::source::{self, Making, Operands, Source};
@@ -217,8 +217,14 @@ fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
             Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
         let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
         let all = Chunk { first: 0usize.runtime(), runs: runs as usize };
+        let one = Rows {
+            count: 1usize.runtime(),
+            run: 0usize.runtime(),
+            y: 0usize.runtime(),
+            list: 0u32.runtime(),
+        };
         if comptime!(making.source == Source::Tensor) {
-            stage(x, 0usize.runtime(), &all, 1usize.runtime(), &mut xs, &mut x_sums, shape.staging());
+            stage(x, &one, &all, &mut xs, &mut x_sums, shape.staging());
         } else {
             let mut made =
                 Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(making.vectors()), 16usize);
@@ -226,7 +232,7 @@ fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
             source::make(x, other, &factors, eps, sum, vectors, &mut made, making);
             ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
             let made = made.as_slice();
-            stage(made, 0usize.runtime(), &all, 1usize.runtime(), &mut xs, &mut x_sums, shape.staging());
+            stage(made, &one, &all, &mut xs, &mut x_sums, shape.staging());
         }
         ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
         arrive(ring.ready(stream.stages));
