@@ -21,9 +21,7 @@ use super::Problem;
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::{CUBES, Dispatch, sequences};
-use crate::ops::gated_delta_rule::{
-    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout,
-};
+use crate::ops::gated_delta_rule::{CHECK, DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -104,11 +102,15 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 }
 
 /// Launches the preparation of all chunks, and the pass over them.
-pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
-    let Problem { gpu, inputs, dims, params, dtype } = *problem;
-    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *inputs;
+pub(super) fn launch(
+    problem: &Problem,
+    [q, k, v]: [&Tensor; 3],
+    state: &Tensor,
+    y: &Tensor,
+) -> Result<(), KernelError> {
+    let Problem { gpu, gates, cu_seqlens, dims, params, dtype } = *problem;
     let (q, k) = (params.normalised(q)?, params.normalised(k)?);
-    let (log_decay, beta) = inputs.gates.computed()?;
+    let (log_decay, beta) = gates.computed()?;
     let shape = Shape::new(dims, params, dtype);
     let index = |value: usize| CHECK.index(value);
     let (tokens, sequences) = (q.dim(0), state.dim(0));
@@ -117,7 +119,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
     index(matrices)?;
     let transforms = gpu.allocate(2 * matrices)?;
     let pairs = gpu.allocate(2 * matrices)?;
-    let gates = gpu.allocate(4 * slots * dims.value_heads * GATES)?;
+    let of_chunks = gpu.allocate(4 * slots * dims.value_heads * GATES)?;
     let sizes = [index(tokens)?, index(sequences)?, index(dims.key_heads)?, index(dims.value_heads)?];
     gpu.launch(Dispatch {
         kernel: prepare::kernel(gpu.target(), shape),
@@ -130,7 +132,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
             cu_seqlens.memory()?,
             (&transforms, 0),
             (&pairs, 0),
-            (&gates, 0),
+            (&of_chunks, 0),
         ],
         scalars: sizes.to_vec(),
     })?;
@@ -147,7 +149,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
             v.memory()?,
             (&transforms, 0),
             (&pairs, 0),
-            (&gates, 0),
+            (&of_chunks, 0),
             cu_seqlens.memory()?,
             state.memory()?,
             y.memory()?,
