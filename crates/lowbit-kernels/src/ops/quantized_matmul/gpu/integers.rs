@@ -25,9 +25,10 @@ impl Integers {
         Self { layout, dtype, places: 1 }
     }
 
-    /// With sums for as many places as save shifts: as f16, two neighbours of 4 bits need none.
+    /// With sums for as many places as save shifts: as f16, two neighbours of up to 4 bits need one shift, and those of 4
+    /// bits none.
     pub fn unshifted(layout: Layout, dtype: FloatType) -> Self {
-        let places = if layout.bits == 4 && dtype == FloatType::F16 { 2 } else { 1 };
+        let places = if layout.bits <= 4 && dtype == FloatType::F16 { 2 } else { 1 };
         Self { layout, dtype, places }
     }
 
@@ -39,7 +40,12 @@ impl Integers {
     /// Which pair of codes, in the order of their bits, comes `q`-th to the products: both pairs of a step have the same
     /// place.
     fn order(self, q: usize) -> usize {
-        if self.places == 2 { q / 8 * 8 + q % 2 * 4 + q / 2 % 4 } else { q }
+        match (self.places, self.layout.bits) {
+            (1, _) => q,
+            // Of two words, so that codes that need no shift are neighbours in a step.
+            (_, 4) => q / 8 * 8 + q % 2 * 4 + q / 2 % 4,
+            _ => q / 4 * 4 + q % 2 * 2 + q / 2 % 2,
+        }
     }
 
     /// How far apart the two codes are that are taken to the halves of a word together. Both lie in one group.
@@ -75,6 +81,11 @@ impl Integers {
             FloatType::BF16 => (1u32 << self.layout.bits) as f32,
             _ => (1u32 << 24) as f32,
         }
+    }
+
+    /// What the second place's products are multiplied with beside that.
+    pub fn second(self) -> f32 {
+        1.0 / (1u32 << self.layout.bits) as f32
     }
 
     /// What is subtracted from each code: its zero, and the one that bf16 adds.
