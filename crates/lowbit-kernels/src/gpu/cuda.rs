@@ -106,7 +106,7 @@ impl Gpu {
         let (major, minor) = context.compute_capability().map_err(failed)?;
         // From Hopper on, `a` names the instructions that only this generation has.
         let architecture = format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" });
-        Ok(Self::new(Cuda {
+        Ok(Self(Arc::new(Cuda {
             ordinal,
             stream: context.new_stream().map_err(failed)?,
             target: Target::cuda((major * 10 + minor) as u32),
@@ -120,7 +120,7 @@ impl Gpu {
             library: cublas::is_installed(),
             cublas: OnceLock::new(),
             context,
-        }))
+        })))
     }
 }
 

@@ -6,18 +6,14 @@ use cubecl_core::prelude::CubeKernel;
 #[cfg(feature = "cuda")]
 use lowbit_formats::FloatType;
 use std::any::Any;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A GPU and its queue. Clones share them.
 ///
 /// Ops record their dispatches in order; the driver submits them together, at the latest when something is read.
 #[derive(Clone, Debug)]
-pub struct Gpu {
-    driver: Arc<dyn Driver>,
-    /// See [`Self::counters`].
-    counters: Arc<OnceLock<Memory>>,
-}
+pub struct Gpu(pub(super) Arc<dyn Driver>);
 
 /// A range of device memory, freed when no tensor has it and no captured pass uses it. Clones share it. Only the
 /// driver that made it can use it.
@@ -54,9 +50,6 @@ impl Memory {
 
 /// Cubes that every device takes along any dimension: Vulkan promises no more.
 pub(crate) const CUBES: usize = 65535;
-
-/// Words of [`Gpu::counters`].
-pub(crate) const COUNTERS: usize = 4096;
 
 /// One launch of a kernel.
 pub(crate) struct Dispatch<'a> {
@@ -139,17 +132,13 @@ impl Pass {
 }
 
 impl Gpu {
-    pub(super) fn new(driver: impl Driver + 'static) -> Self {
-        Self { driver: Arc::new(driver), counters: Arc::default() }
-    }
-
     /// Runs `work` twice, first to compile its kernels and fill the memory pool, then to capture what it records.
     /// `work` must only record: reading a result inside it is refused.
     ///
     /// # Errors
     /// What `work` gives; [`KernelError::Gpu`] when it does what cannot be captured.
     pub fn capture(&self, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
-        Ok(Pass(self.driver.capture(&mut work)?))
+        Ok(Pass(self.0.capture(&mut work)?))
     }
 
     /// Waits for all that was recorded.
@@ -157,7 +146,7 @@ impl Gpu {
     /// # Errors
     /// [`KernelError::Gpu`] when some of it failed.
     pub fn synchronize(&self) -> Result<(), KernelError> {
-        self.driver.synchronize()
+        self.0.synchronize()
     }
 
     /// The device's time for what `work` records, without the host's.
@@ -165,7 +154,7 @@ impl Gpu {
     /// # Errors
     /// As [`Self::synchronize`]; what `work` gives.
     pub fn time(&self, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError> {
-        self.driver.time(&mut work)
+        self.0.time(&mut work)
     }
 
     /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
@@ -173,31 +162,31 @@ impl Gpu {
     /// # Errors
     /// As [`Self::synchronize`].
     pub fn copy_bandwidth(&self) -> Result<f64, KernelError> {
-        self.driver.copy_bandwidth()
+        self.0.copy_bandwidth()
     }
 
     /// The maker's library of dense products that large products go through, if one was found when the device was
     /// opened.
     pub fn library(&self) -> Option<&'static str> {
-        self.driver.library()
+        self.0.library()
     }
 
     /// A dense product by [`Self::library`].
     #[cfg(feature = "cuda")]
     pub(crate) fn multiply(&self, product: Dense<'_>) -> Result<(), KernelError> {
-        self.driver.multiply(product)
+        self.0.multiply(product)
     }
 
     pub(crate) fn target(&self) -> &Target {
-        self.driver.target()
+        self.0.target()
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
-        self.driver.allocate(bytes.next_multiple_of(4))
+        self.0.allocate(bytes.next_multiple_of(4))
     }
 
     pub(crate) fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
-        self.driver.upload(bytes)
+        self.0.upload(bytes)
     }
 
     pub(crate) fn download(
@@ -206,37 +195,27 @@ impl Gpu {
         start: usize,
         bytes: &mut [u8],
     ) -> Result<(), KernelError> {
-        self.driver.download(memory, start, bytes)
+        self.0.download(memory, start, bytes)
     }
 
     pub(crate) fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        self.driver.launch(0, dispatch)
+        self.0.launch(0, dispatch)
     }
 
     /// As [`Self::launch`], for a kernel that reads its first `early` buffers, and nothing else, before
     /// [`overlap`](super::compile::overlap).
     pub(crate) fn launch_early(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        self.driver.launch(early, dispatch)
-    }
-
-    /// [`COUNTERS`] words in which a launch's planes count how many of them have done something. They are zero whenever no
-    /// kernel runs: the last of each count leaves zero.
-    pub(crate) fn counters(&self) -> Result<&Memory, KernelError> {
-        if let Some(counters) = self.counters.get() {
-            return Ok(counters);
-        }
-        let counters = self.upload(&[0; COUNTERS * size_of::<u32>()])?;
-        Ok(self.counters.get_or_init(|| counters))
+        self.0.launch(early, dispatch)
     }
 
     /// Whether both are the same device with the same queue.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.driver, &other.driver)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
 impl std::fmt::Display for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.driver.name())
+        f.write_str(&self.0.name())
     }
 }

@@ -51,7 +51,7 @@ pub use cuda::CudaOptions;
 #[cfg(feature = "cuda")]
 pub(crate) use encoder::Dense;
 #[cfg(feature = "gpu")]
-pub(crate) use encoder::{COUNTERS, CUBES, Dispatch, Memory};
+pub(crate) use encoder::{CUBES, Dispatch, Memory};
 #[cfg(feature = "gpu")]
 pub use encoder::{Gpu, Pass};
 

@@ -158,7 +158,7 @@ fn open(api: Api) -> Result<Gpu, KernelError> {
     // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
     unsafe { client.set_stream(StreamId { value: 0 }) };
     let target = Target::new(client.properties_shared(), client.target_properties_shared());
-    let gpu = Gpu::new(Wgpu { api, client, target, captured: Mutex::new(None), gate: Arc::default() });
+    let gpu = Gpu(Arc::new(Wgpu { api, client, target, captured: Mutex::new(None), gate: Arc::default() }));
     devices.insert(api, gpu.clone());
     Ok(gpu)
 }

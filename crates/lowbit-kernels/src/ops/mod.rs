@@ -9,7 +9,6 @@ pub mod causal_conv1d;
 mod check;
 pub mod combine_experts;
 pub mod concat;
-pub mod conv_gated_delta_rule;
 pub mod delta_gates;
 pub mod dequant_gather;
 mod elementwise;
@@ -39,7 +38,6 @@ pub use attention::{AttentionParams, attention};
 pub use causal_conv1d::{Activation, causal_conv1d};
 pub use combine_experts::combine_experts;
 pub use concat::concat;
-pub use conv_gated_delta_rule::{ConvGatedDeltaInputs, conv_gated_delta_rule};
 pub use delta_gates::delta_gates;
 pub use dequant_gather::dequant_gather;
 pub use gated_delta_rule::{

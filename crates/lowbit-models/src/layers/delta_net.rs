@@ -2,7 +2,7 @@ use super::{Linear, MergedLinear, RmsNorm};
 use crate::cache::DeltaCache;
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::{
-    self, Activation, AddRmsNorm, ConvGatedDeltaInputs, DeltaGates, GatedDeltaRule, HeadMap, L2Norm,
+    self, Activation, AddRmsNorm, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm,
     L2NormConvention,
 };
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -156,22 +156,23 @@ impl GatedDeltaNet {
         cache: &mut DeltaCache,
     ) -> Result<(Tensor, Tensor), KernelError> {
         let config = &self.config;
-        let tokens = x.x.dim(0);
+        let (tokens, key_dim) = (x.x.dim(0), config.key_dim());
         let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
-        let inputs = ConvGatedDeltaInputs {
-            qkv: &qkv,
-            weight: &self.conv,
-            activation: Some(Activation::Silu),
-            gates: DeltaGates::Raw { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias },
-            cu_seqlens,
-        };
+        let qkv =
+            ops::causal_conv1d(&qkv, &self.conv, None, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
+        let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
+        let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
+        let q = ops::narrow(&qkv, 0, key_dim)?.reshape(&keys)?;
+        let k = ops::narrow(&qkv, key_dim, key_dim)?.reshape(&keys)?;
+        let v = ops::narrow(&qkv, 2 * key_dim, config.value_dim())?.reshape(&values)?;
+        let gates = DeltaGates::Raw { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
         let rule = GatedDeltaRule {
             qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
             head_map: config.head_map,
             ..GatedDeltaRule::new(config.linear_key_head_dim)
         };
-        let o = ops::conv_gated_delta_rule(&inputs, [&mut cache.conv, &mut cache.state], &rule)?;
-        let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
+        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens };
+        let o = ops::gated_delta_rule(&inputs, &mut cache.state, &rule)?;
         Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z.reshape(&values)?))?))
     }
 }

@@ -84,7 +84,10 @@ fn convolve<X: Int>(
                     for i in 0..comptime!(shape.width) {
                         sum = fma(taps[i], inputs[comptime!(t + i)], sum);
                     }
-                    write(y, (first + t) * channels + c, activate(sum, shape.activation), shape.dtype);
+                    if comptime!(shape.activation.is_some()) {
+                        sum /= 1.0f32 + (-sum).exp();
+                    }
+                    write(y, (first + t) * channels + c, sum, shape.dtype);
                 }
             }
             #[unroll]
@@ -105,15 +108,6 @@ fn convolve<X: Int>(
                 }
             }
         }
-    }
-}
-
-/// What becomes of a sum.
-#[cube]
-pub(crate) fn activate(sum: f32, #[comptime] activation: Option<Activation>) -> f32 {
-    match comptime!(activation) {
-        Some(Activation::Silu) => sum / (1.0f32 + (-sum).exp()),
-        None => sum,
     }
 }
 

@@ -26,7 +26,7 @@ mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
-pub(super) mod reference;
+mod reference;
 #[cfg(test)]
 mod tests;
 

@@ -33,13 +33,11 @@ pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 mod policy;
-pub(super) mod reference;
+mod reference;
 #[cfg(feature = "gpu")]
 mod rounded;
 #[cfg(test)]
 mod tests;
-
-pub(super) use cpu::CHUNK;
 
 use super::{Check, L2Norm, delta_gates, l2_norm};
 use crate::{Device, KernelError, Tensor};
@@ -77,17 +75,12 @@ impl DeltaGates<'_> {
         }
     }
 
-    /// Checks the operands of a call with this `sign` on `device`; `whose` says what wants `[T, Hv]` of them.
-    pub(super) fn check(
-        &self,
-        op: Check,
-        sign: DecaySign,
-        (whose, want): (impl Fn() -> String, &[usize]),
-        device: &Device,
-    ) -> Result<(), KernelError> {
+    /// Checks the operands of a call with these `v` and `sign`.
+    fn check(&self, v: &Tensor, sign: DecaySign) -> Result<(), KernelError> {
+        let (op, want) = (CHECK, &v.shape()[..2]);
         let on = |name, x: &Tensor| {
-            op.shape(name, x, want, &whose)?;
-            op.same_device(name, x.device(), device)
+            op.shape(name, x, want, || format!("v {:?}", v.shape()))?;
+            op.same_device(name, x.device(), v.device())
         };
         match *self {
             Self::Computed { log_decay, beta } => {
@@ -282,7 +275,7 @@ fn check(inputs: &GatedDeltaInputs, state: &Tensor, params: &GatedDeltaRule) -> 
     op.float("q", q)?;
     op.dtype("k", k, q.dtype())?;
     op.dtype("v", v, q.dtype())?;
-    gates.check(op, params.sign, (|| format!("v {:?}", v.shape()), &v.shape()[..2]), v.device())?;
+    gates.check(v, params.sign)?;
     let [sequences, ..] = op.dims::<4>("state", state, "[S, Hv, Dk, Dv] or [S, Hv, Dv, Dk]")?;
     let want = match params.state_layout {
         StateLayout::KeyValue => [sequences, value_heads, key_dim, value_dim],

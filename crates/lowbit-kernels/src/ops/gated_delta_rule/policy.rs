@@ -43,19 +43,6 @@ pub(super) fn gpu_lanes(key_dim: usize, columns: usize, plane: usize) -> usize {
     lanes.max(key_dim.div_ceil(32).next_power_of_two()).min(plane)
 }
 
-/// Whether a GPU convolves q, k and v in the recurrence's kernel, with columns of `key_dim` rows over `lanes` units: where
-/// each sequence has about a token, so that the launch saved is worth more than convolving keys anew for each of their
-/// columns, and where a unit's registers hold the taps and past inputs of all its channels.
-#[cfg(feature = "gpu")]
-pub(super) fn gpu_convolves(
-    width: usize,
-    (key_dim, lanes): (usize, usize),
-    tokens: usize,
-    sequences: usize,
-) -> bool {
-    tokens == sequences && (2..=4).contains(&width) && key_dim <= 16 * lanes
-}
-
 #[test]
 fn chunks_from_the_crossover_unless_asked_otherwise() {
     use StateLayout::{KeyValue, ValueKey};
@@ -106,23 +93,5 @@ fn lanes_of_a_column() {
     ];
     for ((key_dim, columns, plane), want) in table {
         assert_eq!(gpu_lanes(key_dim, columns, plane), want, "{key_dim} {columns} {plane}");
-    }
-}
-
-#[cfg(feature = "gpu")]
-#[test]
-fn convolves_single_tokens() {
-    // (W, (Dk, lanes), tokens, sequences) -> whether
-    let table = [
-        ((4, (128, 16), 1, 1), true),
-        ((2, (128, 8), 3, 3), true),
-        ((4, (128, 4), 8, 8), false),
-        ((4, (128, 16), 2, 1), false),
-        ((1, (128, 16), 1, 1), false),
-        ((5, (128, 16), 1, 1), false),
-    ];
-    for ((width, column, tokens, sequences), want) in table {
-        let got = gpu_convolves(width, column, tokens, sequences);
-        assert_eq!(got, want, "{width} {column:?} {tokens} {sequences}");
     }
 }

@@ -13,8 +13,8 @@
 //! e_j <- decay rho e_j + |k| |eps_j| + 6 u |M_j|
 //! |error of y_j| <= |scale| (|q| e_j + n u M_j^T |q|)
 //! ```
-//! Where k and q are normalised here, or not exact beforehand, their errors `dk` and `dq` add `|beta| M^T dk` to `eps`,
-//! `|dk| |delta|` to `e`, and `|scale| M^T dq` to `y`'s; v's add themselves times `|beta|` to `eps`. Where the gates are computed here, beta's error adds itself times `|v - S^T k|` to `eps`, and
+//! Where k and q are normalised here, their errors `dk` and `dq` add `|beta| M^T dk` to `eps`, `|dk| |delta|` to `e`, and
+//! `|scale| M^T dq` to `y`'s. Where the gates are computed here, beta's error adds itself times `|v - S^T k|` to `eps`, and
 //! the logarithm of the decay's adds itself times `decay |M|` to `e`, before the step.
 
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
@@ -56,28 +56,12 @@ pub(crate) fn gated_delta_rule(
     chunk: usize,
     wanted: impl Fn(usize, usize) -> bool,
 ) -> Result<(Bounded, Bounded), KernelError> {
-    let zeros = [inputs.q, inputs.k, inputs.v].map(|x| vec![0.0; x.len()]);
-    of_inexact(inputs, zeros, state, params, chunk, wanted)
-}
-
-/// As [`gated_delta_rule`], for q, k and v that may be as far from the inputs' as `errors` say.
-pub(crate) fn of_inexact(
-    inputs: &GatedDeltaInputs,
-    errors: [Vec<f64>; 3],
-    state: &Tensor,
-    params: &GatedDeltaRule,
-    chunk: usize,
-    wanted: impl Fn(usize, usize) -> bool,
-) -> Result<(Bounded, Bounded), KernelError> {
     let dims = super::check(inputs, state, params)?;
     let Dims { key_dim, value_heads, value_dim, .. } = dims;
-    let [q_errors, k_errors, v_errors] = errors;
-    let (q, k) = (normalised(inputs.q, q_errors, params)?, normalised(inputs.k, k_errors, params)?);
-    let v = Bounded { values: wide(inputs.v)?, bounds: v_errors };
+    let (q, k, v) = (normalised(inputs.q, params)?, normalised(inputs.k, params)?, wide(inputs.v)?);
     let [log_decay, beta] = gates(&inputs.gates)?;
     let mut last = Bounded { values: wide(state)?, bounds: vec![0.0; state.len()] };
-    let [values, bounds] = [(); 2].map(|()| vec![0.0; v.values.len()]);
-    let mut y = Bounded { values, bounds };
+    let mut y = Bounded { values: vec![0.0; v.len()], bounds: vec![0.0; v.len()] };
     let columns = (0..value_heads).flat_map(|head| (0..value_dim).map(move |j| (head, j)));
     let columns: Vec<_> = columns.filter(|&(head, j)| wanted(head, j)).collect();
     for (sequence, tokens) in inputs.cu_seqlens.as_slice::<u32>()?.windows(2).enumerate() {
@@ -94,9 +78,8 @@ pub(crate) fn of_inexact(
                 let key = key..key + key_dim;
                 let decay = (f64::from(params.decay_factor()) * log_decay.values[gate]).exp();
                 let gates = [(decay, log_decay.bounds[gate]), (beta.values[gate], beta.bounds[gate])];
-                let at = gate * value_dim + j;
-                column.step(k.part(key.clone()), (v.values[at], v.bounds[at]), gates);
-                y.set(at, column.read(q.part(key), f64::from(params.scale)));
+                column.step(k.part(key.clone()), v[gate * value_dim + j], gates);
+                y.set(gate * value_dim + j, column.read(q.part(key), f64::from(params.scale)));
             }
             (0..key_dim).for_each(|i| last.set(place(i), (column.s[i], column.error + TINY)));
         }
@@ -104,28 +87,14 @@ pub(crate) fn of_inexact(
     Ok((y, last))
 }
 
-/// q or k as the rule multiplies it. With `y = x / r`, errors `dx` of a row add up to `(|dx| + |y| |dx|_2) / (r - |dx|_2)` to
-/// y's: the norm does not grow faster than x.
-fn normalised(x: &Tensor, errors: Vec<f64>, params: &GatedDeltaRule) -> Result<Bounded, KernelError> {
+/// q or k as the rule multiplies it.
+fn normalised(x: &Tensor, params: &GatedDeltaRule) -> Result<Bounded, KernelError> {
     let Some(norm) = params.qk_norm else {
-        return Ok(Bounded { values: wide(x)?, bounds: errors });
+        return exact(x);
     };
-    let dim = x.dim(-1);
-    let values = l2_norm::reference::l2_norm(x.cast(DType::F32)?.as_slice()?, dim, &norm);
-    let error = gamma(l2_norm::reference::roundings(dim));
-    let mut bounds: Vec<f64> = values.iter().map(|x| error * x.abs()).collect();
-    let rows = bounds.chunks_exact_mut(dim).zip(values.chunks_exact(dim));
-    for ((bounds, y), (x, errors)) in rows.zip(wide(x)?.chunks_exact(dim).zip(errors.chunks_exact(dim))) {
-        let of_row = dot(errors, errors).sqrt();
-        if of_row > 0.0 {
-            let rest = (dot(x, x) / dot(y, y)).sqrt() - of_row;
-            let of_one = |(bound, (y, dx)): (&mut f64, (&f64, &f64))| {
-                *bound += (dx + y.abs() * of_row) / rest.max(0.0)
-            };
-            bounds.iter_mut().zip(y.iter().zip(errors)).for_each(of_one);
-        }
-    }
-    Ok(Bounded { bounds, values })
+    let values = l2_norm::reference::l2_norm(x.cast(DType::F32)?.as_slice()?, x.dim(-1), &norm);
+    let error = gamma(l2_norm::reference::roundings(x.dim(-1)));
+    Ok(Bounded { bounds: values.iter().map(|x| error * x.abs()).collect(), values })
 }
 
 /// `log_decay` and `beta`.
@@ -172,19 +141,14 @@ impl Column {
     }
 
     /// Of beta the bound is absolute, of the decay it is relative.
-    fn step(
-        &mut self,
-        (k, k_error): (&[f64], &[f64]),
-        (v, v_error): (f64, f64),
-        [decay, beta]: [(f64, f64); 2],
-    ) {
+    fn step(&mut self, (k, k_error): (&[f64], &[f64]), v: f64, [decay, beta]: [(f64, f64); 2]) {
         let ((decay, decay_error), (beta, beta_error)) = (decay, beta);
         self.s.iter_mut().chain(&mut self.m).for_each(|s| *s *= decay);
         let of_decay = decay * self.error + decay_error * dot(&self.m, &self.m).sqrt();
         let residual = v - dot(&self.s, k);
         let delta = beta * residual;
         let of_product = self.n * U * dot_magnitudes(&self.m, k) + dot(&self.m, k_error);
-        let eps = beta.abs() * (of_product + 4.0 * U * v.abs() + v_error) + beta_error * residual.abs();
+        let eps = beta.abs() * (of_product + 4.0 * U * v.abs()) + beta_error * residual.abs();
         for ((s, m), &k) in self.s.iter_mut().zip(&mut self.m).zip(k) {
             *s += k * delta;
             *m += (k * delta).abs();

@@ -9,7 +9,7 @@ use chunked::Chunked;
 use recurrent::Recurrent;
 use std::ops::Range;
 
-pub(crate) use chunked::CHUNK;
+pub(super) use chunked::CHUNK;
 
 /// The operands in f32, as the module says.
 #[derive(Clone, Copy)]

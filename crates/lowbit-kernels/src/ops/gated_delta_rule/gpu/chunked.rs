@@ -21,7 +21,9 @@ use super::Problem;
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::{CUBES, Dispatch, sequences};
-use crate::ops::gated_delta_rule::{CHECK, DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use crate::ops::gated_delta_rule::{
+    CHECK, DecaySign, Dims, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout,
+};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -102,15 +104,11 @@ pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 }
 
 /// Launches the preparation of all chunks, and the pass over them.
-pub(super) fn launch(
-    problem: &Problem,
-    [q, k, v]: [&Tensor; 3],
-    state: &Tensor,
-    y: &Tensor,
-) -> Result<(), KernelError> {
-    let Problem { gpu, gates, cu_seqlens, dims, params, dtype } = *problem;
+pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
+    let Problem { gpu, inputs, dims, params, dtype } = *problem;
+    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *inputs;
     let (q, k) = (params.normalised(q)?, params.normalised(k)?);
-    let (log_decay, beta) = gates.computed()?;
+    let (log_decay, beta) = inputs.gates.computed()?;
     let shape = Shape::new(dims, params, dtype);
     let index = |value: usize| CHECK.index(value);
     let (tokens, sequences) = (q.dim(0), state.dim(0));
@@ -119,7 +117,7 @@ pub(super) fn launch(
     index(matrices)?;
     let transforms = gpu.allocate(2 * matrices)?;
     let pairs = gpu.allocate(2 * matrices)?;
-    let of_chunks = gpu.allocate(4 * slots * dims.value_heads * GATES)?;
+    let gates = gpu.allocate(4 * slots * dims.value_heads * GATES)?;
     let sizes = [index(tokens)?, index(sequences)?, index(dims.key_heads)?, index(dims.value_heads)?];
     gpu.launch(Dispatch {
         kernel: prepare::kernel(gpu.target(), shape),
@@ -132,7 +130,7 @@ pub(super) fn launch(
             cu_seqlens.memory()?,
             (&transforms, 0),
             (&pairs, 0),
-            (&of_chunks, 0),
+            (&gates, 0),
         ],
         scalars: sizes.to_vec(),
     })?;
@@ -149,7 +147,7 @@ pub(super) fn launch(
             v.memory()?,
             (&transforms, 0),
             (&pairs, 0),
-            (&of_chunks, 0),
+            (&gates, 0),
             cu_seqlens.memory()?,
             state.memory()?,
             y.memory()?,

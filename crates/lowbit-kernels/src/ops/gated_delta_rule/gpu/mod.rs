@@ -7,23 +7,20 @@ mod recurrent;
 
 pub(super) use chunked::CHUNK;
 
-use super::{CHECK, DeltaGates, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, policy};
+use super::{CHECK, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, policy};
+use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::{COUNTERS, Gpu};
-use crate::ops::ConvGatedDeltaInputs;
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::{DType, FloatType};
-use recurrent::Tokens;
+use lowbit_formats::FloatType;
 
-/// One call, but for its q, k and v; everything was checked.
+/// One call; everything was checked.
 #[derive(Clone, Copy)]
 struct Problem<'a> {
     gpu: &'a Gpu,
-    gates: DeltaGates<'a>,
-    cu_seqlens: &'a Tensor,
+    inputs: &'a GatedDeltaInputs<'a>,
     dims: Dims,
     params: &'a GatedDeltaRule,
     /// The type of q, k, v and y.
@@ -54,7 +51,7 @@ pub(super) fn gated_delta_rule(
     dims: Dims,
     params: &GatedDeltaRule,
 ) -> Result<Tensor, KernelError> {
-    let GatedDeltaInputs { q, k, v, gates, cu_seqlens } = *inputs;
+    let GatedDeltaInputs { q, v, .. } = *inputs;
     let dtype = CHECK.float("q", q)?;
     let y = Tensor::allocate(v.shape(), v.dtype(), &Device::Gpu(gpu.clone()))?;
     state.unshare()?;
@@ -63,52 +60,11 @@ pub(super) fn gated_delta_rule(
     }
     // Kernels count elements with 32 bits.
     [q, v, &*state].into_iter().try_for_each(|x| CHECK.index(x.len()).map(drop))?;
-    let problem = Problem { gpu, gates, cu_seqlens, dims, params, dtype };
+    let problem = Problem { gpu, inputs, dims, params, dtype };
     match form(gpu, inputs, state, dims, params)? {
-        Form::Chunked => chunked::launch(&problem, [q, k, v], state, &y)?,
-        _ => recurrent::launch(&problem, &Tokens::Given([q, k, v]), state, &y)?,
+        Form::Chunked => chunked::launch(&problem, state, &y)?,
+        _ => recurrent::launch(&problem, state, &y)?,
     }
-    Ok(y)
-}
-
-/// Whether one kernel does what [`conv_gated_delta_rule`](crate::ops::conv_gated_delta_rule) says.
-pub(in crate::ops) fn convolves(
-    gpu: &Gpu,
-    inputs: &ConvGatedDeltaInputs,
-    state: &Tensor,
-    dims: Dims,
-    params: &GatedDeltaRule,
-) -> bool {
-    let (tokens, sequences) = (inputs.qkv.dim(0), state.dim(0));
-    let columns = sequences * dims.value_heads * dims.value_dim;
-    let lanes = policy::gpu_lanes(dims.key_dim, columns, gpu.target().smallest_plane());
-    params.form != Form::Chunked
-        && sequences * dims.key_heads <= COUNTERS
-        && policy::gpu_convolves(inputs.weight.dim(1), (dims.key_dim, lanes), tokens, sequences)
-}
-
-/// See [`conv_gated_delta_rule`](crate::ops::conv_gated_delta_rule); everything was checked, and it [`convolves`].
-pub(in crate::ops) fn conv_gated_delta_rule(
-    gpu: &Gpu,
-    inputs: &ConvGatedDeltaInputs,
-    [past, state]: [&mut Tensor; 2],
-    dims: Dims,
-    params: &GatedDeltaRule,
-) -> Result<Tensor, KernelError> {
-    let ConvGatedDeltaInputs { qkv, weight, activation, gates, cu_seqlens } = *inputs;
-    let dtype = CHECK.float("qkv", qkv)?;
-    let shape = [qkv.dim(0), dims.value_heads, dims.value_dim];
-    let y = Tensor::allocate(&shape, qkv.dtype(), qkv.device())?;
-    past.unshare()?;
-    state.unshare()?;
-    if y.is_empty() {
-        return Ok(y);
-    }
-    let weight = weight.cast(DType::F32)?;
-    [qkv, &weight, &*past, &*state].into_iter().try_for_each(|x| CHECK.index(x.len()).map(drop))?;
-    let problem = Problem { gpu, gates, cu_seqlens, dims, params, dtype };
-    let tokens = Tokens::Convolved { qkv, weight: &weight, activation, past };
-    recurrent::launch(&problem, &tokens, state, &y)?;
     Ok(y)
 }
 
