@@ -37,11 +37,10 @@ pub(super) fn gather_qmm(
         })
     };
     let sortable = experts <= sort::EXPERTS && tensor_core::supports(gpu.target(), weight, dtype);
-    if let Some(columns) = policy::columns(ids.len(), experts)
-        && chosen::supports(gpu.target(), weight, dtype, (experts, ids.len()))
+    if policy::few(ids.len(), experts) && chosen::supports(gpu.target(), weight, dtype, (experts, ids.len()))
     {
         let x = padded(gpu, &x.tensor()?.0)?;
-        each(&|weight, y| chosen::multiply(gpu, &x, weight, (ids, share), y, columns))?;
+        each(&|weight, y| chosen::multiply(gpu, &x, weight, (ids, share), y))?;
     } else if let Some(rows) = policy::tiles(ids.len(), experts).filter(|_| sortable) {
         let x = x.tensor()?.0;
         each(&|weight, y| sort::gather_qmm(gpu, &x, weight, (ids, share), y, rows))?;

@@ -11,15 +11,13 @@ pub(super) fn sort_by_expert(pairs: usize, experts: usize, top_k: usize) -> bool
 #[cfg(feature = "gpu")]
 const MANY: usize = 128;
 
-/// On a GPU with tensor cores: the rows of x that a cube multiplies its expert with at a time, where few pairs choose each.
+/// On a GPU with tensor cores: whether most experts have no more pairs than one product takes, so that each reads its weight
+/// once without sorting them first. Measured on an H200, 256 experts: 512 pairs 53 us, sorted 76; 4096 would gain 5 % at
+/// the best, and lose where few experts are chosen by most tokens.
 #[cfg(feature = "gpu")]
-pub(super) fn columns(pairs: usize, experts: usize) -> Option<usize> {
-    /// With more, decoding the weight for tiles of pairs that were sorted is faster.
-    const MOST: usize = 24;
+pub(super) fn few(pairs: usize, experts: usize) -> bool {
     let mean = pairs.div_ceil(experts.max(1));
-    // Most experts have fewer pairs than this; what they do not have costs next to nothing.
-    let columns = (mean + 2 * mean.isqrt()).next_multiple_of(8);
-    (pairs >= MANY && columns <= MOST).then_some(columns)
+    pairs >= MANY && mean + 2 * mean.isqrt() <= 8
 }
 
 /// On a GPU with tensor cores: the rows of the tiles that pairs are brought together in, where that pays.
@@ -62,19 +60,18 @@ mod tests {
 
     #[cfg(feature = "gpu")]
     #[test]
-    fn cubes_take_the_pairs_of_most_experts() {
-        // (pairs, experts) -> rows of x
+    fn few_pairs_an_expert() {
         let table = [
-            ((127, 256), None),
-            ((128, 256), Some(8)),
-            ((512, 256), Some(8)),
-            ((1280, 256), Some(16)),
-            ((4096, 256), Some(24)),
-            ((4096, 128), None),
-            ((200, 0), None),
+            ((127, 256), false),
+            ((128, 256), true),
+            ((512, 256), true),
+            ((1024, 256), true),
+            ((1025, 256), false),
+            ((4096, 128), false),
+            ((200, 0), false),
         ];
         for ((pairs, experts), want) in table {
-            assert_eq!(columns(pairs, experts), want, "{pairs} pairs, {experts} experts");
+            assert_eq!(few(pairs, experts), want, "{pairs} pairs, {experts} experts");
         }
     }
 

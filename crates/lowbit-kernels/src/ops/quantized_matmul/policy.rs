@@ -96,6 +96,8 @@ pub(super) fn mma_vec(batches: usize, (m, n, runs): (usize, usize, usize)) -> (u
     let enough = |tiles: usize| others * n.div_ceil(16 * tiles) * planes >= PLANES;
     let (tiles, planes) = match (enough(2), enough(1)) {
         (true, _) => (2, planes),
+        // Short rows leave little to do for what a cube begins with.
+        (_, true) if runs < 32 => (2, planes),
         (_, true) => (1, planes),
         _ => (1, 8),
     };
@@ -146,17 +148,14 @@ pub(super) fn mma_rows(batches: usize, (m, n, steps): (usize, usize, usize)) -> 
     Cut { columns, tiles: 1, strips, splits, chunk }
 }
 
-/// For rows of x that choose their batch of the weight, of which a cube takes `columns` at a time: each batch has `n` rows
-/// of `steps` steps.
+/// For rows of x that choose their batch of the weight: each batch has `n` rows of `steps` steps.
 #[cfg(feature = "gpu")]
-pub(super) fn mma_rows_chosen(columns: usize, (n, steps): (usize, usize)) -> Cut {
-    // Small cubes, several to a multiprocessor: some bring their x while others multiply. More rows of x are worth more of
-    // the weight.
-    let strips = if columns > 8 { 8 } else { 4 };
+pub(super) fn mma_rows_chosen((n, steps): (usize, usize)) -> Cut {
     // Short rows leave little to do for what a cube begins with.
     let tiles = if steps <= 2 { 2 } else { 1 };
-    let strips = strips.min(n.div_ceil(16 * tiles).next_power_of_two());
-    Cut { columns, tiles, strips, splits: 1, chunk: steps.next_power_of_two().min(4) }
+    // Small cubes, several to a multiprocessor: some bring their x while others multiply.
+    let strips = n.div_ceil(16 * tiles).next_power_of_two().min(4);
+    Cut { columns: 8, tiles, strips, splits: 1, chunk: steps.next_power_of_two().min(4) }
 }
 
 /// Rows of x from which on a GPU decodes a weight's run once for several of them.
@@ -295,7 +294,7 @@ mod tests {
             ((8, (1, 512, 64)), (1, 1, 8, 32)),
             ((64, (1, 512, 64)), (1, 2, 4, 32)),
             ((18, (1, 512, 64)), (1, 1, 4, 32)),
-            ((9, (1, 2048, 16)), (1, 1, 2, 8)),
+            ((9, (1, 2048, 16)), (1, 2, 2, 8)),
             ((1, (3, 14336, 128)), (4, 2, 4, 64)),
             ((1, (32, 14336, 448)), (8, 2, 8, 64)),
             ((1, (1, 1, 1)), (1, 1, 8, 32)),
@@ -327,17 +326,12 @@ mod tests {
     #[cfg(feature = "gpu")]
     #[test]
     fn several_rows_that_choose_on_tensor_cores() {
-        // (rows of x, (n, steps)) -> 16 rows of the weight, strips, chunk
-        let table = [
-            ((8, (512, 8)), (1, 4, 4)),
-            ((24, (512, 8)), (1, 8, 4)),
-            ((8, (2048, 2)), (2, 4, 2)),
-            ((16, (23, 1)), (2, 1, 1)),
-            ((8, (23, 0)), (2, 1, 1)),
-        ];
-        for ((columns, sizes), (tiles, strips, chunk)) in table {
-            let want = Cut { columns, tiles, strips, splits: 1, chunk };
-            assert_eq!(mma_rows_chosen(columns, sizes), want, "{columns} rows, {sizes:?}");
+        // (n, steps) -> 16 rows of the weight, strips, chunk
+        let table =
+            [((512, 8), (1, 4, 4)), ((2048, 2), (2, 4, 2)), ((23, 1), (2, 1, 1)), ((23, 0), (2, 1, 1))];
+        for (sizes, (tiles, strips, chunk)) in table {
+            let want = Cut { columns: 8, tiles, strips, splits: 1, chunk };
+            assert_eq!(mma_rows_chosen(sizes), want, "{sizes:?}");
         }
     }
 

@@ -100,14 +100,13 @@ pub(crate) fn supports(
 }
 
 /// `y[t, n] = sum over k of x[t / share, k] * weight[ids[t], n, k]`, where [`supports`] says so: rows of `x` are whole
-/// runs, and a cube takes up to `columns` of them at a time.
+/// runs.
 pub(crate) fn multiply(
     gpu: &Gpu,
     x: &Tensor,
     weight: &QuantizedTensor,
     (ids, share): (&Tensor, usize),
     y: &Tensor,
-    columns: usize,
 ) -> Result<(), KernelError> {
     let index = |value: usize| CHECK.index(value);
     let (dtype, result) = (CHECK.float("x", x)?, CHECK.float("y", y)?);
@@ -115,7 +114,7 @@ pub(crate) fn multiply(
     let (m, experts) = (ids.len(), weight.rows() / n);
     let layout = Layout::of(weight.format());
     let policy::Cut { columns, tiles, strips, splits, chunk } =
-        policy::mma_rows_chosen(columns, (n, (runs * RUN).div_ceil(STEP)));
+        policy::mma_rows_chosen((n, (runs * RUN).div_ceil(STEP)));
     let shape = Shape {
         layout,
         dtype,

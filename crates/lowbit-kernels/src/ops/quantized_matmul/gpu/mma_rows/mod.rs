@@ -30,7 +30,7 @@ use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
-use products::{Places, add_scaled, multiply_group, of_step, places, scaling, sum_groups};
+use products::{add_scaled, multiply_group, of_step, places, scaling, sum_groups};
 use terms::{keep_terms, load_terms};
 
 /// Whether a device has this kernel for a layout and a type of x: codes that the type has as integers, in groups whose
@@ -109,8 +109,28 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.splits * shape.columns * shape.rows()));
     let mut words = Array::<u32>::new(comptime!(shape.groups() * 2 * shape.tiles * shape.words()));
     fetch_first::<V>(codes, &starts, runs, &mut words, shape);
-    if comptime!(!shape.listed()) {
-        let rows = Rows { count: place.count, run, y: place.t0, list: 0u32.runtime() };
+    // How many times as many rows as a cube takes there are: one time, or up to where its list ends.
+    let mut all = 1usize.runtime();
+    let mut found = Shared::<[u16]>::new_slice(comptime!(shape.ids.max(1)));
+    let mut list = Shared::<[u32]>::new_aligned_slice(shape.columns, 16usize);
+    if comptime!(shape.listed()) {
+        if comptime!(shape.overlaps) {
+            overlap();
+        }
+        all = chosen::find(ids, batches, experts, &mut found, shape);
+    }
+    let mut first = 0usize;
+    while first < all {
+        let rows = if comptime!(shape.listed()) {
+            if first > 0 {
+                // All have stored what they had before.
+                sync_cube();
+                fetch_first::<V>(codes, &starts, runs, &mut words, shape);
+            }
+            chosen::rows(&found, first, all, share, &mut list, shape)
+        } else {
+            Rows { count: place.count, run, y: place.t0, list: 0u32.runtime() }
+        };
         let sums = product::<S, B, V>(
             codes,
             scales,
@@ -127,39 +147,7 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
             shape,
         );
         store::<Y>(&sums, y, &rows, &of, &mut partial, shape);
-    } else {
-        if comptime!(shape.overlaps) {
-            overlap();
-        }
-        let mut found = Shared::<[u16]>::new_slice(shape.ids);
-        let mut list = Shared::<[u32]>::new_aligned_slice(shape.columns, 16usize);
-        let all = chosen::find(ids, batches, experts, &mut found, shape);
-        let mut first = 0usize;
-        while first < all {
-            if first > 0 {
-                // All have stored what they had before.
-                sync_cube();
-                fetch_first::<V>(codes, &starts, runs, &mut words, shape);
-            }
-            let rows = chosen::rows(&found, first, all, share, &mut list, shape);
-            let sums = product::<S, B, V>(
-                codes,
-                scales,
-                biases,
-                x,
-                &rows,
-                &of,
-                &starts,
-                ones,
-                &mut words,
-                &mut xs,
-                &mut x_sums,
-                &mut terms,
-                shape,
-            );
-            store::<Y>(&sums, y, &rows, &of, &mut partial, shape);
-            first += shape.columns;
-        }
+        first += shape.columns;
     }
 }
 
@@ -202,10 +190,6 @@ fn product<S: Int, B: Int, V: Size>(
     for i in 0..sums_count {
         sums[i] = of.initial;
     }
-    let mut columns8 = comptime!(shape.columns8()).runtime();
-    if comptime!(shape.listed()) {
-        columns8 = rows.count.div_ceil(8usize);
-    }
     let shared = places(&*xs, &*x_sums, &*terms, of.strip, shape);
     let mut step = UNIT_POS_X as usize / 32 % shape.splits;
     let mut chunk = 0usize;
@@ -222,56 +206,28 @@ fn product<S: Int, B: Int, V: Size>(
         stage(x, rows, &part, xs, x_sums, shape.staging());
         keep_terms(&loaded, terms, shape);
         sync_cube();
-        sum_groups(shared.x, columns8, x_sums, shape);
+        sum_groups(shared.x, x_sums, shape);
         sync_cube();
         let end = min(chunk + comptime!(shape.chunk), steps);
         while step < end {
             let places = of_step(&shared, (step - chunk) as u32, shape);
-            if comptime!(shape.listed() && shape.columns8() > 1) {
+            #[unroll]
+            for pair in 0..comptime!(shape.groups() / 2) {
+                let scaling = scaling(&places, pair, shape);
                 #[unroll]
-                for some in 1..comptime!(shape.columns8() + 1) {
-                    if columns8 == some {
-                        let shape = comptime!(shape.narrowed(some));
-                        multiply_step::<V>(
-                            codes, starts, &places, step, of.runs, ones, words, &mut sums, shape,
-                        );
-                    }
+                for i in 0..2usize {
+                    let group = comptime!(2 * pair + i);
+                    let products = multiply_group(&*words, places.x, ones, group, shape);
+                    // What comes next is under way while the other groups are multiplied.
+                    fetch::<V>(codes, starts, step + shape.splits, of.runs, words, group, shape);
+                    add_scaled(&products, &scaling, i, &mut sums, shape);
                 }
-            } else {
-                multiply_step::<V>(codes, starts, &places, step, of.runs, ones, words, &mut sums, shape);
             }
             step += shape.splits;
         }
         chunk += comptime!(shape.chunk);
     }
     sums
-}
-
-/// Adds a step's products to a unit's sums, and loads the weight's next step.
-#[cube]
-fn multiply_step<V: Size>(
-    codes: &[Vector<u32, V>],
-    starts: &Array<usize>,
-    places: &Places,
-    step: usize,
-    runs: usize,
-    ones: u32,
-    words: &mut Array<u32>,
-    sums: &mut Array<f32>,
-    #[comptime] shape: Shape,
-) {
-    #[unroll]
-    for pair in 0..comptime!(shape.groups() / 2) {
-        let scaling = scaling(places, pair, shape);
-        #[unroll]
-        for i in 0..2usize {
-            let group = comptime!(2 * pair + i);
-            let products = multiply_group(&*words, places.x, ones, group, shape);
-            // What comes next is under way while the other groups are multiplied.
-            fetch::<V>(codes, starts, step + shape.splits, runs, words, group, shape);
-            add_scaled(&products, &scaling, i, sums, shape);
-        }
-    }
 }
 
 /// Loads a unit's quarters of its plane's first step.

@@ -46,10 +46,10 @@ pub(super) fn of_step(first: &Places, step: u32, #[comptime] shape: Shape) -> Pl
     }
 }
 
-/// Adds up x's groups of the chunk that begins at `x`, of `columns8` times 8 rows, as products with ones: the sums are where
-/// products with the weight have theirs.
+/// Adds up x's groups of the chunk that begins at `x`, as products with ones: the sums are where products with the weight
+/// have theirs.
 #[cube]
-pub(super) fn sum_groups(x: u32, columns8: usize, x_sums: &mut Shared<[f32]>, #[comptime] shape: Shape) {
+pub(super) fn sum_groups(x: u32, x_sums: &mut Shared<[f32]>, #[comptime] shape: Shape) {
     let one = comptime!(if shape.dtype == FloatType::BF16 { 0x3f80_3f80u32 } else { 0x3c00_3c00u32 });
     let groups = comptime!(shape.chunk * shape.groups());
     let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
@@ -59,7 +59,7 @@ pub(super) fn sum_groups(x: u32, columns8: usize, x_sums: &mut Shared<[f32]>, #[
         ones[i] = one.runtime();
     }
     let mut i = plane;
-    while i < columns8 * groups {
+    while i < comptime!(groups * shape.columns8()) {
         let (group, column) = (i % groups, i / groups * 8);
         let skipped = group * comptime!(2 * shape.group()) + column * comptime!(16 * shape.x_row());
         let from = register(x + skipped as u32);

@@ -60,11 +60,6 @@ impl Shape {
         self.ids > 0
     }
 
-    /// For the first so many times 8 rows of x alone.
-    pub fn narrowed(self, columns8: usize) -> Self {
-        Self { columns: 8 * columns8, ..self }
-    }
-
     /// Units of a cube.
     pub fn units(self) -> usize {
         32 * self.strips * self.splits

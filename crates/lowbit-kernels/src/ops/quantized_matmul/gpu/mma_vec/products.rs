@@ -81,7 +81,8 @@ pub(super) fn multiply_spans(
     if comptime!(shape.integers().places == 2) {
         #[unroll]
         for i in 0..count {
-            products[i] = fma(products[count + i], comptime!(shape.integers().second()).runtime(), products[i]);
+            products[i] =
+                fma(products[count + i], comptime!(shape.integers().second()).runtime(), products[i]);
         }
     }
     products
