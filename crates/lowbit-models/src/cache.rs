@@ -100,15 +100,17 @@ impl KvCache {
         Ok(Self { keys: empty()?, values: empty()? })
     }
 
-    /// Adds `k`, made ready as `heads` says, and `v` `[T, Hkv, head_dim]` at `positions` and gives the whole cache back.
+    /// Adds `k`, made ready as `keys` says, and `v` `[T, Hkv, head_dim]` at `positions`, and gives `q`, made ready as
+    /// `queries` says, and the whole cache back.
     pub(crate) fn append(
         &mut self,
-        [k, v]: [&Tensor; 2],
+        qkv: [&Tensor; 3],
         positions: &Tensor,
-        heads: &RmsNormRope<'_>,
-    ) -> Result<(&Tensor, &Tensor), KernelError> {
-        ops::rms_norm_rope_append([&mut self.keys, &mut self.values], [k, v], positions, heads)?;
-        Ok((&self.keys, &self.values))
+        [queries, keys]: [&RmsNormRope<'_>; 2],
+    ) -> Result<(Tensor, [&Tensor; 2]), KernelError> {
+        let caches = [&mut self.keys, &mut self.values];
+        let q = ops::rms_norm_rope_append(caches, qkv, positions, [queries, keys])?;
+        Ok((q, [&self.keys, &self.values]))
     }
 
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {

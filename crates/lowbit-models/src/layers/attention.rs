@@ -124,8 +124,8 @@ impl Attention {
         let v = v.reshape(&[tokens, kv_heads, head_dim])?;
         let (q_norm, k_norm) = self.norms.as_ref().map(|(q, k)| (q.parts(), k.parts())).unzip();
         let queries = RmsNormRope { head_dim, norm: q_norm, rope: &self.config.rope };
-        let q = ops::rms_norm_rope(&q_gate, positions, &queries)?;
-        let (keys, values) = cache.append([&k, &v], positions, &RmsNormRope { norm: k_norm, ..queries })?;
+        let new_keys = RmsNormRope { norm: k_norm, ..queries };
+        let (q, [keys, values]) = cache.append([&q_gate, &k, &v], positions, [&queries, &new_keys])?;
         let scale = (head_dim as f32).sqrt().recip();
         let params = AttentionParams { scale, sliding_window: self.config.sliding_window };
         let y = ops::attention(&q, keys, values, positions, &params)?;

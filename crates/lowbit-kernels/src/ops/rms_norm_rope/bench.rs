@@ -47,11 +47,11 @@ fn append_case(tokens: usize) -> Case {
     let [heads, d, ..] = sizes;
     Case {
         op: "rms_norm_rope_append",
-        shape: format!("T={tokens} Hkv={heads} D={d} capacity={capacity}"),
+        shape: format!("T={tokens} H={heads} Hkv={heads} D={d} capacity={capacity}"),
         format: "-".into(),
         dtype: DTYPE,
-        bytes: (4 * tokens * heads + 1) * d * DTYPE.size(),
-        flops: flops(tokens, sizes),
+        bytes: (6 * tokens * heads + 1) * d * DTYPE.size(),
+        flops: 2 * flops(tokens, sizes),
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let first = capacity - tokens;
@@ -67,7 +67,8 @@ fn append_case(tokens: usize) -> Case {
             let mut first = true;
             let run = move || {
                 let Operands { x, positions, .. } = &operands;
-                rms_norm_rope_append([&mut keys, &mut values], [x, x], positions, &operands.params())?;
+                let params = operands.params();
+                rms_norm_rope_append([&mut keys, &mut values], [x, x, x], positions, [&params; 2])?;
                 if std::mem::take(&mut first) {
                     return copy(&keys.to_device(&keys.device().host()?)?);
                 }

@@ -29,17 +29,20 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// For `count` heads of `width` elements that lie in `tensors`, `columns` apart.
+    /// For `count` heads that lie in `tensors`, so many `columns` apart.
     fn of(
         target: &Target,
         params: &RmsNormRope<'_>,
-        [count, columns]: [usize; 2],
+        [count, columns @ ..]: [usize; 3],
         [x, y]: [FloatType; 2],
         tensors: &[&Tensor],
     ) -> Self {
         let pairs = params.rope.inv_freq().len();
         let fits = |size: usize| rows::vector(target, rows::VECTOR, size, tensors);
-        let vector = [params.head_dim, columns, pairs].map(fits).into_iter().fold(rows::VECTOR, usize::min);
+        let vector = [params.head_dim, columns[0], columns[1], pairs]
+            .map(fits)
+            .into_iter()
+            .fold(rows::VECTOR, usize::min);
         let sizes = [count, slots(params.head_dim / vector, pairs / vector)];
         let norm = params.norm.is_some();
         Self::new(target, sizes, vector, [x, y], norm, params.rope.layout())
@@ -59,7 +62,7 @@ impl Shape {
 }
 
 /// The sizes of heads and their vectors, and what is the same for all of them.
-#[derive(CubeType, Clone, Copy)]
+#[derive(CubeType)]
 struct Heads {
     /// Vectors of a head.
     width: usize,
@@ -80,7 +83,7 @@ fn head<X: Int, Y: Int, V: Size>(
     to: usize,
     live: bool,
     position: u32,
-    heads: Heads,
+    heads: &Heads,
     #[comptime] shape: Shape,
 ) {
     let (vector, each) = comptime!((shape.rows.vector, shape.each));
@@ -176,7 +179,7 @@ fn ready<X: Int, V: Size>(
     };
     let position = positions[row / heads as usize];
     let (from, to) = (row * pitch as usize, row * width as usize);
-    head::<X, X, V>(x, weight, inv_freq, y, from, to, live, position, sizes, shape);
+    head::<X, X, V>(x, weight, inv_freq, y, from, to, live, position, &sizes, shape);
 }
 
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
@@ -218,7 +221,7 @@ pub(super) fn rms_norm_rope(
     let Some((weight, eps)) = params.norm.filter(|_| !y.is_empty()) else { return Ok(y) };
     let (weight, inv_freq) = (weight.cast(DType::F32)?, params.rope.uploaded(x.device())?);
     let (count, dtype) = (tokens * heads, check.float("x", x)?);
-    let shape = Shape::of(gpu.target(), params, [count, columns], [dtype; 2], &[x, &weight]);
+    let shape = Shape::of(gpu.target(), params, [count, columns, columns], [dtype; 2], &[x, &weight]);
     check.index(x.len())?;
     let vector = shape.rows.vector;
     gpu.launch(Dispatch {

@@ -64,18 +64,20 @@ pub fn rms_norm_rope(
     }
 }
 
-/// `keys[h, positions[t], :] = y[t, h, :]` with the y that [`rms_norm_rope`] makes of k, and
+/// All that attention wants of a projection: what [`rms_norm_rope`] makes of q, as `queries` says;
+/// `keys[h, positions[t], :] = y[t, h, :]` with the y that it makes of k, as `new_keys` says; and
 /// `values[h, positions[t], :] = v[t, h, :]`: what [`kv_append()`] does with each.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | keys | `[Hkv, capacity, D]` | f32, f16, bf16 |
+/// | q | `[T, H, S]` | k's |
 /// | values | `[Hkv, capacity, Dv]` | keys' |
 /// | k | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | v | `[T, Hkv, Dv]` | k's |
 /// | positions | `[T]` | u32 |
 ///
-/// y is rounded to the keys' dtype, on the CPU to k's before. One launch on a GPU.
+/// y is rounded to the keys' dtype, on the CPU to k's before. One launch on a GPU, where q and k are rotated alike.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`, `reshape_and_cache`.
 ///
@@ -83,32 +85,47 @@ pub fn rms_norm_rope(
 /// Those of the two ops; the caches are then as they were.
 pub fn rms_norm_rope_append(
     [keys, values]: [&mut Tensor; 2],
-    [k, v]: [&Tensor; 2],
+    [q, k, v]: [&Tensor; 3],
     positions: &Tensor,
-    params: &RmsNormRope<'_>,
-) -> Result<(), KernelError> {
+    [queries, new_keys]: [&RmsNormRope<'_>; 2],
+) -> Result<Tensor, KernelError> {
     let check = Check("rms_norm_rope_append");
-    params.check(check, k, positions)?;
+    queries.check(check, q, positions)?;
+    new_keys.check(check, k, positions)?;
     kv_append::check(check, ("keys", keys), ("k", k), positions)?;
     let wanted = [keys.dim(0), keys.dim(1), v.dim(-1)];
     check.shape("values", values, &wanted, || format!("keys {:?}", keys.shape()))?;
     kv_append::check(check, ("values", values), ("v", v), positions)?;
     check.dtype("values", values, keys.dtype())?;
-    check.dtype("v", v, k.dtype())?;
-    check.same_device("v", v.device(), k.device())?;
+    for (operand, x) in [("q", q), ("v", v)] {
+        check.dtype(operand, x, k.dtype())?;
+        check.same_device(operand, x.device(), k.device())?;
+    }
     match k.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::append::append(check, gpu, [keys, values], [k, v], positions, params),
+        Device::Gpu(gpu) => {
+            gpu::append::append(check, gpu, [keys, values], [q, k, v], positions, [queries, new_keys])
+        }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            kv_append(keys, &rms_norm_rope(k, positions, params)?, positions)?;
-            kv_append(values, v, positions)
+            let q = rms_norm_rope(q, positions, queries)?;
+            kv_append(keys, &rms_norm_rope(k, positions, new_keys)?, positions)?;
+            kv_append(values, v, positions)?;
+            Ok(q)
         }
     }
 }
 
 impl RmsNormRope<'_> {
+    /// Whether heads are made ready by the same steps, of the same size.
+    #[cfg(feature = "gpu")]
+    fn is_like(&self, other: &Self) -> bool {
+        self.head_dim == other.head_dim
+            && std::ptr::eq(self.rope, other.rope)
+            && self.norm.is_some() == other.norm.is_some()
+    }
+
     /// That heads `x` at `positions` can be made ready.
     pub(super) fn check(&self, check: Check, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
         let [_, _, columns] = check.dims("x", x, "[T, H, S]")?;

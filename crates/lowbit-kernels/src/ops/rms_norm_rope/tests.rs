@@ -59,20 +59,29 @@ fn keys_and_values_go_to_their_positions() {
 pub(super) fn keys_and_values_go_to_their_positions_on(devices: &[Device], positions: &[u32]) {
     let mut random = Random::new(1);
     let (tokens, heads, capacity) = (positions.len(), 3, 70);
-    for (i, [rotary_dim, head_dim, value_dim]) in SIZES.into_iter().enumerate() {
-        let (dtype, cached) = (FLOATS[i % 3], FLOATS[i / 3]);
+    for (i, [rotary_dim, head_dim, columns]) in SIZES.into_iter().enumerate() {
+        let (dtype, cached, value_dim) = (FLOATS[i % 3], FLOATS[i / 3], columns);
         let rope = rotation(rotary_dim, [RopeLayout::HalfSplit, RopeLayout::Interleaved][i % 2]);
         for device in devices {
             let (k, ks) = normal(&mut random, &[tokens, heads, head_dim], dtype, device);
             let (v, vs) = normal(&mut random, &[tokens, heads, value_dim], dtype, device);
+            let (q, qs) = normal(&mut random, &[tokens, 2 * heads, columns], dtype, device);
+            let (query_weight, query_weights) = normal(&mut random, &[head_dim], FLOATS[1], device);
             let (weight, weights) = normal(&mut random, &[head_dim], FLOATS[0], device);
             let at = Tensor::new(positions, &[tokens], device).unwrap();
-            for norm in [Some((&weight, 1e-3)), None] {
+            // Of queries, and of keys.
+            let norms = [Some((&query_weight, 2e-3)), Some((&weight, 1e-3))];
+            for [query_norm, norm] in [norms, [None; 2], [None, norms[1]]] {
                 let params = RmsNormRope { head_dim, norm, rope: &rope };
+                let queries = RmsNormRope { norm: query_norm, ..params };
                 let [mut keys, mut values] = [head_dim, value_dim].map(|width| {
                     tensor(&vec![9.0; heads * capacity * width], &[heads, capacity, width], cached, device).0
                 });
-                rms_norm_rope_append([&mut keys, &mut values], [&k, &v], &at, &params).unwrap();
+                let caches = [&mut keys, &mut values];
+                let y = rms_norm_rope_append(caches, [&q, &k, &v], &at, [&queries, &params]).unwrap();
+                let made = reference::rms_norm_rope(&qs, columns, &query_weights, positions, &queries);
+                let (want, bounds): (Vec<f64>, Vec<f64>) = made.into_iter().unzip();
+                assert_close(&y, &[tokens, 2 * heads, head_dim], dtype, &want, |i| bounds[i]);
                 let made = reference::rms_norm_rope(&ks, head_dim, &weights, positions, &params);
                 let made = made.into_iter().map(|(y, bound)| (y, bound + rounding(dtype, y.abs() + bound)));
                 let copied = vs.iter().map(|&v| (f64::from(v), 0.0));
@@ -148,7 +157,7 @@ fn refusals_leave_the_caches_alone() {
     let mut keys = zeros(&[3, 5, 8]);
     let mut refused = |values: &[usize], v: &Tensor, position: u32| {
         let at = Tensor::new(&[position], &[1], &device).unwrap();
-        rms_norm_rope_append([&mut keys, &mut zeros(values)], [&ones, v], &at, &params)
+        rms_norm_rope_append([&mut keys, &mut zeros(values)], [&ones, &ones, v], &at, [&params; 2])
             .unwrap_err()
             .to_string()
     };
@@ -165,5 +174,10 @@ fn refusals_leave_the_caches_alone() {
         "rms_norm_rope_append: v is [1, 2, 8], but values [3, 5, 8] wants [1, 3, 8]"
     );
     refused(&[3, 5, 8], &ones.cast(DType::F16).unwrap(), 0);
+    let at = Tensor::new(&[0u32], &[1], &device).unwrap();
+    let half = ones.cast(DType::F16).unwrap();
+    let error =
+        rms_norm_rope_append([&mut keys, &mut zeros(&[3, 5, 8])], [&half, &ones, &ones], &at, [&params; 2]);
+    assert_eq!(error.unwrap_err().to_string(), "rms_norm_rope_append: q is f16, but f32 is wanted");
     assert!(keys.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0));
 }
