@@ -54,7 +54,7 @@ pub struct SparseMoe {
 enum Router {
     Alone(Linear),
     /// With the shared expert's gate, and that expert.
-    Shared(MergedLinear<2>, Mlp),
+    Shared(MergedLinear<2>, Box<Mlp>),
 }
 
 /// The experts' weights: `gate_up` and `[E, H, I]`.
@@ -94,7 +94,7 @@ impl SparseMoe {
                 if let (Device::Gpu(_), Some(shared)) = (mlp.device(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
                 }
-                Router::Shared(mlp.merged([router, gate], hidden_size)?, expert)
+                Router::Shared(mlp.merged([router, gate], hidden_size)?, expert.into())
             }
         };
         let params = RouterParams { top_k: config.num_experts_per_tok, normalize: config.norm_topk_prob };

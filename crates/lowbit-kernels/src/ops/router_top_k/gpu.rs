@@ -130,11 +130,9 @@ fn route<X: Int>(
         weights[first + slot] = select(bad, f32::reinterpret(0x7fc0_0000u32), kept / sum);
         slot += stride;
     }
-    if comptime!(shape.shared) {
-        if mine && unit == 0 {
-            ids[first + top_k] = experts as u32;
-            weights[first + top_k] = sigmoid(read(shared, token, shape.dtype));
-        }
+    if comptime!(shape.shared) && mine && unit == 0 {
+        ids[first + top_k] = experts as u32;
+        weights[first + top_k] = sigmoid(read(shared, token, shape.dtype));
     }
 }
 
