@@ -88,9 +88,16 @@ impl Expected {
 pub struct Cases(pub fn() -> Vec<Case>);
 inventory::collect!(Cases);
 
-/// All registered cases whose description has every word of `filter`, by op, shape and format.
-pub fn cases(filter: &str) -> Vec<Case> {
+/// A function that lists an op's cases of sizes and types that a GPU is made for, and a CPU takes long for.
+pub struct GpuCases(pub fn() -> Vec<Case>);
+inventory::collect!(GpuCases);
+
+/// All cases registered for a device like `device` whose description has every word of `filter`, by op and dtype.
+pub fn cases(filter: &str, device: &Device) -> Vec<Case> {
     let mut cases: Vec<_> = inventory::iter::<Cases>.into_iter().flat_map(|cases| cases.0()).collect();
+    if let Device::Gpu(_) = device {
+        cases.extend(inventory::iter::<GpuCases>.into_iter().flat_map(|cases| cases.0()));
+    }
     cases.retain(|case| filter.split_whitespace().all(|word| case.to_string().contains(word)));
     cases.sort_by(|a, b| (a.op, a.dtype).cmp(&(b.op, b.dtype)));
     cases

@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return bench_model::run(arguments);
     }
     let device = arguments.model.device.device()?;
-    let cases = bench::cases(&arguments.filter.join(" "));
+    let cases = bench::cases(&arguments.filter.join(" "), &device);
     if cases.is_empty() {
         return Err(format!("no benchmark case matches {:?}", arguments.filter.join(" ")).into());
     }

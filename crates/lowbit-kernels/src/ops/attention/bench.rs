@@ -1,12 +1,13 @@
 use super::{AttentionParams, attention, reference::Operands};
 use crate::{
     Device, KernelError, Tensor,
-    bench::{Case, Cases, Expected, Prepared, Run},
+    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs::{activations, copy},
 };
 use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
+inventory::submit!(GpuCases(gpu_cases));
 
 /// Query heads, key heads and the size of a head of Llama-3-8B and Qwen3.5-9B.
 const LAYERS: [(usize, usize, usize); 2] = [(32, 8, 128), (16, 4, 256)];
@@ -20,10 +21,17 @@ fn cases() -> Vec<Case> {
         (512, 512, [f32, f32]),
         (512, 4096, [f32, f32]),
     ];
+    of_layers(&shapes)
+}
+
+fn gpu_cases() -> Vec<Case> {
     let half = [FloatType::BF16; 2];
-    let more = [(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half)];
-    let more = if cfg!(feature = "gpu") { &more[..] } else { &[] };
-    let all = LAYERS.iter().flat_map(|layer| shapes.iter().chain(more).map(move |shape| (*layer, *shape)));
+    of_layers(&[(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half)])
+}
+
+/// Of tokens, context and types, for each layer.
+fn of_layers(shapes: &[(usize, usize, [FloatType; 2])]) -> Vec<Case> {
+    let all = LAYERS.iter().flat_map(|layer| shapes.iter().map(move |shape| (*layer, *shape)));
     all.map(|(layer, (tokens, context, dtypes))| case(layer, tokens, context, dtypes)).collect()
 }
 

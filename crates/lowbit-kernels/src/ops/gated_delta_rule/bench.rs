@@ -1,12 +1,13 @@
 use super::reference::{self, Bounded};
 use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
-use crate::bench::{Case, Cases, Expected, Prepared, Run};
+use crate::bench::{Case, Cases, Expected, GpuCases, Prepared, Run};
 use crate::inputs::rounding;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
 use numcheck::Random;
 
 inventory::submit!(Cases(cases));
+inventory::submit!(GpuCases(gpu_cases));
 
 /// Key and value heads of Qwen3.5-9B and 35B-A3B, and their size.
 const KEY_HEADS: usize = 16;
@@ -18,12 +19,12 @@ fn cases() -> Vec<Case> {
         .map(|(s, t)| case(s, t, FloatType::F32, Form::Auto));
     let forms = [Form::Recurrent, Form::Chunked].map(|form| case(1, 8, FloatType::F32, form));
     let other = [case(1, 512, FloatType::BF16, Form::Auto), case(1, 512, FloatType::F32, Form::Recurrent)];
-    let mut cases: Vec<_> = auto.into_iter().chain(forms).chain(other).collect();
-    if cfg!(feature = "gpu") {
-        let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)];
-        cases.extend(sizes.map(|(s, t)| case(s, t, FloatType::BF16, Form::Auto)));
-    }
-    cases
+    auto.into_iter().chain(forms).chain(other).collect()
+}
+
+fn gpu_cases() -> Vec<Case> {
+    let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)];
+    sizes.map(|(s, t)| case(s, t, FloatType::BF16, Form::Auto)).into()
 }
 
 /// `sequences` sequences of `length` tokens. Decoding finds the states cold.

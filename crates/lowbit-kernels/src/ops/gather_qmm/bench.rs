@@ -1,7 +1,7 @@
 use super::gather_qmm;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Case, Cases, Expected, Prepared, Run},
+    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs,
     ops::quantized_matmul::{bench::sampled, reference},
 };
@@ -10,6 +10,7 @@ use numcheck::Random;
 use std::collections::HashSet;
 
 inventory::submit!(Cases(cases));
+inventory::submit!(GpuCases(gpu_cases));
 
 /// Qwen3.5-35B-A3B's experts: gate and up projections.
 const LAYER: Experts = Experts { experts: 256, top_k: 8, n: 512, k: 2048 };
@@ -23,11 +24,17 @@ struct Experts {
 }
 
 fn cases() -> Vec<Case> {
+    of_dtype(FloatType::F32)
+}
+
+fn gpu_cases() -> Vec<Case> {
+    of_dtype(FloatType::BF16)
+}
+
+fn of_dtype(dtype: FloatType) -> Vec<Case> {
     let formats = inputs::formats(&["affine4g64", "Q4_0", "Q8_0", "Q4_K", "Q6_K"]);
-    let dtypes =
-        if cfg!(feature = "gpu") { &[FloatType::F32, FloatType::BF16][..] } else { &[FloatType::F32] };
-    let of_dtype = |format, dtype| [1, 8, 64, 512].map(|tokens| LAYER.case(format, dtype, tokens));
-    formats.iter().flat_map(|&format| dtypes.iter().flat_map(move |&dtype| of_dtype(format, dtype))).collect()
+    let of_format = |&format| [1, 8, 64, 512].map(|tokens| LAYER.case(format, dtype, tokens));
+    formats.iter().flat_map(of_format).collect()
 }
 
 impl Experts {

@@ -1,12 +1,13 @@
 use super::matmul;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Case, Cases},
+    bench::{Case, Cases, GpuCases},
     ops::{quantized_matmul, quantized_matmul::bench::Product},
 };
 use lowbit_formats::{FloatType, Format};
 
 inventory::submit!(Cases(cases));
+inventory::submit!(GpuCases(gpu_cases));
 
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -17,14 +18,13 @@ fn cases() -> Vec<Case> {
             cases.push(product.case(run));
         }
     }
-    if cfg!(feature = "gpu") {
-        let (format, dtype) = (Format::Float(FloatType::BF16), FloatType::BF16);
-        for m in [1, 8, 64, 512, 4096] {
-            let product = Product { op: "matmul", format, dtype, m, n: 14336, k: 4096 };
-            cases.push(product.case(run));
-        }
-    }
     cases
+}
+
+fn gpu_cases() -> Vec<Case> {
+    let (format, dtype) = (Format::Float(FloatType::BF16), FloatType::BF16);
+    let product = |m| Product { op: "matmul", format, dtype, m, n: 14336, k: 4096 };
+    [1, 8, 64, 512, 4096].map(|m| product(m).case(run)).into()
 }
 
 /// A GPU has the weight in a layout of its own, which is no tensor.

@@ -1,12 +1,13 @@
 use super::{quantized_matmul, reference};
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Case, Cases, Expected, Prepared, Run},
+    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs,
 };
 use lowbit_formats::{DType, FloatType, Format};
 
 inventory::submit!(Cases(cases));
+inventory::submit!(GpuCases(gpu_cases));
 
 fn multiply(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
     quantized_matmul(x, weight)
@@ -16,7 +17,6 @@ fn multiply(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError>
 const LAYERS: [(usize, usize); 3] = [(4096, 4096), (4096, 14336), (14336, 4096)];
 
 fn cases() -> Vec<Case> {
-    let product = |format, dtype, (m, n, k)| Product { op: "quantized_matmul", format, dtype, m, n, k };
     let mut cases = Vec::new();
     for format in formats() {
         for m in [1, 8, 64, 512] {
@@ -26,20 +26,27 @@ fn cases() -> Vec<Case> {
         }
     }
     cases.push(product(Format::Q4_K, FloatType::BF16, (1, 4096, 4096)).case(multiply));
-    if cfg!(feature = "gpu") {
-        for format in formats() {
-            for (k, n) in [(4096, 14336), (14336, 4096), (8192, 28672)] {
-                cases.push(product(format, FloatType::F16, (1, n, k)).case(multiply));
-            }
-            for m in [8, 16] {
-                cases.push(product(format, FloatType::F16, (m, 14336, 4096)).case(multiply));
-            }
-            for m in [8, 16, 32, 64, 512, 4096] {
-                cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
-            }
+    cases
+}
+
+fn gpu_cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for format in formats() {
+        for (k, n) in [(4096, 14336), (14336, 4096), (8192, 28672)] {
+            cases.push(product(format, FloatType::F16, (1, n, k)).case(multiply));
+        }
+        for m in [8, 16] {
+            cases.push(product(format, FloatType::F16, (m, 14336, 4096)).case(multiply));
+        }
+        for m in [8, 16, 32, 64, 512, 4096] {
+            cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
         }
     }
     cases
+}
+
+fn product(format: Format, dtype: FloatType, (m, n, k): (usize, usize, usize)) -> Product {
+    Product { op: "quantized_matmul", format, dtype, m, n, k }
 }
 
 /// Every format of few bits, affine in groups of 64 as MLX's converter chooses.

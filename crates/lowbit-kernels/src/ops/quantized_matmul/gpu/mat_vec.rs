@@ -293,7 +293,7 @@ fn portable(
 }
 
 /// The kernel for a product, and what it is launched with.
-struct Chosen {
+struct Plan {
     kernel: Box<dyn CubeKernel>,
     /// Rows of the weight and of x that a cube takes.
     rows: usize,
@@ -306,13 +306,13 @@ struct Chosen {
 
 /// The kernel for `m` rows of x to each of `batches` batches of the weight; a row has `made` vectors where they are made
 /// of others, which [`makes`] has allowed.
-fn chosen(
+fn plan(
     target: &Target,
     layout: Layout,
     types: [FloatType; 2],
     (batches, made): (usize, usize),
     (m, n, runs): (usize, usize, usize),
-) -> Chosen {
+) -> Plan {
     let [dtype, result] = types;
     let overlaps = target.overlaps();
     if m >= policy::SEVERAL && mma_rows::supports(target, layout, dtype) {
@@ -334,18 +334,18 @@ fn chosen(
         };
         let shape = shape.fitting(target.shared_memory());
         let kernel = mma_rows::kernel(target, shape);
-        Chosen { kernel, rows: shape.rows(), columns, constant: ONES, makes: false }
+        Plan { kernel, rows: shape.rows(), columns, constant: ONES, makes: false }
     } else if mma_vec::supports(target, layout, dtype) {
         let (columns, tiles, planes, chunk) = policy::mma_vec(batches, (m, n, runs));
         let scaled = chunk;
         let shape =
             mma_vec::Shape { layout, dtype, result, columns, tiles, planes, chunk, scaled, made, overlaps };
         let kernel = mma_vec::kernel(target, shape);
-        Chosen { kernel, rows: 16 * tiles, columns, constant: ONES, makes: true }
+        Plan { kernel, rows: 16 * tiles, columns, constant: ONES, makes: true }
     } else {
         let shape = portable(target, layout, types, (m, n, runs));
         let (rows, columns, kernel) = (shape.rows, shape.columns, kernel(target, shape));
-        Chosen { kernel, rows, columns, constant: INTEGERS, makes: false }
+        Plan { kernel, rows, columns, constant: INTEGERS, makes: false }
     }
 }
 
@@ -411,8 +411,8 @@ pub(crate) fn multiply(
     let made = if up.is_some() { weight.k() / 8 } else { 0 };
     let layout = Layout::of(weight.format());
     let sizes = (m / count, n, runs);
-    let Chosen { kernel, rows, columns, constant, makes } =
-        chosen(gpu.target(), layout, [dtype, result], (count, made), sizes);
+    let Plan { kernel, rows, columns, constant, makes } =
+        plan(gpu.target(), layout, [dtype, result], (count, made), sizes);
     let index = |value: usize| CHECK.index(value);
     // The planes of scales have two elements a run at most, and codes no less.
     index(weight.rows() * runs * (layout.bits / layout.vector()).max(2))?;

@@ -153,7 +153,7 @@ pub(crate) fn multiply(
             scalars: vec![
                 index(n)?,
                 index(runs)?,
-                index(m)?,
+                index(experts)?,
                 1,
                 index(experts)?,
                 index(m)?,

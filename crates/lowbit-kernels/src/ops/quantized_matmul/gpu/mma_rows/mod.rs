@@ -117,7 +117,7 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
         if comptime!(shape.overlaps) {
             overlap();
         }
-        all = chosen::find(ids, batches, experts, &mut found, shape);
+        all = chosen::find(ids, pairs, experts, &mut found, shape);
     }
     let mut first = 0usize;
     while first < all {
