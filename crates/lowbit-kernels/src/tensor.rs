@@ -198,6 +198,43 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// Writes `values` over all elements, in place: a captured pass that reads this tensor reads them from then on. A
+    /// tensor that shares its storage gets its own first.
+    ///
+    /// # Errors
+    /// [`KernelError::DType`] and [`KernelError::Shape`] for values of another type or number; [`KernelError::Gpu`].
+    pub fn write<T: Element>(&mut self, values: &[T]) -> Result<(), KernelError> {
+        self.expect_dtype(T::DTYPE)?;
+        if values.len() != self.len() || self.is_shared() {
+            *self = Self::new(values, &self.shape, &self.device)?;
+            return Ok(());
+        }
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(gpu) = &self.device {
+            let (memory, start) = self.memory()?;
+            return gpu.write(memory, start, bytemuck::cast_slice(values));
+        }
+        self.as_mut_slice::<T>()?.copy_from_slice(values);
+        Ok(())
+    }
+
+    /// Makes all elements zeros, in place. A tensor that shares its storage gets its own first.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn clear(&mut self) -> Result<(), KernelError> {
+        if self.is_shared() || self.offset > 0 {
+            *self = Self::allocate_zeros(&self.shape, self.dtype, &self.device)?;
+            return Ok(());
+        }
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(gpu) = &self.device {
+            return gpu.fill(self.memory()?.0, self.size_bytes(), 0);
+        }
+        self.bytes_mut().fill(0);
+        Ok(())
+    }
+
     /// A tensor over a range of a mapped file, without a copy; on a GPU a copy in its memory.
     ///
     /// # Errors
@@ -375,6 +412,36 @@ mod tests {
         tail.as_mut_slice::<f32>().unwrap()[0] = 9.0;
         assert_eq!(whole.as_slice::<f32>().unwrap()[2], 2.0);
         assert_eq!(tail.reshape(&[4]).unwrap().as_slice::<f32>().unwrap(), [9., 3., 4., 5.]);
+    }
+
+    #[test]
+    fn writes_in_place_separate_on_the_cpu_and_on_a_gpu() {
+        let devices = [Device::cpu(Some(1)).unwrap()];
+        #[cfg(feature = "gpu")]
+        let devices = [&devices[..], &[crate::ops::testing::gpu()]].concat();
+        for device in devices {
+            let values = |x: &Tensor| {
+                x.to_device(&device.host().unwrap()).unwrap().as_slice::<u32>().unwrap().to_vec()
+            };
+            let mut x = Tensor::new(&[1u32, 2, 3], &[3], &device).unwrap();
+            let fork = x.clone();
+            x.write(&[4u32, 5, 6]).unwrap();
+            assert_eq!((values(&x), values(&fork)), (vec![4, 5, 6], vec![1, 2, 3]));
+            x.write(&[7u32, 8, 9]).unwrap();
+            let fork = x.clone();
+            x.clear().unwrap();
+            assert_eq!((values(&x), values(&fork)), (vec![0; 3], vec![7, 8, 9]));
+            drop(fork);
+            x.write(&[7u32, 8, 9]).unwrap();
+            x.clear().unwrap();
+            assert_eq!(values(&x), [0; 3]);
+            let mut tail = Tensor::new(&[1u32, 2, 3, 4], &[4], &device).unwrap().rows(1, 3).unwrap();
+            tail.write(&[5u32, 6]).unwrap();
+            assert_eq!(values(&tail), [5, 6]);
+            tail.clear().unwrap();
+            assert_eq!(values(&tail), [0; 2]);
+            assert!(x.write(&[1u32]).is_err() && x.write(&[1f32; 3]).is_err());
+        }
     }
 
     #[test]

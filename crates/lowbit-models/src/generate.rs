@@ -179,7 +179,7 @@ impl<'a> Steps<'a> {
     /// Draws from the prompt's logits.
     fn first(&mut self, logits: &Tensor) -> Result<u32, ModelError> {
         ops::sample_next(logits, &mut self.state, self.sampling)?;
-        Ok(self.state.drawn(self.model.host())?)
+        Ok(self.state.drawn()?.wait()?)
     }
 
     /// Runs the model on the token drawn last and draws the next one.
@@ -204,7 +204,7 @@ impl<'a> Steps<'a> {
                 })?);
             }
         }
-        Ok(self.state.drawn(model.host())?)
+        Ok(self.state.drawn()?.wait()?)
     }
 
     fn step(&mut self, cache: &mut Cache) -> Result<(), KernelError> {

@@ -139,17 +139,23 @@ impl Gpu {
     /// Memory that is `byte` throughout.
     pub(crate) fn filled(&self, bytes: usize, byte: u8) -> Result<Memory, KernelError> {
         let memory = self.allocate(bytes)?;
+        self.fill(&memory, bytes, byte)?;
+        Ok(memory)
+    }
+
+    /// Makes the first `bytes` bytes of `memory`, rounded up to whole words, `byte` throughout.
+    pub(crate) fn fill(&self, memory: &Memory, bytes: usize, byte: u8) -> Result<(), KernelError> {
         let words = bytes.div_ceil(4);
         let len = index(words)?;
-        if len > 0 {
-            self.launch(Dispatch {
-                kernel: fill_kernel(self.target()),
-                cubes: cubes(words),
-                buffers: vec![(&memory, 0)],
-                scalars: vec![u32::from_ne_bytes([byte; 4]), len],
-            })?;
+        if len == 0 {
+            return Ok(());
         }
-        Ok(memory)
+        self.launch(Dispatch {
+            kernel: fill_kernel(self.target()),
+            cubes: cubes(words),
+            buffers: vec![(memory, 0)],
+            scalars: vec![u32::from_ne_bytes([byte; 4]), len],
+        })
     }
 
     /// Copies `rows` rows of `from` to `to`, which has no fewer columns; more are zero.

@@ -2,7 +2,7 @@
 
 use super::compile::{self, Code, DiskCache, Target};
 use super::cublas::{self, Cublas};
-use super::encoder::{Dense, Driver, Range, Replay};
+use super::encoder::{Dense, Driver, Pass, Pending, Range, Replay};
 use super::{Dispatch, Gpu, Memory, nvrtc};
 use crate::KernelError;
 
@@ -13,6 +13,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ struct Cuda {
     disk: Option<DiskCache>,
     kernels: Mutex<HashMap<KernelId, Loaded>>,
     pool: Arc<Pool>,
+    /// Where words arrive, for the next reads.
+    slots: Arc<Mutex<Vec<Slot>>>,
     /// What the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
     /// What the last launch reads and writes.
@@ -74,6 +77,63 @@ impl Drop for Block {
     }
 }
 
+/// Pinned host memory that one word arrives in, and the event behind its copy. It is used again without waiting: the
+/// one stream orders copies and events.
+#[derive(Debug)]
+struct Slot {
+    word: NonNull<u32>,
+    event: CudaEvent,
+}
+
+// SAFETY: the memory is the slot's alone, and CUDA's calls may come from any thread.
+#[allow(unsafe_code)]
+unsafe impl Send for Slot {}
+
+#[allow(unsafe_code)]
+impl Slot {
+    fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        let event = context.new_event(None)?;
+        // SAFETY: the memory is used through its slot alone, which frees it.
+        let word = unsafe { result::malloc_host(size_of::<u32>(), 0) }?;
+        let word = NonNull::new(word.cast()).ok_or(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        Ok(Self { word, event })
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let _ = self.event.synchronize();
+        // SAFETY: the slot made it, and the last copy into it is done.
+        let _ = unsafe { result::free_host(self.word.as_ptr().cast()) };
+    }
+}
+
+/// A word on its way to a slot, which then goes back to the others.
+#[derive(Debug)]
+struct Arriving {
+    ordinal: usize,
+    slot: Option<Slot>,
+    slots: Arc<Mutex<Vec<Slot>>>,
+}
+
+#[allow(unsafe_code)]
+impl Pending for Arriving {
+    fn wait(self: Box<Self>) -> Result<u32, KernelError> {
+        let slot = self.slot.as_ref().expect("it is there until it is dropped");
+        let failed = |error| KernelError::Gpu { device: name(self.ordinal), problem: describe(error) };
+        slot.event.synchronize().map_err(failed)?;
+        // SAFETY: the copy is done, and no other one begins before the slot is given back.
+        Ok(unsafe { slot.word.read_volatile() })
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        lock(&self.slots).extend(self.slot.take());
+    }
+}
+
 /// A thread that panicked left nothing half done that others rely on.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -86,7 +146,7 @@ impl Gpu {
     /// [`KernelError::Gpu`] when there is no driver or no such device.
     #[allow(unsafe_code)]
     pub fn cuda(ordinal: usize, options: &CudaOptions) -> Result<Self, KernelError> {
-        let device = format!("cuda:{ordinal}");
+        let device = name(ordinal);
         let refuse = |problem: String| KernelError::Gpu { device: device.clone(), problem };
         let failed = |error: DriverError| refuse(describe(error));
         // SAFETY: asks the loader for a library; cudarc would panic where there is none.
@@ -115,6 +175,7 @@ impl Gpu {
             headers: options.headers.clone(),
             kernels: Mutex::default(),
             pool: Arc::new(Pool { context: context.clone(), free: Mutex::default() }),
+            slots: Arc::default(),
             captured: Mutex::new(None),
             last: Mutex::default(),
             library: cublas::is_installed(),
@@ -122,6 +183,10 @@ impl Gpu {
             context,
         })))
     }
+}
+
+fn name(ordinal: usize) -> String {
+    format!("cuda:{ordinal}")
 }
 
 fn describe(error: DriverError) -> String {
@@ -182,6 +247,13 @@ impl Cuda {
         memory.range()
     }
 
+    /// The address of `len` bytes.
+    fn range(memory: &Memory, start: usize, len: usize) -> sys::CUdeviceptr {
+        let block = Self::block(memory);
+        assert!(start + len <= block.size, "a tensor lies in its memory");
+        block.address + start as u64
+    }
+
     fn event(&self) -> Result<CudaEvent, KernelError> {
         let event = self.check(self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)))?;
         self.check(event.record(&self.stream))?;
@@ -204,7 +276,7 @@ fn rounded(bytes: usize) -> usize {
 #[allow(unsafe_code)]
 impl Driver for Cuda {
     fn name(&self) -> String {
-        format!("cuda:{}", self.ordinal)
+        name(self.ordinal)
     }
 
     fn target(&self) -> &Target {
@@ -243,27 +315,46 @@ impl Driver for Cuda {
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
-        self.forbid_in_capture("memory was written")?;
         let memory = self.allocate(bytes.len())?;
-        self.check(self.context.bind_to_thread())?;
-        // SAFETY: the block holds as many bytes; the driver has read them when the call returns, because they are
-        // not pinned.
-        self.check(unsafe {
-            result::memcpy_htod_async(Self::block(&memory).address, bytes, self.stream.cu_stream())
-        })?;
+        self.write(&memory, 0, bytes)?;
         Ok(memory)
+    }
+
+    fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
+        self.forbid_in_capture("memory was written")?;
+        let place = Self::range(memory, start, bytes.len());
+        self.check(self.context.bind_to_thread())?;
+        // SAFETY: the range was checked; the driver has read the bytes when the call returns, because they are not
+        // pinned.
+        self.check(unsafe { result::memcpy_htod_async(place, bytes, self.stream.cu_stream()) })
     }
 
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
         self.forbid_in_capture("memory was read")?;
-        let block = Self::block(memory);
-        assert!(start + bytes.len() <= block.size, "a tensor lies in its memory");
+        let place = Self::range(memory, start, bytes.len());
         self.check(self.context.bind_to_thread())?;
         // SAFETY: the range was checked, and the stream is waited for before `bytes` is used again.
-        self.check(unsafe {
-            result::memcpy_dtoh_async(bytes, block.address + start as u64, self.stream.cu_stream())
-        })?;
+        self.check(unsafe { result::memcpy_dtoh_async(bytes, place, self.stream.cu_stream()) })?;
         self.synchronize()
+    }
+
+    fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
+        self.forbid_in_capture("memory was read")?;
+        let place = Self::range(memory, start, size_of::<u32>());
+        let spare = lock(&self.slots).pop();
+        let slot = match spare {
+            Some(slot) => slot,
+            None => self.check(Slot::new(&self.context))?,
+        };
+        self.check(self.context.bind_to_thread())?;
+        // SAFETY: the range was checked, and the slot has room for a word. It lives until the copy is done: only a slot's
+        // drop frees its memory, and waits for the event.
+        self.check(unsafe {
+            let to = slot.word.as_ptr().cast();
+            sys::cuMemcpyDtoHAsync_v2(to, place, size_of::<u32>(), self.stream.cu_stream()).result()
+        })?;
+        self.check(slot.event.record(&self.stream))?;
+        Ok(Box::new(Arriving { ordinal: self.ordinal, slot: Some(slot), slots: self.slots.clone() }))
     }
 
     fn launch(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
@@ -312,10 +403,7 @@ impl Driver for Cuda {
         self.check(self.stream.synchronize())
     }
 
-    fn capture(
-        &self,
-        work: &mut dyn FnMut() -> Result<(), KernelError>,
-    ) -> Result<Arc<dyn Replay>, KernelError> {
+    fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
         work()?;
         self.synchronize()?;
         *lock(&self.captured) = Some(Vec::new());
@@ -326,7 +414,7 @@ impl Driver for Cuda {
         let memory = lock(&self.captured).take().unwrap_or_default();
         done?;
         let graph = graph?.ok_or_else(|| self.refuse("nothing was captured"))?;
-        Ok(Arc::new(Captured { device: self.name(), graph: Mutex::new(Graph(graph)), _memory: memory }))
+        Ok(Pass::new(Captured { device: self.name(), graph: Mutex::new(Graph(graph)) }, memory))
     }
 
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError> {
@@ -410,8 +498,6 @@ fn info(scalars: &[u32], buffers: usize) -> Vec<u64> {
 struct Captured {
     device: String,
     graph: Mutex<Graph>,
-    /// What the launches read and write.
-    _memory: Vec<Range>,
 }
 
 struct Graph(CudaGraph);

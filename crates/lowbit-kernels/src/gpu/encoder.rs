@@ -1,7 +1,7 @@
 //! What ops see of a GPU: memory, and a queue that dispatches go into in order.
 
 use super::compile::Target;
-use crate::KernelError;
+use crate::{KernelError, Tensor};
 use cubecl_core::prelude::CubeKernel;
 #[cfg(feature = "cuda")]
 use lowbit_formats::FloatType;
@@ -42,10 +42,19 @@ impl Memory {
         self.range.clone()
     }
 
+    /// What tells the range from all others that are alive.
+    fn address(&self) -> usize {
+        address(&self.range)
+    }
+
     /// Whether another tensor has it too.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.tensors) > 1
     }
+}
+
+fn address(range: &Range) -> usize {
+    Arc::as_ptr(range).cast::<()>().addr()
 }
 
 /// Cubes that every device takes along any dimension: Vulkan promises no more.
@@ -84,17 +93,23 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError>;
     /// Memory with a copy of `bytes`.
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError>;
+    /// Writes `bytes` over what `memory` holds from byte `start` on, once all that was recorded is done.
+    fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError>;
+    /// Asks for the word at byte `start` as it is when all that was recorded is done. What is recorded after that does
+    /// not wait for the host to have it, where the driver has such reads; the others wait here.
+    fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
+        let mut word = [0; 4];
+        self.download(memory, start, &mut word)?;
+        Ok(Box::new(u32::from_ne_bytes(word)))
+    }
     /// Records a launch of a kernel that may read its first `early` buffers before the launch before it has ended.
     fn launch(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
     /// What `work` records, as something to replay.
-    fn capture(
-        &self,
-        work: &mut dyn FnMut() -> Result<(), KernelError>,
-    ) -> Result<Arc<dyn Replay>, KernelError>;
+    fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError>;
     /// The device's time for what `work` records.
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
     /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
@@ -110,6 +125,19 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     }
 }
 
+/// A word on its way to the host.
+pub(crate) trait Pending: std::fmt::Debug {
+    /// Waits for it.
+    fn wait(self: Box<Self>) -> Result<u32, KernelError>;
+}
+
+/// One that is there.
+impl Pending for u32 {
+    fn wait(self: Box<Self>) -> Result<u32, KernelError> {
+        Ok(*self)
+    }
+}
+
 /// A captured sequence of launches.
 pub(crate) trait Replay: std::fmt::Debug + Send + Sync {
     /// Records the sequence again.
@@ -119,15 +147,32 @@ pub(crate) trait Replay: std::fmt::Debug + Send + Sync {
 /// The launches of a pass, captured once: a replay costs the host one call. What they read and wrote when captured is
 /// what a replay reads and writes; the pass keeps that memory alive.
 #[derive(Clone, Debug)]
-pub struct Pass(Arc<dyn Replay>);
+pub struct Pass {
+    launches: Arc<dyn Replay>,
+    /// What the launches read and write, each range once, in the order of addresses.
+    memory: Arc<[Range]>,
+}
 
 impl Pass {
+    /// Of launches that read and write `memory`.
+    pub(crate) fn new(launches: impl Replay + 'static, mut memory: Vec<Range>) -> Self {
+        memory.sort_unstable_by_key(address);
+        memory.dedup_by_key(|range| address(range));
+        Self { launches: Arc::new(launches), memory: memory.into() }
+    }
+
     /// Records the pass again.
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when the driver refuses.
     pub fn replay(&self) -> Result<(), KernelError> {
-        self.0.replay()
+        self.launches.replay()
+    }
+
+    /// Whether the pass reads or writes this tensor's memory, and no other tensor sees what it writes there.
+    pub fn uses(&self, tensor: &Tensor) -> bool {
+        let Ok((memory, _)) = tensor.memory() else { return false };
+        !memory.is_shared() && self.memory.binary_search_by_key(&memory.address(), address).is_ok()
     }
 }
 
@@ -138,7 +183,7 @@ impl Gpu {
     /// # Errors
     /// What `work` gives; [`KernelError::Gpu`] when it does what cannot be captured.
     pub fn capture(&self, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
-        Ok(Pass(self.0.capture(&mut work)?))
+        self.0.capture(&mut work)
     }
 
     /// Waits for all that was recorded.
@@ -187,6 +232,14 @@ impl Gpu {
 
     pub(crate) fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
         self.0.upload(bytes)
+    }
+
+    pub(crate) fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
+        self.0.write(memory, start, bytes)
+    }
+
+    pub(crate) fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
+        self.0.read_later(memory, start)
     }
 
     pub(crate) fn download(

@@ -51,7 +51,7 @@ pub use cuda::CudaOptions;
 #[cfg(feature = "cuda")]
 pub(crate) use encoder::Dense;
 #[cfg(feature = "gpu")]
-pub(crate) use encoder::{CUBES, Dispatch, Memory};
+pub(crate) use encoder::{CUBES, Dispatch, Memory, Pending};
 #[cfg(feature = "gpu")]
 pub use encoder::{Gpu, Pass};
 
@@ -86,6 +86,11 @@ impl Pass {
     /// # Errors
     /// None: there is nothing to call this on.
     pub fn replay(&self) -> Result<(), crate::KernelError> {
+        match *self {}
+    }
+
+    /// There is nothing that it uses.
+    pub fn uses(&self, _: &crate::Tensor) -> bool {
         match *self {}
     }
 }

@@ -1,10 +1,11 @@
 //! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
 
 use super::compile::Target;
-use super::encoder::{Driver, Range, Replay};
+use super::encoder::{Driver, Pass, Range, Replay};
 use super::{Dispatch, Gpu, Memory};
 use crate::KernelError;
 use cubecl_core::InfoBuilder;
+use cubecl_core::bytes::Bytes;
 use cubecl_core::client::{Client, Graph};
 use cubecl_core::environment::stream::StreamId;
 use cubecl_core::ir::AddressType;
@@ -204,6 +205,18 @@ impl Driver for Wgpu {
         Ok(Memory::new(self.client.create_from_slice(bytes)))
     }
 
+    fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let _entered = self.gate.enter();
+        let handle = Self::handle(memory).clone();
+        let rest = handle.size_in_used() - (start + bytes.len()) as u64;
+        let place = handle.offset_start(start as u64).offset_end(rest);
+        self.client.write(&place, Bytes::from_bytes_vec(bytes.to_vec()));
+        Ok(())
+    }
+
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
         if bytes.is_empty() {
             return Ok(());
@@ -239,10 +252,7 @@ impl Driver for Wgpu {
         self.check(cubecl_core::future::block_on(self.client.sync()))
     }
 
-    fn capture(
-        &self,
-        work: &mut dyn FnMut() -> Result<(), KernelError>,
-    ) -> Result<Arc<dyn Replay>, KernelError> {
+    fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
         self.gate.alone(|| {
             self.check(self.client.graph_prepare())?;
             let done = work().and_then(|()| self.check(self.client.start_capture()));
@@ -251,12 +261,8 @@ impl Driver for Wgpu {
             let graph = self.check(self.client.stop_capture());
             let memory = self.captured().take().unwrap_or_default();
             done?;
-            Ok(Arc::new(Captured {
-                device: self.name(),
-                gate: self.gate.clone(),
-                graph: graph?,
-                _memory: memory,
-            }) as Arc<dyn Replay>)
+            let launches = Captured { device: self.name(), gate: self.gate.clone(), graph: graph? };
+            Ok(Pass::new(launches, memory))
         })
     }
 
@@ -279,8 +285,6 @@ struct Captured {
     device: String,
     gate: Arc<Gate>,
     graph: Graph,
-    /// What the launches read and write.
-    _memory: Vec<Range>,
 }
 
 impl Replay for Captured {

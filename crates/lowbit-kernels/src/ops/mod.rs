@@ -57,7 +57,7 @@ pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
 pub use rms_norm_rope::{RmsNormRope, rms_norm_rope, rms_norm_rope_append};
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
 pub use router_top_k::{RouterParams, router_top_k};
-pub use sample::{DecodeState, SampleParams, sample, sample_next};
+pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
 pub use sigmoid_mul::sigmoid_mul;
 pub use silu_mul::silu_mul;
 

@@ -10,7 +10,7 @@ fn draws(logits: &Tensor, history: &[u32], params: &SampleParams, count: usize) 
     let mut text = history.to_vec();
     let draw = |step: usize| {
         sample_next(logits, &mut state, params).unwrap();
-        let id = state.drawn(&host).unwrap();
+        let id = state.drawn().unwrap().wait().unwrap();
         let before = text[text.len() - history.len()..].to_vec();
         text.push(id);
         let position = state.position().to_device(&host).unwrap().as_slice::<u32>().unwrap()[0];
@@ -41,6 +41,65 @@ fn draws_on_a_gpu_as_the_f64_distribution_says() {
             }
         }
     }
+}
+
+#[test]
+fn a_restarted_state_draws_as_a_new_one() {
+    let logits: Vec<f32> = (0..50).map(|i| ((i * 7) % 50) as f32 * 0.05).collect();
+    let params = SampleParams { repetition_penalty: 2.0, ..PARAMS };
+    for device in [device(), gpu()] {
+        let logits = Tensor::new(&logits, &[50], &device).unwrap();
+        for window in [0, 1, 5, 64] {
+            let mut state = DecodeState::new(&[3; 7], window, &device).unwrap();
+            // Of a length that leaves the ring's first place in its middle, and of fewer tokens than the window.
+            for text in [&[1u32, 2, 3, 4, 5, 6, 7, 8][..], &[9, 8], &[7]] {
+                state.restart(text).unwrap();
+                let mut new = DecodeState::new(text, window, &device).unwrap();
+                let drawn = [&mut state, &mut new].map(|state| {
+                    let draw = |_| {
+                        sample_next(&logits, state, &params).unwrap();
+                        state.drawn().unwrap().wait().unwrap()
+                    };
+                    (0..12).map(draw).collect::<Vec<_>>()
+                });
+                assert_eq!(drawn[0], drawn[1], "{device}: window {window} after {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draw_is_what_it_was_when_it_was_asked_for() {
+    let gpu = gpu();
+    let [one, two] = [[1.0f32, 0.0], [0.0, 1.0]].map(|logits| Tensor::new(&logits, &[2], &gpu).unwrap());
+    let mut state = DecodeState::new(&[0], 4, &gpu).unwrap();
+    let greedy = SampleParams::default();
+    sample_next(&two, &mut state, &greedy).unwrap();
+    let first = state.drawn().unwrap();
+    sample_next(&one, &mut state, &greedy).unwrap();
+    let second = state.drawn().unwrap();
+    sample_next(&two, &mut state, &greedy).unwrap();
+    drop(state.drawn().unwrap());
+    assert_eq!((second.wait().unwrap(), first.wait().unwrap()), (0, 1));
+}
+
+#[test]
+fn a_pass_uses_what_it_reads_and_writes_unless_others_share_it() {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    let logits = Tensor::new(&[0.0f32, 1.0], &[2], &gpu()).unwrap();
+    let [mut state, other] = [(); 2].map(|()| DecodeState::new(&[0], 4, &gpu()).unwrap());
+    let pass = queue.capture(|| sample_next(&logits, &mut state, &PARAMS)).unwrap();
+    assert!(pass.uses(&logits) && state.tensors().iter().all(|tensor| pass.uses(tensor)));
+    assert!(!other.tensors().iter().any(|tensor| pass.uses(tensor)));
+    let fork = logits.clone();
+    assert!(!pass.uses(&logits) && !pass.uses(&fork));
+    drop(fork);
+    assert!(pass.uses(&logits));
+    state.restart(&[1, 1, 1]).unwrap();
+    assert!(state.tensors().iter().all(|tensor| pass.uses(tensor)), "it starts anew where it is");
+    pass.replay().unwrap();
+    let position = state.position().to_device(&device()).unwrap();
+    assert_eq!(position.as_slice::<u32>().unwrap(), [3]);
 }
 
 #[test]
@@ -85,7 +144,7 @@ fn logits_without_an_answer_show_on_a_gpu() {
             let logits = Tensor::new(&bad, &[2], &gpu).unwrap();
             let mut state = DecodeState::new(&[0], 4, &gpu).unwrap();
             sample_next(&logits, &mut state, &SampleParams { temperature, ..PARAMS }).unwrap();
-            let message = state.drawn(&device()).unwrap_err().to_string();
+            let message = state.drawn().unwrap().wait().unwrap_err().to_string();
             assert!(message.starts_with("sample: logits is NaN, infinite, or -inf"), "{message}");
         }
     }

@@ -16,7 +16,7 @@ mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
-pub use next::{DecodeState, sample_next};
+pub use next::{DecodeState, Drawn, sample_next};
 
 /// How [`sample`] draws; the default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,10 +12,9 @@ pub struct DecodeState {
     position: Tensor,
     /// u32 `[1]`: tokens drawn so far.
     step: Tensor,
-    /// u32 `[window]`, or `[1]` for no window: the last tokens, in a ring. Places not used yet hold [`NONE`].
+    /// u32 `[window]`, or `[1]` for no window: the last tokens, that of position `p` at `p % window`. Places not used
+    /// yet hold [`NONE`].
     history: Tensor,
-    /// The places of `history` that were used before the first step.
-    used: usize,
     window: usize,
 }
 
@@ -28,21 +27,24 @@ impl DecodeState {
     /// # Errors
     /// [`KernelError::Value`] for no tokens; [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn new(tokens: &[u32], window: usize, device: &Device) -> Result<Self, KernelError> {
-        let Some((&last, before)) = tokens.split_last() else {
-            return Err(Check("decode state").value("tokens", "empty", "there is a token to go on from"));
-        };
-        let used = tokens.len().min(window);
-        let mut history = tokens[tokens.len() - used..].to_vec();
-        history.resize(window.max(1), NONE);
-        let one = |value: u32| Tensor::new(&[value], &[1], device);
-        Ok(Self {
-            token: one(last)?,
-            position: one(before.len() as u32)?,
-            step: one(0)?,
-            history: Tensor::new(&history, &[history.len()], device)?,
-            used,
-            window,
-        })
+        let tensor = |values: Vec<u32>| Tensor::new(&values, &[values.len()], device);
+        let [token, position, step, history] = values(tokens, window)?.map(tensor);
+        Ok(Self { token: token?, position: position?, step: step?, history: history?, window })
+    }
+
+    /// Starts anew after `tokens`, with the same window, in the memory that a captured step reads.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn restart(&mut self, tokens: &[u32]) -> Result<(), KernelError> {
+        let values = values(tokens, self.window)?;
+        let tensors = [&mut self.token, &mut self.position, &mut self.step, &mut self.history];
+        tensors.into_iter().zip(values).try_for_each(|(tensor, values)| tensor.write(&values))
+    }
+
+    /// The last tokens that count for the repetition penalty.
+    pub fn window(&self) -> usize {
+        self.window
     }
 
     /// u32 `[1]`: the token drawn last, on the device.
@@ -55,30 +57,23 @@ impl DecodeState {
         &self.position
     }
 
-    /// Waits for the token drawn last.
+    /// Asks for the token drawn last. Steps recorded after that change nothing about it.
     ///
     /// # Errors
-    /// [`KernelError::Value`] when the logits were NaN or infinite, or -inf altogether; [`KernelError::Gpu`].
-    pub fn drawn(&self, host: &Device) -> Result<u32, KernelError> {
-        match self.token.to_device(host)?.as_slice::<u32>()?[0] {
-            NONE => Err(Check("sample").value(
-                "logits",
-                "NaN, infinite, or -inf altogether",
-                "every logit is to be finite, or -inf beside finite ones",
-            )),
-            token => Ok(token),
+    /// [`KernelError::Gpu`].
+    pub fn drawn(&self) -> Result<Drawn, KernelError> {
+        #[cfg(feature = "gpu")]
+        if let Device::Gpu(gpu) = self.token.device() {
+            let (memory, start) = self.token.memory()?;
+            return Ok(Drawn(Word::Coming(gpu.read_later(memory, start)?)));
         }
+        Ok(Drawn(Word::Here(self.token.as_slice::<u32>()?[0])))
     }
 
-    #[cfg(feature = "gpu")]
-    pub(super) fn tensors(&self) -> [&Tensor; 4] {
+    /// All that a step reads and writes here: the token, its position, the step's number and the tokens that count for
+    /// the repetition penalty.
+    pub fn tensors(&self) -> [&Tensor; 4] {
         [&self.token, &self.position, &self.step, &self.history]
-    }
-
-    /// The length of the ring, or 0, and the place in it for the token of step 0.
-    #[cfg(feature = "gpu")]
-    pub(super) fn ring(&self) -> (usize, usize) {
-        (self.window, self.used)
     }
 
     /// The tokens that the repetition penalty looks at.
@@ -89,15 +84,64 @@ impl DecodeState {
 
     /// Takes up a token as the GPU's kernel does.
     fn push(&mut self, token: u32) -> Result<(), KernelError> {
-        let step = self.step.as_slice::<u32>()?[0];
+        let position = self.position.as_slice::<u32>()?[0] + 1;
         if self.window > 0 {
-            let place = (self.used + step as usize) % self.window;
-            self.history.as_mut_slice::<u32>()?[place] = token;
+            self.history.as_mut_slice::<u32>()?[position as usize % self.window] = token;
         }
-        self.step.as_mut_slice::<u32>()?[0] = step + 1;
-        self.position.as_mut_slice::<u32>()?[0] += 1;
+        self.step.as_mut_slice::<u32>()?[0] += 1;
+        self.position.as_mut_slice::<u32>()?[0] = position;
         self.token.as_mut_slice::<u32>()?[0] = token;
         Ok(())
+    }
+}
+
+/// What the tensors of a [`DecodeState`] hold after `tokens`.
+fn values(tokens: &[u32], window: usize) -> Result<[Vec<u32>; 4], KernelError> {
+    let Some((&last, before)) = tokens.split_last() else {
+        return Err(Check("decode state").value("tokens", "empty", "there is a token to go on from"));
+    };
+    let mut history = vec![NONE; window.max(1)];
+    for (position, &token) in tokens.iter().enumerate().skip(tokens.len().saturating_sub(window)) {
+        history[position % window] = token;
+    }
+    Ok([vec![last], vec![before.len() as u32], vec![0], history])
+}
+
+/// A drawn token, which may still be on its way to the host.
+#[derive(Debug)]
+pub struct Drawn(Word);
+
+#[derive(Debug)]
+enum Word {
+    Here(u32),
+    #[cfg(feature = "gpu")]
+    Coming(Box<dyn crate::gpu::Pending>),
+}
+
+impl Word {
+    fn wait(self) -> Result<u32, KernelError> {
+        match self {
+            Self::Here(word) => Ok(word),
+            #[cfg(feature = "gpu")]
+            Self::Coming(word) => word.wait(),
+        }
+    }
+}
+
+impl Drawn {
+    /// Waits for the token.
+    ///
+    /// # Errors
+    /// [`KernelError::Value`] when the logits were NaN or infinite, or -inf altogether; [`KernelError::Gpu`].
+    pub fn wait(self) -> Result<u32, KernelError> {
+        match self.0.wait()? {
+            NONE => Err(Check("sample").value(
+                "logits",
+                "NaN, infinite, or -inf altogether",
+                "every logit is to be finite, or -inf beside finite ones",
+            )),
+            token => Ok(token),
+        }
     }
 }
 
@@ -109,7 +153,7 @@ impl DecodeState {
 ///
 /// A GPU draws what the CPU draws, but for the last place of an exponential in devices without fused multiplication: a
 /// draw that close to the border between two tokens may be the other one. Logits without a right answer show in
-/// [`DecodeState::drawn`] there.
+/// [`Drawn::wait`] there.
 ///
 /// # Errors
 /// As [`sample()`]; [`KernelError::Value`] for more than 2^24 logits on a GPU; [`KernelError::Device`] when `state` is on another device.

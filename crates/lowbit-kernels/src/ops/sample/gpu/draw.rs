@@ -22,7 +22,6 @@ fn take(
     history: &mut [u32],
     slices: u32,
     window: u32,
-    used: u32,
     #[comptime] shape: Shape,
 ) {
     let best = greatest_key(greatest, slices, shape);
@@ -39,7 +38,7 @@ fn take(
     }
     if UNIT_POS_X == 0u32 {
         let id = select(is_bad(best), u32::MAX.runtime(), id);
-        take_up(id, token, position, step, history, window, used);
+        take_up(id, token, position, step, history, window);
     }
 }
 
@@ -121,7 +120,6 @@ fn pick<X: Int>(
     seed_low: u32,
     seed_high: u32,
     window: u32,
-    used: u32,
     #[comptime] shape: Shape,
 ) {
     let best = greatest_key(greatest, slices, shape);
@@ -135,7 +133,7 @@ fn pick<X: Int>(
     let id = find_id(logits, slice, scale, limits, left, seen, shape);
     if UNIT_POS_X == 0u32 {
         let id = select(is_bad(best), u32::MAX.runtime(), id);
-        take_up(id, token, position, step, history, window, used);
+        take_up(id, token, position, step, history, window);
     }
 }
 
@@ -261,7 +259,6 @@ pub(super) fn take_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> 
         buffer(),
         (),
         (),
-        (),
         shape,
     ))
 }
@@ -270,19 +267,18 @@ pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(shape.lanes as u32);
     let [a, b, c, d, e, f, g, h, i] = [(); 9].map(|()| buffer());
     with_storage!(shape.dtype, X => Box::new(pick::Pick::<X>::new(
-        settings, properties, registers, a, b, c, d, e, f, g, h, i, (), (), (), (), (), (), (), (), (), (), shape,
+        settings, properties, registers, a, b, c, d, e, f, g, h, i, (), (), (), (), (), (), (), (), (), shape,
     )))
 }
 
 impl Draw<'_> {
     pub(super) fn take_greatest(&self, state: &DecodeState) -> Result<(), KernelError> {
         let [token, position, step, history] = state.tensors();
-        let (window, used) = state.ring();
         self.launch(
             take_kernel(self.gpu.target(), self.shape),
             1,
             vec![(&self.greatest, 0), token.memory()?, position.memory()?, step.memory()?, history.memory()?],
-            vec![self.slices, window as u32, used as u32],
+            vec![self.slices, state.window() as u32],
         )
     }
 
@@ -293,7 +289,6 @@ impl Draw<'_> {
         state: &DecodeState,
     ) -> Result<(), KernelError> {
         let [token, position, step, history] = state.tensors();
-        let (window, used) = state.ring();
         self.launch(
             kernel(self.gpu.target(), self.shape),
             1,
@@ -317,8 +312,7 @@ impl Draw<'_> {
                 self.top_k(),
                 self.params.seed as u32,
                 (self.params.seed >> 32) as u32,
-                window as u32,
-                used as u32,
+                state.window() as u32,
             ],
         )
     }

@@ -50,8 +50,7 @@ const MOST: usize = 1 << 24;
 /// Slices at most: one plane goes through them in the end.
 const SLICES: usize = 512;
 
-/// Takes up the token `id`: it gets the place of the oldest in the ring of `window` tokens, `used` of whose places were
-/// taken before the first step.
+/// Takes up the token `id`: it gets the place of the oldest in the ring of `window` tokens.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 fn take_up(
@@ -61,14 +60,13 @@ fn take_up(
     step: &mut [u32],
     history: &mut [u32],
     window: u32,
-    used: u32,
 ) {
-    let done = step[0usize];
+    let at = position[0usize] + 1u32;
     token[0usize] = id;
-    position[0usize] += 1u32;
-    step[0usize] = done + 1u32;
+    position[0usize] = at;
+    step[0usize] += 1u32;
     if window > 0u32 {
-        history[((used + done) % window) as usize] = id;
+        history[(at % window) as usize] = id;
     }
 }
 
