@@ -46,11 +46,15 @@ impl Cache {
 
     /// Bytes in use.
     pub fn size_bytes(&self) -> usize {
-        let layer = |layer: &LayerCache| match layer {
-            LayerCache::Attention(cache) => cache.keys.size_bytes() + cache.values.size_bytes(),
-            LayerCache::DeltaNet(cache) => cache.conv.size_bytes() + cache.state.size_bytes(),
-        };
-        self.layers.iter().map(layer).sum()
+        self.tensors().map(Tensor::size_bytes).sum()
+    }
+
+    /// All layers' tensors.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.layers.iter().flat_map(|layer| match layer {
+            LayerCache::Attention(cache) => [&cache.keys, &cache.values],
+            LayerCache::DeltaNet(cache) => [&cache.conv, &cache.state],
+        })
     }
 
     /// Every layer's part, with room for `tokens` more; `new` makes them before the first.

@@ -1,8 +1,7 @@
-use crate::layers::Step;
+use crate::steps::Steps;
 use crate::{Cache, Logits, Model, ModelError};
-use lowbit_kernels::gpu::Pass;
-use lowbit_kernels::ops::{self, DecodeState, SampleParams};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::ops::SampleParams;
+use lowbit_kernels::{Device, Tensor};
 use std::ops::ControlFlow;
 
 /// Prompt tokens that go through the model at a time.
@@ -14,12 +13,25 @@ fn chunk(device: &Device) -> usize {
     }
 }
 
-/// A model in the middle of a text: its caches and the tokens they stand for.
-#[derive(Clone, Debug)]
+/// A model in the middle of a text: its prompts, and all tokens that were drawn after them. A clone is a fork: both go on
+/// from the same text, each on its own.
+///
+/// The last token drawn need not have gone through the model: the next [`Self::prefill`] begins with it then. After an
+/// error of a device the text is not one to go on from.
+#[derive(Debug)]
 pub struct Session<'m> {
     model: &'m Model,
     cache: Cache,
     tokens: Vec<u32>,
+    /// Of the last reply: what it captured serves the next ones.
+    steps: Option<Steps>,
+}
+
+impl Clone for Session<'_> {
+    fn clone(&self) -> Self {
+        // What is captured writes to the original's caches.
+        Self { model: self.model, cache: self.cache.clone(), tokens: self.tokens.clone(), steps: None }
+    }
 }
 
 /// How a generation goes on and when it ends.
@@ -65,15 +77,15 @@ pub enum Finish {
 impl<'m> Session<'m> {
     /// An empty text.
     pub fn new(model: &'m Model) -> Self {
-        Self { model, cache: model.cache(), tokens: vec![] }
+        Self { model, cache: model.cache(), tokens: vec![], steps: None }
     }
 
-    /// All tokens of the text so far.
+    /// All tokens of the text so far: prompts, and all that was drawn, also the ids that ended replies.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The caches behind it.
+    /// The caches behind it, which have seen all tokens, or all but the one drawn last.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
@@ -82,7 +94,8 @@ impl<'m> Session<'m> {
     /// the prompt tokens done after each chunk, and can break off (`None` is returned then).
     ///
     /// # Errors
-    /// As [`Model::forward`]; a prompt that does not fit is refused before any of it is run.
+    /// As [`Model::forward`], also for an empty prompt after a reply; a prompt that cannot be run is refused before any
+    /// of it is.
     pub fn prefill(
         &mut self,
         prompt: &[u32],
@@ -92,13 +105,23 @@ impl<'m> Session<'m> {
         if total > limit {
             return Err(ModelError::ContextLength { tokens: total, limit });
         }
-        let mut chunks = prompt.chunks(chunk(self.model.device())).peekable();
+        if prompt.is_empty() {
+            return Err(ModelError::NoTokens);
+        }
+        self.model.check_ids(prompt)?;
+        let pending = self.tokens.get(self.cache.position()..).unwrap_or_default();
+        let (before, tokens) = (pending.len(), [pending, prompt].concat());
+        if !self.cache.has_room(tokens.len()) {
+            // The caches move, so the captured step is of no use, but would keep the old ones.
+            self.steps = None;
+        }
+        let mut chunks = tokens.chunks(chunk(self.model.device())).peekable();
         let mut done = 0;
         while let Some(chunk) = chunks.next() {
             let wanted = if chunks.peek().is_some() { Logits::None } else { Logits::Last };
             let logits = self.run(chunk, wanted)?;
             done += chunk.len();
-            if progress(done).is_break() {
+            if progress(done.saturating_sub(before)).is_break() {
                 return Ok(None);
             }
             if logits.is_some() {
@@ -108,7 +131,8 @@ impl<'m> Session<'m> {
         Err(ModelError::NoTokens)
     }
 
-    /// Writes tokens from `logits` on (the last [`Self::prefill`]'s), calling `each` with every one.
+    /// Writes tokens from `logits` on (the last [`Self::prefill`]'s), calling `each` with every one. All that are drawn
+    /// become part of the text, also a stop id. A GPU draws the next token while `each` has the last one.
     ///
     /// # Errors
     /// Those of sampling and of [`Model::forward`].
@@ -122,9 +146,20 @@ impl<'m> Session<'m> {
         if options.max_tokens == 0 {
             return Ok(Generation { tokens, finish: Finish::Length });
         }
-        let mut steps = Steps::new(self.model, &self.tokens, options)?;
-        let mut id = steps.first(&logits)?;
+        let text = (&self.tokens[..], &self.cache);
+        let mut steps = Steps::new(self.steps.take(), self.model, text, options)?;
+        let limit = self.model.config().max_position_embeddings;
+        steps.first(&logits)?;
         let finish = loop {
+            let drawn = steps.drawn()?;
+            let goes_on = tokens.len() + 1 < options.max_tokens && self.tokens.len() < limit;
+            // The device has its next step before the host waits for this one's token: it need not wait for the host.
+            let ahead = goes_on && steps.is_captured(&self.cache);
+            if ahead {
+                steps.next(self.model, &mut self.cache)?;
+            }
+            let id = drawn.wait()?;
+            self.tokens.push(id);
             if options.stop_ids.contains(&id) {
                 break Finish::Stop;
             }
@@ -132,84 +167,25 @@ impl<'m> Session<'m> {
             if each(id).is_break() {
                 break Finish::Interrupted;
             }
-            let full = self.tokens.len() == self.model.config().max_position_embeddings;
-            if tokens.len() == options.max_tokens || full {
+            if !goes_on {
                 break Finish::Length;
             }
-            self.tokens.push(id);
-            id = steps.next(&mut self.cache)?;
+            if !ahead {
+                steps.next(self.model, &mut self.cache)?;
+            }
         };
+        self.steps = Some(steps);
         Ok(Generation { tokens, finish })
     }
 
+    /// Runs tokens after those that the caches have seen.
     fn run(&mut self, tokens: &[u32], logits: Logits) -> Result<Option<Tensor>, ModelError> {
+        self.tokens.truncate(self.cache.position());
         let logits = self.model.forward(tokens, &mut self.cache, logits)?;
         self.tokens.extend(tokens);
         Ok(match logits {
             Some(logits) => Some(logits.reshape(&[self.model.config().vocab_size])?),
             None => None,
         })
-    }
-}
-
-/// Token after token: the model on the last one, and the draw of the next, all on the device. On a GPU the step is
-/// captured once and replayed.
-struct Steps<'a> {
-    model: &'a Model,
-    sampling: &'a SampleParams,
-    state: DecodeState,
-    /// u32 `[0, 1]`: a step has one token.
-    cu_seqlens: Tensor,
-    pass: Option<Pass>,
-}
-
-impl<'a> Steps<'a> {
-    /// After `tokens`.
-    fn new(model: &'a Model, tokens: &[u32], options: &'a GenerationOptions) -> Result<Self, ModelError> {
-        let device = model.device();
-        Ok(Self {
-            model,
-            sampling: &options.sampling,
-            state: DecodeState::new(tokens, options.repetition_context, device)?,
-            cu_seqlens: Tensor::new(&[0u32, 1], &[2], device)?,
-            pass: None,
-        })
-    }
-
-    /// Draws from the prompt's logits.
-    fn first(&mut self, logits: &Tensor) -> Result<u32, ModelError> {
-        ops::sample_next(logits, &mut self.state, self.sampling)?;
-        Ok(self.state.drawn()?.wait()?)
-    }
-
-    /// Runs the model on the token drawn last and draws the next one.
-    fn next(&mut self, cache: &mut Cache) -> Result<u32, ModelError> {
-        // A cache without room is about to move away from where a captured pass writes.
-        self.pass.take_if(|_| !cache.has_room(1));
-        let model = self.model;
-        match (model.device(), &self.pass) {
-            (_, Some(pass)) => {
-                pass.replay()?;
-                cache.advance(1);
-            }
-            (device @ Device::Cpu(_), None) => device.run(|| self.step(cache))?,
-            (Device::Gpu(gpu), None) => {
-                model.reserve(cache, 2)?;
-                let before = cache.position();
-                self.pass = Some(gpu.capture(|| {
-                    // What is recorded second is for the steps that follow, and does not run now.
-                    let result = self.step(cache);
-                    cache.set_position(before + 1);
-                    result
-                })?);
-            }
-        }
-        Ok(self.state.drawn()?.wait()?)
-    }
-
-    fn step(&mut self, cache: &mut Cache) -> Result<(), KernelError> {
-        let step = Step { positions: self.state.position().clone(), cu_seqlens: self.cu_seqlens.clone() };
-        let logits = self.model.decode(self.state.token(), &step, cache)?;
-        ops::sample_next(&logits, &mut self.state, self.sampling)
     }
 }

@@ -9,6 +9,7 @@ mod generate;
 pub mod layers;
 mod model;
 mod perplexity;
+mod steps;
 mod weights;
 
 pub use cache::{Cache, LayerCache};

@@ -206,7 +206,9 @@ fn generation_stops_where_the_context_ends() {
     let options = GenerationOptions { max_tokens: 100, ..GenerationOptions::default() };
     let written = session.generate(logits, &options, |_| Continue(())).unwrap();
     assert_eq!(written.tokens.len(), 4, "three fill the context, and the last one's successor is known");
-    assert_eq!(session.tokens().len(), limit);
+    assert_eq!((session.cache().position(), session.tokens().len()), (limit, limit + 1));
+    let error = session.prefill(&[1], |_| Continue(())).unwrap_err();
+    assert!(matches!(error, ModelError::ContextLength { tokens, .. } if tokens == limit + 2), "{error}");
 }
 
 #[test]

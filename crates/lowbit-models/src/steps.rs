@@ -1,0 +1,88 @@
+use crate::layers::Step;
+use crate::{Cache, GenerationOptions, Model, ModelError};
+use lowbit_kernels::gpu::Pass;
+use lowbit_kernels::ops::{self, DecodeState, Drawn, SampleParams};
+use lowbit_kernels::{Device, KernelError, Tensor};
+
+/// Token after token: the model on the last one, and the draw of the next, all on the device. On a GPU the step is
+/// captured once and replayed, over all replies that it suits.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    sampling: SampleParams,
+    state: DecodeState,
+    /// u32 `[0, 1]`: a step has one token.
+    cu_seqlens: Tensor,
+    pass: Option<Pass>,
+}
+
+impl Steps {
+    /// After `tokens`. What `last`, the steps of the reply before, have captured is replayed if nothing is other than it
+    /// was: how tokens are drawn, and where `cache` lies, which no fork may share.
+    pub(crate) fn new(
+        last: Option<Self>,
+        model: &Model,
+        (tokens, cache): (&[u32], &Cache),
+        options: &GenerationOptions,
+    ) -> Result<Self, ModelError> {
+        let (sampling, window, device) = (options.sampling, options.repetition_context, model.device());
+        if let Some(mut steps) =
+            last.filter(|last| last.sampling == sampling && last.state.window() == window)
+        {
+            steps.state.restart(tokens)?;
+            let state = steps.state.tensors();
+            steps.pass.take_if(|pass| !cache.tensors().chain(state).all(|tensor| pass.uses(tensor)));
+            return Ok(steps);
+        }
+        Ok(Self {
+            sampling,
+            state: DecodeState::new(tokens, window, device)?,
+            cu_seqlens: Tensor::new(&[0u32, 1], &[2], device)?,
+            pass: None,
+        })
+    }
+
+    /// Draws from the prompt's logits.
+    pub(crate) fn first(&mut self, logits: &Tensor) -> Result<(), ModelError> {
+        Ok(ops::sample_next(logits, &mut self.state, &self.sampling)?)
+    }
+
+    /// Asks for the token drawn last, before the next step is recorded.
+    pub(crate) fn drawn(&self) -> Result<Drawn, ModelError> {
+        Ok(self.state.drawn()?)
+    }
+
+    /// Whether [`Self::next`] only records, and need not wait for anything.
+    pub(crate) fn is_captured(&self, cache: &Cache) -> bool {
+        self.pass.is_some() && cache.has_room(1)
+    }
+
+    /// Runs the model on the token drawn last and draws the next one.
+    pub(crate) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), ModelError> {
+        // A cache without room is about to move away from where a captured pass writes.
+        self.pass.take_if(|_| !cache.has_room(1));
+        match (model.device(), &self.pass) {
+            (_, Some(pass)) => {
+                pass.replay()?;
+                cache.advance(1);
+            }
+            (device @ Device::Cpu(_), None) => device.run(|| self.step(model, cache))?,
+            (Device::Gpu(gpu), None) => {
+                model.reserve(cache, 2)?;
+                let before = cache.position();
+                self.pass = Some(gpu.capture(|| {
+                    // What is recorded second is for the steps that follow, and does not run now.
+                    let result = self.step(model, cache);
+                    cache.set_position(before + 1);
+                    result
+                })?);
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
+        let step = Step { positions: self.state.position().clone(), cu_seqlens: self.cu_seqlens.clone() };
+        let logits = model.decode(self.state.token(), &step, cache)?;
+        ops::sample_next(&logits, &mut self.state, &self.sampling)
+    }
+}
