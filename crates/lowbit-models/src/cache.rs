@@ -57,6 +57,18 @@ impl Cache {
         })
     }
 
+    /// Forgets all tokens, in the same memory. Keys and values stay: attention reads none that were not written since.
+    pub(crate) fn clear(&mut self) -> Result<(), KernelError> {
+        self.position = 0;
+        for layer in &mut self.layers {
+            if let LayerCache::DeltaNet(cache) = layer {
+                cache.conv.clear()?;
+                cache.state.clear()?;
+            }
+        }
+        Ok(())
+    }
+
     /// Every layer's part, with room for `tokens` more; `new` makes them before the first.
     pub(crate) fn reserve(
         &mut self,

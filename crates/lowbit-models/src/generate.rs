@@ -17,7 +17,7 @@ fn chunk(device: &Device) -> usize {
 /// from the same text, each on its own.
 ///
 /// The last token drawn need not have gone through the model: the next [`Self::prefill`] begins with it then. After an
-/// error of a device the text is not one to go on from.
+/// error of a device the text is not one to go on from: [`Self::clear`] begins anew.
 #[derive(Debug)]
 pub struct Session<'m> {
     model: &'m Model,
@@ -78,6 +78,15 @@ impl<'m> Session<'m> {
     /// An empty text.
     pub fn new(model: &'m Model) -> Self {
         Self { model, cache: model.cache(), tokens: vec![], steps: None }
+    }
+
+    /// An empty text again, in the same memory, and with the step that the last reply captured.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] when a GPU fails.
+    pub fn clear(&mut self) -> Result<(), ModelError> {
+        self.tokens.clear();
+        Ok(self.cache.clear()?)
     }
 
     /// All tokens of the text so far: prompts, and all that was drawn, also the ids that ended replies.
@@ -187,5 +196,60 @@ impl<'m> Session<'m> {
             Some(logits) => Some(logits.reshape(&[self.model.config().vocab_size])?),
             None => None,
         })
+    }
+}
+
+#[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
+mod gpu_tests {
+    use super::*;
+    use crate::support::{gpu, load, root};
+    use lowbit_formats::FloatType;
+    use std::ops::ControlFlow::Continue;
+
+    /// Whether the next reply's first step is a replay.
+    fn replays(session: &mut Session<'_>, options: &GenerationOptions) -> bool {
+        let (last, text) = (session.steps.take(), (&session.tokens[..], &session.cache));
+        let steps = Steps::new(last, session.model, text, options).unwrap();
+        let is_captured = steps.is_captured(&session.cache);
+        session.steps = Some(steps);
+        is_captured
+    }
+
+    #[test]
+    fn what_a_reply_captured_is_replayed_where_it_suits() {
+        let model = load(&root().join("models/demo-4bit"), &gpu(), FloatType::F32);
+        let options = GenerationOptions { max_tokens: 3, ..Default::default() };
+        let mut session = Session::new(&model);
+        let reply = |session: &mut Session<'_>, tokens: usize| {
+            let logits = session.prefill(&vec![7; tokens], |_| Continue(())).unwrap().unwrap();
+            session.generate(logits, &options, |_| Continue(())).unwrap();
+        };
+        reply(&mut session, 40);
+        assert!(replays(&mut session, &options));
+        session.prefill(&[1, 2, 3], |_| Continue(())).unwrap();
+        assert!(replays(&mut session, &options), "a prompt stays in place");
+        let mut fork = session.clone();
+        fork.prefill(&[4], |_| Continue(())).unwrap();
+        assert!(replays(&mut session, &options), "the fork took its own memory when it wrote");
+        assert!(!replays(&mut fork, &options));
+        session.clear().unwrap();
+        reply(&mut session, 20);
+        session.clear().unwrap();
+        session.prefill(&[1, 2, 3], |_| Continue(())).unwrap();
+        assert!(replays(&mut session, &options), "a cleared text stays in place");
+
+        let fork = session.clone();
+        assert!(!replays(&mut session, &options), "a fork would be written to");
+        drop(fork);
+        reply(&mut session, 1);
+        assert!(replays(&mut session, &options));
+        let window = GenerationOptions { repetition_context: 5, ..options.clone() };
+        assert!(!replays(&mut session, &window), "the ring has another length");
+        reply(&mut session, 1);
+        let sampling = SampleParams { seed: 1, ..options.sampling };
+        assert!(!replays(&mut session, &GenerationOptions { sampling, ..options.clone() }));
+        reply(&mut session, 1);
+        session.prefill(&[1; 300], |_| Continue(())).unwrap();
+        assert!(!replays(&mut session, &options), "the caches have grown");
     }
 }

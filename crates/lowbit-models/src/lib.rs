@@ -10,6 +10,9 @@ pub mod layers;
 mod model;
 mod perplexity;
 mod steps;
+#[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
+#[path = "../tests/support/mod.rs"]
+mod support;
 mod weights;
 
 pub use cache::{Cache, LayerCache};

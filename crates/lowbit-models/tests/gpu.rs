@@ -2,41 +2,15 @@
 //! Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU` names.
 #![cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 
-use lowbit_files::Checkpoint;
+mod support;
+
 use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{GenerationOptions, Logits, Model, Session, Target};
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
-
-fn gpu() -> Device {
-    let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
-    match name.as_str() {
-        #[cfg(feature = "cuda")]
-        "cuda" => {
-            let headers =
-                std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
-            let options = lowbit_kernels::gpu::CudaOptions { cache: None, headers: headers.into() };
-            Device::cuda(0, &options).expect("a CUDA device")
-        }
-        #[cfg(feature = "vulkan")]
-        "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
-        #[cfg(feature = "metal")]
-        "metal" => Device::metal().expect("a Metal device"),
-        _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
-    }
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn load(path: &Path, device: &Device, activations: FloatType) -> Model {
-    let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let target = Target::new(device, Some(activations)).unwrap();
-    Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
-}
+use support::{PROMPT, gpu, load, root};
 
 /// All logits of `tokens`, run through in pieces of the given size.
 fn logits(model: &Model, tokens: &[u32], piece: usize) -> Vec<f32> {
@@ -79,11 +53,6 @@ impl Error {
         Self { largest: self.largest.max(other.largest), relative: self.relative.max(other.relative) }
     }
 }
-
-const PROMPT: [u32; 40] = [
-    523, 88, 1020, 7, 311, 4096, 17, 902, 2048, 33, 5, 640, 77, 8100, 254, 19, 3111, 61, 908, 12, 400, 733,
-    2, 1555, 96, 4711, 320, 21, 58, 640, 1001, 3, 77, 912, 6000, 41, 8, 230, 519, 11,
-];
 
 /// How far the logits are off, and what either writes.
 fn compare(path: &Path, device: &Device, activations: FloatType) -> (Error, Vec<u32>, Vec<u32>) {
@@ -150,23 +119,4 @@ fn sampling_on_the_device_writes_what_the_cpu_writes() {
     let [cpu, gpu] =
         [Device::cpu(Some(2)).unwrap(), gpu()].map(|device| load(&path, &device, FloatType::F32));
     assert_eq!(generate(&gpu, &PROMPT, sampling), generate(&cpu, &PROMPT, sampling));
-}
-
-#[test]
-fn a_fork_goes_its_own_way() {
-    let device = gpu();
-    let model = load(&root().join("models/demo-4bit"), &device, FloatType::F32);
-    let mut session = Session::new(&model);
-    let logits = session.prefill(&PROMPT, |_| Continue(())).unwrap().unwrap();
-    let mut fork = session.clone();
-    let options = GenerationOptions { max_tokens: 8, ..Default::default() };
-    let first = session.generate(logits.clone(), &options, |_| Continue(())).unwrap();
-    let second = fork.generate(logits, &options, |_| Continue(())).unwrap();
-    assert_eq!(first.tokens, second.tokens);
-    // And on, after what was written: the replayed steps left the caches as single steps would have.
-    let [a, b] = [&mut session, &mut fork].map(|session| {
-        let logits = session.prefill(&PROMPT[..5], |_| Continue(())).unwrap().unwrap();
-        logits.to_device(model.host()).unwrap().as_slice::<f32>().unwrap().to_vec()
-    });
-    assert_eq!(a, b);
 }

@@ -75,6 +75,9 @@ impl<'m> Chat<'m> {
             Err(failure) if failure.downcast_ref::<lowbit_models::ModelError>().is_some() => {
                 eprintln!("error: {failure}");
                 self.messages.pop();
+                if !matches!(failure.downcast_ref(), Some(lowbit_models::ModelError::ContextLength { .. })) {
+                    self.session.clear()?;
+                }
                 return Ok(());
             }
             Err(failure) => return Err(failure),
@@ -90,11 +93,11 @@ impl<'m> Chat<'m> {
         Ok(())
     }
 
-    /// The tokens to run for this message. What the session has already read is not run again, unless the template
-    /// rewrote it (some drop earlier reasoning): then the session starts over.
+    /// The tokens to run for this message. What the session has already read, up to the id that ended the last reply, is
+    /// not run again, unless the template rewrote it (some drop earlier reasoning): then the session starts over.
     fn prompt(&mut self, line: &str) -> Result<Vec<u32>, Failure> {
         self.messages.push(Message::new("user", line));
-        let Loaded { tokenizer, model, .. } = self.loaded;
+        let tokenizer = &self.loaded.tokenizer;
         let Some(template) = &self.template else {
             return Ok(tokenizer.encode(line, self.session.tokens().is_empty())?);
         };
@@ -102,7 +105,7 @@ impl<'m> Chat<'m> {
         match tokens.strip_prefix(self.session.tokens()) {
             Some(rest) if !rest.is_empty() => Ok(rest.to_vec()),
             _ => {
-                self.session = Session::new(model);
+                self.session.clear()?;
                 Ok(tokens)
             }
         }

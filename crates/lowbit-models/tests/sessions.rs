@@ -1,0 +1,217 @@
+//! Replies after one another in one session, on the CPU and, in builds that have one, on a GPU: what a session keeps
+//! from reply to reply changes nothing about them.
+
+mod support;
+
+use lowbit_formats::FloatType;
+use lowbit_kernels::Device;
+use lowbit_kernels::ops::SampleParams;
+use lowbit_models::{Finish, Generation, GenerationOptions, Model, ModelError, Session, Target};
+use std::ops::ControlFlow::{Break, Continue};
+use support::{PROMPT, load, root};
+
+fn models() -> Vec<Model> {
+    let devices = [Device::cpu(Some(2)).unwrap()];
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+    let devices = [&devices[..], &[support::gpu()]].concat();
+    devices.iter().map(|device| load(&root().join("models/demo-4bit"), device, FloatType::F32)).collect()
+}
+
+/// Greedy; drawn with a penalty on the last tokens; the same with another seed.
+fn samplings() -> [SampleParams; 3] {
+    let drawn = SampleParams {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+        repetition_penalty: 1.3,
+        seed: 7,
+        ..Default::default()
+    };
+    [SampleParams::default(), drawn, SampleParams { seed: 8, ..drawn }]
+}
+
+fn options(sampling: SampleParams, max_tokens: usize) -> GenerationOptions {
+    GenerationOptions { sampling, max_tokens, repetition_context: 9, ..Default::default() }
+}
+
+fn reply(session: &mut Session<'_>, prompt: &[u32], options: &GenerationOptions) -> Generation {
+    let logits = session.prefill(prompt, |_| Continue(())).unwrap().unwrap();
+    let before = session.tokens().len();
+    let reply = session.generate(logits, options, |_| Continue(())).unwrap();
+    assert!(session.tokens()[before..].starts_with(&reply.tokens), "what is drawn becomes text");
+    reply
+}
+
+/// The reply of a session that keeps nothing but the text.
+fn fresh(model: &Model, text: &[u32], options: &GenerationOptions) -> Vec<u32> {
+    reply(&mut Session::new(model), text, options).tokens
+}
+
+/// Prompts of different lengths, so that the ring of the last tokens begins anywhere.
+const PROMPTS: [&[u32]; 4] = [&PROMPT, &[5, 640, 77], &[8100], &[254, 19, 3111, 61, 908]];
+
+#[test]
+fn replies_are_those_of_fresh_sessions() {
+    for model in models() {
+        for sampling in samplings() {
+            let mut session = Session::new(&model);
+            for prompt in PROMPTS {
+                let text = [session.tokens(), prompt].concat();
+                let got = reply(&mut session, prompt, &options(sampling, 11)).tokens;
+                let want = fresh(&model, &text, &options(sampling, 11));
+                assert_eq!(got, want, "{} {sampling:?} after {} tokens", model.device(), text.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn each_reply_is_drawn_as_it_asks() {
+    for model in models() {
+        let mut session = Session::new(&model);
+        let [greedy, drawn, other] = samplings();
+        let colder = SampleParams { temperature: 0.3, ..drawn };
+        for (sampling, window) in
+            [(greedy, 9), (drawn, 9), (other, 9), (other, 64), (colder, 64), (greedy, 0)]
+        {
+            let options = GenerationOptions { repetition_context: window, ..options(sampling, 8) };
+            let text = [session.tokens(), &PROMPT[..4]].concat();
+            let got = reply(&mut session, &PROMPT[..4], &options).tokens;
+            assert_eq!(got, fresh(&model, &text, &options), "{} {sampling:?} {window}", model.device());
+        }
+    }
+}
+
+#[test]
+fn a_fork_goes_its_own_way() {
+    for model in models() {
+        let greedy = options(SampleParams::default(), 8);
+        let logits = |session: &mut Session<'_>| {
+            let logits = session.prefill(&PROMPT[..5], |_| Continue(())).unwrap().unwrap();
+            logits.to_device(model.host()).unwrap().as_slice::<f32>().unwrap().to_vec()
+        };
+        let mut session = Session::new(&model);
+        let start = session.prefill(&PROMPT, |_| Continue(())).unwrap().unwrap();
+        let mut fork = session.clone();
+        let first = session.generate(start.clone(), &greedy, |_| Continue(())).unwrap();
+        let second = fork.generate(start, &greedy, |_| Continue(())).unwrap();
+        assert_eq!(first.tokens, second.tokens);
+        // And on, after what was written: the replayed steps left the caches as single steps would have.
+        assert_eq!(logits(&mut session), logits(&mut fork));
+
+        // Between replies: whichever goes on first, the other one stays where it was.
+        let mut session = Session::new(&model);
+        reply(&mut session, &PROMPT, &greedy);
+        for fork_first in [true, false] {
+            let (mut fork, kept) = (session.clone(), session.clone());
+            let texts = [&PROMPTS[1], &PROMPTS[3]].map(|prompt| [session.tokens(), prompt].concat());
+            let mut replies = [vec![], vec![]];
+            for i in if fork_first { [1, 0] } else { [0, 1] } {
+                let one = if i == 0 { &mut session } else { &mut fork };
+                replies[i] = reply(one, [PROMPTS[1], PROMPTS[3]][i], &greedy).tokens;
+            }
+            assert_eq!(replies, texts.map(|text| fresh(&model, &text, &greedy)), "{}", model.device());
+            let text = [kept.tokens(), PROMPTS[1]].concat();
+            let again = reply(&mut kept.clone(), PROMPTS[1], &greedy).tokens;
+            assert_eq!(again, fresh(&model, &text, &greedy), "{}: the snapshot", model.device());
+            drop((fork, kept));
+            let text = [session.tokens(), PROMPTS[2]].concat();
+            let alone = reply(&mut session, PROMPTS[2], &greedy).tokens;
+            assert_eq!(alone, fresh(&model, &text, &greedy), "{}: alone again", model.device());
+        }
+    }
+}
+
+#[test]
+fn a_cleared_session_is_a_new_one() {
+    for model in models() {
+        for sampling in samplings().into_iter().take(2) {
+            let options = options(sampling, 12);
+            let mut session = Session::new(&model);
+            session.clear().unwrap();
+            for prompt in [&PROMPT[..], &PROMPT[..7]] {
+                let got = reply(&mut session, prompt, &options).tokens;
+                assert_eq!(got, fresh(&model, prompt, &options), "{}", model.device());
+                let mut kept = session.clone();
+                session.clear().unwrap();
+                assert!(session.tokens().is_empty() && session.cache().position() == 0);
+                assert_eq!(kept.tokens().len(), prompt.len() + 12, "a fork keeps its text");
+                let text = [kept.tokens(), PROMPTS[1]].concat();
+                let got = reply(&mut kept, PROMPTS[1], &options).tokens;
+                assert_eq!(got, fresh(&model, &text, &options), "{}: the fork", model.device());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cache_grows_in_the_middle_of_a_reply() {
+    // Caches begin with 256 places, and double.
+    for model in models() {
+        let long: Vec<u32> = PROMPT.into_iter().cycle().take(240).collect();
+        let mut session = Session::new(&model);
+        let options = options(samplings()[1], 24);
+        for prompt in [&long[..], &PROMPT[..3]] {
+            let text = [session.tokens(), prompt].concat();
+            let got = reply(&mut session, prompt, &options).tokens;
+            assert_eq!(got, fresh(&model, &text, &options), "{} after {} tokens", model.device(), text.len());
+        }
+    }
+}
+
+#[test]
+fn all_devices_leave_the_same_text_however_a_reply_ends() {
+    let mut texts = vec![];
+    for model in models() {
+        let greedy = options(SampleParams::default(), 10);
+        let written = fresh(&model, &PROMPT, &greedy);
+        // Neither is among those before it.
+        let at =
+            (4..10).find(|&i| !written[..i].contains(&written[i])).expect("the model does not repeat itself");
+        let stop = GenerationOptions { stop_ids: vec![written[at]], ..greedy.clone() };
+        let first = GenerationOptions { stop_ids: vec![written[0]], ..greedy.clone() };
+        for (options, most, finish, count) in [
+            (&greedy, 11, Finish::Length, 10),
+            (&options(SampleParams::default(), 1), 11, Finish::Length, 1),
+            (&stop, 11, Finish::Stop, at + 1),
+            (&first, 11, Finish::Stop, 1),
+            (&greedy, 6, Finish::Interrupted, 6),
+            (&greedy, 1, Finish::Interrupted, 1),
+        ] {
+            let mut session = Session::new(&model);
+            for turn in 0..2 {
+                session.clear().unwrap();
+                let logits = session.prefill(&PROMPT, |_| Continue(())).unwrap().unwrap();
+                let mut calls = 0;
+                let each = |_| {
+                    calls += 1;
+                    if calls == most { Break(()) } else { Continue(()) }
+                };
+                let reply = session.generate(logits, options, each).unwrap();
+                let what = format!("{} {finish:?} of {count}, turn {turn}", model.device());
+                assert_eq!(reply.finish, finish, "{what}");
+                assert_eq!(reply.tokens, written[..count - usize::from(finish == Finish::Stop)], "{what}");
+                assert_eq!(session.tokens(), [&PROMPT[..], &written[..count]].concat(), "{what}");
+                let seen = session.cache().position();
+                assert!((0..2).contains(&(session.tokens().len() - seen)), "{what}: {seen} tokens seen");
+                assert!(matches!(session.prefill(&[], |_| Continue(())), Err(ModelError::NoTokens)));
+            }
+            // What has not been run counts for no one but the session.
+            let text = [session.tokens(), PROMPTS[3]].concat();
+            let mut done = vec![];
+            let logits = session.prefill(PROMPTS[3], |tokens| {
+                done.push(tokens);
+                Continue(())
+            });
+            assert_eq!(done, [PROMPTS[3].len()]);
+            assert_eq!(session.tokens(), text);
+            let next = session.generate(logits.unwrap().unwrap(), &greedy, |_| Continue(())).unwrap().tokens;
+            assert_eq!(next, fresh(&model, &text, &greedy), "{} {finish:?} of {count}", model.device());
+            texts.push((model.device().to_string(), session.tokens().to_vec()));
+        }
+    }
+    let (cpu, others) = texts.split_at(6);
+    for (i, (device, text)) in others.iter().enumerate() {
+        assert_eq!(text, &cpu[i % 6].1, "{device}");
+    }
+}

@@ -1,0 +1,43 @@
+//! What the tests of whole models share.
+#![allow(dead_code)] // Each test uses its part.
+
+use lowbit_files::Checkpoint;
+use lowbit_formats::FloatType;
+use lowbit_kernels::Device;
+use std::path::{Path, PathBuf};
+
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Vulkan's device, which a software driver gives everywhere, or what `LOWBIT_GPU` names.
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+pub fn gpu() -> Device {
+    let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
+    match name.as_str() {
+        #[cfg(feature = "cuda")]
+        "cuda" => {
+            let headers =
+                std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
+            let options = lowbit_kernels::gpu::CudaOptions { cache: None, headers: headers.into() };
+            Device::cuda(0, &options).expect("a CUDA device")
+        }
+        #[cfg(feature = "vulkan")]
+        "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
+        #[cfg(feature = "metal")]
+        "metal" => Device::metal().expect("a Metal device"),
+        _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
+    }
+}
+
+pub fn load(path: &Path, device: &Device, activations: FloatType) -> crate::Model {
+    let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
+    let target = crate::Target::new(device, Some(activations)).unwrap();
+    crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Ids of the demo model's vocabulary.
+pub const PROMPT: [u32; 40] = [
+    523, 88, 1020, 7, 311, 4096, 17, 902, 2048, 33, 5, 640, 77, 8100, 254, 19, 3111, 61, 908, 12, 400, 733,
+    2, 1555, 96, 4711, 320, 21, 58, 640, 1001, 3, 77, 912, 6000, 41, 8, 230, 519, 11,
+];
