@@ -72,17 +72,23 @@ struct Heads {
     factor: f32,
 }
 
-/// Makes the head from vector `from` of x on ready and stores it from vector `to` of y on, unless it is not `live`.
+/// A head: its first vectors in x and in y, where it is stored only if it is `live`, and its position.
+#[derive(CubeType)]
+struct Head {
+    from: usize,
+    to: usize,
+    live: bool,
+    position: u32,
+}
+
+/// Makes a head ready and stores it.
 #[cube]
 fn head<X: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
     weight: &[Vector<u32, V>],
     inv_freq: &[f32],
     y: &mut [Vector<Y, V>],
-    from: usize,
-    to: usize,
-    live: bool,
-    position: u32,
+    place: &Head,
     heads: &Heads,
     #[comptime] shape: Shape,
 ) {
@@ -100,37 +106,22 @@ fn head<X: Int, Y: Int, V: Size>(
         let (first, second) = vectors_of(slot, heads.pairs, layout);
         let second = min(second, heads.width - 1);
         let at = comptime!(2 * n * vector);
-        unpack::<X, V>(x[from + first], &mut values, at, vector, shape.x);
-        unpack::<X, V>(x[from + second], &mut values, comptime!(at + vector), vector, shape.x);
+        unpack::<X, V>(x[place.from + first], &mut values, at, vector, shape.x);
+        unpack::<X, V>(x[place.from + second], &mut values, comptime!(at + vector), vector, shape.x);
         if comptime!(shape.norm) {
             unpack::<u32, V>(weight[first], &mut weights, at, vector, FloatType::F32);
             unpack::<u32, V>(weight[second], &mut weights, comptime!(at + vector), vector, FloatType::F32);
         }
         if slot < heads.pairs {
-            angles(position, inv_freq, slot, heads.factor, &mut cos, &mut sin, comptime!(n * vector), vector);
+            let at = comptime!(n * vector);
+            angles(place.position, inv_freq, slot, heads.factor, &mut cos, &mut sin, at, vector);
         }
     }
-    let mut scale = 1.0f32;
-    if comptime!(shape.norm) {
-        let mut squares = 0.0f32;
-        #[unroll]
-        for n in 0..each {
-            let slot = rows::place(shape.rows) + comptime!(n * stride);
-            let (_, second) = vectors_of(slot, heads.pairs, layout);
-            #[unroll]
-            for j in 0..comptime!(2 * vector) {
-                let there = if comptime!(j < vector) { slot < slots } else { second < heads.width };
-                let value = select(there, values[comptime!(2 * n * vector + j)], 0.0f32.runtime());
-                squares = fma(value, value, squares);
-            }
-        }
-        let mean = reduce::<f32, Sum>(squares, shape.rows) / f32::cast_from((heads.width * vector) as u32);
-        scale = 1.0f32 / (mean + heads.eps).sqrt();
-    }
+    let scale = scale(&values, heads, shape);
     #[unroll]
     for n in 0..each {
         let slot = rows::place(shape.rows) + comptime!(n * stride);
-        if live && slot < slots {
+        if place.live && slot < slots {
             let (first, second) = vectors_of(slot, heads.pairs, layout);
             let at = comptime!(2 * n * vector);
             if comptime!(shape.norm) {
@@ -142,12 +133,37 @@ fn head<X: Int, Y: Int, V: Size>(
             if slot < heads.pairs {
                 rotate_pairs(&mut values, &cos, &sin, comptime!(n * vector), vector, layout);
             }
-            y[to + first] = pack::<Y, V>(&values, at, vector, shape.y);
+            y[place.to + first] = pack::<Y, V>(&values, at, vector, shape.y);
             if second < heads.width {
-                y[to + second] = pack::<Y, V>(&values, comptime!(at + vector), vector, shape.y);
+                y[place.to + second] = pack::<Y, V>(&values, comptime!(at + vector), vector, shape.y);
             }
         }
     }
+}
+
+/// What the norm scales a head's values by; 1 without a norm.
+#[cube]
+fn scale(values: &Array<f32>, heads: &Heads, #[comptime] shape: Shape) -> f32 {
+    let (vector, stride) = comptime!((shape.rows.vector, rows::stride(shape.rows)));
+    let mut scale = 1.0f32;
+    if comptime!(shape.norm) {
+        let slots = slots(heads.width, heads.pairs);
+        let mut squares = 0.0f32;
+        #[unroll]
+        for n in 0..comptime!(shape.each) {
+            let slot = rows::place(shape.rows) + comptime!(n * stride);
+            let (_, second) = vectors_of(slot, heads.pairs, shape.layout);
+            #[unroll]
+            for j in 0..comptime!(2 * vector) {
+                let there = if comptime!(j < vector) { slot < slots } else { second < heads.width };
+                let value = select(there, values[comptime!(2 * n * vector + j)], 0.0f32.runtime());
+                squares = fma(value, value, squares);
+            }
+        }
+        let mean = reduce::<f32, Sum>(squares, shape.rows) / f32::cast_from((heads.width * vector) as u32);
+        scale = 1.0f32 / (mean + heads.eps).sqrt();
+    }
+    scale
 }
 
 /// `y` of `count` heads, `heads` of each position; those of x are `pitch` vectors apart.
@@ -178,8 +194,8 @@ fn ready<X: Int, V: Size>(
         factor: f32::reinterpret(factor),
     };
     let position = positions[row / heads as usize];
-    let (from, to) = (row * pitch as usize, row * width as usize);
-    head::<X, X, V>(x, weight, inv_freq, y, from, to, live, position, &sizes, shape);
+    let place = Head { from: row * pitch as usize, to: row * width as usize, live, position };
+    head::<X, X, V>(x, weight, inv_freq, y, &place, &sizes, shape);
 }
 
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {

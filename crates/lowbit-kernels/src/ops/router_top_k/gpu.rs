@@ -54,7 +54,7 @@ fn route<X: Int>(
     let mine = row < tokens as usize;
     let (experts, top_k) = (experts as usize, top_k as usize);
     let first = token * (top_k + comptime!(shape.shared as usize));
-    let (mut last, mut last_id) = (u32::MAX.runtime(), 0u32.runtime());
+    let mut last = Choice { key: u32::MAX.runtime(), id: 0u32.runtime() };
     let (mut greatest, mut sum, mut kept) = (0.0f32.runtime(), 0.0f32.runtime(), 0.0f32.runtime());
     let mut bad = false.runtime();
     let mut keys = Array::<u32>::new(comptime!(shape.each.max(1)));
@@ -68,35 +68,12 @@ fn route<X: Int>(
         );
     }
     for slot in 0..top_k {
-        let (mut best, mut best_id) = (0u32.runtime(), u32::MAX.runtime());
-        if comptime!(shape.each > 0) {
-            #[unroll]
-            for j in 0..comptime!(shape.each) {
-                let id = (unit + j * stride) as u32;
-                let after = slot == 0 || keys[j] < last || (keys[j] == last && id > last_id);
-                if after && keys[j] > best {
-                    best = keys[j];
-                    best_id = id;
-                }
-            }
-        } else {
-            let mut i = unit;
-            while i < experts {
-                let id = i as u32;
-                let key = key(read(logits, token * experts + i, shape.dtype));
-                let after = slot == 0 || key < last || (key == last && id > last_id);
-                if after && key > best {
-                    best = key;
-                    best_id = id;
-                }
-                i += stride;
-            }
-        }
-        last = greatest_of(best, shape);
-        last_id = least_of(select(best == last, best_id, u32::MAX.runtime()), shape);
-        let logit = of_key(last);
+        let best = best(&keys, logits, (token, experts), slot == 0, &last, shape);
+        last.key = greatest_of(best.key, shape);
+        last.id = least_of(select(best.key == last.key, best.id, u32::MAX.runtime()), shape);
+        let logit = of_key(last.key);
         if slot == 0 {
-            bad = last >= comptime!(INFINITE) || last <= comptime!(NOTHING);
+            bad = last.key >= comptime!(INFINITE) || last.key <= comptime!(NOTHING);
             greatest = logit;
             if comptime!(!shape.normalize) {
                 let mut part = 0.0f32;
@@ -113,7 +90,7 @@ fn route<X: Int>(
             sum += weight;
         }
         if mine && unit == slot % stride {
-            ids[first + slot] = select(bad, 0u32.runtime(), last_id);
+            ids[first + slot] = select(bad, 0u32.runtime(), last.id);
             if comptime!(shape.few) {
                 kept = weight;
             } else {
@@ -134,6 +111,53 @@ fn route<X: Int>(
         ids[first + top_k] = experts as u32;
         weights[first + top_k] = sigmoid(read(shared, token, shape.dtype));
     }
+}
+
+/// An expert, and the key of its logit.
+#[derive(CubeType)]
+struct Choice {
+    key: u32,
+    id: u32,
+}
+
+/// The best of a unit's experts for a token: of those that come after the last one, or of all if this is the first.
+#[cube]
+fn best<X: Int>(
+    keys: &Array<u32>,
+    logits: &[X],
+    of: (usize, usize),
+    first: bool,
+    last: &Choice,
+    #[comptime] shape: Shape,
+) -> Choice {
+    let (token, experts) = of;
+    let stride = comptime!(rows::stride(shape.rows));
+    let unit = rows::place(shape.rows);
+    let mut best = Choice { key: 0u32.runtime(), id: u32::MAX.runtime() };
+    if comptime!(shape.each > 0) {
+        #[unroll]
+        for j in 0..comptime!(shape.each) {
+            let id = (unit + j * stride) as u32;
+            let after = first || keys[j] < last.key || (keys[j] == last.key && id > last.id);
+            if after && keys[j] > best.key {
+                best.key = keys[j];
+                best.id = id;
+            }
+        }
+    } else {
+        let mut i = unit;
+        while i < experts {
+            let id = i as u32;
+            let key = key(read(logits, token * experts + i, shape.dtype));
+            let after = first || key < last.key || (key == last.key && id > last.id);
+            if after && key > best.key {
+                best.key = key;
+                best.id = id;
+            }
+            i += stride;
+        }
+    }
+    best
 }
 
 /// The greatest of what the units of a token have.

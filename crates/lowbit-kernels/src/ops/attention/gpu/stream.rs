@@ -81,47 +81,12 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     #[comptime] shape: Shape,
 ) {
     let count = comptime!(shape.rows);
-    let slots = comptime!(shape.slots(shape.width));
-    let head = CUBE_POS_Y;
-    let lane = UNIT_POS_X % comptime!(shape.lanes as u32);
     // The first row of the last tokens, which have most keys, goes first.
     let row0 = (first + CUBE_COUNT_X - 1u32 - CUBE_POS_X) * comptime!(count as u32);
-
-    let mut low = Array::<u32>::new(count);
-    let mut high = Array::<u32>::new(count);
-    let mut qs = Array::<f32>::new(comptime!(count * slots));
-    #[unroll]
-    for r in 0..count {
-        // Rows past the last are computed and not stored.
-        let row = min(row0 + comptime!(r as u32), rows - 1u32);
-        let position = positions[(row / group) as usize];
-        // A position beyond the capacity sees nothing.
-        high[r] = select(position < capacity, position + 1u32, 0u32);
-        low[r] = high[r] - min(high[r], window);
-        let at = (row / group * CUBE_COUNT_Y + head) * group + row % group;
-        #[unroll]
-        for i in 0..slots {
-            let element = element(lane, i, shape);
-            let mut value = 0.0f32;
-            if element < comptime!(shape.width as u32) {
-                value = read(q, (at * comptime!(shape.width as u32) + element) as usize, shape.dtype);
-            }
-            qs[r * slots + i] = value;
-        }
-    }
-    let mut begin = low[0usize];
-    let mut end = high[0usize];
-    let mut all_begin = begin;
-    let mut all_end = end;
-    #[unroll]
-    for r in 1..count {
-        // Nothing begins nowhere.
-        begin = min(begin, select(high[r] == 0u32, begin, low[r]));
-        begin = select(end == 0u32, low[r], begin);
-        end = max(end, high[r]);
-        all_begin = max(all_begin, low[r]);
-        all_end = min(all_end, high[r]);
-    }
+    let lane = UNIT_POS_X % comptime!(shape.lanes as u32);
+    let of = Rows { first: row0, count: rows, group, lane };
+    let queries = load_queries(q, positions, &of, (capacity, window), shape);
+    let Sight { mut begin, mut end, all_begin, all_end } = queries.sight(shape);
     if comptime!(shape.split) {
         let step = comptime!((shape.step() * shape.planes) as u32);
         let part = share(end - begin, CUBE_COUNT_Z, step);
@@ -141,18 +106,114 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     let mut at = begin;
     while at < end {
         let first = at + plane * comptime!(shape.step() as u32) + member;
-        let keys = Keys { base: head * capacity, first, end, lane, scale: f32::reinterpret(scale) };
+        let keys = Keys { base: CUBE_POS_Y * capacity, first, end, lane, scale: f32::reinterpret(scale) };
         let next = at + comptime!((shape.step() * shape.planes) as u32);
         if at >= all_begin && next <= min(all_end, end) {
-            step::<K, N>(k, v, &qs, &low, &high, &mut sums, &keys, false, shape);
+            step::<K, N>(k, v, &queries, &mut sums, &keys, false, shape);
         } else {
-            step::<K, N>(k, v, &qs, &low, &high, &mut sums, &keys, true, shape);
+            step::<K, N>(k, v, &queries, &mut sums, &keys, true, shape);
         }
         at = next;
     }
     sums.gather(shape);
-    let out = Out { rows, group, row0, lane, some: begin < end };
+    let out = Out { of, some: begin < end };
     store::<Y>(&sums, y, scales, &out, shape);
+}
+
+/// A cube's rows of q and y: from row `first` of a head's `count` on, `group` of a token.
+#[derive(CubeType)]
+struct Rows {
+    first: u32,
+    count: u32,
+    group: u32,
+    lane: u32,
+}
+
+/// A row's place among those of all heads.
+#[cube]
+fn place(of: &Rows, row: u32) -> u32 {
+    (row / of.group * CUBE_COUNT_Y + CUBE_POS_Y) * of.group + row % of.group
+}
+
+/// What a unit has of its rows of q, and the keys that each of them sees: from `low` to `high`.
+#[derive(CubeType)]
+struct Queries {
+    values: Array<f32>,
+    low: Array<u32>,
+    high: Array<u32>,
+}
+
+/// The keys that rows see: some of them from `begin` to `end`, and all of them from `all_begin` to `all_end`.
+#[derive(CubeType)]
+struct Sight {
+    begin: u32,
+    end: u32,
+    all_begin: u32,
+    all_end: u32,
+}
+
+/// A cube's queries, which see what `(capacity, window)` leaves of the keys up to their positions.
+#[cube]
+fn load_queries<Q: Int>(
+    q: &[Q],
+    positions: &[u32],
+    of: &Rows,
+    keys: (u32, u32),
+    #[comptime] shape: Shape,
+) -> Queries {
+    let (capacity, window) = keys;
+    let (count, slots) = comptime!((shape.rows, shape.slots(shape.width)));
+    let mut low = Array::<u32>::new(count);
+    let mut high = Array::<u32>::new(count);
+    let mut values = Array::<f32>::new(comptime!(count * slots));
+    #[unroll]
+    for r in 0..count {
+        // Rows past the last are computed and not stored.
+        let row = min(of.first + comptime!(r as u32), of.count - 1u32);
+        let position = positions[(row / of.group) as usize];
+        // A position beyond the capacity sees nothing.
+        high[r] = select(position < capacity, position + 1u32, 0u32);
+        low[r] = high[r] - min(high[r], window);
+        let at = place(of, row);
+        #[unroll]
+        for i in 0..slots {
+            let element = element(of.lane, i, shape);
+            let mut value = 0.0f32;
+            if element < comptime!(shape.width as u32) {
+                value = read(q, (at * comptime!(shape.width as u32) + element) as usize, shape.dtype);
+            }
+            values[r * slots + i] = value;
+        }
+    }
+    Queries { values, low, high }
+}
+
+#[cube]
+impl Queries {
+    /// What all rows together see.
+    fn sight(&self, #[comptime] shape: Shape) -> Sight {
+        let mut begin = self.low[0usize];
+        let mut end = self.high[0usize];
+        let mut all_begin = begin;
+        let mut all_end = end;
+        #[unroll]
+        for r in 1..comptime!(shape.rows) {
+            let (low, high) = (self.low[r], self.high[r]);
+            // Nothing begins nowhere.
+            begin = min(begin, select(high == 0u32, begin, low));
+            begin = select(end == 0u32, low, begin);
+            end = max(end, high);
+            all_begin = max(all_begin, low);
+            all_end = min(all_end, high);
+        }
+        Sight { begin, end, all_begin, all_end }
+    }
+
+    /// Whether row `r` sees key `u` of a step.
+    fn see(&self, keys: &Keys, #[comptime] r: usize, #[comptime] u: usize, #[comptime] shape: Shape) -> bool {
+        let key = keys.first + comptime!((u * shape.plane / shape.lanes) as u32);
+        key >= self.low[r] && key < min(self.high[r], keys.end)
+    }
 }
 
 /// Where slot `i` of a unit lies in a row.
@@ -274,9 +335,7 @@ fn load<K: Int, N: Size>(
 fn step<K: Int, N: Size>(
     k: &[Vector<K, N>],
     v: &[Vector<K, N>],
-    qs: &Array<f32>,
-    low: &Array<u32>,
-    high: &Array<u32>,
+    queries: &Queries,
     sums: &mut Sums,
     keys: &Keys,
     #[comptime] masked: bool,
@@ -288,7 +347,7 @@ fn step<K: Int, N: Size>(
     load::<K, N>(k, keys, &mut ks, comptime!(shape.width), masked, shape);
     load::<K, N>(v, keys, &mut vs, comptime!(shape.value_width), masked, shape);
     let mut weights = Array::<f32>::new(comptime!(shape.keys * rows));
-    scores::<K, N>(&ks, qs, &mut weights, keys.lane, shape);
+    scores::<K, N>(&ks, &queries.values, &mut weights, keys.lane, shape);
     #[unroll]
     for r in 0..rows {
         let mut greatest = sums.max[r];
@@ -296,7 +355,7 @@ fn step<K: Int, N: Size>(
         for u in 0..comptime!(shape.keys) {
             let mut score = weights[u * rows + r] * keys.scale;
             if comptime!(masked) {
-                score = select(sees(keys, low[r], high[r], u, shape), score, NOTHING);
+                score = select(queries.see(keys, r, u, shape), score, NOTHING);
             }
             weights[u * rows + r] = score;
             greatest = max(greatest, score);
@@ -307,7 +366,7 @@ fn step<K: Int, N: Size>(
         for u in 0..comptime!(shape.keys) {
             let mut weight = (weights[u * rows + r] - greatest).exp();
             if comptime!(masked) {
-                weight = select(sees(keys, low[r], high[r], u, shape), weight, 0.0f32);
+                weight = select(queries.see(keys, r, u, shape), weight, 0.0f32);
             }
             weights[u * rows + r] = weight;
             sum += weight;
@@ -320,14 +379,7 @@ fn step<K: Int, N: Size>(
             sums.values[r * slots + i] *= shrink;
         }
     }
-    weigh::<K, N>(&vs, &weights, low, high, sums, keys, masked, shape);
-}
-
-/// Whether a row sees key `u` of the step.
-#[cube]
-fn sees(keys: &Keys, low: u32, high: u32, #[comptime] u: usize, #[comptime] shape: Shape) -> bool {
-    let key = keys.first + comptime!((u * shape.plane / shape.lanes) as u32);
-    key >= low && key < min(high, keys.end)
+    weigh::<K, N>(&vs, &weights, queries, sums, keys, masked, shape);
 }
 
 /// The products of all rows with the step's keys.
@@ -376,8 +428,7 @@ fn scores<K: Int, N: Size>(
 fn weigh<K: Int, N: Size>(
     vs: &Array<Vector<K, N>>,
     weights: &Array<f32>,
-    low: &Array<u32>,
-    high: &Array<u32>,
+    queries: &Queries,
     sums: &mut Sums,
     keys: &Keys,
     #[comptime] masked: bool,
@@ -397,7 +448,7 @@ fn weigh<K: Int, N: Size>(
                 let mut seen = value;
                 if comptime!(masked) {
                     // A weight of 0 would not silence a NaN.
-                    seen = select(sees(keys, low[r], high[r], u, shape), value, 0.0f32);
+                    seen = select(queries.see(keys, r, u, shape), value, 0.0f32);
                 }
                 sums.values[r * slots + i] = fma(weights[u * rows + r], seen, sums.values[r * slots + i]);
             }
@@ -408,10 +459,7 @@ fn weigh<K: Int, N: Size>(
 /// Where a cube's rows go.
 #[derive(CubeType)]
 struct Out {
-    rows: u32,
-    group: u32,
-    row0: u32,
-    lane: u32,
+    of: Rows,
     /// Whether there were keys at all.
     some: bool,
 }
@@ -425,21 +473,21 @@ fn store<Y: Int>(sums: &Sums, y: &mut [Y], scales: &mut [f32], out: &Out, #[comp
     if comptime!(shape.planes == 1) {
         #[unroll]
         for r in 0..comptime!(shape.rows) {
-            let row = out.row0 + comptime!(r as u32);
-            if first && row < out.rows {
-                let at = place(out, row);
+            let row = out.of.first + comptime!(r as u32);
+            if first && row < out.of.count {
+                let at = place(&out.of, row);
                 let factor = inverse(sums.weights[r]);
                 if !comptime!(shape.split) || out.some {
                     #[unroll]
                     for i in 0..slots {
-                        let element = element(out.lane, i, shape);
+                        let element = element(out.of.lane, i, shape);
                         if element < width {
                             let value = sums.values[r * slots + i];
-                            put::<Y>(y, at, out.rows, element, value * factor, value, shape);
+                            put::<Y>(y, place_of(out, at, element, shape), value, factor, shape);
                         }
                     }
                 }
-                if comptime!(shape.split) && out.lane == 0u32 {
+                if comptime!(shape.split) && out.of.lane == 0u32 {
                     put_scale(scales, at, sums.max[r], sums.weights[r]);
                 }
             }
@@ -454,7 +502,7 @@ fn store<Y: Int>(sums: &Sums, y: &mut [Y], scales: &mut [f32], out: &Out, #[comp
             if first {
                 #[unroll]
                 for i in 0..slots {
-                    let element = element(out.lane, i, shape);
+                    let element = element(out.of.lane, i, shape);
                     if element < width {
                         parts[plane + element as usize] = sums.values[r * slots + i];
                     }
@@ -463,9 +511,9 @@ fn store<Y: Int>(sums: &Sums, y: &mut [Y], scales: &mut [f32], out: &Out, #[comp
                 parts[plane + comptime!(shape.value_width + 1)] = sums.weights[r];
             }
             sync_cube();
-            let row = out.row0 + comptime!(r as u32);
-            if row < out.rows {
-                finish::<Y>(&parts, y, scales, out, place(out, row), shape);
+            let row = out.of.first + comptime!(r as u32);
+            if row < out.of.count {
+                finish::<Y>(&parts, y, scales, out, place(&out.of, row), shape);
             }
         }
     }
@@ -505,7 +553,7 @@ fn finish<Y: Int>(
         for plane in 0..comptime!(shape.planes) {
             value += parts[comptime!(plane * stride) + element as usize] * factors[plane];
         }
-        put::<Y>(y, row, out.rows, element, value * factor, value, shape);
+        put::<Y>(y, place_of(out, row, element, shape), value, factor, shape);
         element += comptime!((shape.plane * shape.planes) as u32);
     }
     if comptime!(shape.split) && UNIT_POS_X == 0u32 {
@@ -513,30 +561,23 @@ fn finish<Y: Int>(
     }
 }
 
-/// A query row's place among the rows of y.
+/// Where an element of row `row` goes: of the result, or of the cube's part of it.
 #[cube]
-fn place(out: &Out, row: u32) -> u32 {
-    (row / out.group * CUBE_COUNT_Y + CUBE_POS_Y) * out.group + row % out.group
+fn place_of(out: &Out, row: u32, element: u32, #[comptime] shape: Shape) -> usize {
+    let mut at = row;
+    if comptime!(shape.split) {
+        at += CUBE_POS_Z * CUBE_COUNT_Y * out.of.count;
+    }
+    (at * comptime!(shape.value_width as u32) + element) as usize
 }
 
 /// An element of the result, or of the cube's part of it, the sum itself.
 #[cube]
-fn put<Y: Int>(
-    y: &mut [Y],
-    row: u32,
-    rows: u32,
-    element: u32,
-    value: f32,
-    sum: f32,
-    #[comptime] shape: Shape,
-) {
+fn put<Y: Int>(y: &mut [Y], at: usize, sum: f32, factor: f32, #[comptime] shape: Shape) {
     if comptime!(shape.split) {
-        let row = CUBE_POS_Z * CUBE_COUNT_Y * rows + row;
-        let at = row * comptime!(shape.value_width as u32) + element;
-        y[at as usize] = Y::cast_from(u32::reinterpret(sum));
+        y[at] = Y::cast_from(u32::reinterpret(sum));
     } else {
-        let at = row * comptime!(shape.value_width as u32) + element;
-        y[at as usize] = Y::cast_from(narrow(value, shape.dtype));
+        y[at] = Y::cast_from(narrow(sum * factor, shape.dtype));
     }
 }
 

@@ -119,8 +119,9 @@ fn recurrent<X: Int, G: Int, N: Size>(
             a_log_of_head = a_log[head];
             dt_bias_of_head = dt_bias[head];
         }
+        let inputs = Inputs::new(q, k, v, a, b);
         if start < end {
-            load_token::<X, G, N>(q, k, v, a, b, start, &at, &mut token, shape);
+            load_token(&inputs, start, &at, &mut token, shape);
         }
         for t in start..end {
             let mut next = Array::<f32>::new(comptime!(shape.token()));
@@ -129,22 +130,12 @@ fn recurrent<X: Int, G: Int, N: Size>(
                 next[i] = 0.0;
             }
             if t + 1usize < end {
-                load_token::<X, G, N>(q, k, v, a, b, t + 1usize, &at, &mut next, shape);
+                load_token(&inputs, t + 1usize, &at, &mut next, shape);
             }
             normalise(&mut token, f32::reinterpret(eps), shape);
             let (a, b) = (token[comptime!(2 * rows + FOUR)], token[comptime!(2 * rows + FOUR + 1)]);
-            let (decay, beta) = gates(a, b, a_log_of_head, dt_bias_of_head, shape);
-            let sums = read_state(&s, &token, shape);
-            let mut ys = Array::<f32>::new(comptime!(FOUR));
-            #[unroll]
-            for c in 0..FOUR {
-                let delta = beta * (token[comptime!(2 * rows + c)] - decay * sums[c]);
-                ys[c] = scale * (decay * sums[comptime!(FOUR + c)] + sums[comptime!(2 * FOUR)] * delta);
-                #[unroll]
-                for r in 0..rows {
-                    s[r * FOUR + c] = fma(token[r], delta, decay * s[r * FOUR + c]);
-                }
-            }
+            let gates = gates(a, b, a_log_of_head, dt_bias_of_head, shape);
+            let ys = step(&mut s, &token, gates, scale, shape);
             if lane == 0 {
                 let gate = t * value_heads + head;
                 store::<X, N>(y, gate * value_dim + column, columns, &ys, 0usize, 1usize, shape.dtype);
@@ -173,14 +164,33 @@ struct Place {
     columns: usize,
 }
 
+/// What tokens bring: keys, queries and values, and what their gates come as.
+#[derive(CubeType)]
+struct Inputs<'a, X: Int, G: Int, N: Size> {
+    q: &'a [Vector<X, N>],
+    k: &'a [Vector<X, N>],
+    v: &'a [Vector<X, N>],
+    a: &'a [G],
+    b: &'a [G],
+}
+
+#[cube]
+impl<'a, X: Int, G: Int, N: Size> Inputs<'a, X, G, N> {
+    fn new(
+        q: &'a [Vector<X, N>],
+        k: &'a [Vector<X, N>],
+        v: &'a [Vector<X, N>],
+        a: &'a [G],
+        b: &'a [G],
+    ) -> Inputs<'a, X, G, N> {
+        Inputs::<'a, X, G, N> { q, k, v, a, b }
+    }
+}
+
 /// The unit's part of a token's keys and queries, then the values of its columns, and what its gates come as.
 #[cube]
 fn load_token<X: Int, G: Int, N: Size>(
-    q: &[Vector<X, N>],
-    k: &[Vector<X, N>],
-    v: &[Vector<X, N>],
-    a: &[G],
-    b: &[G],
+    of: &Inputs<'_, X, G, N>,
     t: usize,
     at: &Place,
     token: &mut Array<f32>,
@@ -193,13 +203,13 @@ fn load_token<X: Int, G: Int, N: Size>(
     for i in 0..comptime!(shape.fours()) {
         let row = (i * comptime!(shape.lanes) + at.lane) * FOUR;
         let count = key_dim - min(row, key_dim.runtime());
-        load::<X, N>(k, key + row, count, token, comptime!(i * FOUR), 1usize, shape.dtype);
-        load::<X, N>(q, key + row, count, token, comptime!(rows + i * FOUR), 1usize, shape.dtype);
+        load::<X, N>(of.k, key + row, count, token, comptime!(i * FOUR), 1usize, shape.dtype);
+        load::<X, N>(of.q, key + row, count, token, comptime!(rows + i * FOUR), 1usize, shape.dtype);
     }
     let value = gate * comptime!(shape.value_dim) + at.column;
-    load::<X, N>(v, value, at.columns, token, comptime!(2 * rows), 1usize, shape.dtype);
-    token[comptime!(2 * rows + FOUR)] = read(a, gate, shape.gates.dtype);
-    token[comptime!(2 * rows + FOUR + 1)] = read(b, gate, shape.gates.dtype);
+    load::<X, N>(of.v, value, at.columns, token, comptime!(2 * rows), 1usize, shape.dtype);
+    token[comptime!(2 * rows + FOUR)] = read(of.a, gate, shape.gates.dtype);
+    token[comptime!(2 * rows + FOUR + 1)] = read(of.b, gate, shape.gates.dtype);
 }
 
 /// A token's decay and beta.
@@ -252,6 +262,31 @@ fn add_up(sums: &mut Array<f32>, #[comptime] count: usize, #[comptime] lanes: us
             sums[i] += plane_shuffle_xor(sums[i], comptime!(1u32 << round));
         }
     }
+}
+
+/// Takes a token into the state, by its decay and beta, and gives what the unit's columns of y are.
+#[cube]
+fn step(
+    s: &mut Array<f32>,
+    token: &Array<f32>,
+    gates: (f32, f32),
+    scale: f32,
+    #[comptime] shape: Shape,
+) -> Array<f32> {
+    let (decay, beta) = gates;
+    let rows = comptime!(FOUR * shape.fours());
+    let sums = read_state(&*s, token, shape);
+    let mut ys = Array::<f32>::new(comptime!(FOUR));
+    #[unroll]
+    for c in 0..FOUR {
+        let delta = beta * (token[comptime!(2 * rows + c)] - decay * sums[c]);
+        ys[c] = scale * (decay * sums[comptime!(FOUR + c)] + sums[comptime!(2 * FOUR)] * delta);
+        #[unroll]
+        for r in 0..rows {
+            s[r * FOUR + c] = fma(token[r], delta, decay * s[r * FOUR + c]);
+        }
+    }
+    ys
 }
 
 /// `S^T k` and `S^T q` for each column, then `k . q`.

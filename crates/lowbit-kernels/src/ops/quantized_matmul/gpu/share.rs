@@ -73,6 +73,21 @@ fn vector_place(at: usize, #[comptime] staging: Staging) -> usize {
     }
 }
 
+/// The weight's planes, see [`layout`](crate::gpu::layout).
+#[derive(CubeType)]
+pub(super) struct Planes<'a, S: Int, B: Int, V: Size> {
+    pub codes: &'a [Vector<u32, V>],
+    pub scales: &'a [S],
+    pub biases: &'a [B],
+}
+
+#[cube]
+impl<'a, S: Int, B: Int, V: Size> Planes<'a, S, B, V> {
+    pub fn new(codes: &'a [Vector<u32, V>], scales: &'a [S], biases: &'a [B]) -> Planes<'a, S, B, V> {
+        Planes::<'a, S, B, V> { codes, scales, biases }
+    }
+}
+
 /// A chunk's first run, and the runs of a row.
 #[derive(CubeType)]
 pub(super) struct Chunk {
@@ -120,6 +135,13 @@ fn y_of(rows: &Rows, column: usize, #[comptime] listed: bool) -> usize {
     if comptime!(listed) { (word_of(rows, column) & 0xffffu32) as usize } else { rows.y + column }
 }
 
+/// What a cube's units share of a chunk of x: values and sums of groups, as [`Staging`] says.
+#[derive(CubeType)]
+pub(super) struct Staged {
+    pub values: Shared<[Vector<u32, Const<4>>]>,
+    pub sums: Shared<[f32]>,
+}
+
 /// Brings a chunk of rows of x to where the cube's units share it, with zeros up to whole chunks, and the sums of its
 /// groups. Of listed rows, those past every 8 that there are rows among are left out.
 #[cube]
@@ -127,8 +149,7 @@ pub(super) fn stage(
     x: &[Vector<u32, Const<4>>],
     rows: &Rows,
     chunk: &Chunk,
-    xs: &mut Shared<[Vector<u32, Const<4>>]>,
-    x_sums: &mut Shared<[f32]>,
+    to: &mut Staged,
     #[comptime] staging: Staging,
 ) {
     let (units, batch) = comptime!((staging.units, staging.batch()));
@@ -141,7 +162,7 @@ pub(super) fn stage(
     }
     let mut first = UNIT_POS_X as usize;
     if first < comptime!(staging.zeros()) {
-        xs[comptime!(staging.columns * staging.row) + first] = Vector::new(0u32);
+        to.values[comptime!(staging.columns * staging.row) + first] = Vector::new(0u32);
     }
     while first < columns * parts {
         let mut words = Array::<u32>::new(comptime!(batch * 4 * vectors));
@@ -175,7 +196,7 @@ pub(super) fn stage(
                 there = column < columns;
             }
             if there {
-                keep(&words, comptime!(i * 4 * vectors), column, at, xs, x_sums, staging);
+                keep(&words, comptime!(i * 4 * vectors), column, at, to, staging);
             }
         }
         first += comptime!(batch * units);
@@ -202,8 +223,7 @@ fn keep(
     #[comptime] from: usize,
     column: usize,
     part: usize,
-    xs: &mut Shared<[Vector<u32, Const<4>>]>,
-    x_sums: &mut Shared<[f32]>,
+    to: &mut Staged,
     #[comptime] staging: Staging,
 ) {
     let vectors = comptime!(staging.part / 8);
@@ -214,7 +234,7 @@ fn keep(
         for j in 0..4usize {
             vector.insert(j, x_pair(words, from, comptime!(4 * v + j), staging.integers));
         }
-        xs[column * comptime!(staging.row) + vector_place(part * vectors + v, staging)] = vector;
+        to.values[column * comptime!(staging.row) + vector_place(part * vectors + v, staging)] = vector;
     }
     if comptime!(staging.group > 0) {
         let groups = comptime!(usize::max(1, staging.part / staging.group));
@@ -231,8 +251,8 @@ fn keep(
             for step in 0..comptime!(staging.sharing().ilog2()) {
                 sum += plane_shuffle_xor(sum, comptime!(1u32 << step));
             }
-            x_sums[column * comptime!(staging.sums) + part / comptime!(staging.sharing()) * groups + group] =
-                sum;
+            let at = column * comptime!(staging.sums) + part / comptime!(staging.sharing()) * groups + group;
+            to.sums[at] = sum;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Queries made ready, and keys, made ready, and values to their places in a cache, in one launch: some cubes take heads,
 //! the others copy.
 
-use super::{Heads, Shape, head};
+use super::{Head, Heads, Shape, head};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::with_storage;
 use crate::gpu::{Dispatch, Gpu, rows};
@@ -64,15 +64,15 @@ fn place<X: Int, Y: Int, V: Size>(
     };
     if of_queries {
         let (row, some, position) = row(query_count, query_heads, 0usize.runtime(), positions, shape);
-        let (from, to) = ((row * pitch) as usize, (row * width) as usize);
+        let place = Head { from: (row * pitch) as usize, to: (row * width) as usize, live: some, position };
         let shape = comptime!(Shape { y: shape.x, ..shape });
-        head::<X, X, V>(queries, query_weight, inv_freq, ready, from, to, some, position, &sizes, shape);
+        head::<X, X, V>(queries, query_weight, inv_freq, ready, &place, &sizes, shape);
     } else if CUBE_POS < cubes {
         let (row, some, position) = row(count, heads, query_cubes, positions, shape);
         let live = some && position < capacity;
         let (from, to) = (row * width, (row % heads * capacity + position) * width);
-        let (from, to) = (from as usize, to as usize);
-        head::<X, Y, V>(new_keys, weight, inv_freq, keys, from, to, live, position, &sizes, shape);
+        let place = Head { from: from as usize, to: to as usize, live, position };
+        head::<X, Y, V>(new_keys, weight, inv_freq, keys, &place, &sizes, shape);
     } else {
         let i = (CUBE_POS - cubes) as u32 * CUBE_DIM_X + UNIT_POS_X;
         if i < count * value_width {

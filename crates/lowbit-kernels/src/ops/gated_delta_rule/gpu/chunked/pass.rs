@@ -88,6 +88,31 @@ struct Place {
     end: usize,
 }
 
+/// What loaders fetch: keys, queries, values, and what `prepare.rs` has made of them.
+#[derive(CubeType)]
+struct Operands<'a> {
+    q: &'a [Vector<u32, Const<4>>],
+    k: &'a [Vector<u32, Const<4>>],
+    v: &'a [Vector<u32, Const<4>>],
+    transforms: &'a [Vector<u32, Const<4>>],
+    pairs: &'a [Vector<u32, Const<4>>],
+    gates: &'a [Vector<u32, Const<4>>],
+}
+
+#[cube]
+impl<'a> Operands<'a> {
+    fn new(
+        q: &'a [Vector<u32, Const<4>>],
+        k: &'a [Vector<u32, Const<4>>],
+        v: &'a [Vector<u32, Const<4>>],
+        transforms: &'a [Vector<u32, Const<4>>],
+        pairs: &'a [Vector<u32, Const<4>>],
+        gates: &'a [Vector<u32, Const<4>>],
+    ) -> Operands<'a> {
+        Operands::<'a> { q, k, v, transforms, pairs, gates }
+    }
+}
+
 #[cube(launch_unchecked)]
 fn pass(
     q: &[Vector<u32, Const<4>>],
@@ -128,6 +153,7 @@ fn pass(
             let base = address(&shared);
             let matrix = (sequence * value_heads + head) * comptime!(shape.key_dim * shape.value_dim);
             let role = UNIT_POS_X as usize / UNITS;
+            let operands = Operands::new(q, k, v, transforms, pairs, gates);
             let mut s = Array::<f32>::new(comptime!(shape.key_dim / 2));
             #[unroll]
             for i in 0..comptime!(shape.key_dim / 2) {
@@ -140,10 +166,10 @@ fn pass(
                     s[i] = state[matrix + element(i, place.column, shape)];
                 }
             } else if role >= 2 {
-                load_keys(k, v, transforms, gates, base, &place, 0usize, shape);
+                load_keys(&operands, base, &place, 0usize, shape);
                 commit();
-                load_keys(k, v, transforms, gates, base, &place, 1usize, shape);
-                load_queries(q, pairs, gates, base, &place, 0usize, shape);
+                load_keys(&operands, base, &place, 1usize, shape);
+                load_queries(&operands, base, &place, 0usize, shape);
                 commit();
                 wait(1usize);
             }
@@ -158,8 +184,8 @@ fn pass(
                         answer(y, base, &place, chunk - 1usize, f32::reinterpret(scale), shape);
                     }
                 } else {
-                    load_keys(k, v, transforms, gates, base, &place, chunk + 2usize, shape);
-                    load_queries(q, pairs, gates, base, &place, chunk + 1usize, shape);
+                    load_keys(&operands, base, &place, chunk + 2usize, shape);
+                    load_queries(&operands, base, &place, chunk + 1usize, shape);
                     commit();
                     wait(1usize);
                 }
@@ -224,60 +250,43 @@ fn element(#[comptime] i: usize, column: usize, #[comptime] shape: Shape) -> usi
 
 /// Starts loading a chunk's keys, values, `T` and gates.
 #[cube]
-fn load_keys(
-    k: &[Vector<u32, Const<4>>],
-    v: &[Vector<u32, Const<4>>],
-    transforms: &[Vector<u32, Const<4>>],
-    gates: &[Vector<u32, Const<4>>],
-    base: u32,
-    at: &Place,
-    chunk: usize,
-    #[comptime] shape: Shape,
-) {
+fn load_keys(of: &Operands<'_>, base: u32, at: &Place, chunk: usize, #[comptime] shape: Shape) {
     let places = comptime!(Places::of(shape));
     let (vectors, values) = comptime!((shape.vectors(), shape.value_dim / 8));
     let first = at.start + chunk * CHUNK;
     if first < at.end {
         let to = key_stage(base, chunk, shape);
-        load_rows(k, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
+        load_rows(of.k, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
         let column = at.head * values + at.column / 8usize;
         let to_values = to + comptime!(places.values as u32);
-        load_rows(v, to_values, first, at.end, at.value_heads * values, column, comptime!(SLICE / 8));
+        load_rows(of.v, to_values, first, at.end, at.value_heads * values, column, comptime!(SLICE / 8));
         let index = (at.slot + chunk) * at.value_heads + at.head;
         let to_transform = to + comptime!(places.transform as u32);
-        load_rows(transforms, to_transform, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        load_rows(of.transforms, to_transform, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
         let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 4) {
             let to = to + comptime!(places.key_gates as u32) + (unit * 16usize) as u32;
-            copy(to, gates, index * comptime!(GATES / 4) + unit, true);
+            copy(to, of.gates, index * comptime!(GATES / 4) + unit, true);
         }
     }
 }
 
 /// Starts loading a chunk's queries, `P` and the first half of its gates.
 #[cube]
-fn load_queries(
-    q: &[Vector<u32, Const<4>>],
-    pairs: &[Vector<u32, Const<4>>],
-    gates: &[Vector<u32, Const<4>>],
-    base: u32,
-    at: &Place,
-    chunk: usize,
-    #[comptime] shape: Shape,
-) {
+fn load_queries(of: &Operands<'_>, base: u32, at: &Place, chunk: usize, #[comptime] shape: Shape) {
     let places = comptime!(Places::of(shape));
     let vectors = comptime!(shape.vectors());
     let first = at.start + chunk * CHUNK;
     if first < at.end {
         let to = query_stage(base, chunk, shape);
-        load_rows(q, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
+        load_rows(of.q, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
         let index = (at.slot + chunk) * at.value_heads + at.head;
         let to_pairs = to + comptime!(places.pairs as u32);
-        load_rows(pairs, to_pairs, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        load_rows(of.pairs, to_pairs, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
         let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 8) {
             let to = to + comptime!(places.query_gates as u32) + (unit * 16usize) as u32;
-            copy(to, gates, index * comptime!(GATES / 4) + unit, true);
+            copy(to, of.gates, index * comptime!(GATES / 4) + unit, true);
         }
     }
 }

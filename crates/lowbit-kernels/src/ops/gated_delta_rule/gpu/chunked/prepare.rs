@@ -38,8 +38,8 @@ fn prepare(
         let key_head = key_head(key_heads, value_heads, head, shape.head_map);
         load(q, k, base, &piece, key_heads, key_head, shape);
         let mut decays = Shared::<[f32]>::new_slice(CHUNK);
-        let mut betas = Shared::<[f32]>::new_slice(CHUNK);
-        let mut products = Shared::<[f32]>::new_slice(PRODUCTS);
+        let betas = Shared::<[f32]>::new_slice(CHUNK);
+        let mut of_chunk = Gates { betas, products: Shared::<[f32]>::new_slice(PRODUCTS) };
         let unit = UNIT_POS_X as usize;
         if unit < CHUNK {
             let mut decay = 1.0f32;
@@ -55,25 +55,27 @@ fn prepare(
                 b = beta[gate];
             }
             decays[unit] = decay;
-            betas[unit] = b;
+            of_chunk.betas[unit] = b;
         }
         sync_cube();
         if unit < CHUNK {
-            multiply_decays(&decays, &mut products, unit);
+            multiply_decays(&decays, &mut of_chunk.products, unit);
         }
         wait(0usize);
         sync_cube();
         let index = slot * value_heads + head;
         if unit < CHUNK {
-            store_gates(&products, gates, index * GATES, unit);
+            store_gates(&of_chunk.products, gates, index * GATES, unit);
         }
-        multiply_pairs(&mut shared, &betas, &products, pairs, index, base, shape);
+        let mut products = multiply_pairs(base, shape);
+        sync_cube();
+        store_pairs(&mut products, &of_chunk, &mut shared, pairs, index, shape);
         sync_cube();
         // The work falls on other warps from cube to cube: a multiprocessor's quarters have some each.
         let unit = unit ^ ((head + slot) % 2usize * CHUNK);
         let matrix = index * comptime!(CHUNK * CHUNK);
         if unit < CHUNK {
-            invert(&mut shared, base, unit, betas[unit], transforms, matrix, shape);
+            invert(&mut shared, base, unit, of_chunk.betas[unit], transforms, matrix, shape);
         }
     }
 }
@@ -85,6 +87,13 @@ const FROM_START: usize = NEAR;
 const TO_END: usize = NEAR + CHUNK;
 const SIXTEENS: usize = NEAR + 2 * CHUNK;
 const PRODUCTS: usize = SIXTEENS + CHUNK / 16;
+
+/// What a cube's units share of a chunk's gates: betas, and products of decays.
+#[derive(CubeType)]
+struct Gates {
+    betas: Shared<[f32]>,
+    products: Shared<[f32]>,
+}
 
 /// The products of token `j`'s column.
 #[cube]
@@ -157,21 +166,27 @@ fn load(
     commit();
 }
 
-/// `L` in place of the keys and queries, and `P`. A warp has sixteen rows of each, more of one and fewer of the other.
+/// The sixteens of tokens whose rows a warp has, of keys and of queries: more of one and fewer of the other.
 #[cube]
-fn multiply_pairs(
-    shared: &mut Shared<[u32]>,
-    betas: &Shared<[f32]>,
-    products: &Shared<[f32]>,
-    pairs: &mut [u32],
-    index: usize,
-    base: u32,
-    #[comptime] shape: Shape,
-) {
+fn sixteens() -> (usize, usize) {
+    let warp = UNIT_POS_X as usize / 32usize;
+    (warp, 3usize - warp)
+}
+
+/// A warp's products with tokens' keys: of its keys, and of its queries.
+#[derive(CubeType)]
+struct Pairs {
+    keys: Array<f32>,
+    queries: Array<f32>,
+}
+
+/// A warp's products of its keys and of its queries with the keys before them.
+#[cube]
+fn multiply_pairs(base: u32, #[comptime] shape: Shape) -> Pairs {
     let vectors = comptime!(shape.vectors());
     let queries = base + comptime!((CHUNK * shape.key_dim * 2) as u32);
-    let (warp, lane) = (UNIT_POS_X as usize / 32usize, UNIT_POS_X as usize % 32usize);
-    let (of_keys, of_queries) = (warp, 3usize - warp);
+    let (of_keys, of_queries) = sixteens();
+    let lane = UNIT_POS_X as usize % 32usize;
     let (row, half) = (lane % 16usize, lane / 16usize);
     let mut key_pairs = Array::<f32>::new(32usize);
     let mut query_pairs = Array::<f32>::new(32usize);
@@ -208,27 +223,41 @@ fn multiply_pairs(
             }
         }
     }
-    sync_cube();
+    Pairs { keys: key_pairs, queries: query_pairs }
+}
+
+/// `L` in place of the keys and queries, and `P` to the place `index`.
+#[cube]
+fn store_pairs(
+    pairs: &mut Pairs,
+    gates: &Gates,
+    shared: &mut Shared<[u32]>,
+    to: &mut [u32],
+    index: usize,
+    #[comptime] shape: Shape,
+) {
+    let (of_keys, of_queries) = sixteens();
+    let lane = UNIT_POS_X as usize % 32usize;
     #[unroll]
     for block in 0..4usize {
         if block <= of_keys {
-            decay(&mut key_pairs, products, of_keys, block);
+            decay(&mut pairs.keys, &gates.products, of_keys, block);
             #[unroll]
             for i in 0..8usize {
                 let row = of_keys * 16usize + lane / 4usize + comptime!(i / 2 % 2 * 8);
                 let at = row * PITCH + comptime!(block * 16 + i / 4 * 8 + i % 2) + lane % 4usize * 2usize;
-                shared[at] = u32::reinterpret(key_pairs[comptime!(block * 8 + i)] * betas[row]);
+                shared[at] = u32::reinterpret(pairs.keys[comptime!(block * 8 + i)] * gates.betas[row]);
             }
         }
         if block <= of_queries {
-            decay(&mut query_pairs, products, of_queries, block);
+            decay(&mut pairs.queries, &gates.products, of_queries, block);
             #[unroll]
             for i in 0..4usize {
                 let row = of_queries * 16usize + lane / 4usize + comptime!(i % 2 * 8);
                 let at = row * comptime!(CHUNK / 2) + comptime!(block * 8 + i / 2 * 4) + lane % 4usize;
                 let first = comptime!(block * 8 + i * 2);
-                pairs[index * comptime!(CHUNK * CHUNK / 2) + at] =
-                    pack(query_pairs[first], query_pairs[comptime!(first + 1)], shape.dtype);
+                to[index * comptime!(CHUNK * CHUNK / 2) + at] =
+                    pack(pairs.queries[first], pairs.queries[comptime!(first + 1)], shape.dtype);
             }
         }
     }

@@ -15,16 +15,16 @@ pub(crate) mod chosen;
 mod products;
 mod shape;
 mod terms;
+mod weight;
 
 pub(super) use shape::STEP;
 pub(crate) use shape::Shape;
 
 use super::mat_vec::place;
-use super::share::{Chunk, Rows, stage, store_sums};
+use super::share::{Chunk, Planes, Rows, Staged, stage, store_sums};
 use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::float::with_storage;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
-use crate::gpu::ptx::{global, pointer, register};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -32,6 +32,7 @@ use lowbit_formats::FloatType;
 use lowbit_formats::Format;
 use products::{add_scaled, multiply_group, of_step, places, scaling, sum_groups};
 use terms::{keep_terms, load_terms};
+use weight::Weight;
 
 /// Whether a device has this kernel for a layout and a type of x: codes that the type has as integers, in groups whose
 /// quarters are whole words and whole pairs.
@@ -79,36 +80,13 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     } else {
         place(ids, (batches, rows_a_batch), (experts, pairs, share), shape.columns)
     };
-    let n = n as usize;
-    let mut runs = runs as usize;
-    let plane = UNIT_POS_X as usize / 32;
-    let row0 = CUBE_POS_X as usize * comptime!(shape.rows());
-    let strip = plane / shape.splits * comptime!(16 * shape.tiles);
-    let loads = comptime!(shape.words() / shape.vector());
-    // Rows past the last are computed and not stored.
-    let mut starts = Array::<usize>::new(comptime!(2 * shape.tiles));
-    #[unroll]
-    for r in 0..comptime!(2 * shape.tiles) {
-        let row =
-            place.batch * n + min(row0 + strip + UNIT_POS_X as usize % 32 / 4 + comptime!(8 * r), n - 1);
-        starts[r] = row * (runs * comptime!(RUN) / comptime!(shape.group()) * comptime!(4 * loads))
-            + UNIT_POS_X as usize % 4 * loads;
-    }
+    let (n, runs) = (n as usize, runs as usize);
     let run = place.x_row * runs;
-    if !place.known {
-        runs = 0;
-    }
-    let of = Weight { first: place.batch * n, row0, n, runs, strip, initial: place.initial };
-
-    let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(shape.columns * shape.x_row()));
-    let mut x_sums = Shared::<[f32]>::new_aligned_slice(comptime!(shape.columns * shape.sum_row()), 16usize);
-    let mut terms = Shared::<[Vector<f32, Const<2>>]>::new_aligned_slice(
-        comptime!(shape.rows() * shape.term_row()),
-        16usize,
-    );
+    let planes = Planes::new(codes, scales, biases);
+    let mut weight = Weight::new(planes, &place, n, runs, shape);
+    let mut shared = shares(shape);
     let mut partial = Shared::<[f32]>::new_slice(comptime!(shape.splits * shape.columns * shape.rows()));
-    let mut words = Array::<u32>::new(comptime!(shape.groups() * 2 * shape.tiles * shape.words()));
-    fetch_first::<V>(codes, &starts, runs, &mut words, shape);
+    weight.fetch_first(shape);
     // How many times as many rows as a cube takes there are: one time, or up to where its list ends.
     let mut all = 1usize.runtime();
     let mut found = Shared::<[u16]>::new_slice(comptime!(shape.ids.max(1)));
@@ -125,101 +103,80 @@ fn mma_rows<S: Int, B: Int, Y: Int, V: Size>(
             if first > 0 {
                 // All have stored what they had before.
                 sync_cube();
-                fetch_first::<V>(codes, &starts, runs, &mut words, shape);
+                weight.fetch_first(shape);
             }
             chosen::rows(&found, first, all, share, &mut list, shape)
         } else {
             Rows { count: place.count, run, y: place.t0, list: 0u32.runtime() }
         };
-        let sums = product::<S, B, V>(
-            codes,
-            scales,
-            biases,
-            x,
-            &rows,
-            &of,
-            &starts,
-            ones,
-            &mut words,
-            &mut xs,
-            &mut x_sums,
-            &mut terms,
-            shape,
-        );
-        store::<Y>(&sums, y, &rows, &of, &mut partial, shape);
+        let sums = product(&mut weight, x, &rows, ones, &mut shared, shape);
+        store::<S, B, V, Y>(&sums, y, &rows, &weight, &mut partial, shape);
         first += shape.columns;
     }
 }
 
-/// What a cube takes of the weight.
+/// What a cube's units share of a chunk.
 #[derive(CubeType)]
-struct Weight {
-    /// The first row of its batch; the cube's first row in it, and the batch's rows.
-    first: usize,
-    row0: usize,
-    n: usize,
-    /// Runs of a row.
-    runs: usize,
-    /// The first of a plane's rows among the cube's.
-    strip: usize,
-    /// What sums begin with.
-    initial: f32,
+struct Shares {
+    x: Staged,
+    /// What scales the weight's groups.
+    terms: Shared<[Vector<f32, Const<2>>]>,
 }
 
-/// A unit's sums of the products of the cube's rows, the weight's first step in `words`.
-#[allow(clippy::too_many_arguments)]
+#[cube]
+fn shares(#[comptime] shape: Shape) -> Shares {
+    let values = Shared::new_slice(comptime!(shape.columns * shape.x_row()));
+    let sums = Shared::new_aligned_slice(comptime!(shape.columns * shape.sum_row()), 16usize);
+    let terms = Shared::new_aligned_slice(comptime!(shape.rows() * shape.term_row()), 16usize);
+    Shares { x: Staged { values, sums }, terms }
+}
+
+/// A unit's sums of the products of the cube's rows, the weight's first step in its words.
 #[cube]
 fn product<S: Int, B: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
+    weight: &mut Weight<'_, S, B, V>,
     x: &[Vector<u32, Const<4>>],
     rows: &Rows,
-    of: &Weight,
-    starts: &Array<usize>,
     ones: u32,
-    words: &mut Array<u32>,
-    xs: &mut Shared<[Vector<u32, Const<4>>]>,
-    x_sums: &mut Shared<[f32]>,
-    terms: &mut Shared<[Vector<f32, Const<2>>]>,
+    shared: &mut Shares,
     #[comptime] shape: Shape,
 ) -> Array<f32> {
     let sums_count = comptime!(4 * shape.tiles * shape.columns8());
     let mut sums = Array::<f32>::new(sums_count);
     #[unroll]
     for i in 0..sums_count {
-        sums[i] = of.initial;
+        sums[i] = weight.initial;
     }
-    let shared = places(&*xs, &*x_sums, &*terms, of.strip, shape);
+    let first = places(&shared.x, &shared.terms, weight.strip, shape);
     let mut step = UNIT_POS_X as usize / 32 % shape.splits;
     let mut chunk = 0usize;
-    let steps = (of.runs * comptime!(RUN) + comptime!(STEP - 1)) / comptime!(STEP);
+    let steps = (weight.runs * comptime!(RUN) + comptime!(STEP - 1)) / comptime!(STEP);
     while chunk < steps {
         if chunk > 0 {
             sync_cube();
         }
-        let part = Chunk { first: chunk * comptime!(STEP / RUN), runs: of.runs };
-        let loaded = load_terms::<S, B>(scales, biases, of.first, of.row0, of.n, &part, shape);
+        let part = Chunk { first: chunk * comptime!(STEP / RUN), runs: weight.runs };
+        let loaded = load_terms(&*weight, &part, shape);
         if comptime!(shape.overlaps) {
             overlap();
         }
-        stage(x, rows, &part, xs, x_sums, shape.staging());
-        keep_terms(&loaded, terms, shape);
+        stage(x, rows, &part, &mut shared.x, shape.staging());
+        keep_terms(&loaded, &mut shared.terms, shape);
         sync_cube();
-        sum_groups(shared.x, x_sums, shape);
+        sum_groups(first.x, &mut shared.x.sums, shape);
         sync_cube();
         let end = min(chunk + comptime!(shape.chunk), steps);
         while step < end {
-            let places = of_step(&shared, (step - chunk) as u32, shape);
+            let places = of_step(&first, (step - chunk) as u32, shape);
             #[unroll]
             for pair in 0..comptime!(shape.groups() / 2) {
                 let scaling = scaling(&places, pair, shape);
                 #[unroll]
                 for i in 0..2usize {
                     let group = comptime!(2 * pair + i);
-                    let products = multiply_group(&*words, places.x, ones, group, shape);
+                    let products = multiply_group(&weight.words, places.x, ones, group, shape);
                     // What comes next is under way while the other groups are multiplied.
-                    fetch::<V>(codes, starts, step + shape.splits, of.runs, words, group, shape);
+                    weight.fetch(step + shape.splits, group, shape);
                     add_scaled(&products, &scaling, i, &mut sums, shape);
                 }
             }
@@ -230,65 +187,13 @@ fn product<S: Int, B: Int, V: Size>(
     sums
 }
 
-/// Loads a unit's quarters of its plane's first step.
-#[cube]
-fn fetch_first<V: Size>(
-    codes: &[Vector<u32, V>],
-    starts: &Array<usize>,
-    runs: usize,
-    to: &mut Array<u32>,
-    #[comptime] shape: Shape,
-) {
-    #[unroll]
-    for group in 0..comptime!(shape.groups()) {
-        fetch::<V>(codes, starts, UNIT_POS_X as usize / 32 % shape.splits, runs, to, group, shape);
-    }
-}
-
-/// Loads a unit's quarters of group `group` of step `step`.
-#[cube]
-fn fetch<V: Size>(
-    codes: &[Vector<u32, V>],
-    starts: &Array<usize>,
-    step: usize,
-    runs: usize,
-    to: &mut Array<u32>,
-    #[comptime] group: usize,
-    #[comptime] shape: Shape,
-) {
-    let (words, size) = comptime!((shape.words(), shape.vector()));
-    let loads = comptime!(words / size);
-    let mut first = step * comptime!(shape.groups());
-    let skipped = comptime!(if shape.whole { group * 4 * loads } else { 0 });
-    if comptime!(!shape.whole) {
-        // Groups past the last are multiplied with zeros.
-        first = min(first + group, runs * comptime!(RUN) / comptime!(shape.group()) - 1);
-    }
-    #[unroll]
-    for r in 0..comptime!(2 * shape.tiles) {
-        let row = register((starts[r] + first * comptime!(4 * loads)) as u32);
-        let pointer = pointer::<V>(codes, row, size);
-        if step * comptime!(STEP / RUN) < runs {
-            #[unroll]
-            for load in 0..loads {
-                let vector = global::<V>(pointer, comptime!(skipped + load), size);
-                #[unroll]
-                for j in 0..size {
-                    let word = comptime!((group * 2 * shape.tiles + r) * words + load * size + j);
-                    to[word] = vector.extract(j);
-                }
-            }
-        }
-    }
-}
-
 /// Adds up what the planes have of each sum, and stores those that there are rows for.
 #[cube]
-fn store<Y: Int>(
+fn store<S: Int, B: Int, V: Size, Y: Int>(
     sums: &Array<f32>,
     y: &mut [Y],
     rows: &Rows,
-    of: &Weight,
+    of: &Weight<'_, S, B, V>,
     partial: &mut Shared<[f32]>,
     #[comptime] shape: Shape,
 ) {

@@ -1,6 +1,7 @@
 //! The products of a group: codes to integers, integers times x, and what scales them.
 
 use super::super::integers::{integers, split};
+use super::super::share::Staged;
 use super::shape::{STEP, Shape};
 use crate::gpu::ptx::{address, multiply, register, shared};
 use cubecl_core as cubecl;
@@ -21,16 +22,15 @@ pub(super) struct Places {
 /// Those of a chunk's first step.
 #[cube]
 pub(super) fn places(
-    xs: &Shared<[Vector<u32, Const<4>>]>,
-    x_sums: &Shared<[f32]>,
+    x: &Staged,
     terms: &Shared<[Vector<f32, Const<2>>]>,
     strip: usize,
     #[comptime] shape: Shape,
 ) -> Places {
     let (g, t) = (UNIT_POS_X % 32u32 / 4u32, UNIT_POS_X % 4u32);
     Places {
-        x: address(xs) + (g * comptime!(shape.x_row() as u32) + t) * 16u32,
-        sums: address(x_sums) + t * comptime!(8 * shape.sum_row() as u32),
+        x: address(&x.values) + (g * comptime!(shape.x_row() as u32) + t) * 16u32,
+        sums: address(&x.sums) + t * comptime!(8 * shape.sum_row() as u32),
         terms: address(terms) + (strip as u32 + g) * comptime!(8 * shape.term_row() as u32),
     }
 }

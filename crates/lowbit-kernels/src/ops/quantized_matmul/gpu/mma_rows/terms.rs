@@ -3,20 +3,16 @@
 
 use super::super::share::Chunk;
 use super::shape::{STEP, Shape};
+use super::weight::Weight;
 use crate::gpu::decode::{bias_of, scale_of};
 use crate::gpu::layout::RUN;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Loads a unit's part of the chunk's scales and biases, as they are stored, for the cube's rows: from row `row0` of the
-/// `n` that begin at row `batch_row` of the weight.
+/// Loads a unit's part of the chunk's scales and biases, as they are stored, for the cube's rows.
 #[cube]
-pub(super) fn load_terms<S: Int, B: Int>(
-    scales: &[S],
-    biases: &[B],
-    batch_row: usize,
-    row0: usize,
-    n: usize,
+pub(super) fn load_terms<S: Int, B: Int, V: Size>(
+    weight: &Weight<'_, S, B, V>,
     chunk: &Chunk,
     #[comptime] shape: Shape,
 ) -> Array<u32> {
@@ -28,16 +24,17 @@ pub(super) fn load_terms<S: Int, B: Int>(
     #[unroll]
     for i in 0..count {
         let at = UNIT_POS_X as usize + comptime!(i * shape.units());
-        let row = batch_row + min(row0 + at / a_row, n - 1);
+        let row = weight.first + min(weight.row0 + at / a_row, weight.n - 1);
         let run = chunk.first + at % a_row * comptime!(shape.group() / RUN);
         // Past the last run, too, what x's zeros are multiplied with must be finite.
         loaded[2 * i] = 0u32;
         loaded[2 * i + 1] = 0u32;
         if run < chunk.runs {
             let run = row * chunk.runs + run;
-            loaded[2 * i] = u32::cast_from(scales[run / comptime!(STEP / RUN / a_scale)]);
+            loaded[2 * i] = u32::cast_from(weight.planes.scales[run / comptime!(STEP / RUN / a_scale)]);
             if comptime!(a_bias > 0) {
-                loaded[2 * i + 1] = u32::cast_from(biases[run / comptime!(STEP / RUN / a_bias)]);
+                loaded[2 * i + 1] =
+                    u32::cast_from(weight.planes.biases[run / comptime!(STEP / RUN / a_bias)]);
             }
         }
     }

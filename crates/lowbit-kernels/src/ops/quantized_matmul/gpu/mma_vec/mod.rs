@@ -19,7 +19,7 @@ pub(super) mod stream;
 use shape::RUNS;
 pub(crate) use shape::Shape;
 
-use super::mat_vec::place;
+use super::mat_vec::{Place, place};
 use super::share::{Chunk, Rows, stage, store_sums};
 use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::decode::load;
@@ -32,7 +32,8 @@ use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
 use products::{Step, multiply_spans, scale_products};
-use share::{keep_elements, load_elements};
+use share::{elements, keep_elements, load_elements, staged};
+use source::Inputs;
 
 /// Whether a device has this kernel for a layout and a type of x. Wider codes fill the memory's bandwidth without it.
 pub(super) fn supports(target: &Target, layout: Layout, dtype: FloatType) -> bool {
@@ -62,7 +63,7 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
 ) {
     // The weight's planes.
     early(3usize);
-    let (rows, sums_count) = comptime!((shape.rows(), shape.rows() * shape.pairs()));
+    let sums_count = comptime!(shape.rows() * shape.pairs());
     let stride = comptime!(4 * shape.planes);
     // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
     if comptime!(shape.overlaps) && (experts > 0 || runs == 0) {
@@ -72,13 +73,7 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     let n = n as usize;
     let mut runs = runs as usize;
     let row0 = CUBE_POS_X as usize * comptime!(16 * shape.tiles);
-    // Rows past the last are computed and not stored.
-    let mut starts = Array::<usize>::new(rows);
-    #[unroll]
-    for r in 0..rows {
-        let row = row0 + UNIT_POS_X as usize % 32 / 4 + comptime!(8 * r);
-        starts[r] = (place.batch * n + min(row, n - 1)) * runs;
-    }
+    let starts = starts(&place, row0, n, runs, shape);
     let mut run = place.x_row * runs;
     let x_row = run;
     if comptime!(shape.made > 0) {
@@ -94,14 +89,10 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         sums[i] = place.initial;
     }
 
-    let mut xs = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
-    let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
+    let mut xs = staged(shape);
     let mut made =
         Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.making().vectors()), 16usize);
-    let (scale_row, bias_row) = comptime!(shape.element_rows());
-    // Several are loaded at once.
-    let mut row_scales = Shared::<[S]>::new_aligned_slice(comptime!(16 * shape.tiles * scale_row), 16usize);
-    let mut row_biases = Shared::<[B]>::new_aligned_slice(comptime!(16 * shape.tiles * bias_row), 16usize);
+    let mut scaling = elements::<S, B>(comptime!(16 * shape.tiles), 16usize, shape);
     let mut words = Array::<u32>::new(comptime!(shape.fetched()));
     let mut first = UNIT_POS_X as usize / 32 * 4;
     fetch::<V>(codes, &starts, first, runs, &mut words, shape);
@@ -119,29 +110,43 @@ fn mma_vec<S: Int, B: Int, Y: Int, V: Size>(
             overlap();
         }
         if comptime!(shape.made == 0) {
-            stage(x, &rows_of_x, &part, &mut xs, &mut x_sums, shape.staging());
+            stage(x, &rows_of_x, &part, &mut xs, shape.staging());
         } else {
             if chunk == 0 {
-                source::silu_mul(x, up, x_row * 4, &mut made, shape.made, shape.making());
+                let from = Inputs::new(x, up, x_row * 4, comptime!(shape.made).runtime());
+                source::silu_mul(&from, &mut made, shape.making());
                 sync_cube();
             }
-            stage(made.as_slice(), &rows_of_x, &part, &mut xs, &mut x_sums, shape.staging());
+            stage(made.as_slice(), &rows_of_x, &part, &mut xs, shape.staging());
         }
-        keep_elements::<S>(&loaded_scales, &mut row_scales, false, shape);
-        keep_elements::<B>(&loaded_biases, &mut row_biases, true, shape);
+        keep_elements::<S>(&loaded_scales, &mut scaling.scales, false, shape);
+        keep_elements::<B>(&loaded_biases, &mut scaling.biases, true, shape);
         sync_cube();
         let end = min(chunk + comptime!(shape.chunk), spans);
         while first < end {
-            let products = multiply_spans(&words, address(&xs), first - chunk, ones, shape);
+            let products = multiply_spans(&words, address(&xs.values), first - chunk, ones, shape);
             fetch::<V>(codes, &starts, first + stride, runs, &mut words, shape);
             let at = first - chunk;
             let step = Step { first: at, row: 0usize.runtime(), span: at };
-            scale_products::<S, B>(&products, &x_sums, &row_scales, &row_biases, &step, &mut sums, shape);
+            scale_products(&products, &xs.sums, &scaling, &step, &mut sums, shape);
             first += stride;
         }
         chunk += comptime!(shape.chunk);
     }
     store::<Y>(&sums, y, n, row0, &rows_of_x, shape);
+}
+
+/// The first runs of a unit's rows of the weight, where the cube's first is `row0` of the batch at `place`.
+#[cube]
+fn starts(place: &Place, row0: usize, n: usize, runs: usize, #[comptime] shape: Shape) -> Array<usize> {
+    let mut starts = Array::<usize>::new(comptime!(shape.rows()));
+    #[unroll]
+    for r in 0..comptime!(shape.rows()) {
+        // Rows past the last are computed and not stored.
+        let row = row0 + UNIT_POS_X as usize % 32 / 4 + comptime!(8 * r);
+        starts[r] = (place.batch * n + min(row, n - 1)) * runs;
+    }
+    starts
 }
 
 /// Loads a unit's spans of the weight, for the step that begins with span `first`.

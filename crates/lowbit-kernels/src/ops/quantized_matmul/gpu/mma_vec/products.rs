@@ -2,12 +2,29 @@
 
 use super::super::integers::{integers, split};
 use super::shape::{RUNS, SPAN, Shape, X_SPAN};
+use super::share::Elements;
 use crate::gpu::decode::{bias_of, scale_of};
 use crate::gpu::layout::{RUN, Scales};
 use crate::gpu::ptx::{address, multiply, register, shared, shared_words};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
+
+/// Where a unit's x is, of each pair of rows of x: its span, or the zeros after all of x.
+#[cube]
+fn places(xs: u32, first: usize, #[comptime] shape: Shape) -> Array<u32> {
+    let unit = UNIT_POS_X as usize % 32;
+    let (g, t) = (unit / 4, unit % 4);
+    let mut places = Array::<u32>::new(comptime!(shape.pairs()));
+    #[unroll]
+    for f in 0..comptime!(shape.pairs()) {
+        let column = min(g / 4 + comptime!(2 * f), comptime!(shape.columns - 1));
+        let span = column * comptime!(shape.x_row()) + (first + t) * X_SPAN;
+        let zeros = comptime!(shape.columns * shape.x_row());
+        places[f] = register(xs + select(t == g % 4, span, zeros) as u32 * 16u32);
+    }
+    places
+}
 
 /// The products of a unit's spans, which have these words. `xs` is where x is shared, and `first` the step's first span
 /// of it.
@@ -21,8 +38,6 @@ pub(super) fn multiply_spans(
 ) -> Array<f32> {
     let pairs = comptime!(shape.pairs());
     let a_group = comptime!(SPAN / 4 / shape.groups());
-    let unit = UNIT_POS_X as usize % 32;
-    let (g, t) = (unit / 4, unit % 4);
     let mut halves = Array::<u32>::new(comptime!(shape.rows() * shape.halves()));
     #[unroll]
     for r in 0..comptime!(shape.rows()) {
@@ -35,15 +50,7 @@ pub(super) fn multiply_spans(
     for i in 0..comptime!(count * shape.integers().places) {
         products[i] = 0.0;
     }
-    // Of each pair of rows of x: a unit's span, or the zeros after all of x.
-    let mut from = Array::<u32>::new(pairs);
-    #[unroll]
-    for f in 0..pairs {
-        let column = min(g / 4 + comptime!(2 * f), comptime!(shape.columns - 1));
-        let span = column * comptime!(shape.x_row()) + (first + t) * X_SPAN;
-        let zeros = comptime!(shape.columns * shape.x_row());
-        from[f] = register(xs + select(t == g % 4, span, zeros) as u32 * 16u32);
-    }
+    let from = places(xs, first, shape);
     // A vector of x serves two products, and each product takes two pairs of codes of a row.
     #[unroll]
     for v in 0..comptime!(SPAN / 8) {
@@ -102,8 +109,7 @@ pub(super) struct Step {
 pub(super) fn scale_products<S: Int, B: Int>(
     products: &Array<f32>,
     x_sums: &Shared<[f32]>,
-    scales: &Shared<[S]>,
-    biases: &Shared<[B]>,
+    scaling: &Elements<S, B>,
     step: &Step,
     sums: &mut Array<f32>,
     #[comptime] shape: Shape,
@@ -125,7 +131,7 @@ pub(super) fn scale_products<S: Int, B: Int>(
     #[unroll]
     for r in 0..comptime!(shape.rows()) {
         let row = step.row + g + comptime!(8 * r);
-        let (row_scales, row_biases) = floats::<S, B>(scales, biases, row, step.span + even, shape);
+        let (row_scales, row_biases) = floats(scaling, row, step.span + even, shape);
         #[unroll]
         for i in 0..2usize {
             #[unroll]
@@ -138,7 +144,7 @@ pub(super) fn scale_products<S: Int, B: Int>(
                         bias_of(0u32, row_biases[at], 0usize, layout),
                     )
                 } else {
-                    elements::<S, B>(scales, biases, row, step.span + even + i, group, shape)
+                    elements(scaling, row, step.span + even + i, group, shape)
                 };
                 #[unroll]
                 for f in 0..comptime!(shape.pairs()) {
@@ -163,8 +169,7 @@ pub(super) fn scale_products<S: Int, B: Int>(
 /// floats.
 #[cube]
 fn floats<S: Int, B: Int>(
-    scales: &Shared<[S]>,
-    biases: &Shared<[B]>,
+    of: &Elements<S, B>,
     row: usize,
     span: usize,
     #[comptime] shape: Shape,
@@ -174,9 +179,9 @@ fn floats<S: Int, B: Int>(
     let mut row_biases = Array::<u32>::new(comptime!(shape.span_scales()));
     if let Scales::Group { size, float, biased } = comptime!(shape.layout.scales) {
         let at = span * SPAN / size;
-        load_floats::<S>(scales, row * scale_row + at, &mut row_scales, shape.span_scales(), float);
+        load_floats::<S>(&of.scales, row * scale_row + at, &mut row_scales, shape.span_scales(), float);
         if comptime!(biased) {
-            load_floats::<B>(biases, row * bias_row + at, &mut row_biases, shape.span_scales(), float);
+            load_floats::<B>(&of.biases, row * bias_row + at, &mut row_biases, shape.span_scales(), float);
         }
     }
     (row_scales, row_biases)
@@ -212,8 +217,7 @@ fn load_floats<E: Int>(
 /// What scales group `group` of span `span`, and what is added to it, of a superblock.
 #[cube]
 fn elements<S: Int, B: Int>(
-    scales: &Shared<[S]>,
-    biases: &Shared<[B]>,
+    of: &Elements<S, B>,
     row: usize,
     span: usize,
     #[comptime] group: usize,
@@ -222,8 +226,8 @@ fn elements<S: Int, B: Int>(
     let layout = comptime!(shape.layout);
     let (scale_row, bias_row) = comptime!(shape.element_rows());
     let run = span * RUNS + comptime!(group * shape.group() / RUN);
-    let scale = u32::cast_from(scales[row * scale_row + run]);
-    let bias = u32::cast_from(biases[row * bias_row + run / 8]);
+    let scale = u32::cast_from(of.scales[row * scale_row + run]);
+    let bias = u32::cast_from(of.biases[row * bias_row + run / 8]);
     let of_run = comptime!(group % (RUN / layout.group()));
     (scale_of(scale, bias, of_run, layout), bias_of(scale, bias, of_run, layout))
 }

@@ -1,9 +1,37 @@
-//! What scales a chunk's runs of the cube's rows, which its units share.
+//! What a cube's units share: x, and what scales a chunk's runs of the cube's rows.
 
-use super::super::share::Chunk;
+use super::super::share::{Chunk, Staged};
 use super::shape::{RUNS, Shape, pick};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
+
+/// Room for a chunk of x.
+#[cube]
+pub(super) fn staged(#[comptime] shape: Shape) -> Staged {
+    let values = Shared::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
+    let sums = Shared::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
+    Staged { values, sums }
+}
+
+/// What scales rows of the weight, as it is stored.
+#[derive(CubeType)]
+pub(super) struct Elements<S: Int, B: Int> {
+    pub scales: Shared<[S]>,
+    pub biases: Shared<[B]>,
+}
+
+/// Room for that of so many rows, to be loaded and copied several at once.
+#[cube]
+pub(super) fn elements<S: Int, B: Int>(
+    #[comptime] rows: usize,
+    #[comptime] alignment: usize,
+    #[comptime] shape: Shape,
+) -> Elements<S, B> {
+    let (scale_row, bias_row) = comptime!(shape.element_rows());
+    let scales = Shared::new_aligned_slice(comptime!(rows * scale_row), alignment);
+    let biases = Shared::new_aligned_slice(comptime!(rows * bias_row), alignment);
+    Elements::<S, B> { scales, biases }
+}
 
 /// Loads a unit's part of what scales a chunk of the cube's rows, the first of which is `row` of the weight.
 #[cube]

@@ -92,13 +92,42 @@ fn place(#[comptime] j: usize, #[comptime] making: Making) -> usize {
     UNIT_POS_X as usize + comptime!(j * making.units)
 }
 
-/// A unit's part of a norm's weight, of x's `count` vectors.
+/// What x is made from: `count` vectors of both operands, from vector `first` on.
+#[derive(CubeType)]
+pub(super) struct Inputs<'a> {
+    pub x: &'a [Vector<u32, Const<4>>],
+    pub other: &'a [Vector<u32, Const<4>>],
+    pub first: usize,
+    pub count: usize,
+}
+
 #[cube]
-pub(super) fn factors(
-    norm: &[Vector<u32, Const<4>>],
+impl<'a> Inputs<'a> {
+    pub fn new(
+        x: &'a [Vector<u32, Const<4>>],
+        other: &'a [Vector<u32, Const<4>>],
+        first: usize,
+        count: usize,
+    ) -> Inputs<'a> {
+        Inputs::<'a> { x, other, first, count }
+    }
+}
+
+/// A norm: a unit's part of its weight, and what is added to the mean square.
+#[derive(CubeType)]
+pub(super) struct Norm {
+    factors: Array<f32>,
+    eps: f32,
+}
+
+/// A unit's part of the norm of x's `count` vectors.
+#[cube]
+pub(super) fn norm(
+    weight: &[Vector<u32, Const<4>>],
+    eps: f32,
     count: usize,
     #[comptime] making: Making,
-) -> Array<f32> {
+) -> Norm {
     let mut factors = Array::<f32>::new(comptime!(making.batch * VECTOR));
     if comptime!(making.has_norm()) {
         #[unroll]
@@ -107,41 +136,26 @@ pub(super) fn factors(
             if comptime!(making.repeats().is_some()) {
                 at %= comptime!(making.repeats().unwrap_or(1));
             }
-            load(norm, at, &mut factors, j, FloatType::F32);
+            load(weight, at, &mut factors, j, FloatType::F32);
         }
     }
-    factors
+    Norm { factors, eps }
 }
 
-/// Makes x, of `count` vectors, and stores the sum that it is the norm of.
+/// Makes x, and stores the sum that it is the norm of.
 #[cube]
 pub(super) fn make(
-    x: &[Vector<u32, Const<4>>],
-    other: &[Vector<u32, Const<4>>],
-    factors: &Array<f32>,
-    eps: f32,
+    from: &Inputs<'_>,
+    norm: &Norm,
     sum: &mut [Vector<u32, Const<4>>],
-    count: usize,
     made: &mut Shared<[Vector<u32, Const<4>>]>,
     #[comptime] making: Making,
 ) {
-    let (mut values, others) = operands(x, other, 0usize.runtime(), count, making);
+    let (mut values, others) = operands(from, making);
     match comptime!(making.source) {
         Source::Tensor => {}
         Source::SiluMul => gate(&mut values, &others, making),
-        Source::GatedRmsNorm { vectors } => {
-            #[unroll]
-            for j in 0..comptime!(making.batch) {
-                // A plane has whole heads.
-                let squares = across::<f32, Sum>(squares(&values, j), vectors);
-                let root = root(squares, vectors as u32 * 8u32, eps);
-                #[unroll]
-                for i in 0..VECTOR {
-                    let at = comptime!(j * VECTOR + i);
-                    values[at] = values[at] * root * factors[at] * (others[at] * ptx::sigmoid(others[at]));
-                }
-            }
-        }
+        Source::GatedRmsNorm { vectors } => norm_and_gate(&mut values, &others, norm, vectors, making),
         Source::SigmoidMul { .. } =>
         {
             #[unroll]
@@ -149,46 +163,37 @@ pub(super) fn make(
                 values[i] *= ptx::sigmoid(others[i]);
             }
         }
-        Source::AddRmsNorm { .. } => add_and_norm(&mut values, &others, factors, eps, sum, count, making),
+        Source::AddRmsNorm { .. } => add_and_norm(&mut values, &others, norm, sum, from.count, making),
     }
     keep(&values, made, making);
 }
 
-/// Makes x as [`Source::SiluMul`] says, of `count` vectors from vector `first` of both operands on.
+/// Makes x as [`Source::SiluMul`] says.
 #[cube]
 pub(super) fn silu_mul(
-    x: &[Vector<u32, Const<4>>],
-    other: &[Vector<u32, Const<4>>],
-    first: usize,
+    from: &Inputs<'_>,
     made: &mut Shared<[Vector<u32, Const<4>>]>,
-    #[comptime] count: usize,
     #[comptime] making: Making,
 ) {
-    let (mut values, others) = operands(x, other, first, count.runtime(), making);
+    let (mut values, others) = operands(from, making);
     gate(&mut values, &others, making);
     keep(&values, made, making);
 }
 
-/// A unit's values of x and of the other operand, which have `count` vectors from vector `first` on.
+/// A unit's values of x and of the other operand.
 #[cube]
-fn operands(
-    x: &[Vector<u32, Const<4>>],
-    other: &[Vector<u32, Const<4>>],
-    first: usize,
-    count: usize,
-    #[comptime] making: Making,
-) -> (Array<f32>, Array<f32>) {
+fn operands(from: &Inputs<'_>, #[comptime] making: Making) -> (Array<f32>, Array<f32>) {
     let mut values = Array::<f32>::new(comptime!(making.batch * VECTOR));
     let mut others = Array::<f32>::new(comptime!(making.batch * VECTOR));
     #[unroll]
     for j in 0..comptime!(making.batch) {
-        let at = first + min(place(j, making), count - 1);
-        load(x, at, &mut values, j, making.dtype);
+        let at = from.first + min(place(j, making), from.count - 1);
+        load(from.x, at, &mut values, j, making.dtype);
         let mut behind = at;
         if let Source::SigmoidMul { vectors, gates } = comptime!(making.source) {
             behind = at / vectors * gates + comptime!(gates - vectors) + at % vectors;
         }
-        load(other, behind, &mut others, j, comptime!(making.other()));
+        load(from.other, behind, &mut others, j, comptime!(making.other()));
     }
     (values, others)
 }
@@ -211,13 +216,34 @@ fn keep(values: &Array<f32>, made: &mut Shared<[Vector<u32, Const<4>>]>, #[compt
     }
 }
 
+/// Norms heads of `vectors` vectors, and multiplies them with `silu(others)`.
+#[cube]
+fn norm_and_gate(
+    values: &mut Array<f32>,
+    others: &Array<f32>,
+    norm: &Norm,
+    #[comptime] vectors: usize,
+    #[comptime] making: Making,
+) {
+    #[unroll]
+    for j in 0..comptime!(making.batch) {
+        // A plane has whole heads.
+        let squares = across::<f32, Sum>(squares(&*values, j), vectors);
+        let root = root(squares, vectors as u32 * 8u32, norm.eps);
+        #[unroll]
+        for i in 0..VECTOR {
+            let at = comptime!(j * VECTOR + i);
+            values[at] = values[at] * root * norm.factors[at] * (others[at] * ptx::sigmoid(others[at]));
+        }
+    }
+}
+
 /// Adds to the values, of which one cube stores the sums, and norms them.
 #[cube]
 fn add_and_norm(
     values: &mut Array<f32>,
     added: &Array<f32>,
-    factors: &Array<f32>,
-    eps: f32,
+    norm: &Norm,
     sum: &mut [Vector<u32, Const<4>>],
     count: usize,
     #[comptime] making: Making,
@@ -241,10 +267,10 @@ fn add_and_norm(
             }
         }
     }
-    let root = root(of_cube(all), count as u32 * 8u32, eps);
+    let root = root(of_cube(all), count as u32 * 8u32, norm.eps);
     #[unroll]
     for i in 0..comptime!(making.batch * VECTOR) {
-        values[i] = sums[i] * root * factors[i];
+        values[i] = sums[i] * root * norm.factors[i];
     }
 }
 

@@ -5,10 +5,11 @@
 
 use super::super::super::{CHECK, Input, policy};
 use super::super::integers::ONES;
-use super::super::share::{Chunk, Rows, stage};
+use super::super::share::{Chunk, Planes, Rows, Staged, stage};
 use super::products::{Step, multiply_spans, scale_products};
 use super::shape::{RUNS, SPAN, Shape};
-use super::source::{self, Making, Operands, Source};
+use super::share::{Elements, elements, staged};
+use super::source::{self, Inputs, Making, Norm, Operands, Source};
 use crate::gpu::compile::{Target, buffer, overlap};
 use crate::gpu::float::{narrow, with_storage};
 use crate::gpu::layout::{Layout, RUN, with_planes};
@@ -118,6 +119,13 @@ impl Stream {
     }
 }
 
+/// What stages hold: rows of the weight, and what scales them.
+#[derive(CubeType)]
+struct Stages<S: Int, B: Int, V: Size> {
+    codes: Shared<[Vector<u32, V>]>,
+    scaling: Elements<S, B>,
+}
+
 /// A ring of stages, and how far a plane is in it.
 #[derive(CubeType)]
 struct Ring {
@@ -183,91 +191,28 @@ fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
     ones: u32,
     #[comptime] stream: Stream,
 ) {
-    let (scale_row, bias_row) = comptime!(stream.shape.element_rows());
-    let rows = comptime!(stream.stages * stream.rows());
-    let ring_codes = Shared::<[Vector<u32, V>]>::new_aligned_slice(
-        comptime!(rows * stream.words() / stream.shape.layout.vector()),
-        128usize,
-    );
-    let ring_scales = Shared::<[S]>::new_aligned_slice(comptime!(rows * scale_row), 128usize);
-    let ring_biases = Shared::<[B]>::new_aligned_slice(comptime!(rows * bias_row), 128usize);
-    let barriers =
-        Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(stream.stages + 1), 128usize);
-    let mut ring = Ring {
-        codes: address(&ring_codes),
-        scales: address(&ring_scales),
-        biases: address(&ring_biases),
-        barriers: address(&barriers),
-        stage: 0u32.runtime(),
-        phase: 0u32.runtime(),
-    };
+    let stages = stages::<S, B, V>(stream);
+    let mut ring = ring(&stages, stream);
     if UNIT_POS_X == comptime!(32 * PLANES as u32) {
         ring.begin(stream.stages);
     }
     sync_cube();
     let groups = n.div_ceil(comptime!(stream.rows() as u32));
     if UNIT_POS_X >= comptime!(32 * PLANES as u32) {
-        copy_weight::<S, B, V>(codes, scales, biases, n, runs, &mut ring, stream);
+        copy_weight(&Planes::new(codes, scales, biases), n, runs, &mut ring, stream);
     } else {
-        let (shape, making) = comptime!((stream.shape, stream.making()));
-        let vectors = runs as usize * 4;
-        let factors = source::factors(norm, vectors, making);
+        let count = runs as usize * 4;
+        let norm = source::norm(norm, f32::reinterpret(eps), count, stream.making());
         overlap();
-        let mut xs =
-            Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(shape.x_vectors()), 16usize);
-        let mut x_sums = Shared::<[f32]>::new_slice(comptime!(usize::max(1, shape.x_sums() * shape.chunk)));
-        let all = Chunk { first: 0usize.runtime(), runs: runs as usize };
-        let one = Rows {
-            count: 1usize.runtime(),
-            run: 0usize.runtime(),
-            y: 0usize.runtime(),
-            list: 0u32.runtime(),
-        };
-        if comptime!(making.source == Source::Tensor) {
-            stage(x, &one, &all, &mut xs, &mut x_sums, shape.staging());
-        } else {
-            let mut made =
-                Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(making.vectors()), 16usize);
-            let eps = f32::reinterpret(eps);
-            source::make(x, other, &factors, eps, sum, vectors, &mut made, making);
-            ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
-            let made = made.as_slice();
-            stage(made, &one, &all, &mut xs, &mut x_sums, shape.staging());
-        }
+        let from = Inputs::new(x, other, 0usize.runtime(), count);
+        let xs = share_x(&from, &norm, sum, runs as usize, stream);
         ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
         arrive(ring.ready(stream.stages));
         let mut partial = Shared::<[f32]>::new_slice(SLOTS * PLANES * 16);
         let mut group = CUBE_POS_X;
         let mut slots = 0usize;
         while group < groups {
-            let mut sums = Array::<f32>::new(2usize);
-            sums[0] = 0.0;
-            sums[1] = 0.0;
-            let mut first = 0usize;
-            while first * RUNS < runs as usize {
-                ptx::wait(ring.full(), ring.phase);
-                let plane = UNIT_POS_X as usize / 32;
-                let span = plane % comptime!(stream.planes()) * 4;
-                if (first + span) * RUNS < runs as usize {
-                    let row = ring.stage as usize * comptime!(stream.rows())
-                        + plane / comptime!(stream.planes()) * 16;
-                    let words = read::<V>(&ring_codes, row, span, stream);
-                    let products = multiply_spans(&words, address(&xs), first + span, ones, shape);
-                    let step = Step { first: first + span, row, span };
-                    scale_products::<S, B>(
-                        &products,
-                        &x_sums,
-                        &ring_scales,
-                        &ring_biases,
-                        &step,
-                        &mut sums,
-                        shape,
-                    );
-                }
-                arrive(ring.empty());
-                ring.advance(stream.stages);
-                first += comptime!(shape.scaled);
-            }
+            let sums = multiply_group(&stages, &xs, &mut ring, runs as usize, ones, stream);
             keep(&sums, slots, &mut partial);
             slots += 1;
             let next = group + CUBE_COUNT_X;
@@ -280,6 +225,90 @@ fn stream_vec<S: Int, B: Int, Y: Int, V: Size>(
             group = next;
         }
     }
+}
+
+/// Room for all stages.
+#[cube]
+fn stages<S: Int, B: Int, V: Size>(#[comptime] stream: Stream) -> Stages<S, B, V> {
+    let shape = comptime!(stream.shape);
+    let rows = comptime!(stream.stages * stream.rows());
+    let codes = Shared::new_aligned_slice(comptime!(rows * stream.words() / shape.layout.vector()), 128usize);
+    Stages::<S, B, V> { codes, scaling: elements::<S, B>(rows, 128usize, shape) }
+}
+
+/// The ring of these stages, at its begin.
+#[cube]
+fn ring<S: Int, B: Int, V: Size>(stages: &Stages<S, B, V>, #[comptime] stream: Stream) -> Ring {
+    let barriers =
+        Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(stream.stages + 1), 128usize);
+    Ring {
+        codes: address(&stages.codes),
+        scales: address(&stages.scaling.scales),
+        biases: address(&stages.scaling.biases),
+        barriers: address(&barriers),
+        stage: 0u32.runtime(),
+        phase: 0u32.runtime(),
+    }
+}
+
+/// Brings x, of `runs` runs, to where the planes that multiply share it.
+#[cube]
+fn share_x(
+    from: &Inputs<'_>,
+    norm: &Norm,
+    sum: &mut [Vector<u32, Const<4>>],
+    runs: usize,
+    #[comptime] stream: Stream,
+) -> Staged {
+    let (shape, making) = comptime!((stream.shape, stream.making()));
+    let mut xs = staged(shape);
+    let all = Chunk { first: 0usize.runtime(), runs };
+    let one =
+        Rows { count: 1usize.runtime(), run: 0usize.runtime(), y: 0usize.runtime(), list: 0u32.runtime() };
+    if comptime!(making.source == Source::Tensor) {
+        stage(from.x, &one, &all, &mut xs, shape.staging());
+    } else {
+        let mut made =
+            Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(making.vectors()), 16usize);
+        source::make(from, norm, sum, &mut made, making);
+        ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
+        stage(made.as_slice(), &one, &all, &mut xs, shape.staging());
+    }
+    xs
+}
+
+/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's tile.
+#[cube]
+fn multiply_group<S: Int, B: Int, V: Size>(
+    stages: &Stages<S, B, V>,
+    xs: &Staged,
+    ring: &mut Ring,
+    runs: usize,
+    ones: u32,
+    #[comptime] stream: Stream,
+) -> Array<f32> {
+    let shape = comptime!(stream.shape);
+    let mut sums = Array::<f32>::new(2usize);
+    sums[0] = 0.0;
+    sums[1] = 0.0;
+    let mut first = 0usize;
+    while first * RUNS < runs {
+        ptx::wait(ring.full(), ring.phase);
+        let plane = UNIT_POS_X as usize / 32;
+        let span = plane % comptime!(stream.planes()) * 4;
+        if (first + span) * RUNS < runs {
+            let row =
+                ring.stage as usize * comptime!(stream.rows()) + plane / comptime!(stream.planes()) * 16;
+            let words = read::<V>(&stages.codes, row, span, stream);
+            let products = multiply_spans(&words, address(&xs.values), first + span, ones, shape);
+            let step = Step { first: first + span, row, span };
+            scale_products(&products, &xs.sums, &stages.scaling, &step, &mut sums, shape);
+        }
+        arrive(ring.empty());
+        ring.advance(stream.stages);
+        first += comptime!(shape.scaled);
+    }
+    sums
 }
 
 /// All of a plane's units have come to a barrier of planes.
@@ -295,9 +324,7 @@ fn arrive(barrier: u32) {
 /// Copies all that this cube multiplies, stage by stage.
 #[cube]
 fn copy_weight<S: Int, B: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
+    planes: &Planes<'_, S, B, V>,
     n: u32,
     runs: u32,
     ring: &mut Ring,
@@ -336,14 +363,14 @@ fn copy_weight<S: Int, B: Int, V: Size>(
                 let from = min(group * rows + r, n - 1u32) * (runs / 8u32) + first / 8u32;
                 let at = ring.stage * rows + r;
                 let to = ring.codes + at * comptime!(stream.words() as u32 * 4);
-                ptx::copy(codes, from, code_bytes, to, count * code_bytes, ring.full());
+                ptx::copy(planes.codes, from, code_bytes, to, count * code_bytes, ring.full());
                 if comptime!(scale_bytes > 0) {
                     let to = ring.scales + at * comptime!((scale_row * scale) as u32);
-                    ptx::copy(scales, from, scale_bytes, to, count * scale_bytes, ring.full());
+                    ptx::copy(planes.scales, from, scale_bytes, to, count * scale_bytes, ring.full());
                 }
                 if comptime!(bias_bytes > 0) {
                     let to = ring.biases + at * comptime!((bias_row * bias) as u32);
-                    ptx::copy(biases, from, bias_bytes, to, count * bias_bytes, ring.full());
+                    ptx::copy(planes.biases, from, bias_bytes, to, count * bias_bytes, ring.full());
                 }
             }
             ring.advance(stream.stages);
