@@ -202,6 +202,15 @@ pub(crate) fn arrive(barrier: u32) {
     gpu_asm!("mbarrier.arrive.shared::cta.b64 _, [{barrier}];", barrier = in(_) barrier);
 }
 
+/// A plane arrives at a barrier, once.
+#[cube]
+pub(crate) fn arrive_once(barrier: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.shared::cta.b64 _, [{barrier}]; }}",
+        barrier = in(_) barrier, options(nomem),
+    );
+}
+
 /// Arrives at a barrier that then waits for copies of `bytes` bytes, too.
 #[cube]
 pub(crate) fn expect(barrier: u32, bytes: u32) {

@@ -63,9 +63,24 @@ pub(super) fn none<S: Int, B: Int>(#[comptime] slots: usize, #[comptime] layout:
     }
 }
 
-/// Loads run `run` into place `row` of slot `slot`.
+/// Loads a run of each of two rows into slot `slot`.
 #[cube]
 pub(super) fn fetch<S: Int, B: Int, V: Size>(
+    codes: &[Vector<u32, V>],
+    scales: &[S],
+    biases: &[B],
+    loaded: &mut Loaded<S, B>,
+    runs: (u32, u32),
+    #[comptime] slot: usize,
+    #[comptime] layout: Layout,
+) {
+    fetch_run::<S, B, V>(codes, scales, biases, loaded, runs.0, comptime!(2 * slot), layout);
+    fetch_run::<S, B, V>(codes, scales, biases, loaded, runs.1, comptime!(2 * slot + 1), layout);
+}
+
+/// Loads run `run` into place `place`.
+#[cube]
+fn fetch_run<S: Int, B: Int, V: Size>(
     codes: &[Vector<u32, V>],
     scales: &[S],
     biases: &[B],

@@ -93,33 +93,28 @@ pub(super) fn finish() {
     gpu_asm!("wgmma.wait_group.sync.aligned 0;", options(nomem));
 }
 
-/// The first `units` units that come to meeting point `point` meet, in the order of the statements here.
-#[cube]
-pub(super) fn meet(point: u32, #[comptime] units: usize) {
-    gpu_asm!("bar.sync {point}, {units};", point = in(_) point, units = const units, options(nomem));
-}
-
 /// Writes sum `i` of this unit to shared memory.
 #[cube]
 pub(super) fn put(to: u32, #[comptime] i: usize) {
-    gpu_asm!("st.shared.f32 [{to}], sum{i};", to = in(_) to, i = const i, options(nomem));
+    gpu_asm!("st.shared.f32 [{to}], sum{i};", to = in(_) to, i = const i);
 }
 
-/// Reads from shared memory.
+/// Adds what another unit has [put](put()) to sum `i`.
 #[cube]
-pub(super) fn get(from: u32) -> f32 {
-    let value: f32;
-    gpu_asm!("ld.shared.f32 {value}, [{from}];", value = out(_) value, from = in(_) from, options(nomem));
-    value
+pub(super) fn take(from: u32, #[comptime] i: usize) {
+    gpu_asm!(
+        "{{ .reg .f32 t; ld.shared.f32 t, [{from}]; add.rn.f32 sum{i}, sum{i}, t; }}",
+        from = in(_) from, i = const i,
+    );
 }
 
-/// Begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at `barrier`.
+/// A plane begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at `barrier`.
 #[cube]
 pub(super) fn copy(x: &[Vector<u32, Const<4>>], from: u32, to: u32, barrier: u32, #[comptime] bytes: usize) {
     gpu_asm!(
-        "{{ .reg .u64 a; mad.wide.u32 a, {from}, 16, {x}; \
-         mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes}; \
-         cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [a], {bytes}, [{barrier}]; }}",
+        "{{ .reg .u64 a; .reg .pred p; mad.wide.u32 a, {from}, 16, {x}; elect.sync _|p, 0xffffffff; \
+         @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes}; \
+         @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [a], {bytes}, [{barrier}]; }}",
         from = in(_) from, to = in(_) to, barrier = in(_) barrier, x = in(_) x.as_ptr(), bytes = const bytes,
         options(nomem),
     );

@@ -3,21 +3,24 @@
 //!
 //! A unit decodes whole runs, which are not what the tensor cores want of it. But K may go in any order that both
 //! operands share: `pack.rs` lays x out in the order in which the units have their values, in pieces of [`BLOCK`]
-//! values of all rows of a tile, so that one bulk copy moves a piece.
+//! values of all rows of a tile, so that one bulk copy moves a piece (`pipe.rs`).
+
+mod pipe;
 
 use super::super::CHECK;
 use super::fragment::{self, Loaded, fetch};
 use super::{pack, ptx};
-use crate::gpu::compile::{Target, buffer, early};
+use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::narrow;
 use crate::gpu::layout::{Codes, Layout, RUN, with_planes};
-use crate::gpu::ptx::{address, barrier, publish, register};
+use crate::gpu::ptx::{address, register};
 use crate::gpu::{Dispatch, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
+use pipe::{Pipe, ring};
 
 /// Everything that a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,192 +76,98 @@ fn tensor_core<S: Int, B: Int, V: Size>(
 ) {
     // The weight's planes.
     early(3usize);
-    let rows = comptime!(shape.rows);
-    let stage_bytes = comptime!((shape.rows * BLOCK * 2) as u32);
+    if comptime!(shape.listed) {
+        overlap();
+    }
     let tile = CUBE_POS_X;
     let mut batch = tile / tiles_a_batch;
     if comptime!(shape.listed) {
         batch = list[tile as usize];
     }
-    let unit = UNIT_POS_X;
-    let lane = unit % 32u32;
+    let unit = UNIT_POS_X % UNITS as u32;
+    let part = UNIT_POS_X / UNITS as u32;
     // The rows that the tensor cores call g and g + 8 are neighbours, so that y is written in pairs.
-    let column =
-        CUBE_POS_Y * comptime!(COLUMNS as u32) + unit % UNITS as u32 / 32u32 * 16u32 + lane / 4u32 * 2u32;
+    let column = CUBE_POS_Y * comptime!(COLUMNS as u32) + unit / 32u32 * 16u32 + unit % 32u32 / 4u32 * 2u32;
     if comptime!(shape.listed) {
         if batch == WRONG {
-            store(list, y, n, m, tile, tiles_a_batch, column, 0u32, true, shape);
+            store(list, y, n, m, tile, tiles_a_batch, column, true, shape);
         }
         if batch >= WRONG {
             terminate!();
         }
     }
-    let part = part_of(shape);
-    let first_run = (batch * n + min(column, n - 2u32)) * blocks * 4u32 + lane % 4u32;
-    let second_run = first_run + blocks * 4u32;
-
     let memory = Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(
-        comptime!(shape.parts * shape.stages * (shape.rows * BLOCK * 2 / 16 + 1)),
+        comptime!((shape.rings() + shape.others()) / 16),
         128usize,
     );
     let memory = register(address(&memory));
-    let pipe = Pipe {
-        base: memory + part * comptime!(shape.stages as u32) * stage_bytes,
-        barriers: memory
-            + comptime!((shape.parts * shape.stages) as u32) * stage_bytes
-            + part * comptime!(shape.stages as u32 * 8),
-        from: tile * blocks * (stage_bytes / 16u32),
-        blocks,
-        leads: unit % UNITS as u32 == 0u32,
-        point: part + 1u32,
-    };
-    begin_copies(&pipe, x, part, shape);
+    let mut pipe = ring(memory, part, tile, blocks, shape);
+    let run = (batch * n + min(column, n - 2u32)) * blocks * 4u32 + unit % 4u32;
+    multiply_tile::<S, B, V>(codes, scales, biases, x, run, &mut pipe, part, integers, shape);
+    add_parts(memory + comptime!(shape.rings() as u32) + unit * 4u32, part, shape);
+    if part == 0u32 {
+        store(list, y, n, m, tile, tiles_a_batch, column, false, shape);
+    }
+}
 
+/// The sums of a tile, of a part of K each. `run` is the first of the first of two rows of the weight.
+#[cube]
+fn multiply_tile<S: Int, B: Int, V: Size>(
+    codes: &[Vector<u32, V>],
+    scales: &[S],
+    biases: &[B],
+    x: &[Vector<u32, Const<4>>],
+    run: u32,
+    pipe: &mut Pipe,
+    part: u32,
+    integers: u32,
+    #[comptime] shape: Shape,
+) {
+    let layout = comptime!(shape.layout);
     let slots = comptime!(shape.ahead + 1);
-    let parts = comptime!(shape.parts as u32);
-    let last = blocks - 1u32;
-    let mut loaded = fragment::none::<S, B>(slots, shape.layout);
+    let last = pipe.blocks - 1u32;
+    let rows = (run, run + pipe.blocks * 4u32);
+    let mut loaded = fragment::none::<S, B>(slots, layout);
     #[unroll]
     for slot in 0..comptime!(shape.ahead) {
-        let run = min(part + comptime!((slot * shape.parts) as u32), last) * 4u32;
-        fetch::<S, B, V>(
-            codes,
-            scales,
-            biases,
-            &mut loaded,
-            first_run + run,
-            comptime!(slot * 2),
-            shape.layout,
-        );
-        fetch::<S, B, V>(
-            codes,
-            scales,
-            biases,
-            &mut loaded,
-            second_run + run,
-            comptime!(slot * 2 + 1),
-            shape.layout,
-        );
+        let block = min(part + comptime!((slot * shape.parts) as u32), last) * 4u32;
+        fetch::<S, B, V>(codes, scales, biases, &mut loaded, (rows.0 + block, rows.1 + block), slot, layout);
     }
-    ptx::begin(rows);
-
-    let mut stage = 0u32;
-    let mut phase = 0u32;
+    if comptime!(!shape.listed) {
+        overlap();
+    }
+    pipe.begin(x, part, shape);
+    ptx::begin(shape.rows);
     let mut block = part;
-    while block < blocks {
+    while block < pipe.blocks {
         #[unroll]
         for slot in 0..slots {
-            if block < blocks {
-                let run = min(block + comptime!((shape.ahead * shape.parts) as u32), last) * 4u32;
-                let free = comptime!((slot + shape.ahead) % slots * 2);
-                fetch::<S, B, V>(codes, scales, biases, &mut loaded, first_run + run, free, shape.layout);
-                fetch::<S, B, V>(
-                    codes,
-                    scales,
-                    biases,
-                    &mut loaded,
-                    second_run + run,
-                    comptime!(free + 1),
-                    shape.layout,
-                );
-                ptx::wait(pipe.barriers + stage * 8u32, register(phase));
-                multiply_block::<S, B>(&loaded, x, &pipe, stage, block, integers, slot, shape);
-                stage += 1u32;
-                if stage == comptime!(shape.stages as u32) {
-                    stage = 0u32;
-                    phase ^= 1u32;
-                }
-                block += parts;
+            if block < pipe.blocks {
+                let next = min(block + comptime!((shape.ahead * shape.parts) as u32), last) * 4u32;
+                let free = comptime!((slot + shape.ahead) % slots);
+                let runs = (rows.0 + next, rows.1 + next);
+                fetch::<S, B, V>(codes, scales, biases, &mut loaded, runs, free, layout);
+                multiply_block::<S, B>(&loaded, x, pipe, block, integers, slot, shape);
+                block += comptime!(shape.parts as u32);
             }
         }
     }
     ptx::finish();
-    let others = memory + unit % UNITS as u32 * 4u32;
-    if comptime!(shape.parts == 2) {
-        // No product reads x any more: the sums of the second part take its place.
-        ptx::meet(register(0u32.runtime()), comptime!(2 * UNITS));
-        if part == 1u32 {
-            #[unroll]
-            for i in 0..comptime!(rows / 2) {
-                ptx::put(others + comptime!((i * UNITS * 4) as u32), i);
-            }
-        }
-        ptx::meet(register(0u32.runtime()), comptime!(2 * UNITS));
-    }
-    if part == 0u32 {
-        store(list, y, n, m, tile, tiles_a_batch, column, others, false, shape);
-    }
 }
 
-/// The part of K that a unit multiplies.
-#[cube]
-fn part_of(#[comptime] shape: Shape) -> u32 {
-    if comptime!(shape.parts == 1) { 0u32.runtime() } else { UNIT_POS_X / UNITS as u32 }
-}
-
-/// How blocks of x come to the units of a part.
-#[derive(CubeType)]
-struct Pipe {
-    /// Where the stages and their barriers lie in shared memory.
-    base: u32,
-    barriers: u32,
-    /// The tile's first vector of x.
-    from: u32,
-    blocks: u32,
-    /// Whether this unit copies.
-    leads: bool,
-    /// Where the units meet.
-    point: u32,
-}
-
-/// Begins to copy a part's first blocks.
-#[cube]
-fn begin_copies(pipe: &Pipe, x: &[Vector<u32, Const<4>>], part: u32, #[comptime] shape: Shape) {
-    if pipe.leads {
-        #[unroll]
-        for stage in 0..comptime!(shape.stages) {
-            barrier(pipe.barriers + comptime!(stage as u32 * 8), 1usize);
-        }
-        publish();
-    }
-    ptx::meet(pipe.point, UNITS);
-    if pipe.leads {
-        #[unroll]
-        for stage in 0..comptime!(shape.stages) {
-            let block = part + comptime!((stage * shape.parts) as u32);
-            if block < pipe.blocks {
-                copy(pipe, x, block, comptime!(stage as u32).runtime(), shape);
-            }
-        }
-    }
-}
-
-#[cube]
-fn copy(pipe: &Pipe, x: &[Vector<u32, Const<4>>], block: u32, stage: u32, #[comptime] shape: Shape) {
-    let bytes = comptime!(shape.rows * BLOCK * 2);
-    ptx::copy(
-        x,
-        pipe.from + block * comptime!(bytes as u32 / 16),
-        pipe.base + stage * comptime!(bytes as u32),
-        pipe.barriers + stage * 8u32,
-        bytes,
-    );
-}
-
-/// Multiplies the block of the weight in slot `slot` with the block of x in stage `stage`.
+/// Multiplies the block of the weight in slot `slot` with the next block of x, of number `block`.
 #[cube]
 fn multiply_block<S: Int, B: Int>(
     loaded: &Loaded<S, B>,
     x: &[Vector<u32, Const<4>>],
-    pipe: &Pipe,
-    stage: u32,
+    pipe: &mut Pipe,
     block: u32,
     integers: u32,
     #[comptime] slot: usize,
     #[comptime] shape: Shape,
 ) {
     let scaling = fragment::scaling::<S, B>(loaded, slot, shape);
-    let stages = comptime!(shape.stages as u32);
+    let at = pipe.wait(shape);
     #[unroll]
     for group in 0..comptime!(BLOCK / STEP / shape.steps) {
         let mut pairs = Array::<u32>::new(comptime!(4 * shape.steps));
@@ -269,21 +178,37 @@ fn multiply_block<S: Int, B: Int>(
             pairs[i] = fragment::pair::<S, B>(loaded, &scaling, integers, q, slot, comptime!(i % 2), shape);
         }
         let offset = comptime!((group * shape.steps * shape.rows * STEP * 2) as u32);
-        let tile = pipe.base + stage * comptime!((shape.rows * BLOCK * 2) as u32) + offset;
-        ptx::multiply(&pairs, tile, shape.steps, shape.rows, shape.dtype);
-        // No product reads the block before any more: another may take its place. Not after the first group already:
-        // with a branch there CUDA's assembler sees no pipeline, and makes each product wait for the one before.
+        ptx::multiply(&pairs, at + offset, shape.steps, shape.rows, shape.dtype);
+        // No product reads the block before any more. Not after the first group already: with a branch there CUDA's
+        // assembler sees no pipeline, and makes each product wait for the one before.
         if comptime!(group == 1) {
-            ptx::meet(pipe.point, UNITS);
-            let next = block + comptime!((shape.stages - 1) as u32 * shape.parts as u32);
-            if block >= comptime!(shape.parts as u32) && next < pipe.blocks && pipe.leads {
-                copy(pipe, x, next, select(stage == 0u32, stages - 1u32, stage - 1u32), shape);
+            pipe.release(x, block, shape);
+        }
+    }
+    pipe.advance(shape);
+}
+
+/// Adds the sums of the second part of K to those of the first.
+#[cube]
+fn add_parts(others: u32, part: u32, #[comptime] shape: Shape) {
+    if comptime!(shape.parts == 2) {
+        if part == 1u32 {
+            #[unroll]
+            for i in 0..comptime!(shape.rows / 2) {
+                ptx::put(others + comptime!((i * UNITS * 4) as u32), i);
+            }
+        }
+        sync_cube();
+        if part == 0u32 {
+            #[unroll]
+            for i in 0..comptime!(shape.rows / 2) {
+                ptx::take(others + comptime!((i * UNITS * 4) as u32), i);
             }
         }
     }
 }
 
-/// Writes a unit's sums, with those of the other part at `others`: of two neighbouring rows of the weight, two rows of
+/// Writes a unit's sums: of two neighbouring rows of the weight, two rows of
 /// x of every 8. `nan`: not sums, but NaN.
 #[cube]
 fn store(
@@ -294,7 +219,6 @@ fn store(
     tile: u32,
     tiles_a_batch: u32,
     column: u32,
-    others: u32,
     #[comptime] nan: bool,
     #[comptime] shape: Shape,
 ) {
@@ -307,8 +231,8 @@ fn store(
         let packed = if comptime!(nan) {
             u32::MAX.runtime()
         } else {
-            let low = sum(others, comptime!(i / 2 * 4 + i % 2), shape);
-            let high = sum(others, comptime!(i / 2 * 4 + i % 2 + 2), shape);
+            let low = ptx::sum(comptime!(i / 2 * 4 + i % 2));
+            let high = ptx::sum(comptime!(i / 2 * 4 + i % 2 + 2));
             narrow(low, shape.dtype) | (narrow(high, shape.dtype) << 16u32)
         };
         if comptime!(shape.listed) {
@@ -320,16 +244,6 @@ fn store(
             y[(((batch * m + tile_row + row) * n + column) / 2u32) as usize] = packed;
         }
     }
-}
-
-/// Sum `i` of this unit, of all parts.
-#[cube]
-fn sum(others: u32, #[comptime] i: usize, #[comptime] shape: Shape) -> f32 {
-    let mut sum = ptx::sum(i);
-    if comptime!(shape.parts == 2) {
-        sum += ptx::get(others + comptime!((i * UNITS * 4) as u32));
-    }
-    sum
 }
 
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
@@ -368,12 +282,18 @@ pub(crate) struct Tiles<'a> {
 }
 
 impl Shape {
+    /// Bytes of the sums of the second part of K.
+    fn others(self) -> usize {
+        if self.parts == 2 { self.rows / 2 * UNITS * size_of::<f32>() } else { 0 }
+    }
+
     fn new(layout: Layout, dtype: FloatType, rows: usize, listed: bool) -> Self {
         // The fastest of those tried on an H200; shared memory holds no more than three blocks of 256 rows.
         let (ahead, stages, parts, steps) = match rows {
             256 => (1, 3, 1, 1),
             // Alone on its processor.
             64 if !listed && layout.bits <= 8 => (1, 4, 2, 2),
+            _ if listed => (2, 4, 1, 2),
             _ => (1, 4, 1, 2),
         };
         Self { layout, dtype, rows, ahead, stages, parts, steps, listed }
@@ -429,7 +349,8 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of_format =
         super::super::tests::gpu_formats().into_iter().map(|format| (format, FloatType::F16, 64, false));
     let affine = Format::affine(4, 64, FloatType::BF16).unwrap();
-    let others = [(affine, 128, false), (Format::Q8_0, 256, false), (Format::Q4_K, 8, true)];
+    let others =
+        [(affine, 64, false), (affine, 256, false), (Format::Q8_0, 256, false), (Format::Q4_K, 8, true)];
     let others = others.map(|(format, rows, listed)| (format, FloatType::BF16, rows, listed));
     let shapes = of_format.chain(others).filter(|shape| takes(Layout::of(shape.0), shape.1));
     let shapes =
