@@ -74,8 +74,9 @@ pub(super) fn tile(
     // multiprocessors without work.
     let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > FULL[1] / 2;
     let (blocks, planes) = if large { (2, 4) } else { (1, rows.div_ceil(16).min(4)) };
-    // A step waits for memory: small tiles, and the next one under way.
+    // A step waits for memory: small tiles, and the next one under way. Of few keys, more cubes have smaller ones.
     let (keys, stages) = match planes {
+        1 if capacity <= 16 * PARTS => (16, 2),
         1 => (32, 2),
         _ if width.max(value_width) <= 64 => (64, 2),
         _ => (64, 1),
@@ -143,6 +144,10 @@ mod tests {
             let (shape, parts) = tile(half, [rows, heads, 8192, width, width], 0.1).unwrap();
             let got = (shape.blocks, shape.planes, shape.keys, shape.stages);
             assert_eq!((got, parts), (want, splits), "{rows} rows of {heads} heads of {width}");
+        }
+        for (capacity, keys, splits) in [(256, 16, 16), (528, 16, 33), (544, 32, 17)] {
+            let (shape, parts) = tile(half, [4, 4, capacity, 256, 256], 0.1).unwrap();
+            assert_eq!((shape.keys, parts), (keys, splits), "a capacity of {capacity}");
         }
         let sizes = [4, 8, 8192, 128, 128];
         assert!(tile([FloatType::F32; 2], sizes, 0.1).is_none(), "f32");

@@ -106,10 +106,18 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     }
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
-    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and a step.
-    for (rows, width) in [(8192, 128), (8192, 256), (4096, 64), (40, 80), (4, 128)] {
+    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps after many and few tokens.
+    let sizes = [
+        (8192, 4096, 128),
+        (8192, 4096, 256),
+        (4096, 4096, 64),
+        (40, 4096, 80),
+        (4, 4096, 128),
+        (4, 256, 256),
+    ];
+    for (rows, capacity, width) in sizes {
         let dtype = if rows < 8192 { FloatType::F16 } else { FloatType::BF16 };
-        let tile = policy::tile([dtype; 2], [rows, 4, 4096, width, width], 0.1, target);
+        let tile = policy::tile([dtype; 2], [rows, 4, capacity, width, width], 0.1, target);
         kernels.extend(tile.map(|(shape, _)| tile_kernel(target, shape)));
     }
     kernels
