@@ -16,12 +16,21 @@ import sys
 import time
 
 COLD = 400 << 20
-RUNS = 15
+# As lowbit's own: what takes more power than a GPU may draw slows down after some milliseconds.
+RUNS, SECONDS = 15, 0.3
 FORMAT, BITS, GROUP = "affine4g64", 4, 64
 
 
 def copies(size):
     return COLD // size + 2
+
+
+def median(run):
+    """The median of the times that `run` returns, called as often and for as long as `lowbit bench` calls its cases."""
+    times, begin = [], time.perf_counter()
+    while len(times) < RUNS or time.perf_counter() - begin < SECONDS:
+        times.append(run())
+    return statistics.median(times)
 
 
 class Torch:
@@ -47,15 +56,16 @@ class Torch:
         with torch.cuda.graph(graph):
             for call in calls:
                 call()
-        times = []
-        for _ in range(RUNS):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / len(calls))
-        return statistics.median(times)
+        return median(lambda: self.elapsed(graph.replay)) / len(calls)
+
+    def elapsed(self, run):
+        """The device's time for what `run` queues."""
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
 
     def cublas_bf16(self, m, k, n):
         torch = self.torch
@@ -87,12 +97,13 @@ class Mlx:
     def timed(self, calls):
         calls = calls * -(-RUNS // len(calls))
         self.mx.eval([call() for call in calls])
-        times = []
-        for _ in range(RUNS):
+
+        def evaluate():
             start = time.perf_counter()
             self.mx.eval([call() for call in calls])
-            times.append((time.perf_counter() - start) * 1e6 / len(calls))
-        return statistics.median(times)
+            return (time.perf_counter() - start) * 1e6 / len(calls)
+
+        return median(evaluate)
 
     def quantized(self, shape):
         mx = self.mx
@@ -138,15 +149,7 @@ class Fla:
         )
         for _ in range(3):
             call()
-        times = []
-        for _ in range(RUNS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3)
-        return statistics.median(times)
+        return median(lambda: self.torch.elapsed(call))
 
 
 def cases():
