@@ -32,12 +32,6 @@ impl Target {
         Self { capability: Some(capability), ..Self::offline(32, 16) }
     }
 
-    /// Whether this is CUDA, which inline PTX and its libraries are for.
-    #[cfg(all(test, feature = "cuda"))]
-    pub fn is_cuda(&self) -> bool {
-        self.capability.is_some()
-    }
-
     /// Whether a launch may begin before the one before it has ended: kernels then wait themselves.
     pub fn overlaps(&self) -> bool {
         self.capability >= Some(90)

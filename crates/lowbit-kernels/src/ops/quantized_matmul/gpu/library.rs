@@ -23,7 +23,8 @@ const PLANE: usize = 32;
 /// Vectors of a decoded run.
 const VECTORS: usize = RUN / 8;
 
-/// Each unit decodes runs to 16-bit floats. A plane's units exchange theirs, so that neighbours write neighbouring vectors.
+/// Each unit decodes runs to 16-bit floats. The units of `planes` of 32 exchange theirs, so that neighbours write
+/// neighbouring vectors.
 #[cube(launch_unchecked)]
 fn decode<S: Int, B: Int, V: Size>(
     codes: &[Vector<u32, V>],
@@ -32,19 +33,19 @@ fn decode<S: Int, B: Int, V: Size>(
     values: &mut [Vector<u32, Const<4>>],
     runs: u32,
     integers: u32,
+    #[comptime] planes: bool,
     #[comptime] layout: Layout,
     #[comptime] dtype: FloatType,
 ) {
     let runs = runs as usize;
-    let mut decoded = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(UNITS as usize * VECTORS));
     let lane = UNIT_POS_X as usize % PLANE;
-    let plane = UNIT_POS_X as usize / PLANE * comptime!(PLANE * VECTORS);
     let mut first = ABSOLUTE_POS - lane;
     // All of a plane's units or none.
     while first < runs {
         let run = min(first + lane, runs - 1);
         let mut words = Array::<u32>::new(comptime!(layout.bits));
         load::<V>(codes, run, &mut words, 0usize, layout);
+        let mut vectors = Array::<Vector<u32, Const<4>>>::new(VECTORS);
         #[unroll]
         for v in 0..VECTORS {
             let mut vector = Vector::<u32, Const<4>>::new(0u32);
@@ -55,19 +56,44 @@ fn decode<S: Int, B: Int, V: Size>(
                 let high = value::<S, B>(scales, biases, &words, integers, run, comptime!(first + 1), layout);
                 vector.insert(j, narrow(low, dtype) | (narrow(high, dtype) << 16u32));
             }
-            decoded[plane + place(lane, v.runtime())] = vector;
+            vectors[v] = vector;
         }
-        sync_plane();
-        #[unroll]
-        for i in 0..VECTORS {
-            let at = lane + comptime!(i * PLANE);
-            if first + at / VECTORS < runs {
-                values[first * VECTORS + at] = decoded[plane + place(at / VECTORS, at % VECTORS)];
+        if comptime!(planes) {
+            exchange(&vectors, values, first, runs);
+        } else if first + lane < runs {
+            #[unroll]
+            for v in 0..VECTORS {
+                values[run * VECTORS + v] = vectors[v];
             }
         }
-        sync_plane();
         first += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
+}
+
+/// Writes the runs of a plane's units, which begin with run `first`.
+#[cube]
+fn exchange(
+    vectors: &Array<Vector<u32, Const<4>>>,
+    values: &mut [Vector<u32, Const<4>>],
+    first: usize,
+    runs: usize,
+) {
+    let mut shared = Shared::<[Vector<u32, Const<4>>]>::new_slice(comptime!(UNITS as usize * VECTORS));
+    let lane = UNIT_POS_X as usize % PLANE;
+    let plane = UNIT_POS_X as usize / PLANE * comptime!(PLANE * VECTORS);
+    #[unroll]
+    for v in 0..VECTORS {
+        shared[plane + place(lane, v.runtime())] = vectors[v];
+    }
+    sync_plane();
+    #[unroll]
+    for i in 0..VECTORS {
+        let at = lane + comptime!(i * PLANE);
+        if first + at / VECTORS < runs {
+            values[first * VECTORS + at] = shared[plane + place(at / VECTORS, at % VECTORS)];
+        }
+    }
+    sync_plane();
 }
 
 /// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing and reading.
@@ -102,8 +128,10 @@ fn value<S: Int, B: Int>(
 
 fn kernel(target: &Target, layout: Layout, dtype: FloatType) -> Box<dyn CubeKernel> {
     let (settings, properties, registers) = target.start(UNITS);
+    let planes = target.plane() == Some(PLANE);
     with_planes!(layout, S, B => Box::new(decode::Decode::<S, B>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), layout.vector(), layout, dtype,
+        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), layout.vector(), planes,
+        layout, dtype,
     )))
 }
 
@@ -111,9 +139,6 @@ fn kernel(target: &Target, layout: Layout, dtype: FloatType) -> Box<dyn CubeKern
 #[cfg(test)]
 pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use lowbit_formats::Format;
-    if !target.is_cuda() {
-        return Vec::new();
-    }
     let formats =
         super::super::tests::gpu_formats().into_iter().filter(|format| !matches!(format, Format::Float(_)));
     let of_format = formats.map(|format| (format, FloatType::F16));
