@@ -12,10 +12,23 @@ use lowbit_formats::FloatType;
 /// The greatest score of no keys: below all, and a difference with it is a number.
 pub(super) const NOTHING: f32 = -3.0e38;
 
-/// How many of `keys` each of `parts` cubes takes: whole steps, so that few keys need few cubes.
+/// The keys that rows see: some of them from `begin` to `end`, and all of them from `all_begin` to `all_end`.
+#[derive(CubeType)]
+pub(super) struct Sight {
+    pub begin: u32,
+    pub end: u32,
+    pub all_begin: u32,
+    pub all_end: u32,
+}
+
 #[cube]
-pub(super) fn share(keys: u32, parts: u32, #[comptime] step: u32) -> u32 {
-    keys.div_ceil(parts).div_ceil(step) * step
+impl Sight {
+    /// Leaves this cube's part of them: whole steps, so that few keys need few cubes.
+    pub fn share(&mut self, #[comptime] step: u32) {
+        let part = (self.end - self.begin).div_ceil(CUBE_COUNT_Z).div_ceil(step) * step;
+        self.begin = min(self.begin + CUBE_POS_Z * part, self.end);
+        self.end = min(self.begin + part, self.end);
+    }
 }
 
 /// What sums are multiplied with to be means: NaN where there is nothing.

@@ -3,7 +3,7 @@
 //!
 //! A query row is a token and one of the query heads that read the same key head; rows are counted by token.
 
-use super::combine::{NOTHING, inverse, share};
+use super::combine::{NOTHING, Sight, inverse};
 use crate::gpu::float::{narrow, read, widen};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -86,12 +86,9 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     let lane = UNIT_POS_X % comptime!(shape.lanes as u32);
     let of = Rows { first: row0, count: rows, group, lane };
     let queries = load_queries(q, positions, &of, (capacity, window), shape);
-    let Sight { mut begin, mut end, all_begin, all_end } = queries.sight(shape);
+    let mut sight = queries.sight(shape);
     if comptime!(shape.split) {
-        let step = comptime!((shape.step() * shape.planes) as u32);
-        let part = share(end - begin, CUBE_COUNT_Z, step);
-        begin = min(begin + CUBE_POS_Z * part, end);
-        end = min(begin + part, end);
+        sight.share(comptime!((shape.step() * shape.planes) as u32));
     }
 
     let mut sums = Sums {
@@ -103,12 +100,13 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
     let plane = UNIT_POS_X / comptime!(shape.plane as u32);
     let member = UNIT_POS_X % comptime!(shape.plane as u32) / comptime!(shape.lanes as u32);
     // All planes go round together: the compiler must see that shuffles are met by all of one.
-    let mut at = begin;
-    while at < end {
+    let mut at = sight.begin;
+    while at < sight.end {
         let first = at + plane * comptime!(shape.step() as u32) + member;
-        let keys = Keys { base: CUBE_POS_Y * capacity, first, end, lane, scale: f32::reinterpret(scale) };
+        let keys =
+            Keys { base: CUBE_POS_Y * capacity, first, end: sight.end, lane, scale: f32::reinterpret(scale) };
         let next = at + comptime!((shape.step() * shape.planes) as u32);
-        if at >= all_begin && next <= min(all_end, end) {
+        if at >= sight.all_begin && next <= min(sight.all_end, sight.end) {
             step::<K, N>(k, v, &queries, &mut sums, &keys, false, shape);
         } else {
             step::<K, N>(k, v, &queries, &mut sums, &keys, true, shape);
@@ -116,7 +114,7 @@ pub(super) fn stream<Q: Int, K: Int, N: Size, Y: Int>(
         at = next;
     }
     sums.gather(shape);
-    let out = Out { of, some: begin < end };
+    let out = Out { of, some: sight.begin < sight.end };
     store::<Y>(&sums, y, scales, &out, shape);
 }
 
@@ -141,15 +139,6 @@ struct Queries {
     values: Array<f32>,
     low: Array<u32>,
     high: Array<u32>,
-}
-
-/// The keys that rows see: some of them from `begin` to `end`, and all of them from `all_begin` to `all_end`.
-#[derive(CubeType)]
-struct Sight {
-    begin: u32,
-    end: u32,
-    all_begin: u32,
-    all_end: u32,
 }
 
 /// A cube's queries, which see what `(capacity, window)` leaves of the keys up to their positions.

@@ -3,7 +3,7 @@
 //!
 //! Rows are counted as in `stream.rs`: by token, then by query head.
 
-use super::combine::{inverse, share};
+use super::combine::{Sight, inverse};
 use super::ptx::{copy, exp2, multiply, tiles, wait};
 use crate::gpu::ptx::{address, pack};
 use cubecl_core as cubecl;
@@ -154,16 +154,7 @@ pub(super) fn tiled(
     sums.store(y, scales, &out, shape);
 }
 
-/// What the rows of a cube see of the keys: some of them from `begin` to `end`, and all of them from `all_begin` to
-/// `all_end`.
-#[derive(CubeType)]
-struct Sight {
-    begin: u32,
-    end: u32,
-    all_begin: u32,
-    all_end: u32,
-}
-
+/// What the rows of a cube see of the keys.
 #[cube]
 fn look(
     positions: &[u32],
@@ -213,9 +204,7 @@ fn look(
     }
     sight.begin = min(sight.begin, sight.end);
     if comptime!(shape.split) {
-        let part = share(sight.end - sight.begin, CUBE_COUNT_Z, comptime!(shape.keys as u32));
-        sight.begin = min(sight.begin + CUBE_POS_Z * part, sight.end);
-        sight.end = min(sight.begin + part, sight.end);
+        sight.share(comptime!(shape.keys as u32));
     }
     sight
 }

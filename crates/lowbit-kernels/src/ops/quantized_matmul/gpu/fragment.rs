@@ -2,6 +2,7 @@
 //! rounded to x's type.
 
 use super::ptx;
+use super::share::Planes;
 use super::tensor_core::Shape;
 use crate::gpu::decode::{bias_of, code, factor, load, scale_of, unshift};
 use crate::gpu::layout::{Codes, Layout, RUN, Scales};
@@ -66,31 +67,27 @@ pub(super) fn none<S: Int, B: Int>(#[comptime] slots: usize, #[comptime] layout:
 /// Loads a run of each of two rows into slot `slot`.
 #[cube]
 pub(super) fn fetch<S: Int, B: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
+    planes: &Planes<'_, S, B, V>,
     loaded: &mut Loaded<S, B>,
     runs: (u32, u32),
     #[comptime] slot: usize,
     #[comptime] layout: Layout,
 ) {
-    fetch_run::<S, B, V>(codes, scales, biases, loaded, runs.0, comptime!(2 * slot), layout);
-    fetch_run::<S, B, V>(codes, scales, biases, loaded, runs.1, comptime!(2 * slot + 1), layout);
+    fetch_run::<S, B, V>(planes, loaded, runs.0, comptime!(2 * slot), layout);
+    fetch_run::<S, B, V>(planes, loaded, runs.1, comptime!(2 * slot + 1), layout);
 }
 
 /// Loads run `run` into place `place`.
 #[cube]
 fn fetch_run<S: Int, B: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
+    planes: &Planes<'_, S, B, V>,
     loaded: &mut Loaded<S, B>,
     run: u32,
     #[comptime] place: usize,
     #[comptime] layout: Layout,
 ) {
     let run = run as usize;
-    load::<V>(codes, run, &mut loaded.words, comptime!(place * layout.bits), layout);
+    load::<V>(planes.codes, run, &mut loaded.words, comptime!(place * layout.bits), layout);
     let (of_scales, of_biases) = comptime!(extras(layout));
     let (a_scale, a_bias) = comptime!(match layout.scales {
         Scales::Group { size, .. } => (size / RUN, size / RUN),
@@ -98,11 +95,11 @@ fn fetch_run<S: Int, B: Int, V: Size>(
     });
     #[unroll]
     for i in 0..of_scales {
-        loaded.scales[place * 2 + i] = scales[run / a_scale * of_scales + i];
+        loaded.scales[place * 2 + i] = planes.scales[run / a_scale * of_scales + i];
     }
     #[unroll]
     for i in 0..of_biases {
-        loaded.biases[place + i] = biases[run / a_bias];
+        loaded.biases[place + i] = planes.biases[run / a_bias];
     }
 }
 

@@ -108,7 +108,8 @@ pub(super) fn take(from: u32, #[comptime] i: usize) {
     );
 }
 
-/// A plane begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at `barrier`.
+/// A plane begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at `barrier`: what
+/// [`expect`](crate::gpu::ptx::expect) and [`copy`](crate::gpu::ptx::copy) do, by one election.
 #[cube]
 pub(super) fn copy(x: &[Vector<u32, Const<4>>], from: u32, to: u32, barrier: u32, #[comptime] bytes: usize) {
     gpu_asm!(
@@ -117,15 +118,6 @@ pub(super) fn copy(x: &[Vector<u32, Const<4>>], from: u32, to: u32, barrier: u32
          @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [a], {bytes}, [{barrier}]; }}",
         from = in(_) from, to = in(_) to, barrier = in(_) barrier, x = in(_) x.as_ptr(), bytes = const bytes,
         options(nomem),
-    );
-}
-
-/// Waits for the `phase`-th completion at a barrier, counted by parity.
-#[cube]
-pub(super) fn wait(barrier: u32, phase: u32) {
-    gpu_asm!(
-        "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{barrier}], {phase}; @!p bra AGAIN; }}",
-        barrier = in(_) barrier, phase = in(_) phase, options(nomem),
     );
 }
 

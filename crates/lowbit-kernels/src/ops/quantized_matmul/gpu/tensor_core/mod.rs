@@ -9,6 +9,7 @@ mod pipe;
 
 use super::super::CHECK;
 use super::fragment::{self, Loaded, fetch};
+use super::share::Planes;
 use super::{pack, ptx};
 use crate::gpu::compile::{Target, buffer, early, overlap};
 use crate::gpu::decode::INTEGERS;
@@ -103,7 +104,15 @@ fn tensor_core<S: Int, B: Int, V: Size>(
     let memory = register(address(&memory));
     let mut pipe = ring(memory, part, tile, blocks, shape);
     let run = (batch * n + min(column, n - 2u32)) * blocks * 4u32 + unit % 4u32;
-    multiply_tile::<S, B, V>(codes, scales, biases, x, run, &mut pipe, part, integers, shape);
+    multiply_tile::<S, B, V>(
+        &Planes::<S, B, V>::new(codes, scales, biases),
+        x,
+        run,
+        &mut pipe,
+        part,
+        integers,
+        shape,
+    );
     add_parts(memory + comptime!(shape.rings() as u32) + unit * 4u32, part, shape);
     if part == 0u32 {
         store(list, y, n, m, tile, tiles_a_batch, column, false, shape);
@@ -113,9 +122,7 @@ fn tensor_core<S: Int, B: Int, V: Size>(
 /// The sums of a tile, of a part of K each. `run` is the first of the first of two rows of the weight.
 #[cube]
 fn multiply_tile<S: Int, B: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
+    planes: &Planes<'_, S, B, V>,
     x: &[Vector<u32, Const<4>>],
     run: u32,
     pipe: &mut Pipe,
@@ -131,7 +138,7 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
     #[unroll]
     for slot in 0..comptime!(shape.ahead) {
         let block = min(part + comptime!((slot * shape.parts) as u32), last) * 4u32;
-        fetch::<S, B, V>(codes, scales, biases, &mut loaded, (rows.0 + block, rows.1 + block), slot, layout);
+        fetch::<S, B, V>(planes, &mut loaded, (rows.0 + block, rows.1 + block), slot, layout);
     }
     if comptime!(!shape.listed) {
         overlap();
@@ -146,7 +153,7 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
                 let next = min(block + comptime!((shape.ahead * shape.parts) as u32), last) * 4u32;
                 let free = comptime!((slot + shape.ahead) % slots);
                 let runs = (rows.0 + next, rows.1 + next);
-                fetch::<S, B, V>(codes, scales, biases, &mut loaded, runs, free, layout);
+                fetch::<S, B, V>(planes, &mut loaded, runs, free, layout);
                 multiply_block::<S, B>(&loaded, x, pipe, block, integers, slot, shape);
                 block += comptime!(shape.parts as u32);
             }
@@ -208,8 +215,7 @@ fn add_parts(others: u32, part: u32, #[comptime] shape: Shape) {
     }
 }
 
-/// Writes a unit's sums: of two neighbouring rows of the weight, two rows of
-/// x of every 8. `nan`: not sums, but NaN.
+/// Writes a unit's sums: of two neighbouring rows of the weight, two rows of x of every 8. `nan`: not sums, but NaN.
 #[cube]
 fn store(
     list: &[u32],

@@ -2,7 +2,7 @@
 
 use super::super::ptx;
 use super::{BLOCK, Shape, UNITS};
-use crate::gpu::ptx::{arrive_once, barrier, publish, register};
+use crate::gpu::ptx::{arrive_once, barrier, publish, register, wait};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -74,7 +74,7 @@ impl Pipe {
 
     /// Waits for the next block, and says where it lies.
     pub fn wait(&self, #[comptime] shape: Shape) -> u32 {
-        ptx::wait(self.barriers + self.stage * 16u32, register(self.phase));
+        wait(register(self.barriers + self.stage * 16u32), self.phase);
         self.stages + self.stage * comptime!(shape.block() as u32)
     }
 
@@ -98,7 +98,7 @@ impl Pipe {
             arrive_once(read);
             let next = block + last * parts;
             if self.leads && next < self.blocks {
-                ptx::wait(read, register(select(wraps, self.phase ^ 1u32, self.phase)));
+                wait(register(read), select(wraps, self.phase ^ 1u32, self.phase));
                 self.copy(x, next, stage, shape);
             }
         }
