@@ -125,19 +125,16 @@ impl<'m> Session<'m> {
             self.steps = None;
         }
         let mut chunks = tokens.chunks(chunk(self.model.device())).peekable();
-        let mut done = 0;
+        let (mut done, mut logits) = (0, None);
         while let Some(chunk) = chunks.next() {
             let wanted = if chunks.peek().is_some() { Logits::None } else { Logits::Last };
-            let logits = self.run(chunk, wanted)?;
+            logits = self.run(chunk, wanted)?;
             done += chunk.len();
             if progress(done.saturating_sub(before)).is_break() {
                 return Ok(None);
             }
-            if logits.is_some() {
-                return Ok(logits);
-            }
         }
-        Err(ModelError::NoTokens)
+        Ok(logits)
     }
 
     /// Writes tokens from `logits` on (the last [`Self::prefill`]'s), calling `each` with every one. All that are drawn

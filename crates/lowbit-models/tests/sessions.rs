@@ -47,6 +47,14 @@ fn fresh(model: &Model, text: &[u32], options: &GenerationOptions) -> Vec<u32> {
     reply(&mut Session::new(model), text, options).tokens
 }
 
+/// That the reply to `prompt` is that of a fresh session after the same text.
+fn goes_on(model: &Model, session: &mut Session<'_>, prompt: &[u32], options: &GenerationOptions) {
+    let text = [session.tokens(), prompt].concat();
+    let got = reply(session, prompt, options).tokens;
+    let what = format!("{} {options:?} after {} tokens", model.device(), text.len());
+    assert_eq!(got, fresh(model, &text, options), "{what}");
+}
+
 /// Prompts of different lengths, so that the ring of the last tokens begins anywhere.
 const PROMPTS: [&[u32]; 4] = [&PROMPT, &[5, 640, 77], &[8100], &[254, 19, 3111, 61, 908]];
 
@@ -56,10 +64,7 @@ fn replies_are_those_of_fresh_sessions() {
         for sampling in samplings() {
             let mut session = Session::new(&model);
             for prompt in PROMPTS {
-                let text = [session.tokens(), prompt].concat();
-                let got = reply(&mut session, prompt, &options(sampling, 11)).tokens;
-                let want = fresh(&model, &text, &options(sampling, 11));
-                assert_eq!(got, want, "{} {sampling:?} after {} tokens", model.device(), text.len());
+                goes_on(&model, &mut session, prompt, &options(sampling, 11));
             }
         }
     }
@@ -75,9 +80,7 @@ fn each_reply_is_drawn_as_it_asks() {
             [(greedy, 9), (drawn, 9), (other, 9), (other, 64), (colder, 64), (greedy, 0)]
         {
             let options = GenerationOptions { repetition_context: window, ..options(sampling, 8) };
-            let text = [session.tokens(), &PROMPT[..4]].concat();
-            let got = reply(&mut session, &PROMPT[..4], &options).tokens;
-            assert_eq!(got, fresh(&model, &text, &options), "{} {sampling:?} {window}", model.device());
+            goes_on(&model, &mut session, &PROMPT[..4], &options);
         }
     }
 }
@@ -111,13 +114,10 @@ fn a_fork_goes_its_own_way() {
                 replies[i] = reply(one, [PROMPTS[1], PROMPTS[3]][i], &greedy).tokens;
             }
             assert_eq!(replies, texts.map(|text| fresh(&model, &text, &greedy)), "{}", model.device());
-            let text = [kept.tokens(), PROMPTS[1]].concat();
-            let again = reply(&mut kept.clone(), PROMPTS[1], &greedy).tokens;
-            assert_eq!(again, fresh(&model, &text, &greedy), "{}: the snapshot", model.device());
+            goes_on(&model, &mut kept.clone(), PROMPTS[1], &greedy);
             drop((fork, kept));
-            let text = [session.tokens(), PROMPTS[2]].concat();
-            let alone = reply(&mut session, PROMPTS[2], &greedy).tokens;
-            assert_eq!(alone, fresh(&model, &text, &greedy), "{}: alone again", model.device());
+            // Alone again.
+            goes_on(&model, &mut session, PROMPTS[2], &greedy);
         }
     }
 }
@@ -136,9 +136,7 @@ fn a_cleared_session_is_a_new_one() {
                 session.clear().unwrap();
                 assert!(session.tokens().is_empty() && session.cache().position() == 0);
                 assert_eq!(kept.tokens().len(), prompt.len() + 12, "a fork keeps its text");
-                let text = [kept.tokens(), PROMPTS[1]].concat();
-                let got = reply(&mut kept, PROMPTS[1], &options).tokens;
-                assert_eq!(got, fresh(&model, &text, &options), "{}: the fork", model.device());
+                goes_on(&model, &mut kept, PROMPTS[1], &options);
             }
         }
     }
@@ -152,9 +150,7 @@ fn a_cache_grows_in_the_middle_of_a_reply() {
         let mut session = Session::new(&model);
         let options = options(samplings()[1], 24);
         for prompt in [&long[..], &PROMPT[..3]] {
-            let text = [session.tokens(), prompt].concat();
-            let got = reply(&mut session, prompt, &options).tokens;
-            assert_eq!(got, fresh(&model, &text, &options), "{} after {} tokens", model.device(), text.len());
+            goes_on(&model, &mut session, prompt, &options);
         }
     }
 }
