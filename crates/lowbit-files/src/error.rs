@@ -9,6 +9,8 @@ use crate::safetensors::SafetensorsError;
 pub enum FileError {
     #[error("{}: {source}", file.display())]
     Io { file: PathBuf, source: std::io::Error },
+    #[error("{}: has {bytes} bytes; at most {limit} are read", file.display())]
+    TooLarge { file: PathBuf, bytes: u64, limit: u64 },
     #[error("{}: {source}", file.display())]
     Safetensors { file: PathBuf, source: Box<SafetensorsError> },
     #[error("{}: {source}", file.display())]

@@ -11,7 +11,9 @@ mod error;
 pub mod gguf;
 mod hub;
 mod map;
+pub mod read;
 pub mod safetensors;
+mod show;
 mod tensor;
 mod tokenizer;
 
@@ -19,6 +21,7 @@ pub use chat::{ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, GenerationConfig, Layout, Quantization, QuantizationMode};
 pub use error::FileError;
 pub use hub::{Progress, resolve, resolve_with};
+pub use show::{Shown, shown, shown_message};
 pub use tensor::{Stored, TensorView, Tensors};
 pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};
 

@@ -1,9 +1,9 @@
-use std::fs::File;
 use std::path::Path;
 
 use bytes::Bytes;
 
 use crate::FileError;
+use crate::read::open_regular;
 
 /// Maps a file. Every clone and slice of the result keeps the map alive.
 ///
@@ -11,12 +11,7 @@ use crate::FileError;
 /// [`FileError::Io`].
 #[allow(unsafe_code)]
 pub(crate) fn map(path: &Path) -> Result<Bytes, FileError> {
-    let file = File::open(path).map_err(FileError::io(path))?;
-    let metadata = file.metadata().map_err(FileError::io(path))?;
-    if !metadata.is_file() {
-        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
-        return Err(FileError::Io { file: path.into(), source });
-    }
+    let file = open_regular(path)?;
     // SAFETY: the map is private and read-only. What Rust cannot rule out is another process that writes to the file
     // or truncates it while it is mapped (a fault on access then); like every reader of mapped weights, this one
     // requires that model files are left alone while a model is loaded.

@@ -16,7 +16,7 @@ pub use safetensors::safetensors;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: &[Target] = &[
     ("gguf", gguf),
     ("safetensors", safetensors),
     ("config_json", config_json),

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 
@@ -86,8 +88,9 @@ impl ChatTemplate {
     /// [`FileError::Template`].
     pub fn new(source: &str, file: &Path) -> Result<Self, FileError> {
         let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        let mut syntax = SyntaxConfig::builder();
+        syntax.trim_blocks(true).lstrip_blocks(true);
+        environment.set_syntax(syntax.build().expect("the default delimiters"));
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", json::tojson);
@@ -103,7 +106,7 @@ impl ChatTemplate {
     /// Adds a variable that the template reads, such as `enable_thinking`.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Serialize) -> Self {
-        self.variables.insert(name.into(), Value::from_serialize(value));
+        self.variables.insert(name.into(), Value::from(Serde(value)));
         self
     }
 
@@ -119,7 +122,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, FileError> {
         let mut variables = self.variables.clone();
-        variables.insert("messages".into(), Value::from_serialize(messages));
+        variables.insert("messages".into(), Value::from(Serde(messages)));
         variables.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let template = self.environment.get_template(NAME);
         template

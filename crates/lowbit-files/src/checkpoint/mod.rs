@@ -18,7 +18,8 @@ pub use quantization::{Quantization, QuantizationMode};
 pub(crate) use safetensors::shard_names;
 
 use crate::gguf::Metadata;
-use crate::{FileError, Tensors};
+use crate::read::{limit, read};
+use crate::{FileError, Tensors, shown};
 
 /// Who wrote a checkpoint, and so how its tensors are named and what conventions they follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,7 +155,7 @@ impl Checkpoint {
 pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) fn read_json(path: &Path) -> Result<Value, FileError> {
-    let bytes = std::fs::read(path).map_err(FileError::io(path))?;
+    let bytes = read(path, limit::CONFIG)?;
     serde_json::from_slice(&bytes).map_err(FileError::json(path))
 }
 
@@ -163,7 +164,7 @@ pub(crate) fn mismatch(file: &Path, key: &str, want: &'static str, value: &Value
     let got = match value {
         Value::Object(_) => "an object".into(),
         Value::Array(_) => "an array".into(),
-        other => other.to_string(),
+        other => shown(other).to_string(),
     };
     FileError::Value { file: file.into(), key: key.into(), want, got }
 }

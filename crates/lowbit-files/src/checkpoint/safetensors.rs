@@ -54,7 +54,7 @@ struct Index {
 
 /// The tensors that each shard should hold.
 fn read_index(index: &Path) -> Result<BTreeMap<String, Vec<String>>, FileError> {
-    let bytes = std::fs::read(index).map_err(FileError::io(index))?;
+    let bytes = crate::read::read(index, crate::read::limit::INDEX)?;
     let Index { weight_map } = serde_json::from_slice(&bytes).map_err(FileError::json(index))?;
     let mut shards = BTreeMap::<String, Vec<String>>::new();
     for (tensor, shard) in weight_map.0 {

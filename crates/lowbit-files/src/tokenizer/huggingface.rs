@@ -16,7 +16,7 @@ pub(super) fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, FileError> {
         let problem = "only tokenizer.model is here; write tokenizer.json with transformers' save_pretrained";
         return Err(FileError::tokenizer(&path, problem));
     }
-    let bytes = std::fs::read(&path).map_err(FileError::io(&path))?;
+    let bytes = crate::read::read(&path, crate::read::limit::TOKENIZER)?;
     let inner =
         tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| FileError::tokenizer(&path, error))?;
     let mut special =
