@@ -37,6 +37,13 @@ pub(super) fn inverse(weights: f32) -> f32 {
     select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / weights)
 }
 
+/// Whether a part whose weights have this sum (at least 1, NaN, or exactly 0) saw any keys. Bits are compared, since
+/// some compilers assume that floats are numbers.
+#[cube]
+fn has_keys(weights: f32) -> bool {
+    u32::reinterpret(weights) != 0u32
+}
+
 /// Everything that the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
@@ -92,12 +99,18 @@ pub(super) fn combine<Y: Int, V: Size>(
     let row = min(CUBE_POS_Y * comptime!(CUBES as u32) + CUBE_POS_X, rows - 1u32);
     let scales_at = row * count * 2u32;
     let mut greatest = NOTHING.runtime();
+    let mut written = 0u32.runtime();
     let mut part = UNIT_POS_X % comptime!(shape.plane as u32);
     while part < count {
-        greatest = max(greatest, scales[(scales_at + 2u32 * part) as usize]);
+        let at = (scales_at + 2u32 * part) as usize;
+        greatest = max(greatest, scales[at]);
+        written = select(has_keys(scales[at + 1]), part + 1u32, written);
         part += comptime!(shape.plane as u32);
     }
     greatest = plane_max(greatest);
+    // Keys are shared from the first part on (`Sight::share`): the parts behind the last one with keys may have none,
+    // and the sums of such a part were never written.
+    written = plane_max(written);
     let column = min(UNIT_POS_X % lanes, vectors - 1u32);
     let way = UNIT_POS_X / lanes;
     let mut sums = Array::<f32>::new(vector);
@@ -107,16 +120,15 @@ pub(super) fn combine<Y: Int, V: Size>(
     }
     let mut weights = 0.0f32;
     let mut first = 0u32.runtime();
-    while first < count {
+    while first < written {
         #[unroll]
         for ahead in 0..AHEAD {
             let part = first + way + comptime!(ahead as u32) * step;
-            let at = min(part, count - 1u32);
+            let at = min(part, written - 1u32);
             let values = parts[((at * rows + row) * vectors + column) as usize];
             let scale = (scales[(scales_at + 2u32 * at) as usize] - greatest).exp();
             let weight = scales[(scales_at + 2u32 * at + 1u32) as usize];
-            // A part without keys has no sums.
-            let some = part < count && weight != 0.0f32;
+            let some = part < written && has_keys(weight);
             weights += select(some, weight * scale, 0.0f32);
             #[unroll]
             for i in 0..vector {
