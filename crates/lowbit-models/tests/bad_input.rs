@@ -83,11 +83,7 @@ fn a_configuration_that_lacks_or_contradicts_is_refused() {
         ("qwen3", |config| config["hidden_size"] = json!("many"), "hidden_size"),
         ("qwen3", |config| config["num_key_value_heads"] = json!(1000), "num_key_value_heads"),
         ("qwen3_moe", |config| config["num_experts_per_tok"] = json!(1000), "num_experts_per_tok"),
-        (
-            "llama3",
-            |config| config["rope_parameters"] = json!({"rope_type": "longrope", "rope_theta": 1e4}),
-            "longrope",
-        ),
+        ("llama3", |config| config["rope_scaling"] = json!({"rope_type": "longrope"}), "longrope"),
         ("qwen3_next", |config| config["linear_num_value_heads"] = json!(7), "linear_num_value_heads"),
     ];
     for (name, change, word) in changes {

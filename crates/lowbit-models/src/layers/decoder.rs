@@ -36,10 +36,22 @@ impl DecoderConfig {
             hidden_size: config.size("hidden_size", "embedding_length")?,
             num_hidden_layers: config.size("num_hidden_layers", "block_count")?.saturating_sub(predictors),
             vocab_size,
-            rms_norm_eps: config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32,
+            rms_norm_eps: eps(config)?,
             max_position_embeddings: config.size("max_position_embeddings", "context_length")?,
             tie_word_embeddings: is_tied(config, weights)?,
         })
+    }
+}
+
+fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
+    let (json, gguf) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+    let eps = config.float(json, gguf)? as f32;
+    match eps >= 0.0 && eps.is_finite() {
+        true => Ok(eps),
+        false => {
+            let key = if config.is_gguf() { gguf } else { json };
+            Err(config.refuse(key, &eps.to_string(), "a number from 0 is wanted"))
+        }
     }
 }
 

@@ -137,14 +137,16 @@ fn rotary_dim(
 ) -> Result<usize, ModelError> {
     let key = "partial_rotary_factor";
     if !config.computes(key) {
+        if plain {
+            return Ok(head_dim);
+        }
         let inside = section.map_or(Ok(None), |section| section.optional_float(key, ""))?;
-        let beside = config.raw_float(key)?;
-        return match inside.or(beside).filter(|&fraction| !plain && fraction != 1.0) {
+        return match inside.or(config.raw_float(key)?).filter(|&fraction| fraction != 1.0) {
+            None => Ok(head_dim),
             Some(fraction) => {
                 let want = "this architecture rotates whole heads";
                 Err(config.refuse(key, &fraction.to_string(), want))
             }
-            None => Ok(head_dim),
         };
     }
     let fraction = either(config, section, key)?.unwrap_or(1.0);

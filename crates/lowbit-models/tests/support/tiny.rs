@@ -86,6 +86,6 @@ impl Tiny {
 
     #[track_caller]
     pub fn refused(&self) -> String {
-        self.load().expect_err("a damaged checkpoint was loaded").to_string()
+        self.load().map(drop).expect_err("a damaged checkpoint was loaded").to_string()
     }
 }
