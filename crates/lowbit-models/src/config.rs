@@ -4,7 +4,7 @@ use crate::keys::{self, Absent, Key, ROPE, Role, Tables};
 use lowbit_files::{Checkpoint, Layout, gguf, shown};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A model's hyper-parameters, from `config.json` or from GGUF metadata. Getters take the key's name in each:
 /// `size("hidden_size", "embedding_length")`. GGUF keys stand below the architecture's name. A key is read as the
@@ -417,10 +417,7 @@ impl<'a> Config<'a> {
     }
 
     /// Calls `visit` for each key of the whole, of its `text_config` and of the objects for the rotary embedding.
-    fn each(
-        &self,
-        visit: &mut dyn FnMut(&str, Option<Role>, Found<'_>) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
+    fn each(&self, visit: &mut Visit<'_>) -> Result<(), ModelError> {
         match &self.source {
             Source::Gguf { tables: [], .. } | Source::Json { tables: [], .. } => Ok(()),
             Source::Gguf { metadata, architecture, tables } => {
@@ -484,15 +481,18 @@ impl<'a> Config<'a> {
     }
 }
 
+/// Takes a key, its role and its value.
+type Visit<'v> = dyn FnMut(&str, Option<Role>, Found<'_>) -> Result<(), ModelError> + 'v;
+
 /// A value that [`Config::each`] came to.
 enum Found<'a> {
     Json(&'a Value),
     Gguf(&'a gguf::Metadata),
 }
 
-fn object<'a>(path: &PathBuf, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {
+fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {
     let refuse = || ModelError::Config {
-        path: path.clone(),
+        path: path.into(),
         key: key.into(),
         got: shown(value).to_string(),
         want: "an object is wanted".into(),

@@ -1,7 +1,7 @@
 //! Llama 2 and 3, and Mistral: grouped-query attention and SwiGLU, no norms inside.
 //! Source: transformers 5 `models/{llama,mistral}`; llama.cpp `src/models/llama.cpp`.
 
-use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
 use crate::keys::Fixed::{Flag, Int};
 use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{Attention, AttentionConfig, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp};
@@ -59,7 +59,7 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
     let mut attention = AttentionConfig::new(config, weights, decoder.hidden_size, layout)?;
     if !config.is_gguf() {
-        attention.sliding_window = config.optional_size("sliding_window", "")?;
+        attention.sliding_window = window(config)?;
     }
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
     let block = |index: usize, weights: &Weights<'_>| {

@@ -97,6 +97,14 @@ pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     Ok((decoder_config, decoder))
 }
 
+/// `config.json`'s `sliding_window`, if there is one.
+pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
+    match config.optional_size("sliding_window", "")? {
+        Some(0) => Err(config.refuse("sliding_window", "0", "a token sees itself at least")),
+        window => Ok(window),
+    }
+}
+
 /// The part of a checkpoint that holds the layers: text models have it at the top, multimodal ones deeper.
 pub(crate) fn text_model<'a>(weights: &Weights<'a>) -> Weights<'a> {
     let prefixes = ["model.language_model.", "language_model.model."];

@@ -1,7 +1,7 @@
 //! Qwen3: Llama's block with RMSNorm on each query and key head.
 //! Source: transformers 5 `models/qwen3`; mlx-lm 0.32 `models/qwen3.py`.
 
-use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
 use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{Attention, AttentionConfig, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp};
 use crate::{Config, ModelError, Weights};
@@ -65,7 +65,7 @@ fn windowed(
         return Ok(full.clone());
     }
     let window = match config.flag("use_sliding_window", false)? {
-        true => config.optional_size("sliding_window", "")?,
+        true => window(config)?,
         false => None,
     };
     let kinds = &["full_attention", "sliding_attention"];

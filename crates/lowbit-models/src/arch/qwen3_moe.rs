@@ -2,7 +2,7 @@
 //! Source: transformers 5 `models/qwen3_moe`; llama.cpp `src/models/qwen3moe.cpp`.
 
 use super::qwen3::attention;
-use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
     Attention, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, MoeConfig, SparseMoe,
@@ -44,7 +44,7 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let decoder = DecoderConfig::new(config, weights)?;
     let mut attention = attention(config, weights, &decoder)?;
     if !config.is_gguf() && config.flag("use_sliding_window", false)? {
-        attention.sliding_window = config.optional_size("sliding_window", "")?;
+        attention.sliding_window = window(config)?;
     }
     // llama.cpp always normalises here; transformers' default is not to.
     let moe = MoeConfig::new(config, config.is_gguf())?;

@@ -3,16 +3,26 @@
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
-use lowbit_models::{Model, ModelError};
+use lowbit_models::{Logits, Model, ModelError};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 pub fn vectors(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name)
+}
+
+/// The logits of a few tokens, as one number.
+pub fn logits(model: &Model) -> u64 {
+    let tokens: Vec<u32> = (1..40).map(|i| i * 7 % 200).collect();
+    let logits = model.forward(&tokens, &mut model.cache(), Logits::All).unwrap().unwrap();
+    let mut hash = DefaultHasher::new();
+    logits.as_slice::<f32>().unwrap().iter().for_each(|value| value.to_bits().hash(&mut hash));
+    hash.finish()
 }
 
 /// A tiny checkpoint in memory, to be changed and written again.
