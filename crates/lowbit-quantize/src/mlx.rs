@@ -176,3 +176,26 @@ fn is_offset_norm(name: &str) -> bool {
     ];
     norms.iter().any(|norm| name.ends_with(norm))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_of_a_hybrid_without_convolutions_get_their_1() {
+        for (model_type, want) in [("qwen3_5_text", true), ("qwen3_next", true), ("qwen3", false)] {
+            let folder = tempfile::tempdir().unwrap();
+            let header = br#"{"model.norm.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+            let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat();
+            std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+            let config = format!(r#"{{"model_type": "{model_type}"}}"#);
+            std::fs::write(folder.path().join("config.json"), config).unwrap();
+            let targets = targets(&Checkpoint::open(folder.path()).unwrap()).unwrap();
+            assert_eq!(
+                targets.iter().map(|target| target.add_one).collect::<Vec<_>>(),
+                [want],
+                "{model_type}"
+            );
+        }
+    }
+}

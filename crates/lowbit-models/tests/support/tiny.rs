@@ -94,6 +94,12 @@ impl Tiny {
         (Checkpoint::open(folder.path()).map_err(ModelError::from), folder)
     }
 
+    /// Loads the folder that [`Self::checkpoint`] gave with this configuration.
+    pub fn reload(&self, folder: &TempDir) -> Result<Model, ModelError> {
+        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
+        Model::load(&Checkpoint::open(folder.path())?, &Device::cpu(Some(1)).unwrap())
+    }
+
     #[track_caller]
     pub fn refused(&self) -> String {
         self.load().map(drop).expect_err("a damaged checkpoint was loaded").to_string()

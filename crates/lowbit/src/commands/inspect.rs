@@ -102,17 +102,19 @@ fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {
         bits_per_weight: bytes as f64 * 8.0 / (parameters as f64).max(1.0),
         formats,
         tensors,
-        warnings: warnings(checkpoint)?,
+        warnings: warnings(checkpoint),
     })
 }
 
 /// What loading would warn of, and what of the configuration it would refuse.
-fn warnings(checkpoint: &Checkpoint) -> Result<Vec<String>, Failure> {
-    let mut warnings = lowbit_models::warnings(checkpoint)?;
-    let config = Config::new(checkpoint)?;
-    let refused = arch::find(&config).map(drop).and_then(|()| config.check());
-    warnings.extend(refused.err().map(|error| format!("this checkpoint cannot be run: {error}")));
-    Ok(warnings)
+fn warnings(checkpoint: &Checkpoint) -> Vec<String> {
+    let check = || {
+        let config = Config::new(checkpoint)?;
+        arch::find(&config)?;
+        config.check()?;
+        lowbit_models::warnings(checkpoint)
+    };
+    check().unwrap_or_else(|error| vec![format!("this checkpoint cannot be run: {error}")])
 }
 
 /// `None` for the scales and biases of an MLX weight: they are counted with it.
