@@ -36,6 +36,7 @@ fn open(directory: &Path) {
     let Ok(checkpoint) = Checkpoint::open(directory) else { return };
     _ = checkpoint.generation_config();
     _ = ChatTemplate::from_checkpoint(&checkpoint);
+    _ = checkpoint.surplus_quantization();
     for path in ["q", "p", "", "bits"] {
         if let Ok(Some(quantization)) = checkpoint.quantization(path) {
             let scales = if quantization.mode == QuantizationMode::Affine { DType::F16 } else { DType::U8 };

@@ -1,24 +1,34 @@
 use crate::ModelError;
-use lowbit_files::{Checkpoint, gguf};
+use crate::arch::{self, ModelType};
+use crate::keys::{self, Absent, Key, ROPE, Role, Tables};
+use lowbit_files::{Checkpoint, Layout, gguf, shown};
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
 
 /// A model's hyper-parameters, from `config.json` or from GGUF metadata. Getters take the key's name in each:
-/// `size("hidden_size", "embedding_length")`. GGUF keys stand below the architecture's name.
+/// `size("hidden_size", "embedding_length")`. GGUF keys stand below the architecture's name. A key is read as the
+/// architecture's table says ([`keys`]): one that the peers ignore is not there, and a missing one has its default.
 pub struct Config<'a> {
     path: PathBuf,
     source: Source<'a>,
 }
 
 enum Source<'a> {
-    /// `config.json`; a multimodal model's text part comes first.
+    /// `config.json`.
     Json {
-        root: &'a Map<String, Value>,
+        /// What describes the text model: the whole, or a multimodal model's `text_config`.
         text: &'a Map<String, Value>,
+        tables: Tables,
+        /// The whole around a `text_config`.
+        wrapper: Option<&'a Map<String, Value>>,
+        model_type: Option<&'a str>,
+        layout: Layout,
     },
     Gguf {
         metadata: &'a gguf::Metadata,
         architecture: String,
+        tables: Tables,
     },
 }
 
@@ -31,34 +41,33 @@ impl<'a> Config<'a> {
         let path = checkpoint.path().to_path_buf();
         if let Some(metadata) = checkpoint.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?.to_string();
-            return Ok(Self { path, source: Source::Gguf { metadata, architecture } });
+            let tables = arch::gguf(&architecture).map_or(&[][..], |found| found.gguf_keys);
+            return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables } });
         }
-        let config = checkpoint.config()?;
-        let object = |key: &str, value: &'a Value| {
-            let refuse = || ModelError::Config {
-                path: path.clone(),
-                key: key.into(),
-                got: value.to_string(),
-                want: "an object is wanted".into(),
-            };
-            value.as_object().ok_or_else(refuse)
+        let root = object(&path, "config.json", checkpoint.config()?)?;
+        let model_type = root.get("model_type").and_then(Value::as_str);
+        let found = model_type.and_then(arch::model_type);
+        let nested = root.get("text_config").filter(|text| !text.is_null());
+        let text = match (nested, found) {
+            (Some(text), Some((_, ModelType { wraps: true, .. }))) => object(&path, "text_config", text)?,
+            _ => root,
         };
-        let root = object("config.json", config)?;
-        let text = root.get("text_config").map_or(Ok(root), |text| object("text_config", text))?;
-        Ok(Self { path, source: Source::Json { root, text } })
+        let tables = found.map_or(&[][..], |(_, model_type)| model_type.tables);
+        let wrapper = (!std::ptr::eq(text, root)).then_some(root);
+        let source = Source::Json { text, tables, wrapper, model_type, layout: checkpoint.layout() };
+        Ok(Self { path, source })
     }
 
-    /// `model_type` (of the text model where there is one), or GGUF's `general.architecture`.
+    /// `model_type`, or GGUF's `general.architecture`.
     ///
     /// # Errors
     /// [`ModelError::ConfigMissing`].
     pub fn architecture(&self) -> Result<String, ModelError> {
         match &self.source {
             Source::Gguf { architecture, .. } => Ok(architecture.clone()),
-            Source::Json { root, .. } => match root.get("model_type").and_then(Value::as_str) {
-                Some(name) => Ok(name.to_string()),
-                None => Err(self.missing("model_type")),
-            },
+            Source::Json { model_type, .. } => {
+                model_type.map(str::to_string).ok_or_else(|| self.missing("model_type"))
+            }
         }
     }
 
@@ -67,31 +76,88 @@ impl<'a> Config<'a> {
         matches!(self.source, Source::Gguf { .. })
     }
 
+    /// Whether mlx-lm made the checkpoint.
+    pub fn is_mlx(&self) -> bool {
+        matches!(self.source, Source::Json { layout: Layout::Mlx, .. })
+    }
+
     /// The file or directory it is from, for errors.
     pub fn path(&self) -> &PathBuf {
         &self.path
     }
 
-    /// The JSON value of `key`, unless it is null or this is GGUF.
-    pub fn json(&self, key: &str) -> Option<&'a Value> {
-        match &self.source {
-            Source::Json { root, text } => {
-                text.get(key).or_else(|| root.get(key)).filter(|value| !value.is_null())
+    /// What `key` is, or is taken for when it is missing; `None` when that is nothing, when it is null, when the peers
+    /// ignore it, and when this is GGUF.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] when it is missing and the peers disagree what that means, or when it contradicts the other
+    /// name that it has.
+    pub fn json(&self, key: &str) -> Result<Option<Cow<'a, Value>>, ModelError> {
+        let Source::Json { text, tables, .. } = &self.source else { return Ok(None) };
+        let role = keys::role(tables, key);
+        debug_assert!(role.is_some(), "{key} is read, but in no table");
+        let Some(Role::Computed(absent)) = role else { return Ok(None) };
+        let value = text.get(key);
+        let alias = |other: &&Key| matches!(other.role, Role::Alias(name) if name == key);
+        let alias = tables.iter().copied().flatten().find(alias);
+        let named = alias.and_then(|alias| Some((alias.name, text.get(alias.name)?)));
+        match (value, named) {
+            (None, None) => self.absent(key, absent),
+            (Some(value), Some((name, other))) if value != other => {
+                let want = format!("{name}, another name for it, is {}", shown(other));
+                Err(self.refuse(key, &value.to_string(), &want))
             }
-            Source::Gguf { .. } => None,
+            (Some(value), _) | (None, Some((_, value))) => {
+                Ok(Some(value).filter(|value| !value.is_null()).map(Cow::Borrowed))
+            }
         }
+    }
+
+    fn absent(&self, key: &str, absent: Absent) -> Result<Option<Cow<'a, Value>>, ModelError> {
+        match absent {
+            Absent::Required | Absent::Nothing => Ok(None),
+            Absent::Disputed(default) if self.is_mlx() => {
+                let want = format!(
+                    "transformers then takes {default} and mlx-lm something else: an MLX checkpoint has to have it"
+                );
+                Err(self.refuse(key, "missing", &want))
+            }
+            Absent::Is(default) | Absent::Disputed(default) => Ok(Some(Cow::Owned(default.value()))),
+        }
+    }
+
+    /// The raw `tie_word_embeddings` of the whole and, where there is one, of its `text_config`.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] when one is no flag.
+    pub fn tied(&self) -> Result<[Option<bool>; 2], ModelError> {
+        let Source::Json { text, wrapper, .. } = &self.source else { return Ok([None, None]) };
+        let flag = |map: &Map<String, Value>| match map.get("tie_word_embeddings") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(other) => {
+                Err(self.refuse("tie_word_embeddings", &other.to_string(), "true or false is wanted"))
+            }
+        };
+        match wrapper {
+            None => Ok([flag(text)?, None]),
+            Some(root) => Ok([flag(root)?, flag(text)?]),
+        }
+    }
+
+    /// Whether there is a `text_config` inside a multimodal model's configuration.
+    pub fn is_wrapped(&self) -> bool {
+        matches!(self.source, Source::Json { wrapper: Some(_), .. })
     }
 
     /// A size that may be absent.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is there and no size.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no size.
     pub fn optional_size(&self, json: &str, gguf: &str) -> Result<Option<usize>, ModelError> {
         match &self.source {
-            Source::Json { .. } => self.json(json).map(|value| self.to_size(json, value)).transpose(),
-            Source::Gguf { metadata, architecture } => {
-                Ok(metadata.find::<usize>(&format!("{architecture}.{gguf}"))?)
-            }
+            Source::Json { .. } => self.json(json)?.map(|value| self.to_size(json, &value)).transpose(),
+            Source::Gguf { metadata, .. } => Ok(metadata.find::<usize>(&self.gguf_key(gguf))?),
         }
     }
 
@@ -111,13 +177,11 @@ impl<'a> Config<'a> {
     /// A number that may be absent.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is there and no number.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no number.
     pub fn optional_float(&self, json: &str, gguf: &str) -> Result<Option<f64>, ModelError> {
         match &self.source {
-            Source::Json { .. } => self.json(json).map(|value| self.to_float(json, value)).transpose(),
-            Source::Gguf { metadata, architecture } => {
-                Ok(metadata.find::<f64>(&format!("{architecture}.{gguf}"))?)
-            }
+            Source::Json { .. } => self.json(json)?.map(|value| self.to_float(json, &value)).transpose(),
+            Source::Gguf { metadata, .. } => Ok(metadata.find::<f64>(&self.gguf_key(gguf))?),
         }
     }
 
@@ -130,59 +194,262 @@ impl<'a> Config<'a> {
         self.optional_float(json, gguf)?.ok_or_else(missing)
     }
 
-    /// A GGUF string below the architecture's name.
+    /// A string that may be absent.
     ///
     /// # Errors
-    /// [`ModelError::File`] when it is there and no string.
-    pub fn gguf_string(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    /// As [`Self::json`]; [`ModelError::Config`] or [`ModelError::File`] when it is there and no string.
+    pub fn text(&self, json: &str, gguf: &str) -> Result<Option<String>, ModelError> {
         match &self.source {
-            Source::Json { .. } => Ok(None),
-            Source::Gguf { metadata, architecture } => {
-                Ok(metadata.find::<&str>(&format!("{architecture}.{key}"))?)
+            Source::Json { .. } => match self.json(json)?.as_deref() {
+                None => Ok(None),
+                Some(Value::String(text)) => Ok(Some(text.clone())),
+                Some(other) => Err(self.refuse(json, &other.to_string(), "a string is wanted")),
+            },
+            Source::Gguf { metadata, .. } => {
+                Ok(metadata.find::<&str>(&self.gguf_key(gguf))?.map(str::to_string))
             }
         }
     }
 
-    /// A JSON flag, or `default` where it is absent.
+    /// A JSON flag; `default` where it is null or the peers ignore it.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is there and no flag.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no flag.
     pub fn flag(&self, json: &str, default: bool) -> Result<bool, ModelError> {
-        match self.json(json) {
+        match self.json(json)?.as_deref() {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
             Some(other) => Err(self.refuse(json, &other.to_string(), "true or false is wanted")),
         }
     }
 
-    /// `layer_types[layer]`, where the configuration lists them; GGUF lists which layers are recurrent.
+    /// A JSON list of sizes, empty where it is absent.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when the list is too short or holds no strings, [`ModelError::File`] when GGUF's holds
-    /// no bools.
-    pub fn layer_type(&self, layer: usize) -> Result<Option<&'a str>, ModelError> {
-        if let Source::Gguf { metadata, architecture } = &self.source {
-            let key = format!("{architecture}.attention.recurrent_layers");
+    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no list of sizes.
+    pub fn sizes(&self, json: &str) -> Result<Vec<usize>, ModelError> {
+        match self.json(json)?.as_deref() {
+            None => Ok(vec![]),
+            Some(Value::Array(values)) => values.iter().map(|value| self.to_size(json, value)).collect(),
+            Some(other) => Err(self.refuse(json, &other.to_string(), "a list of whole numbers is wanted")),
+        }
+    }
+
+    /// What kind layer `layer` of `layers` is, where the configuration lists that: one of `kinds`. transformers' older
+    /// names are taken for the newer ones. GGUF lists which layers are recurrent.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for a list of another length, and when it holds other kinds; [`ModelError::File`] when
+    /// GGUF's holds no bools.
+    pub fn layer_type(
+        &self,
+        layer: usize,
+        layers: usize,
+        kinds: &[&'static str],
+    ) -> Result<Option<&'static str>, ModelError> {
+        if let Source::Gguf { metadata, tables, .. } = &self.source {
+            let name = "attention.recurrent_layers";
+            if keys::role(tables, name).is_none() {
+                return Ok(None);
+            }
+            let key = self.gguf_key(name);
             let Some(recurrent) = metadata.find::<&[bool]>(&key)? else { return Ok(None) };
             return match recurrent.get(layer) {
                 Some(true) => Ok(Some("linear_attention")),
                 Some(false) => Ok(Some("full_attention")),
                 None => {
-                    Err(self.refuse(&key, &format!("{recurrent:?}"), &format!("layer {layer} has no entry")))
+                    let want = format!("layer {layer} has no entry");
+                    Err(self.refuse(&key, &format!("{} entries", recurrent.len()), &want))
                 }
             };
         }
-        let Some(types) = self.json("layer_types") else { return Ok(None) };
-        let kind = types.get(layer).and_then(Value::as_str);
-        let refuse =
-            || self.refuse("layer_types", &types.to_string(), &format!("layer {layer} has no entry"));
-        kind.map(Some).ok_or_else(refuse)
+        let Some(types) = self.json("layer_types")? else { return Ok(None) };
+        let list = types
+            .as_array()
+            .ok_or_else(|| self.refuse("layer_types", &types.to_string(), "a list is wanted"))?;
+        if list.len() != layers {
+            let want = format!("num_hidden_layers is {layers}");
+            return Err(self.refuse("layer_types", &format!("a list of {}", list.len()), &want));
+        }
+        let kind = match list[layer].as_str() {
+            Some("attention") => Some("full_attention"),
+            Some("mamba") => Some("linear_attention"),
+            kind => kind,
+        };
+        match kinds.iter().copied().find(|&known| Some(known) == kind) {
+            Some(kind) => Ok(Some(kind)),
+            None => {
+                let want = format!("this architecture has {}", kinds.join(" and "));
+                Err(self.refuse(&format!("layer_types[{layer}]"), &list[layer].to_string(), &want))
+            }
+        }
     }
 
-    /// An object inside the configuration as a configuration of its own.
-    pub fn section(&self, json: &str) -> Option<Config<'a>> {
-        let section = self.json(json)?.as_object()?;
-        Some(Config { path: self.path.clone(), source: Source::Json { root: section, text: section } })
+    /// The entry of a GGUF array of whole numbers.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] when it is there and no such array.
+    pub fn gguf_sizes(&self, gguf: &str) -> Result<Option<Vec<usize>>, ModelError> {
+        match &self.source {
+            Source::Json { .. } => Ok(None),
+            Source::Gguf { metadata, .. } => Ok(metadata.find::<Vec<usize>>(&self.gguf_key(gguf))?),
+        }
+    }
+
+    /// The tokens that have an embedding; `None` where nothing says it.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] when it is no size.
+    pub fn vocab_size(&self, checkpoint: &Checkpoint) -> Result<Option<usize>, ModelError> {
+        match &self.source {
+            Source::Gguf { .. } => {
+                let embedding = checkpoint.tensors().get("token_embd.weight");
+                Ok(embedding.and_then(|view| view.shape.first().copied()))
+            }
+            Source::Json { tables: [], .. } => Ok(None),
+            Source::Json { .. } => self.optional_size("vocab_size", ""),
+        }
+    }
+
+    /// `rope_parameters` or `rope_scaling` as a configuration of its own; `None` when it is absent or empty.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] when it is no object.
+    pub fn section(&self, json: &str) -> Result<Option<Config<'a>>, ModelError> {
+        let Source::Json { text, model_type, layout, .. } = self.source else { return Ok(None) };
+        let Some(value) = text.get(json).filter(|value| !value.is_null()) else { return Ok(None) };
+        let section =
+            value.as_object().ok_or_else(|| self.refuse(json, &value.to_string(), "an object is wanted"))?;
+        let source = Source::Json { text: section, tables: &[ROPE], wrapper: None, model_type, layout };
+        Ok((!section.is_empty()).then(|| Config { path: self.path.clone(), source }))
+    }
+
+    /// Whether both have the same keys with the same values.
+    pub fn is_same(&self, other: &Config<'_>) -> bool {
+        match (&self.source, &other.source) {
+            (Source::Json { text: one, .. }, Source::Json { text: another, .. }) => one == another,
+            _ => false,
+        }
+    }
+
+    /// The first key whose value is an object.
+    pub fn first_object(&self) -> Option<&'a str> {
+        let Source::Json { text, .. } = &self.source else { return None };
+        text.iter().find(|(_, value)| value.is_object()).map(|(key, _)| key.as_str())
+    }
+
+    /// Whether the architecture computes with `key`.
+    pub fn computes(&self, key: &str) -> bool {
+        let (Source::Json { tables, .. } | Source::Gguf { tables, .. }) = &self.source;
+        matches!(keys::role(tables, key), Some(Role::Computed(_)))
+    }
+
+    /// Whether `config.json` has `key`, with a value.
+    pub fn has(&self, key: &str) -> bool {
+        self.raw(key).is_some()
+    }
+
+    /// A number whatever the architecture does with it.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] when it is there and no number.
+    pub fn raw_float(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.raw(key).map(|value| self.to_float(key, value)).transpose()
+    }
+
+    fn raw(&self, key: &str) -> Option<&'a Value> {
+        let Source::Json { text, .. } = &self.source else { return None };
+        text.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Refuses values that change what the peers compute, but not what lowbit does.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] names the key, its value and those that are computed.
+    pub fn check(&self) -> Result<(), ModelError> {
+        self.each(&mut |key, role, value| {
+            let Some(Role::Only(values)) = role else { return Ok(()) };
+            let accepted = match value {
+                Found::Json(value) => value.is_null() || values.iter().any(|fixed| fixed.is(value)),
+                Found::Gguf(metadata) => {
+                    let matches = values.iter().map(|fixed| fixed.is_in(metadata, key));
+                    matches.collect::<Result<Vec<_>, _>>()?.contains(&true)
+                }
+            };
+            let got = || match value {
+                Found::Json(value) => value.to_string(),
+                Found::Gguf(metadata) => {
+                    metadata.value(key).map_or(String::new(), |value| format!("{value:?}"))
+                }
+            };
+            let want = || format!("only {} is supported", keys::listed(values));
+            if accepted { Ok(()) } else { Err(self.refuse(key, &got(), &want())) }
+        })?;
+        self.check_text_type()
+    }
+
+    /// The text part of one architecture inside another's wrapper.
+    fn check_text_type(&self) -> Result<(), ModelError> {
+        let Source::Json { text, wrapper: Some(_), model_type: Some(outer), .. } = &self.source else {
+            return Ok(());
+        };
+        let Some(inner) = text.get("model_type").filter(|inner| !inner.is_null()) else { return Ok(()) };
+        let architecture = |name: &str| arch::model_type(name).map(|(found, _)| std::ptr::from_ref(found));
+        if inner.as_str().and_then(architecture) == architecture(outer) {
+            return Ok(());
+        }
+        let want = format!("model_type is {outer}");
+        Err(self.refuse("text_config.model_type", &inner.to_string(), &want))
+    }
+
+    /// The keys that are in no table, as errors spell them: what they mean is not computed. None for an unknown
+    /// architecture.
+    pub fn unknown_keys(&self) -> Vec<String> {
+        let mut unknown = vec![];
+        let collected = self.each(&mut |key, role, value| {
+            if role.is_none() && !matches!(value, Found::Json(Value::Null)) {
+                unknown.push(shown(key).to_string());
+            }
+            Ok(())
+        });
+        debug_assert!(collected.is_ok());
+        unknown
+    }
+
+    /// Calls `visit` for each key of the whole, of its `text_config` and of the objects for the rotary embedding.
+    fn each(&self, visit: &mut Visit<'_>) -> Result<(), ModelError> {
+        match &self.source {
+            Source::Gguf { tables: [], .. } | Source::Json { tables: [], .. } => Ok(()),
+            Source::Gguf { metadata, architecture, tables } => {
+                let below = format!("{architecture}.");
+                for (key, _) in metadata.iter() {
+                    if let Some(name) = key.strip_prefix(&below) {
+                        visit(key, keys::role(tables, name), Found::Gguf(metadata))?;
+                    }
+                }
+                Ok(())
+            }
+            Source::Json { text, tables, wrapper, .. } => {
+                for (key, value) in wrapper.iter().copied().flatten() {
+                    visit(key, keys::role(&[keys::WRAPPER, keys::BASE], key), Found::Json(value))?;
+                }
+                let below = if wrapper.is_some() { "text_config." } else { "" };
+                for (key, value) in *text {
+                    visit(&format!("{below}{key}"), keys::role(tables, key), Found::Json(value))?;
+                    if !["rope_parameters", "rope_scaling"].contains(&key.as_str()) {
+                        continue;
+                    }
+                    for (inner, value) in value.as_object().into_iter().flatten() {
+                        visit(
+                            &format!("{below}{key}.{inner}"),
+                            keys::role(&[ROPE], inner),
+                            Found::Json(value),
+                        )?;
+                    }
+                }
+                Ok(())
+            }
+        }
     }
 
     /// The error for a key that must be there.
@@ -192,7 +459,15 @@ impl<'a> Config<'a> {
 
     /// The error for a value that cannot be used.
     pub fn refuse(&self, key: &str, got: &str, want: &str) -> ModelError {
-        ModelError::Config { path: self.path.clone(), key: key.into(), got: got.into(), want: want.into() }
+        let (key, got) = (shown(key).to_string(), shown(got).to_string());
+        ModelError::Config { path: self.path.clone(), key, got, want: want.into() }
+    }
+
+    fn gguf_key(&self, key: &str) -> String {
+        let Source::Gguf { architecture, tables, .. } = &self.source else { return key.into() };
+        let computed = matches!(keys::role(tables, key), Some(Role::Computed(_)));
+        debug_assert!(computed, "{key} is read, but not in {architecture}'s table");
+        format!("{architecture}.{key}")
     }
 
     fn to_size(&self, key: &str, value: &Value) -> Result<usize, ModelError> {
@@ -204,4 +479,23 @@ impl<'a> Config<'a> {
         let float = value.as_f64().filter(|float| float.is_finite());
         float.ok_or_else(|| self.refuse(key, &value.to_string(), "a number is wanted"))
     }
+}
+
+/// Takes a key, its role and its value.
+type Visit<'v> = dyn FnMut(&str, Option<Role>, Found<'_>) -> Result<(), ModelError> + 'v;
+
+/// A value that [`Config::each`] came to.
+enum Found<'a> {
+    Json(&'a Value),
+    Gguf(&'a gguf::Metadata),
+}
+
+fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {
+    let refuse = || ModelError::Config {
+        path: path.into(),
+        key: key.into(),
+        got: shown(value).to_string(),
+        want: "an object is wanted".into(),
+    };
+    value.as_object().ok_or_else(refuse)
 }

@@ -6,6 +6,7 @@ mod cache;
 mod config;
 mod error;
 mod generate;
+pub mod keys;
 pub mod layers;
 mod model;
 mod perplexity;
@@ -13,6 +14,7 @@ mod steps;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
 #[path = "../tests/support/mod.rs"]
 mod support;
+mod warnings;
 mod weights;
 
 pub use cache::{Cache, LayerCache};
@@ -21,4 +23,5 @@ pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model};
 pub use perplexity::{Perplexity, Scoring, perplexity};
+pub use warnings::warnings;
 pub use weights::{Target, Weights};

@@ -10,6 +10,7 @@ pub struct Model {
     config: DecoderConfig,
     decoder: Decoder,
     target: Target,
+    warnings: Vec<String>,
 }
 
 /// Which tokens' logits a forward pass computes.
@@ -40,14 +41,20 @@ impl Model {
     pub fn load_for(checkpoint: &Checkpoint, target: Target) -> Result<Self, ModelError> {
         let config = Config::new(checkpoint)?;
         let weights = Weights::new(checkpoint, &target);
-        let (decoder_config, decoder) = (arch::find(&config)?.load)(&config, &weights)?;
+        let (decoder_config, decoder) = arch::load(&config, &weights)?;
         let architecture = config.architecture()?;
-        Ok(Self { architecture, config: decoder_config, decoder, target })
+        let warnings = crate::warnings(checkpoint)?;
+        Ok(Self { architecture, config: decoder_config, decoder, target, warnings })
     }
 
     /// As the checkpoint spells it.
     pub fn architecture(&self) -> &str {
         &self.architecture
+    }
+
+    /// What in the checkpoint lowbit does not do, as [`warnings`](crate::warnings()) says it.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// Sizes.

@@ -62,6 +62,28 @@ impl<'a> Weights<'a> {
         self.checkpoint.layout()
     }
 
+    /// The file or directory it is from, for errors.
+    pub fn path(&self) -> &std::path::Path {
+        self.checkpoint.path()
+    }
+
+    /// What stands before the names.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The full names of all tensors, whatever the prefix.
+    pub fn names(&self) -> impl Iterator<Item = &'a str> {
+        self.checkpoint.tensors().iter().map(|view| view.name.as_str())
+    }
+
+    /// Whether two tensors, by Hugging Face's names, are the same to the byte; `None` when one is absent.
+    pub fn are_same(&self, one: &str, other: &str) -> Option<bool> {
+        let view = |name| self.checkpoint.tensors().get(&self.name(name, ""));
+        let (one, other) = (view(one)?, view(other)?);
+        Some(one.stored == other.stored && one.shape == other.shape && one.bytes[..] == other.bytes[..])
+    }
+
     /// Whether this is a GGUF file.
     pub fn is_gguf(&self) -> bool {
         self.layout() == Layout::Gguf

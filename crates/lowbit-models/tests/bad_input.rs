@@ -4,57 +4,13 @@ use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{GenerationOptions, Logits, Model, ModelError, Scoring, Session, perplexity};
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
-use std::path::{Path, PathBuf};
+use tiny::{Tiny, vectors};
 
-fn vectors(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name)
-}
-
-/// A tiny checkpoint in memory, to be changed and written again.
-struct Tiny {
-    config: Value,
-    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-}
-
-impl Tiny {
-    fn open(name: &str) -> Self {
-        let config = std::fs::read_to_string(vectors(name).join("config.json")).unwrap();
-        let bytes = std::fs::read(vectors(name).join("model.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let tensors = file.iter().map(|(name, view)| {
-            (name.to_string(), (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
-        });
-        Self { config: serde_json::from_str(&config).unwrap(), tensors: tensors.collect() }
-    }
-
-    fn tensor(&mut self, name: &str) -> &mut (Dtype, Vec<usize>, Vec<u8>) {
-        self.tensors.get_mut(name).unwrap_or_else(|| panic!("no tensor {name}"))
-    }
-
-    fn load(&self) -> Result<Model, ModelError> {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("config.json"), self.config.to_string()).unwrap();
-        let view =
-            |(dtype, shape, bytes): &'_ (Dtype, Vec<usize>, Vec<u8>)| (*dtype, shape.clone(), bytes.clone());
-        let owned: Vec<_> = self.tensors.iter().map(|(name, tensor)| (name, view(tensor))).collect();
-        let views = owned.iter().map(|(name, (dtype, shape, bytes))| {
-            (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-        });
-        let bytes = safetensors::serialize(views, None).unwrap();
-        std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
-        Model::load(&Checkpoint::open(folder.path())?, &device())
-    }
-
-    #[track_caller]
-    fn refused(&self) -> String {
-        self.load().expect_err("a damaged checkpoint was loaded").to_string()
-    }
-}
+#[path = "support/tiny.rs"]
+mod tiny;
 
 fn device() -> Device {
     Device::cpu(Some(1)).unwrap()
@@ -127,11 +83,7 @@ fn a_configuration_that_lacks_or_contradicts_is_refused() {
         ("qwen3", |config| config["hidden_size"] = json!("many"), "hidden_size"),
         ("qwen3", |config| config["num_key_value_heads"] = json!(1000), "num_key_value_heads"),
         ("qwen3_moe", |config| config["num_experts_per_tok"] = json!(1000), "num_experts_per_tok"),
-        (
-            "llama3",
-            |config| config["rope_parameters"] = json!({"rope_type": "longrope", "rope_theta": 1e4}),
-            "longrope",
-        ),
+        ("llama3", |config| config["rope_scaling"] = json!({"rope_type": "longrope"}), "longrope"),
         ("qwen3_next", |config| config["linear_num_value_heads"] = json!(7), "linear_num_value_heads"),
     ];
     for (name, change, word) in changes {

@@ -2,7 +2,7 @@
 //! mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
 
 use crate::QuantizeError;
-use lowbit_files::{Checkpoint, TensorView};
+use lowbit_files::{Checkpoint, Layout, TensorView};
 use lowbit_models::arch::is_extra;
 use std::ops::Range;
 
@@ -37,15 +37,14 @@ pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Target>, QuantizeError> {
     let text = config.get("text_config").unwrap_or(config);
     let size = |key: &str| text.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
     let model_type = config.get("model_type").and_then(|name| name.as_str()).unwrap_or_default();
-    let is_raw_conv =
-        |view: &TensorView| view.name.ends_with("conv1d.weight") && view.shape.last() != Some(&1);
+    let hybrid = ["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"];
     let names = Names {
         checkpoint,
         layers: size("num_hidden_layers"),
         experts: size("num_experts"),
-        tied: text.get("tie_word_embeddings").and_then(serde_json::Value::as_bool).unwrap_or(false),
+        tied: is_flag(text, "tie_word_embeddings") && has_no_other_head(checkpoint),
         nested: model_type.starts_with("qwen3_5"),
-        raw_hybrid: checkpoint.tensors().iter().any(is_raw_conv),
+        raw_hybrid: hybrid.contains(&model_type) && checkpoint.layout() == Layout::HuggingFace,
     };
     let mut targets = vec![];
     for view in checkpoint.tensors().iter().filter(|view| !is_extra(&view.name, names.layers)) {
@@ -53,6 +52,24 @@ pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Target>, QuantizeError> {
     }
     targets.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(targets)
+}
+
+fn is_flag(config: &serde_json::Value, key: &str) -> bool {
+    config.get(key).and_then(serde_json::Value::as_bool).unwrap_or(false)
+}
+
+/// Whether no output layer would be lost: one that differs from the embedding stays, and loading says that it contradicts
+/// the configuration.
+fn has_no_other_head(checkpoint: &Checkpoint) -> bool {
+    let named = |end: &str| checkpoint.tensors().iter().find(|view| view.name.ends_with(end));
+    match (named("lm_head.weight"), named("embed_tokens.weight")) {
+        (Some(head), Some(embedding)) => {
+            head.shape == embedding.shape
+                && head.stored == embedding.stored
+                && head.bytes[..] == embedding.bytes[..]
+        }
+        _ => true,
+    }
 }
 
 impl Names<'_> {
@@ -158,4 +175,27 @@ fn is_offset_norm(name: &str) -> bool {
         ".k_norm.weight",
     ];
     norms.iter().any(|norm| name.ends_with(norm))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn norms_of_a_hybrid_without_convolutions_get_their_1() {
+        for (model_type, want) in [("qwen3_5_text", true), ("qwen3_next", true), ("qwen3", false)] {
+            let folder = tempfile::tempdir().unwrap();
+            let header = br#"{"model.norm.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+            let bytes = [&(header.len() as u64).to_le_bytes()[..], header, &[0; 8]].concat();
+            std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+            let config = format!(r#"{{"model_type": "{model_type}"}}"#);
+            std::fs::write(folder.path().join("config.json"), config).unwrap();
+            let targets = targets(&Checkpoint::open(folder.path()).unwrap()).unwrap();
+            assert_eq!(
+                targets.iter().map(|target| target.add_one).collect::<Vec<_>>(),
+                [want],
+                "{model_type}"
+            );
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use crate::{Failure, progress};
 use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
 use lowbit_formats::FloatType;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -107,6 +108,7 @@ impl ModelOptions {
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         let model = Model::load_for(&checkpoint, target)?;
         spinner.finish_and_clear();
+        warn(&model);
         Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
     }
 
@@ -118,7 +120,9 @@ impl ModelOptions {
     /// Finds, maps and loads the model without its tokenizer.
     pub fn load_model(&self) -> Result<Model, Failure> {
         let target = self.target()?;
-        Ok(Model::load_for(&self.open()?, target)?)
+        let model = Model::load_for(&self.open()?, target)?;
+        warn(&model);
+        Ok(model)
     }
 
     fn target(&self) -> Result<Target, Failure> {
@@ -132,6 +136,14 @@ impl ModelOptions {
             None => bundled_demo(&std::env::current_dir()?)?,
         };
         Ok(Checkpoint::open(&path)?)
+    }
+}
+
+/// Says on standard error what of the checkpoint is not computed. A warning that cannot be written stops nothing.
+fn warn(model: &Model) {
+    let mut stderr = std::io::stderr().lock();
+    for warning in model.warnings() {
+        _ = writeln!(stderr, "warning: {warning}");
     }
 }
 

@@ -149,12 +149,43 @@ fn inspect_counts_what_is_there() {
     assert_eq!(report["parameters"], 13_695_968);
     assert!((report["bits_per_weight"].as_f64().unwrap() - 4.528).abs() < 1e-3);
     assert_eq!(report["formats"]["affine8g64"]["tensors"], 16);
+    assert_eq!(report["warnings"].as_array().unwrap().len(), 0);
     let gguf = ["inspect", "--model", "tests/vectors/models/qwen3-Q4_0/model.gguf", "--json"];
     let report = json(&lowbit(&gguf).output().unwrap());
     assert_eq!(report["layout"], "GGUF");
     assert!(report["formats"]["Q4_0"]["tensors"].as_u64().unwrap() > 5);
     let plain = lowbit(&["inspect"]).output().unwrap();
     assert!(String::from_utf8(plain.stdout).unwrap().contains("bits a weight"));
+}
+
+#[test]
+fn what_is_not_computed_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = root().join("tests/vectors/models/qwen3");
+    for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(source.join(name), folder.path().join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["logit_scale"] = 0.5.into();
+    let write =
+        |config: &Value| std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    write(&config);
+    let model = folder.path().to_str().unwrap();
+    let generate = ["generate", "--model", model, "--prompt", "hi", "-n", "2", "--json"];
+    let output = lowbit(&generate).output().unwrap();
+    assert!(output.status.success());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error.matches("warning: ").count(), 1, "{error}");
+    assert!(error.contains("logit_scale"), "{error}");
+    let report = json(&lowbit(&["inspect", "--model", model, "--json"]).output().unwrap());
+    assert!(report["warnings"][0].as_str().unwrap().contains("logit_scale"));
+    config["hidden_act"] = "relu".into();
+    write(&config);
+    let plain = lowbit(&["inspect", "--model", model]).output().unwrap();
+    let text = String::from_utf8(plain.stdout).unwrap();
+    assert!(text.contains("cannot be run") && text.contains("hidden_act is \"relu\""), "{text}");
+    assert!(refusal(lowbit(&generate).output().unwrap()).contains("only \"silu\" or \"swish\" is supported"));
 }
 
 #[test]

@@ -141,6 +141,14 @@ impl Checkpoint {
         &self.path
     }
 
+    /// Files of an adapter (LoRA) beside the weights, as mlx-lm and PEFT name them.
+    pub fn adapters(&self) -> Vec<&'static str> {
+        let names =
+            ["adapter_config.json", "adapters.safetensors", "adapter_model.safetensors", "adapter_model.bin"];
+        let is_there = |name: &&str| self.layout() != Layout::Gguf && self.path.join(name).exists();
+        names.into_iter().filter(is_there).collect()
+    }
+
     /// The JSON file `name` of the directory, or `None` when there is none (or this is GGUF).
     pub(crate) fn json(&self, name: &str) -> Result<Option<(PathBuf, Value)>, FileError> {
         let path = self.path.join(name);

@@ -101,6 +101,24 @@ impl Checkpoint {
     }
 }
 
+impl Checkpoint {
+    /// The entries of MLX's quantization that are neither settings for all nor about a module of this checkpoint, by name.
+    pub fn surplus_quantization(&self) -> Vec<String> {
+        let Some((_, settings)) = self.config().ok().and_then(find) else { return vec![] };
+        let is_surplus = |key: &&String| {
+            let is_module = || self.tensors.get(&format!("{key}.weight")).is_some();
+            !["bits", "group_size", "mode"].contains(&key.as_str()) && !is_module()
+        };
+        settings
+            .as_object()
+            .into_iter()
+            .flat_map(|settings| settings.keys())
+            .filter(is_surplus)
+            .cloned()
+            .collect()
+    }
+}
+
 /// MLX's settings, which mlx-lm writes under both keys, or another method's.
 fn find(config: &Value) -> Option<(&'static str, &Value)> {
     let text_config = config.get("text_config").unwrap_or(&Value::Null);

@@ -300,3 +300,20 @@ fn other_quantizations_are_refused() {
     let message = quantized(&config).unwrap().quantization("gate").unwrap_err().to_string();
     assert!(message.contains("quantization[\"gate\"] should be"), "{message}");
 }
+
+#[test]
+fn what_leads_nowhere_is_named() {
+    let config = json!({"quantization": {
+        "bits": 4, "group_size": 64, "mode": "affine", "q": {"bits": 8}, "p": false, "gone": {"bits": 8}, "quant": "x",
+    }});
+    let checkpoint = quantized(&config).unwrap();
+    assert_eq!(checkpoint.surplus_quantization(), ["gone", "quant"]);
+    assert!(quantized(&json!({})).unwrap().surplus_quantization().is_empty());
+    assert!(checkpoint.adapters().is_empty());
+    let model = tensors("pt", &["a"]);
+    let files =
+        [EMPTY, ("model.safetensors", &model), ("adapters.safetensors", b""), ("adapter_config.json", b"{}")];
+    let folder = directory(&files);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.adapters(), ["adapter_config.json", "adapters.safetensors"]);
+}

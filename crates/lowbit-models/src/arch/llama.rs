@@ -1,21 +1,70 @@
 //! Llama 2 and 3, and Mistral: grouped-query attention and SwiGLU, no norms inside.
 //! Source: transformers 5 `models/{llama,mistral}`; llama.cpp `src/models/llama.cpp`.
 
-use super::{Architecture, Loaded, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
+use crate::keys::Fixed::{Flag, Int};
+use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{Attention, AttentionConfig, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp};
 use crate::{Config, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
-pub const LLAMA: Architecture = Architecture { model_types: &["llama", "mistral"], gguf: "llama", load };
+pub const LLAMA: Architecture = Architecture {
+    model_types: &[
+        ModelType { name: "llama", tables: &[LLAMA_KEYS, DECODER, BASE], wraps: false },
+        ModelType { name: "mistral", tables: &[MISTRAL_KEYS, DECODER, BASE], wraps: false },
+    ],
+    gguf: "llama",
+    gguf_keys: &[GGUF_KEYS, GGUF],
+    load,
+};
+
+const LLAMA_KEYS: &[Key] = &[
+    Key::required("intermediate_size"),
+    Key::optional("num_key_value_heads"),
+    Key::optional("head_dim"),
+    Key::size("max_position_embeddings", 2048),
+    Key::flag("attention_bias", false),
+    Key::flag("mlp_bias", false),
+    // transformers ignores it; mlx-lm takes windows from it.
+    Key::optional("layer_types"),
+    // Published in models that have neither; no peer computes them.
+    Key::no_effect("sliding_window"),
+    Key::no_effect("partial_rotary_factor"),
+    // Slices of the same products.
+    Key::no_effect("pretraining_tp"),
+];
+
+const MISTRAL_KEYS: &[Key] = &[
+    Key::required("intermediate_size"),
+    Key::disputed("num_key_value_heads", Int(8)),
+    Key::optional("head_dim"),
+    Key::size("max_position_embeddings", 131_072),
+    Key::disputed("sliding_window", Int(4096)),
+    Key::optional("layer_types"),
+    Key::no_effect("partial_rotary_factor"),
+    // Mistral has no biases, whatever this says; mlx-lm's would.
+    Key::only("attention_bias", &[Flag(false)]),
+];
+
+const GGUF_KEYS: &[Key] = &[
+    Key::required("feed_forward_length"),
+    // Mixtral has this name, too.
+    Key::only("expert_count", &[Int(0)]),
+    Key::only("expert_used_count", &[Int(0)]),
+];
 
 fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let decoder = DecoderConfig::new(config, weights)?;
     // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
     let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
     let mut attention = AttentionConfig::new(config, weights, decoder.hidden_size, layout)?;
-    attention.sliding_window = config.optional_size("sliding_window", "attention.sliding_window")?;
+    if !config.is_gguf() {
+        attention.sliding_window = window(config)?;
+    }
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    let block = |_: usize, weights: &Weights<'_>| {
+    let block = |index: usize, weights: &Weights<'_>| {
+        // Windows of some layers alone are mlx-lm's, not transformers'.
+        config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
         let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
         let mlp = Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?;
         Block::load(weights, &decoder, ("ffn_norm", false), mixer, Feedforward::Dense(mlp.into()))

@@ -1,25 +1,41 @@
-//! The architectures, one file each. To add one: its file, and its line in [`ARCHITECTURES`].
+//! The architectures, one file each. To add one: its file with the keys that its configuration has and what is done about
+//! each, and its line in [`ARCHITECTURES`].
 
+mod biases;
 mod llama;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 
+use crate::keys::Tables;
 use crate::layers::{Decoder, DecoderConfig};
 use crate::{Config, ModelError, Weights};
+use lowbit_files::shown;
 
 /// An architecture's sizes and its decoder.
 pub type Loaded = Result<(DecoderConfig, Decoder), ModelError>;
 
 /// How a family of checkpoints is recognised and loaded.
 pub struct Architecture {
-    /// `model_type` in `config.json`.
-    pub model_types: &'static [&'static str],
+    /// What `config.json` calls it.
+    pub model_types: &'static [ModelType],
     /// `general.architecture` in GGUF.
     pub gguf: &'static str,
+    /// The keys below that name.
+    pub gguf_keys: Tables,
     /// Builds the decoder from its configuration and its weights.
     pub load: fn(&Config<'_>, &Weights<'_>) -> Loaded,
+}
+
+/// A `model_type` and the keys that its configuration may have.
+pub struct ModelType {
+    /// As `config.json` spells it.
+    pub name: &'static str,
+    /// Its keys, and those of its `text_config` if it has one.
+    pub tables: Tables,
+    /// A multimodal model: its `text_config`, if there is one, describes the text model.
+    pub wraps: bool,
 }
 
 /// The one list.
@@ -32,25 +48,61 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_5::QWEN3_5_MOE,
 ];
 
+/// The architecture that GGUF calls `name`.
+pub fn gguf(name: &str) -> Option<&'static Architecture> {
+    ARCHITECTURES.iter().find(|architecture| architecture.gguf == name)
+}
+
+/// The architecture whose `model_type` is `name`, and that type.
+pub fn model_type(name: &str) -> Option<(&'static Architecture, &'static ModelType)> {
+    let of = |architecture: &'static Architecture| {
+        let found = architecture.model_types.iter().find(|model_type| model_type.name == name)?;
+        Some((architecture, found))
+    };
+    ARCHITECTURES.iter().find_map(of)
+}
+
 /// The entry for what `config` says it is.
 ///
 /// # Errors
 /// [`ModelError::Architecture`] names what was found and what is supported.
 pub fn find(config: &Config<'_>) -> Result<&'static Architecture, ModelError> {
-    let found = config.architecture()?;
-    let matches = |architecture: &&Architecture| match config.is_gguf() {
-        true => architecture.gguf == found,
-        false => architecture.model_types.contains(&found.as_str()),
+    let name = config.architecture()?;
+    let found = match config.is_gguf() {
+        true => gguf(&name),
+        false => model_type(&name).map(|(architecture, _)| architecture),
     };
-    ARCHITECTURES.iter().find(matches).ok_or_else(|| {
+    found.ok_or_else(|| {
         let names: Vec<&str> = match config.is_gguf() {
             true => ARCHITECTURES.iter().map(|architecture| architecture.gguf).collect(),
             false => {
-                ARCHITECTURES.iter().flat_map(|architecture| architecture.model_types).copied().collect()
+                let types = ARCHITECTURES.iter().flat_map(|architecture| architecture.model_types);
+                types.map(|model_type| model_type.name).collect()
             }
         };
-        ModelError::Architecture { path: config.path().clone(), found, supported: names.join(", ") }
+        let (found, supported) = (shown(name).to_string(), names.join(", "));
+        ModelError::Architecture { path: config.path().clone(), found, supported }
     })
+}
+
+/// Loads what `config` describes, once its values are known to be what lowbit computes.
+///
+/// # Errors
+/// [`ModelError`]: an unknown architecture, values and tensors that do not fit it.
+pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
+    let architecture = find(config)?;
+    config.check()?;
+    let (decoder_config, decoder) = (architecture.load)(config, weights)?;
+    biases::check(config, weights, decoder_config.num_hidden_layers)?;
+    Ok((decoder_config, decoder))
+}
+
+/// `config.json`'s `sliding_window`, if there is one.
+pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
+    match config.optional_size("sliding_window", "")? {
+        Some(0) => Err(config.refuse("sliding_window", "0", "a token sees itself at least")),
+        window => Ok(window),
+    }
 }
 
 /// The part of a checkpoint that holds the layers: text models have it at the top, multimodal ones deeper.

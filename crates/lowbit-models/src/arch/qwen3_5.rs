@@ -2,16 +2,58 @@
 //! Source: transformers 5 `models/{qwen3_5,qwen3_5_moe}`; llama.cpp `src/models/{qwen35,qwen35moe}.cpp`.
 
 use super::qwen3_next::Hybrid;
-use super::{Architecture, Loaded, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use crate::keys::Fixed::Int;
+use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key, Tables, WRAPPER};
 use crate::layers::{Block, Decoder, DecoderConfig, Feedforward, Mlp, MoeConfig, SparseMoe};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::HeadMap;
 
-pub const QWEN3_5: Architecture =
-    Architecture { model_types: &["qwen3_5", "qwen3_5_text"], gguf: "qwen35", load: load_dense };
+pub const QWEN3_5: Architecture = Architecture {
+    model_types: &[
+        ModelType { name: "qwen3_5", tables: DENSE_TABLES, wraps: true },
+        ModelType { name: "qwen3_5_text", tables: DENSE_TABLES, wraps: false },
+    ],
+    gguf: "qwen35",
+    gguf_keys: &[GGUF_KEYS, GGUF_HYBRID, GGUF],
+    load: load_dense,
+};
 
-pub const QWEN3_5_MOE: Architecture =
-    Architecture { model_types: &["qwen3_5_moe", "qwen3_5_moe_text"], gguf: "qwen35moe", load: load_moe };
+pub const QWEN3_5_MOE: Architecture = Architecture {
+    model_types: &[
+        ModelType { name: "qwen3_5_moe", tables: MOE_TABLES, wraps: true },
+        ModelType { name: "qwen3_5_moe_text", tables: MOE_TABLES, wraps: false },
+    ],
+    gguf: "qwen35moe",
+    gguf_keys: &[GGUF_HYBRID, GGUF_EXPERTS, GGUF],
+    load: load_moe,
+};
+
+const DENSE_TABLES: Tables = &[DENSE_KEYS, HYBRID, DECODER, BASE, WRAPPER];
+const MOE_TABLES: Tables = &[MOE_KEYS, HYBRID, EXPERTS, DECODER, BASE, WRAPPER];
+
+const DENSE_KEYS: &[Key] = &[
+    Key::required("intermediate_size"),
+    Key::disputed("num_key_value_heads", Int(4)),
+    Key::only("num_experts", &[Int(0)]),
+    Key::no_effect("mlp_only_layers"),
+];
+
+const MOE_KEYS: &[Key] = &[
+    Key::disputed("num_key_value_heads", Int(2)),
+    Key::disputed("num_experts", Int(256)),
+    Key::disputed("num_experts_per_tok", Int(8)),
+    Key::disputed("moe_intermediate_size", Int(512)),
+    Key::disputed("shared_expert_intermediate_size", Int(512)),
+    // transformers always divides by the sum, mlx-lm does what this says.
+    Key::flag("norm_topk_prob", true),
+    // All layers have experts.
+    Key::no_effect("intermediate_size"),
+    Key::no_effect("decoder_sparse_step"),
+    Key::no_effect("mlp_only_layers"),
+];
+
+const GGUF_KEYS: &[Key] = &[Key::required("feed_forward_length")];
 
 fn load_dense(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
@@ -22,7 +64,12 @@ fn load_dense(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
 }
 
 fn load_moe(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
-    let moe = MoeConfig::new(config, true)?;
+    let mut moe = MoeConfig::new(config, true)?;
+    if config.is_mlx() && !moe.norm_topk_prob {
+        let want = "mlx-lm does not divide by the chosen experts' sum then, but transformers always does";
+        return Err(config.refuse("norm_topk_prob", "false", want));
+    }
+    moe.norm_topk_prob = true;
     load(config, weights, |weights, decoder| {
         Ok(Feedforward::Sparse(SparseMoe::load(weights, &moe, decoder.hidden_size)?.into()))
     })

@@ -1,22 +1,56 @@
 //! Qwen3-MoE: Qwen3 with a mixture of experts in most layers.
 //! Source: transformers 5 `models/qwen3_moe`; llama.cpp `src/models/qwen3moe.cpp`.
 
-use super::qwen3::{attention, windowed};
-use super::{Architecture, Loaded, is_extra, text_model};
+use super::qwen3::attention;
+use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
+use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
     Attention, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, MoeConfig, SparseMoe,
 };
 use crate::{Config, ModelError, Weights};
 
-pub const QWEN3_MOE: Architecture = Architecture { model_types: &["qwen3_moe"], gguf: "qwen3moe", load };
+pub const QWEN3_MOE: Architecture = Architecture {
+    model_types: &[ModelType { name: "qwen3_moe", tables: &[KEYS, EXPERTS, DECODER, BASE], wraps: false }],
+    gguf: "qwen3moe",
+    gguf_keys: &[GGUF_EXPERTS, GGUF],
+    load,
+};
+
+const KEYS: &[Key] = &[
+    // Of the layers without experts.
+    Key::optional("intermediate_size"),
+    Key::size("num_key_value_heads", 4),
+    Key::optional("head_dim"),
+    Key::size("max_position_embeddings", 32768),
+    Key::flag("attention_bias", false),
+    Key::flag("use_sliding_window", false),
+    Key::size("sliding_window", 4096),
+    // All layers have the window, if there is one.
+    Key::no_effect("max_window_layers"),
+    Key::optional("layer_types"),
+    Key::no_effect("partial_rotary_factor"),
+    Key::size("num_experts", 128),
+    Key { name: "num_local_experts", role: Role::Alias("num_experts") },
+    Key::size("num_experts_per_tok", 8),
+    Key::size("moe_intermediate_size", 768),
+    // There is none in this architecture, whatever this says.
+    Key::no_effect("shared_expert_intermediate_size"),
+    Key::flag("norm_topk_prob", false),
+    Key::size("decoder_sparse_step", 1),
+    Key::optional("mlp_only_layers"),
+];
 
 fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let decoder = DecoderConfig::new(config, weights)?;
-    let full = attention(config, weights, &decoder)?;
+    let mut attention = attention(config, weights, &decoder)?;
+    if !config.is_gguf() && config.flag("use_sliding_window", false)? {
+        attention.sliding_window = window(config)?;
+    }
     // llama.cpp always normalises here; transformers' default is not to.
     let moe = MoeConfig::new(config, config.is_gguf())?;
     let block = |index: usize, weights: &Weights<'_>| {
-        let mixer = Mixer::Attention(Attention::load(weights, &windowed(config, &full, index)?)?.into());
+        config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
+        let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
         let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
         Block::load(weights, &decoder, ("ffn_norm", false), mixer, feedforward)
     };
@@ -33,14 +67,12 @@ pub(super) fn feedforward(
     moe: &MoeConfig,
     index: usize,
 ) -> Result<Feedforward, ModelError> {
-    let sparse = if config.is_gguf() {
-        weights.has("", "ffn_gate_inp.weight")
-    } else {
-        let step = config.optional_size("decoder_sparse_step", "")?.unwrap_or(1).max(1);
-        let dense = config.json("mlp_only_layers").and_then(serde_json::Value::as_array);
-        let listed =
-            dense.is_some_and(|layers| layers.iter().any(|layer| layer.as_u64() == Some(index as u64)));
-        !listed && (index + 1).is_multiple_of(step)
+    let sparse = match config.is_gguf() {
+        true => weights.has("", "ffn_gate_inp.weight"),
+        false => {
+            let step = config.size("decoder_sparse_step", "")?;
+            !config.sizes("mlp_only_layers")?.contains(&index) && (index + 1).is_multiple_of(step)
+        }
     };
     if sparse {
         return Ok(Feedforward::Sparse(SparseMoe::load(weights, moe, decoder.hidden_size)?.into()));

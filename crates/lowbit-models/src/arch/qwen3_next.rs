@@ -3,15 +3,40 @@
 
 use super::qwen3::attention;
 use super::qwen3_moe::feedforward;
-use super::{Architecture, Loaded, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use crate::keys::Fixed::Flag;
+use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key};
 use crate::layers::{
     Attention, AttentionConfig, Block, Decoder, DecoderConfig, DeltaNetConfig, GatedDeltaNet, Mixer,
     MoeConfig,
 };
 use crate::{Config, ModelError, Weights};
+use lowbit_files::Layout;
 use lowbit_kernels::ops::HeadMap;
 
-pub const QWEN3_NEXT: Architecture = Architecture { model_types: &["qwen3_next"], gguf: "qwen3next", load };
+pub const QWEN3_NEXT: Architecture = Architecture {
+    model_types: &[ModelType {
+        name: "qwen3_next",
+        tables: &[KEYS, HYBRID, EXPERTS, DECODER, BASE],
+        wraps: false,
+    }],
+    gguf: "qwen3next",
+    gguf_keys: &[GGUF_HYBRID, GGUF_EXPERTS, GGUF],
+    load,
+};
+
+const KEYS: &[Key] = &[
+    // Of the layers without experts.
+    Key::optional("intermediate_size"),
+    Key::size("num_key_value_heads", 2),
+    Key::size("num_experts", 512),
+    Key::size("num_experts_per_tok", 10),
+    Key::size("moe_intermediate_size", 512),
+    Key::size("shared_expert_intermediate_size", 512),
+    Key::disputed("norm_topk_prob", Flag(true)),
+    Key::size("decoder_sparse_step", 1),
+    Key::optional("mlp_only_layers"),
+];
 
 fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let decoder = DecoderConfig::new(config, weights)?;
@@ -33,6 +58,7 @@ pub(super) struct Hybrid {
     delta_net: DeltaNetConfig,
     /// Norms are stored as `w - 1`: so they are in a checkpoint as published, but not in MLX's and GGUF's.
     pub offset: bool,
+    layers: usize,
 }
 
 impl Hybrid {
@@ -43,18 +69,12 @@ impl Hybrid {
         head_map: HeadMap,
     ) -> Result<Self, ModelError> {
         let delta_net = DeltaNetConfig::new(config, head_map)?;
-        // MLX moves the kernel [C, 1, W] to [C, W, 1] when it adds 1 to the norms; mlx-lm tells them apart so.
-        let model = text_model(weights);
-        let width = delta_net.linear_conv_kernel_dim;
-        let is_raw = |layer: usize| {
-            let conv = model.layer(layer).shape("linear_attn.conv1d.weight", "");
-            conv.is_some_and(|shape| shape.last() == Some(&width))
-        };
-        let offset = !config.is_gguf() && (0..decoder.num_hidden_layers).any(is_raw);
+        let offset = weights.layout() == Layout::HuggingFace;
+        check_convolutions(weights, decoder, delta_net.linear_conv_kernel_dim)?;
         let mut attention = attention(config, weights, decoder)?;
         attention.gated = true;
         attention.head_norm = Some((decoder.rms_norm_eps, offset));
-        Ok(Self { attention, delta_net, offset })
+        Ok(Self { attention, delta_net, offset, layers: decoder.num_hidden_layers })
     }
 
     pub(super) fn mixer(
@@ -63,23 +83,48 @@ impl Hybrid {
         weights: &Weights<'_>,
         index: usize,
     ) -> Result<Mixer, ModelError> {
-        let interval =
-            config.optional_size("full_attention_interval", "full_attention_interval")?.unwrap_or(4);
-        let full = match config.layer_type(index)? {
-            Some("full_attention") => true,
-            Some("linear_attention") => false,
-            Some(other) => {
-                return Err(config.refuse(
-                    "layer_types",
-                    other,
-                    "full_attention and linear_attention are supported",
-                ));
+        let kinds = &["full_attention", "linear_attention"];
+        let full = match config.layer_type(index, self.layers, kinds)? {
+            Some(kind) => kind == "full_attention",
+            None => {
+                let interval =
+                    config.optional_size("full_attention_interval", "full_attention_interval")?.unwrap_or(4);
+                if interval == 0 {
+                    return Err(config.refuse("full_attention_interval", "0", "it is at least 1"));
+                }
+                (index + 1).is_multiple_of(interval)
             }
-            None => (index + 1).is_multiple_of(interval.max(1)),
         };
         Ok(match full {
             true => Mixer::Attention(Attention::load(weights, &self.attention)?.into()),
             false => Mixer::DeltaNet(GatedDeltaNet::load(weights, &self.delta_net)?.into()),
         })
     }
+}
+
+/// That the convolutions, too, have the shape that the kind of checkpoint wants: mlx-lm moves the kernel `[C, 1, W]` to
+/// `[C, W, 1]` when it adds 1 to the norms, and what has the one without the other would be computed wrongly.
+fn check_convolutions(
+    weights: &Weights<'_>,
+    decoder: &DecoderConfig,
+    width: usize,
+) -> Result<(), ModelError> {
+    let (name, model) = ("linear_attn.conv1d.weight", text_model(weights));
+    let (kind, want) = match weights.layout() {
+        Layout::Gguf => return Ok(()),
+        Layout::HuggingFace => ("as published, not mlx-lm's", [1, width]),
+        Layout::Mlx => ("mlx-lm's", [width, 1]),
+    };
+    for layer in 0..decoder.num_hidden_layers {
+        let Some(shape) = model.layer(layer).shape(name, "") else { continue };
+        if shape.len() != 3 || shape[1..] != want {
+            return Err(ModelError::Tensor {
+                path: weights.path().to_path_buf(),
+                name: format!("layer {layer}'s {name}"),
+                got: format!("{shape:?}"),
+                want: format!("[channels, {}, {}]: the checkpoint is {kind}", want[0], want[1]),
+            });
+        }
+    }
+    Ok(())
 }

@@ -42,6 +42,13 @@ impl AttentionConfig {
         }
         let head_dim =
             config.optional_size("head_dim", "attention.key_length")?.unwrap_or(hidden_size / heads);
+        if config.is_gguf() {
+            let value_length = config.optional_size("", "attention.value_length")?;
+            if let Some(other) = value_length.filter(|&length| length != head_dim) {
+                let want = format!("attention.key_length is {head_dim}");
+                return Err(config.refuse("attention.value_length", &other.to_string(), &want));
+            }
+        }
         Ok(Self {
             hidden_size,
             num_attention_heads: heads,

@@ -1,3 +1,4 @@
+use super::tied::{head_prefix, is_tied};
 use super::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, SparseMoe};
 use crate::cache::{Cache, LayerCache};
 use crate::{Config, ModelError, Weights};
@@ -28,11 +29,6 @@ impl DecoderConfig {
             Some(shape) if config.is_gguf() => shape[0],
             _ => config.size("vocab_size", "vocab_size")?,
         };
-        let tied = if config.is_gguf() {
-            !weights.has("", "output.weight")
-        } else {
-            config.flag("tie_word_embeddings", false)?
-        };
         // Layers of the multi-token-prediction head follow the model's own in GGUF.
         let predictors =
             if config.is_gguf() { config.optional_size("", "nextn_predict_layers")?.unwrap_or(0) } else { 0 };
@@ -40,10 +36,22 @@ impl DecoderConfig {
             hidden_size: config.size("hidden_size", "embedding_length")?,
             num_hidden_layers: config.size("num_hidden_layers", "block_count")?.saturating_sub(predictors),
             vocab_size,
-            rms_norm_eps: config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32,
+            rms_norm_eps: eps(config)?,
             max_position_embeddings: config.size("max_position_embeddings", "context_length")?,
-            tie_word_embeddings: tied,
+            tie_word_embeddings: is_tied(config, weights)?,
         })
+    }
+}
+
+fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
+    let (json, gguf) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+    let eps = config.float(json, gguf)? as f32;
+    match eps >= 0.0 && eps.is_finite() {
+        true => Ok(eps),
+        false => {
+            let key = if config.is_gguf() { gguf } else { json };
+            Err(config.refuse(key, &eps.to_string(), "a number from 0 is wanted"))
+        }
     }
 }
 
@@ -184,9 +192,7 @@ impl Decoder {
         block: impl Fn(usize, &Weights<'_>) -> Result<Block, ModelError>,
     ) -> Result<Self, ModelError> {
         let embedding = Embedding::load(model, config.vocab_size, config.hidden_size)?;
-        let head_prefix =
-            if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" };
-        let top = weights.below(head_prefix, "");
+        let top = weights.below(head_prefix(weights), "");
         let head = if config.tie_word_embeddings {
             top.ignore("lm_head.weight", "output.weight");
             embedding.as_linear()

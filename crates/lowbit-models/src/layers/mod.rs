@@ -9,6 +9,7 @@ mod mlp;
 mod moe;
 mod norm;
 mod rope;
+mod tied;
 
 pub use attention::{Attention, AttentionConfig};
 pub(crate) use decoder::Step;

@@ -1,4 +1,5 @@
 use crate::{Config, ModelError, Weights};
+use lowbit_files::shown;
 use lowbit_kernels::ops::{Llama3, RopeLayout, RopeParams, RopeScaling, Yarn};
 
 /// What transformers and llama.cpp take where a checkpoint names none.
@@ -23,32 +24,95 @@ pub fn rope_params(
 }
 
 fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result<RopeParams, ModelError> {
-    let scaling = config.section("rope_parameters").or_else(|| config.section("rope_scaling"));
-    let section = scaling.as_ref().unwrap_or(config);
-    let either = |key: &str| -> Result<Option<f64>, ModelError> {
-        Ok(section.optional_float(key, "")?.or(config.optional_float(key, "")?))
+    let section = section(config)?;
+    let section = section.as_ref();
+    let theta = either(config, section, "rope_theta")?.unwrap_or(DEFAULT_THETA);
+    let kind = kind(config, section)?;
+    let scaling = match section {
+        Some(section) => scaling(config, section, &kind)?,
+        None => RopeScaling::None,
     };
-    let theta = either("rope_theta")?.unwrap_or(DEFAULT_THETA);
-    let fraction = either("partial_rotary_factor")?.unwrap_or(1.0);
-    let kind = section.json("rope_type").or_else(|| section.json("type")).and_then(serde_json::Value::as_str);
+    let rotary_dim = rotary_dim(config, section, head_dim, matches!(scaling, RopeScaling::None))?;
+    Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None })
+}
+
+/// The one of `rope_parameters` and `rope_scaling` that says something; they may not say different things.
+fn section<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ModelError> {
+    let [parameters, scaling] = ["rope_parameters", "rope_scaling"].map(|key| config.section(key));
+    let section = match (parameters?, scaling?) {
+        (Some(parameters), Some(scaling)) if !parameters.is_same(&scaling) => {
+            let want = "rope_parameters is another one, and the peers disagree which of them holds";
+            return Err(config.refuse("rope_scaling", "an object", want));
+        }
+        (parameters, scaling) => scaling.or(parameters),
+    };
+    // transformers nests them by kind of layer for other architectures.
+    let nested = section.as_ref().and_then(Config::first_object);
+    match nested {
+        Some(key) => Err(config.refuse(key, "an object", "one rotary embedding for all layers is supported")),
+        None => Ok(section),
+    }
+}
+
+/// A number inside the section or beside it, where transformers takes it from if the section lacks it.
+fn either(config: &Config<'_>, section: Option<&Config<'_>>, key: &str) -> Result<Option<f64>, ModelError> {
+    let inside = section.map_or(Ok(None), |section| section.optional_float(key, ""))?;
+    let beside = match inside.is_none() || config.has(key) {
+        true => config.optional_float(key, "")?,
+        false => None,
+    };
+    match (inside, beside) {
+        (Some(inside), Some(beside)) if inside != beside => {
+            let want =
+                format!("{beside} stands beside that section, and the peers disagree which of them holds");
+            Err(config.refuse(&format!("{key} of the rotary embedding"), &inside.to_string(), &want))
+        }
+        (inside, beside) => Ok(inside.or(beside)),
+    }
+}
+
+fn kind(config: &Config<'_>, section: Option<&Config<'_>>) -> Result<String, ModelError> {
+    let Some(section) = section else { return Ok("default".into()) };
+    match (section.text("rope_type", "")?, section.text("type", "")?) {
+        (Some(kind), Some(old)) if kind != old => {
+            let want = format!("type, its older name, is {}", shown(old));
+            Err(config.refuse("rope_type", &kind, &want))
+        }
+        (kind, old) => Ok(kind.or(old).unwrap_or_else(|| "default".into())),
+    }
+}
+
+fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<RopeScaling, ModelError> {
     let original = || {
-        let original = section.optional_size("original_max_position_embeddings", "")?;
-        original.map_or_else(|| config.size("max_position_embeddings", ""), Ok)
+        let original = either(config, Some(section), "original_max_position_embeddings")?;
+        match original {
+            None => config.size("max_position_embeddings", ""),
+            Some(_) if config.has("original_max_position_embeddings") => {
+                config.size("original_max_position_embeddings", "")
+            }
+            Some(_) => section.size("original_max_position_embeddings", ""),
+        }
     };
-    let factor = || section.float("factor", "");
-    let or =
-        |key: &str, default: f64| Ok::<_, ModelError>(section.optional_float(key, "")?.unwrap_or(default));
-    let scaling = match kind.unwrap_or("default") {
+    let positive = |key: &str| match section.float(key, "")? {
+        number if number > 0.0 => Ok(number),
+        number => Err(section.refuse(key, &number.to_string(), "a number above 0 is wanted")),
+    };
+    // As in transformers, 0 is as good as nothing.
+    let or = |key: &str, default: f64| {
+        let given = section.optional_float(key, "")?.filter(|&number| number != 0.0);
+        Ok::<_, ModelError>(given.unwrap_or(default))
+    };
+    Ok(match kind {
         "default" | "mrope" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: factor()? as f32 },
+        "linear" => RopeScaling::Linear { factor: positive("factor")? as f32 },
         "llama3" => RopeScaling::Llama3(Llama3 {
-            factor: factor()? as f32,
-            low_freq_factor: section.float("low_freq_factor", "")? as f32,
-            high_freq_factor: section.float("high_freq_factor", "")? as f32,
+            factor: positive("factor")? as f32,
+            low_freq_factor: positive("low_freq_factor")? as f32,
+            high_freq_factor: positive("high_freq_factor")? as f32,
             original_max_position_embeddings: original()?,
         }),
         "yarn" => RopeScaling::Yarn(Yarn {
-            factor: factor()?,
+            factor: positive("factor")?,
             original_max_position_embeddings: original()?,
             beta_fast: or("beta_fast", 32.0)?,
             beta_slow: or("beta_slow", 1.0)?,
@@ -60,9 +124,38 @@ fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result
         other => {
             return Err(config.refuse("rope_type", other, "default, linear, llama3 and yarn are supported"));
         }
-    };
-    let rotary_dim = (head_dim as f64 * fraction) as usize;
-    Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None })
+    })
+}
+
+/// How much of a head is rotated. Models that rotate whole heads ignore the fraction, unless a stretch reads it, which
+/// then does not fit their heads.
+fn rotary_dim(
+    config: &Config<'_>,
+    section: Option<&Config<'_>>,
+    head_dim: usize,
+    plain: bool,
+) -> Result<usize, ModelError> {
+    let key = "partial_rotary_factor";
+    if !config.computes(key) {
+        if plain {
+            return Ok(head_dim);
+        }
+        let inside = section.map_or(Ok(None), |section| section.optional_float(key, ""))?;
+        return match inside.or(config.raw_float(key)?).filter(|&fraction| fraction != 1.0) {
+            None => Ok(head_dim),
+            Some(fraction) => {
+                let want = "this architecture rotates whole heads";
+                Err(config.refuse(key, &fraction.to_string(), want))
+            }
+        };
+    }
+    let fraction = either(config, section, key)?.unwrap_or(1.0);
+    let dim = (head_dim as f64 * fraction) as usize;
+    if fraction > 0.0 && fraction <= 1.0 && dim >= 2 && dim.is_multiple_of(2) {
+        return Ok(dim);
+    }
+    let want = format!("an even number of the {head_dim} elements of a head is rotated");
+    Err(config.refuse(key, &fraction.to_string(), &want))
 }
 
 fn from_gguf(
@@ -73,27 +166,74 @@ fn from_gguf(
 ) -> Result<RopeParams, ModelError> {
     let theta = config.optional_float("", "rope.freq_base")?.unwrap_or(DEFAULT_THETA);
     let rotary_dim = config.optional_size("", "rope.dimension_count")?.unwrap_or(head_dim);
-    let factor = || config.float("", "rope.scaling.factor");
-    let optional = |key: &str| config.optional_float("", &format!("rope.scaling.{key}"));
-    let scaling = match config.gguf_string("rope.scaling.type")?.unwrap_or("none") {
+    check_sections(config, rotary_dim)?;
+    let factor = match config.optional_float("", "rope.scaling.factor")? {
+        None => config.optional_float("", "rope.scale_linear")?.unwrap_or(1.0),
+        Some(factor) => factor,
+    };
+    if factor <= 0.0 {
+        let want = "a number above 0 is wanted";
+        return Err(config.refuse("rope.scaling.factor", &factor.to_string(), want));
+    }
+    let attn_factor = config.optional_float("", "rope.scaling.attn_factor")?.unwrap_or(1.0);
+    // llama.cpp takes a missing type for linear.
+    let kind = config.text("", "rope.scaling.type")?;
+    let scaling = match kind.as_deref().unwrap_or("linear") {
         "none" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: factor()? as f32 },
-        "yarn" => RopeScaling::Yarn(Yarn {
-            factor: factor()?,
-            original_max_position_embeddings: config.size("", "rope.scaling.original_context_length")?,
-            beta_fast: optional("yarn_beta_fast")?.unwrap_or(32.0),
-            beta_slow: optional("yarn_beta_slow")?.unwrap_or(1.0),
-            attention_factor: optional("attn_factor")?.or(optional("yarn_attn_factor")?),
-            mscale: None,
-            mscale_all_dim: None,
-            truncate: true,
-        }),
+        "linear" if factor == 1.0 => RopeScaling::None,
+        "linear" => RopeScaling::Linear { factor: factor as f32 },
+        "yarn" => RopeScaling::Yarn(yarn_from_gguf(config, factor, attn_factor)?),
         other => {
             return Err(config.refuse("rope.scaling.type", other, "none, linear and yarn are supported"));
         }
     };
+    if attn_factor != 1.0 && !matches!(scaling, RopeScaling::Yarn(_)) {
+        let want = "it is supported for rope.scaling.type yarn";
+        return Err(config.refuse("rope.scaling.attn_factor", &attn_factor.to_string(), want));
+    }
     // Llama 3's scaling comes as a tensor of divisors.
     let divisors =
         weights.has("", "rope_freqs.weight").then(|| weights.values("", "rope_freqs.weight", rotary_dim / 2));
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: divisors.transpose()? })
+}
+
+/// YaRN as llama.cpp computes it: the attention factor is YaRN's own times `attn_factor`.
+fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<Yarn, ModelError> {
+    let original = match config.optional_size("", "rope.scaling.original_context_length")? {
+        Some(original) => original,
+        None => config.size("", "context_length")?,
+    };
+    let own = 1.0 + 0.1 * factor.max(1.0).ln();
+    let key = "rope.scaling.yarn_attn_factor";
+    let given = config.optional_float("", key)?;
+    if let Some(given) = given.filter(|given| (given - own).abs() > 1e-6 * own) {
+        let want =
+            format!("llama.cpp ignores it and takes {own:.6}, which is not what the model was trained with");
+        return Err(config.refuse(key, &given.to_string(), &want));
+    }
+    let attention_factor = (attn_factor != 1.0).then_some(attn_factor * own);
+    Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
+}
+
+/// llama.cpp gives pairs that no section of its multimodal embedding covers the position 0.
+fn check_sections(config: &Config<'_>, rotary_dim: usize) -> Result<(), ModelError> {
+    let key = "rope.dimension_sections";
+    if !config.computes(key) {
+        return Ok(());
+    }
+    let Some(sections) = config.gguf_sizes(key)? else { return Ok(()) };
+    let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+    let covered = |pair: usize| {
+        let place = pair % total.max(1);
+        sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
+    };
+    // What follows repeats, and each section covers all pairs below its last.
+    let pairs = (rotary_dim / 2).min(total.max(1));
+    match (pairs.saturating_sub(3)..pairs).all(covered) {
+        true => Ok(()),
+        false => {
+            let want = format!("they do not cover the {rotary_dim} rotated elements of a head");
+            Err(config.refuse(key, &format!("{sections:?}"), &want))
+        }
+    }
 }

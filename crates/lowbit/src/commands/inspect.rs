@@ -2,7 +2,7 @@ use crate::Failure;
 use crate::options::ModelOptions;
 use lowbit::{Checkpoint, Format};
 use lowbit_files::{Layout, Stored, TensorView};
-use lowbit_models::Config;
+use lowbit_models::{Config, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -27,6 +27,8 @@ struct Report {
     bits_per_weight: f64,
     formats: BTreeMap<String, Total>,
     tensors: Vec<Weight>,
+    /// What lowbit would not compute, or why it would refuse the checkpoint.
+    warnings: Vec<String>,
 }
 
 /// One weight, its scales and biases counted with it.
@@ -58,6 +60,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         "{} parameters, {megabytes:.1} MB, {:.3} bits a weight\n",
         report.parameters, report.bits_per_weight
     );
+    for warning in &report.warnings {
+        println!("warning: {warning}\n");
+    }
     println!("{:<12} {:>8} {:>14} {:>12}", "format", "tensors", "parameters", "bytes");
     for (format, total) in &report.formats {
         println!("{format:<12} {:>8} {:>14} {:>12}", total.tensors, total.parameters, total.bytes);
@@ -97,7 +102,19 @@ fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {
         bits_per_weight: bytes as f64 * 8.0 / (parameters as f64).max(1.0),
         formats,
         tensors,
+        warnings: warnings(checkpoint),
     })
+}
+
+/// What loading would warn of, and what of the configuration it would refuse.
+fn warnings(checkpoint: &Checkpoint) -> Vec<String> {
+    let check = || {
+        let config = Config::new(checkpoint)?;
+        arch::find(&config)?;
+        config.check()?;
+        lowbit_models::warnings(checkpoint)
+    };
+    check().unwrap_or_else(|error| vec![format!("this checkpoint cannot be run: {error}")])
 }
 
 /// `None` for the scales and biases of an MLX weight: they are counted with it.
