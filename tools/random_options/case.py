@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from peer_vectors import tiny
 from peer_vectors.tiny import Tiny
@@ -41,6 +42,10 @@ class Case:
     saved_config: bool = False
     # Changes to the tensors that transformers saved: name to tensor, and a generator.
     tensor_edits: list[Callable[[dict, "object"], dict]] = field(default_factory=list)
+    # Changes to the files.
+    file_edits: list[Callable[[Path], None]] = field(default_factory=list)
+    # A key of the text model's configuration and a value that it has before its own.
+    duplicate: tuple[str, object] | None = None
 
     @property
     def text(self) -> dict:
@@ -50,6 +55,14 @@ class Case:
     @property
     def nested(self) -> bool:
         return "text_config" in self.root
+
+    def json(self) -> str:
+        """config.json."""
+        text = json.dumps(self.root, indent=2) + "\n"
+        if self.duplicate:
+            key, value = self.duplicate
+            text = text.replace(f'"{key}":', f'"{key}": {json.dumps(value)}, "{key}":', 1)
+        return text
 
     def tiny(self) -> Tiny:
         name = f"{self.architecture}-random"
@@ -81,9 +94,9 @@ def flat(case: Case) -> dict[str, str]:
     entries = {f"config.{key}": json.dumps(value) for key, value in case.root.items() if key != "text_config"}
     if case.nested:
         entries |= {f"config.text_config.{key}": json.dumps(value) for key, value in case.text.items()}
-    fields = ["dtype", "keep_f32", "shard_size", "save_original_format", "saved_config"]
+    fields = ["dtype", "keep_f32", "shard_size", "save_original_format", "saved_config", "duplicate"]
     entries |= {name: str(getattr(case, name)) for name in fields}
-    entries["tensors"] = " ".join(edit.__name__ for edit in case.tensor_edits)
+    entries["edits"] = " ".join(edit.__name__ for edit in case.tensor_edits + case.file_edits)
     return entries
 
 

@@ -5,7 +5,7 @@ Not every combination is legal. What transformers does not load and compute with
 
 import random
 
-from . import rope, spelling
+from . import files, rope, spelling
 from .case import Case
 
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -17,7 +17,7 @@ ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gel
 
 def sizes(case: Case, r: random.Random) -> None:
     text = case.text
-    text["hidden_size"] = r.choice([32, 48, 64, 72, 96, 120])
+    text["hidden_size"] = r.choice([32, 33, 48, 50, 64, 72, 96, 120])
     text["vocab_size"] = r.choice([261, 264, 277, 288, 300])
     text["num_hidden_layers"] = layers = r.choice([1, 2, 2, 3, 4, 5])
     if "layer_types" in text:
@@ -25,7 +25,7 @@ def sizes(case: Case, r: random.Random) -> None:
     if "max_window_layers" in text:
         text["max_window_layers"] = layers
     if "intermediate_size" in text:
-        text["intermediate_size"] = r.choice([32, 48, 96, 100, 160])
+        text["intermediate_size"] = r.choice([32, 37, 48, 96, 100, 160])
 
 
 def heads(case: Case, r: random.Random) -> None:
@@ -47,7 +47,7 @@ def hidden_act(case: Case, r: random.Random) -> None:
 
 
 def epsilon(case: Case, r: random.Random) -> None:
-    case.text["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3, 0.03, 1, 0.0])
+    case.text["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3, 0.03, 1.0, 0.0])
 
 
 def biases(case: Case, r: random.Random) -> None:
@@ -61,7 +61,7 @@ def biases(case: Case, r: random.Random) -> None:
 
 
 def context(case: Case, r: random.Random) -> None:
-    case.text["max_position_embeddings"] = r.choice([16, 64, 128, 512, 4096, 1048576])
+    case.text["max_position_embeddings"] = r.choice([64, 128, 128, 512, 512, 4096, 4096, 1048576])
 
 
 def windows(case: Case, r: random.Random) -> None:
@@ -69,7 +69,7 @@ def windows(case: Case, r: random.Random) -> None:
     stray = case.architecture not in WINDOWED
     if stray and r.random() < 0.8:
         return
-    text["sliding_window"] = r.choice([None, 1, 2, 7, 21, 64, 100, 4096])
+    text["sliding_window"] = r.choice([None, -1, 0, 1, 2, 7, 21, 64, 100, 4096])
     if case.architecture != "mistral":
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])
@@ -106,9 +106,9 @@ def delta_nets(case: Case, r: random.Random) -> None:
     key_heads = r.choice([1, 2, 3])
     text["linear_num_key_heads"] = key_heads
     text["linear_num_value_heads"] = key_heads * r.choice([1, 2, 3])
-    text["linear_key_head_dim"] = r.choice([4, 8, 16, 24, 32, 40])
-    text["linear_value_head_dim"] = r.choice([4, 8, 16, 24, 32, 40])
-    text["linear_conv_kernel_dim"] = r.choice([4, 4, 2, 3, 5])
+    text["linear_key_head_dim"] = r.choice([4, 7, 8, 16, 24, 32, 40])
+    text["linear_value_head_dim"] = r.choice([4, 5, 8, 16, 24, 32, 40])
+    text["linear_conv_kernel_dim"] = r.choice([4, 4, 1, 2, 3, 5])
     if case.architecture != "qwen3_next" and r.random() < 0.2:
         text["attn_output_gate"] = r.choice([True, False])
 
@@ -117,10 +117,10 @@ def experts(case: Case, r: random.Random) -> None:
     if case.architecture not in EXPERTS:
         return
     text = case.text
-    count = r.choice([1, 2, 4, 5, 8, 16])
+    count = r.choice([1, 2, 4, 5, 8, 16, 0 if r.random() < 0.1 else 3])
     text["num_experts"] = count
-    text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= count])
-    text["moe_intermediate_size"] = r.choice([16, 32, 48, 64])
+    text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= max(count, 1)])
+    text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
     if case.architecture != "qwen3_moe" or r.random() < 0.1:
         text["shared_expert_intermediate_size"] = r.choice([16, 32, 96])
     text["norm_topk_prob"] = r.random() < 0.5
@@ -142,7 +142,7 @@ def sparse_layers(case: Case, r: random.Random) -> None:
 
 
 def storage(case: Case, r: random.Random) -> None:
-    case.dtype = r.choice(["float32", "float32", "bfloat16", "float16"])
+    case.dtype = r.choice(["float32", "bfloat16", "float16", "float64" if r.random() < 0.1 else "float32"])
     if case.dtype != "float32" and r.random() < 0.5:
         case.keep_f32 = tuple(r.sample(["A_log", "dt_bias", "norm.weight", "q_proj.weight", "lm_head.weight"], 2))
     case.shard_size = r.choice(["1GB", "1GB", "60KB", "20KB"])
@@ -167,11 +167,13 @@ OPTIONS = {
     "rope": rope.option,
     "storage": storage,
     "nesting": spelling.nesting,
-    "ties": spelling.ties,
+    "ties": files.ties,
     "defaults": spelling.defaults,
     "nulls": spelling.nulls,
     "aliases": spelling.aliases,
     "idle_keys": spelling.idle_keys,
     "stray_root_keys": spelling.stray_root_keys,
-    "tensors": spelling.tensors,
+    "said_twice": spelling.said_twice,
+    "tensors": files.tensors,
+    "stray_files": files.stray_files,
 }

@@ -1,9 +1,6 @@
-"""How config.json says it: what is nested, absent, null, said twice or without effect; and what stands beside the
-weights that transformers saves."""
+"""How config.json says it: what is nested, absent, null, said twice or without effect."""
 
 import random
-
-import torch
 
 from .case import Case
 
@@ -38,49 +35,6 @@ def nesting(case: Case, r: random.Random) -> None:
             del case.root["vision_config"]
 
 
-def ties(case: Case, r: random.Random) -> None:
-    """The flag at the root, in `text_config`, in both, contradicting; weights that do not fit the flag."""
-    values = [True, True, False, None]
-    for part in [case.root, case.text] if case.nested else [case.root]:
-        part.pop("tie_word_embeddings", None)
-        value = r.choice(values)
-        if value is not None:
-            part["tie_word_embeddings"] = value
-    form = r.random()
-    if form < 0.2:
-        case.tensor_edits.append(own_head)
-    elif form < 0.3:
-        case.tensor_edits.append(same_head)
-    elif form < 0.35:
-        case.tensor_edits.append(head_alone)
-
-
-def head_and_embedding(tensors: dict) -> tuple[str, str]:
-    embedding = next(name for name in tensors if name.endswith("embed_tokens.weight"))
-    return "lm_head.weight", embedding
-
-
-def own_head(tensors: dict, generator: torch.Generator) -> dict:
-    """An output layer of its own, whatever the flag says."""
-    head, embedding = head_and_embedding(tensors)
-    value = tensors[embedding]
-    own = 2 * value.shape[1] ** -0.5 * torch.randn(value.shape, generator=generator)
-    return {**tensors, head: own.to(value.dtype)}
-
-
-def same_head(tensors: dict, generator: torch.Generator) -> dict:
-    """The embedding a second time as the output layer."""
-    head, embedding = head_and_embedding(tensors)
-    return {**tensors, head: tensors[embedding].clone()}
-
-
-def head_alone(tensors: dict, generator: torch.Generator) -> dict:
-    """The output layer without the embedding that is tied to it."""
-    head, embedding = head_and_embedding(tensors)
-    value = tensors.pop(embedding)
-    return {head: value, **tensors}
-
-
 def defaults(case: Case, r: random.Random) -> None:
     """Leaves keys out that transformers has a default for."""
     if r.random() < 0.4:
@@ -107,9 +61,7 @@ def aliases(case: Case, r: random.Random) -> None:
         text["num_local_experts"] = text.pop("num_experts")
         if r.random() < 0.3:
             text["num_experts"] = text["num_local_experts"] + 1
-    if r.random() < 0.05 and "intermediate_size" in text:
-        text["per_layer_config"] = {"0": {"intermediate_size": 64}}
-    if r.random() < 0.05:
+    if r.random() < 0.02:
         text["per_layer_config"] = {"0": {"hidden_act": "relu"}}
     if r.random() < 0.03:
         text["chunk_size_feed_forward"] = 8
@@ -150,6 +102,7 @@ def idle_keys(case: Case, r: random.Random) -> None:
         "clip_qkv": 0.1,
         "attention_multiplier": 0.5,
         "no_rope_layers": [0],
+        "quantization_config": None,
         "unheard_of": {"a": [1, None]},
     }
     for key, value in idle.items():
@@ -181,30 +134,7 @@ def stray_root_keys(case: Case, r: random.Random) -> None:
             case.root[key] = value
 
 
-def tensors(case: Case, r: random.Random) -> None:
-    """Tensors that the model does not ask for."""
-    if r.random() < 0.05:
-        case.tensor_edits.append(extra_tensor)
-    if r.random() < 0.05:
-        case.tensor_edits.append(inverse_frequencies)
-    if r.random() < 0.1:
-        case.tensor_edits.append(stray_biases)
-
-
-def extra_tensor(tensors: dict, generator: torch.Generator) -> dict:
-    return {**tensors, "model.something_else.weight": torch.ones(3)}
-
-
-def inverse_frequencies(tensors: dict, generator: torch.Generator) -> dict:
-    """As old exporters wrote them."""
-    return {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-
-
-def stray_biases(tensors: dict, generator: torch.Generator) -> dict:
-    """Biases of the attention in the file, whatever `attention_bias` says."""
-    edited = dict(tensors)
-    for name, value in tensors.items():
-        bias = name.removesuffix("weight") + "bias"
-        if name.endswith(("q_proj.weight", "o_proj.weight")) and bias not in tensors:
-            edited[bias] = (0.3 * torch.randn(len(value), generator=generator)).to(value.dtype)
-    return edited
+def said_twice(case: Case, r: random.Random) -> None:
+    """A key twice in the same object: the last one counts."""
+    if r.random() < 0.05 and "rms_norm_eps" in case.text:
+        case.duplicate = ("rms_norm_eps", 0.7)
