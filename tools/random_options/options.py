@@ -11,7 +11,7 @@ from .case import Case
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe")
 WINDOWED = ("mistral", "qwen3", "qwen3_moe")
-ACTIVATIONS = ["silu"] * 6 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
+ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
 ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gelu_accurate", "gelu_10", "hardswish"]
 
 
