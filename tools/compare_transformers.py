@@ -28,7 +28,7 @@ from random_options import check  # noqa: E402
 from random_options.case import BASES, draw  # noqa: E402
 from random_options.options import OPTIONS  # noqa: E402
 
-DRAWS = 60
+DRAWS = 100
 
 
 class Run:

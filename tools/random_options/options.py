@@ -52,11 +52,11 @@ def epsilon(case: Case, r: random.Random) -> None:
 
 def biases(case: Case, r: random.Random) -> None:
     """Mistral has no such key: there it is without effect."""
-    if r.random() < 0.4:
+    if r.random() < (0.1 if case.architecture == "mistral" else 0.4):
         case.text["attention_bias"] = r.choice([True, True, False])
     if case.architecture == "llama" and r.random() < 0.4:
         case.text["mlp_bias"] = True
-    elif r.random() < 0.1:
+    elif r.random() < 0.03:
         case.text["mlp_bias"] = True
 
 
@@ -69,7 +69,7 @@ def windows(case: Case, r: random.Random) -> None:
     stray = case.architecture not in WINDOWED
     if stray and r.random() < 0.8:
         return
-    text["sliding_window"] = r.choice([None, -1, 0, 1, 2, 7, 21, 64, 100, 4096])
+    text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
     if case.architecture != "mistral":
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])

@@ -4,7 +4,7 @@ import random
 
 from .case import Case
 
-KINDS = ["default"] * 3 + ["linear", "dynamic", "llama3", "llama3", "yarn", "yarn", "yarn", "longrope", "proportional"]
+KINDS = ["default"] * 6 + ["linear"] * 3 + ["llama3"] * 4 + ["yarn"] * 7 + ["dynamic", "longrope", "proportional"]
 NESTED = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
@@ -63,16 +63,16 @@ def maybe(entries: dict, chance: float, r: random.Random) -> dict:
 
 def place(text: dict, kind: str, body: dict, theta, partial, r: random.Random) -> None:
     """Writes the parameters in one of their spellings."""
-    spelling = r.choice(["old", "old", "new", "new", "new", "theta apart", "both"])
+    spelling = r.choice(["old"] * 4 + ["new"] * 4 + ["theta apart"] * 2 + ["both"])
     if partial is not None:
         inside = r.random() < 0.5
         (body if inside else text)["partial_rotary_factor"] = partial
-        if r.random() < 0.1:
+        if r.random() < 0.05:
             text["partial_rotary_factor"] = 0.5
     if kind != "default" or r.random() < 0.5:
         for name in r.choice([["rope_type"], ["rope_type"], ["type"], ["type", "rope_type"]]):
             body[name] = kind
-    if body.get("type") and body.get("rope_type") and r.random() < 0.3:
+    if body.get("type") and body.get("rope_type") and r.random() < 0.1:
         body["type"] = "default"
     if spelling == "old":
         if theta is not None:
@@ -84,7 +84,7 @@ def place(text: dict, kind: str, body: dict, theta, partial, r: random.Random) -
     if theta is not None:
         inside = spelling != "theta apart"
         (body if inside else text)["rope_theta"] = theta
-        if inside and r.random() < 0.2:
+        if inside and r.random() < 0.05:
             text["rope_theta"] = 123.0
     text["rope_parameters"] = body or None
     if spelling == "both":

@@ -40,17 +40,17 @@ def defaults(case: Case, r: random.Random) -> None:
     if r.random() < 0.4:
         return
     for key in DEFAULTED:
-        if key in case.text and r.random() < 0.12:
+        if key in case.text and r.random() < 0.09:
             del case.text[key]
     for key in RARELY_DEFAULTED:
-        if key in case.text and r.random() < 0.015:
+        if key in case.text and r.random() < 0.01:
             del case.text[key]
 
 
 def nulls(case: Case, r: random.Random) -> None:
     keys = DEFAULTED + ["attention_dropout", "pad_token_id", "bos_token_id", "eos_token_id", "use_cache", "dtype"]
     for key in keys:
-        if r.random() < 0.04:
+        if r.random() < 0.008:
             case.text[key] = None
 
 
@@ -63,15 +63,15 @@ def aliases(case: Case, r: random.Random) -> None:
             text["num_experts"] = text["num_local_experts"] + 1
     if r.random() < 0.02:
         text["per_layer_config"] = {"0": {"hidden_act": "relu"}}
-    if r.random() < 0.03:
+    if r.random() < 0.015:
         text["chunk_size_feed_forward"] = 8
-    if r.random() < 0.03:
+    if r.random() < 0.015:
         text["is_decoder"] = r.choice([True, False])
-    if r.random() < 0.03:
+    if r.random() < 0.015:
         text["is_causal"] = False
-    if r.random() < 0.03:
+    if r.random() < 0.015:
         text["query_pre_attn_scalar"] = 100
-    if r.random() < 0.03:
+    if r.random() < 0.015:
         text["hidden_activation"] = "relu"
 
 
