@@ -73,14 +73,12 @@ def mtp_tensors(tensors: dict, generator: torch.Generator) -> dict:
     return {n: (0.1 * torch.randn(t.shape, generator=generator)).to(t.dtype) for n, t in shapes.items()}
 
 
-def write_checkpoint(tiny: Tiny, seed: int, out: Path) -> None:
-    """Saves the checkpoint with transformers' own class, under config.json as `tiny` gives it."""
+def random_model(tiny: Tiny, model_class, tied: bool, generator: torch.Generator, out: Path):
+    """A model of `tiny`'s config.json, which is written to `out`, with random weights of its types."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(tiny.config, indent=2) + "\n")
     config = transformers.AutoConfig.from_pretrained(out)
-    model = getattr(transformers, tiny.config["architectures"][0])(config)
-    generator = torch.Generator().manual_seed(seed)
-    tied = tiny.config["tie_word_embeddings"]
+    model = model_class(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial(name, parameter, tied, generator))
@@ -88,6 +86,14 @@ def write_checkpoint(tiny: Tiny, seed: int, out: Path) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith(tiny.keep_f32 or ("\0",)):
             parameter.data = parameter.data.float()
+    return model
+
+
+def write_checkpoint(tiny: Tiny, seed: int, out: Path) -> None:
+    """Saves the checkpoint with transformers' own class, under config.json as `tiny` gives it."""
+    generator = torch.Generator().manual_seed(seed)
+    model_class = getattr(transformers, tiny.config["architectures"][0])
+    model = random_model(tiny, model_class, tiny.config["tie_word_embeddings"], generator, out)
     # transformers would save experts one by one; Qwen3.5 publishes them stacked.
     stacked = tiny.config["model_type"] == "qwen3_5_moe"
     model.save_pretrained(out, max_shard_size=tiny.shard_size, save_original_format=not stacked)
@@ -99,8 +105,8 @@ def write_checkpoint(tiny: Tiny, seed: int, out: Path) -> None:
         save_torch_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def write_tokenizer(vocab_size: int, out: Path) -> None:
-    """A byte-level BPE of the 256 bytes, a few merges and an end-of-text token; the ids beyond stay unused."""
+def write_tokenizer(vocab_size: int, out: Path, padded: bool = True) -> None:
+    """A byte-level BPE of the 256 bytes, a few merges and an end-of-text token; if `padded`, the ids beyond stay unused."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e"), ("i", "n")]
     vocabulary = {token: i for i, token in enumerate(alphabet + ["".join(pair) for pair in merges])}
@@ -109,6 +115,8 @@ def write_tokenizer(vocab_size: int, out: Path) -> None:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
+    if not padded:
+        tokenizer.add_tokens([f"<|{id}|>" for id in range(tokenizer.get_vocab_size(), vocab_size)])
     tokenizer.save(str(out / "tokenizer.json"), pretty=False)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (out / "tokenizer_config.json").write_text(json.dumps(config) + "\n")

@@ -23,22 +23,28 @@ def text_class(architecture: str):
     return getattr(transformers, TEXT_CLASSES.get(architecture, architecture))
 
 
-def load(path: Path, architecture: str):
-    """The checkpoint at `path`, upcast to float32."""
-    model, info = text_class(architecture).from_pretrained(
+def from_file(path: Path, model_class):
+    """The checkpoint at `path` in float32, and which of its tensors transformers missed or left over."""
+    model, info = model_class.from_pretrained(
         path,
         dtype=torch.float32,
         attn_implementation="eager",
         experts_implementation="eager",
         output_loading_info=True,
     )
-    unexpected = {name for name in info["unexpected_keys"] if not name.startswith(("mtp.", "model.visual."))}
-    if info["missing_keys"] or unexpected or info["mismatched_keys"]:
-        raise ValueError(f"{path}: {info}")
     model = model.eval().float()
     # Buffers such as A_log must not stay in half precision.
     dtypes = {p.dtype for p in model.parameters()}
     assert dtypes == {torch.float32}, dtypes
+    return model, info
+
+
+def load(path: Path, architecture: str):
+    """The checkpoint at `path`, upcast to float32, from which nothing is missing and nothing left over."""
+    model, info = from_file(path, text_class(architecture))
+    unexpected = {name for name in info["unexpected_keys"] if not name.startswith(("mtp.", "model.visual."))}
+    if info["missing_keys"] or unexpected or info["mismatched_keys"]:
+        raise ValueError(f"{path}: {info}")
     return model
 
 
@@ -86,6 +92,8 @@ class RouterGaps:
         def hook(module, args):
             logits = args[0].reshape(-1, args[0].shape[-1]) @ module.weight.T
             ranked = logits.sort(dim=-1, descending=True).values
+            if top_k >= ranked.shape[-1]:
+                return
             self.least = min(self.least, float((ranked[:, top_k - 1] - ranked[:, top_k]).min()))
 
         return hook

@@ -1,4 +1,4 @@
-//! The tensors of a directory: `model.safetensors.index.json` and the shards that it names, or `model.safetensors`,
+//! The tensors of a directory: `model.safetensors`, or `model.safetensors.index.json` and the shards that it names,
 //! or all parts of `model-00001-of-0000N.safetensors`.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,8 @@ use crate::{FileError, INDEX, SINGLE, Tensors};
 /// Maps all tensors. Also returns `format` of the first file's metadata.
 pub(super) fn open(directory: &Path) -> Result<(Tensors, Option<String>), FileError> {
     let index = directory.join(INDEX);
-    let files = if index.exists() {
+    // As in transformers, an index beside the single file is not looked at: it may describe another state of the model.
+    let files = if index.exists() && !directory.join(SINGLE).exists() {
         open_index(directory, &index)?
     } else {
         unindexed(directory)?.iter().map(|path| safetensors::read(path)).collect::<Result<_, _>>()?

@@ -90,6 +90,15 @@ fn shards_are_opened_with_and_without_an_index() {
 }
 
 #[test]
+fn the_single_file_comes_before_shards_beside_it() {
+    let index = index(&format!(r#"{{"b": "{FIRST}"}}"#));
+    let (single, shard) = (tensors("pt", &["a"]), tensors("pt", &["b"]));
+    let directory = directory(&[EMPTY, ("model.safetensors", &single), (FIRST, &shard), (INDEX, &index)]);
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    assert_eq!(checkpoint.tensors().names().collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
 fn shards_that_are_missing_or_disagree_are_refused() {
     let (first, second) = (tensors("pt", &["a"]), tensors("pt", &["b"]));
     let both = [(FIRST, &first[..]), (SECOND, &second)];

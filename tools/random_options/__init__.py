@@ -1,0 +1,1 @@
+"""Random checkpoints with legal options, and what transformers and lowbit make of them."""

@@ -1,0 +1,179 @@
+"""The options: each may change a case's config.json, or how its tensors are stored.
+
+Not every combination is legal. What transformers does not load and compute with is drawn again.
+"""
+
+import random
+
+from . import files, rope, spelling
+from .case import Case
+
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe")
+WINDOWED = ("mistral", "qwen3", "qwen3_moe")
+ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
+ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gelu_accurate", "gelu_10", "hardswish"]
+
+
+def sizes(case: Case, r: random.Random) -> None:
+    text = case.text
+    text["hidden_size"] = r.choice([32, 33, 48, 50, 64, 72, 96, 120])
+    text["vocab_size"] = r.choice([261, 264, 277, 288, 300])
+    text["num_hidden_layers"] = layers = r.choice([1, 2, 2, 3, 4, 5])
+    if "layer_types" in text:
+        text["layer_types"] = [r.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+    if "max_window_layers" in text:
+        text["max_window_layers"] = layers
+    if "intermediate_size" in text:
+        text["intermediate_size"] = r.choice([32, 37, 48, 96, 100, 160])
+
+
+def heads(case: Case, r: random.Random) -> None:
+    text = case.text
+    kv_heads = r.choice([1, 1, 2, 3, 4])
+    text["num_key_value_heads"] = kv_heads
+    text["num_attention_heads"] = kv_heads * r.choice([1, 2, 3, 4])
+    text["head_dim"] = r.choice([4, 8, 12, 16, 24, 32, 40, 64])
+    if case.architecture in ("llama", "mistral") and r.random() < 0.5:
+        text["head_dim"] = None
+        if r.random() < 0.5:
+            del text["head_dim"]
+    if case.architecture == "llama" and r.random() < 0.3:
+        text["num_key_value_heads"] = None
+
+
+def hidden_act(case: Case, r: random.Random) -> None:
+    case.text["hidden_act"] = r.choice(ACTIVATIONS)
+
+
+def epsilon(case: Case, r: random.Random) -> None:
+    case.text["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3, 0.03, 1.0, 0.0])
+
+
+def biases(case: Case, r: random.Random) -> None:
+    """Mistral has no such key: there it is without effect."""
+    if r.random() < (0.1 if case.architecture == "mistral" else 0.4):
+        case.text["attention_bias"] = r.choice([True, True, False])
+    if case.architecture == "llama" and r.random() < 0.4:
+        case.text["mlp_bias"] = True
+    elif r.random() < 0.03:
+        case.text["mlp_bias"] = True
+
+
+def context(case: Case, r: random.Random) -> None:
+    case.text["max_position_embeddings"] = r.choice([64, 128, 128, 512, 512, 4096, 4096, 1048576])
+
+
+def windows(case: Case, r: random.Random) -> None:
+    text = case.text
+    stray = case.architecture not in WINDOWED
+    if stray and r.random() < 0.8:
+        return
+    text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
+    if case.architecture != "mistral":
+        text["use_sliding_window"] = r.random() < 0.7
+        text["max_window_layers"] = r.choice([0, 1, 2, 5])
+    if case.architecture == "qwen3" and r.random() < 0.4:
+        kinds = ["sliding_attention", "full_attention"]
+        text["layer_types"] = [r.choice(kinds) for _ in range(text["num_hidden_layers"])]
+    elif case.architecture in ("llama", "mistral", "qwen3_moe") and r.random() < 0.15:
+        kinds = ["sliding_attention", "full_attention"]
+        text["layer_types"] = [r.choice(kinds) for _ in range(text["num_hidden_layers"])]
+
+
+def hybrid_layers(case: Case, r: random.Random) -> None:
+    """Which layers mix how; attention alone and delta nets alone are legal, too."""
+    text, layers = case.text, case.text["num_hidden_layers"]
+    if case.architecture not in HYBRIDS:
+        return
+    form = r.choice(["types", "interval", "both", "attention", "linear", "default"])
+    text.pop("layer_types", None)
+    text.pop("full_attention_interval", None)
+    kinds = {"attention": ["full_attention"], "linear": ["linear_attention"]}
+    if form in ("types", "both", "attention", "linear"):
+        choice = kinds.get(form, ["full_attention", "linear_attention"])
+        text["layer_types"] = [r.choice(choice) for _ in range(layers)]
+    if form in ("interval", "both"):
+        text["full_attention_interval"] = r.choice([1, 2, 3])
+    if form == "interval" and r.random() < 0.3:
+        text["layer_types"] = None
+
+
+def delta_nets(case: Case, r: random.Random) -> None:
+    if case.architecture not in HYBRIDS:
+        return
+    text = case.text
+    key_heads = r.choice([1, 2, 3])
+    text["linear_num_key_heads"] = key_heads
+    text["linear_num_value_heads"] = key_heads * r.choice([1, 2, 3])
+    text["linear_key_head_dim"] = r.choice([4, 7, 8, 16, 24, 32, 40])
+    text["linear_value_head_dim"] = r.choice([4, 5, 8, 16, 24, 32, 40])
+    text["linear_conv_kernel_dim"] = r.choice([4, 4, 1, 2, 3, 5])
+    if case.architecture != "qwen3_next" and r.random() < 0.2:
+        text["attn_output_gate"] = r.choice([True, False])
+
+
+def experts(case: Case, r: random.Random) -> None:
+    if case.architecture not in EXPERTS:
+        return
+    text = case.text
+    count = r.choice([1, 2, 4, 5, 8, 16, 0 if r.random() < 0.1 else 3])
+    text["num_experts"] = count
+    text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= max(count, 1)])
+    text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
+    if case.architecture != "qwen3_moe" or r.random() < 0.1:
+        text["shared_expert_intermediate_size"] = r.choice([16, 32, 96])
+    text["norm_topk_prob"] = r.random() < 0.5
+    if r.random() < 0.2:
+        text["norm_topk_prob"] = None
+        del text["norm_topk_prob"]
+    case.save_original_format = r.random() < 0.5
+
+
+def sparse_layers(case: Case, r: random.Random) -> None:
+    """In Qwen3.5 these keys are without effect."""
+    if case.architecture not in EXPERTS or (case.architecture == "qwen3_5_moe" and r.random() < 0.8):
+        return
+    text, layers = case.text, case.text["num_hidden_layers"]
+    text["decoder_sparse_step"] = r.choice([1, 1, 2, 3])
+    text["mlp_only_layers"] = r.choice([[], [], None, [0], [layers - 1], list(range(layers)), [99]])
+    if r.random() < 0.2:
+        del text["mlp_only_layers"]
+
+
+def storage(case: Case, r: random.Random) -> None:
+    case.dtype = r.choice(["float32", "bfloat16", "float16", "float64" if r.random() < 0.1 else "float32"])
+    if case.dtype != "float32" and r.random() < 0.5:
+        case.keep_f32 = tuple(r.sample(["A_log", "dt_bias", "norm.weight", "q_proj.weight", "lm_head.weight"], 2))
+    case.shard_size = r.choice(["1GB", "1GB", "60KB", "20KB"])
+    case.saved_config = r.random() < 0.3
+    key = r.choice(["dtype", "torch_dtype", None])
+    if key:
+        case.text[key] = r.choice([case.dtype, "float32", "bfloat16", "float16"])
+
+
+OPTIONS = {
+    "sizes": sizes,
+    "heads": heads,
+    "hidden_act": hidden_act,
+    "epsilon": epsilon,
+    "biases": biases,
+    "context": context,
+    "windows": windows,
+    "hybrid_layers": hybrid_layers,
+    "delta_nets": delta_nets,
+    "experts": experts,
+    "sparse_layers": sparse_layers,
+    "rope": rope.option,
+    "storage": storage,
+    "nesting": spelling.nesting,
+    "ties": files.ties,
+    "defaults": spelling.defaults,
+    "nulls": spelling.nulls,
+    "aliases": spelling.aliases,
+    "idle_keys": spelling.idle_keys,
+    "stray_root_keys": spelling.stray_root_keys,
+    "said_twice": spelling.said_twice,
+    "tensors": files.tensors,
+    "stray_files": files.stray_files,
+}
