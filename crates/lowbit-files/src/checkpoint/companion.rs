@@ -98,7 +98,9 @@ fn own_file(directory: &Path, name: &str) -> Result<Option<PathBuf>, FileError> 
 
 /// Whether `target` is `models--org--name/blobs/..`, for the `models--org--name/snapshots/..` of the hub's cache.
 fn is_blob_of(target: &Path, directory: &Path) -> bool {
-    let Some(snapshots) = directory.parent().filter(|parent| parent.ends_with("snapshots")) else { return false };
+    let Some(snapshots) = directory.parent().filter(|parent| parent.ends_with("snapshots")) else {
+        return false;
+    };
     let blobs = snapshots.parent().map(|repository| repository.join("blobs"));
     blobs.is_some() && target.parent() == blobs.as_deref()
 }
@@ -155,7 +157,9 @@ mod tests {
         std::fs::create_dir(folder.path().join("blobs")).unwrap();
         std::fs::write(folder.path().join("blobs/x"), "{}").unwrap();
         let link = directory.join("tokenizer_config.json");
-        for target in [&secret, Path::new("../secret.json"), Path::new("../blobs/x"), Path::new("/etc/passwd")] {
+        for target in
+            [&secret, Path::new("../secret.json"), Path::new("../blobs/x"), Path::new("/etc/passwd")]
+        {
             symlink(target, &link).unwrap();
             let error = checkpoint.companions().unwrap_err();
             assert!(matches!(error, FileError::Outside { .. }), "{error}");
@@ -176,7 +180,10 @@ mod tests {
         std::fs::remove_file(&link).unwrap();
         std::fs::rename(directory.join(CONFIG), folder.path().join(CONFIG)).unwrap();
         symlink("../config.json", directory.join(CONFIG)).unwrap();
-        assert!(matches!(checkpoint.companions(), Err(FileError::Outside { .. })), "config.json is copied, too");
+        assert!(
+            matches!(checkpoint.companions(), Err(FileError::Outside { .. })),
+            "config.json is copied, too"
+        );
     }
 
     #[test]

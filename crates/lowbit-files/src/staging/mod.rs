@@ -166,8 +166,10 @@ fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError
         let entry = entry.map_err(FileError::io(output))?;
         if entry.file_type().map_err(FileError::io(output))?.is_dir() {
             let name = entry.file_name();
-            let problem =
-                format!("holds a folder, {}, and is not replaced: remove it first", crate::shown(name.display()));
+            let problem = format!(
+                "holds a folder, {}, and is not replaced: remove it first",
+                crate::shown(name.display())
+            );
             return Err(refuse(output, problem));
         }
         has_config |= entry.file_name() == CONFIG;
@@ -180,7 +182,8 @@ fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError
 
 /// Makes the folders that `folder`'s path lacks, and returns them.
 fn make_folders(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let missing = |folder: &&Path| !folder.as_os_str().is_empty() && std::fs::symlink_metadata(folder).is_err();
+    let missing =
+        |folder: &&Path| !folder.as_os_str().is_empty() && std::fs::symlink_metadata(folder).is_err();
     let mut missing: Vec<&Path> = folder.ancestors().take_while(missing).collect();
     missing.reverse();
     let mut made = vec![];

@@ -1,9 +1,11 @@
 use super::bench_model;
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, at_least_one};
 use crate::{Failure, progress};
 use lowbit::Device;
 use lowbit_kernels::bench::{self, Limits, Row};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Flags of `bench`.
@@ -14,10 +16,10 @@ pub struct Arguments {
     #[command(flatten)]
     pub model: ModelOptions,
     /// With --model: prompts of these many tokens.
-    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model")]
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model", value_parser = at_least_one())]
     pub prompt_tokens: Vec<usize>,
     /// With --model: tokens to write.
-    #[arg(long, default_value_t = 128, requires = "model")]
+    #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
     pub generated_tokens: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
@@ -104,16 +106,24 @@ fn record(device: &Device, rows: &[Row]) -> Result<PathBuf, Failure> {
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86400;
     let path = folder.join(format!("{}.csv", date(days)));
-    let mut text = match path.exists() {
-        true => std::fs::read_to_string(&path)?,
-        false => format!("{}\n", Row::HEADER),
-    };
-    for row in rows {
-        text += &row.csv();
-        text += "\n";
-    }
-    std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    append(&path, rows).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(path)
+}
+
+/// Appends all rows or, where the disk is full, none; one process at a time.
+fn append(path: &Path, rows: &[Row]) -> std::io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(path)?;
+    // A file system without locks has one user, as a rule.
+    let _ = file.lock();
+    let length = file.metadata()?.len();
+    let header = (length == 0).then(|| format!("{}\n", Row::HEADER));
+    let lines = rows.iter().map(|row| format!("{}\n", row.csv()));
+    let text: String = header.into_iter().chain(lines).collect();
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = file.set_len(length);
+    }
+    written
 }
 
 /// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").

@@ -101,7 +101,11 @@ impl DecodeState {
 /// What the tensors of a [`DecodeState`] hold after `tokens`.
 fn values(tokens: &[u32], window: usize) -> Result<[Vec<u32>; 4], KernelError> {
     if window > LONGEST {
-        return Err(Check("decode state").value("window", window, format!("{LONGEST} tokens at most are wanted")));
+        return Err(Check("decode state").value(
+            "window",
+            window,
+            format!("{LONGEST} tokens at most are wanted"),
+        ));
     }
     let Some((&last, before)) = tokens.split_last() else {
         return Err(Check("decode state").value("tokens", "empty", "there is a token to go on from"));
