@@ -32,7 +32,8 @@ fn help(arguments: &[&str]) -> String {
 fn commands() -> Vec<String> {
     let help = help(&[]);
     let (_, list) = help.split_once("Commands:\n").unwrap();
-    let names = list.lines().take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
+    let names =
+        list.lines().take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
     names.filter(|&name| name != "help").map(str::to_string).collect()
 }
 
@@ -51,7 +52,11 @@ fn flags(command: &str) -> Vec<String> {
 fn base(command: &str) -> Vec<(&'static str, String)> {
     let root = root();
     let path = |name: &str| root.join(name).to_str().unwrap().to_string();
-    let model = path(if command == "quantize" { "tests/vectors/models/qwen3" } else { "tests/vectors/models/llama3" });
+    let model = path(if command == "quantize" {
+        "tests/vectors/models/qwen3"
+    } else {
+        "tests/vectors/models/llama3"
+    });
     let more = match command {
         "generate" => vec![("--prompt", "a text".into()), ("--max-tokens", "2".into())],
         "chat" => vec![("--max-tokens", "2".into())],
@@ -123,10 +128,12 @@ fn numbers_of_any_size_are_taken_or_refused() {
         problems.collect::<String>()
     };
     let problems = std::thread::scope(|scope| {
-        let parts = [0, 1].map(|part| scope.spawn({
+        let parts = [0, 1].map(|part| {
+            scope.spawn({
                 let check = &check;
                 move || check(part)
-            }));
+            })
+        });
         parts.map(|part| part.join().unwrap()).concat()
     });
     assert!(problems.is_empty(), "{problems}");

@@ -97,7 +97,9 @@ fn kills_leave_the_old_the_new_or_nothing() {
     for i in 0..16 {
         let replaces = i % 2 == 1;
         if replaces {
-            succeeds(quantize(folder.path(), "", TINY, &["--output", "new", "--bits", "8"]).output().unwrap());
+            succeeds(
+                quantize(folder.path(), "", TINY, &["--output", "new", "--bits", "8"]).output().unwrap(),
+            );
         }
         let flags: &[&str] = if replaces { &["--output", "new", "--force"] } else { &["--output", "new"] };
         let mut child = quantize(folder.path(), "", TINY, flags).spawn().unwrap();
@@ -141,11 +143,17 @@ fn of_four_at_once_one_wins() {
     assert_eq!(won.len(), 1);
     for output in lost {
         let message = String::from_utf8(output.stderr).unwrap();
-        assert!(message.contains("is being written by another") || message.contains("exists already"), "{message}");
+        assert!(
+            message.contains("is being written by another") || message.contains("exists already"),
+            "{message}"
+        );
     }
     assert_eq!(names(folder.path()), ["new"]);
     let bundled = root().join("models/demo-4bit/model.safetensors");
-    assert!(std::fs::read(folder.path().join("new/model.safetensors")).unwrap() == std::fs::read(bundled).unwrap());
+    assert!(
+        std::fs::read(folder.path().join("new/model.safetensors")).unwrap()
+            == std::fs::read(bundled).unwrap()
+    );
 }
 
 #[test]

@@ -113,7 +113,7 @@ impl Staged {
         let old = rename::into_place(&self.path, &self.output, self.existing, self.kind)?;
         self.done = true;
         let parent = self.output.parent().unwrap_or(Path::new("."));
-        File::open(parent).and_then(|folder| folder.sync_all()).map_err(FileError::io(parent))?;
+        sync_folder(parent).map_err(FileError::io(parent))?;
         match old {
             // Its lock is held until it is gone, so that nobody takes its name for their own.
             Some(old) => remove(&old.path).map_err(FileError::io(&old.path)),
@@ -280,6 +280,15 @@ fn remove(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path)?.is_dir() {
         true => std::fs::remove_dir_all(path),
         false => std::fs::remove_file(path),
+    }
+}
+
+/// Has the system write a folder's names to the disk, if it can.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    let cannot = [ErrorKind::InvalidInput, ErrorKind::Unsupported, ErrorKind::PermissionDenied];
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if cannot.contains(&error.kind()) => Ok(()),
+        result => result,
     }
 }
 
