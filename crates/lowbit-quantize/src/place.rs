@@ -3,16 +3,16 @@
 use crate::QuantizeError;
 use std::path::{Component, Path, PathBuf};
 
-/// That `output` is not the checkpoint itself, nor in it, nor a folder that it is in.
+/// That `output` is not the checkpoint itself, nor in it, nor, if it may be replaced, a folder that holds it.
 ///
 /// # Errors
 /// [`QuantizeError::Place`].
-pub fn check(checkpoint: &Path, output: &Path) -> Result<(), QuantizeError> {
+pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), QuantizeError> {
     let (Some(from), Some(to)) = (checkpoint.canonicalize().ok(), resolve(output)) else { return Ok(()) };
     let relation = match () {
         () if from == to => "is",
         () if to.starts_with(&from) => "lies in",
-        () if from.starts_with(&to) => "holds",
+        () if replace && from.starts_with(&to) => "holds",
         () => return Ok(()),
     };
     Err(QuantizeError::Place { output: output.into(), relation, checkpoint: checkpoint.into() })

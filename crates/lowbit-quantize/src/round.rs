@@ -61,7 +61,7 @@ pub fn quantize(
     if let Some(found) = found {
         return Err(QuantizeError::Layout { path: checkpoint.path().to_path_buf(), found });
     }
-    place::check(checkpoint.path(), output)?;
+    place::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
     let companions = checkpoint.companions()?;
     let jobs = targets(checkpoint)?;
