@@ -49,6 +49,12 @@ pub enum FileError {
     Template { file: PathBuf, problem: String },
     #[error("{}: tokenizer: {problem}", file.display())]
     Tokenizer { file: PathBuf, problem: String },
+    #[error("{} exists already; name a new path, or replace it (--force)", path.display())]
+    Exists { path: PathBuf },
+    #[error("{}: {problem}", path.display())]
+    Output { path: PathBuf, problem: String },
+    #[error("{}: leads to {}, outside of the checkpoint; what is copied has to lie in it", file.display(), target.display())]
+    Outside { file: PathBuf, target: PathBuf },
     #[error("{}: token id {id} has no token; the vocabulary has {vocab_size}", file.display())]
     TokenId { file: PathBuf, id: u32, vocab_size: usize },
 }

@@ -14,11 +14,12 @@ mod map;
 pub mod read;
 pub mod safetensors;
 mod show;
+pub mod staging;
 mod tensor;
 mod tokenizer;
 
 pub use chat::{ChatTemplate, Message};
-pub use checkpoint::{Checkpoint, GenerationConfig, Layout, Quantization, QuantizationMode};
+pub use checkpoint::{Checkpoint, Companion, GenerationConfig, Layout, Quantization, QuantizationMode};
 pub use error::FileError;
 pub use hub::{Progress, resolve, resolve_with};
 pub use show::{Shown, shown, shown_message};

@@ -24,7 +24,8 @@ impl Device {
     /// The CPU with `threads` threads, or one a core.
     ///
     /// # Errors
-    /// [`KernelError::Threads`] for 0 or more than 1024; [`KernelError::ThreadPool`] when the system refuses them.
+    /// [`KernelError::Threads`] for 0, or more than 16 for each that the machine runs at once;
+    /// [`KernelError::ThreadPool`] when the system refuses them.
     pub fn cpu(threads: Option<usize>) -> Result<Self, KernelError> {
         Self::cpu_with(threads, Isa::detect())
     }
@@ -34,11 +35,15 @@ impl Device {
     /// # Errors
     /// As [`Self::cpu`].
     pub fn cpu_with(threads: Option<usize>, isa: Isa) -> Result<Self, KernelError> {
-        if let Some(threads @ (0 | 1025..)) = threads {
-            return Err(KernelError::Threads(threads));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // More only wait for each other: a thousand on two cores take seconds for a prompt.
+        let limit = (16 * cores).min(1024);
+        let threads = threads.unwrap_or(cores.min(limit));
+        if !(1..=limit).contains(&threads) {
+            return Err(KernelError::Threads { threads, cores, limit });
         }
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.unwrap_or(0))
+            .num_threads(threads)
             .thread_name(|i| format!("lowbit-{i}"))
             .build()?;
         Ok(Self::Cpu(Arc::new(Cpu { pool, isa, spares: Spares::default() })))

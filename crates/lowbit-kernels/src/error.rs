@@ -24,8 +24,10 @@ pub enum KernelError {
     Kernel { name: String, problem: String },
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("{0} threads were asked for, but a thread pool takes 1 to 1024")]
-    Threads(usize),
+    #[error(
+        "{threads} threads were asked for, but 1 to {limit} are wanted: this machine runs {cores} at once"
+    )]
+    Threads { threads: usize, cores: usize, limit: usize },
     #[error("the thread pool could not be started: {0}")]
     ThreadPool(#[from] rayon::ThreadPoolBuildError),
 }

@@ -31,12 +31,20 @@ pub enum ModelError {
     ContextLength { tokens: usize, limit: usize },
     #[error("token {index} is {id}, but the vocabulary has {vocab_size}")]
     Token { index: usize, id: u32, vocab_size: usize },
+    #[error("after {tokens} tokens: {error}")]
+    Draw { tokens: usize, error: KernelError },
+    #[error(
+        "after {position} tokens: the logit of token {token} is {got}, but every one is to be finite, or -inf beside finite ones"
+    )]
+    Logits { position: usize, token: usize, got: String },
+    #[error("token {index}, {id}, has a logit of -inf: its perplexity is infinite")]
+    Impossible { index: usize, id: u32 },
     #[error("there are no tokens to start from")]
     NoTokens,
     #[error(
         "a context of {0} is too small: a window scores all its tokens but the first, so it takes at least 2"
     )]
     Window(usize),
-    #[error("{tokens} tokens are too few: windows of {context} scored by their second half take {want}", want = 2 * .context)]
+    #[error("{tokens} tokens are too few: windows of {context} scored by their second half take {want}", want = .context.saturating_mul(2))]
     TooShort { tokens: usize, context: usize },
 }

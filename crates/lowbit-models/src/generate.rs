@@ -43,7 +43,7 @@ pub struct GenerationOptions {
     pub max_tokens: usize,
     /// Ids that end the text; they are not part of it.
     pub stop_ids: Vec<u32>,
-    /// The repetition penalty looks at this many last tokens.
+    /// The repetition penalty looks at this many last tokens; more than the model's context are all.
     pub repetition_context: usize,
 }
 
@@ -141,7 +141,8 @@ impl<'m> Session<'m> {
     /// become part of the text, also a stop id. A GPU draws the next token while `each` has the last one.
     ///
     /// # Errors
-    /// Those of sampling and of [`Model::forward`].
+    /// Those of [`Model::forward`]; [`ModelError::Draw`] with those of sampling, for logits that are NaN or infinite (but for
+    /// -inf beside finite ones, which is never drawn) among others.
     pub fn generate(
         &mut self,
         logits: Tensor,
@@ -152,19 +153,22 @@ impl<'m> Session<'m> {
         if options.max_tokens == 0 {
             return Ok(Generation { tokens, finish: Finish::Length });
         }
+        options.sampling.validate()?;
         let text = (&self.tokens[..], &self.cache);
         let mut steps = Steps::new(self.steps.take(), self.model, text, options)?;
         let limit = self.model.config().max_position_embeddings;
-        steps.first(&logits)?;
+        let after = |tokens: usize| move |error| ModelError::Draw { tokens, error };
+        steps.first(&logits).map_err(after(self.tokens.len()))?;
         let finish = loop {
             let drawn = steps.drawn()?;
             let goes_on = tokens.len() + 1 < options.max_tokens && self.tokens.len() < limit;
             // The device has its next step before the host waits for this one's token: it need not wait for the host.
             let ahead = goes_on && steps.is_captured(&self.cache);
             if ahead {
-                steps.next(self.model, &mut self.cache)?;
+                // The token that is on its way goes through the model, too.
+                steps.next(self.model, &mut self.cache).map_err(after(self.tokens.len() + 1))?;
             }
-            let id = drawn.wait()?;
+            let id = drawn.wait().map_err(after(self.tokens.len()))?;
             self.tokens.push(id);
             if options.stop_ids.contains(&id) {
                 break Finish::Stop;
@@ -177,7 +181,7 @@ impl<'m> Session<'m> {
                 break Finish::Length;
             }
             if !ahead {
-                steps.next(self.model, &mut self.cache)?;
+                steps.next(self.model, &mut self.cache).map_err(after(self.tokens.len()))?;
             }
         };
         self.steps = Some(steps);

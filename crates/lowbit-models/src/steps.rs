@@ -24,7 +24,9 @@ impl Steps {
         (tokens, cache): (&[u32], &Cache),
         options: &GenerationOptions,
     ) -> Result<Self, ModelError> {
-        let (sampling, window, device) = (options.sampling, options.repetition_context, model.device());
+        let (sampling, device) = (options.sampling, model.device());
+        // No text is longer than the model's context.
+        let window = options.repetition_context.min(model.config().max_position_embeddings);
         if let Some(mut steps) =
             last.filter(|last| last.sampling == sampling && last.state.window() == window)
         {
@@ -42,8 +44,8 @@ impl Steps {
     }
 
     /// Draws from the prompt's logits.
-    pub(crate) fn first(&mut self, logits: &Tensor) -> Result<(), ModelError> {
-        Ok(ops::sample_next(logits, &mut self.state, &self.sampling)?)
+    pub(crate) fn first(&mut self, logits: &Tensor) -> Result<(), KernelError> {
+        ops::sample_next(logits, &mut self.state, &self.sampling)
     }
 
     /// Asks for the token drawn last, before the next step is recorded.
@@ -57,7 +59,7 @@ impl Steps {
     }
 
     /// Runs the model on the token drawn last and draws the next one.
-    pub(crate) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), ModelError> {
+    pub(crate) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
         match (model.device(), &self.pass) {

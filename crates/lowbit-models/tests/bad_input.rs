@@ -178,3 +178,75 @@ fn weights_of_nan_are_an_error_at_sampling() {
         assert!(error.contains("NaN"), "{error}");
     }
 }
+
+/// The tiny checkpoint with `value` in all places of the tensors whose names end with `name`.
+fn filled(name: &str, value: f32) -> Model {
+    let mut tiny = Tiny::open("llama3");
+    for (_, (dtype, _, bytes)) in tiny.tensors.iter_mut().filter(|(tensor, _)| tensor.ends_with(name)) {
+        assert_eq!(*dtype, Dtype::BF16);
+        bytes.chunks_exact_mut(2).for_each(|place| place.copy_from_slice(&value.to_le_bytes()[2..]));
+    }
+    tiny.load().unwrap()
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_an_error_everywhere() {
+    let greatest = f32::from_bits(0x7f7f_0000);
+    let tokens: Vec<u32> = (1..40).collect();
+    for (name, value) in [
+        ("embed_tokens.weight", greatest),
+        ("embed_tokens.weight", f32::NAN),
+        ("q_proj.weight", f32::INFINITY),
+        ("down_proj.weight", greatest),
+        ("norm.weight", greatest),
+        ("", greatest),
+        ("model.norm.weight", f32::NEG_INFINITY),
+    ] {
+        let model = filled(name, value);
+        for scoring in [Scoring::All, Scoring::SecondHalf] {
+            let result = perplexity(&model, &tokens, 8, (scoring, None), |_| Continue(()));
+            assert!(matches!(result, Err(ModelError::Logits { .. })), "{name} {value}: {result:?}");
+        }
+        for temperature in [0.0, 1.0] {
+            let sampling = SampleParams { temperature, ..SampleParams::default() };
+            let options = GenerationOptions { sampling, ..GenerationOptions::default() };
+            let mut session = Session::new(&model);
+            let logits = session.prefill(&tokens, |_| Continue(())).unwrap().unwrap();
+            let error = session.generate(logits, &options, |_| Continue(())).unwrap_err();
+            assert!(matches!(error, ModelError::Draw { tokens: 39, .. }), "{name} {value}: {error}");
+        }
+    }
+}
+
+#[test]
+fn sizes_of_any_number_are_taken_or_refused() {
+    let model = Tiny::open("llama3").load().unwrap();
+    let limit = model.config().max_position_embeddings;
+    let tokens: Vec<u32> = (0..40).collect();
+    let huge = [1 << 31, 1 << 32, 1 << 63, usize::MAX];
+    for context in huge {
+        let all = perplexity(&model, &tokens, context, (Scoring::All, None), |_| Continue(())).unwrap();
+        let whole = perplexity(&model, &tokens, 40, (Scoring::All, None), |_| Continue(())).unwrap();
+        assert_eq!(all, whole, "a window of all tokens");
+        let half = perplexity(&model, &tokens, context, (Scoring::SecondHalf, None), |_| Continue(()));
+        assert!(half.unwrap_err().to_string().contains("are too few"));
+    }
+    let long = vec![1; limit + 2];
+    let error = perplexity(&model, &long, usize::MAX, (Scoring::All, None), |_| Continue(())).unwrap_err();
+    assert!(matches!(error, ModelError::ContextLength { .. }), "{error}");
+    let write = |repetition_context: usize, max_tokens: usize| {
+        let sampling = SampleParams { repetition_penalty: 1.3, top_k: usize::MAX, ..SampleParams::default() };
+        let options = GenerationOptions { sampling, max_tokens, stop_ids: vec![], repetition_context };
+        let mut session = Session::new(&model);
+        let logits = session.prefill(&tokens, |_| Continue(())).unwrap().unwrap();
+        session.generate(logits, &options, |_| Continue(())).unwrap().tokens
+    };
+    for any in huge {
+        assert_eq!(write(any, 20), write(limit, 20), "all of the text");
+        assert_eq!(write(0, any).len(), limit + 1 - tokens.len(), "until the context is full");
+    }
+    for threads in [0, 1 << 20, 1 << 31, 1 << 32, 1 << 63, usize::MAX] {
+        let message = Device::cpu(Some(threads)).unwrap_err().to_string();
+        assert!(message.starts_with(&format!("{threads} threads were asked for")), "{message}");
+    }
+}

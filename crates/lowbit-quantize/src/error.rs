@@ -11,8 +11,10 @@ pub enum QuantizeError {
     File(#[from] FileError),
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("{path} exists already; name a new directory", path = .0.display())]
-    Exists(PathBuf),
+    #[error("{output} {relation} {from}, the checkpoint that is to be quantised; name a path outside of it", output = .output.display(), from = .checkpoint.display())]
+    Place { output: PathBuf, relation: &'static str, checkpoint: PathBuf },
+    #[error("interrupted")]
+    Interrupted,
     #[error("{path} is a {found} checkpoint; quantising starts from Hugging Face checkpoints in f32, f16 or bf16", path = .path.display())]
     Layout { path: PathBuf, found: &'static str },
     #[error("tensor {name} is {stored}, but f32, f16 or bf16 is wanted")]

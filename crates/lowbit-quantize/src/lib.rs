@@ -2,6 +2,7 @@
 
 mod error;
 mod mlx;
+mod place;
 mod round;
 
 pub use error::QuantizeError;

@@ -1,8 +1,10 @@
-use crate::QuantizeError;
 use crate::mlx::{Target, targets};
+use crate::{QuantizeError, place};
+use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, Layout, Stored, safetensors};
-use lowbit_formats::{Component, DType, FloatType, Format};
+use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
 use serde_json::{Map, Value, json};
+use std::ops::ControlFlow;
 use std::path::Path;
 
 /// What to quantise to, round-to-nearest.
@@ -14,6 +16,8 @@ pub struct QuantizeOptions {
     pub bits: usize,
     /// Values that share a scale.
     pub group_size: usize,
+    /// Whether a checkpoint that has the output's name already is replaced.
+    pub replace: bool,
 }
 
 /// What quantising made.
@@ -33,15 +37,19 @@ const SHARD_BYTES: u64 = 5 << 30;
 
 /// Quantises `checkpoint`, a Hugging Face one in f32, f16 or bf16, round-to-nearest into a new directory `output` in
 /// MLX's layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU backend) bit
-/// for bit. `progress` hears of each tensor done and of all.
+/// for bit. `progress` hears of each tensor done and of all, and can break off.
+///
+/// The directory is [`Staged`]: it has its name when all of it is on the disk, and whatever ends this earlier leaves
+/// nothing (or what it was to replace) under that name.
 ///
 /// # Errors
-/// [`QuantizeError`]: an output that exists, a checkpoint of another kind, a tensor that cannot be encoded.
+/// [`QuantizeError`]: an output that exists or may not be replaced, a checkpoint of another kind, files beside it that
+/// may not be copied ([`Checkpoint::companions`]), a tensor that cannot be encoded, NaN and infinity among them.
 pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
     options: &QuantizeOptions,
-    mut progress: impl FnMut(usize, usize),
+    progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
     // Known before anything is written.
     Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
@@ -53,39 +61,58 @@ pub fn quantize(
     if let Some(found) = found {
         return Err(QuantizeError::Layout { path: checkpoint.path().to_path_buf(), found });
     }
-    if output.exists() {
-        return Err(QuantizeError::Exists(output.to_path_buf()));
-    }
+    place::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
+    let companions = checkpoint.companions()?;
     let jobs = targets(checkpoint)?;
     let jobs =
         jobs.into_iter().map(|target| Job::new(target, dtype, options)).collect::<Result<Vec<_>, _>>()?;
-    std::fs::create_dir_all(output)
-        .map_err(|error| QuantizeError::Io { path: output.to_path_buf(), error })?;
+    let existing = if options.replace { Existing::Replace } else { Existing::Refuse };
+    let staged = Staged::directory(output, existing)?;
+    let summary = write_tensors(&jobs, staged.path(), progress)?;
+    let routers = jobs.iter().filter(|job| job.choice == Some(Choice::Router));
+    let overrides =
+        routers.map(|job| (job.module().to_string(), json!({ "group_size": ROUTER.1, "bits": ROUTER.0 })));
+    write(staged.path(), "config.json", config(checkpoint, options, overrides.collect())?.as_bytes())?;
+    for companion in companions {
+        write(staged.path(), companion.name, &companion.bytes)?;
+    }
+    staged.commit()?;
+    Ok(summary)
+}
+
+/// Encodes all tensors, one after another, into files in `folder`.
+fn write_tensors(
+    jobs: &[Job],
+    folder: &Path,
+    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Summary, QuantizeError> {
     let mut writer = safetensors::Writer::new();
     writer.metadata("format", "mlx");
     let (mut bytes, mut parameters) = (0, 0);
-    for job in &jobs {
+    for job in jobs {
         parameters += job.target.shape.iter().map(|&n| n as u64).product::<u64>();
         for (name, dtype, shape) in job.components()? {
             let named = |error| QuantizeError::Write { name: name.clone(), error };
             bytes += writer.tensor(&name, dtype, &shape).map_err(named)? as u64;
         }
     }
-    let mut body = writer.begin(output, SHARD_BYTES)?;
+    let mut body = writer.begin(folder, SHARD_BYTES)?;
     for (done, job) in jobs.iter().enumerate() {
         for component in job.encode()? {
             body.tensor(&component)?;
         }
-        progress(done + 1, jobs.len());
+        if progress(done + 1, jobs.len()).is_break() {
+            return Err(QuantizeError::Interrupted);
+        }
     }
     body.finish()?;
-    let routers = jobs.iter().filter(|job| job.choice == Some(Choice::Router));
-    let overrides =
-        routers.map(|job| (job.module().to_string(), json!({ "group_size": ROUTER.1, "bits": ROUTER.0 })));
-    write_config(checkpoint, output, options, overrides.collect())?;
-    copy_companions(checkpoint.path(), output)?;
     Ok(Summary { parameters, bytes })
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).map_err(|error| QuantizeError::Io { path, error })
 }
 
 /// How a module is quantised.
@@ -185,10 +212,17 @@ impl Job {
         let rows = values.len().checked_div(k).unwrap_or(0);
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let run = rows.div_ceil(threads).max(1) * k.max(1);
-        let encode = |values: &[f32]| self.format.encode_from(self.dtype, values, k);
+        let encode = |(part, values): (usize, &[f32])| {
+            self.format.encode_from(self.dtype, values, k).map_err(|error| match error {
+                FormatError::NotFinite { format, index, value } => {
+                    FormatError::NotFinite { format, index: part * run + index, value }
+                }
+                error => error,
+            })
+        };
         let encoded: Vec<_> = std::thread::scope(|scope| {
             let workers: Vec<_> =
-                values.chunks(run).map(|values| scope.spawn(move || encode(values))).collect();
+                values.chunks(run).enumerate().map(|part| scope.spawn(move || encode(part))).collect();
             workers.into_iter().map(|worker| worker.join().expect("encoders do not panic")).collect()
         });
         let named = |error| QuantizeError::Encode { name: self.target.name.clone(), error };
@@ -213,14 +247,13 @@ impl Job {
 }
 
 /// `config.json` with the quantisation, under both keys that readers look for.
-fn write_config(
+fn config(
     checkpoint: &Checkpoint,
-    output: &Path,
     options: &QuantizeOptions,
     overrides: Map<String, Value>,
-) -> Result<(), QuantizeError> {
+) -> Result<String, QuantizeError> {
     let mut config = checkpoint.config()?.clone();
-    let QuantizeOptions { mode, bits, group_size } = options;
+    let QuantizeOptions { mode, bits, group_size, .. } = options;
     let mut quantization = json!({ "group_size": group_size, "bits": bits, "mode": mode });
     if let (Some(quantization), Some(config)) = (quantization.as_object_mut(), config.as_object_mut()) {
         quantization.extend(overrides);
@@ -228,27 +261,5 @@ fn write_config(
             config.insert(key.into(), Value::Object(quantization.clone()));
         }
     }
-    let text = serde_json::to_string_pretty(&config).expect("JSON values can be written");
-    let path = output.join("config.json");
-    std::fs::write(&path, text).map_err(|error| QuantizeError::Io { path, error })
-}
-
-/// Copies what a model needs besides its weights: tokenizer, chat template, generation settings.
-fn copy_companions(from: &Path, to: &Path) -> Result<(), QuantizeError> {
-    const NAMES: &[&str] = &[
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "generation_config.json",
-        "chat_template.jinja",
-        "chat_template.json",
-    ];
-    for name in NAMES {
-        let source = from.join(name);
-        if source.is_file() {
-            std::fs::copy(&source, to.join(name))
-                .map_err(|error| QuantizeError::Io { path: source, error })?;
-        }
-    }
-    Ok(())
+    Ok(serde_json::to_string_pretty(&config).expect("JSON values can be written"))
 }

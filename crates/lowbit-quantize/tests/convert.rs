@@ -4,6 +4,7 @@ use lowbit_files::{Checkpoint, FileError};
 use lowbit_quantize::{QuantizeError, QuantizeOptions, quantize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
@@ -11,7 +12,7 @@ fn root() -> PathBuf {
 }
 
 fn options() -> QuantizeOptions {
-    QuantizeOptions { mode: "affine".into(), bits: 4, group_size: 64 }
+    QuantizeOptions { mode: "affine".into(), bits: 4, group_size: 64, replace: false }
 }
 
 /// The peer's tensors: shape, type and digest by name; and its `quantization`.
@@ -53,6 +54,7 @@ fn converting_gives_the_peers_bits() {
     let summary = quantize(&demo, &output, &options(), |done, all| {
         heard += 1;
         assert!(done == heard && done <= all);
+        Continue(())
     });
     let summary = summary.unwrap();
     let made = Checkpoint::open(&output).unwrap();
@@ -76,8 +78,8 @@ fn every_mode_makes_a_checkpoint_that_opens() {
         [("affine", 3, 32), ("affine", 8, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
     {
         let output = folder.path().join(format!("{mode}-{bits}"));
-        let options = QuantizeOptions { mode: mode.into(), bits, group_size };
-        quantize(&demo, &output, &options, |_, _| ()).unwrap();
+        let options = QuantizeOptions { mode: mode.into(), bits, group_size, replace: false };
+        quantize(&demo, &output, &options, |_, _| Continue(())).unwrap();
         let made = Checkpoint::open(&output).unwrap();
         assert!(made.tensors().iter().any(|view| view.name.ends_with("q_proj.scales")), "{mode}");
     }
@@ -87,17 +89,143 @@ fn every_mode_makes_a_checkpoint_that_opens() {
 fn refusals_name_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let demo = Checkpoint::open(&root().join("models/demo")).unwrap();
-    let error = quantize(&demo, folder.path(), &options(), |_, _| ()).unwrap_err();
-    assert!(matches!(error, QuantizeError::Exists(_)), "{error}");
+    let error = quantize(&demo, folder.path(), &options(), |_, _| Continue(())).unwrap_err();
+    assert!(matches!(error, QuantizeError::File(FileError::Exists { .. })), "{error}");
     let output = folder.path().join("new");
     let wrong = QuantizeOptions { bits: 7, ..options() };
-    assert!(matches!(quantize(&demo, &output, &wrong, |_, _| ()), Err(QuantizeError::Format(_))));
+    assert!(matches!(quantize(&demo, &output, &wrong, |_, _| Continue(())), Err(QuantizeError::Format(_))));
     let wrong = QuantizeOptions { mode: "q4".into(), ..options() };
-    assert!(matches!(quantize(&demo, &output, &wrong, |_, _| ()), Err(QuantizeError::Format(_))));
+    assert!(matches!(quantize(&demo, &output, &wrong, |_, _| Continue(())), Err(QuantizeError::Format(_))));
     let again = Checkpoint::open(&root().join("models/demo-4bit")).unwrap();
-    let error = quantize(&again, &output, &options(), |_, _| ()).unwrap_err().to_string();
+    let error = quantize(&again, &output, &options(), |_, _| Continue(())).unwrap_err().to_string();
     assert!(error.contains("MLX") && error.contains("Hugging Face"), "{error}");
     assert!(!output.exists(), "nothing is written before the checks");
     let missing: Result<Checkpoint, FileError> = Checkpoint::open(&folder.path().join("none"));
     assert!(missing.is_err());
+}
+
+/// A copy of a tiny checkpoint of one file of weights.
+fn tiny(folder: &Path) -> PathBuf {
+    let (from, to) = (root().join("tests/vectors/models/qwen3"), folder.join("source"));
+    std::fs::create_dir(&to).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+    to
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_broken_off_or_fails_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = tiny(folder.path());
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    let output = folder.path().join("a/b/new");
+    for end in 1..4 {
+        let result =
+            quantize(
+                &checkpoint,
+                &output,
+                &options(),
+                |done, _| if done == end { Break(()) } else { Continue(()) },
+            );
+        assert!(matches!(result, Err(QuantizeError::Interrupted)));
+        assert_eq!(names(folder.path()), ["source"]);
+    }
+    let wrong = QuantizeOptions { group_size: 48, ..options() };
+    quantize(&checkpoint, &output, &wrong, |_, _| Continue(())).unwrap_err();
+    assert_eq!(names(folder.path()), ["source"]);
+}
+
+#[test]
+fn an_output_is_replaced_when_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = tiny(folder.path());
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    let output = folder.path().join("new");
+    let bits = |bits| QuantizeOptions { bits, replace: true, ..options() };
+    for wanted in [4, 8, 4] {
+        quantize(&checkpoint, &output, &bits(wanted), |_, _| Continue(())).unwrap();
+        assert_eq!(Checkpoint::open(&output).unwrap().config().unwrap()["quantization"]["bits"], wanted);
+        assert_eq!(names(folder.path()), ["new", "source"]);
+    }
+    let result = quantize(&checkpoint, &output, &bits(8), |_, _| Break(()));
+    assert!(matches!(result, Err(QuantizeError::Interrupted)));
+    assert_eq!(Checkpoint::open(&output).unwrap().config().unwrap()["quantization"]["bits"], 4);
+}
+
+#[test]
+fn the_source_is_never_the_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = tiny(folder.path());
+    std::os::unix::fs::symlink(&source, folder.path().join("link")).unwrap();
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    let before = names(&source);
+    for (output, want) in [
+        ("source", "is"),
+        ("source/", "is"),
+        ("link", "is"),
+        ("source/new", "lies in"),
+        ("link/a/b", "lies in"),
+        ("source/../source/a", "lies in"),
+        ("none/../source/a", "lies in"),
+        (".", "holds"),
+    ] {
+        let options = QuantizeOptions { replace: true, ..options() };
+        let result = quantize(&checkpoint, &folder.path().join(output), &options, |_, _| Continue(()));
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, QuantizeError::Place { relation, .. } if relation == want),
+            "{output}: {error}"
+        );
+        assert_eq!(names(folder.path()), ["link", "source"]);
+    }
+    assert_eq!(names(&source), before);
+}
+
+#[test]
+fn a_strangers_links_are_not_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = tiny(folder.path());
+    let checkpoint = Checkpoint::open(&source).unwrap();
+    let output = folder.path().join("new");
+    std::fs::write(folder.path().join("secret.json"), "{\"token\": 1}").unwrap();
+    for target in ["/etc/passwd", "../secret.json", "/dev/zero", "nothing"] {
+        std::fs::remove_file(source.join("tokenizer_config.json")).unwrap();
+        std::os::unix::fs::symlink(target, source.join("tokenizer_config.json")).unwrap();
+        let error = quantize(&checkpoint, &output, &options(), |_, _| Continue(())).unwrap_err().to_string();
+        assert!(error.contains("tokenizer_config.json"), "{error}");
+        assert_eq!(names(folder.path()), ["secret.json", "source"]);
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = tiny(folder.path());
+    let original = std::fs::read(source.join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(original[..8].try_into().unwrap()) as usize;
+    let json: Value = serde_json::from_slice(&original[8..header]).unwrap();
+    // A product's weight, which is encoded, and a norm's, which stays as it is.
+    for name in ["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"] {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let offsets = &json[name]["data_offsets"];
+            let [start, end] = [0, 1].map(|i| header + offsets[i].as_u64().unwrap() as usize);
+            assert_eq!(json[name]["dtype"], "BF16");
+            let (mut bytes, last) = (original.clone(), (end - start) / 2 - 1);
+            bytes[end - 2..end].copy_from_slice(&value.to_le_bytes()[2..]);
+            std::fs::write(source.join("model.safetensors"), bytes).unwrap();
+            let checkpoint = Checkpoint::open(&source).unwrap();
+            let error = quantize(&checkpoint, &folder.path().join("new"), &options(), |_, _| Continue(()));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(&format!("value {last} is {value}")), "{error}");
+            assert_eq!(names(folder.path()), ["source"]);
+        }
+    }
 }

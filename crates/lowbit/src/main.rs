@@ -1,6 +1,7 @@
 //! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize` and `bench`.
 
 mod commands;
+mod interrupt;
 mod memory;
 mod options;
 mod progress;

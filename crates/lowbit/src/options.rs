@@ -41,6 +41,11 @@ impl Activations {
     }
 }
 
+/// The values of flags that count something, of which there is one at least.
+pub fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(1..)
+}
+
 /// What `--device` can name in this build.
 const DEVICES: &[&str] = &[
     "cpu",

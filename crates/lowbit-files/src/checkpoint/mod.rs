@@ -1,5 +1,6 @@
 //! A model on disk: a directory as Hugging Face and MLX lay it out, or GGUF.
 
+mod companion;
 mod generation;
 mod gguf;
 mod part;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+pub use companion::Companion;
 pub use generation::GenerationConfig;
 pub(crate) use part::Part;
 pub use quantization::{Quantization, QuantizationMode};

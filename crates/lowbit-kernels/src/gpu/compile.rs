@@ -7,6 +7,8 @@ use cubecl_core::CubeDim;
 use cubecl_core::ir::{AddressType, DeviceProperties, TargetProperties, settings::ExecutionMode};
 use cubecl_core::prelude::*;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What kernels are compiled for.
 #[derive(Clone, Debug)]
@@ -260,11 +262,12 @@ impl DiskCache {
     /// The code of the kernel of this name. A file that cannot be read counts as none.
     pub fn get(&self, name: &str) -> Option<Code> {
         let file = std::fs::read(self.path(name)).ok()?;
-        let mut lines = file.splitn(4, |&byte| byte == b'\n');
+        let mut lines = file.splitn(5, |&byte| byte == b'\n');
         let mut line = || lines.next();
-        let (stored, entry, shared, bytes) = (line()?, line()?, line()?, line()?);
-        // Names are cut to a hash in the file's name.
-        if stored != name.as_bytes() {
+        let (stored, entry, shared, digest, bytes) = (line()?, line()?, line()?, line()?, line()?);
+        // Names are cut to a hash in the file's name. A file that was not on the disk when the machine went down has its
+        // length at best.
+        if stored != name.as_bytes() || digest != hash(bytes).as_bytes() {
             return None;
         }
         let entry = String::from_utf8(entry.to_vec()).ok()?;
@@ -273,10 +276,14 @@ impl DiskCache {
 
     /// Keeps `code`. A disk that is full or read-only costs the next start time and nothing else.
     pub fn put(&self, name: &str, code: &Code) {
-        let mut file = format!("{name}\n{}\n{}\n", code.entry, code.shared).into_bytes();
+        let digest = hash(&code.bytes);
+        let mut file = format!("{name}\n{}\n{}\n{digest}\n", code.entry, code.shared).into_bytes();
         file.extend(&code.bytes);
         let path = self.path(name);
-        let part = path.with_extension(format!("{}.part", std::process::id()));
+        // Two threads may keep the same kernel.
+        static PARTS: AtomicUsize = AtomicUsize::new(0);
+        let part = (std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed));
+        let part = path.with_extension(format!("{}-{}.part", part.0, part.1));
         // Renamed into place, so that no other process reads half a file.
         let written = std::fs::create_dir_all(&self.folder)
             .and_then(|()| std::fs::write(&part, file))
@@ -287,11 +294,17 @@ impl DiskCache {
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
-        use std::hash::{DefaultHasher, Hash, Hasher};
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        self.folder.join(format!("{:016x}.cubin", hasher.finish()))
+        self.folder.join(format!("{}.cubin", hash(name.as_bytes())))
     }
+}
+
+/// 64 bits in hexadecimal digits.
+#[cfg(feature = "cuda")]
+fn hash(bytes: &[u8]) -> String {
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    format!("{:016x}", hasher.finish())
 }
 
 #[cfg(all(test, feature = "cuda"))]
@@ -308,7 +321,14 @@ mod tests {
         assert_eq!(cache.get("kernel 4 bits"), Some(code));
         assert_eq!(cache.get("kernel 5 bits"), None);
         assert_eq!(DiskCache::new(&folder, "sm_80").get("kernel 4 bits"), None);
-        std::fs::write(cache.path("kernel 4 bits"), b"kernel").unwrap();
+        let path = cache.path("kernel 4 bits");
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 0..whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            assert_eq!(cache.get("kernel 4 bits"), None, "{cut} bytes");
+        }
+        let zeros = [&whole[..whole.len() - 3], &[0; 3]].concat();
+        std::fs::write(&path, zeros).unwrap();
         assert_eq!(cache.get("kernel 4 bits"), None);
         std::fs::remove_dir_all(folder).unwrap();
     }

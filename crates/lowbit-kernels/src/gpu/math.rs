@@ -37,6 +37,14 @@ fn unless_nan(x: f32, y: f32) -> f32 {
     select((u32::reinterpret(x) & 0x7fff_ffffu32) > 0x7f80_0000u32, nan, y)
 }
 
+/// What a norm multiplies by: `1 / length` for a length from 0, and NaN for an infinite one. Zero would hide from everything
+/// after it that a sum of squares overflowed. Of the bits, as [`unless_nan`].
+#[cube]
+pub(crate) fn reciprocal(length: f32) -> f32 {
+    let nan = f32::reinterpret(0x7fc0_0000u32);
+    select(u32::reinterpret(length) >= 0x7f80_0000u32, nan, 1.0f32 / length)
+}
+
 /// `2^n` for `n` from -126 to 127.
 #[cube]
 fn exp2(n: i32) -> f32 {

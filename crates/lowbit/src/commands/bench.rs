@@ -1,9 +1,11 @@
 use super::bench_model;
-use crate::options::ModelOptions;
+use crate::options::{ModelOptions, at_least_one};
 use crate::{Failure, progress};
 use lowbit::Device;
 use lowbit_kernels::bench::{self, Limits, Row};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Flags of `bench`.
@@ -14,10 +16,10 @@ pub struct Arguments {
     #[command(flatten)]
     pub model: ModelOptions,
     /// With --model: prompts of these many tokens.
-    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model")]
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model", value_parser = at_least_one())]
     pub prompt_tokens: Vec<usize>,
     /// With --model: tokens to write.
-    #[arg(long, default_value_t = 128, requires = "model")]
+    #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
     pub generated_tokens: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
@@ -104,16 +106,23 @@ fn record(device: &Device, rows: &[Row]) -> Result<PathBuf, Failure> {
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86400;
     let path = folder.join(format!("{}.csv", date(days)));
-    let mut text = match path.exists() {
-        true => std::fs::read_to_string(&path)?,
-        false => format!("{}\n", Row::HEADER),
-    };
-    for row in rows {
-        text += &row.csv();
-        text += "\n";
-    }
-    std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let lines: String = rows.iter().map(|row| format!("{}\n", row.csv())).collect();
+    append(&path, Row::HEADER, &lines).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(path)
+}
+
+/// Appends all lines or, where the disk is full, none; one process at a time. A new file begins with `header`.
+fn append(path: &Path, header: &str, lines: &str) -> std::io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(path)?;
+    // A file system without locks has one user, as a rule.
+    let _ = file.lock();
+    let length = file.metadata()?.len();
+    let text = if length == 0 { format!("{header}\n{lines}") } else { lines.to_string() };
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = file.set_len(length);
+    }
+    written
 }
 
 /// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
@@ -131,6 +140,22 @@ fn date(days: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn records_of_several_processes_do_not_mix() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.csv");
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (path, lines) = (&path, format!("{writer},a\n{writer},b\n"));
+                scope.spawn(move || (0..10).for_each(|_| super::append(path, "op,x", &lines).unwrap()));
+            }
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (81, "op,x"));
+        assert!(lines[1..].chunks(2).all(|pair| pair[0].split_once(",a").unwrap().0 == &pair[1][..1]));
+    }
+
     #[test]
     fn dates() {
         let days = [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (20_778, "2026-11-21")];

@@ -3,6 +3,8 @@
 use super::bench::Arguments;
 use crate::{Failure, progress};
 use lowbit::{GenerationOptions, Model, Session};
+use lowbit_kernels::ops::argmax;
+use lowbit_models::ModelError;
 use std::ops::ControlFlow::Continue;
 use std::time::Instant;
 
@@ -27,6 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let spinner = progress::spinner("loading".into());
     let model = arguments.model.load_model()?;
     spinner.finish_and_clear();
+    check(arguments, &model)?;
     let mut figures = vec![];
     let mut measure = |case: String, tokens: usize, run: &mut dyn FnMut() -> Result<f64, Failure>| {
         let spinner = progress::spinner(case.clone());
@@ -61,6 +64,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
+/// That every text fits the model's context: before the first is timed.
+fn check(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
+    let limit = model.config().max_position_embeddings;
+    let written = arguments.generated_tokens.saturating_add(PROMPT);
+    match arguments.prompt_tokens.iter().copied().chain([written]).find(|&tokens| tokens > limit) {
+        Some(tokens) => Err(ModelError::ContextLength { tokens, limit }.into()),
+        None => Ok(()),
+    }
+}
+
 /// Ids that follow no pattern.
 fn ids(model: &Model, count: usize) -> Vec<u32> {
     let vocab_size = model.config().vocab_size as u64;
@@ -74,9 +87,12 @@ fn prompt_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
     let prompt = ids(model, tokens);
     let mut session = Session::new(model);
     let start = Instant::now();
-    session.prefill(&prompt, |_| Continue(()))?;
+    let logits = session.prefill(&prompt, |_| Continue(()))?.ok_or("the prompt was broken off")?;
     model.synchronize()?;
-    Ok(start.elapsed().as_secs_f64())
+    let seconds = start.elapsed().as_secs_f64();
+    // Numbers that are none are computed at another speed.
+    argmax(&logits.to_device(model.host())?)?;
+    Ok(seconds)
 }
 
 /// The time from the prompt's logits to the last token, after a text that is cleared first.

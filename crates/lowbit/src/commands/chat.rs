@@ -23,6 +23,7 @@ pub struct Arguments {
 
 /// Reads messages until the end of input; Ctrl-C stops a reply and keeps the session.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.sampling.generation(vec![]).sampling.validate()?;
     let loaded = arguments.model.load()?;
     let template = ChatTemplate::from_checkpoint(&loaded.checkpoint)?;
     let interrupted = Arc::new(AtomicBool::new(false));

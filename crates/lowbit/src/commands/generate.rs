@@ -31,6 +31,7 @@ pub struct Arguments {
 
 /// Writes text from a prompt.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.sampling.generation(vec![]).sampling.validate()?;
     let prompt = arguments.prompt()?;
     let loaded = arguments.model.load()?;
     let prompt = arguments.tokens(&loaded, &prompt)?;

@@ -1,6 +1,7 @@
 use crate::options::ModelOptions;
-use crate::{Failure, progress};
-use lowbit_quantize::{QuantizeOptions, Summary, quantize};
+use crate::{Failure, interrupt, progress};
+use lowbit_quantize::{QuantizeError, QuantizeOptions, Summary, quantize};
+use std::ops::ControlFlow::{Break, Continue};
 use std::path::PathBuf;
 
 /// Flags of `quantize`.
@@ -8,9 +9,12 @@ use std::path::PathBuf;
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOptions,
-    /// The directory to make.
+    /// The directory to make. It has this name when all of it is written.
     #[arg(long, short)]
     output: PathBuf,
+    /// Replace a checkpoint that has the output's name already.
+    #[arg(long)]
+    force: bool,
     /// MLX's mode.
     #[arg(long, visible_alias = "q-mode", default_value = "affine", value_parser = ["affine", "mxfp4", "mxfp8", "nvfp4"])]
     mode: String,
@@ -24,6 +28,7 @@ pub struct Arguments {
 
 /// Quantises round-to-nearest into MLX's layout.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let signal = interrupt::watch()?;
     let checkpoint = arguments.model.open()?;
     let (bits, group_size) = match arguments.mode.as_str() {
         "mxfp8" => (8, 32),
@@ -35,13 +40,19 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         mode: arguments.mode.clone(),
         bits: arguments.bits.unwrap_or(bits),
         group_size: arguments.group_size.unwrap_or(group_size),
+        replace: arguments.force,
     };
     let bar = progress::bar("tensors", 0);
-    let Summary { parameters, bytes } = quantize(&checkpoint, &arguments.output, &options, |done, all| {
+    let result = quantize(&checkpoint, &arguments.output, &options, |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
-    })?;
+        if signal.came() { Break(()) } else { Continue(()) }
+    });
     bar.finish_and_clear();
+    if matches!(result, Err(QuantizeError::Interrupted)) {
+        signal.obey();
+    }
+    let Summary { parameters, bytes } = result?;
     let bits = bytes as f64 * 8.0 / (parameters as f64).max(1.0);
     println!("{}: {:.1} MB, {bits:.3} bits a weight", arguments.output.display(), bytes as f64 / 1e6);
     Ok(())

@@ -2,6 +2,7 @@
 
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::math::reciprocal;
 use crate::gpu::rows::{self, Rows, Sum, reduce};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
@@ -56,7 +57,7 @@ fn norm<R: Int, X: Int, V: Size>(
     }
     let width = f32::cast_from((vectors * vector) as u32);
     let mean = reduce::<f32, Sum>(squares, shape.rows) / width;
-    let scale = 1.0f32 / (mean + f32::reinterpret(eps)).sqrt();
+    let scale = reciprocal((mean + f32::reinterpret(eps)).sqrt());
     let mut factors = Array::<f32>::new(vector);
     let mut i = rows::place(shape.rows);
     while i < end {

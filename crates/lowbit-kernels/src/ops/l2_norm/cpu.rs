@@ -30,7 +30,7 @@ impl Kernel for Rows<'_> {
                 L2NormConvention::Max if sum.sqrt() < eps => eps,
                 L2NormConvention::Max => sum.sqrt(),
             };
-            slices::map(simd, &Scale(1.0 / length), [x], y);
+            slices::map(simd, &Scale(slices::reciprocal(length)), [x], y);
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::{L2Norm, L2NormConvention};
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::math::reciprocal;
 use crate::gpu::rows::{self, Rows};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
@@ -65,7 +66,7 @@ pub(crate) fn scale(sum: f32, width: f32, eps: f32, #[comptime] convention: L2No
             select(u32::reinterpret(length) < (u32::reinterpret(eps) & 0x7fff_ffffu32), eps, length)
         }
     };
-    1.0f32 / length
+    reciprocal(length)
 }
 
 fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {

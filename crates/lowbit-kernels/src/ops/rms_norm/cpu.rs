@@ -41,7 +41,7 @@ impl Kernel for RmsNorm<'_> {
     fn run<S: Simd>(self, simd: S) {
         let width = self.weight.len();
         for (row, (x, y)) in self.x.chunks_exact(width).zip(self.y.chunks_exact_mut(width)).enumerate() {
-            let scale = Scale(1.0 / (slices::dot(simd, x, x) / width as f32 + self.eps).sqrt());
+            let scale = Scale(slices::reciprocal((slices::dot(simd, x, x) / width as f32 + self.eps).sqrt()));
             match self.gate {
                 None => slices::map(simd, &scale, [x, self.weight], y),
                 Some(gate) => {

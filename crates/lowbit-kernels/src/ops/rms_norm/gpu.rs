@@ -2,7 +2,7 @@
 
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{pack, unpack, with_storage};
-use crate::gpu::math::silu;
+use crate::gpu::math::{reciprocal, silu};
 use crate::gpu::rows::{self, Rows};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
@@ -47,7 +47,7 @@ fn norm<X: Int, G: Int, Y: Int, V: Size>(
         gates = rows::ahead::<G, V>(gate, first, end, shape.rows);
     }
     let mean = rows::squares::<X, V>(xs, x, first, end, shape.x, shape.rows) / width;
-    let scale = 1.0f32 / (mean + f32::reinterpret(eps)).sqrt();
+    let scale = reciprocal((mean + f32::reinterpret(eps)).sqrt());
     let mut factors = Array::<f32>::new(vector);
     let mut i = rows::place(shape.rows);
     while i < end {

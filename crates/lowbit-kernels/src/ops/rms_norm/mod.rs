@@ -22,7 +22,8 @@ use lowbit_formats::FloatType;
 /// | weight | `[D]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All in f32, rounded once to x's dtype. Models that store the weight less one add it when they load.
+/// All in f32, rounded once to x's dtype. A row whose sum of squares overflows becomes NaN, not the zeros of `x / inf`, so
+/// that sampling reports it. Models that store the weight less one add it when they load.
 /// Source: mlx 0.32 `fast.rms_norm`; transformers 5.23 `LlamaRMSNorm` (which rounds to x's dtype before it multiplies
 /// by the weight as well).
 ///

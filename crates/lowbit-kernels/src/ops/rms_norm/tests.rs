@@ -62,6 +62,17 @@ fn eps_is_inside_the_root_and_nan_stays_in_its_row() {
 }
 
 #[test]
+fn a_sum_that_overflows_is_nan_and_not_zero() {
+    for device in devices() {
+        let x = Tensor::new(&[f32::MAX, 1.0, 1.0, 2.0, 2.0, 1.0], &[2, 3], &device).unwrap();
+        let weight = Tensor::new(&[1f32; 3], &[3], &device).unwrap();
+        let y = rms_norm(&x, &weight, 1e-6).unwrap();
+        let is_nan: Vec<_> = y.as_slice::<f32>().unwrap().iter().map(|y| y.is_nan()).collect();
+        assert_eq!(is_nan, [true, true, true, false, false, false]);
+    }
+}
+
+#[test]
 fn refusals_name_both_sides() {
     let device = device();
     let x = Tensor::new(&[0f32; 6], &[2, 3], &device).unwrap();

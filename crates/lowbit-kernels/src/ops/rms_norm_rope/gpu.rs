@@ -5,6 +5,7 @@ pub(super) mod append;
 use super::RmsNormRope;
 use crate::gpu::compile::{Target, buffer};
 use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::math::reciprocal;
 use crate::gpu::rows::{self, Rows, Sum, reduce};
 use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
@@ -161,7 +162,7 @@ fn scale(values: &Array<f32>, heads: &Heads, #[comptime] shape: Shape) -> f32 {
             }
         }
         let mean = reduce::<f32, Sum>(squares, shape.rows) / f32::cast_from((heads.width * vector) as u32);
-        scale = 1.0f32 / (mean + heads.eps).sqrt();
+        scale = reciprocal((mean + heads.eps).sqrt());
     }
     scale
 }

@@ -42,6 +42,14 @@ impl Default for SampleParams {
 }
 
 impl SampleParams {
+    /// That every parameter is in its range: known before a model has run.
+    ///
+    /// # Errors
+    /// [`KernelError::Value`].
+    pub fn validate(&self) -> Result<(), KernelError> {
+        self.check(Check("sample"))
+    }
+
     fn check(&self, check: Check) -> Result<(), KernelError> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(check.value("temperature", self.temperature, "a finite number from 0 is wanted"));

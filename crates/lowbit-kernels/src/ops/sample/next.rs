@@ -21,11 +21,14 @@ pub struct DecodeState {
 /// No token has this id: an empty place of the history, and what is drawn from logits without a right answer.
 pub(super) const NONE: u32 = u32::MAX;
 
+/// The longest window that a [`DecodeState`] keeps.
+const LONGEST: usize = 1 << 24;
+
 impl DecodeState {
     /// After `tokens`, the last `window` of which count for the repetition penalty.
     ///
     /// # Errors
-    /// [`KernelError::Value`] for no tokens; [`KernelError::Gpu`] when a GPU has no such memory left.
+    /// [`KernelError::Value`] for no tokens or a window of more than 2^24; [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn new(tokens: &[u32], window: usize, device: &Device) -> Result<Self, KernelError> {
         let tensor = |values: Vec<u32>| Tensor::new(&values, &[values.len()], device);
         let [token, position, step, history] = values(tokens, window)?.map(tensor);
@@ -97,6 +100,13 @@ impl DecodeState {
 
 /// What the tensors of a [`DecodeState`] hold after `tokens`.
 fn values(tokens: &[u32], window: usize) -> Result<[Vec<u32>; 4], KernelError> {
+    if window > LONGEST {
+        return Err(Check("decode state").value(
+            "window",
+            window,
+            format!("{LONGEST} tokens at most are wanted"),
+        ));
+    }
     let Some((&last, before)) = tokens.split_last() else {
         return Err(Check("decode state").value("tokens", "empty", "there is a token to go on from"));
     };

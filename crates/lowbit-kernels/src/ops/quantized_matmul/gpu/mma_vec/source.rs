@@ -6,6 +6,7 @@ use super::super::super::{AddRmsNorm, CHECK, Input};
 use super::stream::{MEETING, PLANES};
 use crate::gpu::float::{narrow, widen};
 use crate::gpu::layout::RUN;
+use crate::gpu::math::reciprocal;
 use crate::gpu::ptx;
 use crate::gpu::rows::{Sum, across};
 use crate::{KernelError, QuantizedTensor, Tensor};
@@ -334,7 +335,7 @@ fn squares(values: &Array<f32>, #[comptime] j: usize) -> f32 {
 /// What a norm scales `width` values by.
 #[cube]
 fn root(squares: f32, width: u32, eps: f32) -> f32 {
-    1.0f32 / (squares / f32::cast_from(width) + eps).sqrt()
+    reciprocal((squares / f32::cast_from(width) + eps).sqrt())
 }
 
 /// The sum of what all units that make x have.

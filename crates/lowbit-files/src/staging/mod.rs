@@ -1,0 +1,306 @@
+//! Output that has its final name only when it is whole.
+//!
+//! A [`Staged`] file or directory is written beside its final name, synced, and renamed. So a reader finds all of it or
+//! nothing (or all of what it replaces), whatever ends the writer: an error, a full disk, a signal, a loss of power.
+//!
+//! While it is written it is called `NAME.lowbit-partial`, and its writer holds a lock on it (`flock`), which the system
+//! releases when the process ends, however that happens. So a second writer of the same output is refused, and what a
+//! killed one has left is recognised and removed by the next.
+
+mod rename;
+#[cfg(test)]
+mod tests;
+
+use std::fs::{File, Metadata, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use crate::FileError;
+use crate::checkpoint::CONFIG;
+
+/// Whether something may have the final name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// Nothing may.
+    Refuse,
+    /// A regular file, or a directory that holds config.json and no folders, is replaced at once: at every moment the
+    /// old or the new one is whole under the name, where the file system can exchange two names.
+    Replace,
+}
+
+/// Output that is being written. Dropped before [`Self::commit`], it is removed.
+#[derive(Debug)]
+pub struct Staged {
+    kind: Kind,
+    existing: Existing,
+    output: PathBuf,
+    path: PathBuf,
+    handle: File,
+    /// Folders that were made for it, the outermost first.
+    made: Vec<PathBuf>,
+    done: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Directory,
+}
+
+/// What the name ends with while the output is written.
+pub const SUFFIX: &str = ".lowbit-partial";
+
+impl Staged {
+    /// A directory, empty for now, that will be called `output`. Folders that its path lacks are made.
+    ///
+    /// # Errors
+    /// [`FileError::Exists`]; [`FileError::Output`] for a path that names nothing of its own, what may not be replaced,
+    /// and an output that another process is writing; [`FileError::Io`].
+    pub fn directory(output: &Path, existing: Existing) -> Result<Self, FileError> {
+        Self::new(output, existing, Kind::Directory)
+    }
+
+    /// A file, empty for now, that will be called `output`; [`Self::file_handle`] writes it.
+    ///
+    /// # Errors
+    /// As [`Self::directory`].
+    pub fn file(output: &Path, existing: Existing) -> Result<Self, FileError> {
+        Self::new(output, existing, Kind::File)
+    }
+
+    fn new(output: &Path, existing: Existing, kind: Kind) -> Result<Self, FileError> {
+        let Some(name) = output.file_name() else {
+            return Err(refuse(output, "is no name for something new"));
+        };
+        let parent = match output.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        // Without the slashes that the path may end with.
+        let output = parent.join(name);
+        check_existing(&output, existing, kind)?;
+        let made = make_folders(parent)?;
+        let path = parent.join([name, SUFFIX.as_ref()].join("".as_ref()));
+        match claim(&path, &output, kind) {
+            Ok(handle) => Ok(Self { kind, existing, output, path, handle, made, done: false }),
+            Err(error) => {
+                remove_folders(&made);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where it is written.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open file of [`Self::file`].
+    pub fn file_handle(&mut self) -> &mut File {
+        &mut self.handle
+    }
+
+    /// Syncs everything and gives it its name.
+    ///
+    /// # Errors
+    /// As [`Self::directory`]: the name may have been taken in the meantime.
+    pub fn commit(mut self) -> Result<(), FileError> {
+        if self.kind == Kind::Directory {
+            sync_files(&self.path)?;
+        }
+        self.handle.sync_all().map_err(FileError::io(&self.path))?;
+        check_existing(&self.output, self.existing, self.kind)?;
+        let old = rename::into_place(&self.path, &self.output, self.existing, self.kind)?;
+        self.done = true;
+        let parent = self.output.parent().unwrap_or(Path::new("."));
+        sync_folder(parent).map_err(FileError::io(parent))?;
+        match old {
+            // Its lock is held until it is gone, so that nobody takes its name for their own.
+            Some(old) => remove(&old.path).map_err(FileError::io(&old.path)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.done {
+            // Nobody is left to hear of an error; the next writer tries again.
+            let _ = remove(&self.path);
+            remove_folders(&self.made);
+        }
+    }
+}
+
+fn refuse(path: &Path, problem: impl Into<String>) -> FileError {
+    FileError::Output { path: path.into(), problem: problem.into() }
+}
+
+/// That what has the final name, if anything, may be replaced.
+fn check_existing(output: &Path, existing: Existing, kind: Kind) -> Result<(), FileError> {
+    let metadata = match std::fs::symlink_metadata(output) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(FileError::io(output)(error)),
+    };
+    if metadata.is_symlink() {
+        let target = std::fs::read_link(output).map_err(FileError::io(output))?;
+        let problem = format!("is a link to {}; name a new path", crate::shown(target.display()));
+        return Err(refuse(output, problem));
+    }
+    match (existing, kind) {
+        (Existing::Refuse, _) => Err(FileError::Exists { path: output.into() }),
+        (Existing::Replace, Kind::File) if metadata.is_file() => Ok(()),
+        (Existing::Replace, Kind::File) => Err(refuse(output, "is no regular file, and is not replaced")),
+        (Existing::Replace, Kind::Directory) => check_replaceable(output, &metadata),
+    }
+}
+
+/// That a directory is a checkpoint, not somebody's home.
+fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError> {
+    if !metadata.is_dir() {
+        return Err(refuse(output, "is no directory, and is not replaced"));
+    }
+    let mut has_config = false;
+    for entry in std::fs::read_dir(output).map_err(FileError::io(output))? {
+        let entry = entry.map_err(FileError::io(output))?;
+        if entry.file_type().map_err(FileError::io(output))?.is_dir() {
+            let name = entry.file_name();
+            let problem = format!(
+                "holds a folder, {}, and is not replaced: remove it first",
+                crate::shown(name.display())
+            );
+            return Err(refuse(output, problem));
+        }
+        has_config |= entry.file_name() == CONFIG;
+    }
+    match has_config {
+        true => Ok(()),
+        false => Err(refuse(output, "holds no config.json, so it is no checkpoint, and is not replaced")),
+    }
+}
+
+/// Makes the folders that `folder`'s path lacks, and returns them.
+fn make_folders(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let missing =
+        |folder: &&Path| !folder.as_os_str().is_empty() && std::fs::symlink_metadata(folder).is_err();
+    let mut missing: Vec<&Path> = folder.ancestors().take_while(missing).collect();
+    missing.reverse();
+    let mut made = vec![];
+    for folder in missing {
+        match std::fs::create_dir(folder) {
+            Ok(()) => made.push(folder.to_path_buf()),
+            // Another process was faster.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                remove_folders(&made);
+                return Err(FileError::io(folder)(error));
+            }
+        }
+    }
+    Ok(made)
+}
+
+/// Removes those that are empty.
+fn remove_folders(made: &[PathBuf]) {
+    for folder in made.iter().rev() {
+        let _ = std::fs::remove_dir(folder);
+    }
+}
+
+/// Makes `path` and locks it; what a writer that is gone has left there is removed first.
+fn claim(path: &Path, output: &Path, kind: Kind) -> Result<File, FileError> {
+    // Each turn but the last lost a race against another process.
+    for _ in 0..100 {
+        let new = match create(path, kind) {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(FileError::io(path)(error)),
+        };
+        let handle = match open(path, kind) {
+            Ok(handle) => handle,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(FileError::io(path)(error)),
+        };
+        match handle.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let problem = format!("is being written by another process, in {}", path.display());
+                return Err(refuse(output, problem));
+            }
+            // A file system without locks: what is new here is ours, and of the rest nothing is known.
+            Err(TryLockError::Error(_)) if new => return Ok(handle),
+            Err(TryLockError::Error(_)) => {
+                let problem = "was left behind, or is being written by another process: remove it if not";
+                return Err(refuse(path, problem));
+            }
+        }
+        if !is_at(path, &handle)? {
+            continue;
+        }
+        if new {
+            return Ok(handle);
+        }
+        remove(path).map_err(FileError::io(path))?;
+    }
+    Err(refuse(output, "is being written by other processes"))
+}
+
+fn create(path: &Path, kind: Kind) -> io::Result<()> {
+    match kind {
+        Kind::Directory => std::fs::create_dir(path),
+        Kind::File => File::create_new(path).map(|_| ()),
+    }
+}
+
+/// Opens what is at `path` itself, not what it links to.
+fn open(path: &Path, kind: Kind) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    // A FIFO in its place is not waited for.
+    let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let kind = match kind {
+        Kind::Directory => OFlags::RDONLY | OFlags::DIRECTORY,
+        Kind::File => OFlags::RDWR,
+    };
+    Ok(rustix::fs::open(path, flags | kind, Mode::empty())?.into())
+}
+
+/// Whether `handle` is what has this path now.
+fn is_at(path: &Path, handle: &File) -> Result<bool, FileError> {
+    use std::os::unix::fs::MetadataExt;
+    let open = handle.metadata().map_err(FileError::io(path))?;
+    match std::fs::symlink_metadata(path) {
+        Ok(there) => Ok((there.dev(), there.ino()) == (open.dev(), open.ino())),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(FileError::io(path)(error)),
+    }
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path)?.is_dir() {
+        true => std::fs::remove_dir_all(path),
+        false => std::fs::remove_file(path),
+    }
+}
+
+/// Has the system write a folder's names to the disk, if it can.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    let cannot = [ErrorKind::InvalidInput, ErrorKind::Unsupported, ErrorKind::PermissionDenied];
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if cannot.contains(&error.kind()) => Ok(()),
+        result => result,
+    }
+}
+
+/// Has the system write all files below `folder` to the disk, and the folders below it.
+fn sync_files(folder: &Path) -> Result<(), FileError> {
+    for entry in std::fs::read_dir(folder).map_err(FileError::io(folder))? {
+        let entry = entry.map_err(FileError::io(folder))?;
+        let path = entry.path();
+        if entry.file_type().map_err(FileError::io(&path))?.is_dir() {
+            sync_files(&path)?;
+        }
+        File::open(&path).and_then(|file| file.sync_all()).map_err(FileError::io(&path))?;
+    }
+    Ok(())
+}

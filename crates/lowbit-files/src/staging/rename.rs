@@ -1,0 +1,120 @@
+//! The one moment in which staged output gets its name.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Existing, Kind, is_at, open, refuse};
+use crate::FileError;
+
+/// What had the final name before, and has the staging name now.
+pub(super) struct Old {
+    pub path: PathBuf,
+    /// Locked as long as it lives.
+    _handle: File,
+}
+
+/// Renames `staged` to `output`. A directory that was there is returned, to be removed.
+pub(super) fn into_place(
+    staged: &Path,
+    output: &Path,
+    existing: Existing,
+    kind: Kind,
+) -> Result<Option<Old>, FileError> {
+    if existing == Existing::Replace && kind == Kind::File {
+        // What rename does anyway.
+        return std::fs::rename(staged, output).map_err(FileError::io(output)).map(|()| None);
+    }
+    if existing == Existing::Refuse || std::fs::symlink_metadata(output).is_err() {
+        return match no_replace(staged, output) {
+            Ok(()) => Ok(None),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                Err(FileError::Exists { path: output.into() })
+            }
+            Err(error) => Err(FileError::io(output)(error)),
+        };
+    }
+    let handle = open(output, kind).map_err(FileError::io(output))?;
+    lock(output, &handle)?;
+    if !is_at(output, &handle)? {
+        return Err(refuse(output, "was replaced by another process"));
+    }
+    match exchange(staged, output) {
+        Ok(()) => Ok(Some(Old { path: staged.into(), _handle: handle })),
+        Err(error) if is_unsupported(&error) => {
+            aside_then_in(staged, output)?;
+            Ok(Some(Old { path: aside(staged), _handle: handle }))
+        }
+        Err(error) => Err(FileError::io(output)(error)),
+    }
+}
+
+/// Locks what is about to have the staging name, where only that keeps it from being taken for somebody's leftover.
+fn lock(output: &Path, handle: &File) -> Result<(), FileError> {
+    for _ in 0..100 {
+        match handle.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
+            // Without locks in the file system, nobody takes leftovers for their own.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(()),
+        }
+    }
+    Err(refuse(output, "is locked by another process"))
+}
+
+/// Where what is replaced goes when names cannot be exchanged.
+fn aside(staged: &Path) -> PathBuf {
+    [staged.as_os_str(), ".old".as_ref()].join("".as_ref()).into()
+}
+
+/// For file systems that cannot exchange: for a moment nothing has the name.
+fn aside_then_in(staged: &Path, output: &Path) -> Result<(), FileError> {
+    let aside = aside(staged);
+    std::fs::rename(output, &aside).map_err(FileError::io(output))?;
+    std::fs::rename(staged, output).map_err(|error| {
+        // Back to where it was.
+        let _ = std::fs::rename(&aside, output);
+        FileError::io(output)(error)
+    })
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    // The file system says the first, an old kernel the second.
+    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
+        || error.raw_os_error() == Some(rustix::io::Errno::NOSYS.raw_os_error())
+}
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn exchange(staged: &Path, output: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, staged, CWD, output, RenameFlags::EXCHANGE)?)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn exchange(_: &Path, _: &Path) -> io::Result<()> {
+    Err(ErrorKind::Unsupported.into())
+}
+
+/// Renames unless `output` is there.
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+fn no_replace(staged: &Path, output: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    match renameat_with(CWD, staged, CWD, output, RenameFlags::NOREPLACE).map_err(io::Error::from) {
+        Err(error) if is_unsupported(&error) => look_and_rename(staged, output),
+        result => result,
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn no_replace(staged: &Path, output: &Path) -> io::Result<()> {
+    look_and_rename(staged, output)
+}
+
+/// The writers of one output exclude each other by the lock on its staging name, so only others can come in between.
+fn look_and_rename(staged: &Path, output: &Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(output) {
+        Ok(_) => Err(ErrorKind::AlreadyExists.into()),
+        Err(error) if error.kind() == ErrorKind::NotFound => std::fs::rename(staged, output),
+        Err(error) => Err(error),
+    }
+}

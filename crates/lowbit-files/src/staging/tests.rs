@@ -1,0 +1,175 @@
+use std::io::Write;
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+/// The names in a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A checkpoint of one file, whose content is `text`.
+fn fill(folder: &Path, text: &str) {
+    std::fs::write(folder.join("config.json"), text).unwrap();
+}
+
+fn content(output: &Path) -> String {
+    std::fs::read_to_string(output.join("config.json")).unwrap()
+}
+
+#[test]
+fn a_directory_is_seen_when_it_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("a/b/model/");
+    let staged = Staged::directory(&output, Existing::Refuse).unwrap();
+    fill(staged.path(), "new");
+    std::fs::create_dir(staged.path().join("more")).unwrap();
+    assert_eq!(names(&folder.path().join("a/b")), ["model.lowbit-partial"]);
+    staged.commit().unwrap();
+    assert_eq!(names(&folder.path().join("a/b")), ["model"]);
+    assert_eq!(content(&output), "new");
+}
+
+#[test]
+fn what_is_not_committed_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let staged = Staged::directory(&folder.path().join("a/b/model"), Existing::Refuse).unwrap();
+    fill(staged.path(), "new");
+    drop(staged);
+    drop(Staged::file(&folder.path().join("c/model.gguf"), Existing::Replace).unwrap());
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn a_file_is_seen_when_it_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model.gguf");
+    for (existing, text) in [(Existing::Refuse, "one"), (Existing::Replace, "two")] {
+        let mut staged = Staged::file(&output, existing).unwrap();
+        staged.file_handle().write_all(text.as_bytes()).unwrap();
+        staged.commit().unwrap();
+        assert_eq!(std::fs::read_to_string(&output).unwrap(), text);
+        assert_eq!(names(folder.path()), ["model.gguf"]);
+    }
+    assert!(matches!(Staged::file(&output, Existing::Refuse), Err(FileError::Exists { .. })));
+}
+
+#[test]
+fn one_writer_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    for existing in [Existing::Refuse, Existing::Replace] {
+        let first = Staged::directory(&output, existing).unwrap();
+        fill(first.path(), "first");
+        let message = Staged::directory(&output, existing).unwrap_err().to_string();
+        assert!(message.contains("is being written by another process"), "{message}");
+        assert_eq!(content(first.path()), "first", "the loser touches nothing");
+        first.commit().unwrap();
+        assert_eq!(content(&output), "first");
+    }
+}
+
+#[test]
+fn leftovers_of_the_dead_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    let left = folder.path().join("model.lowbit-partial");
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("model.safetensors"), "half").unwrap();
+    let staged = Staged::directory(&output, Existing::Refuse).unwrap();
+    assert_eq!(names(staged.path()), [""; 0]);
+    staged.commit().unwrap();
+    // A file or link in that place is nobody's leftover.
+    for place in 0..2 {
+        match place {
+            0 => std::fs::write(&left, "mine").unwrap(),
+            _ => symlink(&output, &left).unwrap(),
+        }
+        let message = Staged::directory(&folder.path().join("model"), Existing::Replace).unwrap_err();
+        assert!(message.to_string().contains("model"), "{message}");
+        std::fs::remove_file(&left).unwrap();
+    }
+}
+
+#[test]
+fn replacing_exchanges_the_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    std::fs::create_dir(&output).unwrap();
+    fill(&output, "old");
+    assert!(matches!(Staged::directory(&output, Existing::Refuse), Err(FileError::Exists { .. })));
+    let staged = Staged::directory(&output, Existing::Replace).unwrap();
+    fill(staged.path(), "new");
+    assert_eq!(content(&output), "old");
+    staged.commit().unwrap();
+    assert_eq!(content(&output), "new");
+    assert_eq!(names(folder.path()), ["model"]);
+}
+
+#[test]
+fn the_name_may_be_taken_in_the_meantime() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    let staged = Staged::directory(&output, Existing::Refuse).unwrap();
+    std::fs::create_dir(&output).unwrap();
+    assert!(matches!(staged.commit(), Err(FileError::Exists { .. })));
+    assert_eq!(names(folder.path()), ["model"]);
+    // Or may have become what is not replaced.
+    fill(&output, "old");
+    let staged = Staged::directory(&output, Existing::Replace).unwrap();
+    std::fs::create_dir(output.join("photos")).unwrap();
+    assert!(matches!(staged.commit(), Err(FileError::Output { .. })));
+    assert_eq!(content(&output), "old");
+}
+
+#[test]
+fn only_checkpoints_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    let refused = |want: &str| {
+        let message = Staged::directory(&output, Existing::Replace).unwrap_err().to_string();
+        assert!(message.contains(want), "{message}");
+        assert_eq!(names(folder.path()), ["model"]);
+    };
+    std::fs::write(&output, "text").unwrap();
+    refused("is no directory");
+    std::fs::remove_file(&output).unwrap();
+    symlink("nowhere", &output).unwrap();
+    refused("is a link to nowhere");
+    std::fs::remove_file(&output).unwrap();
+    std::fs::create_dir(&output).unwrap();
+    std::fs::write(output.join("letter.txt"), "text").unwrap();
+    refused("no config.json");
+    fill(&output, "old");
+    std::fs::create_dir(output.join("photos")).unwrap();
+    refused("holds a folder, photos");
+    for none in [".", "..", "/", "a/..", ""] {
+        let message = Staged::directory(Path::new(none), Existing::Replace).unwrap_err().to_string();
+        assert!(message.contains("is no name for something new"), "{message}");
+    }
+    let below = folder.path().join("model/letter.txt/new");
+    assert!(matches!(Staged::directory(&below, Existing::Refuse), Err(FileError::Io { .. })));
+}
+
+#[test]
+fn many_at_once_make_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    let write = |i: usize| -> Result<(), FileError> {
+        let staged = Staged::directory(&output, Existing::Refuse)?;
+        fill(staged.path(), &"x".repeat(i));
+        staged.commit()
+    };
+    for _ in 0..20 {
+        let won = std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..8).map(|i| scope.spawn(move || write(i).is_ok())).collect();
+            writers.into_iter().map(|writer| writer.join().unwrap()).filter(|&won| won).count()
+        });
+        assert_eq!(won, 1);
+        assert_eq!(names(folder.path()), ["model"]);
+        std::fs::remove_dir_all(&output).unwrap();
+    }
+}

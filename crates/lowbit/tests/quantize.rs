@@ -1,0 +1,195 @@
+//! `quantize` as signals, full disks and other processes end it: never half a checkpoint under the final name, and
+//! nothing left behind. `tools/kill_quantize` does the same hundreds of times.
+#![cfg(unix)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// `lowbit quantize` of a checkpoint of this repository in `folder`, through a shell that runs `before` first.
+fn quantize(folder: &Path, before: &str, model: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("{before} exec \"$0\" quantize \"$@\"")).arg(env!("CARGO_BIN_EXE_lowbit"));
+    command.arg("--model").arg(root().join(model)).args(arguments).current_dir(folder);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+const TINY: &str = "tests/vectors/models/qwen3";
+/// One that takes a moment.
+const DEMO: &str = "models/demo";
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// All files of a folder.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let file = |name: String| (name.clone(), std::fs::read(folder.join(name)).unwrap());
+    names(folder).into_iter().map(file).collect()
+}
+
+#[track_caller]
+fn succeeds(output: Output) {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The one line of a run that must fail.
+#[track_caller]
+fn refusal(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.starts_with("error: ") && message.lines().count() == 1, "{message}");
+    message
+}
+
+/// Waits until the child writes, and sends it a signal.
+fn signal_while_writing(child: &Child, folder: &Path, signal: &str) {
+    let start = Instant::now();
+    while !folder.join("new.lowbit-partial/model.safetensors").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing is written");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn signals_remove_what_was_written() {
+    for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let child = quantize(folder.path(), "", DEMO, &["--output", "new"]).spawn().unwrap();
+        signal_while_writing(&child, folder.path(), signal);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(number), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(names(folder.path()), [""; 0], "{signal}");
+    }
+}
+
+#[test]
+fn what_is_started_to_outlive_its_terminal_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = quantize(folder.path(), "trap '' HUP;", DEMO, &["--output", "new"]).spawn().unwrap();
+    signal_while_writing(&child, folder.path(), "-HUP");
+    succeeds(child.wait_with_output().unwrap());
+    assert_eq!(names(folder.path()), ["new"]);
+}
+
+#[test]
+fn kills_leave_the_old_the_new_or_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = Instant::now();
+    succeeds(quantize(folder.path(), "", TINY, &["--output", "reference", "--bits", "8"]).output().unwrap());
+    let takes = start.elapsed();
+    let old = files(&folder.path().join("reference"));
+    succeeds(quantize(folder.path(), "", TINY, &["--output", "reference", "--force"]).output().unwrap());
+    let new = files(&folder.path().join("reference"));
+    assert_ne!(old, new);
+    let output = folder.path().join("new");
+    for i in 0..16 {
+        let replaces = i % 2 == 1;
+        if replaces {
+            succeeds(
+                quantize(folder.path(), "", TINY, &["--output", "new", "--bits", "8"]).output().unwrap(),
+            );
+        }
+        let flags: &[&str] = if replaces { &["--output", "new", "--force"] } else { &["--output", "new"] };
+        let mut child = quantize(folder.path(), "", TINY, flags).spawn().unwrap();
+        std::thread::sleep(takes * i / 16);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match output.exists() {
+            true => {
+                let found = files(&output);
+                assert!(found == new || (replaces && found == old), "half a checkpoint");
+            }
+            false => assert!(!replaces, "the old one is gone"),
+        }
+        // The next one takes what was left for what it is.
+        succeeds(quantize(folder.path(), "", TINY, &["--output", "new", "--force"]).output().unwrap());
+        assert!(files(&output) == new);
+        assert_eq!(names(folder.path()), ["new", "reference"]);
+        std::fs::remove_dir_all(&output).unwrap();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    // In blocks of 512 bytes or 1024, as the shell has it.
+    for blocks in [1, 10, 100] {
+        let before = format!("ulimit -f {blocks};");
+        let message = refusal(quantize(folder.path(), &before, TINY, &["--output", "new"]));
+        assert!(message.contains("new.lowbit-partial/") && message.contains("arge"), "{message}");
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+}
+
+#[test]
+fn of_four_at_once_one_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || quantize(folder.path(), "", DEMO, &["--output", "new"]).spawn().unwrap();
+    let children = [start(), start(), start(), start()];
+    let outputs = children.map(|child| child.wait_with_output().unwrap());
+    let (won, lost): (Vec<_>, Vec<_>) = outputs.into_iter().partition(|output| output.status.success());
+    assert_eq!(won.len(), 1);
+    for output in lost {
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            message.contains("is being written by another") || message.contains("exists already"),
+            "{message}"
+        );
+    }
+    assert_eq!(names(folder.path()), ["new"]);
+    let bundled = root().join("models/demo-4bit/model.safetensors");
+    assert!(
+        std::fs::read(folder.path().join("new/model.safetensors")).unwrap()
+            == std::fs::read(bundled).unwrap()
+    );
+}
+
+#[test]
+fn outputs_that_cannot_be_are_refused_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    std::fs::write(path.join("file"), "text").unwrap();
+    std::fs::create_dir(path.join("folder")).unwrap();
+    std::os::unix::fs::symlink("nowhere", path.join("dangling")).unwrap();
+    std::os::unix::fs::symlink("folder", path.join("link")).unwrap();
+    let before = names(path);
+    for (output, want) in [
+        ("file", "exists already"),
+        ("folder", "exists already"),
+        ("folder/", "exists already"),
+        ("dangling", "is a link to nowhere"),
+        ("dangling/", "is a link to nowhere"),
+        ("link", "is a link to folder"),
+        (".", "is no name for something new"),
+        ("./", "is no name for something new"),
+        ("file/new", "file"),
+        ("/proc/new", "/proc"),
+    ] {
+        let message = refusal(quantize(path, "", TINY, &["--output", output]));
+        assert!(message.contains(want), "{output}: {message}");
+        assert_eq!(names(path), before);
+    }
+    for (output, want) in [("file", "is no directory"), ("folder", "no config.json"), ("link", "is a link")] {
+        let message = refusal(quantize(path, "", TINY, &["--output", output, "--force"]));
+        assert!(message.contains(want), "{output}: {message}");
+        assert_eq!(names(path), before);
+    }
+    let inside = root().join(TINY).join("new");
+    let message = refusal(quantize(path, "", TINY, &["--output", inside.to_str().unwrap()]));
+    assert!(message.contains("lies in"), "{message}");
+    let itself = root().join(TINY);
+    let message = refusal(quantize(path, "", TINY, &["--output", itself.to_str().unwrap(), "--force"]));
+    assert!(message.contains("that is to be quantised"), "{message}");
+}
