@@ -1,5 +1,5 @@
 use crate::options::ModelOptions;
-use crate::{Failure, progress};
+use crate::{Failure, out, progress};
 use lowbit_quantize::{QuantizeOptions, Summary, quantize};
 use std::path::PathBuf;
 
@@ -43,6 +43,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     })?;
     bar.finish_and_clear();
     let bits = bytes as f64 * 8.0 / (parameters as f64).max(1.0);
-    println!("{}: {:.1} MB, {bits:.3} bits a weight", arguments.output.display(), bytes as f64 / 1e6);
+    out::line!("{}: {:.1} MB, {bits:.3} bits a weight", arguments.output.display(), bytes as f64 / 1e6)?;
     Ok(())
 }
