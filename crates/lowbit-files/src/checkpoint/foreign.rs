@@ -134,7 +134,7 @@ pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
 /// What a directory without a model's weights or its configuration holds, if that is known.
 pub(super) fn directory(path: &Path) -> Result<Option<String>, FileError> {
     let names = file_names(path, "")?;
-    let has = |wanted: &dyn Fn(&str) -> bool| names.iter().find(|name| wanted(name)).map(|name| shown(name));
+    let has = |wanted: &dyn Fn(&str) -> bool| names.iter().find(|name| wanted(name)).map(shown);
     let ends = |extensions: &'static [&'static str]| {
         move |name: &str| extensions.iter().any(|extension| name.to_ascii_lowercase().ends_with(extension))
     };

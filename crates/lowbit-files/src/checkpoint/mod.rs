@@ -1,6 +1,8 @@
 //! A model on disk: a directory as Hugging Face and MLX lay it out, or GGUF.
 
 pub(crate) mod foreign;
+#[cfg(test)]
+mod foreign_tests;
 mod generation;
 mod gguf;
 mod part;
