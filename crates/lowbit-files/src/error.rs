@@ -11,6 +11,8 @@ pub enum FileError {
     Io { file: PathBuf, source: std::io::Error },
     #[error("{}: has {bytes} bytes; at most {limit} are read", file.display())]
     TooLarge { file: PathBuf, bytes: u64, limit: u64 },
+    #[error("{}: is a git-lfs pointer, not the file itself: `git lfs pull` in its directory fetches that", file.display())]
+    Pointer { file: PathBuf },
     #[error("{}: {source}", file.display())]
     Safetensors { file: PathBuf, source: Box<SafetensorsError> },
     #[error("{}: {source}", file.display())]
@@ -39,7 +41,7 @@ pub enum FileError {
     Part { file: PathBuf, got: u64, got_count: u64, want: u64, want_count: u64 },
     #[error("{}: {got} tensors in all parts, but split.tensors.count is {want}", file.display())]
     PartTensors { file: PathBuf, got: u64, want: u64 },
-    #[error("{}: {method} quantization is not supported; supported are {supported}", file.display())]
+    #[error("{}: {method} quantization is not supported; supported are {supported}. Take the model in one of these, or quantize the unquantized original with `lowbit quantize`", file.display())]
     Quantization { file: PathBuf, method: String, supported: &'static str },
     #[error("{model}: {problem}")]
     NoSuchModel { model: String, problem: String },

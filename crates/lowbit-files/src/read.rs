@@ -5,6 +5,7 @@ use std::io::{Error, ErrorKind, Read};
 use std::path::Path;
 
 use crate::FileError;
+use crate::checkpoint::foreign::is_pointer;
 
 /// The most bytes that a file of each kind may have: several times the largest published one, and little enough that
 /// parsing it cannot take a machine's memory.
@@ -55,6 +56,9 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     file.take(limit + 1).read_to_end(&mut bytes).map_err(FileError::io(path))?;
     if bytes.len() as u64 > limit {
         return Err(too_large(bytes.len() as u64));
+    }
+    if is_pointer(&bytes) {
+        return Err(FileError::Pointer { file: path.into() });
     }
     Ok(bytes)
 }

@@ -1,49 +1,171 @@
-//! Signals that ask the program to end, for work that has something to put in order first.
+//! Signals. What Ctrl-C ends depends on what the program is doing:
+//!
+//! | during | Ctrl-C |
+//! |---|---|
+//! | loading; a prompt of `generate`; waiting for piped input | ends the program with status 130 |
+//! | a text of `generate` | stops the text; a second one ends the program |
+//! | a reply of `chat`, its prompt too | stops the reply; one that is not heeded for a second ends the program |
+//! | editing a line | is a key, which the line editor reads |
+//! | saving a checkpoint | stops it, so that what was written is removed; a second one ends the program at once |
+//!
+//! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was found; while a
+//! checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
 
+use crate::Failure;
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use nix::unistd::{getpgrp, tcgetpgrp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
-use std::ffi::c_int;
-use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+use std::fmt::{self, Display, Formatter};
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-/// The first signal that came; the second one ends the program at once.
-pub struct Interrupt(Arc<AtomicUsize>);
+/// The status of a program that Ctrl-C ended, as shells count it.
+pub const STATUS: u8 = 128 + SIGINT as u8;
 
-/// From now on SIGINT, SIGTERM and SIGHUP are noted, unless the program was started to ignore them (nohup), and a file
-/// that grows past its limit is an error, no signal.
-///
-/// # Errors
-/// When the system refuses a handler.
-pub fn watch() -> io::Result<Interrupt> {
-    let (came, which) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)) {
-        signal_hook::flag::register_conditional_default(signal, came.clone())?;
-        signal_hook::flag::register(signal, came.clone())?;
-        signal_hook::flag::register_usize(signal, which.clone(), signal as usize)?;
-    }
-    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
-    Ok(Interrupt(which))
+/// What the program is doing.
+#[derive(Clone, Copy)]
+pub enum Doing {
+    /// Something that Ctrl-C ends together with the program.
+    Work,
+    /// Reading a line in a terminal.
+    Editing,
+    /// What can be stopped. Ctrl-C that comes again within `patience` says no more than the first.
+    Writing { patience: Duration },
+    /// What any signal stops and has to put files in order then: who stops calls [`Interrupts::obey`].
+    Saving,
 }
 
-impl Interrupt {
-    /// Whether one has come.
-    pub fn came(&self) -> bool {
-        self.0.load(Ordering::Relaxed) != 0
+/// Listens to signals from when it is made.
+pub struct Interrupts(Arc<State>);
+
+struct State {
+    doing: Mutex<(Doing, Option<Asked>)>,
+    stop: AtomicBool,
+}
+
+/// The signal that asked to stop, and when it came.
+#[derive(Clone, Copy)]
+struct Asked {
+    signal: i32,
+    when: Instant,
+}
+
+/// The error of a run that Ctrl-C stopped: its output is there, so there is nothing to say.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl Display for Interrupted {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+impl Interrupts {
+    /// Handles signals from here on; [`Doing::Work`] at first.
+    pub fn listen() -> Result<Self, Failure> {
+        let state = Arc::new(State { doing: Mutex::new((Doing::Work, None)), stop: AtomicBool::new(false) });
+        // A program that was started with a signal ignored (nohup) goes on ignoring it.
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)))?;
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+        let found = tcgetattr(std::io::stdin()).ok();
+        let shared = state.clone();
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                if !shared.absorbs(signal) {
+                    end(signal, found.as_ref());
+                }
+            }
+        })?;
+        Ok(Self(state))
     }
 
-    /// Does what the signal does by default: whoever started the program sees what ended it.
+    /// Says what the program is doing from here on. What was asked of it before is forgotten.
+    pub fn enter(&self, doing: Doing) {
+        let mut now = self.0.lock();
+        *now = (doing, None);
+        self.0.stop.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether what is being written should stop.
+    pub fn stop(&self) -> bool {
+        self.0.stop.load(Ordering::Relaxed)
+    }
+
+    /// Does what the signal that asked to stop does by default: whoever started the program sees what ended it.
     pub fn obey(&self) {
-        let signal = self.0.load(Ordering::Relaxed) as c_int;
-        if signal != 0 {
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        if let Some(asked) = self.0.lock().1 {
+            let _ = low_level::emulate_default_handler(asked.signal);
         }
     }
 }
 
-/// Whether the program was started with `signal` ignored. Where the system does not tell, SIGHUP is taken to be.
-fn is_ignored(signal: c_int) -> bool {
-    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return signal == SIGHUP };
+impl State {
+    fn lock(&self) -> MutexGuard<'_, (Doing, Option<Asked>)> {
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks what is being done to stop.
+    fn ask(&self, asked: &mut Option<Asked>, signal: i32) -> bool {
+        *asked = Some(Asked { signal, when: Instant::now() });
+        self.stop.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether the program goes on after `signal`.
+    fn absorbs(&self, signal: i32) -> bool {
+        let (doing, asked) = &mut *self.lock();
+        match *doing {
+            Doing::Writing { patience } if signal == SIGINT => match *asked {
+                Some(before) => before.when.elapsed() < patience,
+                None => self.ask(asked, signal),
+            },
+            Doing::Saving => asked.is_none() && self.ask(asked, signal),
+            // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a key.
+            Doing::Editing => signal == SIGINT && !tcgetattr(std::io::stdin()).is_ok_and(|now| is_raw(&now)),
+            _ => false,
+        }
+    }
+}
+
+/// Whether the program was started with `signal` ignored. Where the system does not say, hangups are left alone.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    mask.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
+}
+
+fn is_raw(terminal: &Termios) -> bool {
+    !terminal.local_flags.contains(LocalFlags::ISIG)
+}
+
+/// Ends the program, with the terminal as it was `found`.
+fn end(signal: i32, found: Option<&Termios>) -> ! {
+    restore(found);
+    if signal != SIGINT {
+        // Who waits for this process should see which signal it was.
+        let _ = low_level::emulate_default_handler(signal);
+    }
+    low_level::exit(128 + signal)
+}
+
+fn restore(found: Option<&Termios>) {
+    let stdin = std::io::stdin();
+    let Some(found) = found else { return };
+    // A terminal that another program has by now is left alone.
+    let ours = tcgetpgrp(&stdin) == Ok(getpgrp()) && tcgetattr(&stdin).is_ok_and(|now| is_raw(&now));
+    if ours && !is_raw(found) {
+        let _ = tcsetattr(&stdin, SetArg::TCSANOW, found);
+        // Pasted text was to be marked as such.
+        if std::io::stderr().is_terminal() {
+            let _ = std::io::stderr().write_all(b"\x1b[?2004l\n");
+        }
+    }
 }

@@ -1,9 +1,13 @@
 //! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize` and `bench`.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod commands;
+mod habits;
 mod interrupt;
 mod memory;
 mod options;
+mod out;
 mod progress;
 
 use clap::{Parser, Subcommand};
@@ -12,7 +16,7 @@ use std::process::ExitCode;
 
 /// Low-bit language models.
 #[derive(Parser)]
-#[command(name = "lowbit", version, propagate_version = true)]
+#[command(name = "lowbit", version, propagate_version = true, after_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -34,30 +38,52 @@ enum Command {
     Bench(bench::Arguments),
 }
 
+/// Below the list of commands.
+const EXAMPLES: &str = "\
+Examples:
+  lowbit generate -m DIR -p \"A vector is\" -n 100 --temp 0.7
+  lowbit chat -m model.gguf
+  lowbit chat -hf org/name:Q4_K_M
+  lowbit quantize -m DIR -o DIR-4bit --bits 4
+
+Without a command, lowbit generates when it is given a prompt (-p, -f), else it chats.";
+
 /// Any error, to be printed with its causes.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => end(failure.as_ref()),
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let arguments = habits::translate::<Arguments>(std::env::args_os())?;
+    match Arguments::try_parse_from(&arguments).map_err(|error| habits::explain(error, &arguments))?.command {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Perplexity(arguments) => perplexity::run(&arguments),
         Command::Quantize(arguments) => quantize::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) if is_closed_pipe(failure.as_ref()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            ExitCode::FAILURE
-        }
     }
 }
 
-/// A reader such as `head` that has seen enough is no failure.
-fn is_closed_pipe(failure: &(dyn std::error::Error + 'static)) -> bool {
-    let error = failure.downcast_ref::<std::io::Error>();
-    error.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+/// Says what ended the program, and with which status it ends.
+fn end(failure: &(dyn std::error::Error + 'static)) -> ExitCode {
+    if failure.is::<interrupt::Interrupted>() {
+        return ExitCode::from(interrupt::STATUS);
+    }
+    if failure.downcast_ref().is_some_and(out::Unwritable::is_closed_pipe) {
+        return ExitCode::SUCCESS;
+    }
+    if let Some(said) = failure.downcast_ref::<clap::Error>() {
+        return match out::print_clap(said) {
+            Ok(()) => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(1)),
+            Err(unwritable) => end(&unwritable),
+        };
+    }
+    out::note!("error: {failure}");
+    ExitCode::FAILURE
 }

@@ -1,9 +1,10 @@
 //! Flags that several commands share.
 
-use crate::{Failure, progress};
+use crate::habits::{self, GpuLayers};
+use crate::{Failure, out, progress};
 use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
 use lowbit_formats::FloatType;
-use std::io::Write;
+use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -12,10 +13,14 @@ const DEMO: &str = "models/demo-4bit";
 
 /// Which model, and where it runs.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Model")]
 pub struct ModelOptions {
     /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub [default: the bundled demo].
     #[arg(long, short)]
     model: Option<String>,
+    /// The same, as llama.cpp's -hf: org/name, or org/name:Q4_K_M for one of several GGUF files.
+    #[arg(long, value_name = "MODEL", conflicts_with = "model")]
+    hf_repo: Option<String>,
     /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
     #[arg(long, value_enum)]
     dtype: Option<Activations>,
@@ -59,19 +64,38 @@ const DEVICES: &[&str] = &[
 
 /// Where ops run.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
-    /// Where to run.
-    #[arg(long, default_value = "cpu", value_parser = clap::builder::PossibleValuesParser::new(DEVICES))]
-    pub device: String,
+    /// Where to run [default: cpu].
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(DEVICES))]
+    device: Option<String>,
     /// CPU threads [default: one a core].
     #[arg(long, short)]
     pub threads: Option<usize>,
+    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
+    n_gpu_layers: Option<GpuLayers>,
 }
 
 impl DeviceOptions {
+    fn name(&self) -> &str {
+        match (&self.device, self.n_gpu_layers, DEVICES.get(1)) {
+            (Some(device), ..) => device,
+            (None, Some(GpuLayers::All | GpuLayers::Auto), Some(gpu)) => gpu,
+            (None, Some(GpuLayers::All), None) => {
+                out::note!(
+                    "note: this build has no GPU, so all layers run on the CPU; `cargo build --release --features cuda` \
+                     has one"
+                );
+                "cpu"
+            }
+            _ => "cpu",
+        }
+    }
+
     /// The device that they name.
     pub fn device(&self) -> Result<Device, Failure> {
-        match self.device.as_str() {
+        match self.name() {
             #[cfg(feature = "cuda")]
             "cuda" => Ok(Device::cuda(0, &cuda_options())?),
             #[cfg(feature = "vulkan")]
@@ -110,6 +134,8 @@ impl ModelOptions {
         let target = self.target()?;
         let checkpoint = self.open()?;
         let spinner = progress::spinner(format!("loading {}", checkpoint.path().display()));
+        // Before the tokenizer, which other architectures may have of another kind.
+        lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         let model = Model::load_for(&checkpoint, target)?;
         spinner.finish_and_clear();
@@ -119,7 +145,7 @@ impl ModelOptions {
 
     /// Whether --model was given.
     pub fn is_named(&self) -> bool {
-        self.model.is_some()
+        self.model.is_some() || self.hf_repo.is_some()
     }
 
     /// Finds, maps and loads the model without its tokenizer.
@@ -136,7 +162,7 @@ impl ModelOptions {
 
     /// Finds and maps the checkpoint alone.
     pub fn open(&self) -> Result<Checkpoint, Failure> {
-        let path = match &self.model {
+        let path = match self.model.as_ref().or(self.hf_repo.as_ref()) {
             Some(model) => resolve(model)?,
             None => bundled_demo(&std::env::current_dir()?)?,
         };
@@ -146,14 +172,17 @@ impl ModelOptions {
 
 /// Says on standard error what of the checkpoint is not computed. A warning that cannot be written stops nothing.
 fn warn(model: &Model) {
-    let mut stderr = std::io::stderr().lock();
     for warning in model.warnings() {
-        _ = writeln!(stderr, "warning: {warning}");
+        out::note!("warning: {warning}");
     }
 }
 
 /// A path as it is; `org/name` downloaded, or from the cache.
 fn resolve(model: &str) -> Result<PathBuf, Failure> {
+    let local = habits::expand_home(model);
+    if local.exists() {
+        return Ok(local);
+    }
     let bar = progress::bar("download", 0);
     let path = lowbit_files::resolve_with(model, &mut |progress| {
         bar.set_message(progress.file.to_string());
@@ -161,7 +190,7 @@ fn resolve(model: &str) -> Result<PathBuf, Failure> {
         bar.set_position(progress.bytes);
     });
     bar.finish_and_clear();
-    Ok(path?)
+    path.map_err(|error| habits::with_nearest(&local, error))
 }
 
 /// The demo checkpoint of the repository that `from` is in.
@@ -173,11 +202,15 @@ fn bundled_demo(from: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
+/// None for another one each run. Not spelled out in the arguments: clap takes that for a flag that may be absent.
+type Seed = Option<u64>;
+
 /// How tokens are chosen.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
-    /// Tokens to write at most.
-    #[arg(long, short = 'n', visible_alias = "n-predict", default_value_t = 256)]
+    /// Tokens to write at most; -1 writes until the model ends the text or its context is full.
+    #[arg(long, short = 'n', visible_alias = "n-predict", default_value = "256", value_parser = habits::token_count)]
     max_tokens: usize,
     /// Temperature; 0 takes the likeliest token.
     #[arg(long, visible_alias = "temperature", default_value_t = 0.0)]
@@ -197,9 +230,9 @@ pub struct SamplingOptions {
     /// The repetition penalty looks at this many last tokens.
     #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64)]
     repetition_context: usize,
-    /// Seed of the random choices [default: a new one each run].
-    #[arg(long, short)]
-    seed: Option<u64>,
+    /// Seed of the random choices; -1 takes another one each run.
+    #[arg(long, short, default_value = "-1", value_parser = habits::seed)]
+    seed: Seed,
 }
 
 impl SamplingOptions {

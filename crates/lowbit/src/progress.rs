@@ -16,7 +16,8 @@ pub fn bar(what: &'static str, length: usize) -> ProgressBar {
 pub fn spinner(what: String) -> ProgressBar {
     let shown = std::io::stderr().is_terminal();
     let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let spinner = ProgressBar::with_draw_target(None, target).with_message(what);
+    let style = ProgressStyle::default_spinner();
+    let spinner = ProgressBar::with_draw_target(None, target).with_style(style).with_message(what);
     spinner.enable_steady_tick(std::time::Duration::from_millis(100));
     spinner
 }

@@ -1,43 +1,9 @@
 //! The program as its users run it.
 
+mod support;
+
 use serde_json::Value;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
-fn lowbit(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lowbit"));
-    command.current_dir(root()).args(arguments).stdin(Stdio::null());
-    command
-}
-
-fn with_input(mut command: Command, input: &[u8]) -> Output {
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(input).unwrap();
-    child.wait_with_output().unwrap()
-}
-
-#[track_caller]
-fn json(output: &Output) -> Value {
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{error}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-/// The message of a run that must fail, in one line and without a panic.
-#[track_caller]
-fn refusal(output: Output) -> String {
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.starts_with("error: ") && !error.contains("panicked"), "{error}");
-    assert!(output.stdout.is_empty());
-    error
-}
+use support::{json, lowbit, refusal, root, with_input, with_template};
 
 #[test]
 fn generate_prints_one_object() {
@@ -48,12 +14,14 @@ fn generate_prints_one_object() {
         "prompt_tokens",
         "tokens",
         "text",
+        "finish_reason",
         "prompt_tps",
         "generation_tps",
         "load_seconds",
         "peak_memory_bytes",
     ];
     assert_eq!(keys, want);
+    assert_eq!(reply["finish_reason"], "length");
     assert_eq!(reply["tokens"].as_array().unwrap().len(), 20);
     assert!(!reply["prompt_tokens"].as_array().unwrap().is_empty());
     assert!(reply["text"].as_str().unwrap().len() > 20);
@@ -204,17 +172,6 @@ fn chat_goes_on_where_it_was() {
     assert!(String::from_utf8(output.stderr).unwrap().contains("no chat template"));
 }
 
-/// A copy of a tiny checkpoint with a chat template in Qwen's style.
-fn with_template(folder: &Path) {
-    let source = root().join("tests/vectors/models/qwen3");
-    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(source.join(name), folder.join(name)).unwrap();
-    }
-    let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}\
-                    {% if add_generation_prompt %}<assistant>{% endif %}";
-    std::fs::write(folder.join("chat_template.jinja"), template).unwrap();
-}
-
 #[test]
 fn a_chat_template_frames_the_prompt() {
     let folder = tempfile::tempdir().unwrap();
@@ -240,45 +197,6 @@ fn a_chat_template_frames_the_prompt() {
         .collect();
     assert_eq!(replies.len(), 2, "{text}");
     assert_eq!(replies[0]["prompt_tokens"], prompt(&["--prompt", "hi"]));
-}
-
-/// Ctrl-C while a reply is written ends the reply, not the chat.
-#[cfg(unix)]
-#[test]
-fn an_interrupt_stops_the_reply_and_keeps_the_session() {
-    use std::io::{BufRead, BufReader};
-    let mut child = lowbit(&["chat", "--max-tokens", "30000", "--json"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The handler is there before the first word.
-    let mut notice = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut notice).unwrap();
-    let (sender, replies) = std::sync::mpsc::channel();
-    let output = child.stdout.take().unwrap();
-    let reader = std::thread::spawn(move || {
-        for line in BufReader::new(output).lines().map(Result::unwrap).filter(|line| line.starts_with('{')) {
-            let reply: Value = serde_json::from_str(&line).unwrap();
-            sender.send(reply["tokens"].as_array().unwrap().len()).unwrap();
-        }
-    });
-    let mut input = child.stdin.take().unwrap();
-    for _ in 0..2 {
-        input.write_all(b"A vector is\n").unwrap();
-        // Before the line is read, an interrupt has nothing to stop: ask again.
-        let written = loop {
-            if let Ok(written) = replies.recv_timeout(std::time::Duration::from_millis(300)) {
-                break written;
-            }
-            assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-        };
-        assert!(written < 30_000, "{written} tokens");
-    }
-    drop(input);
-    assert!(child.wait().unwrap().success());
-    reader.join().unwrap();
 }
 
 #[test]

@@ -8,7 +8,11 @@ use crate::{FileError, Tensors};
 
 /// The one model's (first) file in `directory`, or `None` when it has no GGUF file.
 pub(super) fn only_model(directory: &Path) -> Result<Option<PathBuf>, FileError> {
-    let names = file_names(directory, ".gguf")?;
+    let mut names = file_names(directory, ".gguf")?;
+    // Beside a model may be the part of it that sees, in a file of its own.
+    if names.iter().any(|name| !name.starts_with("mmproj")) {
+        names.retain(|name| !name.starts_with("mmproj"));
+    }
     let first_parts = |name: &&String| Part::parse(name).is_none_or(|part| part.number == 1);
     let models: Vec<_> = names.iter().filter(first_parts).collect();
     match (models.as_slice(), names.first()) {

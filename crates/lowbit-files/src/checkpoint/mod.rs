@@ -1,6 +1,9 @@
 //! A model on disk: a directory as Hugging Face and MLX lay it out, or GGUF.
 
 mod companion;
+pub(crate) mod foreign;
+#[cfg(test)]
+mod foreign_tests;
 mod generation;
 mod gguf;
 mod part;
@@ -60,7 +63,8 @@ enum Description {
 
 impl Checkpoint {
     /// Opens a directory that holds config.json and safetensors (one file or shards, with or without an index), a
-    /// .gguf file, any part of a split one, or a directory that holds one GGUF model.
+    /// .gguf file, any part of a split one, or a directory that holds one GGUF model. A directory's config.json,
+    /// tokenizer.json, index and safetensors files stand for it.
     ///
     /// # Errors
     /// [`FileError`]: files that are missing, malformed or disagree, and quantization by methods other than MLX's
@@ -68,7 +72,13 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let metadata = std::fs::metadata(path).map_err(FileError::io(path))?;
         if !metadata.is_dir() {
-            return Self::open_gguf(path, path);
+            if let Some(directory) = foreign::directory_of(path)? {
+                return Self::open(&directory);
+            }
+            return match foreign::file(path)? {
+                Some(problem) => Err(FileError::not_a_checkpoint(path, problem)),
+                None => Self::open_gguf(path, path),
+            };
         }
         // Repositories of GGUF files may have the original's config.json beside them.
         let has_safetensors = !part::file_names(path, ".safetensors")?.is_empty();
@@ -78,7 +88,9 @@ impl Checkpoint {
         if path.join(CONFIG).exists() {
             return Self::open_directory(path);
         }
-        Err(FileError::not_a_checkpoint(path, "holds neither config.json nor a .gguf file"))
+        let problem = foreign::directory(path)?;
+        let problem = problem.unwrap_or_else(|| "holds neither config.json nor a .gguf file".into());
+        Err(FileError::not_a_checkpoint(path, problem))
     }
 
     fn open_directory(path: &Path) -> Result<Self, FileError> {
@@ -86,6 +98,9 @@ impl Checkpoint {
         let config = read_json(&config_path)?;
         if !config.is_object() {
             return Err(mismatch(&config_path, "the whole", "an object", &config));
+        }
+        if let Some(problem) = foreign::kind(path, &config) {
+            return Err(FileError::not_a_checkpoint(path, problem));
         }
         quantization::check(&config_path, &config)?;
         let (tensors, format) = safetensors::open(path)?;
@@ -96,6 +111,9 @@ impl Checkpoint {
 
     fn open_gguf(path: &Path, file: &Path) -> Result<Self, FileError> {
         let (metadata, tensors) = gguf::open(file)?;
+        if let Some(problem) = foreign::gguf_kind(&metadata) {
+            return Err(FileError::not_a_checkpoint(file, problem));
+        }
         Ok(Self { path: path.into(), tensors, description: Description::Gguf(metadata) })
     }
 

@@ -4,7 +4,7 @@ use lowbit_formats::{DType, FloatType, Format, FormatError};
 use serde_json::Value;
 
 use super::{CONFIG, Checkpoint, mismatch};
-use crate::FileError;
+use crate::{FileError, shown};
 
 /// How MLX quantised a module's weight, as config.json says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,13 +134,37 @@ pub(super) fn is_quantized(config: &Value) -> bool {
 
 /// Refuses what is not MLX's, so that packed weights are not taken for something else.
 pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
-    let Some((key, settings)) = find(config) else { return Ok(()) };
+    let Some((key, settings)) = find(config) else {
+        // Older tools say it in a file of its own.
+        let beside = FILES.iter().find(|(name, _)| file.with_file_name(name).exists());
+        return beside.map_or(Ok(()), |(_, method)| Err(refused(file, method)));
+    };
     let method = settings.get("quant_method");
     if method.is_some() || (key == "quantization_config" && settings.get("bits").is_none()) {
-        let method = method.and_then(Value::as_str).unwrap_or("an unnamed").to_string();
-        return Err(FileError::Quantization { file: file.into(), method, supported: SUPPORTED });
+        let method = method.or_else(|| settings.get("quant_algo")).and_then(Value::as_str);
+        return Err(refused(file, method.unwrap_or("an unnamed")));
     }
     parse(file, key, settings).map(drop)
+}
+
+/// Where AutoGPTQ, AutoAWQ and ModelOpt describe what they made.
+const FILES: [(&str, &str); 3] =
+    [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")];
+
+/// Methods by the name that `quant_method` has, and as they are known.
+const METHODS: [(&str, &str); 6] = [
+    ("fp8", "FP8"),
+    ("fbgemm_fp8", "FP8"),
+    ("gptq", "GPTQ"),
+    ("awq", "AWQ"),
+    ("mxfp4", "MXFP4 as gpt-oss stores it"),
+    ("modelopt", "ModelOpt (NVFP4 or FP8)"),
+];
+
+fn refused(file: &Path, method: &str) -> FileError {
+    let known = METHODS.iter().find(|(name, _)| *name == method);
+    let method = known.map_or_else(|| shown(method).to_string(), |(_, known)| known.to_string());
+    FileError::Quantization { file: file.into(), method, supported: SUPPORTED }
 }
 
 const SUPPORTED: &str = "MLX's affine, mxfp4, mxfp8 and nvfp4, and GGUF's block types";

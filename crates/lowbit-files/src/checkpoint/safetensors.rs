@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::foreign;
 use super::part::{Part, file_names};
 use crate::safetensors::{self, Safetensors, UniqueMap};
 use crate::{FileError, INDEX, SINGLE, Tensors};
@@ -81,6 +82,10 @@ fn unindexed(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     let names = file_names(directory, ".safetensors")?;
     match names.iter().find_map(|name| Part::parse(name).filter(|part| part.prefix == "model")) {
         Some(part) => part.paths(directory),
-        None => Err(FileError::not_a_checkpoint(directory, format!("holds neither {SINGLE} nor {INDEX}"))),
+        None => {
+            let problem = foreign::directory(directory)?;
+            let problem = problem.unwrap_or_else(|| format!("holds neither {SINGLE} nor {INDEX}"));
+            Err(FileError::not_a_checkpoint(directory, problem))
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::Stored;
 
 /// A directory of the given files.
-fn directory(files: &[(&str, &[u8])]) -> TempDir {
+pub(super) fn directory(files: &[(&str, &[u8])]) -> TempDir {
     let directory = TempDir::new().unwrap();
     for (name, bytes) in files {
         std::fs::write(directory.path().join(name), bytes).unwrap();
@@ -15,7 +15,7 @@ fn directory(files: &[(&str, &[u8])]) -> TempDir {
 }
 
 /// A safetensors file of one-element f32 tensors.
-fn tensors(format: &str, names: &[&str]) -> Vec<u8> {
+pub(super) fn tensors(format: &str, names: &[&str]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".into(), json!({ "format": format }));
     for (i, name) in names.iter().enumerate() {
@@ -29,23 +29,23 @@ fn tensors(format: &str, names: &[&str]) -> Vec<u8> {
     bytes
 }
 
-fn index(map: &str) -> Vec<u8> {
+pub(super) fn index(map: &str) -> Vec<u8> {
     format!(r#"{{"metadata": {{}}, "weight_map": {map}}}"#).into_bytes()
 }
 
 #[track_caller]
-fn refused(files: &[(&str, &[u8])]) -> String {
+pub(super) fn refused(files: &[(&str, &[u8])]) -> String {
     Checkpoint::open(directory(files).path()).expect_err("should be refused").to_string()
 }
 
 #[track_caller]
-fn assert_refused(files: &[(&str, &[u8])], want: &str) {
+pub(super) fn assert_refused(files: &[(&str, &[u8])], want: &str) {
     let message = refused(files);
     assert!(message.contains(want), "{message}\nshould say: {want}");
 }
 
-const EMPTY: (&str, &[u8]) = (CONFIG, b"{}");
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const EMPTY: (&str, &[u8]) = (CONFIG, b"{}");
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
 
@@ -188,7 +188,7 @@ fn generation_config_falls_back_on_config() {
 }
 
 /// A part of a split GGUF model that holds one tensor.
-fn part(tensor: &str, entries: &[(&str, u64)]) -> Vec<u8> {
+pub(super) fn part(tensor: &str, entries: &[(&str, u64)]) -> Vec<u8> {
     let mut writer = crate::gguf::Writer::new();
     for (key, value) in entries {
         writer.entry(key, crate::gguf::Value::U64(*value)).unwrap();
@@ -284,10 +284,10 @@ fn other_quantizations_are_refused() {
     let cases = [
         (
             json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
-            "gptq quantization is not supported",
+            "GPTQ quantization is not supported",
         ),
         (json!({"quantization_config": {"quant_method": "fp8"}}), "supported are MLX's affine, mxfp4"),
-        (json!({"text_config": {"quantization_config": {"quant_method": "awq"}}}), "awq quantization is not"),
+        (json!({"text_config": {"quantization_config": {"quant_method": "awq"}}}), "AWQ quantization is not"),
         (json!({"quantization_config": {"load_in_4bit": true}}), "an unnamed quantization is not supported"),
         (json!({"quantization": 4}), "quantization should be an object, but is 4"),
         (

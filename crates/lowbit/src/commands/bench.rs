@@ -1,6 +1,7 @@
 use super::bench_model;
 use crate::options::{ModelOptions, at_least_one};
-use crate::{Failure, progress};
+use crate::out::Unwritable;
+use crate::{Failure, out, progress};
 use lowbit::Device;
 use lowbit_kernels::bench::{self, Limits, Row};
 use std::fs::File;
@@ -43,7 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let limits = Limits::measure(&device)?;
     spinner.finish_and_clear();
     if !arguments.json {
-        print_header(&device, &limits);
+        print_header(&device, &limits)?;
     }
     let mut rows = vec![];
     for case in &cases {
@@ -51,45 +52,55 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let row = bench::run(case, &device, &limits)?;
         spinner.finish_and_clear();
         if !arguments.json {
-            print_row(&row);
+            print_row(&row)?;
         }
         rows.push(row);
     }
     if arguments.json {
-        println!("{}", serde_json::Value::Array(rows.iter().map(json).collect()));
+        out::line!("{}", serde_json::Value::Array(rows.iter().map(json).collect()))?;
     }
     if arguments.record {
         let path = record(&device, &rows)?;
-        eprintln!("recorded in {}", path.display());
+        out::note!("recorded in {}", path.display());
     }
     Ok(())
 }
 
-fn print_header(device: &Device, limits: &Limits) {
+fn print_header(device: &Device, limits: &Limits) -> Result<(), Unwritable> {
     let Limits { bytes_per_second, flops_per_second } = limits;
     match device {
-        Device::Cpu(cpu) => println!(
+        Device::Cpu(cpu) => out::line!(
             "{device}, {} threads: reads {:.1} GB/s, dense product {:.1} GFLOP/s\n",
             cpu.threads(),
             bytes_per_second / 1e9,
             flops_per_second / 1e9
         ),
-        Device::Gpu(_) => println!("{device}: a copy reads and writes {:.1} GB/s\n", bytes_per_second / 1e9),
-    }
-    println!(
+        Device::Gpu(_) => {
+            out::line!("{device}: a copy reads and writes {:.1} GB/s\n", bytes_per_second / 1e9)
+        }
+    }?;
+    out::line!(
         "{:<18} {:<28} {:<11} {:<5} {:>12} {:>8} {:>9} {:>7} {:>8}",
-        "op", "shape", "format", "dtype", "median us", "GB/s", "GFLOP/s", "limit", "error"
-    );
+        "op",
+        "shape",
+        "format",
+        "dtype",
+        "median us",
+        "GB/s",
+        "GFLOP/s",
+        "limit",
+        "error"
+    )
 }
 
-fn print_row(row: &Row) {
+fn print_row(row: &Row) -> Result<(), Unwritable> {
     let Row { op, shape, format, dtype, median_us, share_of_limit, error_over_bound, .. } = row;
-    println!(
+    out::line!(
         "{op:<18} {shape:<28} {format:<11} {dtype:<5} {median_us:>12.1} {:>8.2} {:>9.2} {:>6.1}% {error_over_bound:>8.4}",
         row.gigabytes_per_second(),
         row.gigaflops(),
         share_of_limit * 100.0,
-    );
+    )
 }
 
 fn json(row: &Row) -> serde_json::Value {

@@ -1,7 +1,7 @@
 //! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
 
 use super::bench::Arguments;
-use crate::{Failure, progress};
+use crate::{Failure, out, progress};
 use lowbit::{GenerationOptions, Model, Session};
 use lowbit_kernels::ops::argmax;
 use lowbit_models::ModelError;
@@ -40,12 +40,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         spinner.finish_and_clear();
         let figure = Figure { case, tokens, seconds, tokens_per_second: tokens as f64 / seconds };
         if !arguments.json {
-            println!(
+            out::line!(
                 "{:<16} {:>10.3} ms {:>12.1} tokens/s",
                 figure.case,
                 seconds * 1e3,
                 figure.tokens_per_second
-            );
+            )?;
         }
         figures.push(figure);
         Ok::<_, Failure>(())
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         generation_seconds(&mut session, &ids(&model, PROMPT), tokens)
     })?;
     if arguments.json {
-        println!("{}", serde_json::to_string(&figures)?);
+        out::line!("{}", serde_json::to_string(&figures)?)?;
     }
     Ok(())
 }

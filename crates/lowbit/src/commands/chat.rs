@@ -1,52 +1,61 @@
-use super::reply::reply;
-use crate::Failure;
+use super::lines::{Line, Lines};
+use super::reply::{Asked, ReplyOptions, reply};
+use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
+use crate::{Failure, out};
 use lowbit::{ChatTemplate, Finish, Message, Session};
-use rustyline::error::ReadlineError;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Flags of `chat`.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOptions,
+    /// A system message.
+    #[arg(long, value_name = "TEXT", help_heading = "Prompt")]
+    system_prompt: Option<String>,
     #[command(flatten)]
     sampling: SamplingOptions,
-    /// A system message.
-    #[arg(long)]
-    system_prompt: Option<String>,
+    #[command(flatten)]
+    reply: ReplyOptions,
     /// Print one JSON object a reply.
     #[arg(long)]
     json: bool,
 }
 
-/// Reads messages until the end of input; Ctrl-C stops a reply and keeps the session.
+/// Reads messages until the end of input. Ctrl-C stops a reply and keeps the session; at the prompt it clears the line,
+/// and pressed twice on an empty one it ends the chat.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.generation(vec![]).sampling.validate()?;
+    let interrupts = Interrupts::listen()?;
     let loaded = arguments.model.load()?;
+    arguments.reply.check(&loaded);
     let template = ChatTemplate::from_checkpoint(&loaded.checkpoint)?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
     if template.is_none() {
         if arguments.system_prompt.is_some() {
             return Err("--system-prompt needs a model with a chat template".into());
         }
-        eprintln!("this checkpoint has no chat template: the model continues what you type as plain text");
+        out::note!("this checkpoint has no chat template: the model continues what you type as plain text");
     }
-    let mut editor = rustyline::DefaultEditor::new()?;
+    let mut lines = Lines::new()?;
     let mut chat = Chat::new(arguments, &loaded, template);
+    let mut asked_to_end = false;
     loop {
-        let line = match editor.readline("> ") {
-            Ok(line) if line.trim().is_empty() => continue,
-            Ok(line) => line,
-            Err(ReadlineError::Eof | ReadlineError::Interrupted) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        editor.add_history_entry(&line)?;
-        interrupted.store(false, Ordering::Relaxed);
-        chat.turn(line, &interrupted)?;
+        match lines.next(&interrupts)? {
+            Line::End => return Ok(()),
+            Line::Text(line) if lines.is_terminal() && ["/exit", "/quit", "/bye"].contains(&line.trim()) => {
+                return Ok(());
+            }
+            Line::Text(line) if line.trim().is_empty() => {}
+            Line::Text(line) => chat.turn(line, &interrupts)?,
+            Line::Interrupted { empty: true } if asked_to_end => return Err(Interrupted.into()),
+            Line::Interrupted { empty: true } => {
+                out::note!("Ctrl-C again, Ctrl-D or /exit ends the chat");
+                asked_to_end = true;
+                continue;
+            }
+            Line::Interrupted { empty: false } => {}
+        }
+        asked_to_end = false;
     }
 }
 
@@ -65,16 +74,22 @@ impl<'m> Chat<'m> {
         Self { arguments, loaded, template, messages: system.collect(), session: Session::new(&loaded.model) }
     }
 
-    fn turn(&mut self, line: String, interrupted: &AtomicBool) -> Result<(), Failure> {
+    fn turn(&mut self, line: String, interrupts: &Interrupts) -> Result<(), Failure> {
         let Loaded { tokenizer, .. } = self.loaded;
         let prompt = self.prompt(&line)?;
-        let options = self.arguments.sampling.generation(tokenizer.eos_ids().to_vec());
-        let output = (!self.arguments.json, interrupted);
-        let mut reply = match reply(&mut self.session, tokenizer, &prompt, &options, output) {
+        let asked = Asked {
+            prompt: &prompt,
+            generation: self.arguments.sampling.generation(tokenizer.eos_ids().to_vec()),
+            options: &self.arguments.reply,
+            stream: !self.arguments.json,
+            interrupts,
+            in_session: true,
+        };
+        let reply = match reply(&mut self.session, self.loaded, asked) {
             Ok(reply) => reply,
             // A message that does not fit is refused; the conversation goes on without it.
             Err(failure) if failure.downcast_ref::<lowbit_models::ModelError>().is_some() => {
-                eprintln!("error: {failure}");
+                out::note!("error: {failure}");
                 self.messages.pop();
                 if !matches!(failure.downcast_ref(), Some(lowbit_models::ModelError::ContextLength { .. })) {
                     self.session.clear()?;
@@ -83,12 +98,16 @@ impl<'m> Chat<'m> {
             }
             Err(failure) => return Err(failure),
         };
-        reply.load_seconds = self.loaded.seconds;
         if self.arguments.json {
-            println!("{}", serde_json::to_string(&reply)?);
+            out::line!("{}", serde_json::to_string(&reply)?)?;
         } else {
-            println!("{}", if reply.finish == Finish::Interrupted { " [stopped]" } else { "" });
+            out::line!("{}", if reply.finish == Finish::Interrupted { " [stopped]" } else { "" })?;
             reply.print_figures();
+        }
+        if reply.finish == Finish::Interrupted && reply.tokens.is_empty() {
+            // The message was not read to its end, so it is not part of the conversation.
+            self.messages.pop();
+            return Ok(());
         }
         self.messages.push(Message::new("assistant", &reply.text));
         Ok(())

@@ -1,5 +1,5 @@
-use crate::Failure;
 use crate::options::ModelOptions;
+use crate::{Failure, out};
 use lowbit::{Checkpoint, Format};
 use lowbit_files::{Layout, Stored, TensorView};
 use lowbit_models::{Config, arch};
@@ -51,26 +51,27 @@ struct Total {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let report = report(&arguments.model.open()?)?;
     if arguments.json {
-        println!("{}", serde_json::to_string(&report)?);
+        out::line!("{}", serde_json::to_string(&report)?)?;
         return Ok(());
     }
-    println!("{}: {} in {} layout", report.path, report.architecture, report.layout);
+    out::line!("{}: {} in {} layout", report.path, report.architecture, report.layout)?;
     let megabytes = report.bytes as f64 / 1e6;
-    println!(
+    out::line!(
         "{} parameters, {megabytes:.1} MB, {:.3} bits a weight\n",
-        report.parameters, report.bits_per_weight
-    );
+        report.parameters,
+        report.bits_per_weight
+    )?;
     for warning in &report.warnings {
-        println!("warning: {warning}\n");
+        out::line!("warning: {warning}\n")?;
     }
-    println!("{:<12} {:>8} {:>14} {:>12}", "format", "tensors", "parameters", "bytes");
+    out::line!("{:<12} {:>8} {:>14} {:>12}", "format", "tensors", "parameters", "bytes")?;
     for (format, total) in &report.formats {
-        println!("{format:<12} {:>8} {:>14} {:>12}", total.tensors, total.parameters, total.bytes);
+        out::line!("{format:<12} {:>8} {:>14} {:>12}", total.tensors, total.parameters, total.bytes)?;
     }
-    println!();
+    out::line!()?;
     let width = report.tensors.iter().map(|weight| weight.name.len()).max().unwrap_or(0);
     for Weight { name, format, shape, bytes } in &report.tensors {
-        println!("{name:<width$}  {format:<12} {bytes:>12}  {shape:?}");
+        out::line!("{name:<width$}  {format:<12} {bytes:>12}  {shape:?}")?;
     }
     Ok(())
 }

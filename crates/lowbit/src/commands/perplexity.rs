@@ -1,5 +1,5 @@
 use crate::options::{Loaded, ModelOptions};
-use crate::{Failure, progress};
+use crate::{Failure, habits, out, progress};
 use clap::ValueEnum;
 use lowbit::{Scoring, perplexity};
 use std::ops::ControlFlow::Continue;
@@ -34,9 +34,7 @@ enum Score {
 
 /// Scores a file.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let name = arguments.file.display();
-    let bytes = std::fs::read(&arguments.file).map_err(|error| format!("{name}: {error}"))?;
-    let text = String::from_utf8(bytes).map_err(|error| format!("{name}: {error}"))?;
+    let text = habits::read_text(&arguments.file)?;
     let Loaded { tokenizer, model, .. } = arguments.model.load()?;
     let tokens = tokenizer.encode(&text, true)?;
     let scoring = match arguments.score {
@@ -55,9 +53,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let json = serde_json::json!({
             "tokens": result.tokens, "nll": result.nll, "perplexity": result.perplexity(),
         });
-        println!("{json}");
+        out::line!("{json}")?;
     } else {
-        println!("tokens {}  nll {:.6}  perplexity {:.5}", result.tokens, result.nll, result.perplexity());
+        out::line!("tokens {}  nll {:.6}  perplexity {:.5}", result.tokens, result.nll, result.perplexity())?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
+use crate::interrupt::{Doing, Interrupts};
 use crate::options::ModelOptions;
-use crate::{Failure, interrupt, progress};
+use crate::{Failure, out, progress};
 use lowbit_quantize::{QuantizeError, QuantizeOptions, Summary, quantize};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::PathBuf;
@@ -28,7 +29,8 @@ pub struct Arguments {
 
 /// Quantises round-to-nearest into MLX's layout.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let signal = interrupt::watch()?;
+    let interrupts = Interrupts::listen()?;
+    interrupts.enter(Doing::Saving);
     let checkpoint = arguments.model.open()?;
     let (bits, group_size) = match arguments.mode.as_str() {
         "mxfp8" => (8, 32),
@@ -46,14 +48,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let result = quantize(&checkpoint, &arguments.output, &options, |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
-        if signal.came() { Break(()) } else { Continue(()) }
+        if interrupts.stop() { Break(()) } else { Continue(()) }
     });
     bar.finish_and_clear();
     if matches!(result, Err(QuantizeError::Interrupted)) {
-        signal.obey();
+        interrupts.obey();
     }
     let Summary { parameters, bytes } = result?;
     let bits = bytes as f64 * 8.0 / (parameters as f64).max(1.0);
-    println!("{}: {:.1} MB, {bits:.3} bits a weight", arguments.output.display(), bytes as f64 / 1e6);
+    out::line!("{}: {:.1} MB, {bits:.3} bits a weight", arguments.output.display(), bytes as f64 / 1e6)?;
     Ok(())
 }

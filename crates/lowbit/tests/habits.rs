@@ -1,0 +1,183 @@
+//! What people who come from llama.cpp and mlx-lm type.
+
+mod support;
+
+use serde_json::Value;
+use support::{json, lowbit, refusal, root, with_input, with_template};
+
+#[track_caller]
+fn tokens(arguments: &[&str]) -> Value {
+    let whole = [arguments, &["--json"]].concat();
+    json(&lowbit(&whole).output().unwrap())["tokens"].clone()
+}
+
+#[test]
+fn a_prompt_is_given_in_any_of_their_ways() {
+    let want = tokens(&["generate", "--prompt", "A vector is", "--max-tokens", "6"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt.txt");
+    std::fs::write(&file, "A vector is\n").unwrap();
+    let file = file.to_str().unwrap();
+    for line in [
+        &["generate", "A vector is", "-n", "6"][..],
+        &["generate", "-f", file, "-n", "6"],
+        &["generate", "-p", "A vector is", "--n_predict", "6", "-ngl", "0", "--mlock"],
+        &["-m", "models/demo-4bit", "-p", "A vector is", "-n", "6"],
+        &["-m", "models/demo-4bit/model.safetensors", "-p", "A vector is", "-n", "6"],
+        &["-m", "models/demo-4bit/config.json", "-p", "A vector is", "-n", "6"],
+        &["-p", "A vector is", "-n", "6", "--seed", "-1"],
+    ] {
+        assert_eq!(tokens(line), want, "{line:?}");
+    }
+    for line in
+        [&["generate", "-p", "-", "-n", "6", "--json"][..], &["generate", "-f", "-", "-n", "6", "--json"]]
+    {
+        let output = with_input(lowbit(line), b"A vector is");
+        assert_eq!(json(&output)["tokens"], want, "{line:?}");
+    }
+    // A file keeps all but one line break at its end.
+    std::fs::write(file, "A vector is\n\n").unwrap();
+    let two = lowbit(&["generate", "-f", file, "-n", "1", "--json"]).output().unwrap();
+    let one = lowbit(&["generate", "-p", "A vector is\n", "-n", "1", "--json"]).output().unwrap();
+    assert_eq!(json(&two)["prompt_tokens"], json(&one)["prompt_tokens"]);
+    // Text that begins with a dash is text.
+    let dashed = json(&lowbit(&["generate", "-p", "- one", "-n", "1", "--json"]).output().unwrap());
+    let joined = json(&lowbit(&["generate", "--prompt=- one", "-n", "1", "--json"]).output().unwrap());
+    assert_eq!(dashed["prompt_tokens"], joined["prompt_tokens"]);
+}
+
+#[test]
+fn a_context_ends_texts_and_refuses_prompts() {
+    let reply =
+        json(&lowbit(&["generate", "-p", "A vector is", "-c", "10", "-n", "-1", "--json"]).output().unwrap());
+    let prompt = reply["prompt_tokens"].as_array().unwrap().len();
+    // The last token need not fit.
+    assert_eq!(reply["tokens"].as_array().unwrap().len(), 10 - prompt + 1);
+    assert_eq!(reply["finish_reason"], "length");
+    let refused = refusal(lowbit(&["generate", "-p", "A vector is", "-c", "2"]).output().unwrap());
+    assert!(refused.contains("context of 2"), "{refused}");
+    let larger = lowbit(&["generate", "-p", "A vector is", "-c", "10000000", "-n", "1"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&larger.stderr).contains("the model's context of 32768"));
+    // In a chat, the messages count together.
+    let output = with_input(
+        lowbit(&["chat", "-c", "12", "-n", "4", "--json"]),
+        b"A vector is\nA vector is\nA vector is\n",
+    );
+    assert!(output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("context of 12"), "{output:?}");
+}
+
+#[test]
+fn stop_texts_end_a_reply_before_them() {
+    let free = json(&lowbit(&["generate", "-p", "A vector is", "-n", "30", "--json"]).output().unwrap());
+    let text = free["text"].as_str().unwrap();
+    let characters: Vec<(usize, char)> = text.char_indices().collect();
+    // Any piece of the text, wherever it lies among tokens.
+    for (from, to) in [(3, 4), (5, 9), (10, 25), (21, 24)] {
+        let stop = &text[characters[from].0..characters[to].0];
+        let line =
+            ["generate", "-p", "A vector is", "-n", "30", "--stop", "never to be seen", "--stop", stop];
+        let reply = json(&lowbit(&[&line[..], &["--json"]].concat()).output().unwrap());
+        assert_eq!(reply["text"].as_str().unwrap(), &text[..text.find(stop).unwrap()], "{stop:?}");
+        assert_eq!(reply["finish_reason"], "stop");
+        let plain = lowbit(&line).output().unwrap();
+        assert_eq!(String::from_utf8(plain.stdout).unwrap().strip_suffix('\n'), reply["text"].as_str());
+    }
+    let empty = lowbit(&["generate", "-p", "x", "--stop", ""]).output().unwrap();
+    assert_eq!(empty.status.code(), Some(2));
+    // The conversation goes on after it.
+    let output =
+        with_input(lowbit(&["chat", "-n", "20", "--stop", " ", "--json"]), b"A vector is\nand a list\n");
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 2);
+}
+
+#[test]
+fn a_special_token_is_a_stop_text() {
+    let folder = tempfile::tempdir().unwrap();
+    with_template(folder.path());
+    let config = std::fs::read_to_string(folder.path().join("tokenizer.json")).unwrap();
+    let config: Value = serde_json::from_str(&config).unwrap();
+    let special = config["added_tokens"].as_array().unwrap().iter().find(|token| token["special"] == true);
+    let special = special.unwrap()["content"].as_str().unwrap();
+    let model = folder.path().to_str().unwrap();
+    let line = ["generate", "-m", model, "-p", "x", "-n", "2", "--stop", special, "--json"];
+    json(&lowbit(&line).output().unwrap());
+}
+
+#[test]
+fn logprobs_are_of_the_tokens_written() {
+    let line = ["generate", "-p", "A vector is", "-n", "40", "--logprobs", "3", "--json"];
+    let reply = json(&lowbit(&line).output().unwrap());
+    let scored = reply["logprobs"].as_array().unwrap();
+    let ids: Vec<_> = scored.iter().map(|token| token["id"].clone()).collect();
+    assert_eq!(&ids, reply["tokens"].as_array().unwrap());
+    let mut text = String::new();
+    for token in scored {
+        text += token["token"].as_str().unwrap();
+        let top: Vec<f64> = token["top_logprobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["logprob"].as_f64().unwrap())
+            .collect();
+        assert_eq!(top.len(), 3);
+        assert!(top.is_sorted_by(|a, b| a >= b) && top.iter().map(|one| one.exp()).sum::<f64>() < 1.0 + 1e-9);
+        // Greedy: the token is the likeliest, but for a near tie that other chunks round otherwise.
+        assert!(top[0] - token["logprob"].as_f64().unwrap() < 1e-4, "{token}");
+    }
+    assert_eq!(text, reply["text"].as_str().unwrap());
+    let whole = json(
+        &lowbit(&["generate", "-p", "x", "-n", "1", "--logprobs", "999999999", "--json"]).output().unwrap(),
+    );
+    let all = whole["logprobs"][0]["top_logprobs"].as_array().unwrap();
+    let sum: f64 = all.iter().map(|one| one["logprob"].as_f64().unwrap().exp()).sum();
+    assert!((sum - 1.0).abs() < 1e-6, "{sum}");
+    let without = lowbit(&["generate", "-p", "x", "--logprobs", "3"]).output().unwrap();
+    assert_eq!(without.status.code(), Some(2), "the text alone has no place for them");
+}
+
+#[test]
+fn a_model_that_is_not_there_is_answered_with_the_nearest() {
+    let error = |arguments: &[&str]| refusal(lowbit(arguments).output().unwrap());
+    let message = error(&["generate", "-p", "x", "-m", "./models/demo-4bti"]);
+    assert!(message.contains("did you mean ./models/demo-4bit?"), "{message}");
+    let message = error(&["inspect", "-m", "./modles/demo"]);
+    assert!(message.contains("did you mean ./models?"), "{message}");
+    let message = error(&["generate", "-f", "none"]);
+    assert!(message.contains("none: No such file"), "{message}");
+}
+
+#[test]
+fn what_is_unknown_is_answered_with_what_to_type() {
+    let error = |arguments: &[&str]| {
+        let output = lowbit(arguments).output().unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(error(&["generate", "-p", "x", "--promt", "y"]).contains("--prompt"));
+    assert!(error(&["generat"]).contains("generate"));
+    assert!(error(&["generate", "--grammar", "x"]).contains("--json"));
+    assert!(error(&["models/demo"]).contains("lowbit chat --model models/demo"));
+    assert!(error(&["inspect", "models/demo"]).contains("lowbit inspect --model models/demo"));
+}
+
+#[test]
+fn other_architectures_are_named_before_their_tokenizers() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = root().join("tests/vectors/models/qwen3");
+    std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let config = r#"{"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let message =
+        refusal(lowbit(&["generate", "-p", "x", "-m", folder.path().to_str().unwrap()]).output().unwrap());
+    assert!(message.contains("\"gemma3_text\" is not supported; supported are"), "{message}");
+}
+
+#[test]
+fn help_is_grouped_and_says_how_to_begin() {
+    let help = |arguments: &[&str]| String::from_utf8(lowbit(arguments).output().unwrap().stdout).unwrap();
+    assert!(help(&["--help"]).contains("lowbit chat -m model.gguf"));
+    for heading in ["Model:", "Device:", "Prompt:", "Sampling:", "Text:"] {
+        assert!(help(&["generate", "--help"]).contains(heading), "{heading}");
+    }
+}
