@@ -21,7 +21,7 @@ mod tokenizer;
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, Companion, GenerationConfig, Layout, Quantization, QuantizationMode};
 pub use error::FileError;
-pub use hub::{Progress, resolve, resolve_with};
+pub use hub::{Hub, HubLimits, HubSettings, Progress, Token, resolve, resolve_with};
 pub use show::{Shown, shown, shown_message};
 pub use tensor::{Stored, TensorView, Tensors};
 pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};

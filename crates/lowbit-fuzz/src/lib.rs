@@ -5,11 +5,13 @@
 mod block_decoders;
 mod config_json;
 mod gguf;
+mod hub;
 mod safetensors;
 
 pub use block_decoders::block_decoders;
 pub use config_json::config_json;
 pub use gguf::gguf;
+pub use hub::hub;
 pub use safetensors::safetensors;
 
 /// A target's name, which is its corpus' folder too, and its function.
@@ -21,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("safetensors", safetensors),
     ("config_json", config_json),
     ("block_decoders", block_decoders),
+    ("hub", hub),
 ];
 
 use std::path::Path;
@@ -46,4 +49,15 @@ fn check_view(view: &TensorView, file: &Bytes) {
         }
     };
     assert_eq!(view.bytes.len(), bytes, "{view:?}");
+}
+
+/// The pieces of an input that stands for several.
+fn split<'a>(data: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let mut rest = Some(data);
+    std::iter::from_fn(move || {
+        let data = rest?;
+        let at = data.windows(separator.len()).position(|window| window == separator);
+        rest = at.map(|at| &data[at + separator.len()..]);
+        Some(&data[..at.unwrap_or(data.len())])
+    })
 }

@@ -1,16 +1,56 @@
-//! Which of a repository's GGUF files make up the model that was asked for.
+//! Which of a repository's files make up the model that was asked for.
 
-use crate::checkpoint::Part;
+use std::collections::HashSet;
+
+use super::names::FileName;
+use crate::checkpoint::{CONFIG, Part};
+use crate::read::limit;
+use crate::{INDEX, SINGLE, shown};
 
 /// What llama.cpp takes where nothing is said.
 const DEFAULT_TAG: &str = "Q4_K_M";
+
+/// The most models that a message names.
+const NAMED: usize = 30;
+
+/// The files of a checkpoint that are read beside config.json and the tensors.
+pub(super) const FILES: [&str; 5] =
+    ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.json", INDEX];
+
+/// The most bytes that `name` may have if it is not weights.
+pub(super) fn limit(name: &str) -> Option<u64> {
+    Some(match name {
+        INDEX => limit::INDEX,
+        "tokenizer.json" => limit::TOKENIZER,
+        "chat_template.jinja" => limit::TEMPLATE,
+        _ if name.ends_with(".json") => limit::CONFIG,
+        _ => return None,
+    })
+}
+
+/// What a repository without an index has its tensors in.
+///
+/// # Errors
+/// What is missing.
+pub(super) fn shards(names: &[String], most: usize) -> Result<Vec<String>, String> {
+    if names.iter().any(|name| name == SINGLE) {
+        return Ok(vec![SINGLE.into()]);
+    }
+    let of_model = |name: &&String| {
+        name.ends_with(".safetensors") && Part::parse(name).is_some_and(|part| part.prefix == "model")
+    };
+    match names.iter().find(of_model) {
+        Some(part) => all_parts(part, names, most),
+        None => Err(format!("it has {CONFIG}, but neither {SINGLE} nor {INDEX}")),
+    }
+}
 
 /// The files among `names` of the model that `tag` names (`Q4_K_M`, any case); without a tag, of the only one or of
 /// the one that is `Q4_K_M`.
 ///
 /// # Errors
-/// What there is to choose from.
-pub(super) fn gguf(names: &[String], tag: Option<&str>) -> Result<Vec<String>, String> {
+/// What there is to choose from, or what is missing.
+pub(super) fn gguf(names: &[String], tag: Option<&str>, most: usize) -> Result<Vec<String>, String> {
     // Files in folders are left alone, as are the vision towers that some repositories have beside the model.
     let is_model =
         |name: &&String| name.ends_with(".gguf") && !name.contains('/') && !name.starts_with("mmproj");
@@ -20,32 +60,67 @@ pub(super) fn gguf(names: &[String], tag: Option<&str>) -> Result<Vec<String>, S
     stems.dedup();
     let tagged = |tag: &str| stems.iter().find(|stem| has_tag(stem, tag));
     let chosen = match (tag, stems.as_slice()) {
-        (_, []) => return Err("it has neither config.json with safetensors nor GGUF files".into()),
+        (_, []) => return Err(without_models(names)),
         (Some(tag), _) => tagged(tag),
         (None, [only]) => Some(only),
         (None, _) => tagged(DEFAULT_TAG),
     };
     let Some(chosen) = chosen else {
         let wanted = tag.unwrap_or(DEFAULT_TAG);
-        return Err(format!("none of its GGUF models is {wanted}: {}", stems.join(", ")));
+        let more = if stems.len() > NAMED { ", ..." } else { "" };
+        let some: Vec<_> = stems.iter().take(NAMED).map(|stem| shown(stem).to_string()).collect();
+        return Err(format!("none of its GGUF models is {wanted}: {}{more}", some.join(", ")));
     };
-    Ok(models.into_iter().filter(|name| stem(name) == *chosen).cloned().collect())
+    let first = models.into_iter().find(|name| stem(name) == *chosen).expect("a stem is a model's");
+    all_parts(first, names, most)
 }
 
-/// All the files that there must be if there are `parts`.
-pub(super) fn expected(parts: &[String]) -> Vec<String> {
-    match parts.first().and_then(|first| Part::parse(first)) {
-        Some(part) => part.names().collect(),
-        None => parts.to_vec(),
+/// All parts of the model that `part` is of.
+fn all_parts(part: &str, names: &[String], most: usize) -> Result<Vec<String>, String> {
+    let Some(parsed) = Part::parse(part) else { return Ok(vec![part.into()]) };
+    if parsed.count > most as u64 {
+        return Err(format!("{part} is one of {} parts; at most {most} are downloaded", parsed.count));
     }
+    let parts: Vec<String> = parsed.names().collect();
+    let names: HashSet<&String> = names.iter().collect();
+    match parts.iter().find(|part| !names.contains(part)) {
+        Some(missing) => Err(format!("its part {missing} is missing")),
+        None => Ok(parts),
+    }
+}
+
+fn without_models(names: &[String]) -> String {
+    let pickled = |name: &&String| [".bin", ".pt", ".pth"].iter().any(|end| name.ends_with(end));
+    let also = names
+        .iter()
+        .find(pickled)
+        .map(|name| format!("; {} is a PyTorch file, which is not read", shown(name)));
+    format!("it has neither {CONFIG} with safetensors nor GGUF files{}", also.unwrap_or_default())
 }
 
 /// A file's name without its extension and its number among parts.
 fn stem(name: &str) -> &str {
-    Part::parse(name).map_or(name.trim_end_matches(".gguf"), |part| part.prefix)
+    Part::parse(name).map_or(name.strip_suffix(".gguf").unwrap_or(name), |part| part.prefix)
 }
 
-/// Whether one of the stem's words is `tag`.
+/// Whether `tag` is one of the stem's words, or several that follow each other (`UD-Q4_K_XL`).
 fn has_tag(stem: &str, tag: &str) -> bool {
-    stem.split(['-', '.']).any(|word| word.eq_ignore_ascii_case(tag))
+    let (stem, tag) = (stem.to_ascii_lowercase(), tag.to_ascii_lowercase());
+    let is_border = |c: Option<char>| c.is_none_or(|c| matches!(c, '-' | '.'));
+    stem.match_indices(&tag).any(|(at, _)| {
+        is_border(stem[..at].chars().next_back()) && is_border(stem[at + tag.len()..].chars().next())
+    })
+}
+
+/// The plain names among an index' shards.
+///
+/// # Errors
+/// A name that is not plain, or too many.
+pub(super) fn plain(names: &[String], most: usize) -> Result<Vec<FileName>, String> {
+    if names.len() > most {
+        return Err(format!("it is in {} files; at most {most} are downloaded", names.len()));
+    }
+    let parse =
+        |name: &String| FileName::parse(name).ok_or_else(|| format!("{} is no plain name", shown(name)));
+    names.iter().map(parse).collect()
 }

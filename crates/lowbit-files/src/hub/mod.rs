@@ -1,17 +1,30 @@
 //! Models by name: `org/name` on the Hugging Face hub, in the cache that Python's huggingface_hub uses.
+//!
+//! The hub, or a mirror that stands for it, is a stranger: `names.rs` says what may become a path, `client.rs` where
+//! requests go and how long they may take, `answers.rs` what an answer may say, `download.rs` and `verify.rs` how a
+//! file arrives whole, and `cache.rs` where it may be written.
 
+mod answers;
+mod cache;
 mod choose;
+mod client;
+mod download;
+mod names;
+mod settings;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 use std::path::{Path, PathBuf};
 
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo};
+use cache::Repository;
+use client::{Client, Problem};
+use download::Transfer;
+use names::{FileName, ModelName};
+pub use settings::{HubLimits, HubSettings, Token};
 
-use crate::FileError;
 use crate::checkpoint::{CONFIG, shard_names};
-use crate::{INDEX, SINGLE};
+use crate::{FileError, INDEX, SINGLE, shown};
 
 /// How far a download is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +41,7 @@ pub struct Progress<'a> {
 /// from the cache when it is there whole, else downloaded into it.
 ///
 /// `org/name` is a directory of config.json and safetensors, or the one GGUF model of a repository that has only
-/// GGUF; `org/name:Q4_K_M` names one of several. As in huggingface_hub, `HF_HOME` says where the cache is (else
-/// `~/.cache/huggingface`), and a token that `hf auth login` stored there is used.
+/// GGUF; `org/name:Q4_K_M` names one of several. The environment is read as [`HubSettings::from_env`] says.
 ///
 /// # Errors
 /// [`FileError::NoSuchModel`], or [`FileError::Download`] when the network is needed and fails.
@@ -42,183 +54,149 @@ pub fn resolve(model: &str) -> Result<PathBuf, FileError> {
 /// # Errors
 /// As [`resolve`].
 pub fn resolve_with(model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, FileError> {
-    match Path::new(model) {
-        path if path.exists() => Ok(path.into()),
-        _ => Hub::new().resolve(model, progress),
+    if Path::new(model).exists() {
+        return Ok(model.into());
     }
+    let name = parse(model)?;
+    let settings = HubSettings::from_env(&|name| std::env::var_os(name), std::env::home_dir().as_deref());
+    let mut settings = settings.map_err(|problem| name.failed("the settings", problem))?;
+    settings.proxy = ureq::Proxy::try_from_env();
+    Hub::new(settings).resolve(model, progress)
 }
 
 /// Where models are looked for.
-struct Hub {
-    cache: Cache,
-    builder: ApiBuilder,
+pub struct Hub {
+    settings: HubSettings,
+    agent: Box<dyn Fn(ureq::config::Config) -> ureq::Agent>,
 }
 
-/// `org/name` or `org/name:tag`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Name<'a> {
-    whole: &'a str,
-    repository: &'a str,
-    tag: Option<&'a str>,
+fn parse(model: &str) -> Result<ModelName<'_>, FileError> {
+    ModelName::parse(model).ok_or_else(|| {
+        let problem = "there is no such file or directory, and it is no name of the form org/name";
+        FileError::NoSuchModel { model: shown(model).to_string(), problem: problem.into() }
+    })
 }
 
-impl<'a> Name<'a> {
-    fn parse(whole: &'a str) -> Option<Self> {
-        let (repository, tag) = match whole.split_once(':') {
-            Some((repository, tag)) => (repository, Some(tag)),
-            None => (whole, None),
-        };
-        let (org, name) = repository.split_once('/')?;
-        let is_allowed = |part: &str| {
-            let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-            part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(allowed)
-        };
-        let all = [Some(org), Some(name), tag].into_iter().flatten().all(is_allowed);
-        all.then_some(Self { whole, repository, tag })
-    }
-
+impl ModelName<'_> {
     fn missing(&self, problem: impl Into<String>) -> FileError {
         FileError::NoSuchModel { model: self.whole.into(), problem: problem.into() }
     }
+
+    fn failed(&self, what: &str, problem: impl Into<String>) -> FileError {
+        FileError::Download { model: self.whole.into(), what: what.into(), problem: problem.into() }
+    }
 }
 
-/// The files of a checkpoint that are read, but for config.json and the tensors.
-const FILES: [&str; 5] =
-    ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.json", INDEX];
-
 impl Hub {
-    fn new() -> Self {
-        Self { cache: Cache::from_env(), builder: ApiBuilder::from_env() }
+    /// A hub that is reached over the network.
+    pub fn new(settings: HubSettings) -> Self {
+        Self::with_agent(settings, ureq::Agent::new_with_config)
     }
 
-    fn resolve(self, model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, FileError> {
-        let Some(name) = Name::parse(model) else {
-            let problem = "there is no such file or directory, and it is no name of the form org/name";
-            return Err(FileError::NoSuchModel { model: model.into(), problem: problem.into() });
-        };
-        if let Some(path) = self.cached(name)? {
+    /// A hub whose connections are those of `agent`, given its settings: for tests.
+    #[doc(hidden)]
+    pub fn with_agent(
+        settings: HubSettings,
+        agent: impl Fn(ureq::config::Config) -> ureq::Agent + 'static,
+    ) -> Self {
+        Self { settings, agent: Box::new(agent) }
+    }
+
+    /// As [`resolve_with`], but `model` is no path.
+    ///
+    /// # Errors
+    /// As [`resolve`].
+    pub fn resolve(&self, model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, FileError> {
+        let model = parse(model)?;
+        let repository = Repository::new(&self.settings.cache, model);
+        if let Some(path) = self.cached(model, &repository)? {
             return Ok(path);
         }
-        let api = self.builder.with_progress(false).build();
-        let failed = |what: &str, error| download_error(name, what, error);
-        let api: Api = api.map_err(|error| failed("anything", error))?;
-        let repository = api.repo(Repo::model(name.repository.into()));
-        let info = repository.info().map_err(|error| failed("the list of its files", error))?;
-        let listed: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
-        Download { name, repository, progress }.run(&listed)
+        if self.settings.offline {
+            let cache = self.settings.cache.display();
+            let problem = format!("HF_HUB_OFFLINE is set, and {cache} does not have all of it");
+            return Err(model.failed("its files", problem));
+        }
+        let client = Client::new(&self.settings, &self.agent);
+        let client = client.map_err(|problem| model.failed("the list of its files", problem))?;
+        let listing = client.retried(|| answers::listing(&client, model));
+        let answers::Listing { commit, files } =
+            listing.map_err(|problem| model.failed("the list of its files", problem.text()))?;
+        let here = repository.files(&commit).map_err(|problem| model.missing(problem))?;
+        let transfer = Transfer { client: &client, repository: &repository, model, commit: &commit };
+        let path = Download { transfer, here, progress }.run(&files)?;
+        // Until everything is here, the name stands for what it stood for before.
+        repository.set_main(&commit).map_err(|problem| model.failed("refs/main", problem))?;
+        Ok(path)
     }
 
     /// The model, if the cache has all of it.
-    fn cached(&self, name: Name<'_>) -> Result<Option<PathBuf>, FileError> {
-        let repository = self.cache.repo(Repo::model(name.repository.into()));
-        let refs = self.cache.path().join(Repo::model(name.repository.into()).folder_name());
-        let Ok(commit) = std::fs::read_to_string(refs.join("refs/main")) else { return Ok(None) };
-        let snapshot = refs.join("snapshots").join(commit.trim());
-        let has = |file: &str| repository.get(file).is_some();
-        if name.tag.is_none() && has(CONFIG) && has("tokenizer.json") {
-            let shards = match repository.get(INDEX) {
-                Some(index) => shard_names(&index)?,
-                None => vec![SINGLE.into()],
+    fn cached(&self, model: ModelName<'_>, repository: &Repository) -> Result<Option<PathBuf>, FileError> {
+        let Some(commit) = repository.main() else { return Ok(None) };
+        let files = repository.files(&commit).map_err(|problem| model.missing(problem))?;
+        let (names, snapshot) = (strings(&files), repository.snapshot(&commit));
+        let has = |file: &str| names.iter().any(|name| name == file);
+        let most = self.settings.limits.files;
+        if model.tag.is_none() && has(CONFIG) && has("tokenizer.json") {
+            let shards = match has(INDEX) {
+                true => shard_names(&snapshot.join(INDEX))?,
+                false => choose::shards(&names, most).unwrap_or_else(|_| vec![SINGLE.into()]),
             };
-            if shards.iter().all(|shard| has(shard)) {
+            if shards.len() <= most && shards.iter().all(|shard| has(shard)) {
                 return Ok(Some(snapshot));
             }
         }
-        let Ok(entries) = std::fs::read_dir(&snapshot) else { return Ok(None) };
-        let names: Vec<_> =
-            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        let parts = choose::gguf(&names, name.tag).unwrap_or_default();
-        let whole = choose::expected(&parts) == parts;
-        Ok(parts.first().filter(|_| whole).map(|first| snapshot.join(first)))
+        let parts = choose::gguf(&names, model.tag, most).unwrap_or_default();
+        Ok(parts.first().map(|first| snapshot.join(first)))
     }
+}
+
+fn strings(files: &[FileName]) -> Vec<String> {
+    files.iter().map(|file| file.as_str().to_string()).collect()
 }
 
 /// A download under way.
 struct Download<'a, 'p> {
-    name: Name<'a>,
-    repository: ApiRepo,
+    transfer: Transfer<'a>,
+    /// What the snapshot has already.
+    here: Vec<FileName>,
     progress: &'p mut dyn FnMut(Progress<'_>),
 }
 
 impl Download<'_, '_> {
-    fn run(mut self, listed: &[String]) -> Result<PathBuf, FileError> {
-        let has = |file: &str| listed.iter().any(|name| name == file);
-        let weights = listed.iter().any(|name| name.ends_with(".safetensors"));
-        if self.name.tag.is_none() && has(CONFIG) && weights {
-            return self.safetensors(&has);
+    fn run(mut self, listed: &[FileName]) -> Result<PathBuf, FileError> {
+        let model = self.transfer.model;
+        let names = strings(listed);
+        let has = |file: &str| names.iter().any(|name| name == file);
+        let most = self.transfer.client.limits.files;
+        let snapshot = self.transfer.repository.snapshot(self.transfer.commit);
+        let weights = names.iter().any(|name| name.ends_with(".safetensors"));
+        if model.tag.is_some() || !has(CONFIG) || !weights {
+            let parts = choose::gguf(&names, model.tag, most).map_err(|problem| model.missing(problem))?;
+            self.files(&parts)?;
+            return Ok(snapshot.join(&parts[0]));
         }
-        let parts = choose::gguf(listed, self.name.tag).map_err(|problem| self.name.missing(problem))?;
-        let mut paths = Vec::new();
-        for part in choose::expected(&parts) {
-            paths.push(self.file(&part)?);
-        }
-        Ok(paths.swap_remove(0))
+        let small = choose::FILES.into_iter().chain([CONFIG]).filter(|file| has(file));
+        self.files(&small.map(String::from).collect::<Vec<_>>())?;
+        let shards = match has(INDEX) {
+            true => shard_names(&snapshot.join(INDEX))?,
+            false => choose::shards(&names, most).map_err(|problem| model.missing(problem))?,
+        };
+        self.files(&shards)?;
+        Ok(snapshot)
     }
 
-    /// Small files first, config.json last of them: once the tensors are there, everything is.
-    fn safetensors(mut self, has: &dyn Fn(&str) -> bool) -> Result<PathBuf, FileError> {
-        for file in FILES.into_iter().filter(|file| has(file)) {
-            self.file(file)?;
-        }
-        let config = self.file(CONFIG)?;
-        let directory = config.parent().unwrap_or(&config).to_path_buf();
-        let shards = if has(INDEX) { shard_names(&directory.join(INDEX))? } else { vec![SINGLE.into()] };
-        for shard in &shards {
-            self.file(shard)?;
-        }
-        Ok(directory)
-    }
-
-    fn file(&mut self, file: &str) -> Result<PathBuf, FileError> {
-        let reporter = Reporter { file, bytes: 0, total: 0, progress: &mut *self.progress };
-        let path = self.repository.download_with_progress(file, reporter);
-        path.map_err(|error| download_error(self.name, file, error))
-    }
-}
-
-struct Reporter<'a> {
-    file: &'a str,
-    bytes: u64,
-    total: u64,
-    progress: &'a mut dyn FnMut(Progress<'_>),
-}
-
-impl Reporter<'_> {
-    fn report(&mut self) {
-        let Self { file, bytes, total, .. } = *self;
-        (self.progress)(Progress { file, bytes, total });
-    }
-}
-
-impl hf_hub::api::Progress for Reporter<'_> {
-    fn init(&mut self, size: usize, _: &str) {
-        (self.bytes, self.total) = (0, size as u64);
-        self.report();
-    }
-
-    fn update(&mut self, size: usize) {
-        self.bytes += size as u64;
-        self.report();
-    }
-
-    fn finish(&mut self) {}
-}
-
-fn download_error(name: Name<'_>, what: &str, error: ApiError) -> FileError {
-    let problem = match error {
-        ApiError::RequestError(error) => {
-            let text = error.to_string();
-            match error.into_response().map(|response| response.status()) {
-                Some(status @ (401 | 403 | 404)) => {
-                    format!(
-                        "the hub answers {status}: there is no such model or file, or it needs an access token"
-                    )
-                }
-                Some(status) => format!("the hub answers {status}"),
-                None => format!("there is no network, or the hub cannot be reached ({text})"),
+    fn files(&mut self, names: &[String]) -> Result<(), FileError> {
+        let Transfer { model, client, .. } = self.transfer;
+        let files = choose::plain(names, client.limits.files).map_err(|problem| model.missing(problem))?;
+        for file in files {
+            if self.here.binary_search(&file).is_ok() {
+                continue;
             }
+            let limit = choose::limit(file.as_str()).unwrap_or(client.limits.file);
+            let fetched = self.transfer.fetch(&file, limit, self.progress);
+            fetched.map_err(|problem: Problem| model.failed(file.as_str(), problem.text()))?;
         }
-        other => other.to_string(),
-    };
-    FileError::Download { model: name.whole.into(), what: what.into(), problem }
+        Ok(())
+    }
 }

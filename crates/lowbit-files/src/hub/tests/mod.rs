@@ -1,0 +1,4 @@
+mod hostile;
+mod ordinary;
+mod planted;
+mod server;

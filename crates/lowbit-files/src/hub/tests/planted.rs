@@ -1,0 +1,98 @@
+//! A cache in which an earlier attack left links.
+#![cfg(unix)]
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::server::*;
+use crate::SINGLE;
+
+/// Plants a link in a cache whose folders are there, and resolves.
+fn plant(link: &str, target: &Path) -> (Place, Result<PathBuf, String>) {
+    let place = Place::new();
+    let path = place.path("cache").join(link);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::create_dir_all(place.path("elsewhere")).unwrap();
+    std::fs::write(place.path("elsewhere/main"), OTHER).unwrap();
+    symlink(place.path("").join(target), &path).unwrap();
+    let (endpoint, _) = serve(|asked| honest(&small(), asked));
+    let result = place.resolve(&endpoint, "org/name").map_err(|error| error.to_string());
+    assert_eq!(std::fs::read_to_string(place.path("victim")).unwrap(), "precious");
+    assert_eq!(std::fs::read_dir(place.path("elsewhere")).unwrap().count(), 1, "{link}");
+    assert_eq!(std::fs::read_to_string(place.path("elsewhere/main")).unwrap(), OTHER);
+    (place, result)
+}
+
+#[test]
+fn folders_that_are_links_are_not_written_to() {
+    let repository = "models--org--name";
+    for folder in ["", "/blobs", "/snapshots", "/refs"] {
+        let (_, result) = plant(&format!("{repository}{folder}"), Path::new("elsewhere"));
+        let message = result.unwrap_err();
+        assert!(message.contains("should be a folder of the cache, but is a link; remove it"), "{message}");
+    }
+    let (_, result) = plant(".locks", Path::new("elsewhere"));
+    assert!(result.unwrap_err().contains("/.locks: should be a folder of the cache, but is a link"));
+    let (_, result) = plant(&format!("{repository}/snapshots/{COMMIT}"), Path::new("elsewhere"));
+    let message = result.unwrap_err();
+    assert!(message.contains("out of the cache; remove it"), "{message}");
+}
+
+#[test]
+fn links_in_the_place_of_files_are_replaced() {
+    let blob = sha256(b"weights");
+    for file in ["refs/main".into(), format!("blobs/{blob}"), format!("blobs/{blob}.incomplete")] {
+        for target in ["victim", "elsewhere/main", "missing"] {
+            let (place, result) = plant(&format!("models--org--name/{file}"), Path::new(target));
+            assert_eq!(std::fs::read_to_string(result.unwrap().join(SINGLE)).unwrap(), "weights");
+            assert!(!place.path("missing").exists());
+            let main = place.repository().join("refs/main");
+            assert_eq!(std::fs::read_to_string(&main).unwrap(), COMMIT);
+            assert!(std::fs::symlink_metadata(&main).unwrap().is_file());
+        }
+    }
+    let (place, result) = plant(&format!(".locks/models--org--name/{blob}.lock"), Path::new("victim"));
+    assert!(result.unwrap_err().ends_with(".lock: should be a plain file"));
+    assert!(!place.repository().join("refs").exists());
+}
+
+#[test]
+fn snapshots_whose_links_leave_the_cache_are_named() {
+    for file in ["config.json", "tokenizer_config.json", "x.gguf", "README.md"] {
+        let (_, result) = plant(&format!("models--org--name/snapshots/{COMMIT}/{file}"), Path::new("victim"));
+        let message = result.unwrap_err();
+        assert!(message.contains(&format!("{file}: is a link to ")), "{message}");
+        assert!(message.ends_with("/victim, out of the cache; remove it"), "{message}");
+    }
+    // One that leads nowhere is replaced.
+    let (_, result) =
+        plant(&format!("models--org--name/snapshots/{COMMIT}/config.json"), Path::new("missing"));
+    result.unwrap();
+}
+
+#[test]
+fn a_ref_that_is_no_commit_is_none() {
+    for main in ["../../..", "/etc", "", "main", "\0", &"a".repeat(1 << 20)] {
+        let place = Place::new();
+        std::fs::create_dir_all(place.repository().join("refs")).unwrap();
+        std::fs::write(place.repository().join("refs/main"), main).unwrap();
+        let (endpoint, _) = serve(|asked| honest(&small(), asked));
+        place.resolve(&endpoint, "org/name").unwrap();
+        assert_eq!(std::fs::read_to_string(place.repository().join("refs/main")).unwrap(), COMMIT);
+    }
+}
+
+/// Users move caches, and leave links.
+#[test]
+fn a_moved_cache_is_read_and_written() {
+    let (endpoint, asked) = serve(|asked| honest(&small(), asked));
+    let place = Place::new();
+    std::fs::create_dir(place.path("disk")).unwrap();
+    symlink(place.path("disk"), place.path("cache")).unwrap();
+    place.resolve(&endpoint, "org/name").unwrap();
+    std::fs::rename(place.path("disk/models--org--name"), place.path("moved")).unwrap();
+    symlink(place.path("moved"), place.repository()).unwrap();
+    let requests = asked.lock().unwrap().len();
+    place.resolve(&endpoint, "org/name").unwrap();
+    assert_eq!(asked.lock().unwrap().len(), requests, "it is all there");
+}
