@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use crate::gguf::GgufError;
 use crate::safetensors::SafetensorsError;
+use crate::shown_message;
 
 /// What can be wrong with a model's files. Every variant names the file.
 #[derive(Debug, thiserror::Error)]
@@ -49,8 +50,6 @@ pub enum FileError {
     Template { file: PathBuf, problem: String },
     #[error("{}: tokenizer: {problem}", file.display())]
     Tokenizer { file: PathBuf, problem: String },
-    #[error("{}: token id {id} has no token; the vocabulary has {vocab_size}", file.display())]
-    TokenId { file: PathBuf, id: u32, vocab_size: usize },
 }
 
 impl FileError {
@@ -70,8 +69,8 @@ impl FileError {
         move |source| Self::Gguf { file: file.into(), source: Box::new(source) }
     }
 
-    pub(crate) fn tokenizer(file: &Path, problem: impl ToString) -> Self {
-        Self::Tokenizer { file: file.into(), problem: problem.to_string() }
+    pub(crate) fn tokenizer(file: &Path, problem: impl std::fmt::Display) -> Self {
+        Self::Tokenizer { file: file.into(), problem: shown_message(problem, 1000).to_string() }
     }
 
     pub(crate) fn not_a_checkpoint(path: &Path, problem: impl Into<String>) -> Self {

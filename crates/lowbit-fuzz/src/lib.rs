@@ -6,11 +6,13 @@ mod block_decoders;
 mod config_json;
 mod gguf;
 mod safetensors;
+mod tokenizer_json;
 
 pub use block_decoders::block_decoders;
 pub use config_json::config_json;
 pub use gguf::gguf;
 pub use safetensors::safetensors;
+pub use tokenizer_json::tokenizer_json;
 
 /// A target's name, which is its corpus' folder too, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -21,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("safetensors", safetensors),
     ("config_json", config_json),
     ("block_decoders", block_decoders),
+    ("tokenizer_json", tokenizer_json),
 ];
 
 use std::path::Path;
