@@ -5,13 +5,17 @@ LLAMA_CPP_LIB_PATH its Python part uses a libllama built elsewhere).
 
 - small.gguf: every value type, several tensor types, an alignment of 64.
 - byte_level.gguf, sentencepiece.gguf: vocabularies trained here on the demo's eval.txt. byte_level.gguf has no
-  `tokenizer.ggml.pre`: ids.json has llama.cpp's ids of every text under each.
+  `tokenizer.ggml.pre`: ids.json has llama.cpp's ids of every text under some.
+- boundaries.gguf: a byte-level vocabulary of the texts themselves, whose tokens span words: its ids show where a text is
+  cut. ids.json has llama.cpp's ids under every `tokenizer.ggml.pre` that lowbit knows; where llama.cpp approximates a
+  published pattern, tokenizers' with that pattern.
 - tokenizer/: the byte-level one as tokenizer.json, with transformers' ids in ids.json.
 - chat/*.jinja: templates in the styles of published ones, written for these tests; chat.json has what transformers
   renders from them.
 """
 
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -25,6 +29,14 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 EVAL = Path(__file__).resolve().parents[2] / "models" / "demo" / "eval.txt"
 PRES = ["default", "gpt-2", "llama-bpe", "qwen2", "qwen35", "smollm", "tekken"]
+RUST = Path(__file__).resolve().parents[2] / "crates" / "lowbit-files" / "src" / "tokenizer" / "gguf" / "byte_level.rs"
+# Those that llama.cpp approximates: a constant of byte_level.rs, or patterns; whether words that are tokens stay whole;
+# and the names.
+APPROXIMATED = [
+    (["TEKKEN"], True, ["tekken"]),
+    (["GPT_4O"], False, ["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"]),
+    ([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "DEEPSEEK_CJK", r"\p{N}"], False, ["deepseek-coder"]),
+]
 QWEN_2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,6 +65,14 @@ TEXTS = [
     "=====-----____....!!!!????",
     "CamelCase HTTPServer snake_case kebab-case",
     "\u2581 a literal \u2581\u2581 underline",
+    "\uc548\ub155\ud558\uc138\uc694 \uc138\uacc4! \uff11\uff12\uff13\u3001\u5168\u89d2\u3002\u3000\u3072\u3089\u304c\u306a\u30ab\u30bf\u30ab\u30ca\u6f22\u5b57\u6df7\u3056\u308a",
+    "WE'LL DON'T I'M You'Re it'S o'clock 'tis",
+    "\u00c4rger \u00e9t\u00e9 \u0130stanbul'da \u1e9e \u01c5 \u02b0 \u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u0664\u0665\u0666 \u05e9\u05dc\u05d5\u05dd, \u0b95\u0bcd\u0bb7",
+    "a  b   c    \n  d\t\te \r\n\r\n f\u00a0\u00a0g\u2003\u2003 h   ",
+    "x=1,000,000.50;y[2024-11-22]={\"k\":`v`};// https://a.b/c?d=e&f#g",
+    "\u20ac5 \u00a310 \u2260 \u2264\u2265 \u2192\u2190 \u2018quoted\u2019 \u201cdouble\u201d \u2014dash\u2014\u2026 \u00bd \u00b2 \u2163",
+    "\ud83e\uddd1\u200d\ud83d\udcbb\ud83d\udc4d\ud83c\udffd\ud83d\udc4d\ud83c\udffd 1\ufe0f\u20e3 \u2764\ufe0f\u200d\ud83d\udd25 \u0e01\u0e33 \u0e19\u0e49\u0e33",
+    "/path/to/File.TXT\n/next//line/\n\n\n  /x  /\n",
 ]
 
 
@@ -67,10 +87,26 @@ def write(folder: Path, options):
     tokenizer = train_byte_level()
     byte_level_gguf(folder / "byte_level.gguf", tokenizer, None)
     ids["byte_level"] = {pre: llama_cpp_byte_level(tokenizer, pre) for pre in PRES}
+    ids["boundaries"] = boundaries(folder / "boundaries.gguf")
     ids["tokenizer"] = save_tokenizer(folder / "tokenizer", tokenizer)
     ids["sentencepiece"] = sentencepiece_gguf(folder / "sentencepiece.gguf")
-    (folder / "ids.json").write_text(json.dumps(ids, ensure_ascii=False, indent=0) + "\n")
+    (folder / "ids.json").write_text(as_lines(ids), encoding="utf-8")
     (folder / "chat.json").write_text(json.dumps(chats(folder / "chat"), ensure_ascii=False, indent=1) + "\n")
+
+
+def as_lines(ids: dict) -> str:
+    """A line for each text."""
+
+    def text(value, indent):
+        if isinstance(value, str):
+            return json.dumps(value)
+        if isinstance(value, list):
+            rows = [indent + " " + json.dumps(row, ensure_ascii=False) for row in value]
+            return "[\n" + ",\n".join(rows) + "\n" + indent + "]"
+        rows = [f"{indent} {json.dumps(key)}: " + text(inner, indent + " ") for key, inner in value.items()]
+        return "{\n" + ",\n".join(rows) + "\n" + indent + "}"
+
+    return text(ids, "") + "\n"
 
 
 def small_gguf(path: Path):
@@ -136,6 +172,44 @@ def byte_level_gguf(path: Path, tokenizer: tokenizers.Tokenizer, pre: str | None
     writer.add_bos_token_id(tokens.index("<s>"))
     writer.add_eos_token_id(tokens.index("</s>"))
     finish(writer)
+
+
+def boundaries(path: Path) -> dict:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=1400,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=24,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_special_tokens(CONTROL[:2])
+    byte_level_gguf(path, tokenizer, None)
+    rust = RUST.read_text(encoding="utf-8")
+    constants = dict(re.findall(r'const (\w+): &str = r#*"(.*?)"#*;', rust))
+    table = rust[rust.index("const PRES") : rust.index("pub(super) fn build")]
+    lists = re.findall(r'&\[((?:\s*"[\w.\-]+",?)+\s*)\],\s*&\[', table)
+    ids = {pre: llama_cpp_byte_level(tokenizer, pre) for names in lists for pre in re.findall(r'"(.*?)"', names)}
+    for patterns, whole_words, pres in APPROXIMATED:
+        own = published(tokenizer, [constants.get(pattern, pattern) for pattern in patterns], whole_words)
+        first = ids[pres[0]]
+        bos = [row[:1] if row and row[0] == tokenizer.token_to_id("<s>") else [] for row in first]
+        ids |= {pre: [start + row for start, row in zip(bos, own)] for pre in pres}
+    same = {}
+    for pre, rows in ids.items():
+        same[pre] = next((first for first in same if ids[first] == rows), rows)
+    return same
+
+
+def published(tokenizer: tokenizers.Tokenizer, patterns: list[str], whole_words: bool) -> list[list[int]]:
+    described = json.loads(tokenizer.to_str())
+    described["model"]["ignore_merges"] = whole_words
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
 
 
 def token_type(token: str) -> gguf.TokenType:

@@ -2,6 +2,7 @@ use std::path::{Path, PathBuf};
 
 use crate::gguf::GgufError;
 use crate::safetensors::SafetensorsError;
+use crate::shown_message;
 
 /// What can be wrong with a model's files. Every variant names the file.
 #[derive(Debug, thiserror::Error)]
@@ -78,8 +79,8 @@ impl FileError {
         move |source| Self::Gguf { file: file.into(), source: Box::new(source) }
     }
 
-    pub(crate) fn tokenizer(file: &Path, problem: impl ToString) -> Self {
-        Self::Tokenizer { file: file.into(), problem: problem.to_string() }
+    pub(crate) fn tokenizer(file: &Path, problem: impl std::fmt::Display) -> Self {
+        Self::Tokenizer { file: file.into(), problem: shown_message(problem, 1000).to_string() }
     }
 
     pub(crate) fn not_a_checkpoint(path: &Path, problem: impl Into<String>) -> Self {

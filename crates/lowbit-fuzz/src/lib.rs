@@ -7,12 +7,14 @@ mod config_json;
 mod gguf;
 mod hub;
 mod safetensors;
+mod tokenizer_json;
 
 pub use block_decoders::block_decoders;
 pub use config_json::config_json;
 pub use gguf::gguf;
 pub use hub::hub;
 pub use safetensors::safetensors;
+pub use tokenizer_json::tokenizer_json;
 
 /// A target's name, which is its corpus' folder too, and its function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -24,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     ("config_json", config_json),
     ("block_decoders", block_decoders),
     ("hub", hub),
+    ("tokenizer_json", tokenizer_json),
 ];
 
 use std::path::Path;

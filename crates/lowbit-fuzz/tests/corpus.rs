@@ -58,6 +58,11 @@ fn hub_mutations_are_handled() {
     mutate("hub", 100);
 }
 
+#[test]
+fn tokenizer_json_mutations_are_handled() {
+    mutate("tokenizer_json", 300);
+}
+
 /// Runs the target on `count` mutations of each file of its corpus.
 fn mutate(name: &str, count: usize) {
     let (_, target) = TARGETS.iter().find(|(target, _)| *target == name).expect("a target of that name");

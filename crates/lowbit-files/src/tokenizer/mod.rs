@@ -1,7 +1,12 @@
 //! Text to token ids and back.
 
+mod engine;
 mod gguf;
+mod guard;
 mod huggingface;
+mod json;
+mod limit;
+mod steps;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -9,6 +14,7 @@ mod tests;
 use std::path::Path;
 use std::sync::Arc;
 
+use self::engine::Engine;
 use crate::gguf::Metadata;
 use crate::{Checkpoint, FileError};
 
@@ -18,9 +24,7 @@ pub use stream::TokenStream;
 /// A checkpoint's tokenizer. Clones share it.
 #[derive(Clone)]
 pub struct Tokenizer {
-    inner: Arc<tokenizers::Tokenizer>,
-    /// Where it came from, for errors.
-    file: Arc<Path>,
+    engine: Arc<Engine>,
     special: SpecialTokens,
 }
 
@@ -58,43 +62,44 @@ impl Tokenizer {
         gguf::load(metadata)
     }
 
-    fn new(
-        mut inner: tokenizers::Tokenizer,
-        file: Arc<Path>,
-        mut special: SpecialTokens,
-    ) -> Result<Self, FileError> {
-        // A file may carry the settings of a training run; a prompt is never cut or padded.
-        inner.with_truncation(None).map_err(|error| FileError::tokenizer(&file, error))?;
-        inner.with_padding(None);
+    /// The tokenizer that `bytes`, the content of the tokenizer.json `file`, describe. What other files say of special
+    /// tokens is not known then.
+    ///
+    /// # Errors
+    /// [`FileError::Tokenizer`] when it is malformed, or larger than any published one by far.
+    pub fn from_json(file: &Path, bytes: &[u8]) -> Result<Self, FileError> {
+        let engine = Engine::load(file, || json::load(file, bytes))?;
+        Ok(Self::new(engine, SpecialTokens::default()))
+    }
+
+    fn new(engine: Engine, mut special: SpecialTokens) -> Self {
         special.eos_ids.extend(special.eos);
         special.eos_ids.sort_unstable();
         special.eos_ids.dedup();
-        Ok(Self { inner: Arc::new(inner), file, special })
+        Self { engine: Arc::new(engine), special }
     }
 
     /// The ids of `text`. Special tokens are recognised in the text; `add_special` also puts those around it that the
     /// model expects (usually bos before).
     ///
     /// # Errors
-    /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text.
+    /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text, or is made so that it does not
+    /// come to an end.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
-        let encoding = self.inner.encode_fast(text, add_special);
-        let encoding = encoding.map_err(|error| FileError::tokenizer(&self.file, error))?;
+        let ids = self.engine.encode(text, add_special)?;
         let SpecialTokens { before, after, .. } = self.special;
         let before = before.filter(|_| add_special);
         let after = after.filter(|_| add_special);
-        Ok(before.into_iter().chain(encoding.get_ids().iter().copied()).chain(after).collect())
+        Ok(before.into_iter().chain(ids).chain(after).collect())
     }
 
-    /// The text of `ids`, without special tokens. Bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids`, without special tokens. An id without a token has no text: a model may have more rows than its
+    /// tokenizer has tokens. Bytes that are no UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`FileError::TokenId`] when an id has no token.
+    /// [`FileError::Tokenizer`] when the tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String, FileError> {
-        for &id in ids {
-            self.check(id)?;
-        }
-        self.inner.decode(ids, true).map_err(|error| FileError::tokenizer(&self.file, error))
+        self.engine.decode(ids)
     }
 
     /// Decodes a text token by token, as if it went on after the tokens `context` (the prompt).
@@ -105,34 +110,24 @@ impl Tokenizer {
         TokenStream::new(self, context)
     }
 
-    fn check(&self, id: u32) -> Result<(), FileError> {
-        match self.inner.id_to_token(id) {
-            Some(_) => Ok(()),
-            None => {
-                Err(FileError::TokenId { file: self.file.to_path_buf(), id, vocab_size: self.vocab_size() })
-            }
-        }
-    }
-
     /// Tokens, special ones included. A model's embedding may have more rows.
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.engine.tokens()
     }
 
     /// The id of the token spelled `token`.
     pub fn id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        self.engine.id(token)
     }
 
     /// The spelling of token `id`, in the tokenizer's own alphabet.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.engine.token(id)
     }
 
     /// Whether `id` is a special token, which [`Self::decode`] leaves out.
     pub fn is_special(&self, id: u32) -> bool {
-        let token = self.inner.id_to_token(id);
-        token.is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+        self.engine.is_special(id)
     }
 
     /// The token that begins a text.
@@ -164,6 +159,12 @@ impl Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tokenizer({}, {} tokens, {:?})", self.file.display(), self.vocab_size(), self.special)
+        write!(
+            f,
+            "Tokenizer({}, {} tokens, {:?})",
+            self.engine.file().display(),
+            self.vocab_size(),
+            self.special
+        )
     }
 }

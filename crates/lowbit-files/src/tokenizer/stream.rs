@@ -18,19 +18,27 @@ pub struct TokenStream<'t> {
 
 impl<'t> TokenStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer, context: &[u32]) -> Result<Self, FileError> {
-        let last = context.len().saturating_sub(CHARACTER);
-        let start = context[..last].iter().rposition(|&id| is_anchor(tokenizer, id)).unwrap_or(0);
-        let window = context[start..].to_vec();
+        let has_text = |id: &u32| tokenizer.engine.text_token(*id).is_some();
+        let mut window: Vec<u32> = Vec::new();
+        for id in context.iter().copied().rev().filter(has_text) {
+            window.push(id);
+            if window.len() > CHARACTER && is_anchor(tokenizer, id) {
+                break;
+            }
+        }
+        window.reverse();
         let emitted = complete(&tokenizer.decode(&window)?).to_string();
         Ok(Self { tokenizer, window, emitted })
     }
 
-    /// The text that `id` completes, if any.
+    /// The text that `id` completes, if any. Special tokens and ids without a token have none.
     ///
     /// # Errors
-    /// [`FileError::TokenId`] when the id has no token.
+    /// As [`Tokenizer::decode`].
     pub fn push(&mut self, id: u32) -> Result<Option<String>, FileError> {
-        self.tokenizer.check(id)?;
+        if self.tokenizer.engine.text_token(id).is_none() {
+            return Ok(None);
+        }
         self.window.push(id);
         let text = self.tokenizer.decode(&self.window)?;
         let stable = complete(&text);
@@ -64,11 +72,11 @@ impl<'t> TokenStream<'t> {
     }
 }
 
-/// Whether `id` can stand for all the text before: not a special token, which has no text, nor one of a byte-fallback
-/// run, whose tokens are decoded together.
+/// Whether `id` can stand for all the text before: it has a text, and is none of a byte-fallback run, whose tokens are
+/// decoded together.
 fn is_anchor(tokenizer: &Tokenizer, id: u32) -> bool {
     let is_byte = |token: &str| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-    tokenizer.token(id).is_some_and(|token| !is_byte(&token)) && !tokenizer.is_special(id)
+    tokenizer.engine.text_token(id).is_some_and(|token| !is_byte(&token))
 }
 
 /// `text` without the end that later tokens may change: bytes that stop inside a character decode as U+FFFD.

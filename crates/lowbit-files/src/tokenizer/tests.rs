@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 use serde_json::Value as Json;
 
 use super::*;
-use crate::gguf::{self, Array, Value};
+use crate::gguf::{Array, Value};
 
 fn vectors(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/files").join(name)
@@ -19,7 +19,7 @@ fn list(json: &Json) -> Vec<u32> {
 }
 
 fn metadata(file: &str) -> Metadata {
-    gguf::read(&vectors(file)).unwrap().metadata
+    crate::gguf::read(&vectors(file)).unwrap().metadata
 }
 
 /// `metadata` with `key` set to `value`, or left out.
@@ -34,9 +34,13 @@ fn with(metadata: &Metadata, key: &str, value: Option<Value>) -> Metadata {
     changed
 }
 
-fn byte_level(pre: &str) -> Tokenizer {
+fn with_pre(file: &str, pre: &str) -> Tokenizer {
     let pre = Value::String(pre.into());
-    Tokenizer::from_gguf(&with(&metadata("byte_level.gguf"), "tokenizer.ggml.pre", Some(pre))).unwrap()
+    Tokenizer::from_gguf(&with(&metadata(file), "tokenizer.ggml.pre", Some(pre))).unwrap()
+}
+
+fn byte_level(pre: &str) -> Tokenizer {
+    with_pre("byte_level.gguf", pre)
 }
 
 fn sentencepiece() -> Tokenizer {
@@ -49,11 +53,16 @@ fn huggingface() -> Tokenizer {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(vectors("tokenizer").join(name), directory.path().join(name)).unwrap();
     }
+    Tokenizer::from_checkpoint(&checkpoint(directory.path())).unwrap()
+}
+
+/// `folder` with what else a checkpoint needs.
+fn checkpoint(folder: &Path) -> Checkpoint {
     let header = b"{}      ";
     let model = [&8u64.to_le_bytes()[..], header].concat();
-    std::fs::write(directory.path().join("model.safetensors"), model).unwrap();
-    std::fs::write(directory.path().join("config.json"), r#"{"eos_token_id": [3, 4]}"#).unwrap();
-    Tokenizer::from_checkpoint(&Checkpoint::open(directory.path()).unwrap()).unwrap()
+    std::fs::write(folder.join("model.safetensors"), model).unwrap();
+    std::fs::write(folder.join("config.json"), r#"{"eos_token_id": [3, 4]}"#).unwrap();
+    Checkpoint::open(folder).unwrap()
 }
 
 /// Checks the ids of every text that the peer has ids for.
@@ -77,6 +86,18 @@ fn byte_level_ids_are_llama_cpps() {
     let ids = ids();
     for (pre, want) in ids["byte_level"].as_object().unwrap() {
         assert_ids(&byte_level(pre), want, pre);
+    }
+}
+
+/// The tokens of this vocabulary span words, so that its ids show where a text is cut.
+#[test]
+fn every_pattern_cuts_where_its_peer_cuts() {
+    let boundaries = &ids()["boundaries"];
+    for pre in super::gguf::pre_names() {
+        let want = &boundaries[pre];
+        // The same ids as under another name.
+        let want = want.as_str().map_or(want, |same| &boundaries[same]);
+        assert_ids(&with_pre("boundaries.gguf", pre), want, pre);
     }
 }
 
@@ -180,16 +201,88 @@ proptest::proptest! {
 }
 
 #[test]
-fn ids_without_a_token_are_refused() {
-    let tokenizer = byte_level("qwen2");
-    let size = tokenizer.vocab_size() as u32;
-    for id in [size, u32::MAX] {
-        let message = tokenizer.decode(&[0, id]).unwrap_err().to_string();
+fn ids_without_a_token_have_no_text() {
+    for tokenizer in [byte_level("qwen2"), sentencepiece(), huggingface()] {
+        let size = tokenizer.vocab_size() as u32;
+        let ids = tokenizer.encode("a cat \u{e9}\u{1f642}\u{65e5}!", false).unwrap();
+        let want = tokenizer.decode(&ids).unwrap();
+        let padded: Vec<u32> = ids.iter().flat_map(|&id| [size, id, u32::MAX]).collect();
+        assert_eq!(tokenizer.decode(&padded).unwrap(), want);
+        assert_eq!(tokenizer.decode(&[size, u32::MAX]).unwrap(), "");
+        assert_eq!(streamed(&tokenizer, &[], &padded).concat(), want);
+        assert_eq!(streamed(&tokenizer, &padded, &[size]).concat(), "");
+        assert_eq!(tokenizer.decode(&[]).unwrap(), "");
+        assert_eq!((tokenizer.token(size), tokenizer.is_special(size)), (None, false));
+    }
+}
+
+/// What patterns and merges may stumble over, `bytes` of each.
+fn long_texts(bytes: usize) -> Vec<String> {
+    let of = |part: &str| part.repeat(bytes / part.len());
+    let mut texts: Vec<String> =
+        ["a", " ", "\u{301}", "\u{1f642}", "A", "\n", "\u{4e00}", "1", "a ", "'s", "\u{fdfa}"].map(of).into();
+    texts.push(of(" ") + "x");
+    texts.push(of("\u{a0}") + "\n");
+    texts
+}
+
+/// Encoding has a limit of time that is linear in the text.
+#[track_caller]
+fn assert_encodes(name: &str, tokenizer: &Tokenizer, texts: &[String]) {
+    for text in texts {
+        let shown: String = text.chars().take(3).collect();
+        let ids = tokenizer.encode(text, false).unwrap_or_else(|error| panic!("{name}: {shown:?}: {error}"));
+        assert_eq!(tokenizer.decode(&ids).unwrap(), *text, "{name}: {shown:?}");
+    }
+}
+
+#[test]
+fn long_texts_take_linear_time_with_the_demos_tokenizer() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo/tokenizer.json");
+    let demo = Tokenizer::from_json(&path, &std::fs::read(&path).unwrap()).unwrap();
+    // Spaces first of all: a million of them once were more than the pattern's stack could hold.
+    assert_encodes("demo", &demo, &long_texts(1 << 20)[1..2]);
+    for text in long_texts(1 << 18) {
+        demo.encode(&text, false).unwrap();
+    }
+}
+
+#[test]
+fn long_texts_take_linear_time_with_vocabularies_of_gguf() {
+    assert_encodes("sentencepiece", &sentencepiece(), &long_texts(1 << 18)[..4]);
+    for pre in ["tekken", "deepseek-llm", "default"] {
+        assert_encodes(pre, &byte_level(pre), &long_texts(1 << 17)[..4]);
+    }
+    for pre in
+        ["llama-bpe", "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "falcon", "bloom"]
+    {
+        assert_encodes(pre, &byte_level(pre), &long_texts(1 << 14));
+    }
+}
+
+#[test]
+fn what_stands_instead_of_tokenizer_json_is_named() {
+    let cases: [(&[&str], &str); 6] = [
+        (&[], "tokenizer: it is missing: copy it"),
+        (
+            &["tokenizer.model"],
+            "tokenizer.model (SentencePiece or tiktoken) is not read: load it with transformers",
+        ),
+        (&["tekken.json"], "tekken.json (Mistral's own format)"),
+        (&["vocab.json", "merges.txt"], "vocab.json and merges.txt do not say how text is cut"),
+        (&["vocab.txt"], "vocab.txt (WordPiece)"),
+        (&["qwen.tiktoken"], "qwen.tiktoken (tiktoken)"),
+    ];
+    for (files, want) in cases {
+        let folder = tempfile::TempDir::new().unwrap();
+        for name in files {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let message = Tokenizer::from_checkpoint(&checkpoint(folder.path())).unwrap_err().to_string();
         assert!(
-            message.contains(&format!("token id {id} has no token; the vocabulary has {size}")),
-            "{message}"
+            message.contains("tokenizer.json: ") && message.contains(want),
+            "{message}\nshould say: {want}"
         );
-        tokenizer.stream(&[]).unwrap().push(id).expect_err("no such token");
     }
 }
 
@@ -204,7 +297,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
             &bytes,
             "tokenizer.ggml.pre",
             text("nonsense"),
-            r#"pre "nonsense" is not supported; supported are gpt-2, llama"#,
+            r#"pre "nonsense" is not supported; supported are gpt-2, phi-2"#,
         ),
         (
             &bytes,

@@ -2,12 +2,10 @@
 
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
 use super::{Defaults, Vocabulary};
-use crate::FileError;
+use crate::tokenizer::steps::{Inner, Matcher, PreTokenize, split_by};
+use crate::{FileError, shown};
 
 /// How a family of tokenizers cuts text.
 struct Pre {
@@ -15,53 +13,135 @@ struct Pre {
     names: &'static [&'static str],
     /// Applied in order, each to what the ones before it left apart.
     patterns: &'static [&'static str],
-    /// Words that are tokens stay whole, even if no merges lead to them; and such models want bos.
+    /// Words that are tokens stay whole, even if no merges lead to them.
     whole_words: bool,
+    /// Whether a text begins with bos where the metadata does not say.
+    add_bos: bool,
 }
 
-const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// Also what the tokenizers crate's ByteLevel cuts by.
+pub(in crate::tokenizer) const GPT_2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// As in Mistral's tokenizer.json; llama.cpp approximates the classes of upper and lower case with ASCII's.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-const PRES: [Pre; 7] = [
-    Pre { names: &["gpt-2"], patterns: &[GPT_2], whole_words: false },
-    Pre { names: &["llama-bpe", "llama3", "llama-v3"], patterns: &[LLAMA_3], whole_words: true },
-    Pre { names: &["qwen2", "deepseek-r1-qwen"], patterns: &[QWEN_2], whole_words: false },
-    Pre { names: &["qwen35"], patterns: &[QWEN_3_5], whole_words: false },
-    Pre { names: &["smollm"], patterns: &[r"\p{N}", GPT_2], whole_words: false },
-    Pre { names: &["tekken"], patterns: &[TEKKEN], whole_words: true },
-    Pre {
-        names: &["default"],
-        patterns: &[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"],
-        whole_words: false,
-    },
+/// As in GPT-4o's and Llama 4's tokenizer.json; llama.cpp approximates the classes here, too.
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Letters that have a case, as DeepSeek-LLM's tokenizer.json lists them.
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+const DEEPSEEK_PUNCTUATION: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
+/// Chinese, Korean, and what is between them, as DeepSeek's tokenizer.json have it.
+const DEEPSEEK_CJK: &str = r"[一-龥ࠀ-一가-퟿]+";
+const DEEPSEEK_3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
+const MINICPM_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
+impl Pre {
+    /// Merges alone make the tokens, and bos is not wanted.
+    const fn new(names: &'static [&'static str], patterns: &'static [&'static str]) -> Self {
+        Self { names, patterns, whole_words: false, add_bos: false }
+    }
+
+    const fn whole_words(self) -> Self {
+        Self { whole_words: true, ..self }
+    }
+
+    const fn add_bos(self) -> Self {
+        Self { add_bos: true, ..self }
+    }
+}
+
+/// Those whose rules llama.cpp and the models' tokenizer.json agree on. What is left out there are encoders' (`jina-*`),
+/// those that need more than patterns (`kimi-k2`, `afmoe`, `gemma4`), and architectures that lowbit has not.
+const PRES: [Pre; 19] = [
+    Pre::new(
+        &[
+            "gpt-2",
+            "phi-2",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "exaone4",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ],
+        &[GPT_2],
+    ),
+    Pre::new(
+        &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        &[LLAMA_3],
+    )
+    .whole_words()
+    .add_bos(),
+    Pre::new(&["dbrx", "smaug-bpe", "chatglm-bpe"], &[LLAMA_3]),
+    Pre::new(&["glm4", "glm5"], &[LLAMA_3]).whole_words(),
+    Pre::new(&["minicpm5"], &[r"\p{N}{1,3}", MINICPM_5]).whole_words(),
+    Pre::new(
+        &[
+            "qwen2",
+            "deepseek-r1-qwen",
+            "kormo",
+            "f2llmv2",
+            "stablelm2",
+            "megrez",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+        &[QWEN_2],
+    ),
+    Pre::new(&["ufakzeka"], &[UFAKZEKA]),
+    Pre::new(&["seed-coder"], &[SEED_CODER]),
+    Pre::new(&["qwen35"], &[QWEN_3_5]),
+    Pre::new(
+        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[r"\p{N}", GPT_2],
+    ),
+    Pre::new(&["falcon"], &[r"[\p{P}\$\+<=>\^~\|`]+", GPT_2, "[0-9][0-9][0-9]"]),
+    Pre::new(
+        &["deepseek-llm"],
+        &[r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_PUNCTUATION, r"\s+$", DEEPSEEK_CJK, r"\p{N}+"],
+    ),
+    Pre::new(&["deepseek-coder"], &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"]),
+    Pre::new(
+        &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3],
+    ),
+    Pre::new(&["tekken"], &[TEKKEN]).whole_words().add_bos(),
+    Pre::new(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[GPT_4O]),
+    Pre::new(&["bloom", "poro-chat", "gpt3-finnish"], &[BLOOM]),
+    Pre::new(&["viking"], &[BLOOM, r"\p{N}"]),
+    Pre::new(&["default"], &[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]),
 ];
 
-pub(super) fn build(vocabulary: &Vocabulary<'_>) -> Result<(tokenizers::Tokenizer, Defaults), FileError> {
+pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Result<Inner, FileError> {
     let pre = pre(vocabulary)?;
-    let model = BPE::builder()
-        .vocab_and_merges(
-            vocabulary.ids.clone().into_iter().collect::<ahash::AHashMap<_, _>>(),
-            merges(vocabulary)?,
-        )
-        .ignore_merges(pre.whole_words)
-        .build()
-        .map_err(|error| vocabulary.error(error))?;
-    let mut inner = tokenizers::Tokenizer::new(model);
+    let mut inner = vocabulary.model(BPE::builder().ignore_merges(pre.whole_words), merges(vocabulary)?)?;
     inner.with_pre_tokenizer(Some(pre_tokenizer(pre).map_err(|error| vocabulary.error(error))?));
     inner.with_decoder(Some(ByteLevel::default()));
-    Ok((inner, Defaults { bos: None, eos: None, add_bos: pre.whole_words }))
+    defaults.add_bos = pre.add_bos;
+    Ok(inner)
+}
+
+/// The values of `tokenizer.ggml.pre` that are known.
+pub(in crate::tokenizer) fn pre_names() -> impl Iterator<Item = &'static str> {
+    PRES.iter().flat_map(|pre| pre.names).copied()
 }
 
 fn pre(vocabulary: &Vocabulary<'_>) -> Result<&'static Pre, FileError> {
     let name = vocabulary.metadata.find::<&str>("tokenizer.ggml.pre")?.unwrap_or("default");
     PRES.iter().find(|pre| pre.names.contains(&name)).ok_or_else(|| {
-        let known: Vec<_> = PRES.iter().flat_map(|pre| pre.names).copied().collect();
-        let known = known.join(", ");
-        vocabulary.error(format!("tokenizer.ggml.pre {name:?} is not supported; supported are {known}"))
+        let known: Vec<_> = pre_names().collect();
+        let (name, known) = (shown(name), known.join(", "));
+        vocabulary.error(format!(r#"tokenizer.ggml.pre "{name}" is not supported; supported are {known}"#))
     })
 }
 
@@ -71,17 +151,14 @@ fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileErro
     let merges = vocabulary.metadata.get::<&[String]>(key)?;
     let split = |merge: &String| match merge.split_once(' ') {
         Some((left, right)) => Ok((left.to_string(), right.to_string())),
-        None => Err(vocabulary.error(format!("{key}: {merge:?} is not two tokens"))),
+        None => Err(vocabulary.error(format!(r#"{key}: "{}" is not two tokens"#, shown(merge)))),
     };
     merges.iter().map(split).collect()
 }
 
-fn pre_tokenizer(pre: &Pre) -> tokenizers::Result<PreTokenizerWrapper> {
-    let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
-    for pattern in pre.patterns {
-        let pattern = SplitPattern::Regex((*pattern).into());
-        steps.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?.into());
-    }
+fn pre_tokenizer(pre: &Pre) -> tokenizers::Result<PreTokenize> {
+    let split = |pattern: &&str| Matcher::new(pattern).map(split_by);
+    let mut steps = pre.patterns.iter().map(split).collect::<tokenizers::Result<Vec<_>>>()?;
     steps.push(ByteLevel::new(false, true, false).into());
-    Ok(Sequence::new(steps).into())
+    Ok(PreTokenize::Sequence(steps))
 }

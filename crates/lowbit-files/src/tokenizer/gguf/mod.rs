@@ -7,27 +7,40 @@ mod sentencepiece;
 
 use std::collections::HashMap;
 
+use ahash::AHashMap;
 use tokenizers::AddedToken;
+use tokenizers::models::bpe::BpeBuilder;
 
-use super::{SpecialTokens, Tokenizer};
-use crate::FileError;
+use super::engine::Engine;
+use super::steps::{Inner, TimedModel};
+use super::{SpecialTokens, Tokenizer, json, limit};
 use crate::gguf::Metadata;
+use crate::{FileError, shown};
+
+pub(super) use byte_level::GPT_2;
+#[cfg(test)]
+pub(super) use byte_level::pre_names;
 
 pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
     let vocabulary = Vocabulary::new(metadata)?;
-    let (mut inner, defaults) = match metadata.get::<&str>("tokenizer.ggml.model")? {
-        "gpt2" => byte_level::build(&vocabulary)?,
-        "llama" => sentencepiece::build(&vocabulary)?,
-        other => {
-            let problem =
-                format!("tokenizer.ggml.model {other:?} is not supported; supported are gpt2 and llama");
-            return Err(vocabulary.error(problem));
-        }
-    };
-    let control = vocabulary.added_tokens(|kind| matches!(kind, Kind::Control | Kind::Unknown), true);
-    let user_defined = vocabulary.added_tokens(|kind| kind == Kind::UserDefined, false);
-    inner.add_special_tokens(&control);
-    inner.add_tokens(&user_defined);
+    let mut defaults = Defaults { bos: None, eos: None, add_bos: false };
+    let engine = Engine::load(metadata.file(), || {
+        let mut inner = match metadata.get::<&str>("tokenizer.ggml.model")? {
+            "gpt2" => byte_level::build(&vocabulary, &mut defaults)?,
+            "llama" => sentencepiece::build(&vocabulary, &mut defaults)?,
+            other => {
+                let other = shown(other);
+                let problem = format!(
+                    r#"tokenizer.ggml.model "{other}" is not supported; supported are gpt2 and llama"#
+                );
+                return Err(vocabulary.error(problem));
+            }
+        };
+        let control = vocabulary.added_tokens(|kind| matches!(kind, Kind::Control | Kind::Unknown), true);
+        let user_defined = vocabulary.added_tokens(|kind| kind == Kind::UserDefined, false);
+        inner.add_tokens(control.chain(user_defined)).map_err(|error| vocabulary.error(error))?;
+        Ok(inner)
+    })?;
 
     let bos = vocabulary.special_id("bos")?.or(defaults.bos);
     let eos = vocabulary.special_id("eos")?.or(defaults.eos);
@@ -40,7 +53,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
         special.after =
             Some(eos.ok_or_else(|| vocabulary.error("add_eos_token is set, but there is no eos"))?);
     }
-    Tokenizer::new(inner, metadata.file().into(), special)
+    Ok(Tokenizer::new(engine, special))
 }
 
 /// What holds where the metadata does not say.
@@ -76,7 +89,7 @@ impl Kind {
 }
 
 /// Tokens that end a turn, whatever the metadata calls them: converters often leave out eot.
-const ENDS: [&str; 8] = [
+const ENDS: [&str; 9] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -85,6 +98,7 @@ const ENDS: [&str; 8] = [
     "<|eom_id|>",
     "<end_of_turn>",
     "<EOT>",
+    "<｜end▁of▁sentence｜>",
 ];
 
 /// The tokens, checked against each other.
@@ -103,10 +117,17 @@ impl<'a> Vocabulary<'a> {
         for (id, token) in tokens.iter_mut().enumerate().filter(|(_, token)| token.is_empty()) {
             *token = format!("[EMPTY_{id}]");
         }
+        if tokens.len() > limit::TOKENS {
+            let (count, most) = (tokens.len(), limit::TOKENS);
+            return Err(error(format!("{key} has {count} tokens; at most {most} are supported")));
+        }
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in (0..).zip(&tokens) {
             if let Some(first) = ids.insert(token.clone(), id) {
-                return Err(error(format!("{key}: {token:?} is both token {first} and token {id}")));
+                return Err(error(format!(
+                    r#"{key}: "{}" is both token {first} and token {id}"#,
+                    shown(token)
+                )));
             }
         }
         let key = "tokenizer.ggml.token_type";
@@ -135,7 +156,7 @@ impl<'a> Vocabulary<'a> {
         Ok(vocabulary)
     }
 
-    fn error(&self, problem: impl ToString) -> FileError {
+    fn error(&self, problem: impl std::fmt::Display) -> FileError {
         FileError::tokenizer(self.metadata.file(), problem)
     }
 
@@ -162,8 +183,17 @@ impl<'a> Vocabulary<'a> {
         Ok(ids)
     }
 
-    fn added_tokens(&self, choose: impl Fn(Kind) -> bool, special: bool) -> Vec<AddedToken> {
-        let chosen = self.tokens.iter().zip(&self.kinds).filter(|(_, kind)| choose(**kind));
-        chosen.map(|(token, _)| AddedToken::from(token.clone(), special).normalized(false)).collect()
+    fn added_tokens(&self, choose: impl Fn(Kind) -> bool, special: bool) -> impl Iterator<Item = AddedToken> {
+        let chosen = self.tokens.iter().zip(&self.kinds).filter(move |(_, kind)| choose(**kind));
+        chosen.map(move |(token, _)| AddedToken::from(token.clone(), special).normalized(false))
+    }
+
+    /// The model `builder` of these tokens and `merges`.
+    fn model(&self, builder: BpeBuilder, merges: Vec<(String, String)>) -> Result<Inner, FileError> {
+        let ids: AHashMap<_, _> = self.ids.iter().map(|(token, id)| (token.clone(), *id)).collect();
+        json::check_merges(&ids, &merges, "").map_err(|error| self.error(error))?;
+        let cached = ids.len().min(10_000);
+        let model = builder.vocab_and_merges(ids, merges).cache_capacity(cached).build();
+        Ok(Inner::new(TimedModel(model.map_err(|error| self.error(error))?.into())))
     }
 }

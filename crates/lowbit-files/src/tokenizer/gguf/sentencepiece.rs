@@ -9,15 +9,15 @@ use tokenizers::decoders::strip::Strip;
 use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
-use tokenizers::normalizers::{NormalizerWrapper, Sequence as NormalizerSequence};
 
 use super::{Defaults, Kind, Vocabulary};
 use crate::FileError;
+use crate::tokenizer::steps::{Inner, Normalize};
 
 const SPACE: &str = "\u{2581}";
 
-pub(super) fn build(vocabulary: &Vocabulary<'_>) -> Result<(tokenizers::Tokenizer, Defaults), FileError> {
-    let defaults = Defaults { bos: Some(1), eos: Some(2), add_bos: true };
+pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Result<Inner, FileError> {
+    *defaults = Defaults { bos: Some(1), eos: Some(2), add_bos: true };
     let unknown = vocabulary.special_id("unknown")?.unwrap_or(0);
     for byte in 0..=u8::MAX {
         let token = format!("<0x{byte:02X}>");
@@ -29,29 +29,22 @@ pub(super) fn build(vocabulary: &Vocabulary<'_>) -> Result<(tokenizers::Tokenize
     if vocabulary.tokens.len() <= unknown as usize || vocabulary.tokens.len() <= 2 {
         return Err(vocabulary.error(format!("{} tokens are too few", vocabulary.tokens.len())));
     }
-    let model = BPE::builder()
-        .vocab_and_merges(
-            vocabulary.ids.clone().into_iter().collect::<ahash::AHashMap<_, _>>(),
-            merges(vocabulary)?,
-        )
-        .unk_token(vocabulary.tokens[unknown as usize].clone())
-        .fuse_unk(true)
-        .byte_fallback(true)
-        .build()
-        .map_err(|error| vocabulary.error(error))?;
-    let mut inner = tokenizers::Tokenizer::new(model);
+    let unknown = vocabulary.tokens[unknown as usize].clone();
+    let builder = BPE::builder().unk_token(unknown).fuse_unk(true).byte_fallback(true);
+    let mut inner = vocabulary.model(builder, merges(vocabulary)?)?;
     let prefix = vocabulary.metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     let spaces = |from, to| Replace::new(from, to).map_err(|error| vocabulary.error(error));
-    let mut normalizers: Vec<NormalizerWrapper> = vec![spaces(" ", SPACE)?.into()];
+    let mut normalizers: Vec<Normalize> = vec![spaces(" ", SPACE)?.into()];
     let mut decoders: Vec<DecoderWrapper> =
         vec![spaces(SPACE, " ")?.into(), ByteFallback::new().into(), Fuse::new().into()];
     if prefix {
         normalizers.insert(0, Prepend::new(SPACE.into()).into());
         decoders.push(Strip::new(' ', 1, 0).into());
     }
-    inner.with_normalizer(Some(NormalizerSequence::new(normalizers)));
+    let normalizer = Normalize::Sequence(normalizers);
+    inner.with_normalizer(Some(normalizer)).map_err(|error| vocabulary.error(error))?;
     inner.with_decoder(Some(Sequence::new(decoders)));
-    Ok((inner, defaults))
+    Ok(inner)
 }
 
 /// Every way to cut a token into two tokens, in the order in which joining them is preferred: by the token's score,

@@ -1,0 +1,78 @@
+//! The tokenizers crate behind a border: no panic of it leaves, and nothing of it takes for ever.
+
+use std::path::Path;
+
+use tokenizers::{Decoder, Model};
+
+use super::guard::{guarded, guarded_encoding};
+use super::steps::Inner;
+use crate::FileError;
+
+/// A tokenizer that was checked, and is not changed any more.
+pub(super) struct Engine {
+    inner: Inner,
+    /// Where it came from, for errors.
+    file: Box<Path>,
+    tokens: usize,
+}
+
+impl Engine {
+    pub(super) fn load(
+        file: &Path,
+        build: impl FnOnce() -> Result<Inner, FileError>,
+    ) -> Result<Self, FileError> {
+        guarded(file, || {
+            let inner = build()?;
+            let model = inner.get_model();
+            let added = inner.get_added_vocabulary().get_vocab().keys();
+            let added = added.filter(|token| model.token_to_id(token).is_none()).count();
+            Ok(Self { tokens: model.get_vocab_size() + added, inner, file: file.into() })
+        })
+    }
+
+    pub(super) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
+        let error = |error| FileError::tokenizer(&self.file, error);
+        guarded_encoding(&self.file, text.len(), || {
+            let encoding = self.inner.encode_fast(text, add_special).map_err(error)?;
+            Ok(encoding.get_ids().to_vec())
+        })
+    }
+
+    /// Ids without a token, and special tokens, have no text.
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, FileError> {
+        let tokens: Vec<String> = ids.iter().filter_map(|&id| self.text_token(id)).collect();
+        // Some of the crate's decoders count on a token.
+        if tokens.is_empty() {
+            return Ok(String::new());
+        }
+        guarded(&self.file, || match self.inner.get_decoder() {
+            Some(decoder) => decoder.decode(tokens).map_err(|error| FileError::tokenizer(&self.file, error)),
+            None => Ok(tokens.join(" ")),
+        })
+    }
+
+    /// The token `id`, unless it is special.
+    pub(super) fn text_token(&self, id: u32) -> Option<String> {
+        self.token(id).filter(|token| !self.inner.get_added_vocabulary().is_special_token(token))
+    }
+
+    pub(super) fn is_special(&self, id: u32) -> bool {
+        self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    pub(super) fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    pub(super) fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
+    }
+}
