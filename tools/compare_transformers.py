@@ -146,11 +146,14 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     runs, illegal = collections.defaultdict(list), collections.Counter()
     start = time.monotonic()
-    for architecture, seed in architectures_and_seeds(options):
-        for name, run in runs_of(options, architecture, seed, illegal):
-            runs[architecture].append((name, run))
-            if run.verdict.kind in ("wrong", "crashed"):
-                describe(options, architecture, name, run)
+    try:
+        for architecture, seed in architectures_and_seeds(options):
+            for name, run in runs_of(options, architecture, seed, illegal):
+                runs[architecture].append((name, run))
+                if run.verdict.kind in ("wrong", "crashed"):
+                    describe(options, architecture, name, run)
+    except KeyboardInterrupt:
+        print("interrupted: what follows is about the cases before")
     good = report(options, runs)
     print(f"draws that were not legal or not fair: {illegal.total()}, {time.monotonic() - start:.0f} s")
     for text, count in illegal.most_common(12):
