@@ -6,8 +6,8 @@ the negative log-likelihood of a text and greedy tokens must agree, or lowbit mu
     tools/compare_transformers.py --lowbit target/debug/lowbit --seeds 0:40
 
 Legal is what transformers loads and computes with; other draws are repeated. What lowbit refuses is listed, and drawn
-again, too: each seed stands for one case that both compute. `--only llama/17` runs one. Exits with 1 where a number is wrong. Options that a failing case does not need are taken away, unless
-`--no-reduce` is given.
+again, too: each seed stands for one case that both compute. `--only llama/17` runs one. Exits with 1 where a number is
+wrong. Options that a failing case does not need are taken away, unless `--no-reduce` is given.
 """
 
 import argparse
@@ -25,7 +25,8 @@ warnings.filterwarnings("ignore")
 
 import transformers  # noqa: E402
 from random_options import check  # noqa: E402
-from random_options.case import BASES, draw  # noqa: E402
+from random_options.case import BASES  # noqa: E402
+from random_options.draw import draw  # noqa: E402
 from random_options.options import OPTIONS  # noqa: E402
 
 DRAWS = 100
@@ -111,7 +112,8 @@ def report(options, runs) -> bool:
         agreeing = [run for _, run in cases if run.verdict.kind == "agrees"]
         worst = max((run.verdict.difference for run in agreeing), default=0.0)
         share = max((run.verdict.difference / run.expected.tolerance for run in agreeing), default=0.0)
-        print(f"{architecture}: {len(cases)} cases, {dict(kinds)}; worst nll difference {worst:.1e}, {share:.2f} of its bound")
+        print(f"{architecture}: {len(cases)} legal cases, {dict(kinds)}")
+        print(f"    worst nll difference {worst:.1e}; closest to its bound: {share:.2f} of it")
         counts = collections.Counter(trait for run in agreeing for trait in run.expected.traits)
         print("    agreeing: " + ", ".join(f"{count} {trait}" for trait, count in counts.most_common()))
         changed = collections.Counter(option for run in agreeing for option in run.changed)
@@ -144,11 +146,14 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     runs, illegal = collections.defaultdict(list), collections.Counter()
     start = time.monotonic()
-    for architecture, seed in architectures_and_seeds(options):
-        for name, run in runs_of(options, architecture, seed, illegal):
-            runs[architecture].append((name, run))
-            if run.verdict.kind in ("wrong", "crashed"):
-                describe(options, architecture, name, run)
+    try:
+        for architecture, seed in architectures_and_seeds(options):
+            for name, run in runs_of(options, architecture, seed, illegal):
+                runs[architecture].append((name, run))
+                if run.verdict.kind in ("wrong", "crashed"):
+                    describe(options, architecture, name, run)
+    except KeyboardInterrupt:
+        print("interrupted: what follows is about the cases before")
     good = report(options, runs)
     print(f"draws that were not legal or not fair: {illegal.total()}, {time.monotonic() - start:.0f} s")
     for text, count in illegal.most_common(12):

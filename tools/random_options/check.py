@@ -53,6 +53,7 @@ class Expected:
     lead_tolerance: float
     # What transformers has understood, for the report's counts.
     traits: list[str]
+    max_position_embeddings: int
 
 
 @dataclass
@@ -155,7 +156,9 @@ def measure(model, tokens: list[int], logits: torch.Tensor) -> Expected:
     tolerance = max(SAFETY * nll_error, LEAST_TOLERANCE * max(1.0, float(logits.abs().max())))
     if tolerance > LARGEST_TOLERANCE or gaps.least < SAFETY * WEIGHT_NOISE * 16:
         raise Unfair(f"tolerance {tolerance:.1e}, router gap {gaps.least:.1e}")
-    return Expected(nll, tolerance, greedy, leads, max(2 * SAFETY * logit_error, tolerance), traits(model))
+    lead_tolerance = max(2 * SAFETY * logit_error, tolerance)
+    context = model.config.get_text_config().max_position_embeddings
+    return Expected(nll, tolerance, greedy, leads, lead_tolerance, traits(model), context)
 
 
 def traits(model) -> list[str]:
@@ -255,8 +258,10 @@ def judge_greedy(lowbit: Path, out: Path, text: str, tokens: list[int], expected
         if got != want:
             lead = f"lead {expected.leads[i]:.3g} > {expected.lead_tolerance:.1e}"
             return Verdict("wrong", f"greedy token {i}: {got}, transformers {want} ({lead})")
-    if len(reply["tokens"]) != len(expected.greedy):
-        return Verdict("wrong", f"{len(reply['tokens'])} tokens of {len(expected.greedy)}: {error[-300:]}")
+    # A reply ends where the model's context does; transformers goes on.
+    want = min(len(expected.greedy), expected.max_position_embeddings - len(tokens))
+    if len(reply["tokens"]) != want:
+        return Verdict("wrong", f"{len(reply['tokens'])} tokens of {want}: {error[-300:]}")
     return Verdict("agrees")
 
 
