@@ -3,7 +3,7 @@
 mod table;
 
 use crate::{Failure, out};
-use clap::{ArgAction, Command, CommandFactory};
+use clap::{ArgAction, Command};
 use lowbit_files::{FileError, shown};
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -28,16 +28,16 @@ use Instead::{Is, Nothing, Say, Switch};
 const SWITCH: [&str; 12] =
     ["on", "off", "auto", "always", "never", "1", "0", "true", "false", "True", "False", "T"];
 
-/// The arguments (with the program's name before them) as `Arguments` takes them.
+/// The arguments (with the program's name before them) as `program` takes them.
 ///
 /// # Errors
 /// What to type instead.
-pub fn translate<Arguments: CommandFactory>(
+pub fn translate(
+    program: &Command,
     arguments: impl Iterator<Item = OsString>,
 ) -> Result<Vec<OsString>, Failure> {
     let mut arguments: Vec<OsString> = arguments.collect();
-    let program = Arguments::command();
-    if let Some(command) = command(&program, arguments.get(1..).unwrap_or_default())? {
+    if let Some(command) = command(program, arguments.get(1..).unwrap_or_default())? {
         let replaces = !command.inserted;
         arguments.splice(1..1 + usize::from(replaces), [command.name.into()]);
     }

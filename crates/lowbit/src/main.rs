@@ -10,7 +10,7 @@ mod options;
 mod out;
 mod progress;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{bench, chat, generate, inspect, perplexity, quantize};
 use std::process::ExitCode;
 
@@ -58,9 +58,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// What was typed.
+fn parse() -> Result<Command, Failure> {
+    let mut program = Arguments::command();
+    let arguments = habits::translate(&program, std::env::args_os())?;
+    let matches = program.try_get_matches_from_mut(&arguments);
+    let matches = matches.map_err(|error| habits::explain(error, &arguments))?;
+    Ok(Arguments::from_arg_matches(&matches)?.command)
+}
+
 fn run() -> Result<(), Failure> {
-    let arguments = habits::translate::<Arguments>(std::env::args_os())?;
-    match Arguments::try_parse_from(&arguments).map_err(|error| habits::explain(error, &arguments))?.command {
+    match parse()? {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),

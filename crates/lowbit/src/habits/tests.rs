@@ -1,10 +1,10 @@
 use super::*;
 use crate::Arguments;
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 fn translated(line: &str) -> Result<String, String> {
     let arguments = ["lowbit"].into_iter().chain(line.split(' ')).map(OsString::from);
-    let arguments = translate::<Arguments>(arguments).map_err(|failure| failure.to_string())?;
+    let arguments = translate(&Arguments::command(), arguments).map_err(|failure| failure.to_string())?;
     let words: Vec<_> = arguments[1..].iter().map(|word| word.to_str().unwrap()).collect();
     Ok(words.join(" "))
 }
@@ -130,6 +130,7 @@ fn arguments_of_any_kind_are_taken() {
         "--no_mmap",
         "-hf=x",
     ];
+    let program = Arguments::command();
     let mut state = 1u64;
     for _ in 0..20_000 {
         let mut line = vec![OsString::from("lowbit")];
@@ -137,16 +138,16 @@ fn arguments_of_any_kind_are_taken() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             line.push(words[(state >> 33) as usize % words.len()].into());
         }
-        if let Ok(arguments) = translate_quietly(line) {
+        if let Ok(arguments) = translate_quietly(&program, line) {
             let _ = Arguments::try_parse_from(arguments);
         }
     }
 }
 
 /// Without the notes, of which there would be thousands: all of them are about flags that are dropped.
-fn translate_quietly(mut line: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+fn translate_quietly(program: &Command, mut line: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
     line.retain(|word| word != "-fa" && word != "--no_mmap");
-    translate::<Arguments>(line.into_iter())
+    translate(program, line.into_iter())
 }
 
 #[test]
