@@ -4,6 +4,8 @@ use lowbit_files::{ChatTemplate, Checkpoint, QuantizationMode};
 use lowbit_formats::DType;
 use tempfile::TempDir;
 
+use crate::split;
+
 const NAMES: [&str; 4] =
     ["config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"];
 
@@ -51,14 +53,4 @@ fn model() -> Vec<u8> {
     };
     let header = format!("{{{},{},{}}}", entry("p.weight", 0), entry("q.scales", 4), entry("q.weight", 8));
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 12]].concat()
-}
-
-fn split<'a>(data: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-    let mut rest = Some(data);
-    std::iter::from_fn(move || {
-        let data = rest?;
-        let at = data.windows(separator.len()).position(|window| window == separator);
-        rest = at.map(|at| &data[at + separator.len()..]);
-        Some(&data[..at.unwrap_or(data.len())])
-    })
 }

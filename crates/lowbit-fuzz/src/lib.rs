@@ -3,11 +3,13 @@
 //! must hold together.
 
 mod block_decoders;
+mod chat_template;
 mod config_json;
 mod gguf;
 mod safetensors;
 
 pub use block_decoders::block_decoders;
+pub use chat_template::chat_template;
 pub use config_json::config_json;
 pub use gguf::gguf;
 pub use safetensors::safetensors;
@@ -21,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("safetensors", safetensors),
     ("config_json", config_json),
     ("block_decoders", block_decoders),
+    ("chat_template", chat_template),
 ];
 
 use std::path::Path;
@@ -46,4 +49,15 @@ fn check_view(view: &TensorView, file: &Bytes) {
         }
     };
     assert_eq!(view.bytes.len(), bytes, "{view:?}");
+}
+
+/// The parts of an input that has several.
+fn split<'a>(data: &'a [u8], separator: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let mut rest = Some(data);
+    std::iter::from_fn(move || {
+        let data = rest?;
+        let at = data.windows(separator.len()).position(|window| window == separator);
+        rest = at.map(|at| &data[at + separator.len()..]);
+        Some(&data[..at.unwrap_or(data.len())])
+    })
 }

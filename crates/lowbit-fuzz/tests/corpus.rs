@@ -53,6 +53,11 @@ fn block_decoders_mutations_are_handled() {
     mutate("block_decoders", 500);
 }
 
+#[test]
+fn chat_template_mutations_are_handled() {
+    mutate("chat_template", 20);
+}
+
 /// Runs the target on `count` mutations of each file of its corpus.
 fn mutate(name: &str, count: usize) {
     let (_, target) = TARGETS.iter().find(|(target, _)| *target == name).expect("a target of that name");

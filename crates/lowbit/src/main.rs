@@ -4,6 +4,7 @@ mod commands;
 mod memory;
 mod options;
 mod progress;
+mod template;
 
 use clap::{Parser, Subcommand};
 use commands::{bench, chat, generate, inspect, perplexity, quantize};

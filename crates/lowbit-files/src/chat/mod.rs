@@ -147,7 +147,9 @@ impl ChatTemplate {
         let refuse = |problem| template_error(&self.file, problem);
         let mut variables = BTreeMap::new();
         for (name, value) in &self.variables {
-            let value = value.as_ref().map_err(|problem| refuse(format!("variable {}: {problem}", crate::shown(name))))?;
+            let value = value
+                .as_ref()
+                .map_err(|problem| refuse(format!("variable {}: {problem}", crate::shown(name))))?;
             variables.insert(name.clone(), value.clone());
         }
         let mut messages = input::json(messages).map_err(|problem| refuse(format!("messages: {problem}")))?;

@@ -1,6 +1,7 @@
 use super::reply::reply;
 use crate::Failure;
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
+use crate::template::TemplateOptions;
 use lowbit::{ChatTemplate, Finish, Message, Session};
 use rustyline::error::ReadlineError;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ pub struct Arguments {
     model: ModelOptions,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     /// A system message.
     #[arg(long)]
     system_prompt: Option<String>,
@@ -24,7 +27,7 @@ pub struct Arguments {
 /// Reads messages until the end of input; Ctrl-C stops a reply and keeps the session.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let loaded = arguments.model.load()?;
-    let template = ChatTemplate::from_checkpoint(&loaded.checkpoint)?;
+    let template = arguments.template.load(&loaded.checkpoint)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;

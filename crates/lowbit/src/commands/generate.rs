@@ -1,7 +1,8 @@
 use super::reply::reply;
 use crate::Failure;
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
-use lowbit::{ChatTemplate, Message, Session};
+use crate::template::TemplateOptions;
+use lowbit::{Message, Session};
 use std::io::{IsTerminal, Read};
 use std::sync::atomic::AtomicBool;
 
@@ -12,6 +13,8 @@ pub struct Arguments {
     model: ModelOptions,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     /// The prompt [default: standard input].
     #[arg(long, short)]
     prompt: Option<String>,
@@ -65,8 +68,11 @@ impl Arguments {
 
     fn tokens(&self, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>, Failure> {
         let template = match self.ignore_chat_template {
-            true => None,
-            false => ChatTemplate::from_checkpoint(&loaded.checkpoint)?,
+            true => {
+                self.template.unused("does nothing with --ignore-chat-template")?;
+                None
+            }
+            false => self.template.load(&loaded.checkpoint)?,
         };
         let Some(template) = template else {
             if self.system_prompt.is_some() {

@@ -103,7 +103,9 @@ impl Expression {
             Self::Filter(node, _, arguments) | Self::Test(node, _, arguments, _) => {
                 node.depth.max(most(arguments.nodes()))
             }
-            Self::Attribute(node, _) | Self::Not(node) | Self::Negative(node) | Self::Positive(node) => node.depth,
+            Self::Attribute(node, _) | Self::Not(node) | Self::Negative(node) | Self::Positive(node) => {
+                node.depth
+            }
             Self::Compare(node, others) => node.depth.max(most(others.iter().map(|(_, node)| node))),
             Self::Condition(pair, other) => most([&pair.0, &pair.1].into_iter().chain(other.as_deref())),
         };

@@ -135,7 +135,10 @@ impl<'p> Run<'p> {
         if let Some(dict) = &arguments.dict {
             let dict = self.eval(dict, scope)?;
             let Value::Dict(dict) = &dict else {
-                return Err(Fault::new(format!("argument after ** must be a mapping, not {}", dict.kind().name())));
+                return Err(Fault::new(format!(
+                    "argument after ** must be a mapping, not {}",
+                    dict.kind().name()
+                )));
             };
             self.meter.take_elements(2 * dict.map.len())?;
             for (key, value) in &dict.map {
@@ -152,7 +155,12 @@ impl<'p> Run<'p> {
     }
 
     /// A call's value; a `call` block brings its `caller`.
-    pub(super) fn eval_call(&self, node: &'p Node, scope: &Rc<Scope>, caller: Option<Value>) -> Fallible<Value> {
+    pub(super) fn eval_call(
+        &self,
+        node: &'p Node,
+        scope: &Rc<Scope>,
+        caller: Option<Value>,
+    ) -> Fallible<Value> {
         let Expression::Call(callee, arguments) = &node.expression else {
             return Err(Fault::new("expected call"));
         };
@@ -195,10 +203,10 @@ impl<'p> Run<'p> {
             }
             Function::StrftimeNow => {
                 let format = passed.take("format").or(passed.positional.pop());
-                let Some(Value::Text(format)) = format else {
+                let Some(format) = format.as_ref().and_then(Value::as_text) else {
                     return Err(Fault::new("strftime_now takes a format"));
                 };
-                super::time::strftime(&format, &jiff::Zoned::now()).map(Value::text)
+                super::time::strftime(format, &jiff::Zoned::now()).map(Value::text)
             }
         }
     }
@@ -235,7 +243,11 @@ impl<'p> Run<'p> {
             return Err(undefined(object));
         }
         if has_method(object, name) {
-            return Ok(Value::method(object, name));
+            // Undefined in the sandbox; a call says why.
+            return Ok(match super::methods::is_unsafe(object, name) {
+                true => Value::Undefined(name.clone(), Some(object.kind())),
+                false => Value::method(object, name),
+            });
         }
         let found = match object {
             Value::Dict(dict) => dict.get(name).cloned(),
@@ -246,7 +258,9 @@ impl<'p> Run<'p> {
             Value::Loop(state) => loop_attribute(state, name),
             Value::Tuple(list) if list.group && &**name == "grouper" => list.items.first().cloned(),
             Value::Tuple(list) if list.group && &**name == "list" => list.items.get(1).cloned(),
-            Value::Macro(id) if &**name == "name" => Some(Value::Text(self.macros.borrow()[*id].0.name.clone())),
+            Value::Macro(id) if &**name == "name" => {
+                Some(Value::Text(self.macros.borrow()[*id].0.name.clone()))
+            }
             _ => None,
         };
         Ok(found.unwrap_or_else(|| Value::Undefined(name.clone(), Some(object.kind()))))
@@ -254,6 +268,9 @@ impl<'p> Run<'p> {
 
     /// `object[key]`
     pub(super) fn item(&self, object: &Value, key: &Value) -> Fallible<Value> {
+        if object.is_markup() || key.is_markup() {
+            return Ok(self.item(&object.plain(), &key.plain())?);
+        }
         let found = match (object, key) {
             (Value::Undefined(..), _) => return Err(undefined(object)),
             (Value::Dict(dict), key) => Key::new(key).ok().and_then(|key| dict.map.get(&key).cloned()),
@@ -270,7 +287,8 @@ impl<'p> Run<'p> {
             }
             Value::Text(name) => Ok(Value::Undefined(name.clone(), Some(object.kind()))),
             _ => {
-                let name = key.as_int().map_or_else(|| key.kind().name().to_string(), |index| index.to_string());
+                let name =
+                    key.as_int().map_or_else(|| key.kind().name().to_string(), |index| index.to_string());
                 Ok(Value::Undefined(name.into(), Some(object.kind())))
             }
         }
@@ -283,7 +301,9 @@ impl<'p> Run<'p> {
             usize::try_from(index).ok().filter(|index| *index < length)
         };
         Ok(match object {
-            Value::List(list) | Value::Tuple(list) => place(list.items.len()).map(|at| list.items[at].clone()),
+            Value::List(list) | Value::Tuple(list) => {
+                place(list.items.len()).map(|at| list.items[at].clone())
+            }
             Value::Range(start, length, step) => place(*length as usize)
                 .map(|at| Value::Int(i128::from(*start) + at as i128 * i128::from(*step))),
             Value::Text(text) => place(chars(text, &self.meter)?).and_then(|at| {
@@ -295,6 +315,9 @@ impl<'p> Run<'p> {
     }
 
     fn slice(&self, object: &Value, bounds: [Value; 3]) -> Fallible<Value> {
+        if object.is_markup() {
+            return Ok(self.slice(&object.plain(), bounds)?.marked());
+        }
         let list = match object {
             Value::List(list) | Value::Tuple(list) => list.clone(),
             Value::Text(_) | Value::Range(..) => object.elements(&self.meter)?,
@@ -312,7 +335,8 @@ impl<'p> Run<'p> {
                 },
             };
         }
-        let items: Vec<Value> = slice_indices(list.items.len(), numbers)?.map(|at| list.items[at].clone()).collect();
+        let items: Vec<Value> =
+            slice_indices(list.items.len(), numbers)?.map(|at| list.items[at].clone()).collect();
         self.meter.take_elements(items.len())?;
         match object {
             Value::Text(_) => Ok(Value::text(items.iter().filter_map(Value::as_text).collect::<String>())),
@@ -367,7 +391,9 @@ fn range(passed: Passed) -> Fallible<Value> {
     };
     let length = if distance <= 0 { 0 } else { (distance + stride - 1) / stride };
     if length > RANGE {
-        return Err(Fault::new(format!("range too big: it has {length} elements, at most {RANGE} are given")));
+        return Err(Fault::new(format!(
+            "range too big: it has {length} elements, at most {RANGE} are given"
+        )));
     }
     Ok(Value::Range(start, length as u32, step))
 }

@@ -422,7 +422,11 @@ impl<'s> Parser<'s> {
                 return Err(Fault::new("You cannot chain multiple tests with is").at(line));
             }
             Token::Name("else" | "or" | "and") => {}
-            Token::Name(_) | Token::Text(_) | Token::Int(_) | Token::Float(_) | Token::Operator("[" | "{") => {
+            Token::Name(_)
+            | Token::Text(_)
+            | Token::Int(_)
+            | Token::Float(_)
+            | Token::Operator("[" | "{") => {
                 let operand = self.deeper(Self::primary)?;
                 arguments.positional.push(self.postfix(operand)?);
             }

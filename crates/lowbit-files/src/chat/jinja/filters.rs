@@ -11,21 +11,114 @@ use super::strings::int;
 use super::value::{Kind, Value, chars};
 
 const FILTERS: &[&str] = &[
-    "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "first",
-    "float", "forceescape", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower",
-    "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr",
-    "slice", "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode",
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
     "wordcount",
 ];
 const TESTS: &[&str] = &[
-    "!=", "<", "<=", "==", ">", ">=", "boolean", "callable", "defined", "divisibleby", "eq", "equalto", "escaped",
-    "even", "false", "filter", "float", "ge", "greaterthan", "gt", "in", "integer", "iterable", "le", "lessthan",
-    "lower", "lt", "mapping", "ne", "none", "number", "odd", "sameas", "sequence", "string", "test", "true",
-    "undefined", "upper",
+    "!=",
+    "<",
+    "<=",
+    "==",
+    ">",
+    ">=",
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "eq",
+    "equalto",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "integer",
+    "iterable",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "mapping",
+    "ne",
+    "none",
+    "number",
+    "odd",
+    "sameas",
+    "sequence",
+    "string",
+    "test",
+    "true",
+    "undefined",
+    "upper",
 ];
 
 impl Run<'_> {
     pub(super) fn filter(&self, name: &str, input: Value, passed: Passed) -> Fallible<Value> {
+        let passed = passed.plain();
+        match name {
+            "safe" => Ok(Value::Markup(self.str(&input)?)),
+            "escape" | "e" if input.is_markup() => Ok(input),
+            "escape" | "e" | "forceescape" => Ok(self.escape(&*self.str(&input)?)?.marked()),
+            // These keep the mark.
+            "string" | "default" | "d" | "upper" | "lower" | "title" | "capitalize" | "trim" | "center"
+                if input.is_markup() =>
+            {
+                Ok(self.plain_filter(name, input.plain(), passed)?.marked())
+            }
+            _ => self.plain_filter(name, input.plain(), passed),
+        }
+    }
+
+    fn plain_filter(&self, name: &str, input: Value, passed: Passed) -> Fallible<Value> {
         match name {
             "default" | "d" => {
                 let [default, boolean] = passed.bind(name, ["default_value", "boolean"])?;
@@ -34,7 +127,7 @@ impl Run<'_> {
                 Ok(if missing { default.unwrap_or_else(|| Value::text("")) } else { input })
             }
             "tojson" => self.to_json(&input, passed),
-            "string" | "safe" => {
+            "string" => {
                 let [] = passed.bind(name, [])?;
                 self.str(&input).map(Value::Text)
             }
@@ -81,7 +174,6 @@ impl Run<'_> {
             }
             "indent" => self.indent(&input, passed),
             "truncate" => self.truncate(&input, passed),
-            "escape" | "e" | "forceescape" => self.escape(&*self.str(&input)?),
             "urlencode" => self.url_encode(&*self.str(&input)?),
             "wordcount" => {
                 let text = self.str(&input)?;
@@ -170,10 +262,13 @@ impl Run<'_> {
     }
 
     fn truncate(&self, input: &Value, passed: Passed) -> Fallible<Value> {
-        let [length, kill, end, leeway] = passed.bind("truncate", ["length", "killwords", "end", "leeway"])?;
+        let [length, kill, end, leeway] =
+            passed.bind("truncate", ["length", "killwords", "end", "leeway"])?;
         let number = |value: Option<Value>, default| match value {
             None | Some(Value::None) => Ok(default),
-            Some(value) => int(&value, "truncate").map(|value| usize::try_from(value.max(0)).unwrap_or(usize::MAX)),
+            Some(value) => {
+                int(&value, "truncate").map(|value| usize::try_from(value.max(0)).unwrap_or(usize::MAX))
+            }
         };
         let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
         let end = end.map_or_else(|| Ok(Arc::from("...")), |end| self.str(&end))?;
@@ -194,7 +289,8 @@ impl Run<'_> {
         Ok(Value::text([cut, &end].concat()))
     }
 
-    fn escape(&self, text: &str) -> Fallible<Value> {
+    /// For HTML.
+    pub(super) fn escape(&self, text: &str) -> Fallible<Value> {
         self.meter.take(text.len().saturating_mul(5))?;
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
@@ -281,6 +377,12 @@ impl Run<'_> {
 
     /// `value is name(arguments)`
     pub(super) fn test(&self, name: &str, value: &Value, arguments: Vec<Value>) -> Fallible<bool> {
+        if value.is_markup() || arguments.iter().any(Value::is_markup) {
+            let escaped = name == "escaped" && value.is_markup();
+            return Ok(
+                escaped || self.test(name, &value.plain(), arguments.iter().map(Value::plain).collect())?
+            );
+        }
         if !TESTS.contains(&name) {
             return Err(Fault::new(format!("No test named '{}'.", crate::shown(name))));
         }
@@ -296,7 +398,10 @@ impl Run<'_> {
         };
         let want = usize::from(comparison.is_some() || matches!(name, "divisibleby" | "sameas"));
         if arguments.len() != want {
-            return Err(Fault::new(format!("test '{name}' takes {want} arguments ({} given)", arguments.len())));
+            return Err(Fault::new(format!(
+                "test '{name}' takes {want} arguments ({} given)",
+                arguments.len()
+            )));
         }
         if let Some(comparison) = comparison {
             return self.compare(comparison, value, &arguments[0]);
@@ -329,7 +434,11 @@ impl Run<'_> {
             ),
             "callable" => matches!(
                 value,
-                Value::Function(_) | Value::Macro(_) | Value::Method(_) | Value::Loop(_) | Value::Undefined(..)
+                Value::Function(_)
+                    | Value::Macro(_)
+                    | Value::Method(_)
+                    | Value::Loop(_)
+                    | Value::Undefined(..)
             ),
             "escaped" => false,
             "odd" => remainder(&Value::Int(2))? == 1.0,
@@ -353,7 +462,9 @@ impl Run<'_> {
     /// Python's `is`, as far as values that do not change have it.
     fn same(&self, a: &Value, b: &Value) -> Fallible<bool> {
         Ok(match (a, b) {
-            (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => std::rc::Rc::ptr_eq(a, b),
+            (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
+                std::rc::Rc::ptr_eq(a, b)
+            }
             (Value::Dict(a), Value::Dict(b)) => std::rc::Rc::ptr_eq(a, b),
             (a, b) => a.kind() == b.kind() && self.equal(a, b)?,
         })

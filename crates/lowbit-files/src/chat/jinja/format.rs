@@ -34,7 +34,8 @@ impl Run<'_> {
             }
         };
         let mut arguments = arguments.iter();
-        let mut next = || arguments.next().ok_or_else(|| Fault::new("not enough arguments for format string"));
+        let mut next =
+            || arguments.next().ok_or_else(|| Fault::new("not enough arguments for format string"));
         let mut out = String::new();
         let mut rest = format;
         let mut named = false;
@@ -43,7 +44,8 @@ impl Run<'_> {
             let mut value = None;
             rest = after;
             if let Some(name) = after.strip_prefix('(') {
-                let (name, after) = name.split_once(')').ok_or_else(|| Fault::new("incomplete format key"))?;
+                let (name, after) =
+                    name.split_once(')').ok_or_else(|| Fault::new("incomplete format key"))?;
                 let Value::Dict(dict) = values else { return Err(Fault::new("format requires a mapping")) };
                 let found = dict.get(name).cloned();
                 value = Some(found.ok_or_else(|| Fault::new(format!("'{}'", crate::shown(name))))?);
@@ -101,7 +103,8 @@ impl Run<'_> {
             'c' => match value {
                 Value::Text(text) if text.chars().count() == 1 => text.to_string(),
                 _ => {
-                    let code = value.as_int().and_then(|code| u32::try_from(code).ok()).and_then(char::from_u32);
+                    let code =
+                        value.as_int().and_then(|code| u32::try_from(code).ok()).and_then(char::from_u32);
                     code.ok_or_else(|| Fault::new("%c requires int or char"))?.to_string()
                 }
             },
@@ -114,7 +117,10 @@ impl Run<'_> {
                 };
                 if number.as_float().is_none() {
                     let name = value.kind().name();
-                    return Err(Fault::new(format!("%{} format: a number is required, not {name}", crate::shown(kind))));
+                    return Err(Fault::new(format!(
+                        "%{} format: a number is required, not {name}",
+                        crate::shown(kind)
+                    )));
                 }
                 if spec.align == Some('<') {
                     spec.zero = false;
@@ -160,7 +166,8 @@ impl Run<'_> {
             if brace == "}" {
                 return Err(Fault::new("Single '}' encountered in format string"));
             }
-            let (field, after) = rest.split_once('}').ok_or_else(|| Fault::new("expected '}' before end of string"))?;
+            let (field, after) =
+                rest.split_once('}').ok_or_else(|| Fault::new("expected '}' before end of string"))?;
             if field.contains('{') {
                 return Err(Fault::new("nested fields in a format are not supported"));
             }
@@ -220,7 +227,9 @@ impl Run<'_> {
                 let text = self.str(value)?;
                 self.padded(cut(&text, spec.precision), &spec, '<', out)
             }
-            kind => Err(Fault::new(format!("unsupported format string passed to {}.__format__", kind.name()))),
+            kind => {
+                Err(Fault::new(format!("unsupported format string passed to {}.__format__", kind.name())))
+            }
         }
     }
 
@@ -241,7 +250,11 @@ impl Run<'_> {
         };
         let length = sign.len() + prefix.len() + digits.len();
         if spec.align == Some('=') || (spec.zero && spec.align.is_none()) {
-            let fill = spec.fill.unwrap_or('0').to_string().repeat(spec.width.saturating_sub(length));
+            let fill = spec
+                .fill
+                .unwrap_or(if spec.zero { '0' } else { ' ' })
+                .to_string()
+                .repeat(spec.width.saturating_sub(length));
             return self.push(out, &[sign, &prefix, &fill, &digits].concat());
         }
         self.padded(&[sign, &prefix, &digits].concat(), spec, '>', out)
@@ -264,7 +277,9 @@ impl Run<'_> {
 fn small(number: usize) -> Fallible<usize> {
     match number <= WIDTH {
         true => Ok(number),
-        false => Err(Fault::new(format!("a format's width or precision is at most {WIDTH}, but is {number}"))),
+        false => {
+            Err(Fault::new(format!("a format's width or precision is at most {WIDTH}, but is {number}")))
+        }
     }
 }
 
@@ -312,7 +327,8 @@ fn parse(text: &str) -> Fallible<Spec> {
     }
     if let Some(after) = rest.strip_prefix('.') {
         rest = after;
-        spec.precision = Some(digits(&mut rest)?.ok_or_else(|| Fault::new("Format specifier missing precision"))?);
+        spec.precision =
+            Some(digits(&mut rest)?.ok_or_else(|| Fault::new("Format specifier missing precision"))?);
     }
     spec.kind = rest.chars().next();
     match rest.chars().count() {

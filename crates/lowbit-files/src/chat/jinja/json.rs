@@ -49,7 +49,7 @@ impl Run<'_> {
             Value::Bool(false) => self.push(out, "false"),
             Value::Int(value) => self.push(out, &value.to_string()),
             Value::Float(value) => self.push(out, &json_float(*value)),
-            Value::Text(text) => self.write_json_text(text, options.ascii, out),
+            Value::Text(text) | Value::Markup(text) => self.write_json_text(text, options.ascii, out),
             Value::List(list) | Value::Tuple(list) => {
                 self.push(out, "[")?;
                 for (index, item) in list.items.iter().enumerate() {
@@ -61,7 +61,8 @@ impl Run<'_> {
             Value::Dict(dict) => {
                 self.push(out, "{")?;
                 self.meter.take_elements(dict.map.len())?;
-                let mut pairs: Vec<_> = dict.map.iter().map(|(key, value)| (key.value(), (key, value))).collect();
+                let mut pairs: Vec<_> =
+                    dict.map.iter().map(|(key, value)| (key.value(), (key, value))).collect();
                 if options.sort {
                     pairs = self.sort(pairs, false)?;
                 }
@@ -84,7 +85,14 @@ impl Run<'_> {
         self.new_line(options, depth, out)
     }
 
-    fn close(&self, bracket: &str, empty: bool, options: &Options, depth: usize, out: &mut String) -> Fallible<()> {
+    fn close(
+        &self,
+        bracket: &str,
+        empty: bool,
+        options: &Options,
+        depth: usize,
+        out: &mut String,
+    ) -> Fallible<()> {
         if !empty {
             self.new_line(options, depth, out)?;
         }

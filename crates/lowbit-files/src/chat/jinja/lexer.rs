@@ -20,8 +20,8 @@ pub(super) enum Token<'s> {
 
 /// Longer ones first.
 const OPERATORS: [&str; 26] = [
-    "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=",
-    ".", ":", "|", ",", ";",
+    "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
+    "=", ".", ":", "|", ",", ";",
 ];
 
 /// As Python's `str.isspace` and `\s`.
@@ -169,7 +169,9 @@ impl<'s> Lexer<'s> {
 
     /// `{% raw %}`, behind its `{%`: all up to `{% endraw %}` is text.
     fn raw(&mut self) -> Fallible<bool> {
-        let Some(after) = self.rest().trim_start_matches(is_space).strip_prefix("raw") else { return Ok(false) };
+        let Some(after) = self.rest().trim_start_matches(is_space).strip_prefix("raw") else {
+            return Ok(false);
+        };
         let after = after.trim_start_matches(is_space);
         let strip = after.starts_with("-%}");
         if !strip && !after.starts_with("%}") {
@@ -221,8 +223,11 @@ impl<'s> Lexer<'s> {
                     self.advance(end);
                 }
                 _ => {
-                    let Some(operator) = OPERATORS.iter().find(|operator| rest.starts_with(**operator)) else {
-                        return Err(self.fault(format!("unexpected char {}", crate::shown(format!("{first:?}")))));
+                    let Some(operator) = OPERATORS.iter().find(|operator| rest.starts_with(**operator))
+                    else {
+                        return Err(
+                            self.fault(format!("unexpected char {}", crate::shown(format!("{first:?}"))))
+                        );
                     };
                     self.balance(operator, &mut open)?;
                     self.push(Token::Operator(operator));

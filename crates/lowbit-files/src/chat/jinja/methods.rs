@@ -7,26 +7,88 @@ use super::run::{Passed, Run};
 use super::value::{Key, Value, View};
 
 const TEXT: &[&str] = &[
-    "capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find", "format", "format_map",
-    "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric",
-    "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "maketrans", "partition",
-    "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split",
-    "splitlines", "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill",
+    "capitalize",
+    "casefold",
+    "center",
+    "count",
+    "encode",
+    "endswith",
+    "expandtabs",
+    "find",
+    "format",
+    "format_map",
+    "index",
+    "isalnum",
+    "isalpha",
+    "isascii",
+    "isdecimal",
+    "isdigit",
+    "isidentifier",
+    "islower",
+    "isnumeric",
+    "isprintable",
+    "isspace",
+    "istitle",
+    "isupper",
+    "join",
+    "ljust",
+    "lower",
+    "lstrip",
+    "maketrans",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rfind",
+    "rindex",
+    "rjust",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "startswith",
+    "strip",
+    "swapcase",
+    "title",
+    "translate",
+    "upper",
+    "zfill",
 ];
 const LIST: &[&str] =
     &["append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"];
 const DICT: &[&str] = &[
-    "clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values",
+    "clear",
+    "copy",
+    "fromkeys",
+    "get",
+    "items",
+    "keys",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
+    "values",
 ];
 /// What changes its object: the sandbox that transformers uses refuses it.
 const UNSAFE: &[&str] = &[
-    "append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update",
+    "append",
+    "clear",
+    "extend",
+    "insert",
+    "pop",
+    "popitem",
+    "remove",
+    "reverse",
+    "setdefault",
+    "sort",
+    "update",
 ];
 
 /// The methods of the value's type.
 pub(super) fn names(value: &Value) -> &'static [&'static str] {
     match value {
-        Value::Text(_) => TEXT,
+        Value::Text(_) | Value::Markup(_) => TEXT,
         Value::List(_) => LIST,
         Value::Tuple(_) | Value::Range(..) => &["count", "index"],
         Value::Dict(_) => DICT,
@@ -37,10 +99,18 @@ pub(super) fn names(value: &Value) -> &'static [&'static str] {
     }
 }
 
+/// Whether the method would change its object.
+pub(super) fn is_unsafe(object: &Value, name: &str) -> bool {
+    matches!(object, Value::List(_) | Value::Dict(_)) && UNSAFE.contains(&name)
+}
+
 impl Run<'_> {
     pub(super) fn method(&self, object: &Value, name: &Arc<str>, passed: Passed) -> Fallible<Value> {
-        let unsafe_name = matches!(object, Value::List(_) | Value::Dict(_)) && UNSAFE.contains(&&**name);
-        if unsafe_name {
+        let passed = passed.plain();
+        if object.is_markup() {
+            return Ok(self.method(&object.plain(), name, passed)?.marked());
+        }
+        if is_unsafe(object, name) {
             let kind = object.kind().name();
             return Err(Fault::new(format!("access to attribute '{name}' of '{kind}' object is unsafe.")));
         }
@@ -49,7 +119,8 @@ impl Run<'_> {
             Value::Dict(dict) => match &**name {
                 "get" => {
                     let [key, default] = passed.bind("get", ["key", "default"])?;
-                    let key = Key::new(&key.ok_or_else(|| Fault::new("get expected at least 1 argument, got 0"))?)?;
+                    let key =
+                        Key::new(&key.ok_or_else(|| Fault::new("get expected at least 1 argument, got 0"))?)?;
                     Ok(dict.map.get(&key).cloned().or(default).unwrap_or(Value::None))
                 }
                 "items" | "keys" | "values" => {
@@ -83,7 +154,8 @@ impl Run<'_> {
             Value::Loop(state) if &**name == "cycle" => {
                 let count = passed.positional.len();
                 let at = state.index.get().checked_rem(count);
-                Ok(at.ok_or_else(|| Fault::new("no items for cycling given"))?).map(|at| passed.positional[at].clone())
+                Ok(at.ok_or_else(|| Fault::new("no items for cycling given"))?)
+                    .map(|at| passed.positional[at].clone())
             }
             Value::Loop(state) => {
                 let value = Value::tuple(passed.positional)?;
@@ -118,6 +190,8 @@ impl Run<'_> {
         let keys = keys.elements(&self.meter)?;
         self.meter.take_elements(2 * keys.items.len())?;
         let value = value.unwrap_or(Value::None);
-        Value::dict(keys.items.iter().map(|key| Ok((Key::new(key)?, value.clone()))).collect::<Fallible<_>>()?)
+        Value::dict(
+            keys.items.iter().map(|key| Ok((Key::new(key)?, value.clone()))).collect::<Fallible<_>>()?,
+        )
     }
 }

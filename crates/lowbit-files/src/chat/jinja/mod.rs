@@ -111,7 +111,8 @@ fn on_own_stack<T: Send>(work: impl FnOnce() -> Fallible<T> + Send) -> Result<T,
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("chat template".into()).stack_size(STACK);
         let work = || work().map_err(|fault| crate::shown_message(fault, 2000).to_string());
-        let thread = builder.spawn_scoped(scope, work).map_err(|error| format!("no thread for it: {error}"))?;
+        let thread =
+            builder.spawn_scoped(scope, work).map_err(|error| format!("no thread for it: {error}"))?;
         thread.join().unwrap_or_else(|_| Err("the template's interpreter failed".into()))
     })
 }

@@ -16,6 +16,9 @@ impl Run<'_> {
                 return Err(undefined(operand));
             }
         }
+        if left.is_markup() || right.is_markup() {
+            return self.binary_markup(operator, left, right);
+        }
         if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
             return integers(operator, a, b);
         }
@@ -30,7 +33,8 @@ impl Run<'_> {
             (Operator::Add, Value::List(a), Value::List(b)) => Value::list(self.joined(a, b)?),
             (Operator::Add, Value::Tuple(a), Value::Tuple(b)) => Value::tuple(self.joined(a, b)?),
             (Operator::Mul, many, times) | (Operator::Mul, times, many)
-                if times.as_int().is_some() && matches!(many, Value::Text(_) | Value::List(_) | Value::Tuple(_)) =>
+                if times.as_int().is_some()
+                    && matches!(many, Value::Text(_) | Value::List(_) | Value::Tuple(_)) =>
             {
                 self.repeat(many, times.as_int().unwrap_or(0))
             }
@@ -49,6 +53,26 @@ impl Run<'_> {
                 Err(Fault::new(format!("unsupported operand type(s) for {symbol}: '{a}' and '{b}'")))
             }
         }
+    }
+
+    /// Marked text stays so, and escapes what comes to it.
+    fn binary_markup(&self, operator: Operator, left: &Value, right: &Value) -> Fallible<Value> {
+        let escaped = |value: &Value| match value {
+            Value::Text(text) => self.escape(text),
+            value => Ok(value.plain()),
+        };
+        let marked = left.is_markup() || operator != Operator::Mod;
+        let (left, right) = match (operator, right) {
+            (Operator::Add, _) => (escaped(left)?, escaped(right)?),
+            (Operator::Mod, Value::Tuple(list)) if marked => {
+                let items = list.items.iter().map(escaped).collect::<Fallible<_>>()?;
+                (left.plain(), Value::tuple(items)?)
+            }
+            (Operator::Mod, _) if marked => (left.plain(), escaped(right)?),
+            _ => (left.plain(), right.plain()),
+        };
+        let value = self.binary(operator, &left, &right)?;
+        Ok(if marked { value.marked() } else { value })
     }
 
     fn joined(&self, a: &Rc<List>, b: &Rc<List>) -> Fallible<Vec<Value>> {
@@ -109,6 +133,9 @@ impl Run<'_> {
     /// `==`
     pub(super) fn equal(&self, left: &Value, right: &Value) -> Fallible<bool> {
         self.meter.step(1)?;
+        if left.is_markup() || right.is_markup() {
+            return self.equal(&left.plain(), &right.plain());
+        }
         if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
             return Ok(a == b);
         }
@@ -121,14 +148,16 @@ impl Run<'_> {
                 self.meter.scan(a.len().min(b.len()))?;
                 a == b
             }
-            (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => self.equal_items(a, b)?,
+            (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => {
+                self.equal_items(a, b)?
+            }
             (Value::Dict(a), Value::Dict(b)) => self.equal_dicts(a, b)?,
             (Value::View(View::Keys, a), Value::View(View::Keys, b)) => {
                 self.meter.step(a.map.len())?;
                 a.map.len() == b.map.len() && a.map.keys().all(|key| b.map.contains_key(key))
             }
             (Value::View(View::Items, a), Value::View(View::Items, b)) => self.equal_dicts(a, b)?,
-            (Value::Range(a, 0, _), Value::Range(b, 0, _)) => a == a && b == b,
+            (Value::Range(_, 0, _), Value::Range(_, 0, _)) => true,
             (Value::Range(a, m, i), Value::Range(b, n, j)) => a == b && m == n && (i == j || *m == 1),
             (Value::Namespace(a), Value::Namespace(b)) | (Value::Macro(a), Value::Macro(b)) => a == b,
             (Value::Loop(a), Value::Loop(b)) => Rc::ptr_eq(a, b),
@@ -168,6 +197,9 @@ impl Run<'_> {
     /// How two values compare; `None` where one is NaN.
     pub(super) fn order(&self, left: &Value, right: &Value, symbol: &str) -> Fallible<Option<Ordering>> {
         self.meter.step(1)?;
+        if left.is_markup() || right.is_markup() {
+            return self.order(&left.plain(), &right.plain(), symbol);
+        }
         if let (Some(a), Some(b)) = (left.as_int(), right.as_int()) {
             return Ok(Some(a.cmp(&b)));
         }
@@ -199,12 +231,15 @@ impl Run<'_> {
 
     /// `item in container`
     pub(super) fn contains(&self, container: &Value, item: &Value) -> Fallible<bool> {
+        if container.is_markup() || item.is_markup() {
+            return self.contains(&container.plain(), &item.plain());
+        }
         match (container, item) {
             (Value::Text(text), Value::Text(part)) => {
                 self.meter.scan(text.len() + part.len())?;
                 Ok(text.contains(&**part))
             }
-            (Value::Text(_), Value::Undefined(..)) | (Value::Text(_), _) => Err(Fault::new(format!(
+            (Value::Text(_), _) => Err(Fault::new(format!(
                 "'in <string>' requires string as left operand, not {}",
                 item.kind().name()
             ))),
@@ -290,7 +325,11 @@ fn floats(operator: Operator, a: f64, b: f64) -> Fallible<Value> {
     // The remainder has the divisor's sign.
     let remainder = || {
         let r = a % b;
-        if r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r.abs().copysign(if r == 0.0 { b } else { r }) }
+        if r != 0.0 && (r < 0.0) != (b < 0.0) {
+            r + b
+        } else {
+            r.abs().copysign(if r == 0.0 { b } else { r })
+        }
     };
     Ok(Value::Float(match operator {
         Operator::Add => a + b,

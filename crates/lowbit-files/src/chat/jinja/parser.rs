@@ -114,7 +114,9 @@ impl<'s> Parser<'s> {
     /// One level of the source down.
     pub(super) fn deeper<T>(&mut self, parse: impl FnOnce(&mut Self) -> Fallible<T>) -> Fallible<T> {
         if self.depth == SOURCE_DEPTH {
-            return Err(Fault::new(format!("the source nests deeper than {SOURCE_DEPTH} levels")).at(self.line()));
+            return Err(
+                Fault::new(format!("the source nests deeper than {SOURCE_DEPTH} levels")).at(self.line())
+            );
         }
         self.depth += 1;
         let result = parse(self);

@@ -55,6 +55,15 @@ pub(super) struct Passed {
 }
 
 impl Passed {
+    /// Without marks: only macros see them.
+    pub(super) fn plain(mut self) -> Self {
+        let keyword = self.keyword.iter_mut().map(|(_, value)| value);
+        for value in self.positional.iter_mut().chain(keyword).filter(|value| value.is_markup()) {
+            *value = value.plain();
+        }
+        self
+    }
+
     pub(super) fn take(&mut self, name: &str) -> Option<Value> {
         let at = self.keyword.iter().position(|(key, _)| **key == *name)?;
         Some(self.keyword.remove(at).1)
@@ -327,7 +336,11 @@ impl<'p> Run<'p> {
             let parameter = &self.program.names[*symbol as usize];
             let value = match positional.next() {
                 Some(value) => Some(value),
-                None => passed.keyword.iter().position(|(key, _)| key == parameter).map(|at| passed.keyword.remove(at).1),
+                None => passed
+                    .keyword
+                    .iter()
+                    .position(|(key, _)| key == parameter)
+                    .map(|at| passed.keyword.remove(at).1),
             };
             let value = match (value, index.checked_sub(first_default)) {
                 (Some(value), _) => value,
@@ -339,7 +352,9 @@ impl<'p> Run<'p> {
         drop(positional);
         let [uses_caller, uses_varargs, uses_kwargs] = node.uses;
         if caller.is_some() && !uses_caller {
-            return Err(Fault::new(format!("macro '{name}' was invoked with two values for the special caller argument or takes none")));
+            return Err(Fault::new(format!(
+                "macro '{name}' was invoked with two values for the special caller argument or takes none"
+            )));
         }
         if !rest.is_empty() && !uses_varargs {
             let most = node.parameters.len();
@@ -381,7 +396,10 @@ impl<'p> Run<'p> {
 /// transformers refuses these names.
 fn check_attribute(name: &str) -> Fallible<()> {
     match name.starts_with('_') {
-        true => Err(Fault::new(format!("a namespace's attribute may not begin with an underscore: {}", crate::shown(name)))),
+        true => Err(Fault::new(format!(
+            "a namespace's attribute may not begin with an underscore: {}",
+            crate::shown(name)
+        ))),
         false => Ok(()),
     }
 }

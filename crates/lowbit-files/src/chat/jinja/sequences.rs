@@ -113,6 +113,10 @@ impl Run<'_> {
     }
 
     fn map(&self, input: &Value, mut passed: Passed) -> Fallible<Value> {
+        // As in Jinja2, which does not look at what is false: none, too, has no items here.
+        if !input.is_true() {
+            return Value::generator(vec![]);
+        }
         let items = input.elements(&self.meter)?;
         self.meter.take_elements(items.items.len())?;
         if passed.positional.is_empty() && passed.keyword.iter().any(|(name, _)| &**name == "attribute") {
@@ -146,6 +150,9 @@ impl Run<'_> {
             false => Some(self.str(&passed.positional.remove(0))?),
         };
         let mut kept = vec![];
+        if !input.is_true() {
+            return Value::generator(kept);
+        }
         for item in &input.elements(&self.meter)?.items {
             self.meter.take_elements(1 + passed.positional.len())?;
             let value = self.path(item, attribute.as_ref(), None)?;
@@ -162,7 +169,7 @@ impl Run<'_> {
 
     /// What items are ordered by; text without its case, unless that counts.
     fn key(&self, item: &Value, attribute: Option<&Value>, case: bool) -> Fallible<Value> {
-        let key = self.path(item, attribute, None)?;
+        let key = self.path(item, attribute, None)?.plain();
         match &key {
             Value::Text(text) if !case => self.changed_case(text, "lower"),
             _ => Ok(key),
@@ -234,7 +241,8 @@ impl Run<'_> {
     }
 
     fn group_by(&self, input: &Value, passed: Passed) -> Fallible<Value> {
-        let [attribute, default, case] = passed.bind("groupby", ["attribute", "default", "case_sensitive"])?;
+        let [attribute, default, case] =
+            passed.bind("groupby", ["attribute", "default", "case_sensitive"])?;
         let case = case.is_some_and(|case| case.is_true());
         let mut keyed = vec![];
         for item in &input.elements(&self.meter)?.items {
@@ -255,7 +263,8 @@ impl Run<'_> {
 
     /// `batch`: lists of so many items; `slice`: so many lists.
     fn chunks(&self, name: &str, input: &Value, passed: Passed) -> Fallible<Value> {
-        let [count, fill] = passed.bind(name, ["count", "fill_with"])?;
+        let parameter = if name == "batch" { "linecount" } else { "slices" };
+        let [count, fill] = passed.bind(name, [parameter, "fill_with"])?;
         let count = int(&count.unwrap_or(Value::None), name)?;
         let count = usize::try_from(count).ok().filter(|count| *count > 0);
         let count = count.ok_or_else(|| Fault::new(format!("{name} takes a positive number")))?;

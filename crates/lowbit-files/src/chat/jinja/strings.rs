@@ -70,7 +70,9 @@ impl Run<'_> {
                     }
                     let Some(item) = item.as_text() else {
                         let kind = item.kind().name();
-                        return Err(Fault::new(format!("sequence item {index}: expected str instance, {kind} found")));
+                        return Err(Fault::new(format!(
+                            "sequence item {index}: expected str instance, {kind} found"
+                        )));
                     };
                     self.push(&mut out, item)?;
                 }
@@ -119,8 +121,11 @@ impl Run<'_> {
                 self.justify(text, name, width, &fill)
             }
             "expandtabs" => {
-                self.meter.take(text.len().saturating_mul(8))?;
-                Ok(Value::text(expand_tabs(text)))
+                let [size] = passed.bind(name, ["tabsize"])?;
+                let size = size.map_or(Ok(8), |size| int(&size, name))?.max(0);
+                let size = usize::try_from(size).unwrap_or(usize::MAX);
+                self.meter.take(text.len().saturating_mul(size.max(1)))?;
+                Ok(Value::text(expand_tabs(text, size)))
             }
             "encode" | "translate" | "maketrans" => Err(Fault::new(format!("str.{name} is not supported"))),
             _ => {
@@ -176,7 +181,10 @@ impl Run<'_> {
                 Some(set)
             }
             Some(other) => {
-                return Err(Fault::new(format!("{name} arg must be None or str, not {}", other.kind().name())));
+                return Err(Fault::new(format!(
+                    "{name} arg must be None or str, not {}",
+                    other.kind().name()
+                )));
             }
         };
         let strips = |c: char| set.map_or_else(|| is_space(c), |set| set.contains(c));
@@ -199,8 +207,12 @@ impl Run<'_> {
                     self.meter.take_elements(1)?;
                     let found = match (parts.len() < most, reverse) {
                         (false, _) => None,
-                        (true, false) => rest.split_once(is_space).map(|(part, rest)| (part, rest.trim_start_matches(is_space))),
-                        (true, true) => rest.rsplit_once(is_space).map(|(rest, part)| (part, rest.trim_end_matches(is_space))),
+                        (true, false) => rest
+                            .split_once(is_space)
+                            .map(|(part, rest)| (part, rest.trim_start_matches(is_space))),
+                        (true, true) => rest
+                            .rsplit_once(is_space)
+                            .map(|(rest, part)| (part, rest.trim_end_matches(is_space))),
                     };
                     let (part, after) = found.unwrap_or((rest, ""));
                     parts.push(part);
@@ -208,9 +220,9 @@ impl Run<'_> {
                 }
             }
             Some(by) => {
-                let by = by.as_text().ok_or_else(|| {
-                    Fault::new(format!("must be str or None, not {}", by.kind().name()))
-                })?;
+                let by = by
+                    .as_text()
+                    .ok_or_else(|| Fault::new(format!("must be str or None, not {}", by.kind().name())))?;
                 if by.is_empty() {
                     return Err(Fault::new("empty separator"));
                 }
@@ -238,7 +250,9 @@ impl Run<'_> {
     }
 
     fn split_lines(&self, text: &str, keep: bool) -> Fallible<Value> {
-        let ends = |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
+        let ends = |c: char| {
+            matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}')
+        };
         let mut parts = vec![];
         let mut rest = text;
         while !rest.is_empty() {
@@ -256,7 +270,12 @@ impl Run<'_> {
     }
 
     /// The part of `text` between two places that count characters, and the characters before it.
-    fn part<'t>(&self, text: &'t str, start: Option<&Value>, end: Option<&Value>) -> Fallible<(usize, &'t str)> {
+    fn part<'t>(
+        &self,
+        text: &'t str,
+        start: Option<&Value>,
+        end: Option<&Value>,
+    ) -> Fallible<(usize, &'t str)> {
         let bound = |bound: Option<&Value>| match bound {
             None | Some(Value::None) => Ok(None),
             Some(bound) => int(bound, "slice indices").map(Some),
@@ -272,7 +291,13 @@ impl Run<'_> {
         Ok((start, text.get(byte(start)..byte(end)).unwrap_or("")))
     }
 
-    fn find(&self, text: &str, name: &str, part: &str, ends: (Option<&Value>, Option<&Value>)) -> Fallible<Value> {
+    fn find(
+        &self,
+        text: &str,
+        name: &str,
+        part: &str,
+        ends: (Option<&Value>, Option<&Value>),
+    ) -> Fallible<Value> {
         let (before, text) = self.part(text, ends.0, ends.1)?;
         self.meter.scan(text.len() + part.len())?;
         if name == "count" {
@@ -320,14 +345,14 @@ impl Run<'_> {
     }
 }
 
-fn expand_tabs(text: &str) -> String {
+fn expand_tabs(text: &str, size: usize) -> String {
     let mut out = String::new();
     let mut column = 0;
     for c in text.chars() {
         match c {
             '\t' => {
-                let spaces = 8 - column % 8;
-                out.push_str(&"        "[..spaces]);
+                let spaces = if size == 0 { 0 } else { size - column % size };
+                out.extend(std::iter::repeat_n(' ', spaces));
                 column += spaces;
             }
             _ => {
@@ -346,9 +371,7 @@ fn is(text: &str, name: &str) -> bool {
         "isalpha" => all(char::is_alphabetic),
         "isascii" => text.is_ascii(),
         "isdecimal" | "isdigit" | "isnumeric" => all(char::is_numeric),
-        "isidentifier" => {
-            !text.starts_with(char::is_numeric) && all(|c| c == '_' || c.is_alphanumeric())
-        }
+        "isidentifier" => !text.starts_with(char::is_numeric) && all(|c| c == '_' || c.is_alphanumeric()),
         "islower" => text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase),
         "isupper" => text.chars().any(char::is_uppercase) && !text.chars().any(char::is_lowercase),
         "isspace" => all(is_space),

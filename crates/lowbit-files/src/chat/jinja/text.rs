@@ -11,13 +11,13 @@ impl Run<'_> {
     pub(super) fn write_str(&self, value: &Value, out: &mut String) -> Fallible<()> {
         match value {
             Value::Undefined(..) => Ok(()),
-            Value::Text(text) => self.push(out, text),
+            Value::Text(text) | Value::Markup(text) => self.push(out, text),
             _ => self.write_repr(value, out),
         }
     }
 
     pub(super) fn str(&self, value: &Value) -> Fallible<std::sync::Arc<str>> {
-        if let Value::Text(text) = value {
+        if let Value::Text(text) | Value::Markup(text) = value {
             return Ok(text.clone());
         }
         let mut out = String::new();
@@ -36,6 +36,11 @@ impl Run<'_> {
             Value::Int(value) => self.push(out, &value.to_string()),
             Value::Float(value) => self.push(out, &float(*value)),
             Value::Text(text) => write_quoted(text, out, &self.meter),
+            Value::Markup(text) => {
+                self.push(out, "Markup(")?;
+                write_quoted(text, out, &self.meter)?;
+                self.push(out, ")")
+            }
             Value::List(list) => self.write_items(["[", "]"], &list.items, out),
             Value::Tuple(list) if list.group => {
                 self.push(out, "(grouper=")?;
@@ -79,9 +84,8 @@ impl Run<'_> {
                 let name = self.macros.borrow()[*id].0.name.clone();
                 self.push(out, &format!("<Macro '{name}'>"))
             }
-            Value::Loop(state) => {
-                self.push(out, &format!("<LoopContext {}/{}>", state.index.get() + 1, state.items.items.len()))
-            }
+            Value::Loop(state) => self
+                .push(out, &format!("<LoopContext {}/{}>", state.index.get() + 1, state.items.items.len())),
             Value::Function(Function::Namespace | Function::Dict) => self.push(out, "<class>"),
             // Python prints their addresses.
             Value::Generator(_) | Value::Method(_) | Value::Function(_) => {

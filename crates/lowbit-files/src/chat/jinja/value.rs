@@ -23,6 +23,8 @@ pub(super) enum Value {
     Int(i128),
     Float(f64),
     Text(Arc<str>),
+    /// Text that `safe` or `escape` marked: what is added to it is escaped.
+    Markup(Arc<str>),
     List(Rc<List>),
     Tuple(Rc<List>),
     Dict(Rc<Dict>),
@@ -168,7 +170,7 @@ impl Value {
             Self::Bool(_) => Kind::Bool,
             Self::Int(_) => Kind::Int,
             Self::Float(_) => Kind::Float,
-            Self::Text(_) => Kind::Text,
+            Self::Text(_) | Self::Markup(_) => Kind::Text,
             Self::List(_) => Kind::List,
             Self::Tuple(_) => Kind::Tuple,
             Self::Dict(_) => Kind::Dict,
@@ -191,8 +193,28 @@ impl Value {
 
     pub(super) fn as_text(&self) -> Option<&str> {
         match self {
-            Self::Text(text) => Some(text),
+            Self::Text(text) | Self::Markup(text) => Some(text),
             _ => None,
+        }
+    }
+
+    pub(super) fn is_markup(&self) -> bool {
+        matches!(self, Self::Markup(_))
+    }
+
+    /// Without the mark.
+    pub(super) fn plain(&self) -> Self {
+        match self {
+            Self::Markup(text) => Self::Text(text.clone()),
+            value => value.clone(),
+        }
+    }
+
+    /// Text with the mark.
+    pub(super) fn marked(self) -> Self {
+        match self {
+            Self::Text(text) => Self::Markup(text),
+            value => value,
         }
     }
 
@@ -218,10 +240,8 @@ impl Value {
             Self::Bool(value) => *value,
             Self::Int(value) => *value != 0,
             Self::Float(value) => *value != 0.0,
-            Self::Text(_) | Self::List(_) | Self::Tuple(_) | Self::Dict(_) | Self::View(..) | Self::Range(..) => {
-                self.len() != Some(0)
-            }
-            _ => true,
+            Self::Loop(_) => true,
+            _ => self.len() != Some(0),
         }
     }
 
@@ -229,7 +249,7 @@ impl Value {
     pub(super) fn len(&self) -> Option<usize> {
         match self {
             Self::Undefined(..) => Some(0),
-            Self::Text(text) => Some(text.len()),
+            Self::Text(text) | Self::Markup(text) => Some(text.len()),
             Self::List(list) | Self::Tuple(list) => Some(list.items.len()),
             Self::Dict(dict) | Self::View(_, dict) => Some(dict.map.len()),
             Self::Range(_, length, _) => Some(*length as usize),
@@ -263,13 +283,15 @@ impl Value {
         }
         List::new(match self {
             Self::Undefined(..) => vec![],
-            Self::Text(text) => text.chars().map(|c| Self::text(c.encode_utf8(&mut [0; 4]) as &str)).collect(),
+            Self::Text(text) | Self::Markup(text) => {
+                text.chars().map(|c| Self::text(c.encode_utf8(&mut [0; 4]) as &str)).collect()
+            }
             Self::Dict(dict) | Self::View(View::Keys, dict) => dict.map.keys().map(Key::value).collect(),
             Self::View(View::Values, dict) => dict.map.values().cloned().collect(),
             Self::View(View::Items, dict) => dict.pairs()?,
-            Self::Range(start, length, step) => {
-                (0..i128::from(*length)).map(|i| Self::Int(i128::from(*start) + i * i128::from(*step))).collect()
-            }
+            Self::Range(start, length, step) => (0..i128::from(*length))
+                .map(|i| Self::Int(i128::from(*start) + i * i128::from(*step)))
+                .collect(),
             _ => return Err(Fault::new(format!("'{}' object is not iterable", self.kind().name()))),
         })
     }
@@ -330,7 +352,7 @@ impl Key {
             Value::Bool(value) => Self::Bool(*value),
             Value::Int(value) => Self::Int(*value),
             Value::Float(value) => Self::Float(*value),
-            Value::Text(text) => Self::Text(text.clone()),
+            Value::Text(text) | Value::Markup(text) => Self::Text(text.clone()),
             _ => return Err(Fault::new(format!("unhashable type: '{}'", value.kind().name()))),
         })
     }
@@ -350,7 +372,9 @@ impl Key {
             Self::None => Canonical::None,
             Self::Bool(value) => Canonical::Int((*value).into()),
             Self::Int(value) => Canonical::Int(*value),
-            Self::Float(value) if value.fract() == 0.0 && value.abs() < 1e30 => Canonical::Int(*value as i128),
+            Self::Float(value) if value.fract() == 0.0 && value.abs() < 1e30 => {
+                Canonical::Int(*value as i128)
+            }
             Self::Float(value) => Canonical::Bits(value.to_bits()),
             Self::Text(text) => Canonical::Text(text),
         }
