@@ -3,6 +3,7 @@
 //! must hold together.
 
 mod block_decoders;
+mod chat_template;
 mod config_json;
 mod gguf;
 mod hub;
@@ -10,6 +11,7 @@ mod safetensors;
 mod tokenizer_json;
 
 pub use block_decoders::block_decoders;
+pub use chat_template::chat_template;
 pub use config_json::config_json;
 pub use gguf::gguf;
 pub use hub::hub;
@@ -27,6 +29,7 @@ pub const TARGETS: &[Target] = &[
     ("block_decoders", block_decoders),
     ("hub", hub),
     ("tokenizer_json", tokenizer_json),
+    ("chat_template", chat_template),
 ];
 
 use std::path::Path;

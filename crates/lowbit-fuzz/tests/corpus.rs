@@ -63,6 +63,11 @@ fn tokenizer_json_mutations_are_handled() {
     mutate("tokenizer_json", 300);
 }
 
+#[test]
+fn chat_template_mutations_are_handled() {
+    mutate("chat_template", 20);
+}
+
 /// Runs the target on `count` mutations of each file of its corpus.
 fn mutate(name: &str, count: usize) {
     let (_, target) = TARGETS.iter().find(|(target, _)| *target == name).expect("a target of that name");

@@ -9,6 +9,7 @@ mod memory;
 mod options;
 mod out;
 mod progress;
+mod template;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use commands::{bench, chat, generate, inspect, perplexity, quantize};

@@ -199,6 +199,41 @@ fn a_chat_template_frames_the_prompt() {
     assert_eq!(replies[0]["prompt_tokens"], prompt(&["--prompt", "hi"]));
 }
 
+/// A template of one's own, its variables and tools; what is wrong with them is named.
+#[test]
+fn a_template_of_ones_own_sees_variables_and_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    with_template(folder.path());
+    let model = folder.path().to_str().unwrap();
+    let [template, tools] = ["own.jinja", "tools.json"].map(|name| folder.path().join(name));
+    let source = "{{ messages[0].content }} {{ mood }} {% for tool in tools %}{{ tool.name }}{% endfor %}";
+    std::fs::write(&template, source).unwrap();
+    std::fs::write(&tools, r#"[{"name": "f"}]"#).unwrap();
+    let [template, tools] = [&template, &tools].map(|path| path.to_str().unwrap());
+    let run = |arguments: &[&str]| {
+        let whole = ["generate", "--model", model, "-n", "1", "--ignore-eos", "--json", "--prompt", "hi"];
+        lowbit(&[&whole, arguments].concat()).output().unwrap()
+    };
+    let kwargs = r#"{"mood": "calm"}"#;
+    let flags = ["--chat-template", template, "--chat-template-kwargs", kwargs, "--tools", tools];
+    let plain = ["generate", "--model", model, "-n", "1", "--ignore-eos", "--json", "--prompt", "hi calm f"];
+    let plain = lowbit(&[&plain[..], &["--ignore-chat-template"]].concat()).output().unwrap();
+    assert_eq!(json(&run(&flags))["prompt_tokens"], json(&plain)["prompt_tokens"]);
+
+    for (flags, problem) in [
+        (&["--chat-template-kwargs", "[1]"][..], "takes a JSON object"),
+        (&["--chat-template-kwargs", r#"{"messages": []}"#], "messages comes from the chat itself"),
+        (&["--chat-template", "{{ messages }}"], "takes the name of a file"),
+        (&["--tools", template], "takes a JSON list of objects"),
+        (&["--tools", tools, "--ignore-chat-template"], "does nothing with --ignore-chat-template"),
+    ] {
+        let output = run(flags);
+        assert!(!output.status.success());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(problem), "{flags:?}: {message}");
+    }
+}
+
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let run = |arguments: &[&str]| refusal(lowbit(arguments).output().unwrap());

@@ -1,6 +1,7 @@
 //! Chat templates: Jinja, in the environment that transformers gives them.
 
-mod json;
+mod input;
+mod jinja;
 #[cfg(test)]
 mod tests;
 
@@ -8,14 +9,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
+use serde_json::Value as Json;
 
 use crate::gguf::Metadata;
+use crate::read::{limit, read};
 use crate::tokenizer::special_token;
 use crate::{Checkpoint, FileError};
+use jinja::Program;
 
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,21 +34,20 @@ impl Message {
     }
 }
 
-/// Steps that a template may take: far more than any chat needs, so that a hostile one ends.
-const FUEL: u64 = 10_000_000;
-
 /// Turns a chat into the text that the model was trained on.
 ///
 /// Templates see `messages`, `add_generation_prompt`, `tools` and `documents` (none), the special tokens (`bos_token`,
 /// `eos_token`, `pad_token`, `unk_token`, where the checkpoint has them) and what [`Self::with`] adds; they may call
 /// Python's string and list methods, `raise_exception`, `strftime_now` and `tojson`, and use `break`, `continue` and
-/// `generation` blocks.
+/// `generation` blocks. A template is a stranger's program: its source, steps, memory, text, depth and time are limited,
+/// and beyond them rendering is an error.
 ///
 /// Source: transformers 5.23 `render_jinja_template`.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    variables: BTreeMap<String, Value>,
+    program: Program,
+    /// Each is an error, where it could not be turned into JSON.
+    variables: BTreeMap<String, Result<Json, String>>,
     /// Where it came from, for errors.
     file: Arc<Path>,
 }
@@ -65,48 +65,71 @@ impl ChatTemplate {
         }
     }
 
+    /// The template in `file`, with the special tokens of `checkpoint`.
+    ///
+    /// # Errors
+    /// [`FileError`] when the file cannot be read, [`FileError::Template`] when it is no valid Jinja.
+    pub fn from_file(file: &Path, checkpoint: &Checkpoint) -> Result<Self, FileError> {
+        let template = Self::read(file)?;
+        match checkpoint.metadata() {
+            Some(metadata) => template.with_gguf_tokens(metadata),
+            None => match checkpoint.json("tokenizer_config.json")? {
+                Some((file, config)) => template.with_special_tokens(&file, &config),
+                None => Ok(template),
+            },
+        }
+    }
+
+    fn read(file: &Path) -> Result<Self, FileError> {
+        let source = String::from_utf8(read(file, limit::TEMPLATE)?);
+        let source = source.map_err(|error| template_error(file, error.to_string()))?;
+        Self::new(&source, file)
+    }
+
     /// The template in `tokenizer.chat_template`, if there is one.
     ///
     /// # Errors
     /// [`FileError::Gguf`] and [`FileError::Template`].
     pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>, FileError> {
         let Some(source) = metadata.find::<&str>("tokenizer.chat_template")? else { return Ok(None) };
-        let mut template = Self::new(source, metadata.file())?;
+        Self::new(source, metadata.file())?.with_gguf_tokens(metadata).map(Some)
+    }
+
+    fn with_gguf_tokens(mut self, metadata: &Metadata) -> Result<Self, FileError> {
         let tokens: &[String] = metadata.find("tokenizer.ggml.tokens")?.unwrap_or_default();
         for (name, key) in SPECIAL_TOKENS.iter().zip(["bos", "eos", "padding", "unknown"]) {
             let id = metadata.find::<usize>(&format!("tokenizer.ggml.{key}_token_id"))?;
             if let Some(token) = id.and_then(|id| tokens.get(id)) {
-                template = template.with(name, token);
+                self = self.with(name, token);
             }
         }
-        Ok(Some(template))
+        Ok(self)
     }
 
-    /// Compiles `source`, which errors say is in `file`.
+    fn with_special_tokens(mut self, file: &Path, config: &Json) -> Result<Self, FileError> {
+        for name in SPECIAL_TOKENS {
+            if let Some(token) = special_token(file, config, name)? {
+                self = self.with(name, token);
+            }
+        }
+        Ok(self)
+    }
+
+    /// Parses `source`, which errors say is in `file`.
     ///
     /// # Errors
     /// [`FileError::Template`].
     pub fn new(source: &str, file: &Path) -> Result<Self, FileError> {
-        let mut environment = Environment::new();
-        let mut syntax = SyntaxConfig::builder();
-        syntax.trim_blocks(true).lstrip_blocks(true);
-        environment.set_syntax(syntax.build().expect("the default delimiters"));
-        environment.set_fuel(Some(FUEL));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", json::tojson);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", |format: &str| strftime(format, &jiff::Zoned::now()));
-        let template = environment.add_template_owned(NAME, without_generation_blocks(source));
-        template.map_err(|error| template_error(file, &error))?;
+        let program = Program::parse(source).map_err(|problem| template_error(file, problem))?;
         // As transformers passes them where there are none: templates ask whether they are none.
-        let variables = ["tools", "documents"].map(|name| (name.to_string(), Value::from(())));
-        Ok(Self { environment, variables: variables.into(), file: file.into() })
+        let variables = ["tools", "documents"].map(|name| (name.to_string(), Ok(Json::Null)));
+        Ok(Self { program, variables: variables.into(), file: file.into() })
     }
 
     /// Adds a variable that the template reads, such as `enable_thinking`.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Serialize) -> Self {
-        self.variables.insert(name.into(), Value::from(Serde(value)));
+        self.variables.insert(name.into(), input::json(value));
         self
     }
 
@@ -121,25 +144,41 @@ impl ChatTemplate {
         messages: &[M],
         add_generation_prompt: bool,
     ) -> Result<String, FileError> {
-        let mut variables = self.variables.clone();
-        variables.insert("messages".into(), Value::from(Serde(messages)));
+        let refuse = |problem| template_error(&self.file, problem);
+        let mut variables = BTreeMap::new();
+        for (name, value) in &self.variables {
+            let value = value
+                .as_ref()
+                .map_err(|problem| refuse(format!("variable {}: {problem}", crate::shown(name))))?;
+            variables.insert(name.clone(), value.clone());
+        }
+        let mut messages = input::json(messages).map_err(|problem| refuse(format!("messages: {problem}")))?;
+        messages.as_array_mut().into_iter().flatten().for_each(name_reasoning);
+        variables.insert("messages".into(), messages);
         variables.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        let template = self.environment.get_template(NAME);
-        template
-            .and_then(|template| template.render(variables))
-            .map_err(|error| template_error(&self.file, &error))
+        self.program.render(&variables).map_err(refuse)
     }
 }
 
-const NAME: &str = "chat_template";
+/// Reasoning has had several names; as in transformers, templates find it under the usual one and gpt-oss's.
+fn name_reasoning(message: &mut Json) {
+    let Some(message) = message.as_object_mut() else { return };
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    let found = names.iter().find_map(|name| message.get(*name).filter(|value| !value.is_null()));
+    let Some(reasoning) = found.cloned() else { return };
+    // In front of all others, as a message that is printed whole shows.
+    let thinking = message.shift_remove("thinking").unwrap_or_else(|| reasoning.clone());
+    message.shift_insert(0, "thinking".into(), thinking);
+    message.insert("reasoning_content".into(), reasoning);
+}
+
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
 fn from_directory(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, FileError> {
     let config = checkpoint.json("tokenizer_config.json")?;
     let file = checkpoint.path().join("chat_template.jinja");
-    let mut template = if file.exists() {
-        let source = std::fs::read_to_string(&file).map_err(FileError::io(&file))?;
-        ChatTemplate::new(&source, &file)?
+    let template = if file.exists() {
+        ChatTemplate::read(&file)?
     } else {
         let Some((file, config)) = &config else { return Ok(None) };
         match config_template(file, config)? {
@@ -147,18 +186,14 @@ fn from_directory(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, FileE
             None => return Ok(None),
         }
     };
-    if let Some((file, config)) = &config {
-        for name in SPECIAL_TOKENS {
-            if let Some(token) = special_token(file, config, name)? {
-                template = template.with(name, token);
-            }
-        }
+    match &config {
+        Some((file, config)) => template.with_special_tokens(file, config).map(Some),
+        None => Ok(Some(template)),
     }
-    Ok(Some(template))
 }
 
 /// `chat_template` is a template, or a list of named ones.
-fn config_template<'a>(file: &Path, config: &'a serde_json::Value) -> Result<Option<&'a str>, FileError> {
+fn config_template<'a>(file: &Path, config: &'a Json) -> Result<Option<&'a str>, FileError> {
     let key = "chat_template";
     let Some(value) = config.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
     let default = || {
@@ -170,39 +205,6 @@ fn config_template<'a>(file: &Path, config: &'a serde_json::Value) -> Result<Opt
     source.map(Some).ok_or_else(|| crate::checkpoint::mismatch(file, key, want, value))
 }
 
-fn template_error(file: &Path, error: &Error) -> FileError {
-    FileError::Template { file: file.into(), problem: error.to_string() }
-}
-
-fn raise_exception(message: &str) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
-}
-
-/// As Python's `strftime`, in the C locale.
-fn strftime(format: &str, time: &jiff::Zoned) -> Result<String, Error> {
-    jiff::fmt::strtime::format(format, time)
-        .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-}
-
-/// `{% generation %}` marks what the assistant wrote, for training. It renders its body, as `{% if true %}` does.
-fn without_generation_blocks(source: &str) -> String {
-    let mut rest = source;
-    let mut out = String::with_capacity(source.len());
-    while let Some((before, after)) = rest.split_once("{%") {
-        out.push_str(before);
-        out.push_str("{%");
-        let Some((tag, after)) = after.split_once("%}") else {
-            rest = after;
-            continue;
-        };
-        let name = tag.trim_matches(|c: char| matches!(c, '-' | '+') || c.is_whitespace());
-        match name {
-            "generation" => out.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
-            _ => out.push_str(tag),
-        }
-        out.push_str("%}");
-        rest = after;
-    }
-    out + rest
+fn template_error(file: &Path, problem: String) -> FileError {
+    FileError::Template { file: file.into(), problem }
 }

@@ -75,12 +75,7 @@ fn tojson_is_pythons() {
 }
 
 #[test]
-fn strftime_is_pythons() {
-    let time: jiff::Zoned = "2026-03-07T08:09:10[UTC]".parse().unwrap();
-    assert_eq!(
-        strftime("%d %b %Y, %A %B %-d %H:%M:%S", &time).unwrap(),
-        "07 Mar 2026, Saturday March 7 08:09:10"
-    );
+fn the_date_is_todays() {
     assert_eq!(render("{{ strftime_now('%Y') }}"), jiff::Zoned::now().year().to_string());
     assert!(refused("{{ strftime_now('%!') }}").contains("template.jinja: chat template: "));
 }
@@ -94,10 +89,35 @@ fn generation_blocks_render_their_body() {
 #[test]
 fn hostile_templates_are_refused() {
     assert!(refused("{% if %}").starts_with("template.jinja: chat template: "));
-    assert!(refused("{% include 'other' %}").contains("other"));
+    assert!(refused("{% include 'other' %}").contains("include"));
     assert!(refused("{{ raise_exception('no thanks') }}").contains("no thanks"));
     assert!(refused("{{ nothing.at.all }}").contains("undefined"));
     let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}";
-    assert!(refused(endless).contains("fuel"));
-    assert!(refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("recursion"));
+    assert!(refused(endless).contains("the template takes more than"));
+    assert!(refused("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("recurses"));
+}
+
+/// A value that nests without end stops where it is written: nothing of it is kept.
+#[test]
+fn endless_values_are_refused() {
+    struct Endless;
+    impl Serialize for Endless {
+        fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            serializer.collect_seq([Endless])
+        }
+    }
+    let template = template("{{ messages }}");
+    let error = template.render(&[Endless], false).unwrap_err().to_string();
+    assert!(error.contains("messages: nests deeper than"), "{error}");
+    let error = template.with("tools", Endless).render::<Message>(&[], false).unwrap_err().to_string();
+    assert!(error.contains("variable tools: nests deeper than"), "{error}");
+}
+
+#[test]
+fn reasoning_is_found_under_any_of_its_names() {
+    let source = "{{ messages[0].reasoning_content }}|{{ messages[0].thinking }}|{{ messages[0] }}";
+    let rendered =
+        template(source).render(&[json!({"role": "assistant", "reasoning": "why"})], false).unwrap();
+    let all = "{'thinking': 'why', 'role': 'assistant', 'reasoning': 'why', 'reasoning_content': 'why'}";
+    assert_eq!(rendered, format!("why|why|{all}"));
 }

@@ -2,6 +2,7 @@ use super::lines::{Line, Lines};
 use super::reply::{Asked, ReplyOptions, reply};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
+use crate::template::TemplateOptions;
 use crate::{Failure, out};
 use lowbit::{ChatTemplate, Finish, Message, Session};
 
@@ -17,6 +18,8 @@ pub struct Arguments {
     sampling: SamplingOptions,
     #[command(flatten)]
     reply: ReplyOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     /// Print one JSON object a reply.
     #[arg(long)]
     json: bool,
@@ -29,7 +32,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     let loaded = arguments.model.load()?;
     arguments.reply.check(&loaded);
-    let template = ChatTemplate::from_checkpoint(&loaded.checkpoint)?;
+    let template = arguments.template.load(&loaded.checkpoint)?;
     if template.is_none() {
         if arguments.system_prompt.is_some() {
             return Err("--system-prompt needs a model with a chat template".into());

@@ -1,8 +1,9 @@
 use super::reply::{Asked, ReplyOptions, reply};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
+use crate::template::TemplateOptions;
 use crate::{Failure, habits, out};
-use lowbit::{ChatTemplate, Finish, Message, Session};
+use lowbit::{Finish, Message, Session};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -17,6 +18,8 @@ pub struct Arguments {
     sampling: SamplingOptions,
     #[command(flatten)]
     reply: ReplyOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
     /// Do not end at the model's end-of-text tokens.
     #[arg(long, help_heading = "Text")]
     ignore_eos: bool,
@@ -100,8 +103,11 @@ impl Prompts {
 impl Arguments {
     fn tokens(&self, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>, Failure> {
         let template = match self.prompts.ignore_chat_template {
-            true => None,
-            false => ChatTemplate::from_checkpoint(&loaded.checkpoint)?,
+            true => {
+                self.template.unused("does nothing with --ignore-chat-template")?;
+                None
+            }
+            false => self.template.load(&loaded.checkpoint)?,
         };
         let Some(template) = template else {
             if self.prompts.system_prompt.is_some() {
