@@ -3,13 +3,19 @@
 //! must hold together.
 
 mod block_decoders;
+mod choices;
 mod config_json;
 mod gguf;
+mod gguf_model;
+mod model;
 mod safetensors;
+mod tiny;
 
 pub use block_decoders::block_decoders;
 pub use config_json::config_json;
 pub use gguf::gguf;
+pub use gguf_model::gguf_model;
+pub use model::model;
 pub use safetensors::safetensors;
 
 /// A target's name, which is its corpus' folder too, and its function.
@@ -21,6 +27,8 @@ pub const TARGETS: &[Target] = &[
     ("safetensors", safetensors),
     ("config_json", config_json),
     ("block_decoders", block_decoders),
+    ("model", model),
+    ("gguf_model", gguf_model),
 ];
 
 use std::path::Path;

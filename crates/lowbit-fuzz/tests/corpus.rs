@@ -53,6 +53,16 @@ fn block_decoders_mutations_are_handled() {
     mutate("block_decoders", 500);
 }
 
+#[test]
+fn model_mutations_are_handled() {
+    mutate("model", 60);
+}
+
+#[test]
+fn gguf_model_mutations_are_handled() {
+    mutate("gguf_model", 40);
+}
+
 /// Runs the target on `count` mutations of each file of its corpus.
 fn mutate(name: &str, count: usize) {
     let (_, target) = TARGETS.iter().find(|(target, _)| *target == name).expect("a target of that name");

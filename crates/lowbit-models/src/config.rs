@@ -168,7 +168,8 @@ impl<'a> Config<'a> {
                 Some(true) => Ok(Some("linear_attention")),
                 Some(false) => Ok(Some("full_attention")),
                 None => {
-                    Err(self.refuse(&key, &format!("{recurrent:?}"), &format!("layer {layer} has no entry")))
+                    let got = format!("a list of {}", recurrent.len());
+                    Err(self.refuse(&key, &got, &format!("layer {layer} has no entry")))
                 }
             };
         }

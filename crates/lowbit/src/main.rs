@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) if is_closed_pipe(failure.as_ref()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            eprintln!("error: {}", lowbit_files::shown_message(&failure, 8000));
             ExitCode::FAILURE
         }
     }

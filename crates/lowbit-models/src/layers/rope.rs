@@ -8,7 +8,8 @@ const DEFAULT_THETA: f64 = 10000.0;
 /// `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`.
 ///
 /// # Errors
-/// [`ModelError::Config`] for an unknown kind of scaling, [`ModelError::ConfigMissing`] for a key that it needs.
+/// [`ModelError::Config`] for an unknown kind of scaling and for more rotated elements than a head has,
+/// [`ModelError::ConfigMissing`] for a key that it needs.
 pub fn rope_params(
     config: &Config<'_>,
     weights: &Weights<'_>,
@@ -19,6 +20,19 @@ pub fn rope_params(
         from_gguf(config, weights, head_dim, layout)
     } else {
         from_json(config, head_dim, layout)
+    }
+}
+
+/// Before any table of frequencies is made.
+fn check_rotary_dim(
+    config: &Config<'_>,
+    key: &str,
+    got: impl ToString,
+    (rotary_dim, head_dim): (usize, usize),
+) -> Result<(), ModelError> {
+    match rotary_dim <= head_dim {
+        true => Ok(()),
+        false => Err(config.refuse(key, &got.to_string(), &format!("heads have {head_dim} elements"))),
     }
 }
 
@@ -62,6 +76,7 @@ fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result
         }
     };
     let rotary_dim = (head_dim as f64 * fraction) as usize;
+    check_rotary_dim(config, "partial_rotary_factor", fraction, (rotary_dim, head_dim))?;
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None })
 }
 
@@ -73,6 +88,7 @@ fn from_gguf(
 ) -> Result<RopeParams, ModelError> {
     let theta = config.optional_float("", "rope.freq_base")?.unwrap_or(DEFAULT_THETA);
     let rotary_dim = config.optional_size("", "rope.dimension_count")?.unwrap_or(head_dim);
+    check_rotary_dim(config, "rope.dimension_count", rotary_dim, (rotary_dim, head_dim))?;
     let factor = || config.float("", "rope.scaling.factor");
     let optional = |key: &str| config.optional_float("", &format!("rope.scaling.{key}"));
     let scaling = match config.gguf_string("rope.scaling.type")?.unwrap_or("none") {
