@@ -21,6 +21,7 @@ pub use chat::{ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, GenerationConfig, Layout, Quantization, QuantizationMode};
 pub use error::FileError;
 pub use hub::{Progress, resolve, resolve_with};
+pub use map::report_cut_files;
 pub use show::{Shown, shown, shown_message, shown_path};
 pub use tensor::{Stored, TensorView, Tensors};
 pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};

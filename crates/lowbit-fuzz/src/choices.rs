@@ -88,8 +88,25 @@ impl Choices<'_> {
     /// What a terminal obeys, what takes long to print, and the words that configurations use.
     pub fn string(&mut self) -> String {
         const WORDS: [&str; 20] = [
-            "", "silu", "gelu", "gelu_pytorch_tanh", "relu", "default", "linear", "llama3", "yarn", "longrope",
-            "full_attention", "linear_attention", "sliding_attention", "affine", "mxfp4", "nvfp4", "none", "bpe", "llama",
+            "",
+            "silu",
+            "gelu",
+            "gelu_pytorch_tanh",
+            "relu",
+            "default",
+            "linear",
+            "llama3",
+            "yarn",
+            "longrope",
+            "full_attention",
+            "linear_attention",
+            "sliding_attention",
+            "affine",
+            "mxfp4",
+            "nvfp4",
+            "none",
+            "bpe",
+            "llama",
             "gpt2",
         ];
         match self.byte() {

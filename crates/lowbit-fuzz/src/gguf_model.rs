@@ -48,7 +48,13 @@ pub fn gguf_model(data: &[u8]) {
         }
         damaged.damage(&mut choices);
     }
-    let Some(file) = damaged.file() else { return };
+    if let Some(file) = damaged.file() {
+        run(&file);
+    }
+}
+
+/// Opens a file and uses all of it. Whatever is refused, is refused in a message for a terminal.
+fn run(file: &[u8]) {
     DIRECTORY.with(|directory| {
         let path = directory.path().join("model.gguf");
         std::fs::write(&path, file).expect("a file");
@@ -220,5 +226,117 @@ fn value(choices: &mut Choices<'_>) -> Value {
         9 => Value::Array(Array::Bool(vec![true; choices.below(4)])),
         10 => Value::Array(Array::U8(vec![choices.byte(); choices.below(2000)])),
         _ => Value::Array(Array::String(vec![choices.string(); choices.below(5)])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::reply;
+
+    /// What `damaged` is refused for.
+    #[track_caller]
+    fn refused(damaged: &Damaged) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        std::fs::write(&path, damaged.file().unwrap()).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        reply(&checkpoint).expect_err("a damaged model answered").to_string()
+    }
+
+    #[test]
+    fn sizes_are_compared_with_tensors_first() {
+        let huge = 1u64 << 40;
+        let wrapping = (1u64 << 62) + 64;
+        let cases = [
+            (
+                0,
+                "attention.key_length",
+                huge,
+                "attention.key_length is 1099511627776, but tensors have 1 to 259 rows",
+            ),
+            (
+                0,
+                "rope.dimension_count",
+                huge,
+                "rope.dimension_count is 1099511627776, but heads have 16 elements",
+            ),
+            (0, "block_count", 1_000_000_000, "block_count is 1000000000, but the checkpoint has 21 tensors"),
+            (4, "ssm.state_size", wrapping, "that is more than memory can hold"),
+            (4, "ssm.inner_size", u64::MAX, "that is more than memory can hold"),
+            (4, "ssm.inner_size", 1, "ssm.inner_size is less"),
+            (4, "ssm.conv_kernel", u64::MAX, "linear_conv_kernel_dim is"),
+            (4, "expert_count", u64::MAX, "18446744073709551615"),
+            (4, "full_attention_interval", u64::MAX, "blk.1."),
+            (5, "block_count", u64::MAX, "block_count is 18446744073709551615"),
+        ];
+        for (index, key, value, want) in cases {
+            let mut damaged = Damaged::new(&mut Choices(&[index, 0]));
+            let entry = damaged.metadata.iter_mut().find(|(name, _)| name.ends_with(key)).unwrap();
+            entry.1 = Value::U64(value);
+            let message = refused(&damaged);
+            assert!(message.contains(want), "{key} {value}: {message}\nshould say: {want}");
+        }
+    }
+
+    #[test]
+    fn tensors_of_any_rank_are_refused_by_name() {
+        for (index, at, rank) in
+            (0..7).flat_map(|i| (0..30).flat_map(move |at| (0..5).map(move |r| (i, at, r))))
+        {
+            let mut damaged = Damaged::new(&mut Choices(&[index, 0]));
+            let at = at % damaged.tensors.len();
+            let tensor = &mut damaged.tensors[at];
+            if rank == tensor.shape.len() {
+                continue;
+            }
+            // As many values, where that is possible.
+            let last = *tensor.shape.last().unwrap();
+            let rest = tensor.shape.iter().product::<usize>() / last;
+            tensor.shape =
+                [vec![], vec![rest * last], vec![rest, last], vec![rest, 1, last], vec![1, rest, 1, last]]
+                    [rank]
+                    .clone();
+            let name = tensor.name.clone();
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("model.gguf");
+            std::fs::write(&path, damaged.file().unwrap()).unwrap();
+            // Norms may have any number of dimensions, and leading ones of 1 are left out by converters.
+            if let Err(error) = reply(&Checkpoint::open(&path).unwrap()) {
+                check_message(&error);
+                let vocabulary = name == "token_embd.weight";
+                assert!(vocabulary || error.to_string().contains(&name), "{name} {rank}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_message_shows_escapes_or_megabytes() {
+        let texts = ["\u{1b}[2J\u{202e}\u{9b}\r\u{7}".to_string(), "y\u{1b}".repeat(1 << 20)];
+        let whole = |index: usize| Damaged::new(&mut Choices(&[index as u8, 0]));
+        for (text, index) in texts.iter().flat_map(|text| [0, 4].map(|index| (text, index))) {
+            let values = [
+                Value::String(text.clone()),
+                Value::Array(Array::String(vec![text.clone(); 2])),
+                Value::Array(Array::U8(vec![7; 1 << 20])),
+            ];
+            for at in 0..whole(index).metadata.len() {
+                for value in &values {
+                    let mut damaged = whole(index);
+                    damaged.metadata[at].1 = value.clone();
+                    run(&damaged.file().unwrap());
+                }
+                let mut damaged = whole(index);
+                damaged.metadata[at].0 = text.clone();
+                run(&damaged.file().unwrap());
+            }
+            for at in 0..whole(index).tensors.len() {
+                let mut damaged = whole(index);
+                damaged.tensors[at].name = text.clone();
+                let file = damaged.file().unwrap();
+                run(&file);
+                run(&file[..file.len() - 100]);
+            }
+        }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn answer(checkpoint: &Checkpoint) {
 }
 
 /// Loads the model and runs it over a prompt and some tokens more.
-fn reply(checkpoint: &Checkpoint) -> Result<(), ModelError> {
+pub(crate) fn reply(checkpoint: &Checkpoint) -> Result<(), ModelError> {
     DEVICE.with(|device| {
         let model = Model::load(checkpoint, device)?;
         let vocab_size = model.config().vocab_size;
@@ -69,7 +69,12 @@ pub(crate) fn check_message(error: &dyn std::error::Error) {
     let message = error.to_string();
     let odd = message.chars().find(|&c| c != '\n' && (c.is_control() || c == '\u{202e}'));
     assert!(odd.is_none(), "{odd:?} in {:?}", &message.chars().take(MOST).collect::<String>());
-    assert!(message.len() <= MOST, "{} bytes: {}", message.len(), &message.chars().take(2000).collect::<String>());
+    assert!(
+        message.len() <= MOST,
+        "{} bytes: {}",
+        message.len(),
+        &message.chars().take(2000).collect::<String>()
+    );
 }
 
 /// The types that tensors are written in, and their sizes.
@@ -281,6 +286,50 @@ pub(crate) fn patch(bytes: &mut [u8], patches: &[(usize, u8)]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What must not reach a terminal as it is, in every place of the configuration and of the header.
+    #[test]
+    fn no_message_shows_escapes_or_megabytes() {
+        let texts = ["\u{1b}[2J\u{202e}\u{9b}\r\u{7}".to_string(), "y\u{1b}".repeat(1 << 20)];
+        let directory = TempDir::new().unwrap();
+        let mut refused = 0;
+        let mut look = |damaged: &Damaged| {
+            damaged.write(directory.path());
+            let result = Checkpoint::open(directory.path()).map_err(ModelError::from);
+            if let Err(error) = result.and_then(|checkpoint| reply(&checkpoint)) {
+                check_message(&error);
+                refused += 1;
+            }
+        };
+        let whole = |index: usize| Damaged::new(&mut Choices(&[index as u8, (index % 2) as u8]));
+        for (text, index) in texts.iter().flat_map(|text| [0, 3, 4, 6].map(|index| (text, index))) {
+            let values = [json!(text), json!([text]), json!({ text.as_str(): text })];
+            let keys: Vec<String> = whole(index).config.keys().cloned().collect();
+            let others = ["rope_scaling", "quantization_config", "layer_types", "rope_parameters"];
+            for (key, value) in keys.iter().map(String::as_str).chain(others).zip(values.iter().cycle()) {
+                let mut damaged = whole(index);
+                damaged.config.insert(key.into(), value.clone());
+                look(&damaged);
+            }
+            let scaling = json!({"rope_type": text, "type": text, "factor": text});
+            let mut damaged = whole(index);
+            damaged.config.insert("rope_scaling".into(), scaling);
+            look(&damaged);
+            for at in (0..whole(index).tensors.len()).step_by(3) {
+                let mut damaged = whole(index);
+                damaged.tensors[at].name = text.clone();
+                look(&damaged);
+                damaged.tensors[at].lie = 1;
+                look(&damaged);
+            }
+            // With a type that safetensors does not have.
+            let mut damaged = whole(index);
+            damaged.tensors[0].name = text.clone();
+            damaged.tensors[0].dtype = *DTYPES.last().unwrap();
+            look(&damaged);
+        }
+        assert!(refused > 100, "{refused} messages were looked at");
+    }
 
     /// Otherwise the targets would look at refusals alone.
     #[test]

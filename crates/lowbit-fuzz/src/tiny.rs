@@ -232,7 +232,8 @@ fn experts(kind: Kind, layer: usize) -> Vec<Spec> {
         all.push(spec("mlp.experts.gate_up_proj", "", &[EXPERTS, 2 * INNER, HIDDEN]));
         all.push(spec("mlp.experts.down_proj", "", &down));
     } else {
-        for (part, shape) in [("gate", [EXPERTS, INNER, HIDDEN]), ("up", [EXPERTS, INNER, HIDDEN]), ("down", down)]
+        for (part, shape) in
+            [("gate", [EXPERTS, INNER, HIDDEN]), ("up", [EXPERTS, INNER, HIDDEN]), ("down", down)]
         {
             let (json, gguf) =
                 (format!("mlp.switch_mlp.{part}_proj.weight"), format!("ffn_{part}_exps.weight"));

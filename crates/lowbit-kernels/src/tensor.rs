@@ -38,8 +38,8 @@ macro_rules! elements {
 elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, u32 = U32, i32 = I32, u8 = U8, i8 = I8);
 
 /// Elements of `shape`, where all of its sizes but zeros can be multiplied with each other and with `bytes`, and memory
-/// can hold the product: so no product of some of a tensor's sizes overflows. All tensors' sizes are checked here.
-fn elements(shape: &[usize], bytes: usize) -> Option<usize> {
+/// can hold the product: so no product of some of a tensor's sizes overflows. The sizes of all tensors and weights are checked here.
+pub(crate) fn elements(shape: &[usize], bytes: usize) -> Option<usize> {
     let all = shape.iter().try_fold(bytes, |product, &n| product.checked_mul(n.max(1)))?;
     // Buffers are rounded up to whole lines.
     let fits = all <= isize::MAX as usize - 64;

@@ -33,7 +33,9 @@ pub enum ModelError {
     Token { index: usize, id: u32, vocab_size: usize },
     #[error("there are no tokens to start from")]
     NoTokens,
-    #[error("a context of {0} is too small: a window scores all its tokens but the first, so it takes at least 2")]
+    #[error(
+        "a context of {0} is too small: a window scores all its tokens but the first, so it takes at least 2"
+    )]
     Window(usize),
     #[error("{tokens} tokens are too few: windows of {context} scored by their second half take {want}", want = 2 * .context)]
     TooShort { tokens: usize, context: usize },

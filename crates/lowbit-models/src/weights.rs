@@ -118,11 +118,7 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// [`ModelError::Config`] under the names `keys` when no tensor could have as many rows.
-    pub fn product<const N: usize>(
-        &self,
-        keys: [&str; N],
-        sizes: [usize; N],
-    ) -> Result<usize, ModelError> {
+    pub fn product<const N: usize>(&self, keys: [&str; N], sizes: [usize; N]) -> Result<usize, ModelError> {
         /// More than any machine has bytes.
         const MOST: usize = 1 << 56;
         let product = sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));

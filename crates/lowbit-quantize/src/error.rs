@@ -1,5 +1,5 @@
-use lowbit_files::{FileError, shown, shown_path};
 use lowbit_files::safetensors::SafetensorsError;
+use lowbit_files::{FileError, shown, shown_path};
 use lowbit_formats::FormatError;
 use std::path::PathBuf;
 

@@ -37,6 +37,8 @@ enum Command {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 fn main() -> ExitCode {
+    // Without it such a file ends the program without a word; nothing else is lost.
+    _ = lowbit_files::report_cut_files();
     let result = match Arguments::parse().command {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),

@@ -14,6 +14,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 
 use crate::gguf::Metadata;
+use crate::read::{limit, read};
 use crate::tokenizer::special_token;
 use crate::{Checkpoint, FileError};
 
@@ -138,7 +139,9 @@ fn from_directory(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, FileE
     let config = checkpoint.json("tokenizer_config.json")?;
     let file = checkpoint.path().join("chat_template.jinja");
     let mut template = if file.exists() {
-        let source = std::fs::read_to_string(&file).map_err(FileError::io(&file))?;
+        let source = read(&file, limit::TEMPLATE)?;
+        let source = String::from_utf8(source)
+            .map_err(|error| FileError::Template { file: file.clone(), problem: error.to_string() })?;
         ChatTemplate::new(&source, &file)?
     } else {
         let Some((file, config)) = &config else { return Ok(None) };

@@ -16,6 +16,8 @@ pub enum GgufError {
     Truncated { what: String, offset: usize, want: u64, left: usize },
     #[error("the file is said to have {count} {what}, of at least {each} bytes each, but only {left} bytes are left", what = shown(.what))]
     Count { what: String, count: u64, each: usize, left: usize },
+    #[error("there are {count} metadata entries; at most {limit} are supported")]
+    Entries { count: usize, limit: usize },
     #[error("{what} at offset {offset} is not UTF-8", what = shown(.what))]
     Utf8 { what: String, offset: usize },
     #[error("{key} is of value type {got}; the known types are 0 to 12", key = shown(.key))]

@@ -8,7 +8,9 @@ use crate::shown;
 pub enum SafetensorsError {
     #[error("no safetensors file: it has {got} bytes, and the header's length alone takes 8")]
     Short { got: usize },
-    #[error("the header is said to take {length} bytes, but only {left} are left (truncated, or not safetensors)")]
+    #[error(
+        "the header is said to take {length} bytes, but only {left} are left (truncated, or not safetensors)"
+    )]
     Truncated { length: u64, left: usize },
     #[error("the header takes {length} bytes, more than the {limit} that are accepted")]
     LongHeader { length: usize, limit: usize },

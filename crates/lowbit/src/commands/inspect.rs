@@ -119,8 +119,9 @@ fn weight(checkpoint: &Checkpoint, view: &TensorView) -> Result<Option<Weight>, 
     };
     let scales = tensors.get(&format!("{module}.scales")).ok_or("scales are gone")?;
     let quantization = checkpoint.quantization(module)?;
-    let quantization = quantization
-        .ok_or_else(|| format!("{} has scales, but config.json does not say how it is quantised", shown(module)))?;
+    let quantization = quantization.ok_or_else(|| {
+        format!("{} has scales, but config.json does not say how it is quantised", shown(module))
+    })?;
     let Stored::Plain(dtype) = scales.stored else {
         let module = shown(module);
         return Err(format!("{module}.scales are {}, but a plain type is wanted", scales.stored).into());

@@ -2,6 +2,7 @@ use crate::options::{Loaded, ModelOptions};
 use crate::{Failure, progress};
 use clap::ValueEnum;
 use lowbit::{Scoring, perplexity};
+use lowbit_files::shown_path;
 use std::ops::ControlFlow::Continue;
 use std::path::PathBuf;
 
@@ -34,9 +35,9 @@ enum Score {
 
 /// Scores a file.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let name = arguments.file.display();
-    let bytes = std::fs::read(&arguments.file).map_err(|error| format!("{name}: {error}"))?;
-    let text = String::from_utf8(bytes).map_err(|error| format!("{name}: {error}"))?;
+    let bytes = lowbit_files::read::read(&arguments.file, lowbit_files::read::limit::TEXT)?;
+    let text =
+        String::from_utf8(bytes).map_err(|error| format!("{}: {error}", shown_path(&arguments.file)))?;
     let Loaded { tokenizer, model, .. } = arguments.model.load()?;
     let tokens = tokenizer.encode(&text, true)?;
     let scoring = match arguments.score {
