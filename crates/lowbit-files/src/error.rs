@@ -2,63 +2,64 @@ use std::path::{Path, PathBuf};
 
 use crate::gguf::GgufError;
 use crate::safetensors::SafetensorsError;
-use crate::shown_message;
+use crate::show::{LONG, shown_path};
+use crate::{shown, shown_message};
 
 /// What can be wrong with a model's files. Every variant names the file.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum FileError {
-    #[error("{}: {source}", file.display())]
+    #[error("{}: {source}", shown_path(.file), source = shown_message(.source, LONG))]
     Io { file: PathBuf, source: std::io::Error },
-    #[error("{}: has {bytes} bytes; at most {limit} are read", file.display())]
+    #[error("{}: has {bytes} bytes; at most {limit} are read", shown_path(.file))]
     TooLarge { file: PathBuf, bytes: u64, limit: u64 },
-    #[error("{}: is a git-lfs pointer, not the file itself: `git lfs pull` in its directory fetches that", file.display())]
+    #[error("{}: is a git-lfs pointer, not the file itself: `git lfs pull` in its directory fetches that", shown_path(.file))]
     Pointer { file: PathBuf },
-    #[error("{}: {source}", file.display())]
+    #[error("{}: {source}", shown_path(.file))]
     Safetensors { file: PathBuf, source: Box<SafetensorsError> },
-    #[error("{}: {source}", file.display())]
+    #[error("{}: {source}", shown_path(.file))]
     Gguf { file: PathBuf, source: Box<GgufError> },
-    #[error("{}: not the JSON that it should be: {source}", file.display())]
+    #[error("{}: not the JSON that it should be: {source}", shown_path(.file), source = shown_message(.source, LONG))]
     Json { file: PathBuf, source: serde_json::Error },
-    #[error("{}: {key} should be {want}, but is {got}", file.display())]
+    #[error("{}: {key} should be {want}, but is {got}", shown_path(.file), key = shown(.key), got = shown(.got))]
     Value { file: PathBuf, key: String, want: &'static str, got: String },
-    #[error("{}: {key} is missing", file.display())]
+    #[error("{}: {key} is missing", shown_path(.file), key = shown(.key))]
     Missing { file: PathBuf, key: String },
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {problem}", shown_path(.path), problem = shown_message(.problem, LONG))]
     NotACheckpoint { path: PathBuf, problem: String },
-    #[error("{}: tensor {tensor} is said to be in {shard:?}, which is no file name ending in .safetensors", index.display())]
+    #[error("{}: tensor {tensor} is said to be in \"{shard}\", which is no file name ending in .safetensors", shown_path(.index), tensor = shown(.tensor), shard = shown(.shard))]
     ShardName { index: PathBuf, tensor: String, shard: String },
-    #[error("{}: shard {shard} is missing; tensor {tensor} is in it", index.display())]
+    #[error("{}: shard {shard} is missing; tensor {tensor} is in it", shown_path(.index), tensor = shown(.tensor), shard = shown(.shard))]
     MissingShard { index: PathBuf, tensor: String, shard: String },
-    #[error("{}: tensor {tensor} is not in {shard}, where the index says that it is", index.display())]
+    #[error("{}: tensor {tensor} is not in {shard}, where the index says that it is", shown_path(.index), tensor = shown(.tensor), shard = shown(.shard))]
     NotInShard { index: PathBuf, tensor: String, shard: String },
-    #[error("{}: tensor {tensor} is in {shard}, but not in the index", index.display())]
+    #[error("{}: tensor {tensor} is in {shard}, but not in the index", shown_path(.index), tensor = shown(.tensor), shard = shown(.shard))]
     NotInIndex { index: PathBuf, tensor: String, shard: String },
-    #[error("tensor {tensor} is both in {} and in {}", first.display(), second.display())]
+    #[error("tensor {tensor} is both in {} and in {}", shown_path(.first), shown_path(.second), tensor = shown(.tensor))]
     DuplicateTensor { tensor: String, first: PathBuf, second: PathBuf },
-    #[error("{}: part {number} of {count} is missing: {}", first.display(), part.display())]
+    #[error("{}: part {number} of {count} is missing: {}", shown_path(.first), shown_path(.part))]
     MissingPart { first: PathBuf, part: PathBuf, number: u64, count: u64 },
-    #[error("{}: the file says it is part {got} of {got_count}, but its name says part {want} of {want_count}", file.display())]
+    #[error("{}: the file says it is part {got} of {got_count}, but its name says part {want} of {want_count}", shown_path(.file))]
     Part { file: PathBuf, got: u64, got_count: u64, want: u64, want_count: u64 },
-    #[error("{}: {got} tensors in all parts, but split.tensors.count is {want}", file.display())]
+    #[error("{}: {got} tensors in all parts, but split.tensors.count is {want}", shown_path(.file))]
     PartTensors { file: PathBuf, got: u64, want: u64 },
-    #[error("{}: {method} quantization is not supported; supported are {supported}. Take the model in one of these, or quantize the unquantized original with `lowbit quantize`", file.display())]
+    #[error("{}: {method} quantization is not supported; supported are {supported}. Take the model in one of these, or quantize the unquantized original with `lowbit quantize`", shown_path(.file), method = shown(.method))]
     Quantization { file: PathBuf, method: String, supported: &'static str },
-    #[error("{model}: {problem}")]
+    #[error("{model}: {problem}", model = shown(.model), problem = shown_message(.problem, LONG))]
     NoSuchModel { model: String, problem: String },
-    #[error("{model}: there is no such path, and the hub's model cannot be downloaded: {what}: {problem}")]
+    #[error("{model}: there is no such path, and the hub's model cannot be downloaded: {what}: {problem}", model = shown(.model), what = shown(.what), problem = shown_message(.problem, LONG))]
     Download { model: String, what: String, problem: String },
-    #[error("{}: chat template: {problem}", file.display())]
+    #[error("{}: chat template: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]
     Template { file: PathBuf, problem: String },
-    #[error("{}: tokenizer: {problem}", file.display())]
+    #[error("{}: tokenizer: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]
     Tokenizer { file: PathBuf, problem: String },
-    #[error("{} exists already; name a new path, or replace it (--force)", path.display())]
+    #[error("{} exists already; name a new path, or replace it (--force)", shown_path(.path))]
     Exists { path: PathBuf },
-    #[error("{}: {problem}", path.display())]
+    #[error("{}: {problem}", shown_path(.path), problem = shown_message(.problem, LONG))]
     Output { path: PathBuf, problem: String },
-    #[error("{}: leads to {}, outside of the checkpoint; what is copied has to lie in it", file.display(), target.display())]
+    #[error("{}: leads to {}, outside of the checkpoint; what is copied has to lie in it", shown_path(.file), shown_path(.target))]
     Outside { file: PathBuf, target: PathBuf },
-    #[error("{}: token id {id} has no token; the vocabulary has {vocab_size}", file.display())]
+    #[error("{}: token id {id} has no token; the vocabulary has {vocab_size}", shown_path(.file))]
     TokenId { file: PathBuf, id: u32, vocab_size: usize },
 }
 

@@ -22,7 +22,8 @@ pub use chat::{ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, Companion, GenerationConfig, Layout, Quantization, QuantizationMode};
 pub use error::FileError;
 pub use hub::{Hub, HubLimits, HubSettings, Progress, Token, resolve, resolve_with};
-pub use show::{Shown, shown, shown_message};
+pub use map::report_cut_files;
+pub use show::{Shown, shown, shown_message, shown_path};
 pub use tensor::{Stored, TensorView, Tensors};
 pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};
 

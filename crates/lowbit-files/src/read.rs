@@ -18,6 +18,8 @@ pub mod limit {
     pub const TOKENIZER: u64 = 128 << 20;
     /// A chat template.
     pub const TEMPLATE: u64 = 1 << 20;
+    /// A text that the user names, to be read whole.
+    pub const TEXT: u64 = 256 << 20;
 }
 
 /// Opens a regular file, or a link to one: opening a FIFO waits for a writer, and reading a device need not end.
@@ -61,6 +63,28 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
         return Err(FileError::Pointer { file: path.into() });
     }
     Ok(bytes)
+}
+
+/// What JSON may hold: a value takes up to a hundred times its bytes in memory, so that their number counts, not the
+/// file's size. The largest published configuration (of 6,000 added tokens) has a quarter.
+const VALUES: usize = 1 << 19;
+
+/// The JSON value of `bytes`, which are in `file`.
+///
+/// # Errors
+/// [`FileError::Json`], also for more values than any configuration has.
+pub fn json(bytes: &[u8], file: &Path) -> Result<serde_json::Value, FileError> {
+    // Those in strings are counted, too: no configuration has as many. An object takes as much as several numbers.
+    let weight = |&byte: &u8| match byte {
+        b',' | b'[' | b':' => 1,
+        b'{' => 4,
+        _ => 0,
+    };
+    if bytes.iter().map(weight).sum::<usize>() > VALUES {
+        let error = serde::de::Error::custom(format_args!("it has more than {VALUES} values and brackets"));
+        return Err(FileError::json(file)(error));
+    }
+    serde_json::from_slice(bytes).map_err(FileError::json(file))
 }
 
 #[cfg(test)]

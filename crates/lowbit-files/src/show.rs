@@ -1,7 +1,11 @@
 use std::fmt::{self, Display, Formatter, Write};
+use std::path::Path;
 
 /// Characters of a value that a message prints.
 const VALUE: usize = 200;
+
+/// Characters of what a library says is wrong, and of a path.
+pub(crate) const LONG: usize = 1000;
 
 /// A value from a file, a server or the command line as messages print it: control characters, invisible ones and those
 /// that change a terminal's direction are escaped, and what is longer than 200 characters is cut.
@@ -15,6 +19,11 @@ pub fn shown<T: Display>(value: T) -> Shown<T> {
 /// A whole message for a terminal: as [`shown()`], but with its line breaks and up to `limit` characters.
 pub fn shown_message<T: Display>(message: T, limit: usize) -> Shown<T> {
     Shown { value: message, limit, keep_lines: true }
+}
+
+/// A path in a message: as [`shown()`], but up to 1000 characters.
+pub fn shown_path(path: &Path) -> Shown<impl Display> {
+    Shown { value: path.display(), limit: LONG, keep_lines: false }
 }
 
 /// See [`shown()`] and [`shown_message()`].

@@ -112,10 +112,12 @@ impl<'a> IntoIterator for &'a Tensors {
     }
 }
 
-/// The number of elements of `shape`, and the bytes that they take at `element_bytes` each.
+/// The number of elements of `shape`, and the bytes that they take at `element_bytes` each. A size of 0 does not make the
+/// others fit: whoever multiplies some of a tensor's sizes cannot overflow.
 pub(crate) fn elements_and_bytes(shape: &[usize], element_bytes: usize) -> Option<(usize, usize)> {
-    let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
-    Some((elements, elements.checked_mul(element_bytes)?))
+    shape.iter().try_fold(element_bytes.max(1), |product, &dim| product.checked_mul(dim.max(1)))?;
+    let elements: usize = shape.iter().product();
+    Some((elements, elements * element_bytes))
 }
 
 /// The bytes that a tensor takes; `None` when they overflow.

@@ -4,13 +4,13 @@ use crate::{DType, Format};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum FormatError {
-    #[error("unknown format {0:?}; supported are {names}", names = names())]
+    #[error("unknown format {name:?}; supported are {names}", name = cut(.0), names = names())]
     Unknown(String),
     #[error(
         "affine at {bits} bits, group {group_size} is not supported: bits are 2, 3, 4, 5, 6 or 8 and groups 32, 64 or 128"
     )]
     Affine { bits: usize, group_size: usize },
-    #[error("unknown MLX quantization mode {0:?}; supported are affine, mxfp4, mxfp8 and nvfp4")]
+    #[error("unknown MLX quantization mode {name:?}; supported are affine, mxfp4, mxfp8 and nvfp4", name = cut(.0))]
     Mode(String),
     #[error(
         "{format} has {want_bits} bits and groups of {want_group_size}, but {bits} bits and groups of {group_size} were asked for"
@@ -43,4 +43,9 @@ fn ggml_names() -> String {
 
 fn join(names: impl Iterator<Item = String>) -> String {
     names.collect::<Vec<_>>().join(", ")
+}
+
+/// As much of a stranger's name as a message prints.
+fn cut(name: &str) -> String {
+    name.chars().take(60).collect()
 }

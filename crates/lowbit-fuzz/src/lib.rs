@@ -4,17 +4,23 @@
 
 mod block_decoders;
 mod chat_template;
+mod choices;
 mod config_json;
 mod gguf;
+mod gguf_model;
 mod hub;
+mod model;
 mod safetensors;
+mod tiny;
 mod tokenizer_json;
 
 pub use block_decoders::block_decoders;
 pub use chat_template::chat_template;
 pub use config_json::config_json;
 pub use gguf::gguf;
+pub use gguf_model::gguf_model;
 pub use hub::hub;
+pub use model::model;
 pub use safetensors::safetensors;
 pub use tokenizer_json::tokenizer_json;
 
@@ -30,6 +36,8 @@ pub const TARGETS: &[Target] = &[
     ("hub", hub),
     ("tokenizer_json", tokenizer_json),
     ("chat_template", chat_template),
+    ("model", model),
+    ("gguf_model", gguf_model),
 ];
 
 use std::path::Path;

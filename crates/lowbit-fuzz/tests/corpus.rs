@@ -68,6 +68,16 @@ fn chat_template_mutations_are_handled() {
     mutate("chat_template", 20);
 }
 
+#[test]
+fn model_mutations_are_handled() {
+    mutate("model", 60);
+}
+
+#[test]
+fn gguf_model_mutations_are_handled() {
+    mutate("gguf_model", 40);
+}
+
 /// Runs the target on `count` mutations of each file of its corpus.
 fn mutate(name: &str, count: usize) {
     let (_, target) = TARGETS.iter().find(|(target, _)| *target == name).expect("a target of that name");

@@ -18,21 +18,25 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// At least `bytes` bytes with anything in them. In debug builds they are all ones (NaN in every float, an absurd
-    /// id), so that an element left unwritten shows.
-    pub fn any(bytes: usize, home: &Arc<Cpu>) -> Self {
+    /// id), so that an element left unwritten shows. None where the system does not give as many.
+    pub fn any(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         let count = bytes.div_ceil(size_of::<Line>());
-        let mut lines = home.spares.take(count).unwrap_or_else(|| vec![Line([0; 64]); count]);
+        let mut lines = match home.spares.take(count) {
+            Some(lines) => lines,
+            None => bytemuck::allocation::try_zeroed_vec(count).ok()?,
+        };
         lines.resize(count, Line([0; 64]));
         if cfg!(debug_assertions) {
             lines.fill(Line([0xff; 64]));
         }
-        Self { lines, home: home.clone() }
+        Some(Self { lines, home: home.clone() })
     }
 
-    /// At least `bytes` bytes of zeros.
-    pub fn zeros(bytes: usize, home: &Arc<Cpu>) -> Self {
+    /// At least `bytes` bytes of zeros. None where the system does not give as many.
+    pub fn zeros(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         // Fresh memory: the system has zeroed it, and takes it from no one before it is touched.
-        Self { lines: vec![Line([0; 64]); bytes.div_ceil(size_of::<Line>())], home: home.clone() }
+        let lines = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok()?;
+        Some(Self { lines, home: home.clone() })
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -46,7 +50,7 @@ impl Buffer {
 
 impl Clone for Buffer {
     fn clone(&self) -> Self {
-        let mut copy = Self::any(self.bytes().len(), &self.home);
+        let mut copy = Self::any(self.bytes().len(), &self.home).expect("memory for a copy");
         copy.lines.copy_from_slice(&self.lines);
         copy
     }
@@ -107,12 +111,12 @@ mod tests {
     #[test]
     fn a_buffer_is_used_again_and_zeros_are_zeros() {
         let cpu = cpu();
-        let mut first = Buffer::any(100 << 10, &cpu);
+        let mut first = Buffer::any(100 << 10, &cpu).unwrap();
         first.bytes_mut().fill(7);
         let address = first.bytes().as_ptr();
         drop(first);
-        assert!(Buffer::zeros(100 << 10, &cpu).bytes().iter().all(|&byte| byte == 0));
-        let smaller = Buffer::any(90 << 10, &cpu);
+        assert!(Buffer::zeros(100 << 10, &cpu).unwrap().bytes().iter().all(|&byte| byte == 0));
+        let smaller = Buffer::any(90 << 10, &cpu).unwrap();
         assert_eq!(smaller.bytes().as_ptr(), address);
         assert_eq!(smaller.bytes().len(), 90 << 10);
         if cfg!(debug_assertions) {
@@ -124,20 +128,20 @@ mod tests {
     fn only_so_much_is_kept() {
         let cpu = cpu();
         for _ in 0..3 {
-            let all: Vec<_> = (0..20).map(|_| Buffer::any(8 << 20, &cpu)).collect();
+            let all: Vec<_> = (0..20).map(|_| Buffer::any(8 << 20, &cpu).unwrap()).collect();
             drop(all);
         }
         let held: usize = cpu.spares.0.lock().unwrap().iter().map(Vec::capacity).sum();
         assert!(held > 0 && held <= Spares::MOST, "{held} lines");
-        drop(Buffer::any(Spares::MOST * 64 + 64, &cpu));
-        drop(Buffer::any(64, &cpu));
+        drop(Buffer::any(Spares::MOST * 64 + 64, &cpu).unwrap());
+        drop(Buffer::any(64, &cpu).unwrap());
         assert_eq!(cpu.spares.0.lock().unwrap().iter().map(Vec::capacity).sum::<usize>(), held);
     }
 
     #[test]
     fn a_clone_is_a_copy() {
         let cpu = cpu();
-        let mut first = Buffer::zeros(256, &cpu);
+        let mut first = Buffer::zeros(256, &cpu).unwrap();
         let copy = first.clone();
         first.bytes_mut()[0] = 1;
         assert_eq!(copy.bytes()[0], 0);

@@ -12,7 +12,7 @@ pub enum KernelError {
     Value { op: &'static str, operand: &'static str, got: String, want: String },
     #[error("{op}: {operand}[{index}] is {id}, but there are {count} rows to choose from")]
     Id { op: &'static str, operand: &'static str, index: usize, id: u32, count: usize },
-    #[error("{op}: a result of {shape:?} is more than memory can hold")]
+    #[error("{op}: {shape:?} is more than memory can hold")]
     TooLarge { op: &'static str, shape: Vec<usize> },
     #[error("{op}: {operand} is on {got}, but x is on {want}")]
     Device { op: &'static str, operand: &'static str, got: String, want: String },

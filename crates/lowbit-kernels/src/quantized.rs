@@ -1,3 +1,4 @@
+use crate::tensor::elements;
 use crate::{Device, KernelError, Tensor, ops};
 use lowbit_formats::{Format, Parts};
 
@@ -21,8 +22,10 @@ impl QuantizedTensor {
         let Some((&k, rows)) = shape.split_last().filter(|(_, rows)| !rows.is_empty()) else {
             return Err(refuse("a weight is [.., N, K]".into()));
         };
-        let n = rows.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
-        let n = n.ok_or_else(|| refuse("that is more than memory can hold".into()))?;
+        if elements(shape, 1).is_none() {
+            return Err(refuse("that is more than memory can hold".into()));
+        }
+        let n = rows.iter().product();
         let wanted = format.components(k)?;
         if wanted.len() != components.len() {
             return Err(refuse(format!(
@@ -127,8 +130,11 @@ impl QuantizedTensor {
         };
         let components = (0..first.components.len()).map(joined).collect::<Result<_, _>>()?;
         let mut shape = first.shape.clone();
-        shape[0] = weights.iter().map(|weight| weight.shape[0]).sum();
-        Ok(Self { format: first.format, shape, components })
+        shape[0] = weights.iter().fold(0, |sum: usize, weight| sum.saturating_add(weight.shape[0]));
+        match elements(&shape, 1) {
+            Some(_) => Ok(Self { format: first.format, shape, components }),
+            None => Err(refuse(&shape, "that is more than memory can hold".into())),
+        }
     }
 
     /// Parts `start..end` of the outermost dimension, sharing storage.
@@ -184,7 +190,7 @@ impl QuantizedTensor {
     /// [`KernelError::Shape`] for another K or another number of rows.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
         match shape {
-            [_, .., k] if *k == self.k() && shape.iter().product::<usize>() == self.rows() * k => {
+            [_, .., k] if *k == self.k() && elements(shape, 1) == Some(self.rows() * k) => {
                 Ok(Self { shape: shape.to_vec(), ..self.clone() })
             }
             _ => {
@@ -293,7 +299,7 @@ mod tests {
             message(a.narrow(3, 2)),
             "narrow: weight is [3, 4, 64], but 2 rows from 3 on were asked for"
         );
-        for shape in [&[3, 256][..], &[64], &[3, 5, 64], &[]] {
+        for shape in [&[3, 256][..], &[64], &[3, 5, 64], &[], &[1 << 63, 2, 64], &[12 << 56, 1 << 8, 64]] {
             let want = format!("reshape: shape is {shape:?}, but the weight is [3, 4, 64]");
             assert_eq!(message(a.reshape(shape)), want);
         }

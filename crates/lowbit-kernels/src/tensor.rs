@@ -37,9 +37,22 @@ macro_rules! elements {
 }
 elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, u32 = U32, i32 = I32, u8 = U8, i8 = I8);
 
+/// Elements of `shape`, where all of its sizes but zeros can be multiplied with each other and with `bytes`, and memory
+/// can hold the product: so no product of some of a tensor's sizes overflows. The sizes of all tensors and weights are checked here.
+pub(crate) fn elements(shape: &[usize], bytes: usize) -> Option<usize> {
+    let all = shape.iter().try_fold(bytes, |product, &n| product.checked_mul(n.max(1)))?;
+    // Buffers are rounded up to whole lines.
+    let fits = all <= isize::MAX as usize - 64;
+    fits.then(|| if shape.contains(&0) { 0 } else { all / bytes })
+}
+
 /// Bytes of `shape`.
-fn size(shape: &[usize], dtype: DType) -> usize {
-    shape.iter().product::<usize>() * dtype.size()
+fn size(shape: &[usize], dtype: DType) -> Result<usize, KernelError> {
+    elements(shape, dtype.size()).map(|count| count * dtype.size()).ok_or_else(|| too_large(shape))
+}
+
+fn too_large(shape: &[usize]) -> KernelError {
+    KernelError::TooLarge { op: "tensor", shape: shape.to_vec() }
 }
 
 impl Tensor {
@@ -47,7 +60,7 @@ impl Tensor {
     /// that an element left unwritten shows.
     ///
     /// # Panics
-    /// When a GPU has no such memory left; [`Self::allocate`] gives an error instead.
+    /// When there is no such memory; [`Self::allocate`] gives an error instead.
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Self {
         Self::allocate(shape, dtype, device).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -55,14 +68,18 @@ impl Tensor {
     /// As [`Self::empty`].
     ///
     /// # Errors
+    /// [`KernelError::TooLarge`] when the bytes of `shape` overflow or the system does not give them;
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn allocate(shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
+        let bytes = size(shape, dtype)?;
         let storage = match device {
-            Device::Cpu(cpu) => Storage::Owned(Arc::new(Buffer::any(size(shape, dtype), cpu))),
+            Device::Cpu(cpu) => {
+                Storage::Owned(Arc::new(Buffer::any(bytes, cpu).ok_or_else(|| too_large(shape))?))
+            }
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) if cfg!(debug_assertions) => Storage::Gpu(gpu.filled(size(shape, dtype), 0xff)?),
+            Device::Gpu(gpu) if cfg!(debug_assertions) => Storage::Gpu(gpu.filled(bytes, 0xff)?),
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => Storage::Gpu(gpu.allocate(size(shape, dtype))?),
+            Device::Gpu(gpu) => Storage::Gpu(gpu.allocate(bytes)?),
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
         };
@@ -82,10 +99,13 @@ impl Tensor {
     /// # Errors
     /// As [`Self::allocate`].
     pub fn allocate_zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
+        let bytes = size(shape, dtype)?;
         let storage = match device {
-            Device::Cpu(cpu) => Storage::Owned(Arc::new(Buffer::zeros(size(shape, dtype), cpu))),
+            Device::Cpu(cpu) => {
+                Storage::Owned(Arc::new(Buffer::zeros(bytes, cpu).ok_or_else(|| too_large(shape))?))
+            }
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => Storage::Gpu(gpu.filled(size(shape, dtype), 0)?),
+            Device::Gpu(gpu) => Storage::Gpu(gpu.filled(bytes, 0)?),
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
         };
@@ -182,8 +202,7 @@ impl Tensor {
     /// # Errors
     /// [`KernelError::Shape`] when the lengths differ.
     pub fn new<T: Element>(values: &[T], shape: &[usize], device: &Device) -> Result<Self, KernelError> {
-        let count: usize = shape.iter().product();
-        if values.len() != count {
+        if elements(shape, T::DTYPE.size()) != Some(values.len()) {
             let want = format!("{} values were given", values.len());
             return Err(KernelError::Shape { op: "tensor", operand: "shape", got: shape.to_vec(), want });
         }
@@ -193,7 +212,7 @@ impl Tensor {
             let shape = shape.to_vec();
             return Ok(Self { shape, dtype: T::DTYPE, device: device.clone(), storage, offset: 0 });
         }
-        let mut tensor = Self::empty(shape, T::DTYPE, device);
+        let mut tensor = Self::allocate(shape, T::DTYPE, device)?;
         tensor.as_mut_slice::<T>()?.copy_from_slice(values);
         Ok(tensor)
     }
@@ -240,8 +259,7 @@ impl Tensor {
     /// # Errors
     /// [`KernelError::Shape`] when `bytes` are not what `shape` and `dtype` take.
     pub fn mapped(bytes: Bytes, shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
-        let want = shape.iter().try_fold(dtype.size(), |product, &n| product.checked_mul(n));
-        if want != Some(bytes.len()) {
+        if size(shape, dtype).ok() != Some(bytes.len()) {
             let want = format!("{} bytes of {dtype} were given", bytes.len());
             return Err(KernelError::Shape { op: "tensor", operand: "shape", got: shape.to_vec(), want });
         }
@@ -293,7 +311,7 @@ impl Tensor {
     /// # Errors
     /// [`KernelError::Shape`] when the counts differ.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
-        if shape.iter().product::<usize>() != self.len() {
+        if elements(shape, self.dtype.size()) != Some(self.len()) {
             let want = format!("the tensor is {:?}", self.shape);
             return Err(KernelError::Shape { op: "reshape", operand: "shape", got: shape.to_vec(), want });
         }
@@ -305,12 +323,13 @@ impl Tensor {
     /// # Errors
     /// [`KernelError::Shape`] when they are not there.
     pub fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
-        let rows = self.shape.first().copied().unwrap_or(0);
-        if start > end || end > rows {
-            let want = format!("rows {start}..{end} were asked for");
-            return Err(KernelError::Shape { op: "rows", operand: "x", got: self.shape.clone(), want });
-        }
-        let row: usize = self.shape[1..].iter().product();
+        let row: usize = match self.shape.split_first() {
+            Some((&rows, row)) if start <= end && end <= rows => row.iter().product(),
+            _ => {
+                let want = format!("rows {start}..{end} were asked for");
+                return Err(KernelError::Shape { op: "rows", operand: "x", got: self.shape.clone(), want });
+            }
+        };
         let mut view = self.clone();
         view.shape[0] = end - start;
         view.offset += start * row;
@@ -460,6 +479,41 @@ mod tests {
         assert!(Tensor::new(&[0f32; 5], &[3, 2], &device).is_err());
         let bytes = Bytes::from_static(&[0; 23]);
         assert!(Tensor::mapped(bytes, &[3, 2], DType::F32, &device).is_err());
+    }
+
+    #[test]
+    fn sizes_that_overflow_or_that_no_machine_has_are_refused() {
+        let device = Device::cpu(Some(1)).unwrap();
+        let refused: [&[usize]; 7] = [
+            &[1 << 63, 2],
+            &[usize::MAX],
+            &[1 << 61],
+            &[1 << 32, 1 << 32],
+            &[0, 1 << 40, 1 << 40],
+            &[1 << 40, 1 << 40, 0],
+            // This one can be counted, but not had.
+            &[1 << 60],
+        ];
+        let x = Tensor::new(&[0f32; 6], &[3, 2], &device).unwrap();
+        let none = Tensor::new::<f32>(&[], &[0], &device).unwrap();
+        for shape in refused {
+            let want = format!("tensor: {shape:?} is more than memory can hold");
+            for result in [
+                Tensor::allocate(shape, DType::F32, &device),
+                Tensor::allocate_zeros(shape, DType::F32, &device),
+            ] {
+                assert_eq!(result.unwrap_err().to_string(), want);
+            }
+            assert!(Tensor::new::<f32>(&[], shape, &device).is_err());
+            assert!(x.reshape(shape).is_err());
+        }
+        for shape in &refused[..6] {
+            assert!(none.reshape(shape).is_err(), "{shape:?}");
+            assert!(Tensor::mapped(Bytes::new(), shape, DType::F32, &device).is_err(), "{shape:?}");
+        }
+        assert_eq!(Tensor::allocate(&[0, 1 << 40], DType::F32, &device).unwrap().len(), 0);
+        let scalar = Tensor::new(&[1f32], &[], &device).unwrap();
+        assert!(scalar.rows(0, 0).is_err(), "a scalar has no rows");
     }
 
     #[test]

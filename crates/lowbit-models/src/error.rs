@@ -1,4 +1,4 @@
-use lowbit_files::FileError;
+use lowbit_files::{FileError, shown, shown_path};
 use lowbit_formats::FormatError;
 use lowbit_kernels::KernelError;
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ pub enum ModelError {
     Kernel(#[from] KernelError),
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("{path}: architecture {found:?} is not supported; supported are {supported}", path = .path.display())]
+    #[error("{path}: architecture \"{found}\" is not supported; supported are {supported}", path = shown_path(.path), found = shown(.found))]
     Architecture { path: PathBuf, found: String, supported: String },
-    #[error("{path}: {key} is missing from the configuration", path = .path.display())]
+    #[error("{path}: {key} is missing from the configuration", path = shown_path(.path), key = shown(.key))]
     ConfigMissing { path: PathBuf, key: String },
-    #[error("{path}: {key} is {got}, but {want}", path = .path.display())]
+    #[error("{path}: {key} is {got}, but {want}", path = shown_path(.path), key = shown(.key), got = shown(.got), want = shown(.want))]
     Config { path: PathBuf, key: String, got: String, want: String },
-    #[error("{path}: tensor {name} is missing", path = .path.display())]
+    #[error("{path}: tensor {name} is missing", path = shown_path(.path), name = shown(.name))]
     Missing { path: PathBuf, name: String },
-    #[error("{path}: {count} tensors are not part of this architecture, the first of them {name}", path = .path.display())]
+    #[error("{path}: {count} tensors are not part of this architecture, the first of them {name}", path = shown_path(.path), name = shown(.name))]
     Surplus { path: PathBuf, name: String, count: usize },
-    #[error("{path}: tensor {name} is {got}, but the configuration wants {want}", path = .path.display())]
+    #[error("{path}: tensor {name} is {got}, but the configuration wants {want}", path = shown_path(.path), name = shown(.name), got = shown(.got), want = shown(.want))]
     Tensor { path: PathBuf, name: String, got: String, want: String },
-    #[error("{path}: tensor {name}: {error}", path = .path.display())]
+    #[error("{path}: tensor {name}: {error}", path = shown_path(.path), name = shown(.name))]
     Weight { path: PathBuf, name: String, error: Box<KernelError> },
     #[error("{tokens} tokens do not fit the model's context of {limit}")]
     ContextLength { tokens: usize, limit: usize },

@@ -109,6 +109,51 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().get(&self.name(json, gguf)).map(|view| view.shape.clone())
     }
 
+    /// That there may be `layers` layers: each has a tensor of its own.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] under the name `key`.
+    pub fn check_layers(&self, key: &str, layers: usize) -> Result<(), ModelError> {
+        let count = self.checkpoint.tensors().len();
+        if layers <= count {
+            return Ok(());
+        }
+        Err(self.refuse_size(key, layers.to_string(), format!("the checkpoint has {count} tensors")))
+    }
+
+    /// That some tensor has a dimension of at least `size`: asked before anything of that size is allocated for the sake
+    /// of a tensor that comes later.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] under the name `key`.
+    pub fn check_size(&self, key: &str, size: usize) -> Result<(), ModelError> {
+        // A tensor without elements may say anything of its other sizes.
+        let filled = self.checkpoint.tensors().iter().filter(|view| !view.bytes.is_empty());
+        let most = filled.flat_map(|view| view.shape.iter().copied()).max().unwrap_or(0);
+        if (1..=most).contains(&size) {
+            return Ok(());
+        }
+        Err(self.refuse_size(key, size.to_string(), format!("tensors have 1 to {most} rows")))
+    }
+
+    /// The product of `sizes`, which may still be added to some others of its kind.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] under the names `keys` when no tensor could have as many rows.
+    pub fn product<const N: usize>(&self, keys: [&str; N], sizes: [usize; N]) -> Result<usize, ModelError> {
+        /// More than any machine has bytes.
+        const MOST: usize = 1 << 56;
+        let product = sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        product.filter(|&product| product <= MOST).ok_or_else(|| {
+            let got = sizes.map(|size| size.to_string()).join(" * ");
+            self.refuse_size(&keys.join(" * "), got, "that is more than memory can hold".into())
+        })
+    }
+
+    fn refuse_size(&self, key: &str, got: String, want: String) -> ModelError {
+        ModelError::Config { path: self.checkpoint.path().to_path_buf(), key: key.into(), got, want }
+    }
+
     /// A linear layer `[n, k]`: its `.weight` in whatever format it is stored, its `.bias` if there is one.
     ///
     /// # Errors

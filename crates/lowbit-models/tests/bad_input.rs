@@ -97,6 +97,68 @@ fn a_configuration_that_lacks_or_contradicts_is_refused() {
     assert!(tiny.refused().contains("qwen3_5_moe"), "what is supported is listed");
 }
 
+/// Sizes that would take minutes or gigabytes, or whose products wrap, are compared with the tensors first.
+#[test]
+fn absurd_sizes_are_refused_at_once() {
+    let start = std::time::Instant::now();
+    let wrapping = (1u64 << 62) + 64;
+    let cases = [
+        (
+            "qwen3_next",
+            "num_hidden_layers",
+            json!(1_000_000_000),
+            "num_hidden_layers is 1000000000, but the checkpoint has",
+        ),
+        ("qwen3", "num_hidden_layers", json!(u64::MAX), "num_hidden_layers is 18446744073709551615"),
+        ("qwen3", "head_dim", json!(1u64 << 40), "head_dim is 1099511627776, but tensors have 1 to"),
+        ("qwen3", "head_dim", json!(0), "head_dim is 0, but tensors have 1 to"),
+        ("llama3", "num_attention_heads", json!(1u64 << 63), ""),
+        (
+            "qwen3_next",
+            "partial_rotary_factor",
+            json!(1e12),
+            "partial_rotary_factor is 1000000000000, but heads have",
+        ),
+        (
+            "qwen3_next",
+            "linear_key_head_dim",
+            json!(wrapping),
+            "linear_num_key_heads * linear_key_head_dim is 2 * 4611686018427387968, but that is more",
+        ),
+        (
+            "qwen3_next",
+            "linear_value_head_dim",
+            json!(wrapping),
+            "linear_value_head_dim is 6 * 4611686018427387968",
+        ),
+        ("qwen3_next", "linear_conv_kernel_dim", json!(1u64 << 62), "linear_conv_kernel_dim is"),
+        ("qwen3_next", "linear_conv_kernel_dim", json!(1u64 << 40), "conv1d.weight is"),
+        ("qwen3_next", "moe_intermediate_size", json!(1u64 << 63), "9223372036854775808"),
+        ("qwen3_moe", "num_experts", json!(u64::MAX), "num_experts"),
+        ("qwen3_next", "shared_expert_intermediate_size", json!(u64::MAX), "18446744073709551615"),
+        ("qwen3", "intermediate_size", json!(u64::MAX), "18446744073709551615"),
+        ("qwen3", "hidden_size", json!(u64::MAX), "18446744073709551615"),
+        ("qwen3", "vocab_size", json!(u64::MAX), "18446744073709551615"),
+    ];
+    for (name, key, value, want) in cases {
+        let mut tiny = Tiny::open(name);
+        tiny.config[key] = value.clone();
+        let message = tiny.refused();
+        let experts = key == "num_experts" && message.contains(".experts.");
+        assert!(message.contains(want) || experts, "{name} {key} {value}: {message}\nshould say: {want}");
+    }
+    // What only limits a text may be anything.
+    for key in ["max_position_embeddings", "sliding_window"] {
+        let mut tiny = Tiny::open("mistral");
+        tiny.config[key] = json!(u64::MAX);
+        let model = tiny.load().unwrap_or_else(|error| panic!("{key}: {error}"));
+        model
+            .forward(&[1, 2, 3], &mut model.cache(), Logits::Last)
+            .unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+    assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
+}
+
 #[test]
 fn an_unknown_or_wrong_quantization_is_refused() {
     let mut tiny = Tiny::open("qwen3");

@@ -1,5 +1,5 @@
-use lowbit_files::FileError;
 use lowbit_files::safetensors::SafetensorsError;
+use lowbit_files::{FileError, shown, shown_path};
 use lowbit_formats::FormatError;
 use std::path::PathBuf;
 
@@ -11,24 +11,24 @@ pub enum QuantizeError {
     File(#[from] FileError),
     #[error(transparent)]
     Format(#[from] FormatError),
-    #[error("{output} {relation} {from}, the checkpoint that is to be quantised; name a path outside of it", output = .output.display(), from = .checkpoint.display())]
+    #[error("{output} {relation} {from}, the checkpoint that is to be quantised; name a path outside of it", output = shown_path(.output), from = shown_path(.checkpoint))]
     Place { output: PathBuf, relation: &'static str, checkpoint: PathBuf },
     #[error("interrupted")]
     Interrupted,
-    #[error("{path} is a {found} checkpoint; quantising starts from Hugging Face checkpoints in f32, f16 or bf16", path = .path.display())]
+    #[error("{path} is a {found} checkpoint; quantising starts from Hugging Face checkpoints in f32, f16 or bf16", path = shown_path(.path))]
     Layout { path: PathBuf, found: &'static str },
-    #[error("tensor {name} is {stored}, but f32, f16 or bf16 is wanted")]
+    #[error("tensor {name} is {stored}, but f32, f16 or bf16 is wanted", name = shown(.name), stored = shown(.stored))]
     Type { name: String, stored: String },
-    #[error("tensor {name} is {shape:?}, but {want}")]
+    #[error("tensor {name} is {shape:?}, but {want}", name = shown(.name))]
     Shape { name: String, shape: Vec<usize>, want: &'static str },
-    #[error("tensor {name} is of expert {expert}, but the configuration has {count}")]
+    #[error("tensor {name} is of expert {expert}, but the configuration has {count}", name = shown(.name))]
     Expert { name: String, expert: usize, count: usize },
-    #[error("tensor {name} is missing")]
+    #[error("tensor {name} is missing", name = shown(.name))]
     Missing { name: String },
-    #[error("tensor {name}: {error}")]
+    #[error("tensor {name}: {error}", name = shown(.name))]
     Encode { name: String, error: FormatError },
-    #[error("tensor {name}: {error}")]
+    #[error("tensor {name}: {error}", name = shown(.name))]
     Write { name: String, error: SafetensorsError },
-    #[error("{path}: {error}", path = .path.display())]
+    #[error("{path}: {error}", path = shown_path(.path), error = shown(.error))]
     Io { path: PathBuf, error: std::io::Error },
 }

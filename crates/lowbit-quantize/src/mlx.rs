@@ -116,8 +116,10 @@ impl Names<'_> {
         let mut pieces = vec![];
         for expert in 0..self.experts {
             let name = first.name.replace(".experts.0.", &format!(".experts.{expert}."));
-            let view =
-                self.checkpoint.tensors().get(&name).ok_or(QuantizeError::Missing { name: name.clone() })?;
+            let view = self.checkpoint.tensors().get(&name);
+            // Of a name that spells 0 in another way, all experts would be the first.
+            let view = view.filter(|view| expert == 0 || view.name != first.name);
+            let view = view.ok_or(QuantizeError::Missing { name: name.clone() })?;
             if view.shape != first.shape || view.stored != first.stored {
                 let (shape, want) = (view.shape.clone(), "the experts before it have another shape or type");
                 return Err(QuantizeError::Shape { name, shape, want });
@@ -152,8 +154,9 @@ fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Res
         let (shape, want) = (view.shape.clone(), "fused experts are [E, 2 I, H]");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
     };
-    if !both.is_multiple_of(2) || experts == 0 {
-        let (shape, want) = (view.shape.clone(), "gate and up rows are as many");
+    // Without values there may be any number of experts.
+    if !both.is_multiple_of(2) || view.bytes.is_empty() {
+        let (shape, want) = (view.shape.clone(), "gate and up rows are as many, and not none");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
     }
     let half = view.bytes.len() / experts / 2;

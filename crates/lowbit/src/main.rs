@@ -52,7 +52,12 @@ Without a command, lowbit generates when it is given a prompt (-p, -f), else it 
 /// Any error, to be printed with its causes.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+/// Characters of an error that are printed: its causes and paths, not what a file made of it.
+const LONGEST_ERROR: usize = 8000;
+
 fn main() -> ExitCode {
+    // Without it such a file ends the program without a word; nothing else is lost.
+    _ = lowbit_files::report_cut_files();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => end(failure.as_ref()),
@@ -93,6 +98,6 @@ fn end(failure: &(dyn std::error::Error + 'static)) -> ExitCode {
             Err(unwritable) => end(&unwritable),
         };
     }
-    out::note!("error: {failure}");
+    out::note!("error: {}", lowbit_files::shown_message(failure, LONGEST_ERROR));
     ExitCode::FAILURE
 }

@@ -23,7 +23,7 @@ pub use quantization::{Quantization, QuantizationMode};
 pub(crate) use safetensors::shard_names;
 
 use crate::gguf::Metadata;
-use crate::read::{limit, read};
+use crate::read::{json, limit, read};
 use crate::{FileError, Tensors, shown};
 
 /// Who wrote a checkpoint, and so how its tensors are named and what conventions they follow.
@@ -183,8 +183,7 @@ impl Checkpoint {
 pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) fn read_json(path: &Path) -> Result<Value, FileError> {
-    let bytes = read(path, limit::CONFIG)?;
-    serde_json::from_slice(&bytes).map_err(FileError::json(path))
+    json(&read(path, limit::CONFIG)?, path)
 }
 
 /// An error that says what `key` of a JSON file holds instead of `want`.

@@ -12,6 +12,9 @@ use crate::map::map;
 use crate::tensor::bytes_of;
 use crate::{FileError, Stored, TensorView};
 
+/// The most metadata entries: a hundred times as many as any published model has.
+const MAX_ENTRIES: usize = 1 << 16;
+
 /// A parsed file.
 #[derive(Debug)]
 pub struct Gguf {
@@ -184,6 +187,9 @@ impl<'a> Reader<'a> {
     fn metadata(&mut self, count: u64, file: &Arc<Path>) -> Result<Metadata, GgufError> {
         // A key's length, a type, and a value of one byte.
         let count = self.count(count, 8 + 4 + 1, &|| "metadata entries".into())?;
+        if count > MAX_ENTRIES {
+            return Err(GgufError::Entries { count, limit: MAX_ENTRIES });
+        }
         let mut metadata = Metadata::new(file.clone());
         for number in 0..count {
             let key = self.string(&|| format!("metadata key {number}"))?;
@@ -237,8 +243,12 @@ impl<'a> Reader<'a> {
                 Array::Bool(bytes.into_iter().map(|byte| boolean(byte, key)).collect::<Result<_, _>>()?)
             }
             ValueType::String => {
-                let strings = (0..n).map(|i| self.string(&|| format!("element {i} of {key}")));
-                Array::String(strings.collect::<Result<_, _>>()?)
+                // `count` has checked that each takes 8 bytes at least.
+                let mut strings = Vec::with_capacity(n);
+                for i in 0..n {
+                    strings.push(self.string(&|| format!("element {i} of {key}"))?);
+                }
+                Array::String(strings)
             }
             ValueType::Array => return Err(GgufError::NestedArray { key: key.into() }),
         })

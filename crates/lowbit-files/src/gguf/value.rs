@@ -161,19 +161,24 @@ impl Array {
         self.len() == 0
     }
 
-    fn integers(&self) -> Option<Vec<i128>> {
-        fn widen<T: Copy + Into<i128>>(values: &[T]) -> Option<Vec<i128>> {
-            Some(values.iter().map(|&value| value.into()).collect())
+    /// The elements as another type of integer, without anything larger in between.
+    fn integers<T: TryFrom<i128>>(&self) -> Option<Vec<T>> {
+        fn convert<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Option<Vec<T>> {
+            let mut converted = Vec::with_capacity(values.len());
+            for &value in values {
+                converted.push(value.into().try_into().ok()?);
+            }
+            Some(converted)
         }
         match self {
-            Self::U8(values) => widen(values),
-            Self::I8(values) => widen(values),
-            Self::U16(values) => widen(values),
-            Self::I16(values) => widen(values),
-            Self::U32(values) => widen(values),
-            Self::I32(values) => widen(values),
-            Self::U64(values) => widen(values),
-            Self::I64(values) => widen(values),
+            Self::U8(values) => convert(values),
+            Self::I8(values) => convert(values),
+            Self::U16(values) => convert(values),
+            Self::I16(values) => convert(values),
+            Self::U32(values) => convert(values),
+            Self::I32(values) => convert(values),
+            Self::U64(values) => convert(values),
+            Self::I64(values) => convert(values),
             _ => None,
         }
     }
@@ -269,7 +274,7 @@ macro_rules! from_integer {
 
             fn from_value(value: &Value) -> Option<Self> {
                 let Value::Array(array) = value else { return None };
-                array.integers()?.into_iter().map(|v| v.try_into().ok()).collect()
+                array.integers()
             }
         }
     )*};

@@ -17,7 +17,6 @@ use bytes::Bytes;
 use lowbit_formats::DType;
 
 pub use error::SafetensorsError;
-pub(crate) use header::UniqueMap;
 pub use write::{Body, Writer};
 
 use crate::tensor::elements_and_bytes;

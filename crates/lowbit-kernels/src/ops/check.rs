@@ -147,12 +147,12 @@ impl Check {
         Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect())
     }
 
-    /// [`Tensor::empty`] in f32 for the op's result; an error when the bytes of `shape` overflow.
+    /// [`Tensor::allocate`] in f32 for the op's result.
     pub fn result(self, shape: &[usize], device: &Device) -> Result<Tensor, KernelError> {
-        match shape.iter().try_fold(size_of::<f32>(), |product, &n| product.checked_mul(n)) {
-            Some(bytes) if bytes < isize::MAX as usize - 64 => Ok(Tensor::empty(shape, DType::F32, device)),
-            _ => Err(KernelError::TooLarge { op: self.0, shape: shape.to_vec() }),
-        }
+        Tensor::allocate(shape, DType::F32, device).map_err(|error| match error {
+            KernelError::TooLarge { shape, .. } => KernelError::TooLarge { op: self.0, shape },
+            other => other,
+        })
     }
 }
 
@@ -166,9 +166,9 @@ mod tests {
         let refuse = |shape: &[usize]| Check("op").result(shape, &device).unwrap_err().to_string();
         assert_eq!(
             refuse(&[1 << 40, 1 << 40]),
-            "op: a result of [1099511627776, 1099511627776] is more than memory can hold"
+            "op: [1099511627776, 1099511627776] is more than memory can hold"
         );
-        assert!(refuse(&[1 << 61]).starts_with("op: a result of"));
+        assert!(refuse(&[1 << 61]).starts_with("op: ["));
         assert_eq!(Check("op").result(&[0, 7], &device).unwrap().shape(), [0, 7]);
     }
 }

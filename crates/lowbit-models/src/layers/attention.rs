@@ -42,6 +42,8 @@ impl AttentionConfig {
         }
         let head_dim =
             config.optional_size("head_dim", "attention.key_length")?.unwrap_or(hidden_size / heads);
+        // The rotary embedding's table is made before the projections are asked for.
+        weights.check_size(if config.is_gguf() { "attention.key_length" } else { "head_dim" }, head_dim)?;
         if config.is_gguf() {
             let value_length = config.optional_size("", "attention.value_length")?;
             if let Some(other) = value_length.filter(|&length| length != head_dim) {
@@ -79,7 +81,9 @@ impl Attention {
     pub fn load(weights: &Weights<'_>, config: &AttentionConfig) -> Result<Self, ModelError> {
         let weights = weights.below("self_attn.", "attn_");
         let (hidden, dim) = (config.hidden_size, config.head_dim);
-        let (queries, keys) = (config.num_attention_heads * dim, config.num_key_value_heads * dim);
+        let queries =
+            weights.product(["num_attention_heads", "head_dim"], [config.num_attention_heads, dim])?;
+        let keys = weights.product(["num_key_value_heads", "head_dim"], [config.num_key_value_heads, dim])?;
         let norms = match config.head_norm {
             None => None,
             Some((eps, offset)) => Some((

@@ -26,15 +26,18 @@ impl DecoderConfig {
     /// As [`Config::size`].
     pub fn new(config: &Config<'_>, weights: &Weights<'_>) -> Result<Self, ModelError> {
         let vocab_size = match weights.shape("", "token_embd.weight") {
-            Some(shape) if config.is_gguf() => shape[0],
+            // One without dimensions is refused when it is asked for.
+            Some(shape) if config.is_gguf() => shape.first().copied().unwrap_or(1),
             _ => config.size("vocab_size", "vocab_size")?,
         };
         // Layers of the multi-token-prediction head follow the model's own in GGUF.
         let predictors =
             if config.is_gguf() { config.optional_size("", "nextn_predict_layers")?.unwrap_or(0) } else { 0 };
+        let layers = config.size("num_hidden_layers", "block_count")?;
+        weights.check_layers(if config.is_gguf() { "block_count" } else { "num_hidden_layers" }, layers)?;
         Ok(Self {
             hidden_size: config.size("hidden_size", "embedding_length")?,
-            num_hidden_layers: config.size("num_hidden_layers", "block_count")?.saturating_sub(predictors),
+            num_hidden_layers: layers.saturating_sub(predictors),
             vocab_size,
             rms_norm_eps: eps(config)?,
             max_position_embeddings: config.size("max_position_embeddings", "context_length")?,

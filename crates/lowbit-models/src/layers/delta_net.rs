@@ -35,6 +35,10 @@ impl DeltaNetConfig {
             true => config.size("", "ssm.inner_size")? / value_heads,
             false => config.size("linear_value_head_dim", "")?,
         };
+        if value_head_dim == 0 {
+            let want = format!("the {value_heads} value heads have at least one element each");
+            return Err(config.refuse("ssm.inner_size", "less", &want));
+        }
         let key_heads = config.size("linear_num_key_heads", "ssm.group_count")?;
         if !value_heads.is_multiple_of(key_heads) {
             let want = format!("a multiple of the {key_heads} key heads is wanted");
@@ -50,6 +54,20 @@ impl DeltaNetConfig {
             rms_norm_eps: config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")? as f32,
             head_map,
         })
+    }
+
+    /// That no product of the sizes overflows.
+    fn check(&self, weights: &Weights<'_>) -> Result<(), ModelError> {
+        let keys = (self.linear_num_key_heads, self.linear_key_head_dim);
+        let values = (self.linear_num_value_heads, self.linear_value_head_dim);
+        weights.product(["linear_num_key_heads", "linear_key_head_dim"], [keys.0, keys.1])?;
+        weights.product(["linear_num_value_heads", "linear_value_head_dim"], [values.0, values.1])?;
+        let sizes = [self.conv_dim(), self.linear_conv_kernel_dim];
+        weights.product(["the channels", "linear_conv_kernel_dim"], sizes)?;
+        // The recurrence's state has no tensor in the file.
+        let state = [values.0, keys.1, values.1, size_of::<f32>()];
+        let names = ["linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "4 bytes"];
+        weights.product(names, state).map(drop)
     }
 
     /// Columns of all keys (and of all queries).
@@ -106,6 +124,7 @@ impl GatedDeltaNet {
     /// As [`Weights::linear`].
     pub fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
         let weights = weights.below("linear_attn.", "");
+        config.check(&weights)?;
         let (heads, width) = (config.linear_num_value_heads, config.linear_conv_kernel_dim);
         let conv = weights.vector("conv1d.weight", "ssm_conv1d.weight", config.conv_dim() * width)?;
         let a_log = if weights.is_gguf() {

@@ -132,7 +132,8 @@ impl Experts {
         let (experts, inner) = (config.num_experts, config.moe_intermediate_size);
         let stack = |part: &str, gguf: &str, n, k| mlp.experts(part, gguf, [experts, n, k]);
         let gate_up = if mlp.has("experts.gate_up_proj", "ffn_gate_up_exps.weight") {
-            let shape = [experts, 2 * inner, hidden_size];
+            let both = mlp.product(["2", "moe_intermediate_size"], [2, inner])?;
+            let shape = [experts, both, hidden_size];
             GateUp::Fused(mlp.matrix("experts.gate_up_proj", "ffn_gate_up_exps", &shape)?)
         } else {
             let gate = stack("gate_proj", "ffn_gate_exps", inner, hidden_size)?;

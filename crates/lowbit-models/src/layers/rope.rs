@@ -9,7 +9,8 @@ const DEFAULT_THETA: f64 = 10000.0;
 /// `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`.
 ///
 /// # Errors
-/// [`ModelError::Config`] for an unknown kind of scaling, [`ModelError::ConfigMissing`] for a key that it needs.
+/// [`ModelError::Config`] for an unknown kind of scaling and for more rotated elements than a head has,
+/// [`ModelError::ConfigMissing`] for a key that it needs.
 pub fn rope_params(
     config: &Config<'_>,
     weights: &Weights<'_>,
@@ -20,6 +21,19 @@ pub fn rope_params(
         from_gguf(config, weights, head_dim, layout)
     } else {
         from_json(config, head_dim, layout)
+    }
+}
+
+/// Before any table of frequencies is made.
+fn check_rotary_dim(
+    config: &Config<'_>,
+    key: &str,
+    got: impl ToString,
+    (rotary_dim, head_dim): (usize, usize),
+) -> Result<(), ModelError> {
+    match rotary_dim <= head_dim {
+        true => Ok(()),
+        false => Err(config.refuse(key, &got.to_string(), &format!("heads have {head_dim} elements"))),
     }
 }
 
@@ -166,6 +180,7 @@ fn from_gguf(
 ) -> Result<RopeParams, ModelError> {
     let theta = config.optional_float("", "rope.freq_base")?.unwrap_or(DEFAULT_THETA);
     let rotary_dim = config.optional_size("", "rope.dimension_count")?.unwrap_or(head_dim);
+    check_rotary_dim(config, "rope.dimension_count", rotary_dim, (rotary_dim, head_dim))?;
     check_sections(config, rotary_dim)?;
     let factor = match config.optional_float("", "rope.scaling.factor")? {
         None => config.optional_float("", "rope.scale_linear")?.unwrap_or(1.0),

@@ -1,7 +1,7 @@
 use crate::options::ModelOptions;
 use crate::{Failure, out};
 use lowbit::{Checkpoint, Format};
-use lowbit_files::{Layout, Stored, TensorView};
+use lowbit_files::{Layout, Stored, TensorView, shown};
 use lowbit_models::{Config, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         out::line!("{}", serde_json::to_string(&report)?)?;
         return Ok(());
     }
-    out::line!("{}: {} in {} layout", report.path, report.architecture, report.layout)?;
+    out::line!("{}: {} in {} layout", shown(&report.path), shown(&report.architecture), report.layout)?;
     let megabytes = report.bytes as f64 / 1e6;
     out::line!(
         "{} parameters, {megabytes:.1} MB, {:.3} bits a weight\n",
@@ -69,8 +69,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         out::line!("{format:<12} {:>8} {:>14} {:>12}", total.tensors, total.parameters, total.bytes)?;
     }
     out::line!()?;
-    let width = report.tensors.iter().map(|weight| weight.name.len()).max().unwrap_or(0);
-    for Weight { name, format, shape, bytes } in &report.tensors {
+    let names: Vec<String> = report.tensors.iter().map(|weight| shown(&weight.name).to_string()).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    for (name, Weight { format, shape, bytes, .. }) in names.iter().zip(&report.tensors) {
         out::line!("{name:<width$}  {format:<12} {bytes:>12}  {shape:?}")?;
     }
     Ok(())
@@ -83,11 +84,12 @@ fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {
     let (mut parameters, mut bytes) = (0, 0);
     for weight in &tensors {
         let total = formats.entry(weight.format.clone()).or_default();
-        let count = weight.shape.iter().map(|&n| n as u64).product::<u64>();
+        // A tensor without elements may say anything of its other sizes.
+        let count = weight.shape.iter().fold(1u64, |count, &n| count.saturating_mul(n as u64));
         total.tensors += 1;
-        total.parameters += count;
+        total.parameters = total.parameters.saturating_add(count);
         total.bytes += weight.bytes;
-        parameters += count;
+        parameters = count.saturating_add(parameters);
         bytes += weight.bytes;
     }
     Ok(Report {
@@ -135,14 +137,16 @@ fn weight(checkpoint: &Checkpoint, view: &TensorView) -> Result<Option<Weight>, 
     };
     let scales = tensors.get(&format!("{module}.scales")).ok_or("scales are gone")?;
     let quantization = checkpoint.quantization(module)?;
-    let quantization = quantization
-        .ok_or_else(|| format!("{module} has scales, but config.json does not say how it is quantised"))?;
+    let quantization = quantization.ok_or_else(|| {
+        format!("{} has scales, but config.json does not say how it is quantised", shown(module))
+    })?;
     let Stored::Plain(dtype) = scales.stored else {
+        let module = shown(module);
         return Err(format!("{module}.scales are {}, but a plain type is wanted", scales.stored).into());
     };
     let format: Format = quantization.format(dtype)?;
     if let Some(k) = shape.last_mut() {
-        *k = *k * 32 / quantization.bits;
+        *k = k.saturating_mul(32) / quantization.bits;
     }
     let biases = tensors.get(&format!("{module}.biases")).map_or(0, bytes);
     let total = bytes(view) + bytes(scales) + biases;

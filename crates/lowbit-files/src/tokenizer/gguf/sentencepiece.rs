@@ -11,8 +11,12 @@ use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 
 use super::{Defaults, Kind, Vocabulary};
-use crate::FileError;
 use crate::tokenizer::steps::{Inner, Normalize};
+use crate::{FileError, shown};
+
+/// The longest token that is cut into pairs, in bytes; published ones have up to a hundred. Looking at all cuts of a token
+/// takes the square of its length.
+const LONGEST: usize = 1024;
 
 const SPACE: &str = "\u{2581}";
 
@@ -61,6 +65,10 @@ fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileErro
     }
     let mut merges = Vec::new();
     for (token, &score) in vocabulary.tokens.iter().zip(scores) {
+        if token.len() > LONGEST {
+            let got = format!("a token of {} bytes: {}", token.len(), shown(token));
+            return Err(vocabulary.error(format!("{got}; at most {LONGEST} are supported")));
+        }
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(left_id), Some(right_id)) = (vocabulary.id(left), vocabulary.id(right)) {

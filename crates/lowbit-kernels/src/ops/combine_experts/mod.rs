@@ -45,7 +45,7 @@ pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelErr
         Device::Cpu(cpu) => {
             let wide = op.widened("x", x)?;
             let (wide, weights) = (wide.as_slice::<f32>()?, weights.as_slice::<f32>()?);
-            let mut y = Tensor::empty(&[tokens, n], DType::F32, x.device());
+            let mut y = Tensor::allocate(&[tokens, n], DType::F32, x.device())?;
             cpu.for_each_rows(y.as_mut_slice::<f32>()?, n, top_k * n, |first, y| {
                 let (x, weights) = (&wide[first * top_k * n..], &weights[first * top_k..]);
                 cpu.isa().dispatch(Rows { x, weights, top_k, n, y });

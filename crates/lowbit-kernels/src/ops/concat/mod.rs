@@ -28,10 +28,10 @@ pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {
     let Some((_, rows)) = xs.first().and_then(|first| first.shape().split_last()) else {
         return Err(refuse(&[], "there is no last dimension to join".into()));
     };
-    let mut width = 0;
+    let mut width = 0usize;
     for x in xs {
         match x.shape().split_last() {
-            Some((columns, leading)) if leading == rows => width += columns,
+            Some((columns, leading)) if leading == rows => width = width.saturating_add(*columns),
             _ => return Err(refuse(x.shape(), format!("the first has leading sizes {rows:?}"))),
         }
         if x.dtype() != xs[0].dtype() {

@@ -28,12 +28,13 @@ pub fn grow(x: &Tensor, capacity: usize) -> Result<Tensor, KernelError> {
         let want = format!("the new capacity is {capacity}");
         return Err(KernelError::Shape { op: "grow", operand: "x", got: x.shape().to_vec(), want });
     }
-    let (old, new) = (len * dim * x.dtype().size(), capacity * dim * x.dtype().size());
     let shape = [heads, capacity, dim];
+    let size = x.dtype().size();
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
             let y = Tensor::allocate(&shape, x.dtype(), x.device())?;
+            let (old, new) = (len * dim * size, capacity * dim * size);
             let from = Columns { memory: x.memory()?, pitch: old, start: 0, len: old };
             let to = Columns { memory: y.memory()?, pitch: new, start: 0, len: new };
             gpu.copy_columns(from, to, heads)?;
@@ -42,7 +43,8 @@ pub fn grow(x: &Tensor, capacity: usize) -> Result<Tensor, KernelError> {
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
-            let mut y = Tensor::zeros(&shape, x.dtype(), x.device());
+            let mut y = Tensor::allocate_zeros(&shape, x.dtype(), x.device())?;
+            let (old, new) = (len * dim * size, capacity * dim * size);
             if old > 0 {
                 for (y, x) in y.bytes_mut().chunks_exact_mut(new).zip(x.bytes().chunks_exact(old)) {
                     y[..old].copy_from_slice(x);

@@ -81,7 +81,7 @@ pub(super) fn attention(
     positions: &[u32],
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
-    let mut y = Tensor::empty(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device());
+    let mut y = Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device())?;
     if y.is_empty() {
         return Ok(y);
     }
