@@ -216,19 +216,22 @@ fn hasty() -> Place {
     place
 }
 
+/// Which requests are attacked.
+type Which = fn(&Asked) -> bool;
+
 #[test]
 fn a_hub_that_stalls_is_left() {
     let (slow, long) = (Duration::from_millis(50), Duration::from_secs(3));
     let list = |asked: &Asked| asked.is_list();
     let weights = |asked: &Asked| asked.is("GET", SINGLE);
-    let cases: [(&str, fn(&Asked) -> bool, &str); 5] = [
+    let cases: [(&str, Which, &str); 5] = [
         ("silence", list, "no answer in 300ms"),
         ("headers that drip", list, "no answer in 300ms"),
         ("a list that drips", list, "the answer trickles: "),
         ("a file that stops", weights, "nothing arrived in 300ms"),
         ("a file that drips", weights, "the answer trickles: "),
     ];
-    let run = |(name, which, want): (&'static str, fn(&Asked) -> bool, &str)| {
+    let run = |(name, which, want): (&'static str, Which, &str)| {
         let place = hasty();
         let start = Instant::now();
         let (message, _) = attack(&place, move |asked, reply| match name {
