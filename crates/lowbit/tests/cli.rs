@@ -212,7 +212,7 @@ fn a_template_of_ones_own_sees_variables_and_tools() {
     let [template, tools] = [&template, &tools].map(|path| path.to_str().unwrap());
     let run = |arguments: &[&str]| {
         let whole = ["generate", "--model", model, "-n", "1", "--ignore-eos", "--json", "--prompt", "hi"];
-        lowbit(&[&whole, arguments].concat()).output().unwrap()
+        lowbit(&[&whole[..], arguments].concat()).output().unwrap()
     };
     let kwargs = r#"{"mood": "calm"}"#;
     let flags = ["--chat-template", template, "--chat-template-kwargs", kwargs, "--tools", tools];
@@ -222,10 +222,10 @@ fn a_template_of_ones_own_sees_variables_and_tools() {
 
     for (flags, problem) in [
         (&["--chat-template-kwargs", "[1]"][..], "takes a JSON object"),
-        (&["--chat-template-kwargs", r#"{"messages": []}"#], "messages comes from the chat itself"),
-        (&["--chat-template", "{{ messages }}"], "takes the name of a file"),
-        (&["--tools", template], "takes a JSON list of objects"),
-        (&["--tools", tools, "--ignore-chat-template"], "does nothing with --ignore-chat-template"),
+        (&["--chat-template-kwargs", r#"{"messages": []}"#][..], "messages comes from the chat itself"),
+        (&["--chat-template", "{{ messages }}"][..], "takes the name of a file"),
+        (&["--tools", template][..], "takes a JSON list of objects"),
+        (&["--tools", tools, "--ignore-chat-template"][..], "does nothing with --ignore-chat-template"),
     ] {
         let output = run(flags);
         assert!(!output.status.success());

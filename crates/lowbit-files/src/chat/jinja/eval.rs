@@ -269,7 +269,7 @@ impl<'p> Run<'p> {
     /// `object[key]`
     pub(super) fn item(&self, object: &Value, key: &Value) -> Fallible<Value> {
         if object.is_markup() || key.is_markup() {
-            return Ok(self.item(&object.plain(), &key.plain())?);
+            return self.item(&object.plain(), &key.plain());
         }
         let found = match (object, key) {
             (Value::Undefined(..), _) => return Err(undefined(object)),

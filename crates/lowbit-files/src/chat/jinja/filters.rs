@@ -107,7 +107,7 @@ impl Run<'_> {
         match name {
             "safe" => Ok(Value::Markup(self.str(&input)?)),
             "escape" | "e" if input.is_markup() => Ok(input),
-            "escape" | "e" | "forceescape" => Ok(self.escape(&*self.str(&input)?)?.marked()),
+            "escape" | "e" | "forceescape" => Ok(self.escape(&self.str(&input)?)?.marked()),
             // These keep the mark.
             "string" | "default" | "d" | "upper" | "lower" | "title" | "capitalize" | "trim" | "center"
                 if input.is_markup() =>
@@ -152,7 +152,7 @@ impl Run<'_> {
                     Some(count) => Some(int(&count, name)?),
                 };
                 let text = self.str(&input)?;
-                self.replace(&text, &*self.str(&old)?, &*self.str(&new)?, count).map(Value::text)
+                self.replace(&text, &self.str(&old)?, &self.str(&new)?, count).map(Value::text)
             }
             "format" => {
                 if !passed.positional.is_empty() && !passed.keyword.is_empty() {
@@ -165,16 +165,16 @@ impl Run<'_> {
                         Value::dict(passed.keyword.into_iter().map(pair).collect())?
                     }
                 };
-                self.printf(&*self.str(&input)?, &values).map(Value::text)
+                self.printf(&self.str(&input)?, &values).map(Value::text)
             }
             "center" => {
                 let [width] = passed.bind(name, ["width"])?;
                 let width = width.map_or(Ok(80), |width| int(&width, name))?;
-                self.justify(&*self.str(&input)?, name, width, " ")
+                self.justify(&self.str(&input)?, name, width, " ")
             }
             "indent" => self.indent(&input, passed),
             "truncate" => self.truncate(&input, passed),
-            "urlencode" => self.url_encode(&*self.str(&input)?),
+            "urlencode" => self.url_encode(&self.str(&input)?),
             "wordcount" => {
                 let text = self.str(&input)?;
                 self.meter.scan(text.len())?;
@@ -450,7 +450,8 @@ impl Run<'_> {
             _ => {
                 let text = self.str(value)?;
                 self.meter.scan(text.len())?;
-                let (wanted, other): (fn(char) -> bool, fn(char) -> bool) = match name {
+                type Is = fn(char) -> bool;
+                let (wanted, other): (Is, Is) = match name {
                     "lower" => (char::is_lowercase, char::is_uppercase),
                     _ => (char::is_uppercase, char::is_lowercase),
                 };

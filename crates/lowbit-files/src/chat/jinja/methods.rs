@@ -133,7 +133,7 @@ impl Run<'_> {
                     Ok(Value::View(view, dict.clone()))
                 }
                 "copy" => Ok(object.clone()),
-                _ => self.from_keys(passed),
+                _ => self.keys_to(passed),
             },
             Value::List(_) | Value::Tuple(_) | Value::Range(..) => match &**name {
                 "copy" => Ok(object.clone()),
@@ -150,7 +150,7 @@ impl Run<'_> {
                 }
             },
             Value::Float(value) => Ok(Value::Bool(value.fract() == 0.0)),
-            Value::Function(_) => self.from_keys(passed),
+            Value::Function(_) => self.keys_to(passed),
             Value::Loop(state) if &**name == "cycle" => {
                 let count = passed.positional.len();
                 let at = state.index.get().checked_rem(count);
@@ -184,7 +184,7 @@ impl Run<'_> {
         Ok(places)
     }
 
-    fn from_keys(&self, passed: Passed) -> Fallible<Value> {
+    fn keys_to(&self, passed: Passed) -> Fallible<Value> {
         let [keys, value] = passed.bind("fromkeys", ["iterable", "value"])?;
         let keys = keys.ok_or_else(|| Fault::new("fromkeys expected at least 1 argument"))?;
         let keys = keys.elements(&self.meter)?;
