@@ -55,7 +55,7 @@ fn block_decoders_mutations_are_handled() {
 
 #[test]
 fn tokenizer_json_mutations_are_handled() {
-    mutate("tokenizer_json", 300);
+    mutate("tokenizer_json", 1000);
 }
 
 /// Runs the target on `count` mutations of each file of its corpus.
