@@ -60,7 +60,7 @@ fn hub_mutations_are_handled() {
 
 #[test]
 fn tokenizer_json_mutations_are_handled() {
-    mutate("tokenizer_json", 300);
+    mutate("tokenizer_json", 1000);
 }
 
 #[test]

@@ -256,14 +256,25 @@ impl Steps {
     fn replacement(&mut self, at: &str, step: &Value) -> Result<(Option<String>, String)> {
         let content = text(at, step, "content")?.to_string();
         let (plain, regex) = pattern(at, step)?;
-        let times = match &plain {
-            Some(plain) if !plain.is_empty() => content.len().div_ceil(plain.len()),
-            // It may match one byte, or none before each.
-            _ => 1 + content.len(),
+        let shortest = match (&plain, &regex) {
+            (Some(plain), _) => plain.len(),
+            (None, Some(regex)) => shortest_match(regex),
+            (None, None) => 0,
+        };
+        // What matches nothing matches before each byte.
+        let times = match shortest {
+            0 => 1 + content.len(),
+            shortest => content.len().div_ceil(shortest),
         };
         self.grow(at, times)?;
         Ok((regex, content))
     }
+}
+
+/// Bytes that a match has at least, as far as that can be seen.
+fn shortest_match(pattern: &str) -> usize {
+    let syntax = regex_automata::util::syntax::parse(pattern).ok();
+    syntax.and_then(|syntax| syntax.properties().minimum_len()).unwrap_or(0)
 }
 
 fn other(at: &str, step: Value) -> Result<PreTokenize> {
