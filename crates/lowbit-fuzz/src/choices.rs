@@ -123,11 +123,12 @@ impl Choices<'_> {
             4 => json!(-(self.below(300) as i64)),
             5 | 6 => json!(self.float()),
             7 => self.string().into(),
-            8 => json!(self.byte() % 2 == 0),
+            8 => json!(self.byte().is_multiple_of(2)),
             9 => Value::Null,
             10 => {
                 let length = [0, 1, 2, 3, 2000][self.below(5)];
-                let value = if self.byte() % 2 == 0 { self.string().into() } else { json!(self.number()) };
+                let value =
+                    if self.byte().is_multiple_of(2) { self.string().into() } else { json!(self.number()) };
                 if length > 3 && value.as_str().is_some_and(|text| text.len() > 100) {
                     return json!([value]);
                 }

@@ -222,7 +222,7 @@ fn value(choices: &mut Choices<'_>) -> Value {
         5 => Value::I32(-(choices.below(300) as i32)),
         6 => Value::F32(choices.float() as f32),
         7 => Value::String(choices.string()),
-        8 => Value::Bool(choices.byte() % 2 == 0),
+        8 => Value::Bool(choices.byte().is_multiple_of(2)),
         9 => Value::Array(Array::Bool(vec![true; choices.below(4)])),
         10 => Value::Array(Array::U8(vec![choices.byte(); choices.below(2000)])),
         _ => Value::Array(Array::String(vec![choices.string(); choices.below(5)])),

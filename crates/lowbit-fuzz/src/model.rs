@@ -230,7 +230,7 @@ impl Damaged {
             "linear_conv_kernel_dim",
             "num_key_value_heads",
         ];
-        let own = choices.byte() % 4 > 0;
+        let own = !choices.byte().is_multiple_of(4);
         let section = self.section(choices);
         let keys: Vec<String> = section.keys().cloned().collect();
         let key = match own && !keys.is_empty() {

@@ -148,7 +148,7 @@ pub(crate) fn tensors(model_type: &str, vocab_size: usize, gguf: bool) -> Vec<Sp
         let mut tensors = vec![spec("input_layernorm.weight", "attn_norm.weight", &[HIDDEN])];
         let post = if kind.hybrid { "post_attention_norm.weight" } else { "ffn_norm.weight" };
         tensors.push(spec("post_attention_layernorm.weight", post, &[HIDDEN]));
-        let mixer = if kind.hybrid && layer % 2 == 0 { delta_net(kind) } else { attention(kind) };
+        let mixer = if kind.hybrid && layer.is_multiple_of(2) { delta_net(kind) } else { attention(kind) };
         tensors.extend(mixer);
         tensors.extend(if kind.moe { experts(kind, layer) } else { mlp("mlp", "", INNER) });
         all.extend(tensors.into_iter().map(|tensor| Spec {

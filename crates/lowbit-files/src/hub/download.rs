@@ -187,19 +187,28 @@ fn incomplete(blob: &Path) -> PathBuf {
     path.into()
 }
 
-/// Whether a blob is there that is what `remote` says; one that is not is removed.
+/// Whether a blob is there that is what `remote` says. One that is not stays until another is renamed over it: other
+/// files may be links to it.
 fn is_whole(blob: &Path, remote: &Remote) -> Result<bool, String> {
     let Ok(metadata) = fs::symlink_metadata(blob) else { return Ok(false) };
-    if metadata.is_file() && metadata.len() == remote.bytes {
-        let mut verifier = Verifier::new(&remote.etag, remote.bytes);
-        let mut file = File::open(blob).map_err(|error| problem(blob, &error))?;
-        update(&mut verifier, &mut file).map_err(|error| problem(blob, &error))?;
-        if verifier.finish(&remote.etag).is_ok() {
-            return Ok(true);
-        }
+    if !metadata.is_file() {
+        return Ok(false);
     }
-    fs::remove_file(blob).map_err(|error| problem(blob, &error))?;
-    Ok(false)
+    let (here, want) = (metadata.len(), remote.bytes);
+    if here != want {
+        return match remote.etag.digest() {
+            // It may be another file's, whose link would lead to this one.
+            Digest::Unknown => {
+                let tag = remote.etag.as_str();
+                Err(format!("its ETag is {tag} and it has {want} bytes, but {} has {here}", blob.display()))
+            }
+            _ => Ok(false),
+        };
+    }
+    let mut verifier = Verifier::new(&remote.etag, want);
+    let mut file = File::open(blob).map_err(|error| problem(blob, &error))?;
+    update(&mut verifier, &mut file).map_err(|error| problem(blob, &error))?;
+    Ok(verifier.finish(&remote.etag).is_ok())
 }
 
 fn update(verifier: &mut Verifier, file: &mut File) -> Result<u64, std::io::Error> {
