@@ -258,8 +258,8 @@ def judge_greedy(lowbit: Path, out: Path, text: str, tokens: list[int], expected
         if got != want:
             lead = f"lead {expected.leads[i]:.3g} > {expected.lead_tolerance:.1e}"
             return Verdict("wrong", f"greedy token {i}: {got}, transformers {want} ({lead})")
-    # A reply ends where the model's context does; transformers goes on.
-    want = min(len(expected.greedy), expected.max_position_embeddings - len(tokens))
+    # A reply ends where the model's context does (the last token needs no place in it); transformers goes on.
+    want = min(len(expected.greedy), expected.max_position_embeddings - len(tokens) + 1)
     if len(reply["tokens"]) != want:
         return Verdict("wrong", f"{len(reply['tokens'])} tokens of {want}: {error[-300:]}")
     return Verdict("agrees")
