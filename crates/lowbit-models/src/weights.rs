@@ -18,6 +18,9 @@ pub struct Weights<'a> {
     used: Rc<RefCell<HashSet<String>>>,
 }
 
+/// The tensors of a module's weight: scales and biases where MLX quantised it.
+const PARTS: [&str; 3] = ["weight", "scales", "biases"];
+
 /// Where a model runs and what its layers exchange.
 #[derive(Clone, Debug)]
 pub struct Target {
@@ -77,11 +80,20 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().iter().map(|view| view.name.as_str())
     }
 
-    /// Whether two tensors, by Hugging Face's names, are the same to the byte; `None` when one is absent.
+    /// Whether the weights of two modules, by Hugging Face's names, are the same to the byte, their scales and biases with
+    /// them; `None` when a module has none.
     pub fn are_same(&self, one: &str, other: &str) -> Option<bool> {
-        let view = |name| self.checkpoint.tensors().get(&self.name(name, ""));
-        let (one, other) = (view(one)?, view(other)?);
-        Some(one.stored == other.stored && one.shape == other.shape && one.bytes[..] == other.bytes[..])
+        let view = |module: &str, part: &str| {
+            self.checkpoint.tensors().get(&self.name(&format!("{module}.{part}"), ""))
+        };
+        view(one, "weight").and(view(other, "weight"))?;
+        let same = |part: &&str| match (view(one, part), view(other, part)) {
+            (Some(one), Some(other)) => {
+                one.stored == other.stored && one.shape == other.shape && one.bytes[..] == other.bytes[..]
+            }
+            (one, other) => one.is_none() && other.is_none(),
+        };
+        Some(PARTS.iter().all(|part| same(&part)))
     }
 
     /// Whether this is a GGUF file.
@@ -352,9 +364,10 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Marks a tensor as known without reading it.
+    /// Marks a module's weight, with its scales and biases, as known without reading it.
     pub fn ignore(&self, json: &str, gguf: &str) {
-        self.used.borrow_mut().insert(self.name(json, gguf));
+        let module = self.name(json, gguf);
+        self.used.borrow_mut().extend(PARTS.map(|part| format!("{module}.{part}")));
     }
 
     fn choose<'n>(&self, json: &'n str, gguf: &'n str) -> &'n str {

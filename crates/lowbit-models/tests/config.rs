@@ -303,13 +303,14 @@ fn biases_are_those_that_the_flags_promise() {
 }
 
 /// A second output layer, that differs from the embedding or not.
-fn with_head(tiny: &mut Tiny, name: &str, differs: bool) {
-    let embedding = tiny.tensors.iter().find(|(name, _)| name.ends_with("embed_tokens.weight")).unwrap();
+fn with_head_of(tiny: &mut Tiny, part: &str, differs: bool) {
+    let embedding = format!("embed_tokens.{part}");
+    let embedding = tiny.tensors.iter().find(|(name, _)| name.ends_with(&embedding)).unwrap();
     let mut head = embedding.1.clone();
     if differs {
         head.2.reverse();
     }
-    tiny.tensors.insert(name.into(), head);
+    tiny.tensors.insert(format!("lm_head.{part}"), head);
 }
 
 #[test]
@@ -318,9 +319,9 @@ fn an_output_layer_beside_the_tied_embedding_is_used_only_if_it_is_the_same() {
     for format in ["pt", "mlx"] {
         let mut tiny = Tiny::open("llama3");
         tiny.format = Some(format.into());
-        with_head(&mut tiny, "lm_head.weight", false);
+        with_head_of(&mut tiny, "weight", false);
         assert_eq!(logits(&tiny.load().unwrap()), plain);
-        with_head(&mut tiny, "lm_head.weight", true);
+        with_head_of(&mut tiny, "weight", true);
         let message = tiny.refused();
         assert!(
             message.contains("tie_word_embeddings is true") && message.contains("lm_head.weight"),
@@ -334,6 +335,19 @@ fn an_output_layer_beside_the_tied_embedding_is_used_only_if_it_is_the_same() {
     }
     let message = refused("llama3", &set("tie_word_embeddings", json!(false)));
     assert!(message.contains("lm_head.weight is missing"), "{message}");
+}
+
+/// Codes that are equal say nothing of weights whose scales are not.
+#[test]
+fn a_quantized_output_layer_is_the_embedding_only_with_its_scales() {
+    let plain = changed("qwen3-mlx-4bit", &|_| ()).unwrap();
+    let mut tiny = Tiny::open("qwen3-mlx-4bit");
+    for part in ["weight", "scales", "biases"] {
+        with_head_of(&mut tiny, part, false);
+    }
+    assert_eq!(logits(&tiny.load().unwrap()), plain);
+    with_head_of(&mut tiny, "scales", true);
+    assert!(tiny.refused().contains("tie_word_embeddings is true"));
 }
 
 #[test]

@@ -37,7 +37,7 @@ const SHARD_BYTES: u64 = 5 << 30;
 
 /// Quantises `checkpoint`, a Hugging Face one in f32, f16 or bf16, round-to-nearest into a new directory `output` in
 /// MLX's layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU backend) bit
-/// for bit. `progress` hears of each tensor done and of all, and can break off.
+/// for bit. `progress` hears of each tensor done and of all, and once more when all is on the disk; it can break off.
 ///
 /// The directory is [`Staged`]: it has its name when all of it is on the disk, and whatever ends this earlier leaves
 /// nothing (or what it was to replace) under that name.
@@ -49,7 +49,7 @@ pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
     options: &QuantizeOptions,
-    progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
     // Known before anything is written.
     Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
@@ -69,13 +69,17 @@ pub fn quantize(
         jobs.into_iter().map(|target| Job::new(target, dtype, options)).collect::<Result<Vec<_>, _>>()?;
     let existing = if options.replace { Existing::Replace } else { Existing::Refuse };
     let staged = Staged::directory(output, existing)?;
-    let summary = write_tensors(&jobs, staged.path(), progress)?;
+    let summary = write_tensors(&jobs, staged.path(), &mut progress)?;
     let routers = jobs.iter().filter(|job| job.choice == Some(Choice::Router));
     let overrides =
         routers.map(|job| (job.module().to_string(), json!({ "group_size": ROUTER.1, "bits": ROUTER.0 })));
     write(staged.path(), "config.json", config(checkpoint, options, overrides.collect())?.as_bytes())?;
     for companion in companions {
         write(staged.path(), companion.name, &companion.bytes)?;
+    }
+    staged.sync()?;
+    if progress(jobs.len(), jobs.len()).is_break() {
+        return Err(QuantizeError::Interrupted);
     }
     staged.commit()?;
     Ok(summary)

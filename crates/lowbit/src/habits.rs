@@ -4,6 +4,7 @@ mod table;
 
 use crate::{Failure, out};
 use clap::{ArgAction, Command};
+use lowbit_files::read::limit;
 use lowbit_files::{FileError, shown};
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -283,9 +284,6 @@ pub fn unescape(text: &str) -> String {
     out + rest
 }
 
-/// Bytes of a prompt or a text to score: more than any context takes, and a device has no end.
-const LONGEST_TEXT: u64 = 1 << 30;
-
 /// The text of a file, or of standard input for `-`. Pipes such as `<(command)` are read, too.
 ///
 /// # Errors
@@ -296,14 +294,27 @@ pub fn read_text(file: &Path) -> Result<String, Failure> {
     let failed = |problem: &dyn std::fmt::Display| -> Failure { format!("{name}: {problem}").into() };
     let source: Box<dyn Read> = match is_stdin {
         true => Box::new(std::io::stdin().lock()),
-        false => Box::new(std::fs::File::open(file).map_err(|error| failed(&error))?),
+        false if is_text(file).map_err(|error| failed(&error))? => {
+            Box::new(std::fs::File::open(file).map_err(|error| failed(&error))?)
+        }
+        false => return Err(failed(&"not a regular file")),
     };
     let mut bytes = vec![];
-    source.take(LONGEST_TEXT + 1).read_to_end(&mut bytes).map_err(|error| failed(&error))?;
-    if bytes.len() as u64 > LONGEST_TEXT {
-        return Err(failed(&format_args!("has more than {LONGEST_TEXT} bytes")));
+    source.take(limit::TEXT + 1).read_to_end(&mut bytes).map_err(|error| failed(&error))?;
+    if bytes.len() as u64 > limit::TEXT {
+        return Err(failed(&format_args!("has more than {} bytes", limit::TEXT)));
     }
     String::from_utf8(bytes).map_err(|error| failed(&error))
+}
+
+/// Whether `file` is one to read to its end: a regular one, or a pipe such as a shell makes for `<(command)`.
+fn is_text(file: &Path) -> std::io::Result<bool> {
+    let kind = std::fs::metadata(file)?.file_type();
+    #[cfg(unix)]
+    if std::os::unix::fs::FileTypeExt::is_fifo(&kind) {
+        return Ok(true);
+    }
+    Ok(kind.is_file())
 }
 
 /// `~/models` where no shell has replaced it, as after `--model=`.

@@ -133,7 +133,7 @@ impl ModelOptions {
         let start = Instant::now();
         let target = self.target()?;
         let checkpoint = self.open()?;
-        let spinner = progress::spinner(format!("loading {}", checkpoint.path().display()));
+        let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
         // Before the tokenizer, which other architectures may have of another kind.
         lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
@@ -198,7 +198,11 @@ fn bundled_demo(from: &Path) -> Result<PathBuf, Failure> {
     let found =
         from.ancestors().map(|folder| folder.join(DEMO)).find(|path| path.join("config.json").is_file());
     found.ok_or_else(|| {
-        format!("no --model was given, and {} is in no folder that holds {DEMO}", from.display()).into()
+        format!(
+            "no --model was given, and {} is in no folder that holds {DEMO}",
+            lowbit_files::shown_path(from)
+        )
+        .into()
     })
 }
 

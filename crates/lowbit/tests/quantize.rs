@@ -2,18 +2,17 @@
 //! nothing left behind. `tools/kill_quantize` does the same hundreds of times.
 #![cfg(unix)]
 
+mod support;
+
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
+use support::root;
 
 /// `lowbit quantize` of a checkpoint of this repository in `folder`, through a shell that runs `before` first.
 fn quantize(folder: &Path, before: &str, model: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new("sh");
+    let mut command = support::with_signals("sh");
     command.arg("-c").arg(format!("{before} exec \"$0\" quantize \"$@\"")).arg(env!("CARGO_BIN_EXE_lowbit"));
     command.arg("--model").arg(root().join(model)).args(arguments).current_dir(folder);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -65,12 +64,18 @@ fn signal_while_writing(child: &Child, folder: &Path, signal: &str) {
 #[test]
 fn signals_remove_what_was_written() {
     for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
-        let folder = tempfile::tempdir().unwrap();
-        let child = quantize(folder.path(), "", DEMO, &["--output", "new"]).spawn().unwrap();
-        signal_while_writing(&child, folder.path(), signal);
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.signal(), Some(number), "{}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(names(folder.path()), [""; 0], "{signal}");
+        // A signal that comes with the last rename comes too late: then the checkpoint is there.
+        let stopped = (0..20).any(|_| {
+            let folder = tempfile::tempdir().unwrap();
+            let child = quantize(folder.path(), "", DEMO, &["--output", "new"]).spawn().unwrap();
+            signal_while_writing(&child, folder.path(), signal);
+            let output = child.wait_with_output().unwrap();
+            let stopped = output.status.signal() == Some(number);
+            assert!(stopped || output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(names(folder.path()), if stopped { vec![] } else { vec!["new"] }, "{signal}");
+            stopped
+        });
+        assert!(stopped, "{signal} never stopped it");
     }
 }
 

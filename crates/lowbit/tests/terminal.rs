@@ -10,7 +10,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::{lowbit, root};
+use support::{root, with_signals};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -35,7 +35,7 @@ impl Terminal {
         let size = Winsize { ws_row: 24, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
         let terminal = openpty(Some(&size), None).unwrap();
         // A session of its own, so that Ctrl-C in this terminal is a signal for it.
-        let mut command = Command::new("setsid");
+        let mut command = with_signals("setsid");
         command.args(["--ctty", "sh"]).current_dir(root()).env("TERM", term);
         let side = || Stdio::from(terminal.slave.try_clone().unwrap());
         command.stdin(side()).stdout(side()).stderr(side());
@@ -201,7 +201,8 @@ fn an_interrupt_prints_what_generate_has_written() {
 
 /// Starts the program with pipes and waits for the first byte of its output.
 fn piped(arguments: &[&str]) -> Child {
-    let mut command = lowbit(arguments);
+    let mut command = with_signals(env!("CARGO_BIN_EXE_lowbit"));
+    command.current_dir(root()).args(arguments);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 

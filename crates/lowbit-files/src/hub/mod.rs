@@ -138,7 +138,8 @@ impl Hub {
         let has = |file: &str| names.iter().any(|name| name == file);
         let most = self.settings.limits.files;
         if model.tag.is_none() && has(CONFIG) && has("tokenizer.json") {
-            let shards = match has(INDEX) {
+            // As where a directory is opened, a single file comes before shards beside it.
+            let shards = match has(INDEX) && !has(SINGLE) {
                 true => shard_names(&snapshot.join(INDEX))?,
                 false => choose::shards(&names, most).unwrap_or_else(|_| vec![SINGLE.into()]),
             };
@@ -178,7 +179,7 @@ impl Download<'_, '_> {
         }
         let small = choose::FILES.into_iter().chain([CONFIG]).filter(|file| has(file));
         self.files(&small.map(String::from).collect::<Vec<_>>())?;
-        let shards = match has(INDEX) {
+        let shards = match has(INDEX) && !has(SINGLE) {
             true => shard_names(&snapshot.join(INDEX))?,
             false => choose::shards(&names, most).map_err(|problem| model.missing(problem))?,
         };

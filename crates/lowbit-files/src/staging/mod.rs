@@ -100,15 +100,23 @@ impl Staged {
         &mut self.handle
     }
 
+    /// Waits until everything is on the disk, which takes longest; [`Self::commit`] is quick after it.
+    ///
+    /// # Errors
+    /// [`FileError::Io`].
+    pub fn sync(&self) -> Result<(), FileError> {
+        if self.kind == Kind::Directory {
+            sync_files(&self.path)?;
+        }
+        self.handle.sync_all().map_err(FileError::io(&self.path))
+    }
+
     /// Syncs everything and gives it its name.
     ///
     /// # Errors
     /// As [`Self::directory`]: the name may have been taken in the meantime.
     pub fn commit(mut self) -> Result<(), FileError> {
-        if self.kind == Kind::Directory {
-            sync_files(&self.path)?;
-        }
-        self.handle.sync_all().map_err(FileError::io(&self.path))?;
+        self.sync()?;
         check_existing(&self.output, self.existing, self.kind)?;
         let old = rename::into_place(&self.path, &self.output, self.existing, self.kind)?;
         self.done = true;

@@ -25,10 +25,12 @@ impl DecoderConfig {
     /// # Errors
     /// As [`Config::size`].
     pub fn new(config: &Config<'_>, weights: &Weights<'_>) -> Result<Self, ModelError> {
-        let vocab_size = match weights.shape("", "token_embd.weight") {
-            // One without dimensions is refused when it is asked for.
-            Some(shape) if config.is_gguf() => shape.first().copied().unwrap_or(1),
-            _ => config.size("vocab_size", "vocab_size")?,
+        let vocab_size = match config.is_gguf() {
+            // A missing embedding and one without dimensions are refused when it is asked for.
+            true => {
+                weights.shape("", "token_embd.weight").and_then(|shape| shape.first().copied()).unwrap_or(1)
+            }
+            false => config.size("vocab_size", "")?,
         };
         // Layers of the multi-token-prediction head follow the model's own in GGUF.
         let predictors =
@@ -197,7 +199,7 @@ impl Decoder {
         let embedding = Embedding::load(model, config.vocab_size, config.hidden_size)?;
         let top = weights.below(head_prefix(weights), "");
         let head = if config.tie_word_embeddings {
-            top.ignore("lm_head.weight", "output.weight");
+            top.ignore("lm_head", "output");
             embedding.as_linear()
         } else {
             top.linear("lm_head", "output", config.vocab_size, config.hidden_size)?

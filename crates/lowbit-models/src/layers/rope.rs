@@ -24,19 +24,6 @@ pub fn rope_params(
     }
 }
 
-/// Before any table of frequencies is made.
-fn check_rotary_dim(
-    config: &Config<'_>,
-    key: &str,
-    got: impl ToString,
-    (rotary_dim, head_dim): (usize, usize),
-) -> Result<(), ModelError> {
-    match rotary_dim <= head_dim {
-        true => Ok(()),
-        false => Err(config.refuse(key, &got.to_string(), &format!("heads have {head_dim} elements"))),
-    }
-}
-
 fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result<RopeParams, ModelError> {
     let section = section(config)?;
     let section = section.as_ref();
@@ -180,7 +167,11 @@ fn from_gguf(
 ) -> Result<RopeParams, ModelError> {
     let theta = config.optional_float("", "rope.freq_base")?.unwrap_or(DEFAULT_THETA);
     let rotary_dim = config.optional_size("", "rope.dimension_count")?.unwrap_or(head_dim);
-    check_rotary_dim(config, "rope.dimension_count", rotary_dim, (rotary_dim, head_dim))?;
+    // Before any table of frequencies is made.
+    if rotary_dim > head_dim {
+        let want = format!("heads have {head_dim} elements");
+        return Err(config.refuse("rope.dimension_count", &rotary_dim.to_string(), &want));
+    }
     check_sections(config, rotary_dim)?;
     let factor = match config.optional_float("", "rope.scaling.factor")? {
         None => config.optional_float("", "rope.scale_linear")?.unwrap_or(1.0),

@@ -23,15 +23,17 @@ pub(super) fn is_tied(config: &Config<'_>, weights: &Weights<'_>) -> Result<bool
         false => whole.unwrap_or(matches!(config.architecture()?.as_str(), "llama" | "mistral")),
     };
     let by_kind = if config.is_mlx() { in_mlx } else { whole.unwrap_or(false) };
-    let head = format!("{}lm_head.weight", head_prefix(weights));
-    let embedding = format!("{}embed_tokens.weight", text_model(weights).prefix());
+    let head = format!("{}lm_head", head_prefix(weights));
+    let embedding = format!("{}embed_tokens", text_model(weights).prefix());
     match weights.are_same(&head, &embedding) {
         // Somebody ties it, and it cannot be otherwise.
-        None if !weights.has(&head, "") => Ok(by_kind || [whole, text].contains(&Some(true))),
+        None if !weights.has(&format!("{head}.weight"), "") => {
+            Ok(by_kind || [whole, text].contains(&Some(true)))
+        }
         None | Some(false) if by_kind => {
             let got = if whole.or(text).is_some() { "true" } else { "missing" };
             let want = format!(
-                "{head} is there and differs from {embedding}: transformers would use it and mlx-lm would not"
+                "{head}.weight is there and differs from {embedding}.weight: transformers would use it and mlx-lm would not"
             );
             Err(config.refuse("tie_word_embeddings", got, &want))
         }

@@ -56,6 +56,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let Summary { parameters, bytes } = result?;
     let bits = bytes as f64 * 8.0 / (parameters as f64).max(1.0);
-    out::line!("{}: {:.1} MB, {bits:.3} bits a weight", arguments.output.display(), bytes as f64 / 1e6)?;
+    let output = lowbit_files::shown_path(&arguments.output);
+    out::line!("{output}: {:.1} MB, {bits:.3} bits a weight", bytes as f64 / 1e6)?;
     Ok(())
 }

@@ -119,6 +119,8 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         ],
         Nothing(0, "chat always is"),
     ),
+    (Some("generate"), &["--chat-template-config"], Is("--chat-template-kwargs")),
+    (Some("chat"), &["--chat-template-config"], Is("--chat-template-kwargs")),
     (Some("generate"), &["-no-cnv", "--no-conversation"], Is("--ignore-chat-template")),
     (
         Some("chat"),

@@ -16,6 +16,17 @@ pub fn lowbit(arguments: &[&str]) -> Command {
     command
 }
 
+/// `program` with the default of each signal that the tests send: a test run in the background may have been started with
+/// some of them ignored, which programs inherit.
+pub fn with_signals(program: &str) -> Command {
+    if cfg!(target_os = "linux") {
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT,TERM,HUP", program]);
+        return command;
+    }
+    Command::new(program)
+}
+
 pub fn with_input(mut command: Command, input: &[u8]) -> Output {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -143,6 +143,8 @@ fn an_index_reaches_nothing_but_shards() {
     ] {
         let index = serde_json::json!({ "weight_map": { "a": shard } }).to_string();
         let mut known = small();
+        known.retain(|(name, _)| name != crate::SINGLE);
+        known.push(("model-00001-of-00001.safetensors".into(), b"weights".to_vec()));
         known.push((crate::INDEX.into(), index.into_bytes()));
         let place = Place::new();
         let (endpoint, asked) = serve(move |asked| honest(&known, asked));
@@ -154,6 +156,8 @@ fn an_index_reaches_nothing_but_shards() {
     let map: Vec<_> = (0..3000).map(|shard| format!("\"{shard}\": \"{shard}.safetensors\"")).collect();
     let index = format!("{{\"weight_map\": {{{}}}}}", map.join(","));
     let mut known = small();
+    known.retain(|(name, _)| name != crate::SINGLE);
+    known.push(("model-00001-of-00001.safetensors".into(), b"weights".to_vec()));
     known.push((crate::INDEX.into(), index.into_bytes()));
     let (endpoint, _) = serve(move |asked| honest(&known, asked));
     let message = Place::new().resolve(&endpoint, "org/name").unwrap_err().to_string();

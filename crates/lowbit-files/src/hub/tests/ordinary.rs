@@ -56,7 +56,9 @@ fn whole_models_come_from_the_cache() {
     let single = cached(&[&small[..], &[(SINGLE, "")]].concat());
     let sharded = cached(&[&small[..], &[(INDEX, TWO)], &PARTS].concat());
     let unindexed = cached(&[&small[..], &PARTS].concat());
-    for place in [single, sharded, unindexed] {
+    // The single file is the one that is opened.
+    let both = cached(&[&small[..], &[(SINGLE, ""), (INDEX, TWO)]].concat());
+    for place in [single, sharded, unindexed, both] {
         let path = place.resolve(NOWHERE, "org/name").unwrap();
         assert_eq!(path, place.repository().join("snapshots").join(COMMIT));
     }
