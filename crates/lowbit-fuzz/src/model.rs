@@ -132,7 +132,11 @@ impl Damaged {
         damaged
     }
 
-    fn add(&mut self, Spec { json, shape, .. }: Spec, quantized: bool) {
+    fn add(&mut self, Spec { json, mut shape, .. }: Spec, quantized: bool) {
+        if quantized && json.ends_with("conv1d.weight") {
+            // As mlx-lm has it.
+            shape.swap(1, 2);
+        }
         let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
         let (name, dtype) = (json, DTYPES[0]);
         let tensor = |name, dtype, shape| Tensor { name, dtype, shape, fill: Fill::Plausible, lie: 0 };

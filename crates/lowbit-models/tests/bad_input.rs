@@ -131,7 +131,12 @@ fn absurd_sizes_are_refused_at_once() {
             json!(wrapping),
             "linear_value_head_dim is 6 * 4611686018427387968",
         ),
-        ("qwen3_next", "linear_conv_kernel_dim", json!(1u64 << 62), "linear_conv_kernel_dim is"),
+        (
+            "qwen3_next",
+            "linear_conv_kernel_dim",
+            json!(1u64 << 62),
+            "wants [channels, 1, 4611686018427387904]",
+        ),
         ("qwen3_next", "linear_conv_kernel_dim", json!(1u64 << 40), "conv1d.weight is"),
         ("qwen3_next", "moe_intermediate_size", json!(1u64 << 63), "9223372036854775808"),
         ("qwen3_moe", "num_experts", json!(u64::MAX), "num_experts"),
