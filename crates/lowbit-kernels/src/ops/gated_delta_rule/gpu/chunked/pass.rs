@@ -262,7 +262,7 @@ fn load_keys(of: &Operands<'_>, base: u32, at: &Place, chunk: usize, #[comptime]
         load_rows(of.v, to_values, first, at.end, at.value_heads * values, column, comptime!(SLICE / 8));
         let index = (at.slot + chunk) * at.value_heads + at.head;
         let to_transform = to + comptime!(places.transform as u32);
-        load_rows(of.transforms, to_transform, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        load_triangle(of.transforms, to_transform, index);
         let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 4) {
             let to = to + comptime!(places.key_gates as u32) + (unit * 16usize) as u32;
@@ -282,7 +282,7 @@ fn load_queries(of: &Operands<'_>, base: u32, at: &Place, chunk: usize, #[compti
         load_rows(of.q, to, first, at.end, at.key_heads * vectors, at.key_head * vectors, vectors);
         let index = (at.slot + chunk) * at.value_heads + at.head;
         let to_pairs = to + comptime!(places.pairs as u32);
-        load_rows(of.pairs, to_pairs, index * CHUNK, index * CHUNK + CHUNK, 8usize, 0usize, 8usize);
+        load_triangle(of.pairs, to_pairs, index);
         let unit = UNIT_POS_X as usize % LOADERS;
         if unit < comptime!(GATES / 8) {
             let to = to + comptime!(places.query_gates as u32) + (unit * 16usize) as u32;
@@ -312,6 +312,21 @@ fn load_rows(
         let row = first + row + comptime!(i * rows);
         let at = min(row, end - 1usize) * pitch + column + vector;
         copy(to + comptime!((i * LOADERS * 16) as u32), x, at, row < end);
+    }
+}
+
+/// Starts loading a chunk's `T` or `P`: the blocks of 16 x 16 on and below the diagonal, which [`multiply_triangle`] reads;
+/// `prepare.rs` need not write the others.
+#[cube]
+fn load_triangle(x: &[Vector<u32, Const<4>>], to: u32, index: usize) {
+    let unit = UNIT_POS_X as usize % LOADERS;
+    let (row, vector) = (unit / 8usize, unit % 8usize);
+    let to = to + place(row, vector, 8usize);
+    #[unroll]
+    for sixteen in 0..comptime!(CHUNK / 16) {
+        let last = comptime!(2 * sixteen + 1).runtime();
+        let at = (index * CHUNK + comptime!(16 * sixteen) + row) * 8usize + min(vector, last);
+        copy(to + comptime!((sixteen * LOADERS * 16) as u32), x, at, vector <= last);
     }
 }
 
