@@ -93,7 +93,7 @@ impl<'a> Weights<'a> {
             }
             (one, other) => one.is_none() && other.is_none(),
         };
-        Some(PARTS.iter().all(|part| same(&part)))
+        Some(PARTS.iter().all(same))
     }
 
     /// Whether this is a GGUF file.
