@@ -19,7 +19,7 @@ thread_local! {
     static DEVICE: Device = Device::cpu(Some(1)).expect("a thread");
 }
 
-/// A tiny checkpoint of some architecture, damaged in up to 12 chosen ways (see [`Damaged::damage`]): it is refused, or
+/// A tiny checkpoint of some architecture, damaged in up to 12 chosen ways (see `Damaged::damage`): it is refused, or
 /// it answers.
 pub fn model(data: &[u8]) {
     let mut choices = Choices(data);
