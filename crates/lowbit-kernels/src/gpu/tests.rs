@@ -40,18 +40,23 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels.into_iter().flatten().collect()
 }
 
-/// Compiles all kernels for `target`, and fails with the names of those that `compile` refuses.
-fn all(target: &Target, compile: impl Fn(&dyn CubeKernel) -> Result<(), KernelError> + Sync) {
+/// Compiles all kernels for `target`, each with its place in the list, and fails with the names of those that `compile`
+/// refuses.
+fn all(target: &Target, compile: impl Fn(usize, &dyn CubeKernel) -> Result<(), KernelError> + Sync) {
     let kernels = kernels(target);
-    let refusals: Vec<String> =
-        kernels.par_iter().filter_map(|kernel| compile(&**kernel).err()).map(|e| e.to_string()).collect();
+    let refusals: Vec<String> = kernels
+        .par_iter()
+        .enumerate()
+        .filter_map(|(at, kernel)| compile(at, &**kernel).err())
+        .map(|error| error.to_string())
+        .collect();
     assert!(refusals.is_empty(), "{} of {}:\n{}", refusals.len(), kernels.len(), refusals.join("\n\n"));
 }
 
 #[cfg(feature = "metal")]
 #[test]
 fn every_kernel_compiles_to_msl() {
-    all(&Target::offline(32, 4), |kernel| {
+    all(&Target::offline(32, 4), |_, kernel| {
         let source = compile::msl(kernel)?;
         assert!(source.text.contains("kernel"), "{}", compile::name(kernel));
         Ok(())
@@ -62,23 +67,32 @@ fn every_kernel_compiles_to_msl() {
 #[test]
 fn every_kernel_compiles_to_spirv() {
     for plane in [8, 32, 64] {
-        all(&Target::offline(plane, 4), |kernel| {
+        all(&Target::offline(plane, 4), |_, kernel| {
             assert_eq!(compile::spirv(kernel)?[0], 0x0723_0203, "{}", compile::name(kernel));
             Ok(())
         });
     }
 }
 
-/// Needs NVRTC on the loader's path.
+/// Needs NVRTC on the loader's path. Where `KERNEL_CODE` names a folder, each kernel's source and machine code are left
+/// there under its place in the list, with one name for all entries, so that `tools/compare_kernels` can compare those of
+/// two commits.
 #[cfg(feature = "cuda")]
 #[test]
 fn every_kernel_compiles_to_machine_code() {
     let headers = options().headers;
-    all(&Target::cuda(90), |kernel| {
+    let folder = std::env::var_os("KERNEL_CODE").map(std::path::PathBuf::from);
+    all(&Target::cuda(90), |at, kernel| {
         let source = compile::cuda(kernel)?;
         let name = compile::name(kernel);
-        let code = super::nvrtc::compile(&name, &source.text, "sm_90a", &headers)?;
+        let text = source.text.replace(&source.entry, "kernel_entry");
+        let code = super::nvrtc::compile(&name, &text, "sm_90a", &headers)?;
         assert!(code.starts_with(b"\x7fELF"), "{name}");
+        if let Some(folder) = &folder {
+            let file = folder.join(format!("{at:04}"));
+            std::fs::write(file.with_extension("cu"), format!("// {name}\n{text}")).unwrap();
+            std::fs::write(file.with_extension("cubin"), code).unwrap();
+        }
         Ok(())
     });
 }
