@@ -123,7 +123,7 @@ fn inspect_counts_what_is_there() {
     assert_eq!(report["layout"], "GGUF");
     assert!(report["formats"]["Q4_0"]["tensors"].as_u64().unwrap() > 5);
     let plain = lowbit(&["inspect"]).output().unwrap();
-    assert!(String::from_utf8(plain.stdout).unwrap().contains("bits a weight"));
+    assert!(String::from_utf8(plain.stdout).unwrap().contains("bits per weight"));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// What stands for a flag or a command of another program.
+/// How a flag or command of another program is translated.
 #[derive(Clone, Copy, Debug)]
 pub enum Instead {
     /// The same under another name.
@@ -50,7 +50,7 @@ pub fn translate(
     Ok(arguments)
 }
 
-/// clap's complaint, or what to type where someone gave a model as a word of its own.
+/// clap's error, or what to type where a model was given as a positional argument.
 pub fn explain(error: clap::Error, arguments: &[OsString]) -> Failure {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     let word = match error.get(ContextKind::InvalidArg) {
@@ -65,7 +65,7 @@ pub fn explain(error: clap::Error, arguments: &[OsString]) -> Failure {
     }
 }
 
-/// A command that was not typed so.
+/// The command that is meant where none was typed.
 struct Meant {
     name: &'static str,
     /// Before the first argument, not in its place.
@@ -129,7 +129,7 @@ fn flags(command: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, F
             Some((flag, value)) => (flag, Some(value.to_string())),
             None => (text, None),
         };
-        // As in llama.cpp, words may be joined by either.
+        // As in llama.cpp, words may be joined by `-` or `_`.
         let dashed = if flag.starts_with("--") { flag.replace('_', "-") } else { flag.to_string() };
         let flag = match instead(command.get_name(), &dashed) {
             None => dashed,
@@ -154,7 +154,7 @@ fn flags(command: &Command, arguments: Vec<OsString>) -> Result<Vec<OsString>, F
         }
         match (value, next) {
             (Some(value), _) => translated.push(format!("{flag}={value}").into()),
-            // Values that begin with a dash have to be joined, which short names do not offer.
+            // Values that begin with a dash need `--name=value`, which short names do not offer.
             (None, Some(next)) if next.to_string_lossy().starts_with('-') => {
                 translated.push(joined(&long_name(command, &flag), &next));
             }
@@ -189,7 +189,7 @@ fn flags_with_value(command: &Command) -> HashSet<String> {
     names.collect()
 }
 
-/// Whether this is a value although a flag stands before it: not what looks like a flag.
+/// Whether this argument is the value of the flag before it: it does not look like a flag itself.
 fn is_value(argument: &OsString) -> bool {
     let Some(text) = argument.to_str() else { return true };
     let Some(rest) = text.strip_prefix('-') else { return true };
@@ -230,7 +230,7 @@ pub fn token_count(text: &str) -> Result<usize, String> {
     }
 }
 
-/// `--seed`: -1 is another one each run.
+/// `--seed`: -1 is a different seed on each run.
 pub fn seed(text: &str) -> Result<Option<u64>, String> {
     match text {
         "-1" => Ok(None),
@@ -317,7 +317,7 @@ fn is_text(file: &Path) -> std::io::Result<bool> {
     Ok(kind.is_file())
 }
 
-/// `~/models` where no shell has replaced it, as after `--model=`.
+/// `~/models` expanded where the shell has not done it, as after `--model=`.
 pub fn expand_home(path: &str) -> PathBuf {
     let home = std::env::var_os("HOME").filter(|_| !Path::new(path).exists());
     match (path.strip_prefix("~/"), home) {

@@ -28,7 +28,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What to write on from.
+/// The prompt and how it is read.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Prompt")]
 struct Prompts {
@@ -38,10 +38,10 @@ struct Prompts {
     /// The prompt; `-` reads it from standard input [default: standard input].
     #[arg(long, short, value_name = "TEXT")]
     prompt: Option<String>,
-    /// A file with the prompt; a line break at its end is no part of it.
+    /// A file with the prompt; one line break at its end is dropped.
     #[arg(long, short, conflicts_with = "prompt")]
     file: Option<PathBuf>,
-    /// Take \n, \t, \\ and the like in --prompt for what they stand for.
+    /// Interpret \n, \t, \\ and other escapes in --prompt.
     #[arg(long, short)]
     escape: bool,
     /// A system message for models with a chat template.

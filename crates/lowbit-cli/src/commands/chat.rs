@@ -4,7 +4,7 @@ use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
 use crate::template::TemplateOptions;
 use crate::{Failure, out};
-use lowbit::{ChatTemplate, Finish, Message, Session};
+use lowbit::{ChatTemplate, Finish, Message};
 
 /// Flags of `chat`.
 #[derive(clap::Args)]
@@ -20,7 +20,7 @@ pub struct Arguments {
     reply: ReplyOptions,
     #[command(flatten)]
     template: TemplateOptions,
-    /// Print one JSON object a reply.
+    /// Print one JSON object per reply.
     #[arg(long)]
     json: bool,
 }
@@ -40,7 +40,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         out::note!("this checkpoint has no chat template: the model continues what you type as plain text");
     }
     let mut lines = Lines::new()?;
-    let mut chat = Chat::new(arguments, &loaded, template);
+    let mut chat = Chat::new(arguments, &loaded, template.as_ref());
     let mut asked_to_end = false;
     loop {
         match lines.next(&interrupts)? {
@@ -62,24 +62,25 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// The conversation: its messages, and the session that has read them.
+/// The conversation, and the model and flags that it uses.
 struct Chat<'m> {
     arguments: &'m Arguments,
     loaded: &'m Loaded,
-    template: Option<ChatTemplate>,
-    messages: Vec<Message>,
-    session: Session<'m>,
+    said: lowbit::Chat<'m>,
 }
 
 impl<'m> Chat<'m> {
-    fn new(arguments: &'m Arguments, loaded: &'m Loaded, template: Option<ChatTemplate>) -> Self {
-        let system = arguments.system_prompt.iter().map(|text| Message::new("system", text));
-        Self { arguments, loaded, template, messages: system.collect(), session: Session::new(&loaded.model) }
+    fn new(arguments: &'m Arguments, loaded: &'m Loaded, template: Option<&'m ChatTemplate>) -> Self {
+        let mut said = lowbit::Chat::new(&loaded.model, &loaded.tokenizer, template);
+        if let Some(text) = &arguments.system_prompt {
+            said = said.with_message(Message::new("system", text));
+        }
+        Self { arguments, loaded, said }
     }
 
     fn turn(&mut self, line: String, interrupts: &Interrupts) -> Result<(), Failure> {
         let Loaded { tokenizer, .. } = self.loaded;
-        let prompt = self.prompt(&line)?;
+        let prompt = self.said.ask(&line)?;
         let asked = Asked {
             prompt: &prompt,
             generation: self.arguments.sampling.generation(tokenizer.eos_ids().to_vec()),
@@ -88,18 +89,9 @@ impl<'m> Chat<'m> {
             interrupts,
             in_session: true,
         };
-        let reply = match reply(&mut self.session, self.loaded, asked) {
+        let reply = match reply(self.said.session(), self.loaded, asked) {
             Ok(reply) => reply,
-            // A message that does not fit is refused; the conversation goes on without it.
-            Err(failure) if failure.downcast_ref::<lowbit_models::ModelError>().is_some() => {
-                out::note!("error: {failure}");
-                self.messages.pop();
-                if !matches!(failure.downcast_ref(), Some(lowbit_models::ModelError::ContextLength { .. })) {
-                    self.session.clear()?;
-                }
-                return Ok(());
-            }
-            Err(failure) => return Err(failure),
+            Err(failure) => return self.refused(failure),
         };
         if self.arguments.json {
             out::line!("{}", serde_json::to_string(&reply)?)?;
@@ -109,28 +101,17 @@ impl<'m> Chat<'m> {
         }
         if reply.finish == Finish::Interrupted && reply.tokens.is_empty() {
             // The message was not read to its end, so it is not part of the conversation.
-            self.messages.pop();
+            self.said.take_back();
             return Ok(());
         }
-        self.messages.push(Message::new("assistant", &reply.text));
+        self.said.answered(&reply.text);
         Ok(())
     }
 
-    /// The tokens to run for this message. What the session has already read, up to the id that ended the last reply, is
-    /// not run again, unless the template rewrote it (some drop earlier reasoning): then the session starts over.
-    fn prompt(&mut self, line: &str) -> Result<Vec<u32>, Failure> {
-        self.messages.push(Message::new("user", line));
-        let tokenizer = &self.loaded.tokenizer;
-        let Some(template) = &self.template else {
-            return Ok(tokenizer.encode(line, self.session.tokens().is_empty())?);
-        };
-        let tokens = tokenizer.encode(&template.render(&self.messages, true)?, false)?;
-        match tokens.strip_prefix(self.session.tokens()) {
-            Some(rest) if !rest.is_empty() => Ok(rest.to_vec()),
-            _ => {
-                self.session.clear()?;
-                Ok(tokens)
-            }
-        }
+    /// A message that the model refuses, such as one that does not fit; the conversation goes on without it.
+    fn refused(&mut self, failure: Failure) -> Result<(), Failure> {
+        let error = lowbit::Error::from(*failure.downcast::<lowbit_models::ModelError>()?);
+        out::note!("error: {error}");
+        Ok(self.said.refused(&error)?)
     }
 }

@@ -7,7 +7,7 @@ use lowbit_files::shown;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// Which chat template, and what it sees beside the messages.
+/// Which chat template to use, and its variables besides the messages.
 #[derive(clap::Args)]
 pub struct TemplateOptions {
     /// A file with the chat template to use instead of the checkpoint's.

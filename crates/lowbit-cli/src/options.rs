@@ -46,7 +46,7 @@ impl Activations {
     }
 }
 
-/// The values of flags that count something, of which there is one at least.
+/// The parser of flags that take a count of at least one.
 pub fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(1..)
 }
@@ -69,7 +69,7 @@ pub struct DeviceOptions {
     /// Where to run [default: cpu].
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(DEVICES))]
     device: Option<String>,
-    /// CPU threads [default: one a core].
+    /// CPU threads [default: one per core].
     #[arg(long, short)]
     pub threads: Option<usize>,
     /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
@@ -93,7 +93,7 @@ impl DeviceOptions {
         }
     }
 
-    /// The device that they name.
+    /// The device that the flags name.
     pub fn device(&self) -> Result<Device, Failure> {
         match self.name() {
             #[cfg(feature = "cuda")]
@@ -113,9 +113,10 @@ fn cuda_options() -> lowbit_kernels::gpu::CudaOptions {
     let folder = |name| std::env::var_os(name).map(PathBuf::from);
     let home = folder("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
     let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
-    lowbit_kernels::gpu::CudaOptions {
-        cache: cache.map(|cache| cache.join("lowbit")),
-        headers: home.join("include"),
+    let options = lowbit_kernels::gpu::CudaOptions::new(home.join("include"));
+    match cache {
+        Some(cache) => options.with_cache(cache.join("lowbit")),
+        None => options,
     }
 }
 
@@ -134,7 +135,7 @@ impl ModelOptions {
         let target = self.target()?;
         let checkpoint = self.open()?;
         let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
-        // Before the tokenizer, which other architectures may have of another kind.
+        // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too, and is the better error.
         lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         let model = Model::load_for(&checkpoint, target)?;
@@ -170,7 +171,7 @@ impl ModelOptions {
     }
 }
 
-/// Says on standard error what of the checkpoint is not computed. A warning that cannot be written stops nothing.
+/// Prints the model's warnings on standard error. A warning that cannot be written is ignored.
 fn warn(model: &Model) {
     for warning in model.warnings() {
         out::note!("warning: {warning}");
@@ -206,7 +207,7 @@ fn bundled_demo(from: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-/// None for another one each run. Not spelled out in the arguments: clap takes that for a flag that may be absent.
+/// None for a different seed on each run. A type of its own: clap would take a plain `Option` for a flag that may be absent.
 type Seed = Option<u64>;
 
 /// How tokens are chosen.
@@ -234,13 +235,13 @@ pub struct SamplingOptions {
     /// The repetition penalty looks at this many last tokens.
     #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64)]
     repetition_context: usize,
-    /// Seed of the random choices; -1 takes another one each run.
+    /// Seed of the random choices; -1 takes a different one on each run.
     #[arg(long, short, default_value = "-1", value_parser = habits::seed)]
     seed: Seed,
 }
 
 impl SamplingOptions {
-    /// The same as the library takes them.
+    /// The options as the library takes them.
     pub fn generation(&self, stop_ids: Vec<u32>) -> GenerationOptions {
         let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = self.seed.unwrap_or_else(|| now().map_or(0, |time| time.as_nanos() as u64));
@@ -252,11 +253,10 @@ impl SamplingOptions {
             repetition_penalty: self.repetition_penalty,
             seed,
         };
-        GenerationOptions {
-            sampling,
-            max_tokens: self.max_tokens,
-            stop_ids,
-            repetition_context: self.repetition_context,
-        }
+        GenerationOptions::default()
+            .with_sampling(sampling)
+            .with_max_tokens(self.max_tokens)
+            .with_stop_ids(stop_ids)
+            .with_repetition_context(self.repetition_context)
     }
 }

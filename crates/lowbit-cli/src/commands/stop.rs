@@ -1,7 +1,7 @@
 //! Texts that end a reply.
 
-/// Passes a text on as it comes, up to the first of the stop texts, which may span pieces of any length. What could
-/// still become one is held back.
+/// Passes a text on piece by piece up to the first stop text, which may span pieces. The end of a piece that could be the
+/// start of a stop text is held back.
 pub struct StopTexts<'a> {
     stops: &'a [String],
     held: String,
@@ -14,12 +14,12 @@ impl<'a> StopTexts<'a> {
         Self { stops, held: String::new(), found: false }
     }
 
-    /// Whether a stop text has come: nothing is passed on any more.
+    /// Whether a stop text was found: nothing is passed on any more.
     pub fn found(&self) -> bool {
         self.found
     }
 
-    /// What can be passed on once `text` has come.
+    /// Takes the next piece of text and returns what can be passed on.
     pub fn push(&mut self, text: &str) -> String {
         if self.found {
             return String::new();
@@ -40,8 +40,8 @@ impl<'a> StopTexts<'a> {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the stop text begins that is whole first; of several, the longest. So it does not matter in which pieces
-    /// the text came.
+    /// Where the stop text that is complete first begins; of several that end there, the longest. So the result does not depend
+    /// on how the text was cut into pieces.
     fn first(&self) -> Option<usize> {
         let places = self.stops.iter().filter_map(|stop| {
             let start = self.held.find(stop.as_str())?;
@@ -51,7 +51,7 @@ impl<'a> StopTexts<'a> {
     }
 }
 
-/// Bytes at the end of `text` that `stop` begins with.
+/// Length of the longest prefix of `stop` that `text` ends with.
 fn begun(text: &str, stop: &str) -> usize {
     let lengths = stop.char_indices().map(|(length, _)| length).rev();
     lengths.into_iter().find(|&length| text.as_bytes().ends_with(&stop.as_bytes()[..length])).unwrap_or(0)

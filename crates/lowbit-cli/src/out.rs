@@ -4,12 +4,12 @@
 use std::fmt::{self, Arguments, Display, Formatter};
 use std::io::{self, ErrorKind, Write};
 
-/// Standard output takes no more.
+/// Standard output cannot be written to.
 #[derive(Debug)]
 pub struct Unwritable(io::Error);
 
 impl Unwritable {
-    /// A reader such as `head` that has seen enough is no failure.
+    /// A reader such as `head` that closes the pipe is no failure.
     pub fn is_closed_pipe(&self) -> bool {
         self.0.kind() == ErrorKind::BrokenPipe
     }
@@ -23,7 +23,7 @@ impl Display for Unwritable {
 
 impl std::error::Error for Unwritable {}
 
-/// Writes to standard output, and waits until it is out.
+/// Writes to standard output and flushes it.
 ///
 /// # Errors
 /// [`Unwritable`].

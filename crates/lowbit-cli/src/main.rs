@@ -52,11 +52,11 @@ Without a command, lowbit generates when it is given a prompt (-p, -f), else it 
 /// Any error, to be printed with its causes.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Characters of an error that are printed: its causes and paths, not what a file made of it.
+/// Characters of an error that are printed: enough for its causes and paths, however much of a file it quotes.
 const LONGEST_ERROR: usize = 8000;
 
 fn main() -> ExitCode {
-    // Without it such a file ends the program without a word; nothing else is lost.
+    // Without this handler, a mapped file that is cut kills the program without a message; nothing else is lost.
     _ = lowbit_files::report_cut_files();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -84,7 +84,7 @@ fn run() -> Result<(), Failure> {
     }
 }
 
-/// Says what ended the program, and with which status it ends.
+/// Prints what ended the program and returns its exit status.
 fn end(failure: &(dyn std::error::Error + 'static)) -> ExitCode {
     if failure.is::<interrupt::Interrupted>() {
         return ExitCode::from(interrupt::STATUS);

@@ -14,7 +14,7 @@ const PROMPT: &str = "> ";
 /// Bytes of a line: more than any context takes.
 const LONGEST: u64 = 64 << 20;
 
-/// What came.
+/// What was read.
 pub enum Line {
     Text(String),
     /// Ctrl-C, and whether it was pressed on an empty line.
@@ -26,18 +26,18 @@ pub enum Line {
 
 /// Where lines come from.
 pub struct Lines {
-    /// On a terminal that can do it.
+    /// Present on a terminal that supports line editing.
     editor: Option<Editor<Watch, DefaultHistory>>,
 }
 
 impl Lines {
-    /// Standard input's.
+    /// Reads from standard input.
     pub fn new() -> Result<Self, Failure> {
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         if is_dumb || !std::io::stdin().is_terminal() {
             return Ok(Self { editor: None });
         }
-        // What is typed is shown on the terminal, also where the replies go to a file.
+        // The line being typed is shown on the terminal even where the replies go to a file.
         let behavior = match std::io::stdout().is_terminal() {
             true => Behavior::Stdio,
             false => Behavior::PreferTerm,
@@ -93,7 +93,7 @@ fn plain() -> Result<Line, Failure> {
     Ok(Line::Text(line.strip_suffix('\r').unwrap_or(line).to_string()))
 }
 
-/// Sees whether the line is empty: the editor does not say so when it is interrupted.
+/// Remembers whether the line is empty, which the editor does not say when it is interrupted.
 struct Watch {
     empty: Cell<bool>,
 }

@@ -31,7 +31,7 @@ struct Report {
     warnings: Vec<String>,
 }
 
-/// One weight, its scales and biases counted with it.
+/// One weight, including its scales and biases.
 #[derive(Serialize)]
 struct Weight {
     name: String,
@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     out::line!("{}: {} in {} layout", shown(&report.path), shown(&report.architecture), report.layout)?;
     let megabytes = report.bytes as f64 / 1e6;
     out::line!(
-        "{} parameters, {megabytes:.1} MB, {:.3} bits a weight\n",
+        "{} parameters, {megabytes:.1} MB, {:.3} bits per weight\n",
         report.parameters,
         report.bits_per_weight
     )?;
@@ -84,7 +84,7 @@ fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {
     let (mut parameters, mut bytes) = (0, 0);
     for weight in &tensors {
         let total = formats.entry(weight.format.clone()).or_default();
-        // A tensor without elements may say anything of its other sizes.
+        // A tensor with a dimension of 0 may claim any size for the others.
         let count = weight.shape.iter().fold(1u64, |count, &n| count.saturating_mul(n as u64));
         total.tensors += 1;
         total.parameters = total.parameters.saturating_add(count);
@@ -109,7 +109,7 @@ fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {
     })
 }
 
-/// What loading would warn of, and what of the configuration it would refuse.
+/// The warnings and errors that loading the configuration would give.
 fn warnings(checkpoint: &Checkpoint) -> Vec<String> {
     let check = || {
         let config = Config::new(checkpoint)?;

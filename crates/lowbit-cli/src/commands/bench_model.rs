@@ -20,10 +20,10 @@ struct Figure {
 
 /// Each case runs this often after a run that compiles kernels, touches weights and, where it writes, captures the step.
 const RUNS: usize = 5;
-/// Tokens before those that are written.
+/// Prompt tokens before the generated ones.
 const PROMPT: usize = 16;
 
-/// Times prompts of each length from an empty cache, and writing after a short prompt, in one session for all runs: the
+/// Times prompts of each length from an empty cache, and generation after a short prompt. All runs share one session, so the
 /// timed ones find its memory and its captured step ready, as replies after the first do.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let spinner = progress::spinner("loading".into());
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// That every text fits the model's context: before the first is timed.
+/// Checks that every text fits the model's context, before the first is timed.
 fn check(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     let limit = model.config().max_position_embeddings;
     let written = arguments.generated_tokens.saturating_add(PROMPT);
@@ -74,7 +74,7 @@ fn check(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     }
 }
 
-/// Ids that follow no pattern.
+/// Pseudo-random ids.
 fn ids(model: &Model, count: usize) -> Vec<u32> {
     let vocab_size = model.config().vocab_size as u64;
     (0..count as u64)
@@ -87,10 +87,10 @@ fn prompt_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
     let prompt = ids(model, tokens);
     let mut session = Session::new(model);
     let start = Instant::now();
-    let logits = session.prefill(&prompt, |_| Continue(()))?.ok_or("the prompt was broken off")?;
+    let logits = session.prefill(&prompt, |_| Continue(()))?.ok_or("the prompt was interrupted")?;
     model.synchronize()?;
     let seconds = start.elapsed().as_secs_f64();
-    // Numbers that are none are computed at another speed.
+    // NaN and infinity are computed at another speed.
     argmax(&logits.to_device(model.host())?)?;
     Ok(seconds)
 }
@@ -98,9 +98,9 @@ fn prompt_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
 /// The time from the prompt's logits to the last token, after a text that is cleared first.
 fn generation_seconds(session: &mut Session<'_>, prompt: &[u32], tokens: usize) -> Result<f64, Failure> {
     session.clear()?;
-    let logits = session.prefill(prompt, |_| Continue(()))?.ok_or("the prompt was broken off")?;
+    let logits = session.prefill(prompt, |_| Continue(()))?.ok_or("the prompt was interrupted")?;
     logits.device().synchronize()?;
-    let options = GenerationOptions { max_tokens: tokens, ..GenerationOptions::default() };
+    let options = GenerationOptions::default().with_max_tokens(tokens);
     let start = Instant::now();
     session.generate(logits, &options, |_| Continue(()))?;
     Ok(start.elapsed().as_secs_f64())

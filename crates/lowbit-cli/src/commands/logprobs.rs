@@ -1,4 +1,4 @@
-//! What the model thought of each token of a reply.
+//! The log-probability of each token of a reply.
 
 use crate::Failure;
 use lowbit::{Logits, Model, Tokenizer};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 /// Tokens that are scored at a time: a row of logits is as long as the vocabulary.
 const ROWS: usize = 32;
-/// Tokens before them that run at a time.
+/// Tokens before those that run at a time.
 const CHUNK: usize = 512;
 
 /// A token that was written, as OpenAI's chat completions and llama-server describe it.
@@ -27,7 +27,7 @@ struct Candidate {
 }
 
 /// Scores the tokens from `start` (at least 1) on, with the `count` likeliest beside each. The model reads the text once
-/// more for it: drawing tokens leaves their logits on the device.
+/// more for it: sampling leaves the logits on the device.
 pub fn score(
     model: &Model,
     tokenizer: &Tokenizer,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | loading; a prompt of `generate`; waiting for piped input | ends the program with status 130 |
 //! | a text of `generate` | stops the text; a second one ends the program |
-//! | a reply of `chat`, its prompt too | stops the reply; one that is not heeded for a second ends the program |
+//! | a reply of `chat`, including its prompt | stops the reply; another one ends the program if the reply has not stopped within a second |
 //! | editing a line | is a key, which the line editor reads |
 //! | saving a checkpoint | stops it, so that what was written is removed; a second one ends the program at once |
 //!
@@ -33,13 +33,13 @@ pub enum Doing {
     Work,
     /// Reading a line in a terminal.
     Editing,
-    /// What can be stopped. Ctrl-C that comes again within `patience` says no more than the first.
+    /// Something that can be stopped. A second Ctrl-C within `patience` is ignored.
     Writing { patience: Duration },
-    /// What any signal stops and has to put files in order then: who stops calls [`Interrupts::obey`].
+    /// Something that any signal stops and that cleans up its files then; after that it calls [`Interrupts::obey`].
     Saving,
 }
 
-/// Listens to signals from when it is made.
+/// Listens to signals from its creation on.
 pub struct Interrupts(Arc<State>);
 
 struct State {
@@ -54,7 +54,7 @@ struct Asked {
     when: Instant,
 }
 
-/// The error of a run that Ctrl-C stopped: its output is there, so there is nothing to say.
+/// The error of a run that Ctrl-C stopped; nothing is printed for it.
 #[derive(Debug)]
 pub struct Interrupted;
 
@@ -71,8 +71,9 @@ impl Interrupts {
     pub fn listen() -> Result<Self, Failure> {
         let state = Arc::new(State { doing: Mutex::new((Doing::Work, None)), stop: AtomicBool::new(false) });
         // A program that was started with a signal ignored (nohup) goes on ignoring it.
-        let mut signals =
-            Signals::new([SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)))?;
+        let ignored = Ignored::read();
+        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !ignored.has(signal));
+        let mut signals = Signals::new(heard)?;
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let found = tcgetattr(std::io::stdin()).ok();
         let shared = state.clone();
@@ -86,7 +87,7 @@ impl Interrupts {
         Ok(Self(state))
     }
 
-    /// Says what the program is doing from here on. What was asked of it before is forgotten.
+    /// Sets what the program is doing from here on, and forgets earlier signals.
     pub fn enter(&self, doing: Doing) {
         let mut now = self.0.lock();
         *now = (doing, None);
@@ -98,7 +99,7 @@ impl Interrupts {
         self.0.stop.load(Ordering::Relaxed)
     }
 
-    /// Does what the signal that asked to stop does by default: whoever started the program sees what ended it.
+    /// Ends the program as the signal that asked to stop does by default, so that the parent process sees that signal.
     pub fn obey(&self) {
         if let Some(asked) = self.0.lock().1 {
             let _ = low_level::emulate_default_handler(asked.signal);
@@ -134,12 +135,21 @@ impl State {
     }
 }
 
-/// Whether the program was started with `signal` ignored. Where the system does not say, hangups are left alone.
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
+/// The signals that the program was started with ignored, a bit each from the lowest on; `None` where the system does not
+/// say.
+struct Ignored(Option<u64>);
+
+impl Ignored {
+    fn read() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()))
+    }
+
+    /// Where the system does not say, hangups are left alone.
+    fn has(&self, signal: i32) -> bool {
+        self.0.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
+    }
 }
 
 fn is_raw(terminal: &Termios) -> bool {
@@ -150,7 +160,7 @@ fn is_raw(terminal: &Termios) -> bool {
 fn end(signal: i32, found: Option<&Termios>) -> ! {
     restore(found);
     if signal != SIGINT {
-        // Who waits for this process should see which signal it was.
+        // The parent process should see which signal it was.
         let _ = low_level::emulate_default_handler(signal);
     }
     low_level::exit(128 + signal)
@@ -159,11 +169,11 @@ fn end(signal: i32, found: Option<&Termios>) -> ! {
 fn restore(found: Option<&Termios>) {
     let stdin = std::io::stdin();
     let Some(found) = found else { return };
-    // A terminal that another program has by now is left alone.
+    // A terminal that belongs to another program by now is left alone.
     let ours = tcgetpgrp(&stdin) == Ok(getpgrp()) && tcgetattr(&stdin).is_ok_and(|now| is_raw(&now));
     if ours && !is_raw(found) {
         let _ = tcsetattr(&stdin, SetArg::TCSANOW, found);
-        // Pasted text was to be marked as such.
+        // The editor had turned bracketed paste on.
         if std::io::stderr().is_terminal() {
             let _ = std::io::stderr().write_all(b"\x1b[?2004l\n");
         }

@@ -13,7 +13,7 @@ pub struct Arguments {
     /// The text to score.
     #[arg(long, short)]
     file: PathBuf,
-    /// Tokens a window; windows do not overlap.
+    /// Tokens per window; windows do not overlap.
     #[arg(long, short, visible_alias = "ctx-size", default_value_t = 512)]
     context: usize,
     /// Which tokens of a window are scored.

@@ -12,11 +12,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Flags of `bench`.
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Words that a case's line must have: an op, a format, a size such as M=1.
+    /// Words that a case's line must contain: an op, a format, a size such as M=1.
     filter: Vec<String>,
     #[command(flatten)]
     pub model: ModelOptions,
-    /// With --model: prompts of these many tokens.
+    /// With --model: prompt lengths in tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model", value_parser = at_least_one())]
     pub prompt_tokens: Vec<usize>,
     /// With --model: tokens to write.

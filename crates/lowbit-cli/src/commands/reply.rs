@@ -5,19 +5,19 @@ use super::stop::StopTexts;
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::Loaded;
 use crate::{Failure, memory, out, progress};
-use lowbit::{Finish, Generation, GenerationOptions, Session, TokenStream};
+use lowbit::{Finish, GenerationOptions, Session, TokenStream};
 use lowbit_models::ModelError;
 use serde::{Serialize, Serializer};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::{Duration, Instant};
 
-/// Prompts of fewer tokens need no bar.
+/// Prompts of fewer tokens get no progress bar.
 const LONG_PROMPT: usize = 512;
 
-/// In a session, a reply that Ctrl-C does not stop for so long is ended together with the program by another one.
+/// In a session, a second Ctrl-C ends the program if the first has not stopped the reply for this long.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a reply may use and what is told of it.
+/// Limits of a reply and what is printed about it.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Text")]
 pub struct ReplyOptions {
@@ -37,10 +37,10 @@ pub struct Asked<'a> {
     pub prompt: &'a [u32],
     pub generation: GenerationOptions,
     pub options: &'a ReplyOptions,
-    /// Write to standard output as the answer comes.
+    /// Write the answer to standard output as it is generated.
     pub stream: bool,
     pub interrupts: &'a Interrupts,
-    /// Whether Ctrl-C stops the prompt, too, for a session that goes on.
+    /// Whether the session goes on after the reply: then Ctrl-C also stops the prompt.
     pub in_session: bool,
 }
 
@@ -69,7 +69,7 @@ fn finish_reason<S: Serializer>(finish: &Finish, serializer: S) -> Result<S::Ok,
 }
 
 impl ReplyOptions {
-    /// Applies the limit of context, and makes stop texts that are special tokens stop ids: they have no text.
+    /// Applies the context limit. Stop texts that are special tokens become stop ids, because they have no text.
     fn apply(
         &self,
         generation: &mut GenerationOptions,
@@ -85,12 +85,12 @@ impl ReplyOptions {
         if before > limit {
             return Err(ModelError::ContextLength { tokens: before, limit }.into());
         }
-        // The last token that is written need not fit: nothing follows it.
+        // The last token need not fit into the context: nothing follows it.
         generation.max_tokens = generation.max_tokens.min(limit - before + 1);
         Ok(())
     }
 
-    /// Says what of the options a model cannot do.
+    /// Prints a note about options that the model cannot meet.
     pub fn check(&self, loaded: &Loaded) {
         let context = loaded.model.config().max_position_embeddings;
         if self.ctx_size > context {
@@ -117,17 +117,19 @@ pub fn reply(session: &mut Session<'_>, loaded: &Loaded, asked: Asked<'_>) -> Re
     let mut out = Output { stream, text: String::new(), stop: StopTexts::new(&options.stop), error: None };
     let mut decoder = loaded.tokenizer.stream(prompt)?;
     let start = Instant::now();
-    let mut written = match logits {
+    let (tokens, mut finish) = match logits {
         Some(logits) => {
-            session.generate(logits, &generation, |id| out.token(&mut decoder, id, go_on(interrupts)))?
+            let each = |id| out.token(&mut decoder, id, go_on(interrupts));
+            let written = session.generate(logits, &generation, each)?;
+            (written.tokens, written.finish)
         }
-        None => Generation { tokens: vec![], finish: Finish::Interrupted },
+        None => (vec![], Finish::Interrupted),
     };
-    // The first token comes with the prompt; the rest are what decoding took.
-    let (seconds, decoded) = (start.elapsed().as_secs_f64(), written.tokens.len());
+    // The prompt's pass yields the first token's logits; the time is that of sampling and of the passes after it.
+    let (seconds, decoded) = (start.elapsed().as_secs_f64(), tokens.len());
     out.end(&mut decoder)?;
     if out.stop.found() {
-        written.finish = Finish::Stop;
+        finish = Finish::Stop;
     }
     let logprobs = options.logprobs.map(|count| {
         let text = (&session.tokens()[..before + decoded], before);
@@ -135,9 +137,9 @@ pub fn reply(session: &mut Session<'_>, loaded: &Loaded, asked: Asked<'_>) -> Re
     });
     Ok(Reply {
         prompt_tokens: prompt.to_vec(),
-        tokens: written.tokens,
+        tokens,
         text: out.text,
-        finish: written.finish,
+        finish,
         logprobs: logprobs.transpose()?,
         prompt_tps: prompt.len() as f64 / prompt_seconds,
         generation_tps: decoded as f64 / seconds,

@@ -1,4 +1,4 @@
-//! One file a command.
+//! One file per command.
 
 pub mod bench;
 mod bench_model;
