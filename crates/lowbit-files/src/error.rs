@@ -8,6 +8,7 @@ use crate::{shown, shown_message};
 /// What can be wrong with a model's files. Every variant names the file.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum FileError {
     #[error("{}: {source}", shown_path(.file), source = shown_message(.source, LONG))]
     Io { file: PathBuf, source: std::io::Error },

@@ -30,3 +30,8 @@ pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};
 /// The names of a directory's files of tensors.
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
+
+/// The README's examples are tests, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -3,6 +3,7 @@ use crate::{DType, Format};
 /// What can be wrong with a format or with bytes said to be in it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum FormatError {
     #[error("unknown format {name:?}; supported are {names}", name = cut(.0), names = names())]
     Unknown(String),

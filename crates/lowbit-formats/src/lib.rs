@@ -31,3 +31,8 @@ pub use ggml::*;
 pub use list::Format;
 pub use minifloat::{E2M1, E4M3, E8M0, Minifloat};
 pub use mlx::*;
+
+/// The README's examples are tests, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

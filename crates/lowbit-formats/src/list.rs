@@ -12,6 +12,9 @@ macro_rules! formats {
         ggml { $($(#[$ggml_doc:meta])* $ggml:ident,)* }
     ) => {
         /// How a weight tensor is stored.
+        ///
+        /// Not `#[non_exhaustive]`, on purpose: [`with_codec!`](crate::with_codec) and the layouts of other crates match
+        /// every format, and one that they forget must not compile. A new format is a new minor version before 1.0.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Format {
             /// Plain floats.

@@ -6,8 +6,18 @@ use serde_json::{Value, json};
 pub(crate) struct Choices<'a>(pub &'a [u8]);
 
 impl Choices<'_> {
-    pub fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Calls `step` up to 12 times, while there are choices left.
+    pub fn spend(&mut self, mut step: impl FnMut(&mut Self)) {
+        for _ in 0..12 {
+            if self.is_empty() {
+                break;
+            }
+            step(self);
+        }
     }
 
     pub fn byte(&mut self) -> u8 {

@@ -42,12 +42,7 @@ struct Damaged {
 pub fn gguf_model(data: &[u8]) {
     let mut choices = Choices(data);
     let mut damaged = Damaged::new(&mut choices);
-    for _ in 0..12 {
-        if choices.is_empty() {
-            break;
-        }
-        damaged.damage(&mut choices);
-    }
+    choices.spend(|choices| damaged.damage(choices));
     if let Some(file) = damaged.file() {
         run(&file);
     }

@@ -24,12 +24,7 @@ thread_local! {
 pub fn model(data: &[u8]) {
     let mut choices = Choices(data);
     let mut damaged = Damaged::new(&mut choices);
-    for _ in 0..12 {
-        if choices.is_empty() {
-            break;
-        }
-        damaged.damage(&mut choices);
-    }
+    choices.spend(|choices| damaged.damage(choices));
     DIRECTORY.with(|directory| {
         damaged.write(directory.path());
         match Checkpoint::open(directory.path()) {
@@ -56,7 +51,7 @@ pub(crate) fn reply(checkpoint: &Checkpoint) -> Result<(), ModelError> {
         model.forward(&[3], &mut cache, Logits::Last)?;
         let mut session = Session::new(&model);
         let logits = session.prefill(&[1, 2], |_| Continue(()))?.expect("nobody broke it off");
-        let options = GenerationOptions { max_tokens: 2, ..GenerationOptions::default() };
+        let options = GenerationOptions::default().with_max_tokens(2);
         let reply = session.generate(logits, &options, |_| Continue(()))?;
         assert!(reply.tokens.iter().all(|&id| (id as usize) < vocab_size));
         Ok(())

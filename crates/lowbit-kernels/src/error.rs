@@ -3,6 +3,7 @@ use lowbit_formats::{DType, FormatError};
 /// What an op, a tensor or a device can refuse.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum KernelError {
     #[error("{op}: {operand} is {got:?}, but {want}")]
     Shape { op: &'static str, operand: &'static str, got: Vec<usize>, want: String },

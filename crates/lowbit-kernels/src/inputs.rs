@@ -1,8 +1,8 @@
 //! Reproducible operands for tests and benchmarks.
 
+use crate::random::Random;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::{DType, FloatType, Format};
-use numcheck::Random;
 
 /// The formats of these names; affine with bf16 scales.
 pub(crate) fn formats(names: &[&str]) -> Vec<Format> {

@@ -1,17 +1,36 @@
 //! The ops of low-bit language models: each folder of [`ops`] holds one op's contract, its f64 reference, its
 //! implementations, its tests and its benchmark cases. What they stand on ([`Device`], [`Tensor`],
 //! [`QuantizedTensor`], [`simd`]) names no op.
+//!
+//! Another engine calls an op on memory of its own by [`Tensor::from_owner`], [`Tensor::from_host_ptr`] and, on a CUDA
+//! device, by `Tensor::from_cuda_ptr`; the example `foreign_memory` shows all of it.
+//!
+//! # Features
+//!
+//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust; what they run on does.
+//!
+//! | feature | brings | needs at run time |
+//! |---|---|---|
+//! | `cuda` | `Device::cuda`, `Device::cuda_on_stream` | a driver for CUDA 13, the toolkit's headers and NVRTC |
+//! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
+//! | `metal` | `Device::metal` | Metal Shading Language 3.2 (compiled in every check, not run on a Mac yet) |
+//! | `gpu` | what the three share; not for use by itself | |
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod bench;
 mod buffer;
 mod cast;
 mod device;
 mod error;
+mod foreign;
+mod gamma;
 mod gemm;
 pub mod gpu;
 mod inputs;
 pub mod ops;
 mod quantized;
+mod random;
 mod scan;
 pub mod simd;
 mod tensor;
@@ -20,3 +39,8 @@ pub use device::{Cpu, Device};
 pub use error::KernelError;
 pub use quantized::QuantizedTensor;
 pub use tensor::{Element, Tensor};
+
+/// The README's examples are tests, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -47,7 +47,7 @@ pub(crate) fn elements(shape: &[usize], bytes: usize) -> Option<usize> {
 }
 
 /// Bytes of `shape`.
-fn size(shape: &[usize], dtype: DType) -> Result<usize, KernelError> {
+pub(crate) fn size(shape: &[usize], dtype: DType) -> Result<usize, KernelError> {
     elements(shape, dtype.size()).map(|count| count * dtype.size()).ok_or_else(|| too_large(shape))
 }
 
@@ -162,6 +162,18 @@ impl Tensor {
     #[cfg(feature = "gpu")]
     pub(crate) fn over(&self, memory: crate::gpu::Memory, dtype: DType) -> Self {
         Self { dtype, storage: Storage::Gpu(memory), offset: 0, ..self.clone() }
+    }
+
+    /// A tensor over memory of `device`, whose first element is its `offset`th.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(
+        memory: crate::gpu::Memory,
+        offset: usize,
+        (shape, dtype): (&[usize], DType),
+        device: &Device,
+    ) -> Self {
+        let (shape, storage) = (shape.to_vec(), Storage::Gpu(memory));
+        Self { shape, dtype, device: device.clone(), storage, offset }
     }
 
     /// Whether another tensor sees what is written to this one.

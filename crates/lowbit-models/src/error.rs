@@ -6,6 +6,7 @@ use std::path::PathBuf;
 /// What can stop a checkpoint from becoming a model, or a model from answering.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum ModelError {
     #[error(transparent)]
     File(#[from] FileError),

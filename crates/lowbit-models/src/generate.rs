@@ -34,8 +34,9 @@ impl Clone for Session<'_> {
     }
 }
 
-/// How a generation goes on and when it ends.
+/// How a generation goes on and when it ends: [`GenerationOptions::default`], changed by its `with_` methods.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct GenerationOptions {
     /// How tokens are chosen.
     pub sampling: SampleParams,
@@ -54,8 +55,35 @@ impl Default for GenerationOptions {
     }
 }
 
+impl GenerationOptions {
+    /// With this choice of tokens.
+    #[must_use]
+    pub fn with_sampling(self, sampling: SampleParams) -> Self {
+        Self { sampling, ..self }
+    }
+
+    /// With at most this many tokens.
+    #[must_use]
+    pub fn with_max_tokens(self, max_tokens: usize) -> Self {
+        Self { max_tokens, ..self }
+    }
+
+    /// With these ids that end the text.
+    #[must_use]
+    pub fn with_stop_ids(self, stop_ids: Vec<u32>) -> Self {
+        Self { stop_ids, ..self }
+    }
+
+    /// With a repetition penalty that looks at this many last tokens.
+    #[must_use]
+    pub fn with_repetition_context(self, repetition_context: usize) -> Self {
+        Self { repetition_context, ..self }
+    }
+}
+
 /// What a generation wrote.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Generation {
     /// Ids, without the one that ended it.
     pub tokens: Vec<u32>,

@@ -1,5 +1,11 @@
 //! Language models over the ops of `lowbit-kernels`: loading a [`Checkpoint`](lowbit_files::Checkpoint) into a
-//! [`Model`], its caches, and generation. One file an architecture, under [`arch`].
+//! [`Model`], its caches, and generation. One file per architecture, under [`arch`].
+//!
+//! # Features
+//!
+//! `cuda`, `vulkan` and `metal` bring the devices of these names, as in `lowbit-kernels`; the default build runs on the CPU.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod arch;
 mod cache;
@@ -17,7 +23,7 @@ mod support;
 mod warnings;
 mod weights;
 
-pub use cache::{Cache, LayerCache};
+pub use cache::{Cache, DeltaCache, KvCache, LayerCache};
 pub use config::Config;
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};

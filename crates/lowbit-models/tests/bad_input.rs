@@ -222,7 +222,7 @@ fn generation_stops_where_the_context_ends() {
     let limit = model.config().max_position_embeddings;
     let mut session = Session::new(&model);
     let logits = session.prefill(&vec![1; limit - 3], |_| Continue(())).unwrap().unwrap();
-    let options = GenerationOptions { max_tokens: 100, ..GenerationOptions::default() };
+    let options = GenerationOptions::default().with_max_tokens(100);
     let written = session.generate(logits, &options, |_| Continue(())).unwrap();
     assert_eq!(written.tokens.len(), 4, "three fill the context, and the last one's successor is known");
     assert_eq!((session.cache().position(), session.tokens().len()), (limit, limit + 1));
@@ -240,7 +240,7 @@ fn weights_of_nan_are_an_error_at_sampling() {
     let logits = session.prefill(&[1, 2, 3], |_| Continue(())).unwrap().unwrap();
     for temperature in [0.0, 1.0] {
         let sampling = SampleParams { temperature, ..SampleParams::default() };
-        let options = GenerationOptions { sampling, ..GenerationOptions::default() };
+        let options = GenerationOptions::default().with_sampling(sampling);
         let error = session.generate(logits.clone(), &options, |_| Continue(())).unwrap_err().to_string();
         assert!(error.contains("NaN"), "{error}");
     }
@@ -276,7 +276,7 @@ fn logits_that_are_no_numbers_are_an_error_everywhere() {
         }
         for temperature in [0.0, 1.0] {
             let sampling = SampleParams { temperature, ..SampleParams::default() };
-            let options = GenerationOptions { sampling, ..GenerationOptions::default() };
+            let options = GenerationOptions::default().with_sampling(sampling);
             let mut session = Session::new(&model);
             let logits = session.prefill(&tokens, |_| Continue(())).unwrap().unwrap();
             let error = session.generate(logits, &options, |_| Continue(())).unwrap_err();
@@ -303,7 +303,10 @@ fn sizes_of_any_number_are_taken_or_refused() {
     assert!(matches!(error, ModelError::ContextLength { .. }), "{error}");
     let write = |repetition_context: usize, max_tokens: usize| {
         let sampling = SampleParams { repetition_penalty: 1.3, top_k: usize::MAX, ..SampleParams::default() };
-        let options = GenerationOptions { sampling, max_tokens, stop_ids: vec![], repetition_context };
+        let options = GenerationOptions::default()
+            .with_sampling(sampling)
+            .with_max_tokens(max_tokens)
+            .with_repetition_context(repetition_context);
         let mut session = Session::new(&model);
         let logits = session.prefill(&tokens, |_| Continue(())).unwrap().unwrap();
         session.generate(logits, &options, |_| Continue(())).unwrap().tokens

@@ -23,7 +23,7 @@ fn logits(model: &Model, tokens: &[u32], piece: usize) -> Vec<f32> {
 }
 
 fn generate(model: &Model, prompt: &[u32], sampling: SampleParams) -> Vec<u32> {
-    let options = GenerationOptions { sampling, max_tokens: 24, ..Default::default() };
+    let options = GenerationOptions::default().with_sampling(sampling).with_max_tokens(24);
     let mut session = Session::new(model);
     let logits = session.prefill(prompt, |_| Continue(())).unwrap().unwrap();
     session.generate(logits, &options, |_| Continue(())).unwrap().tokens

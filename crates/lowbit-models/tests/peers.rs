@@ -4,7 +4,6 @@
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
-use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{GenerationOptions, Logits, Model, Session};
 use numcheck::Vectors;
 use std::ops::ControlFlow::Continue;
@@ -60,8 +59,7 @@ fn assert_close(what: &str, got: &[f32], want: &[f32], bound: f32) -> f32 {
 }
 
 fn greedy(model: &Model, prompt: &[u32], count: usize) -> Vec<u32> {
-    let options =
-        GenerationOptions { sampling: SampleParams::default(), max_tokens: count, ..Default::default() };
+    let options = GenerationOptions::default().with_max_tokens(count);
     let mut session = Session::new(model);
     let logits = session.prefill(prompt, |_| Continue(())).unwrap().unwrap();
     session.generate(logits, &options, |_| Continue(())).unwrap().tokens

@@ -31,7 +31,10 @@ fn samplings() -> [SampleParams; 3] {
 }
 
 fn options(sampling: SampleParams, max_tokens: usize) -> GenerationOptions {
-    GenerationOptions { sampling, max_tokens, repetition_context: 9, ..Default::default() }
+    GenerationOptions::default()
+        .with_sampling(sampling)
+        .with_max_tokens(max_tokens)
+        .with_repetition_context(9)
 }
 
 fn reply(session: &mut Session<'_>, prompt: &[u32], options: &GenerationOptions) -> Generation {
@@ -79,7 +82,7 @@ fn each_reply_is_drawn_as_it_asks() {
         for (sampling, window) in
             [(greedy, 9), (drawn, 9), (other, 9), (other, 64), (colder, 64), (greedy, 0)]
         {
-            let options = GenerationOptions { repetition_context: window, ..options(sampling, 8) };
+            let options = options(sampling, 8).with_repetition_context(window);
             goes_on(&model, &mut session, &PROMPT[..4], &options);
         }
     }
@@ -164,8 +167,8 @@ fn all_devices_leave_the_same_text_however_a_reply_ends() {
         // Neither is among those before it.
         let at =
             (4..10).find(|&i| !written[..i].contains(&written[i])).expect("the model does not repeat itself");
-        let stop = GenerationOptions { stop_ids: vec![written[at]], ..greedy.clone() };
-        let first = GenerationOptions { stop_ids: vec![written[0]], ..greedy.clone() };
+        let stop = greedy.clone().with_stop_ids(vec![written[at]]);
+        let first = greedy.clone().with_stop_ids(vec![written[0]]);
         for (options, most, finish, count) in [
             (&greedy, 11, Finish::Length, 10),
             (&options(SampleParams::default(), 1), 11, Finish::Length, 1),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 /// What can stop a checkpoint from being quantised.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum QuantizeError {
     #[error(transparent)]
     File(#[from] FileError),

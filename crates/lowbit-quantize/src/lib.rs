@@ -7,3 +7,8 @@ mod round;
 
 pub use error::QuantizeError;
 pub use round::{QuantizeOptions, Summary, quantize};
+
+/// The README's examples are tests, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

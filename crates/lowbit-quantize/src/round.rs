@@ -8,11 +8,12 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 /// What to quantise to, round-to-nearest.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct QuantizeOptions {
     /// `affine`, `mxfp4`, `mxfp8` or `nvfp4`, as `mx.quantize` names its modes.
     pub mode: String,
-    /// Bits a code.
+    /// Bits per code.
     pub bits: usize,
     /// Values that share a scale.
     pub group_size: usize,
@@ -20,8 +21,54 @@ pub struct QuantizeOptions {
     pub replace: bool,
 }
 
+impl QuantizeOptions {
+    /// To `bits` bits per code in groups of `group_size`, with one of [`Self::mode`]'s names. [`quantize`] refuses numbers
+    /// that the mode does not have.
+    pub fn new(mode: impl Into<String>, bits: usize, group_size: usize) -> Self {
+        Self { mode: mode.into(), bits, group_size, replace: false }
+    }
+
+    /// With the bits and the group size that MLX takes for `mode` where none are given.
+    pub fn for_mode(mode: impl Into<String>) -> Self {
+        let mode = mode.into();
+        let (bits, group_size) = match mode.as_str() {
+            "mxfp8" => (8, 32),
+            "mxfp4" => (4, 32),
+            "nvfp4" => (4, 16),
+            _ => (4, 64),
+        };
+        Self::new(mode, bits, group_size)
+    }
+
+    /// With this many bits per code.
+    #[must_use]
+    pub fn with_bits(self, bits: usize) -> Self {
+        Self { bits, ..self }
+    }
+
+    /// With this many values that share a scale.
+    #[must_use]
+    pub fn with_group_size(self, group_size: usize) -> Self {
+        Self { group_size, ..self }
+    }
+
+    /// Whether a checkpoint that has the output's name already is replaced.
+    #[must_use]
+    pub fn with_replace(self, replace: bool) -> Self {
+        Self { replace, ..self }
+    }
+}
+
+impl Default for QuantizeOptions {
+    /// `affine` at 4 bits in groups of 64.
+    fn default() -> Self {
+        Self::for_mode("affine")
+    }
+}
+
 /// What quantising made.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Summary {
     /// Values in all tensors.
     pub parameters: u64,

@@ -12,7 +12,7 @@ fn root() -> PathBuf {
 }
 
 fn options() -> QuantizeOptions {
-    QuantizeOptions { mode: "affine".into(), bits: 4, group_size: 64, replace: false }
+    QuantizeOptions::new("affine", 4, 64)
 }
 
 /// The peer's tensors: shape, type and digest by name; and its `quantization`.
@@ -79,7 +79,7 @@ fn every_mode_makes_a_checkpoint_that_opens() {
         [("affine", 3, 32), ("affine", 8, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
     {
         let output = folder.path().join(format!("{mode}-{bits}"));
-        let options = QuantizeOptions { mode: mode.into(), bits, group_size, replace: false };
+        let options = QuantizeOptions::new(mode, bits, group_size);
         quantize(&demo, &output, &options, |_, _| Continue(())).unwrap();
         let made = Checkpoint::open(&output).unwrap();
         assert!(made.tensors().iter().any(|view| view.name.ends_with("q_proj.scales")), "{mode}");
@@ -93,9 +93,9 @@ fn refusals_name_what_is_wrong() {
     let error = quantize(&demo, folder.path(), &options(), |_, _| Continue(())).unwrap_err();
     assert!(matches!(error, QuantizeError::File(FileError::Exists { .. })), "{error}");
     let output = folder.path().join("new");
-    let wrong = QuantizeOptions { bits: 7, ..options() };
+    let wrong = options().with_bits(7);
     assert!(matches!(quantize(&demo, &output, &wrong, |_, _| Continue(())), Err(QuantizeError::Format(_))));
-    let wrong = QuantizeOptions { mode: "q4".into(), ..options() };
+    let wrong = QuantizeOptions::new("q4", 4, 64);
     assert!(matches!(quantize(&demo, &output, &wrong, |_, _| Continue(())), Err(QuantizeError::Format(_))));
     let again = Checkpoint::open(&root().join("models/demo-4bit")).unwrap();
     let error = quantize(&again, &output, &options(), |_, _| Continue(())).unwrap_err().to_string();
@@ -139,7 +139,7 @@ fn what_is_broken_off_or_fails_leaves_nothing() {
         assert!(matches!(result, Err(QuantizeError::Interrupted)));
         assert_eq!(names(folder.path()), ["source"]);
     }
-    let wrong = QuantizeOptions { group_size: 48, ..options() };
+    let wrong = options().with_group_size(48);
     quantize(&checkpoint, &output, &wrong, |_, _| Continue(())).unwrap_err();
     assert_eq!(names(folder.path()), ["source"]);
 }
@@ -150,7 +150,7 @@ fn an_output_is_replaced_when_asked_for() {
     let source = tiny(folder.path());
     let checkpoint = Checkpoint::open(&source).unwrap();
     let output = folder.path().join("new");
-    let bits = |bits| QuantizeOptions { bits, replace: true, ..options() };
+    let bits = |bits| options().with_bits(bits).with_replace(true);
     for wanted in [4, 8, 4] {
         quantize(&checkpoint, &output, &bits(wanted), |_, _| Continue(())).unwrap();
         assert_eq!(Checkpoint::open(&output).unwrap().config().unwrap()["quantization"]["bits"], wanted);
@@ -178,7 +178,7 @@ fn the_source_is_never_the_output() {
         ("none/../source/a", "lies in"),
         (".", "holds"),
     ] {
-        let options = QuantizeOptions { replace: true, ..options() };
+        let options = options().with_replace(true);
         let result = quantize(&checkpoint, &folder.path().join(output), &options, |_, _| Continue(()));
         let error = result.unwrap_err();
         assert!(

@@ -1,7 +1,19 @@
-//! Low-bit language models: load a checkpoint, generate text, quantise.
+//! Low-bit language models: load a checkpoint, generate text, chat, measure, quantise.
 //!
-//! ```no_run
-//! use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Session, Tokenizer, resolve};
+//! ```
+//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))?;
+//! let text = lowbit::generate("models/demo-4bit", "A vector is")?;
+//! println!("A vector is{text}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`LanguageModel`] answers more than once, streams and takes [`GenerationOptions`]; [`Chat`] is a conversation. Below
+//! them are the parts, for those who want logits, caches or tokens:
+//!
+//! ```
+//! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+//! #     .expect("the repository");
+//! use lowbit::{Checkpoint, Device, GenerationOptions, Model, Session, Tokenizer};
 //! use std::ops::ControlFlow::Continue;
 //!
 //! let checkpoint = Checkpoint::open("models/demo-4bit".as_ref())?;
@@ -10,17 +22,58 @@
 //!
 //! let mut session = Session::new(&model);
 //! let prompt = tokenizer.encode("A vector is", true)?;
-//! let logits = session.prefill(&prompt, |_| Continue(()))?.expect("nothing breaks off");
-//! let options = GenerationOptions { max_tokens: 50, ..GenerationOptions::default() };
+//! let logits = session.prefill(&prompt, |_| Continue(()))?.expect("nothing interrupts it");
+//! let options = GenerationOptions::default().with_max_tokens(50).with_stop_ids(tokenizer.eos_ids().to_vec());
 //! let written = session.generate(logits, &options, |_| Continue(()))?;
 //! println!("{}", tokenizer.decode(&written.tokens)?);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # Ok::<(), lowbit::Error>(())
 //! ```
+//!
+//! Errors of all of it become one [`Error`]. Everything else that the crates below export is under [`files`],
+//! [`formats`], [`kernels`], [`models`] and [`quantize`](mod@quantize). The program is the crate `lowbit-cli`.
+//!
+//! # Features
+//!
+//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust; what they run on does.
+//!
+//! | feature | brings | needs at run time |
+//! |---|---|---|
+//! | `cuda` | `Device::cuda` | a driver for CUDA 13, the toolkit's headers and NVRTC |
+//! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
+//! | `metal` | `Device::metal` | macOS with Metal Shading Language 3.2 (compiled in every check, not run on a Mac yet) |
 
-pub use lowbit_files::{ChatTemplate, Checkpoint, Message, TokenStream, Tokenizer, resolve};
-pub use lowbit_formats::{DType, Format};
-pub use lowbit_kernels::{Device, ops::SampleParams};
-pub use lowbit_models::{
-    Finish, Generation, GenerationOptions, Logits, Model, Perplexity, Scoring, Session, Target, perplexity,
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod chat;
+mod error;
+mod language_model;
+mod reply;
+
+pub use chat::Chat;
+pub use error::Error;
+pub use language_model::{LanguageModel, generate};
+pub use reply::Reply;
+
+pub use lowbit_files::{
+    ChatTemplate, Checkpoint, FileError, Layout, Message, SpecialTokens, Stored, TensorView, Tensors,
+    TokenStream, Tokenizer, resolve,
 };
+pub use lowbit_formats::{DType, FloatType, Format, FormatError};
+#[cfg(feature = "cuda")]
+pub use lowbit_kernels::gpu::CudaOptions;
+pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu::Gpu, ops::SampleParams};
+pub use lowbit_models::{
+    Cache, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity, Scoring, Session,
+    Target, layers::DecoderConfig, perplexity,
+};
+
+/// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates, the hub.
+pub use lowbit_files as files;
+/// Weight formats.
+pub use lowbit_formats as formats;
+/// Devices, tensors and ops.
+pub use lowbit_kernels as kernels;
+/// Architectures, caches, generation.
+pub use lowbit_models as models;
+/// Quantising checkpoints.
 pub use lowbit_quantize as quantize;

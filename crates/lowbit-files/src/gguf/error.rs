@@ -5,6 +5,7 @@ use crate::shown;
 /// What can be wrong with a GGUF file or with a key of its metadata.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum GgufError {
     #[error("no GGUF file: it begins with {0:02x?}, not with \"GGUF\"")]
     Magic(Vec<u8>),

@@ -28,6 +28,7 @@ use crate::{FileError, INDEX, SINGLE, shown};
 
 /// How far a download is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Progress<'a> {
     /// The file that is being downloaded.
     pub file: &'a str,

@@ -14,6 +14,7 @@ const TOKEN: u64 = 4096;
 
 /// How models are found by name.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HubSettings {
     /// The folder of `models--org--name` folders, as huggingface_hub keeps it.
     pub cache: PathBuf,
@@ -56,6 +57,7 @@ impl Token {
 
 /// What an answer may cost. A hub that goes beyond it is an error.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct HubLimits {
     /// Until there is a connection.
     pub connect: Duration,

@@ -5,6 +5,7 @@ use crate::shown;
 /// What can be wrong with a safetensors file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
+#[non_exhaustive]
 pub enum SafetensorsError {
     #[error("no safetensors file: it has {got} bytes, and the header's length alone takes 8")]
     Short { got: usize },

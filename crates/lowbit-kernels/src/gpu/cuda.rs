@@ -1,5 +1,7 @@
 //! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool; graphs.
 
+mod foreign;
+
 use super::compile::{self, Code, DiskCache, Target};
 use super::cublas::{self, Cublas};
 use super::encoder::{Dense, Driver, Pass, Pending, Range, Replay};
@@ -19,11 +21,25 @@ use std::time::Duration;
 
 /// Where CUDA finds and keeps things. The program decides; nothing is read from the environment.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CudaOptions {
     /// Keeps compiled kernels between runs.
     pub cache: Option<PathBuf>,
     /// The toolkit's `include` folder, which has `cuda_fp16.h`.
     pub headers: PathBuf,
+}
+
+impl CudaOptions {
+    /// With the toolkit's headers in `headers`, and no cache.
+    pub fn new(headers: impl Into<PathBuf>) -> Self {
+        Self { cache: None, headers: headers.into() }
+    }
+
+    /// With compiled kernels kept in the folder `cache`.
+    #[must_use]
+    pub fn with_cache(self, cache: impl Into<PathBuf>) -> Self {
+        Self { cache: Some(cache.into()), ..self }
+    }
 }
 
 /// A CUDA device with one stream, which everything goes through in order.
@@ -63,17 +79,28 @@ struct Pool {
     free: Mutex<HashMap<usize, Vec<sys::CUdeviceptr>>>,
 }
 
-/// Device memory that goes back to its pool.
+/// A range of device memory.
 #[derive(Debug)]
 struct Block {
     address: sys::CUdeviceptr,
     size: usize,
-    pool: Arc<Pool>,
+    home: Home,
+}
+
+/// Where a block comes from.
+#[derive(Debug)]
+enum Home {
+    /// The pool that it goes back to.
+    Pool(Arc<Pool>),
+    /// Another engine, and what it wants dropped with the block.
+    Foreign(#[expect(dead_code, reason = "it is kept to be dropped")] Range),
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        lock(&self.pool.free).entry(self.size).or_default().push(self.address);
+        if let Home::Pool(pool) = &self.home {
+            lock(&pool.free).entry(self.size).or_default().push(self.address);
+        }
     }
 }
 
@@ -144,8 +171,17 @@ impl Gpu {
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when there is no driver or no such device.
-    #[allow(unsafe_code)]
     pub fn cuda(ordinal: usize, options: &CudaOptions) -> Result<Self, KernelError> {
+        Self::open_cuda(ordinal, options, CudaContext::new_stream)
+    }
+
+    /// CUDA device `ordinal` with the stream that `stream` makes or finds.
+    #[allow(unsafe_code)]
+    fn open_cuda(
+        ordinal: usize,
+        options: &CudaOptions,
+        stream: impl FnOnce(&Arc<CudaContext>) -> Result<Arc<CudaStream>, DriverError>,
+    ) -> Result<Self, KernelError> {
         let device = name(ordinal);
         let refuse = |problem: String| KernelError::Gpu { device: device.clone(), problem };
         let failed = |error: DriverError| refuse(describe(error));
@@ -168,7 +204,7 @@ impl Gpu {
         let architecture = format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" });
         Ok(Self(Arc::new(Cuda {
             ordinal,
-            stream: context.new_stream().map_err(failed)?,
+            stream: stream(&context).map_err(failed)?,
             target: Target::cuda((major * 10 + minor) as u32),
             disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &architecture)),
             architecture,
@@ -288,7 +324,7 @@ impl Driver for Cuda {
         let pool = self.pool.clone();
         let spare = lock(&pool.free).get_mut(&size).and_then(Vec::pop);
         if let Some(address) = spare {
-            return Ok(Memory::new(Block { address, size, pool }));
+            return Ok(Memory::new(Block { address, size, home: Home::Pool(pool) }));
         }
         self.check(self.context.bind_to_thread())?;
         // SAFETY: the address is used through its block alone.
@@ -300,7 +336,7 @@ impl Driver for Cuda {
             address = unsafe { result::malloc_sync(size) };
         }
         match address {
-            Ok(address) => Ok(Memory::new(Block { address, size, pool })),
+            Ok(address) => Ok(Memory::new(Block { address, size, home: Home::Pool(pool) })),
             Err(error) => {
                 let (free, total) = self.check(self.context.mem_get_info())?;
                 Err(self.refuse(format!(
@@ -372,7 +408,12 @@ impl Driver for Cuda {
         let ([x, y, z], [units_x, units_y, units_z]) = (cubes, loaded.units);
         let blocks: Vec<_> = buffers.iter().map(|&(memory, _)| Self::block(memory).address).collect();
         let mut last = lock(&self.last);
-        let overlaps = self.target.overlaps() && !blocks[..early].iter().any(|block| last.contains(block));
+        // Another engine's memory may have been written by its own launches since.
+        let is_foreign =
+            |&(memory, _): &(&Memory, usize)| matches!(Self::block(memory).home, Home::Foreign(_));
+        let overlaps = self.target.overlaps()
+            && !blocks[..early].iter().any(|block| last.contains(block))
+            && !buffers[..early].iter().any(is_foreign);
         *last = blocks;
         // SAFETY: an attribute is plain data, and zeros are one of its values.
         let mut overlap: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
@@ -424,6 +465,14 @@ impl Driver for Cuda {
         self.check(end.synchronize())?;
         let milliseconds = self.check(start.elapsed_ms(&end))?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
+    }
+
+    fn foreign(&self, address: u64, size: usize, owner: Range) -> Result<Memory, KernelError> {
+        self.foreign_block(address, size, owner)
+    }
+
+    fn address(&self, (memory, start): (&Memory, usize)) -> Result<u64, KernelError> {
+        Ok(Self::block(memory).address + start as u64)
     }
 
     fn library(&self) -> Option<&'static str> {

@@ -118,6 +118,16 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn library(&self) -> Option<&'static str> {
         None
     }
+    /// Another engine's memory of `size` bytes at `address`, and what is to be dropped with it.
+    #[cfg(feature = "cuda")]
+    fn foreign(&self, _address: u64, _size: usize, _owner: Range) -> Result<Memory, KernelError> {
+        Err(KernelError::Unsupported { op: "a tensor over a CUDA address", device: self.name() })
+    }
+    /// Where byte `start` of the memory lies.
+    #[cfg(feature = "cuda")]
+    fn address(&self, (_memory, _start): (&Memory, usize)) -> Result<u64, KernelError> {
+        Err(KernelError::Unsupported { op: "cuda_ptr", device: self.name() })
+    }
     /// Records a dense product by the library.
     #[cfg(feature = "cuda")]
     fn multiply(&self, _: Dense<'_>) -> Result<(), KernelError> {
@@ -220,6 +230,18 @@ impl Gpu {
     #[cfg(feature = "cuda")]
     pub(crate) fn multiply(&self, product: Dense<'_>) -> Result<(), KernelError> {
         self.0.multiply(product)
+    }
+
+    /// Another engine's memory: see [`Tensor::from_cuda_ptr`].
+    #[cfg(feature = "cuda")]
+    pub(crate) fn foreign(&self, address: u64, size: usize, owner: Range) -> Result<Memory, KernelError> {
+        self.0.foreign(address, size, owner)
+    }
+
+    /// Where byte `place.1` of the memory lies on a CUDA device.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address(&self, place: (&Memory, usize)) -> Result<u64, KernelError> {
+        self.0.address(place)
     }
 
     pub(crate) fn target(&self) -> &Target {

@@ -12,6 +12,10 @@ pub mod math;
 mod portable;
 pub(crate) mod slices;
 
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
 pub use portable::{Lanes, Scalar};
 
 /// A vector type and its operations. A value of an implementing type proves that the processor has them.
@@ -93,6 +97,7 @@ pub trait Kernel {
 
 /// The instruction sets that kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Isa {
     /// The target's baseline.
     Portable(portable::Portable),

@@ -19,7 +19,7 @@ pub fn gpu() -> Device {
         "cuda" => {
             let headers =
                 std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
-            let options = lowbit_kernels::gpu::CudaOptions { cache: None, headers: headers.into() };
+            let options = lowbit_kernels::gpu::CudaOptions::new(headers);
             Device::cuda(0, &options).expect("a CUDA device")
         }
         #[cfg(feature = "vulkan")]

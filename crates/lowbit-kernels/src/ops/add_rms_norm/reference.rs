@@ -5,7 +5,7 @@ use crate::ops::rms_norm::reference as rms_norm;
 pub(crate) fn add_rms_norm(h: &[f32], x: &[f32], weight: &[f32], eps: f32) -> [Vec<(f64, f64)>; 2] {
     let width = weight.len();
     let sums: Vec<f64> = h.iter().zip(x).map(|(&h, &x)| f64::from(h) + f64::from(x)).collect();
-    let gamma = |roundings| numcheck::gamma(roundings);
+    let gamma = |roundings| crate::gamma::gamma(roundings);
     let norm = |row: &[f64]| {
         let mean = row.iter().map(|sum| sum.powi(2)).sum::<f64>() / width as f64;
         let scale = 1.0 / (mean + f64::from(eps)).sqrt();

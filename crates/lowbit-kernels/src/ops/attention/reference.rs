@@ -1,7 +1,7 @@
 use super::AttentionParams;
+use crate::gamma::gamma;
 #[cfg(feature = "gpu")]
 use lowbit_formats::FloatType;
-use numcheck::gamma;
 
 /// The operands in f32 and their sizes.
 #[derive(Clone, Copy, Debug)]

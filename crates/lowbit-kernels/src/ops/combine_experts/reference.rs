@@ -5,5 +5,5 @@ pub(crate) fn combine_experts(terms: impl Iterator<Item = (f32, f32)>) -> (f64, 
         let term = f64::from(weight) * f64::from(x);
         (sum, magnitude, count) = (sum + term, magnitude + term.abs(), count + 1);
     }
-    (sum, numcheck::gamma(count + 1) * magnitude + f64::from(f32::MIN_POSITIVE))
+    (sum, crate::gamma::gamma(count + 1) * magnitude + f64::from(f32::MIN_POSITIVE))
 }

@@ -1,4 +1,5 @@
 use super::dequant_gather;
+use crate::random::Random;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
     bench::{Case, Cases, Expected, Prepared, Run},
@@ -6,7 +7,6 @@ use crate::{
     ops::quantized_matmul::reference,
 };
 use lowbit_formats::{FloatType, Format};
-use numcheck::Random;
 
 inventory::submit!(Cases(cases));
 

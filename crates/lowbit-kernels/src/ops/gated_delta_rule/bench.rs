@@ -2,9 +2,9 @@ use super::reference::{self, Bounded};
 use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
 use crate::bench::{Case, Cases, Expected, GpuCases, Prepared, Run};
 use crate::inputs::rounding;
+use crate::random::Random;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
-use numcheck::Random;
 
 inventory::submit!(Cases(cases));
 inventory::submit!(GpuCases(gpu_cases));

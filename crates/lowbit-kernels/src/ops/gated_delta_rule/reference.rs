@@ -18,10 +18,10 @@
 //! the logarithm of the decay's adds itself times `decay |M|` to `e`, before the step.
 
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
+use crate::gamma::gamma;
 use crate::ops::{delta_gates, l2_norm};
 use crate::{KernelError, Tensor};
 use lowbit_formats::DType;
-use numcheck::gamma;
 use std::ops::Range;
 
 /// Values in f64, and the bound of each.

@@ -1,4 +1,5 @@
 use super::gather_qmm;
+use crate::random::Random;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
     bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
@@ -6,7 +7,6 @@ use crate::{
     ops::quantized_matmul::{bench::sampled, reference},
 };
 use lowbit_formats::{DType, FloatType, Format};
-use numcheck::Random;
 use std::collections::HashSet;
 
 inventory::submit!(Cases(cases));

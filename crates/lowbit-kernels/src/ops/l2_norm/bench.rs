@@ -1,10 +1,10 @@
 use super::{L2Norm, L2NormConvention, l2_norm, reference};
+use crate::gamma::gamma;
 use crate::{
     bench::{Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
-use numcheck::gamma;
 
 inventory::submit!(Cases(cases));
 

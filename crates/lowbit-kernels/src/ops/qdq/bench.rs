@@ -1,8 +1,8 @@
 use super::{qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init, reference};
 use crate::bench::{Case, Cases, Expected, Prepared};
+use crate::random::Random;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
-use numcheck::Random;
 
 inventory::submit!(Cases(cases));
 

@@ -1,6 +1,6 @@
 //! The formulas in f64, and how far f32 may be from them.
 
-use numcheck::gamma;
+use crate::gamma::gamma;
 
 /// `(scale, bias)` of a group, and how far the scale may be off: a subtraction and a division, each rounded once
 /// (Vulkan lets a division be 2.5 units in the last place off).

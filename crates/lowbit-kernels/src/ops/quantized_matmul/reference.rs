@@ -31,7 +31,7 @@ pub(crate) fn matmul_bounded(
                     rounding += f64::from(x).abs() * inputs::rounding(dtype, w.into());
                 }
             }
-            let bound = numcheck::gamma(k) * (magnitude + rounding) + rounding;
+            let bound = crate::gamma::gamma(k) * (magnitude + rounding) + rounding;
             let bound = bound + inputs::rounding(dtype, value.abs() + bound);
             y.push(Expected { index: y.len(), value, bound });
         }

@@ -1,7 +1,7 @@
 use super::RmsNormRope;
+use crate::gamma::gamma;
 use crate::ops::rms_norm::reference as rms_norm;
 use crate::ops::rope::{RopeLayout, reference as rope};
-use numcheck::gamma;
 
 /// Heads in f64, and how far f32 may be from each element: a rotation adds two products, each with the norm's roundings
 /// and its own. `x` is `[positions, heads, columns]`; `weight` stands for the one that `params` has.

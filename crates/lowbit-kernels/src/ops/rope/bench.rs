@@ -1,11 +1,11 @@
 use super::{Rope, RopeLayout, RopeParams, RopeScaling, reference, rope};
+use crate::gamma::gamma;
 use crate::{
     Tensor,
     bench::{Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
-use numcheck::gamma;
 
 inventory::submit!(Cases(cases));
 

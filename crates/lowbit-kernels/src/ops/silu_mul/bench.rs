@@ -1,10 +1,10 @@
 use super::{reference, silu_mul};
+use crate::gamma::gamma;
 use crate::{
     bench::{Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
-use numcheck::gamma;
 
 inventory::submit!(Cases(cases));
 

@@ -1,0 +1,177 @@
+use super::bench_model;
+use crate::options::{ModelOptions, at_least_one};
+use crate::out::Unwritable;
+use crate::{Failure, out, progress};
+use lowbit::Device;
+use lowbit_kernels::bench::{self, Limits, Row};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Flags of `bench`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Words that a case's line must contain: an op, a format, a size such as M=1.
+    filter: Vec<String>,
+    #[command(flatten)]
+    pub model: ModelOptions,
+    /// With --model: prompt lengths in tokens.
+    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model", value_parser = at_least_one())]
+    pub prompt_tokens: Vec<usize>,
+    /// With --model: tokens to write.
+    #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
+    pub generated_tokens: usize,
+    /// Add the rows to bench/record/<device>/<date>.csv.
+    #[arg(long)]
+    record: bool,
+    /// Print a JSON array.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Checks and times the ops; with --model, times a whole model.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.model.is_named() {
+        return bench_model::run(arguments);
+    }
+    let device = arguments.model.device.device()?;
+    let cases = bench::cases(&arguments.filter.join(" "), &device);
+    if cases.is_empty() {
+        return Err(format!("no benchmark case matches {:?}", arguments.filter.join(" ")).into());
+    }
+    let spinner = progress::spinner("measuring the limits".into());
+    let limits = Limits::measure(&device)?;
+    spinner.finish_and_clear();
+    if !arguments.json {
+        print_header(&device, &limits)?;
+    }
+    let mut rows = vec![];
+    for case in &cases {
+        let spinner = progress::spinner(case.to_string());
+        let row = bench::run(case, &device, &limits)?;
+        spinner.finish_and_clear();
+        if !arguments.json {
+            print_row(&row)?;
+        }
+        rows.push(row);
+    }
+    if arguments.json {
+        out::line!("{}", serde_json::Value::Array(rows.iter().map(json).collect()))?;
+    }
+    if arguments.record {
+        let path = record(&device, &rows)?;
+        out::note!("recorded in {}", path.display());
+    }
+    Ok(())
+}
+
+fn print_header(device: &Device, limits: &Limits) -> Result<(), Unwritable> {
+    let Limits { bytes_per_second, flops_per_second } = limits;
+    match device {
+        Device::Cpu(cpu) => out::line!(
+            "{device}, {} threads: reads {:.1} GB/s, dense product {:.1} GFLOP/s\n",
+            cpu.threads(),
+            bytes_per_second / 1e9,
+            flops_per_second / 1e9
+        ),
+        Device::Gpu(_) => {
+            out::line!("{device}: a copy reads and writes {:.1} GB/s\n", bytes_per_second / 1e9)
+        }
+    }?;
+    out::line!(
+        "{:<18} {:<28} {:<11} {:<5} {:>12} {:>8} {:>9} {:>7} {:>8}",
+        "op",
+        "shape",
+        "format",
+        "dtype",
+        "median us",
+        "GB/s",
+        "GFLOP/s",
+        "limit",
+        "error"
+    )
+}
+
+fn print_row(row: &Row) -> Result<(), Unwritable> {
+    let Row { op, shape, format, dtype, median_us, share_of_limit, error_over_bound, .. } = row;
+    out::line!(
+        "{op:<18} {shape:<28} {format:<11} {dtype:<5} {median_us:>12.1} {:>8.2} {:>9.2} {:>6.1}% {error_over_bound:>8.4}",
+        row.gigabytes_per_second(),
+        row.gigaflops(),
+        share_of_limit * 100.0,
+    )
+}
+
+fn json(row: &Row) -> serde_json::Value {
+    let Row { op, shape, format, dtype, median_us, bytes, flops, share_of_limit, error_over_bound } = row;
+    serde_json::json!({
+        "op": op, "shape": shape, "format": format, "dtype": dtype, "median_us": median_us, "bytes": bytes,
+        "flops": flops, "share_of_limit": share_of_limit, "error_over_bound": error_over_bound,
+    })
+}
+
+/// Appends the rows to today's record.
+fn record(device: &Device, rows: &[Row]) -> Result<PathBuf, Failure> {
+    let folder = PathBuf::from(format!("bench/record/{device}"));
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86400;
+    let path = folder.join(format!("{}.csv", date(days)));
+    let lines: String = rows.iter().map(|row| format!("{}\n", row.csv())).collect();
+    append(&path, Row::HEADER, &lines).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
+/// Appends all lines or, where the disk is full, none; one process at a time. A new file begins with `header`.
+fn append(path: &Path, header: &str, lines: &str) -> std::io::Result<()> {
+    let mut file = File::options().append(true).create(true).open(path)?;
+    // A file system without locks has one user, as a rule.
+    let _ = file.lock();
+    let length = file.metadata()?.len();
+    let text = if length == 0 { format!("{header}\n{lines}") } else { lines.to_string() };
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    if written.is_err() {
+        let _ = file.set_len(length);
+    }
+    written
+}
+
+/// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+fn date(days: u64) -> String {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn records_of_several_processes_do_not_mix() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record.csv");
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (path, lines) = (&path, format!("{writer},a\n{writer},b\n"));
+                scope.spawn(move || (0..10).for_each(|_| super::append(path, "op,x", &lines).unwrap()));
+            }
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (81, "op,x"));
+        assert!(lines[1..].chunks(2).all(|pair| pair[0].split_once(",a").unwrap().0 == &pair[1][..1]));
+    }
+
+    #[test]
+    fn dates() {
+        let days = [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (20_778, "2026-11-21")];
+        for (days, want) in days {
+            assert_eq!(super::date(days), want);
+        }
+    }
+}

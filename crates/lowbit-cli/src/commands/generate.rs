@@ -1,0 +1,122 @@
+use super::reply::{Asked, ReplyOptions, reply};
+use crate::interrupt::{Interrupted, Interrupts};
+use crate::options::{Loaded, ModelOptions, SamplingOptions};
+use crate::template::TemplateOptions;
+use crate::{Failure, habits, out};
+use lowbit::{Finish, Message, Session};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+/// Flags of `generate`.
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    prompts: Prompts,
+    #[command(flatten)]
+    sampling: SamplingOptions,
+    #[command(flatten)]
+    reply: ReplyOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
+    /// Do not end at the model's end-of-text tokens.
+    #[arg(long, help_heading = "Text")]
+    ignore_eos: bool,
+    /// Print one JSON object instead of the text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The prompt and how it is read.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Prompt")]
+struct Prompts {
+    /// The prompt, as --prompt gives it.
+    #[arg(value_name = "PROMPT", conflicts_with_all = ["prompt", "file"], help_heading = "Prompt")]
+    text: Option<String>,
+    /// The prompt; `-` reads it from standard input [default: standard input].
+    #[arg(long, short, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// A file with the prompt; one line break at its end is dropped.
+    #[arg(long, short, conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Interpret \n, \t, \\ and other escapes in --prompt.
+    #[arg(long, short)]
+    escape: bool,
+    /// A system message for models with a chat template.
+    #[arg(long, value_name = "TEXT")]
+    system_prompt: Option<String>,
+    /// Take the prompt as plain text even if the model has a chat template.
+    #[arg(long)]
+    ignore_chat_template: bool,
+}
+
+/// Writes text from a prompt.
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let interrupts = Interrupts::listen()?;
+    arguments.sampling.generation(vec![]).sampling.validate()?;
+    let prompt = arguments.prompts.text()?;
+    let loaded = arguments.model.load()?;
+    let prompt = arguments.tokens(&loaded, &prompt)?;
+    let stop_ids = if arguments.ignore_eos { vec![] } else { loaded.tokenizer.eos_ids().to_vec() };
+    arguments.reply.check(&loaded);
+    let asked = Asked {
+        prompt: &prompt,
+        generation: arguments.sampling.generation(stop_ids),
+        options: &arguments.reply,
+        stream: !arguments.json,
+        interrupts: &interrupts,
+        in_session: false,
+    };
+    let reply = reply(&mut Session::new(&loaded.model), &loaded, asked)?;
+    if arguments.json {
+        out::line!("{}", serde_json::to_string(&reply)?)?;
+    } else {
+        out::line!()?;
+        reply.print_figures();
+    }
+    match reply.finish {
+        Finish::Interrupted => Err(Interrupted.into()),
+        Finish::Stop | Finish::Length => Ok(()),
+    }
+}
+
+impl Prompts {
+    fn text(&self) -> Result<String, Failure> {
+        if let Some(file) = &self.file {
+            let text = habits::read_text(file)?;
+            return Ok(text.strip_suffix('\n').map(str::to_string).unwrap_or(text));
+        }
+        match self.prompt.as_ref().or(self.text.as_ref()) {
+            Some(prompt) if prompt != "-" => {
+                Ok(if self.escape { habits::unescape(prompt) } else { prompt.clone() })
+            }
+            None if std::io::stdin().is_terminal() => {
+                Err("give a prompt: --prompt TEXT, --file FILE, or on standard input".into())
+            }
+            _ => habits::read_text("-".as_ref()),
+        }
+    }
+}
+
+impl Arguments {
+    fn tokens(&self, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>, Failure> {
+        let template = match self.prompts.ignore_chat_template {
+            true => {
+                self.template.unused("does nothing with --ignore-chat-template")?;
+                None
+            }
+            false => self.template.load(&loaded.checkpoint)?,
+        };
+        let Some(template) = template else {
+            if self.prompts.system_prompt.is_some() {
+                return Err("--system-prompt needs a model with a chat template".into());
+            }
+            return Ok(loaded.tokenizer.encode(prompt, true)?);
+        };
+        let system = self.prompts.system_prompt.iter().map(|text| Message::new("system", text));
+        let messages: Vec<_> = system.chain([Message::new("user", prompt)]).collect();
+        Ok(loaded.tokenizer.encode(&template.render(&messages, true)?, false)?)
+    }
+}

@@ -1,0 +1,69 @@
+//! The log-probability of each token of a reply.
+
+use crate::Failure;
+use lowbit::{Logits, Model, Tokenizer};
+use lowbit_models::ModelError;
+use serde::Serialize;
+
+/// Tokens that are scored at a time: a row of logits is as long as the vocabulary.
+const ROWS: usize = 32;
+/// Tokens before those that run at a time.
+const CHUNK: usize = 512;
+
+/// A token that was written, as OpenAI's chat completions and llama-server describe it.
+#[derive(Serialize)]
+pub struct Scored {
+    #[serde(flatten)]
+    token: Candidate,
+    top_logprobs: Vec<Candidate>,
+}
+
+#[derive(Serialize)]
+struct Candidate {
+    id: u32,
+    token: String,
+    /// Natural logarithm of the probability before temperature, penalties and cuts.
+    logprob: f64,
+}
+
+/// Scores the tokens from `start` (at least 1) on, with the `count` likeliest beside each. The model reads the text once
+/// more for it: sampling leaves the logits on the device.
+pub fn score(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    (tokens, start): (&[u32], usize),
+    count: usize,
+) -> Result<Vec<Scored>, Failure> {
+    let (mut cache, mut scored) = (model.cache(), vec![]);
+    for chunk in tokens[..start - 1].chunks(CHUNK) {
+        model.forward(chunk, &mut cache, Logits::None)?;
+    }
+    // The logits after a token are its successor's.
+    for chunk in (start..tokens.len()).collect::<Vec<_>>().chunks(ROWS) {
+        let (first, end) = (chunk[0], chunk[0] + chunk.len());
+        let logits = model.forward(&tokens[first - 1..end - 1], &mut cache, Logits::All)?;
+        let logits = logits.ok_or(ModelError::NoTokens)?.to_device(model.host())?;
+        let rows = logits.as_slice::<f32>()?.chunks_exact(logits.dim(-1));
+        scored.extend(rows.zip(&tokens[first..end]).map(|(row, &id)| row_scores(tokenizer, row, id, count)));
+    }
+    Ok(scored)
+}
+
+fn row_scores(tokenizer: &Tokenizer, logits: &[f32], id: u32, count: usize) -> Scored {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+    let candidate = |id: u32| Candidate {
+        id,
+        token: tokenizer.decode(&[id]).unwrap_or_default(),
+        logprob: f64::from(logits[id as usize] - max) - sum.ln(),
+    };
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    let count = count.min(ids.len());
+    let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+    if count > 0 && count < ids.len() {
+        ids.select_nth_unstable_by(count - 1, by_logit);
+    }
+    ids.truncate(count);
+    ids.sort_unstable_by(by_logit);
+    Scored { token: candidate(id), top_logprobs: ids.into_iter().map(candidate).collect() }
+}

@@ -1,0 +1,13 @@
+//! One file per command.
+
+pub mod bench;
+mod bench_model;
+pub mod chat;
+pub mod generate;
+pub mod inspect;
+mod lines;
+mod logprobs;
+pub mod perplexity;
+pub mod quantize;
+mod reply;
+mod stop;

@@ -1,0 +1,181 @@
+//! Signals. What Ctrl-C ends depends on what the program is doing:
+//!
+//! | during | Ctrl-C |
+//! |---|---|
+//! | loading; a prompt of `generate`; waiting for piped input | ends the program with status 130 |
+//! | a text of `generate` | stops the text; a second one ends the program |
+//! | a reply of `chat`, including its prompt | stops the reply; another one ends the program if the reply has not stopped within a second |
+//! | editing a line | is a key, which the line editor reads |
+//! | saving a checkpoint | stops it, so that what was written is removed; a second one ends the program at once |
+//!
+//! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was found; while a
+//! checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
+
+use crate::Failure;
+use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use nix::unistd::{getpgrp, tcgetpgrp};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
+use std::fmt::{self, Display, Formatter};
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The status of a program that Ctrl-C ended, as shells count it.
+pub const STATUS: u8 = 128 + SIGINT as u8;
+
+/// What the program is doing.
+#[derive(Clone, Copy)]
+pub enum Doing {
+    /// Something that Ctrl-C ends together with the program.
+    Work,
+    /// Reading a line in a terminal.
+    Editing,
+    /// Something that can be stopped. A second Ctrl-C within `patience` is ignored.
+    Writing { patience: Duration },
+    /// Something that any signal stops and that cleans up its files then; after that it calls [`Interrupts::obey`].
+    Saving,
+}
+
+/// Listens to signals from its creation on.
+pub struct Interrupts(Arc<State>);
+
+struct State {
+    doing: Mutex<(Doing, Option<Asked>)>,
+    stop: AtomicBool,
+}
+
+/// The signal that asked to stop, and when it came.
+#[derive(Clone, Copy)]
+struct Asked {
+    signal: i32,
+    when: Instant,
+}
+
+/// The error of a run that Ctrl-C stopped; nothing is printed for it.
+#[derive(Debug)]
+pub struct Interrupted;
+
+impl Display for Interrupted {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+impl Interrupts {
+    /// Handles signals from here on; [`Doing::Work`] at first.
+    pub fn listen() -> Result<Self, Failure> {
+        let state = Arc::new(State { doing: Mutex::new((Doing::Work, None)), stop: AtomicBool::new(false) });
+        // A program that was started with a signal ignored (nohup) goes on ignoring it.
+        let ignored = Ignored::read();
+        let heard = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !ignored.has(signal));
+        let mut signals = Signals::new(heard)?;
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
+        let found = tcgetattr(std::io::stdin()).ok();
+        let shared = state.clone();
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for signal in signals.forever() {
+                if !shared.absorbs(signal) {
+                    end(signal, found.as_ref());
+                }
+            }
+        })?;
+        Ok(Self(state))
+    }
+
+    /// Sets what the program is doing from here on, and forgets earlier signals.
+    pub fn enter(&self, doing: Doing) {
+        let mut now = self.0.lock();
+        *now = (doing, None);
+        self.0.stop.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether what is being written should stop.
+    pub fn stop(&self) -> bool {
+        self.0.stop.load(Ordering::Relaxed)
+    }
+
+    /// Ends the program as the signal that asked to stop does by default, so that the parent process sees that signal.
+    pub fn obey(&self) {
+        if let Some(asked) = self.0.lock().1 {
+            let _ = low_level::emulate_default_handler(asked.signal);
+        }
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, (Doing, Option<Asked>)> {
+        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks what is being done to stop.
+    fn ask(&self, asked: &mut Option<Asked>, signal: i32) -> bool {
+        *asked = Some(Asked { signal, when: Instant::now() });
+        self.stop.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether the program goes on after `signal`.
+    fn absorbs(&self, signal: i32) -> bool {
+        let (doing, asked) = &mut *self.lock();
+        match *doing {
+            Doing::Writing { patience } if signal == SIGINT => match *asked {
+                Some(before) => before.when.elapsed() < patience,
+                None => self.ask(asked, signal),
+            },
+            Doing::Saving => asked.is_none() && self.ask(asked, signal),
+            // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a key.
+            Doing::Editing => signal == SIGINT && !tcgetattr(std::io::stdin()).is_ok_and(|now| is_raw(&now)),
+            _ => false,
+        }
+    }
+}
+
+/// The signals that the program was started with ignored, a bit each from the lowest on; `None` where the system does not
+/// say.
+struct Ignored(Option<u64>);
+
+impl Ignored {
+    fn read() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()))
+    }
+
+    /// Where the system does not say, hangups are left alone.
+    fn has(&self, signal: i32) -> bool {
+        self.0.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
+    }
+}
+
+fn is_raw(terminal: &Termios) -> bool {
+    !terminal.local_flags.contains(LocalFlags::ISIG)
+}
+
+/// Ends the program, with the terminal as it was `found`.
+fn end(signal: i32, found: Option<&Termios>) -> ! {
+    restore(found);
+    if signal != SIGINT {
+        // The parent process should see which signal it was.
+        let _ = low_level::emulate_default_handler(signal);
+    }
+    low_level::exit(128 + signal)
+}
+
+fn restore(found: Option<&Termios>) {
+    let stdin = std::io::stdin();
+    let Some(found) = found else { return };
+    // A terminal that belongs to another program by now is left alone.
+    let ours = tcgetpgrp(&stdin) == Ok(getpgrp()) && tcgetattr(&stdin).is_ok_and(|now| is_raw(&now));
+    if ours && !is_raw(found) {
+        let _ = tcsetattr(&stdin, SetArg::TCSANOW, found);
+        // The editor had turned bracketed paste on.
+        if std::io::stderr().is_terminal() {
+            let _ = std::io::stderr().write_all(b"\x1b[?2004l\n");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize` and `bench`.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod commands;
+mod habits;
+mod interrupt;
+mod memory;
+mod options;
+mod out;
+mod progress;
+mod template;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use commands::{bench, chat, generate, inspect, perplexity, quantize};
+use std::process::ExitCode;
+
+/// Low-bit language models.
+#[derive(Parser)]
+#[command(name = "lowbit", version, propagate_version = true, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write text from a prompt.
+    Generate(generate::Arguments),
+    /// Talk with a model.
+    Chat(chat::Arguments),
+    /// Show what a checkpoint holds.
+    Inspect(inspect::Arguments),
+    /// Measure how well a model predicts a text.
+    Perplexity(perplexity::Arguments),
+    /// Make a quantised checkpoint.
+    Quantize(quantize::Arguments),
+    /// Check and time the ops.
+    Bench(bench::Arguments),
+}
+
+/// Below the list of commands.
+const EXAMPLES: &str = "\
+Examples:
+  lowbit generate -m DIR -p \"A vector is\" -n 100 --temp 0.7
+  lowbit chat -m model.gguf
+  lowbit chat -hf org/name:Q4_K_M
+  lowbit quantize -m DIR -o DIR-4bit --bits 4
+
+Without a command, lowbit generates when it is given a prompt (-p, -f), else it chats.";
+
+/// Any error, to be printed with its causes.
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Characters of an error that are printed: enough for its causes and paths, however much of a file it quotes.
+const LONGEST_ERROR: usize = 8000;
+
+fn main() -> ExitCode {
+    // Without this handler, a mapped file that is cut kills the program without a message; nothing else is lost.
+    _ = lowbit_files::report_cut_files();
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => end(failure.as_ref()),
+    }
+}
+
+/// What was typed.
+fn parse() -> Result<Command, Failure> {
+    let mut program = Arguments::command();
+    let arguments = habits::translate(&program, std::env::args_os())?;
+    let matches = program.try_get_matches_from_mut(&arguments);
+    let matches = matches.map_err(|error| habits::explain(error, &arguments))?;
+    Ok(Arguments::from_arg_matches(&matches)?.command)
+}
+
+fn run() -> Result<(), Failure> {
+    match parse()? {
+        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Chat(arguments) => chat::run(&arguments),
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Perplexity(arguments) => perplexity::run(&arguments),
+        Command::Quantize(arguments) => quantize::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+    }
+}
+
+/// Prints what ended the program and returns its exit status.
+fn end(failure: &(dyn std::error::Error + 'static)) -> ExitCode {
+    if failure.is::<interrupt::Interrupted>() {
+        return ExitCode::from(interrupt::STATUS);
+    }
+    if failure.downcast_ref().is_some_and(out::Unwritable::is_closed_pipe) {
+        return ExitCode::SUCCESS;
+    }
+    if let Some(said) = failure.downcast_ref::<clap::Error>() {
+        return match out::print_clap(said) {
+            Ok(()) => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(1)),
+            Err(unwritable) => end(&unwritable),
+        };
+    }
+    out::note!("error: {}", lowbit_files::shown_message(failure, LONGEST_ERROR));
+    ExitCode::FAILURE
+}

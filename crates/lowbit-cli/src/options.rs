@@ -1,0 +1,262 @@
+//! Flags that several commands share.
+
+use crate::habits::{self, GpuLayers};
+use crate::{Failure, out, progress};
+use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
+use lowbit_formats::FloatType;
+use lowbit_models::Config;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// The checkpoint that `generate` uses when none is named.
+const DEMO: &str = "models/demo-4bit";
+
+/// Which model, and where it runs.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelOptions {
+    /// A checkpoint's directory, a .gguf file, or org/name on the Hugging Face hub [default: the bundled demo].
+    #[arg(long, short)]
+    model: Option<String>,
+    /// The same, as llama.cpp's -hf: org/name, or org/name:Q4_K_M for one of several GGUF files.
+    #[arg(long, value_name = "MODEL", conflicts_with = "model")]
+    hf_repo: Option<String>,
+    /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
+    #[arg(long, value_enum)]
+    dtype: Option<Activations>,
+    #[command(flatten)]
+    pub device: DeviceOptions,
+}
+
+/// The types of activations.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Activations {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Activations {
+    fn float(self) -> FloatType {
+        match self {
+            Self::F32 => FloatType::F32,
+            Self::F16 => FloatType::F16,
+            Self::Bf16 => FloatType::BF16,
+        }
+    }
+}
+
+/// The parser of flags that take a count of at least one.
+pub fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
+    clap::builder::RangedU64ValueParser::new().range(1..)
+}
+
+/// What `--device` can name in this build.
+const DEVICES: &[&str] = &[
+    "cpu",
+    #[cfg(feature = "cuda")]
+    "cuda",
+    #[cfg(feature = "vulkan")]
+    "vulkan",
+    #[cfg(feature = "metal")]
+    "metal",
+];
+
+/// Where ops run.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceOptions {
+    /// Where to run [default: cpu].
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(DEVICES))]
+    device: Option<String>,
+    /// CPU threads [default: one per core].
+    #[arg(long, short)]
+    pub threads: Option<usize>,
+    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
+    n_gpu_layers: Option<GpuLayers>,
+}
+
+impl DeviceOptions {
+    fn name(&self) -> &str {
+        match (&self.device, self.n_gpu_layers, DEVICES.get(1)) {
+            (Some(device), ..) => device,
+            (None, Some(GpuLayers::All | GpuLayers::Auto), Some(gpu)) => gpu,
+            (None, Some(GpuLayers::All), None) => {
+                out::note!(
+                    "note: this build has no GPU, so all layers run on the CPU; `cargo build --release --features cuda` \
+                     has one"
+                );
+                "cpu"
+            }
+            _ => "cpu",
+        }
+    }
+
+    /// The device that the flags name.
+    pub fn device(&self) -> Result<Device, Failure> {
+        match self.name() {
+            #[cfg(feature = "cuda")]
+            "cuda" => Ok(Device::cuda(0, &cuda_options())?),
+            #[cfg(feature = "vulkan")]
+            "vulkan" => Ok(Device::vulkan()?),
+            #[cfg(feature = "metal")]
+            "metal" => Ok(Device::metal()?),
+            _ => Ok(Device::cpu(self.threads)?),
+        }
+    }
+}
+
+/// Where CUDA's headers are (`CUDA_HOME`, or where its installer puts them) and where compiled kernels are kept.
+#[cfg(feature = "cuda")]
+fn cuda_options() -> lowbit_kernels::gpu::CudaOptions {
+    let folder = |name| std::env::var_os(name).map(PathBuf::from);
+    let home = folder("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
+    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+    let options = lowbit_kernels::gpu::CudaOptions::new(home.join("include"));
+    match cache {
+        Some(cache) => options.with_cache(cache.join("lowbit")),
+        None => options,
+    }
+}
+
+/// A checkpoint that is ready to use.
+pub struct Loaded {
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Tokenizer,
+    pub model: Model,
+    pub seconds: f64,
+}
+
+impl ModelOptions {
+    /// Finds, maps and loads the model.
+    pub fn load(&self) -> Result<Loaded, Failure> {
+        let start = Instant::now();
+        let target = self.target()?;
+        let checkpoint = self.open()?;
+        let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
+        // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too, and is the better error.
+        lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
+        let model = Model::load_for(&checkpoint, target)?;
+        spinner.finish_and_clear();
+        warn(&model);
+        Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
+    }
+
+    /// Whether --model was given.
+    pub fn is_named(&self) -> bool {
+        self.model.is_some() || self.hf_repo.is_some()
+    }
+
+    /// Finds, maps and loads the model without its tokenizer.
+    pub fn load_model(&self) -> Result<Model, Failure> {
+        let target = self.target()?;
+        let model = Model::load_for(&self.open()?, target)?;
+        warn(&model);
+        Ok(model)
+    }
+
+    fn target(&self) -> Result<Target, Failure> {
+        Ok(Target::new(&self.device.device()?, self.dtype.map(Activations::float))?)
+    }
+
+    /// Finds and maps the checkpoint alone.
+    pub fn open(&self) -> Result<Checkpoint, Failure> {
+        let path = match self.model.as_ref().or(self.hf_repo.as_ref()) {
+            Some(model) => resolve(model)?,
+            None => bundled_demo(&std::env::current_dir()?)?,
+        };
+        Ok(Checkpoint::open(&path)?)
+    }
+}
+
+/// Prints the model's warnings on standard error. A warning that cannot be written is ignored.
+fn warn(model: &Model) {
+    for warning in model.warnings() {
+        out::note!("warning: {warning}");
+    }
+}
+
+/// A path as it is; `org/name` downloaded, or from the cache.
+fn resolve(model: &str) -> Result<PathBuf, Failure> {
+    let local = habits::expand_home(model);
+    if local.exists() {
+        return Ok(local);
+    }
+    let bar = progress::bar("download", 0);
+    let path = lowbit_files::resolve_with(model, &mut |progress| {
+        bar.set_message(progress.file.to_string());
+        bar.set_length(progress.total);
+        bar.set_position(progress.bytes);
+    });
+    bar.finish_and_clear();
+    path.map_err(|error| habits::with_nearest(&local, error))
+}
+
+/// The demo checkpoint of the repository that `from` is in.
+fn bundled_demo(from: &Path) -> Result<PathBuf, Failure> {
+    let found =
+        from.ancestors().map(|folder| folder.join(DEMO)).find(|path| path.join("config.json").is_file());
+    found.ok_or_else(|| {
+        format!(
+            "no --model was given, and {} is in no folder that holds {DEMO}",
+            lowbit_files::shown_path(from)
+        )
+        .into()
+    })
+}
+
+/// None for a different seed on each run. A type of its own: clap would take a plain `Option` for a flag that may be absent.
+type Seed = Option<u64>;
+
+/// How tokens are chosen.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingOptions {
+    /// Tokens to write at most; -1 writes until the model ends the text or its context is full.
+    #[arg(long, short = 'n', visible_alias = "n-predict", default_value = "256", value_parser = habits::token_count)]
+    max_tokens: usize,
+    /// Temperature; 0 takes the likeliest token.
+    #[arg(long, visible_alias = "temperature", default_value_t = 0.0)]
+    temp: f32,
+    /// Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Keep this many of the likeliest tokens; 0 keeps all.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
+    #[arg(long, default_value_t = 0.0)]
+    min_p: f32,
+    /// Divide the logits of tokens already written (multiply those below zero); 1 leaves them.
+    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// The repetition penalty looks at this many last tokens.
+    #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64)]
+    repetition_context: usize,
+    /// Seed of the random choices; -1 takes a different one on each run.
+    #[arg(long, short, default_value = "-1", value_parser = habits::seed)]
+    seed: Seed,
+}
+
+impl SamplingOptions {
+    /// The options as the library takes them.
+    pub fn generation(&self, stop_ids: Vec<u32>) -> GenerationOptions {
+        let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = self.seed.unwrap_or_else(|| now().map_or(0, |time| time.as_nanos() as u64));
+        let sampling = SampleParams {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed,
+        };
+        GenerationOptions::default()
+            .with_sampling(sampling)
+            .with_max_tokens(self.max_tokens)
+            .with_stop_ids(stop_ids)
+            .with_repetition_context(self.repetition_context)
+    }
+}

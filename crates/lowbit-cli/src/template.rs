@@ -1,0 +1,81 @@
+//! Flags about chat templates.
+
+use crate::Failure;
+use lowbit::{ChatTemplate, Checkpoint};
+use lowbit_files::read::{limit, read};
+use lowbit_files::shown;
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+/// Which chat template to use, and its variables besides the messages.
+#[derive(clap::Args)]
+pub struct TemplateOptions {
+    /// A file with the chat template to use instead of the checkpoint's.
+    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    chat_template: Option<PathBuf>,
+    /// Variables for the chat template, as '{"enable_thinking": false}'.
+    #[arg(long, value_name = "JSON")]
+    chat_template_kwargs: Option<String>,
+    /// A JSON file with the list of tools that the model may call.
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+}
+
+impl TemplateOptions {
+    /// The template, with its variables; `None` for a base model.
+    pub fn load(&self, checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Failure> {
+        let template = match &self.chat_template {
+            Some(file) if !file.exists() && file.to_string_lossy().contains(['{', '\n']) => {
+                return Err("--chat-template takes the name of a file; write the template into one".into());
+            }
+            Some(file) => Some(ChatTemplate::from_file(file, checkpoint)?),
+            None => ChatTemplate::from_checkpoint(checkpoint)?,
+        };
+        let Some(mut template) = template else {
+            self.unused("needs a model with a chat template")?;
+            return Ok(None);
+        };
+        for (name, value) in self.kwargs()? {
+            template = template.with(&name, value);
+        }
+        if let Some(tools) = self.tools()? {
+            template = template.with("tools", tools);
+        }
+        Ok(Some(template))
+    }
+
+    /// Refuses flags that would do nothing, and says why.
+    pub fn unused(&self, why: &str) -> Result<(), Failure> {
+        let flags = [
+            ("--chat-template", self.chat_template.is_some()),
+            ("--chat-template-kwargs", self.chat_template_kwargs.is_some()),
+            ("--tools", self.tools.is_some()),
+        ];
+        match flags.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(format!("{flag} {why}").into()),
+            None => Ok(()),
+        }
+    }
+
+    fn kwargs(&self) -> Result<Map<String, Value>, Failure> {
+        let Some(text) = &self.chat_template_kwargs else { return Ok(Map::new()) };
+        let want = "--chat-template-kwargs takes a JSON object, such as '{\"enable_thinking\": false}'";
+        let kwargs: Map<String, Value> =
+            serde_json::from_str(text).map_err(|error| format!("{want}: {}: {error}", shown(text)))?;
+        let own = ["messages", "add_generation_prompt"];
+        if let Some(name) = own.iter().find(|name| kwargs.contains_key(**name)) {
+            return Err(format!("--chat-template-kwargs: {name} comes from the chat itself").into());
+        }
+        if self.tools.is_some() && kwargs.contains_key("tools") {
+            return Err("tools are given twice: in --chat-template-kwargs and in --tools".into());
+        }
+        Ok(kwargs)
+    }
+
+    fn tools(&self) -> Result<Option<Vec<Map<String, Value>>>, Failure> {
+        let Some(file) = &self.tools else { return Ok(None) };
+        let tools = serde_json::from_slice(&read(file, limit::CONFIG)?);
+        let want = "--tools takes a JSON list of objects, each a tool";
+        Ok(Some(tools.map_err(|error| format!("{}: {want}: {error}", shown(file.display())))?))
+    }
+}

@@ -1,0 +1,94 @@
+use lowbit_files::FileError;
+use lowbit_formats::FormatError;
+use lowbit_kernels::KernelError;
+use lowbit_models::ModelError;
+use lowbit_quantize::QuantizeError;
+
+/// Any error of lowbit. The crates' errors become one by `?`; an error that one crate only passes on stands under the
+/// crate that it comes from: a missing file is [`Error::File`] whether a checkpoint was opened, loaded or quantised.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model's files: missing, damaged, of another kind, or not downloaded.
+    #[error(transparent)]
+    File(FileError),
+    /// A weight format, or bytes that are said to be in it.
+    #[error(transparent)]
+    Format(FormatError),
+    /// A device or an op.
+    #[error(transparent)]
+    Kernel(KernelError),
+    /// A checkpoint that does not become a model, or a model that does not answer.
+    #[error(transparent)]
+    Model(ModelError),
+    /// A checkpoint that cannot be quantised.
+    #[error(transparent)]
+    Quantize(QuantizeError),
+}
+
+impl From<FileError> for Error {
+    fn from(error: FileError) -> Self {
+        Self::File(error)
+    }
+}
+
+impl From<FormatError> for Error {
+    fn from(error: FormatError) -> Self {
+        Self::Format(error)
+    }
+}
+
+impl From<KernelError> for Error {
+    fn from(error: KernelError) -> Self {
+        match error {
+            KernelError::Format(error) => error.into(),
+            error => Self::Kernel(error),
+        }
+    }
+}
+
+impl From<ModelError> for Error {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::File(error) => error.into(),
+            ModelError::Kernel(error) => error.into(),
+            ModelError::Format(error) => error.into(),
+            error => Self::Model(error),
+        }
+    }
+}
+
+impl From<QuantizeError> for Error {
+    fn from(error: QuantizeError) -> Self {
+        match error {
+            QuantizeError::File(error) => error.into(),
+            QuantizeError::Format(error) => error.into(),
+            error => Self::Quantize(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_stands_under_the_crate_that_it_comes_from() {
+        let format = FormatError::GgmlType(99);
+        for error in [
+            Error::from(format.clone()),
+            KernelError::from(format.clone()).into(),
+            ModelError::from(format.clone()).into(),
+            ModelError::from(KernelError::from(format.clone())).into(),
+            QuantizeError::from(format.clone()).into(),
+        ] {
+            assert!(matches!(&error, Error::Format(inner) if *inner == format), "{error:?}");
+            assert_eq!(error.to_string(), format.to_string());
+        }
+        let missing = || lowbit_files::Checkpoint::open("no/such/folder".as_ref()).unwrap_err();
+        for error in [Error::from(missing()), ModelError::from(missing()).into()] {
+            assert!(matches!(error, Error::File(_)), "{error:?}");
+        }
+        assert!(matches!(Error::from(ModelError::NoTokens), Error::Model(ModelError::NoTokens)));
+    }
+}

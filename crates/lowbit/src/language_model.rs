@@ -1,0 +1,142 @@
+use crate::reply::{Reply, reply};
+use crate::{Chat, Error};
+use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer, resolve};
+use lowbit_kernels::Device;
+use lowbit_models::{GenerationOptions, Model, Session};
+use std::ops::ControlFlow::{self, Continue};
+
+/// Writes on from `prompt` with the model at `model`, on the CPU: greedily, up to 256 tokens. A model with a chat
+/// template gets the prompt as a user's message and answers it; a base model continues the text.
+///
+/// `model` is a checkpoint's directory, a .gguf file, or `org/name` on the Hugging Face hub, which is downloaded unless
+/// huggingface_hub's cache has it. To ask more than once, open a [`LanguageModel`].
+///
+/// ```
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))?;
+/// let text = lowbit::generate("models/demo-4bit", "A vector is")?;
+/// println!("A vector is{text}");
+/// # assert!(text.len() > 20, "{text}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of [`LanguageModel::open`] and [`LanguageModel::generate`].
+pub fn generate(model: &str, prompt: &str) -> Result<String, Error> {
+    LanguageModel::open(model)?.generate(prompt)
+}
+
+/// A model with its tokenizer and chat template, ready to answer.
+///
+/// ```
+/// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))?;
+/// use lowbit::{GenerationOptions, LanguageModel};
+/// use std::ops::ControlFlow::Continue;
+///
+/// let model = LanguageModel::open("models/demo-4bit")?;
+/// let options = GenerationOptions::default().with_max_tokens(20);
+/// let reply = model.stream("A vector is", &options, |piece| {
+///     print!("{piece}");
+///     Continue(())
+/// })?;
+/// assert_eq!(reply.tokens.len(), 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct LanguageModel {
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    model: Model,
+}
+
+impl LanguageModel {
+    /// Opens `model` on the CPU, one thread per core. [`generate`] says what `model` can be.
+    ///
+    /// # Errors
+    /// [`Error::File`] when there is no such model, or its files are damaged; [`Error::Model`] for one that lowbit does
+    /// not compute.
+    pub fn open(model: &str) -> Result<Self, Error> {
+        Self::open_on(model, &Device::cpu(None)?)
+    }
+
+    /// As [`Self::open`], on `device`.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`]; [`Error::Kernel`] when a GPU has too little memory or fails.
+    pub fn open_on(model: &str, device: &Device) -> Result<Self, Error> {
+        Self::from_checkpoint(Checkpoint::open(&resolve(model)?)?, device)
+    }
+
+    /// As [`Self::open_on`], of a checkpoint that is open already.
+    ///
+    /// # Errors
+    /// As [`Self::open_on`].
+    pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, Error> {
+        let model = Model::load(&checkpoint, device)?;
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
+        let template = ChatTemplate::from_checkpoint(&checkpoint)?;
+        Ok(Self { checkpoint, tokenizer, template, model })
+    }
+
+    /// The text that answers `prompt`, or continues it: see [`generate`].
+    ///
+    /// # Errors
+    /// [`Error::Model`] when the prompt is empty or does not fit the model's context; [`Error::File`] when the chat
+    /// template or the tokenizer refuses it; [`Error::Kernel`] when a GPU fails.
+    pub fn generate(&self, prompt: &str) -> Result<String, Error> {
+        Ok(self.stream(prompt, &GenerationOptions::default(), |_| Continue(()))?.text)
+    }
+
+    /// As [`Self::generate`], with options; `each` is called with every piece of text as it comes, and can end it. The
+    /// model's end-of-text ids are stop ids beside those of `options`.
+    ///
+    /// # Errors
+    /// Those of [`Self::generate`]; [`Error::Kernel`] for options of sampling that make no sense.
+    pub fn stream(
+        &self,
+        prompt: &str,
+        options: &GenerationOptions,
+        each: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Reply, Error> {
+        let tokens = self.prompt(prompt)?;
+        reply(&mut Session::new(&self.model), &self.tokenizer, &tokens, options, each)
+    }
+
+    /// The token ids of `prompt`: in the chat template as a user's message, if there is one, else of the plain text.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the chat template or the tokenizer refuses it.
+    pub fn prompt(&self, prompt: &str) -> Result<Vec<u32>, Error> {
+        Ok(match &self.template {
+            Some(template) => {
+                self.tokenizer.encode(&template.render(&[Message::new("user", prompt)], true)?, false)?
+            }
+            None => self.tokenizer.encode(prompt, true)?,
+        })
+    }
+
+    /// A new conversation.
+    pub fn chat(&self) -> Chat<'_> {
+        Chat::new(&self.model, &self.tokenizer, self.template.as_ref())
+    }
+
+    /// The files.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template; `None` for a base model.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// The model, for a [`Session`] of its own, logits or perplexity.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+}
