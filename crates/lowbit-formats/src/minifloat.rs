@@ -2,7 +2,7 @@
 
 /// A float of at most eight bits, as a type.
 pub trait Minifloat: Copy + Send + Sync + 'static {
-    /// Bits a code.
+    /// Bits per code.
     const BITS: usize;
     /// The largest finite value.
     const MAX: f32;

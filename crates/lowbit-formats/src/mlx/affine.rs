@@ -1,15 +1,22 @@
 //! MLX affine: `value = code * scale + bias`; a group of 32, 64 or 128 values shares a scale and a bias.
 //!
 //! ```text
-//! weight  u32 [N, K*BITS/32]   each row one stream of codes, least significant bit first:
-//!                              code d is bits [d*BITS, (d+1)*BITS) of the row's little-endian bytes
-//! scales  [N, K/group_size]    f16, bf16 or f32
-//! biases  [N, K/group_size]    the same type
+//! weight  u32 [N, K*BITS/32]    each row one stream of codes, least significant bit first: code d is bits
+//!                               [d*BITS, (d+1)*BITS) of the row's little-endian bytes
+//! scales  [N, K/group_size]     f16, bf16 or f32
+//! biases  [N, K/group_size]     the same type
+//!
+//! 4 bits:  byte 0        1        2              3 bits:  byte 0          1            2
+//!               +--------+--------+---                       +-----------+------------+----------+
+//!               |  1   0 |  3   2 | ..                       | 2' 1   0  | 5' 4  3  2 | 7   6  5 |
+//!               +--------+--------+---                       +-----------+------------+----------+
+//!          bit   7..4 3..0                           bit       7,6 5..3 2..0
 //! ```
+//! Each number is a code's; with 3 bits, code 2 has its low two bits in byte 0 and its highest in bit 0 of byte 1.
 //! Source: `mx.quantize(mode="affine")`, mlx 0.32 `mlx/backend/cpu/quantized.cpp`.
 
 use crate::codec::vectorise_within_runs;
-use crate::{Codec, Component, DType, FloatType, Parts};
+use crate::{Codec, Codes, Component, DType, FloatType, Parts, Scales, Scheme};
 
 /// Affine at `BITS` bits as a [`Codec`].
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +106,11 @@ impl<const BITS: usize> Codec for Affine<BITS> {
             Component { name: "scales", dtype: self.scales.dtype(), columns: groups },
             Component { name: "biases", dtype: self.scales.dtype(), columns: groups },
         ]
+    }
+
+    fn scheme(&self) -> Scheme {
+        let scales = Scales::Group { float: self.scales, size: self.group_size, biased: true };
+        Scheme { bits: BITS, codes: Codes::Integer { zero: 0 }, scales }
     }
 
     #[inline(always)]

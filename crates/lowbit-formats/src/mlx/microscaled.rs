@@ -1,5 +1,5 @@
 use crate::codec::vectorise_within_runs;
-use crate::{Codec, Component, DType, FloatType, Minifloat, Parts};
+use crate::{Codec, Component, DType, FloatType, Minifloat, Parts, Scheme};
 
 /// An MLX mode whose codes and scales are small floats: `value = code * scale`, one scale a group, no bias.
 ///
@@ -11,8 +11,10 @@ use crate::{Codec, Component, DType, FloatType, Minifloat, Parts};
 pub trait MicroscaledMode: Copy + Send + Sync + 'static {
     /// The mode's name in `mx.quantize` and in `config.json`.
     const NAME: &'static str;
-    /// Values to a scale.
+    /// Values per scale.
     const GROUP: usize;
+    /// What codes and scales mean; says what `Code` and `Scale` say.
+    const SCHEME: Scheme;
     /// What codes are.
     type Code: Minifloat;
     /// What scales are.
@@ -74,6 +76,10 @@ impl<M: MicroscaledMode> Codec for Microscaled<M> {
             Component { name: "weight", dtype: DType::U32, columns: k / 8 * M::Code::BITS / 4 },
             Component { name: "scales", dtype: DType::U8, columns: k / M::GROUP },
         ]
+    }
+
+    fn scheme(&self) -> Scheme {
+        M::SCHEME
     }
 
     #[inline(always)]
