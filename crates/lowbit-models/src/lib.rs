@@ -1,5 +1,5 @@
 //! Language models over the ops of `lowbit-kernels`: loading a [`Checkpoint`](lowbit_files::Checkpoint) into a
-//! [`Model`], its caches, and generation. One file an architecture, under [`arch`].
+//! [`Model`], its caches, and generation. One file per architecture, under [`arch`].
 
 pub mod arch;
 mod cache;

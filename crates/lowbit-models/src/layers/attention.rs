@@ -16,9 +16,9 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
-    /// RMSNorm of each query and key head: its eps, and whether the checkpoint stores `w - 1`.
-    pub head_norm: Option<(f32, bool)>,
-    /// Whether the query projection also gives each head's output gate, `[query | gate]` a head.
+    /// The eps of an RMSNorm of each query and key head, where there is one.
+    pub head_norm: Option<f32>,
+    /// Whether the query projection also gives each head's output gate, `[query | gate]` per head.
     pub gated: bool,
 }
 
@@ -86,9 +86,9 @@ impl Attention {
         let keys = weights.product(["num_key_value_heads", "head_dim"], [config.num_key_value_heads, dim])?;
         let norms = match config.head_norm {
             None => None,
-            Some((eps, offset)) => Some((
-                RmsNorm::load(&weights, ("q_norm", "q_norm"), dim, eps, offset)?,
-                RmsNorm::load(&weights, ("k_norm", "k_norm"), dim, eps, offset)?,
+            Some(eps) => Some((
+                RmsNorm::load(&weights, ("q_norm", "q_norm"), dim, eps)?,
+                RmsNorm::load(&weights, ("k_norm", "k_norm"), dim, eps)?,
             )),
         };
         Ok(Self {

@@ -148,7 +148,6 @@ impl GatedDeltaNet {
                 ("norm", "ssm_norm"),
                 config.linear_value_head_dim,
                 config.rms_norm_eps,
-                false,
             )?,
             out_proj: weights.linear("out_proj", "ssm_out", config.hidden_size, config.value_dim())?,
             config: config.clone(),

@@ -10,8 +10,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// The weight of `len` values. With `offset` the checkpoint stores `w - 1`, as Hugging Face's Qwen3-Next and
-    /// Qwen3.5 do.
+    /// The weight of `len` values, also where the checkpoint stores `w - 1` ([`Weights::is_offset_norm`]).
     ///
     /// # Errors
     /// As [`Weights::values`].
@@ -20,10 +19,9 @@ impl RmsNorm {
         (json, gguf): (&str, &str),
         len: usize,
         eps: f32,
-        offset: bool,
     ) -> Result<Self, ModelError> {
         let mut values = weights.values(&format!("{json}.weight"), &format!("{gguf}.weight"), len)?;
-        if offset {
+        if weights.is_offset_norm(json) {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         Ok(Self { weight: Tensor::new(&values, &[len], weights.device())?, eps })
