@@ -15,9 +15,9 @@ pub trait Codec: Copy + Send + Sync + 'static {
     /// single values, may end in a shorter one.
     const RUN: usize;
 
-    /// Takes one block of bytes apart, in formats that store codes and scales together in blocks. Other formats store
-    /// them apart already: their components are codes, scales and biases, the codes of each row one stream of bits,
-    /// least significant first.
+    /// Takes one block's bytes apart, in formats that store codes and scales together in blocks. `None` in formats whose
+    /// components are codes, scales and biases already, with the codes of each row as one stream of bits, least
+    /// significant first.
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = None;
 
     /// One row of weights.

@@ -61,7 +61,7 @@ fn join(names: impl Iterator<Item = String>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// As much of a stranger's name as a message prints.
+/// An unknown name, cut to the length that a message prints.
 fn cut(name: &str) -> String {
     name.chars().take(60).collect()
 }

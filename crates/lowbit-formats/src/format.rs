@@ -25,7 +25,7 @@ impl Format {
     /// MLX affine at `bits` bits per code, with `group_size` values per scale and bias.
     ///
     /// # Errors
-    /// [`FormatError::Affine`], which names the numbers that it comes in, for others.
+    /// [`FormatError::Affine`] for bits or a group size that affine does not come in; its message lists those.
     pub fn affine(bits: usize, group_size: usize, scales: FloatType) -> Result<Self, FormatError> {
         let width = Self::AFFINE_BITS.iter().find(|&&width| usize::from(width) == bits);
         match width {
@@ -40,8 +40,8 @@ impl Format {
     /// `scales` tensor, which only `affine` leaves open.
     ///
     /// # Errors
-    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or [`FormatError::ModeNumbers`] for numbers
-    /// that it does not come in.
+    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or [`FormatError::ModeNumbers`] for bits or a
+    /// group size that the mode does not have.
     pub fn from_mlx(
         mode: &str,
         bits: usize,
@@ -117,8 +117,8 @@ impl Format {
         with_codec!(self, codec => codec.scheme())
     }
 
-    /// What takes one of the format's blocks of bytes apart; `None` for formats whose components are codes, scales and
-    /// biases already (see [`Codec::UNPACK`]). The function panics when given another number of bytes than a block has.
+    /// The function that takes one block's bytes apart; `None` for formats whose components are codes, scales and biases
+    /// already (see [`Codec::UNPACK`]). It panics when it is not given exactly one block.
     pub fn unpack(self) -> Option<fn(&[u8], &mut Unpacked)> {
         fn of<C: Codec>(_: C) -> Option<fn(&[u8], &mut Unpacked)> {
             C::UNPACK
@@ -244,7 +244,7 @@ fn encode_rows<C: Codec>(
     components: &mut [Vec<u8>; 3],
 ) -> Result<(), usize> {
     let mut decoded = [0.0; MAX_RUN];
-    // Rows of no values are none.
+    // With k = 0 there are no values, and so no rows.
     for (n, values) in values.chunks_exact(k.max(1)).enumerate() {
         codec.encode(values, source, components);
         let row = codec.row(&components.each_ref().map(Vec::as_slice), n, k);

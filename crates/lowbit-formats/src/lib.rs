@@ -6,7 +6,7 @@
 //! known; `with_codec!(format, codec => ...)` goes from the one to the other.
 //!
 //! What codes and scales mean, apart from how a file packs them, is a format's [`Scheme`]; a format that packs them in
-//! blocks also takes these apart ([`Unpacked`]). Whoever stores weights in another order needs no more than that.
+//! blocks also unpacks these ([`Unpacked`]). Code that repacks weights for a GPU needs no more than these two.
 //!
 //! To add a format: write its file, and list it in its folder's `mod.rs`. An affine width is a number in that list.
 

@@ -63,5 +63,5 @@ macro_rules! formats {
     };
 }
 
-// As `formats! { $ affine { .. } mlx { .. } ggml { .. } }`, of the two folders' lists.
+// Expands to `formats! { $ affine { .. } mlx { .. } ggml { .. } }` with both folders' lists.
 mlx_list! { ggml_list formats $ }

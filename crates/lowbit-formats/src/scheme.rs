@@ -1,5 +1,5 @@
-//! What a format's codes and scales mean, however its file packs them. Whoever stores them in an order of their own
-//! (a GPU's upload does) reads this and [`Unpacked`], and knows no format.
+//! What a format's codes and scales mean, however a file packs them. Code that repacks weights (the upload to a GPU)
+//! needs this and [`Unpacked`], and no match on formats.
 
 use crate::{FloatType, MAX_RUN};
 

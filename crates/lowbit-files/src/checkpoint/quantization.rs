@@ -29,10 +29,10 @@ impl Quantization {
 
 impl Checkpoint {
     /// How the weight of module `path` (`model.layers.0.mlp.gate`) is quantised; `None` when it is not. An entry for
-    /// the path overrides the settings for all, which hold for the modules that have `scales`.
+    /// the path overrides the general settings, which apply to the modules that have `scales`.
     ///
     /// Source: mlx-lm 0.32 `load_model`, mlx 0.32 `nn.quantize`. In particular an override starts from the mode's own
-    /// defaults, not from the settings for all.
+    /// defaults, not from the general settings.
     ///
     /// # Errors
     /// [`FileError::Value`] for settings that are malformed, [`FileError::Format`] for those that MLX does not have.
@@ -52,7 +52,7 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    /// The entries of MLX's quantization that are neither settings for all nor about a module of this checkpoint, by name.
+    /// The names of entries in MLX's quantization that are neither general settings nor about a module of this checkpoint.
     pub fn surplus_quantization(&self) -> Vec<String> {
         let Some((_, settings)) = self.config().ok().and_then(find) else { return vec![] };
         let is_surplus = |key: &&String| {
@@ -85,7 +85,7 @@ pub(super) fn is_quantized(config: &Value) -> bool {
 /// Refuses what is not MLX's, so that packed weights are not taken for something else.
 pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
     let Some((key, settings)) = find(config) else {
-        // Older tools say it in a file of its own.
+        // Older tools describe it in a separate file.
         let beside = FILES.iter().find(|(name, _)| file.with_file_name(name).exists());
         return beside.map_or(Ok(()), |(_, method)| Err(refused(file, method)));
     };
@@ -101,7 +101,7 @@ pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
 const FILES: [(&str, &str); 3] =
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")];
 
-/// Methods by the name that `quant_method` has, and as they are known.
+/// Methods by their `quant_method`, and the names that people know them by.
 const METHODS: [(&str, &str); 6] = [
     ("fp8", "FP8"),
     ("fbgemm_fp8", "FP8"),

@@ -1,6 +1,6 @@
 //! What may become a path or a part of an address: names that are plain, and nothing else.
 //!
-//! A hub's answer is a stranger's. Commits, ETags and file names reach the file system only as these types.
+//! A hub's answer is not trusted. Commits, ETags and file names reach the file system only as these types.
 
 use std::fmt::{self, Display, Formatter};
 

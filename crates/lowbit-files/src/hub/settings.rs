@@ -170,7 +170,7 @@ pub(super) fn endpoint(text: &str) -> Result<ureq::http::Uri, String> {
     let uri: ureq::http::Uri =
         text.trim_end_matches('/').parse().map_err(|_| problem("that is no address"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-        return Err(problem("it should begin with https:// or http://, and have a host"));
+        return Err(problem("it should start with https:// or http:// and have a host"));
     }
     if uri.query().is_some() || uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(problem("it should have no user and no query; HF_TOKEN is for access"));

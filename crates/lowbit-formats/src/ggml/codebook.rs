@@ -14,7 +14,7 @@ pub(super) const VALUES: [f32; 16] = {
     values
 };
 
-/// The code of the nearest of the codebook's values, of two as near the larger.
+/// The code of the codebook's nearest value; of two equally near, the larger.
 pub(super) fn nearest(value: f32) -> u8 {
     let above = VALUES.partition_point(|&entry| entry <= value).clamp(1, 15);
     let (low, high) = (VALUES[above - 1], VALUES[above]);

@@ -36,7 +36,7 @@ pub use q5_k::{BlockQ5_K, Q5_K};
 pub use q6_k::{BlockQ6_K, Q6_K};
 pub use q8_0::{BlockQ8_0, Q8_0};
 
-/// The list of GGML's types, handed on to the macro `$next` behind what that is given already.
+/// The list of GGML's types: calls the macro `$next` with the tokens `$given`, followed by the list.
 macro_rules! ggml_list {
     ($next:ident $($given:tt)*) => {
         $next! {

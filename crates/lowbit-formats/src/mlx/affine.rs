@@ -42,8 +42,8 @@ impl<const BITS: usize> Affine<BITS> {
         let codes = &row.codes[index * 4 * BITS..][..4 * BITS];
         // Not into `out`, which LLVM must assume to overlap the file's bytes.
         let mut decoded = [0.0; 32];
-        // Eight codes fill BITS bytes and are shifted out of one word, each lane by a constant; where they fit, out of
-        // the narrower word, whose lanes are twice as many.
+        // Eight codes fill BITS bytes and are shifted out of one word, each lane by a constant: out of a
+        // u32 where they fit, since a vector has twice as many lanes of u32 as of u64.
         for (i, values) in decoded.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             if BITS == 8 {
                 for (y, &code) in values.iter_mut().zip(&codes[i * 8..]) {
@@ -67,7 +67,7 @@ impl<const BITS: usize> Affine<BITS> {
     }
 }
 
-/// `N` bytes of `codes` from `first` on or, near the end, the last `N`; and how many of their bits lie before `first`.
+/// `N` bytes of `codes` from `first` on or, near the end, the last `N`; and how many bits of these lie before `first`.
 #[inline(always)]
 fn window<const N: usize>(codes: &[u8], first: usize) -> ([u8; N], usize) {
     let start = first.min(codes.len() - N);
@@ -81,9 +81,9 @@ fn window<const N: usize>(codes: &[u8], first: usize) -> ([u8; N], usize) {
 pub struct AffineRow<'a> {
     /// `k * BITS / 8` bytes.
     pub codes: &'a [u8],
-    /// One a group.
+    /// One per group.
     pub scales: &'a [u8],
-    /// One a group.
+    /// One per group.
     pub biases: &'a [u8],
 }
 
@@ -157,8 +157,7 @@ fn max_code(bits: usize) -> f32 {
     ((1 << bits) - 1) as f32
 }
 
-/// A group's scale and bias: the end of larger magnitude gets a code that it is exactly, so that zero is one of the
-/// grid's values.
+/// A group's scale and bias: the extreme of larger magnitude is exactly one of the grid's values, and so is zero.
 fn fit(group: &[f32], bits: usize) -> (f32, f32) {
     let (min, max) = group.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), &value| {
         (if value < min { value } else { min }, if value > max { value } else { max })
