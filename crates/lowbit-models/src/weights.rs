@@ -63,12 +63,6 @@ impl<'a> Weights<'a> {
         Self { offset_norms, prefix: self.prefix.clone(), used: self.used.clone(), ..*self }
     }
 
-    /// Whether the norm of this name (Hugging Face's) is stored as `w - 1`.
-    pub fn is_offset_norm(&self, json: &str) -> bool {
-        let module = format!("{}{json}", self.prefix);
-        self.offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module))
-    }
-
     /// Layer `index`: `layers.{index}.` or `blk.{index}.`.
     pub fn layer(&self, index: usize) -> Self {
         self.below(&format!("layers.{index}."), &format!("blk.{index}."))
@@ -84,7 +78,7 @@ impl<'a> Weights<'a> {
         self.checkpoint.path()
     }
 
-    /// What stands before the names.
+    /// The prefix of all names that are asked for.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -94,8 +88,8 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().iter().map(|view| view.name.as_str())
     }
 
-    /// Whether the weights of two modules, by Hugging Face's names, are the same to the byte, their scales and biases with
-    /// them; `None` when a module has none.
+    /// Whether the weights, scales and biases of two modules, by Hugging Face's names, are the same byte for byte; `None`
+    /// when a module has no weight.
     pub fn are_same(&self, one: &str, other: &str) -> Option<bool> {
         let view = |module: &str, part: &str| {
             self.checkpoint.tensors().get(&self.name(&format!("{module}.{part}"), ""))
@@ -353,6 +347,19 @@ impl<'a> Weights<'a> {
             return Err(self.refuse(&view, format!("{len} values")));
         }
         Ok((0..len).map(|i| float.get(&view.bytes, i)).collect())
+    }
+
+    /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores `w - 1`.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn norm(&self, json: &str, gguf: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let mut values = self.values(&format!("{json}.weight"), &format!("{gguf}.weight"), len)?;
+        let module = format!("{}{json}", self.prefix);
+        if self.offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module)) {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        Ok(values)
     }
 
     /// Refuses tensors that were not asked for, except those whose full name `ignored` accepts.

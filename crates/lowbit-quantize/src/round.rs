@@ -1,5 +1,5 @@
 use crate::mlx::{Target, targets};
-use crate::{QuantizeError, place};
+use crate::{QuantizeError, output_path};
 use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, Layout, Stored, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
@@ -62,7 +62,7 @@ pub fn quantize(
     if let Some(found) = found {
         return Err(QuantizeError::Layout { path: checkpoint.path().to_path_buf(), found });
     }
-    place::check(checkpoint.path(), output, options.replace)?;
+    output_path::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
     let companions = checkpoint.companions()?;
     let jobs = targets(checkpoint)?;

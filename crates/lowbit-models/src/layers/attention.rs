@@ -6,7 +6,7 @@ use lowbit_kernels::ops::{self, AddRmsNorm, AttentionParams, Input, RmsNormRope,
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
-/// What an architecture says of its attention layers.
+/// An architecture's attention layers.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct AttentionConfig {
@@ -23,7 +23,8 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// Plain attention with the sizes that all checkpoints name alike.
+    /// Plain attention: full, without norms of the heads, not gated. Reads the sizes, which have the same keys in all
+    /// architectures.
     ///
     /// # Errors
     /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no multiple of key heads.
@@ -114,8 +115,8 @@ impl Attention {
         KvCache::new(self.config.num_key_value_heads, self.config.head_dim, dtype, device)
     }
 
-    /// The norm of a sum, `[T, hidden_size]` at `positions` `[T]`, to that sum and the same; the keys and values join
-    /// `cache`.
+    /// The attention of T tokens at `positions` `[T]`, whose input is the norm of a sum, `[T, hidden_size]`. Returns that
+    /// sum and the result, of the same shape. Keys and values are appended to `cache`.
     ///
     /// # Errors
     /// Those of the ops.

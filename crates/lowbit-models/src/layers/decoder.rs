@@ -6,7 +6,7 @@ use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
-/// What every decoder's configuration says.
+/// What every decoder's configuration has.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DecoderConfig {
@@ -60,7 +60,7 @@ fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
     }
 }
 
-/// Embedding, blocks, norm and output layer: every architecture here is one.
+/// Embedding, blocks, norm and output layer: the form of every architecture here.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     embedding: Embedding,
@@ -71,8 +71,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Loads what surrounds the blocks and calls `block` for each layer. `weights` is the whole checkpoint;
-    /// `model` its part with the layers.
+    /// Loads the embedding, the final norm and the output layer, and calls `block` for each layer. `weights` is the whole
+    /// checkpoint, `model` the part of it that contains the layers.
     ///
     /// # Errors
     /// Those of the parts.
@@ -100,7 +100,7 @@ impl Decoder {
         self.blocks.iter().map(|block| block.cache(self.activations.dtype(), device)).collect()
     }
 
-    /// The tokens' states before the output layer; `cache` moves on by T tokens.
+    /// The T tokens' states before the final norm and the output layer; `cache` advances by T tokens.
     ///
     /// # Errors
     /// Those of the ops.

@@ -17,7 +17,7 @@ impl Linear {
         Self { weight: Arc::new(weight), bias }
     }
 
-    /// The weight, if it is all there is.
+    /// The weight, if there is no bias.
     pub(super) fn weight(&self) -> Option<&QuantizedTensor> {
         self.bias.is_none().then_some(&self.weight)
     }
@@ -36,7 +36,7 @@ impl Linear {
 }
 
 impl Linear {
-    /// `[.., K]` of any activation type to f32 `[.., N]`, not rounded in between: logits.
+    /// `[.., K]` of any activation type to f32 `[.., N]`, without rounding to that type: for logits.
     ///
     /// # Errors
     /// As [`ops::quantized_matmul()`].

@@ -1,4 +1,4 @@
-//! Whether the output layer is the embedding. The peers do not agree on what decides that.
+//! Whether the output layer is the embedding, which the peers decide by different rules.
 
 use crate::arch::{self, text_model};
 use crate::{Config, ModelError, Weights};
@@ -8,11 +8,11 @@ pub(super) fn head_prefix(weights: &Weights<'_>) -> &'static str {
     if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" }
 }
 
-/// Whether the output layer is the embedding: in GGUF, when there is no output layer. Elsewhere `tie_word_embeddings`
-/// says it; of a multimodal model transformers takes the whole's, mlx-lm the `text_config`'s, and where it is missing
-/// [`TiedByDefault`](crate::arch::TiedByDefault) says what each of them takes. A file that has an output layer, although it says that it is tied, is only
-/// loaded when that is equal to the embedding: transformers 5.23 would use it (`tie_weights`), mlx-lm 0.32 drop it
-/// (`sanitize`).
+/// Whether the output layer is the embedding. In GGUF it is when there is no output layer. Elsewhere
+/// `tie_word_embeddings` says it: for a multimodal model transformers reads the outer one, mlx-lm the one in
+/// `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their defaults. A file that has an output layer
+/// although it is said to be tied is only loaded if that equals the embedding: transformers 5.23 would use it
+/// (`tie_weights`), mlx-lm 0.32 would drop it (`sanitize`).
 pub(super) fn is_tied(config: &Config<'_>, weights: &Weights<'_>) -> Result<bool, ModelError> {
     if config.is_gguf() {
         return Ok(!weights.has("", "output.weight"));
@@ -26,7 +26,7 @@ pub(super) fn is_tied(config: &Config<'_>, weights: &Weights<'_>) -> Result<bool
     let head = format!("{}lm_head", head_prefix(weights));
     let embedding = format!("{}embed_tokens", text_model(weights).prefix());
     match weights.are_same(&head, &embedding) {
-        // Somebody ties it, and it cannot be otherwise.
+        // There is no output layer, and one of the configurations says that it is tied.
         None if !weights.has(&format!("{head}.weight"), "") => {
             Ok(by_kind || [whole, text].contains(&Some(true)))
         }

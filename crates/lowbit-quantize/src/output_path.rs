@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 /// Checks that `output` is neither the checkpoint nor inside it nor, if it may be replaced, a folder that contains it.
 ///
 /// # Errors
-/// [`QuantizeError::Place`].
+/// [`QuantizeError::Output`].
 pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), QuantizeError> {
     let (Some(from), Some(to)) = (checkpoint.canonicalize().ok(), resolve(output)) else { return Ok(()) };
     let relation = match () {
@@ -15,7 +15,7 @@ pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), Quan
         () if replace && from.starts_with(&to) => "holds",
         () => return Ok(()),
     };
-    Err(QuantizeError::Place { output: output.into(), relation, checkpoint: checkpoint.into() })
+    Err(QuantizeError::Output { output: output.into(), relation, checkpoint: checkpoint.into() })
 }
 
 /// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended.
