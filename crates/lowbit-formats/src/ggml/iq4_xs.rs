@@ -21,10 +21,10 @@ pub struct IQ4_XS;
 ///      +-------+----------------+---------------+------------+
 ///       f16
 ///
-/// bit             7 6 5 4              3 2 1 0
-/// scales_low[i]   scale 2i+1's 3..0  | scale 2i's 3..0
-/// codes[16s + j]  code 32s+16+j      | code 32s+j
-/// scales_high     bits 2s+1,2s of the little-endian word: scale s's bits 5,4
+/// bit             7:4                3:0
+/// scales_low[i]   scale 2i+1 [3:0]   scale 2i [3:0]
+/// codes[16s+j]    code 32s+16+j      code 32s+j
+/// scales_high     bits 2s+1:2s of the little-endian word: scale s [5:4]
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

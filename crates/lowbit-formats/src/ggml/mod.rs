@@ -1,5 +1,8 @@
 //! GGML's formats: one tensor of blocks, each a few bytes of scales and the packed codes of 32 or 256 values.
 //! Numbers are little-endian.
+//!
+//! Each block type shows its bytes as a diagram: the fields and the offsets at which they start, and below them the bits
+//! of the packed fields. Columns are ranges of bits, as in `3:0`; `code j [3:0]` is bits 3 to 0 of code j.
 
 mod block;
 mod codebook;

@@ -75,14 +75,8 @@ pub(super) fn unpack_pairs(codes: &[u8; 64], mut each: impl FnMut(usize, usize, 
     }
 }
 
-/// The 6-bit scales and minima of Q4_K's and Q5_K's eight sub-blocks, into 12 bytes:
-///
-/// ```text
-///                                 bit  7   6 | 5   4 | 3   2   1   0
-/// byte s, s = 0..4          scale s+4 bits 4,5 | scale s
-/// byte 4 + s                 min s+4 bits 4,5 | min s
-/// byte 8 + s                   min s+4 bits 0..4 | scale s+4 bits 0..4
-/// ```
+/// The 6-bit scales and minima of Q4_K's and Q5_K's eight sub-blocks, into 12 bytes; [`super::BlockQ4_K`] has the
+/// diagram.
 pub(super) fn pack_scales_and_minima(scales: &[u8; 8], minima: &[u8; 8]) -> [u8; 12] {
     let mut packed = [0; 12];
     for i in 0..4 {

@@ -19,11 +19,11 @@ pub struct Q2_K;
 ///      +------------+-----------+-------+-----+
 ///                                f16     f16
 ///
-/// bit             7 6 5 4     3 2 1 0
-/// scales[s]       minimum s | scale s
+/// bit         7:4     3:0
+/// scales[s]   min s   scale s
 ///
-/// bit             7 6             5 4             3 2             1 0
-/// codes[32h + l]  code 128h+96+l | code 128h+64+l | code 128h+32+l | code 128h+l
+/// bit            7:6              5:4              3:2              1:0
+/// codes[32h+l]   code 128h+96+l   code 128h+64+l   code 128h+32+l   code 128h+l
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

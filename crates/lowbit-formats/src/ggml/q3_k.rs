@@ -20,13 +20,15 @@ pub struct Q3_K;
 ///      +----------+---------+------------+-------+
 ///                                         f16
 ///
-/// bit            7 6               5 4               3 2               1 0
-/// low[32h + l]   1,0 of 128h+96+l | 1,0 of 128h+64+l | 1,0 of 128h+32+l | code 128h+l's bits 1,0
-/// high[l]        bit j: code 32j+l's bit 2
+/// bit          7:6                    5:4                    3:2                    1:0
+/// low[32h+l]   code 128h+96+l [1:0]   code 128h+64+l [1:0]   code 128h+32+l [1:0]   code 128h+l [1:0]
+/// high[l]      bit j: code 32j+l [2]
 ///
-/// bit            7 6 5 4              3 2 1 0
-/// scales[s]      scale s+8's 3..0   | scale s's 3..0                                  s = 0..8
-/// scales[8 + s]  5,4 of s+12 | 5,4 of s+8 | 5,4 of s+4 | scale s's bits 5,4           s = 0..4
+/// bit         7:4               3:0
+/// scales[s]   scale s+8 [3:0]   scale s [3:0]   s = 0..8
+///
+/// bit           7:6                5:4               3:2               1:0
+/// scales[8+s]   scale s+12 [5:4]   scale s+8 [5:4]   scale s+4 [5:4]   scale s [5:4]   s = 0..4
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

@@ -19,8 +19,8 @@ pub struct Q4_1;
 ///      +-------+-----+-----------+
 ///       f16     f16
 ///
-/// bit       7 6 5 4     3 2 1 0
-/// codes[j]  code j+16 | code j
+/// bit        7:4         3:0
+/// codes[j]   code j+16   code j
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

@@ -19,9 +19,9 @@ pub struct Q5_1;
 ///      +-------+-----+---------+---------+
 ///       f16     f16
 ///
-/// bit      7 6 5 4            3 2 1 0
-/// low[j]   code j+16's 3..0 | code j's 3..0
-/// high     bit j of the little-endian word: code j's bit 4
+/// bit      7:4               3:0
+/// low[j]   code j+16 [3:0]   code j [3:0]
+/// high     bit j of the little-endian word: code j [4]
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

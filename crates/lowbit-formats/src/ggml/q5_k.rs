@@ -19,14 +19,14 @@ pub struct Q5_K;
 ///      +-------+-----+------------+----------+----------+
 ///       f16     f16
 ///
-/// bit            7 6                  5 4 3 2 1 0
-/// scales[s]      scale s+4's bits 5,4 | scale s                   s = 0..4
-/// scales[4 + s]  min s+4's bits 5,4   | min s                     s = 0..4
+/// bit           7:6               5:0
+/// scales[s]     scale s+4 [5:4]   scale s   s = 0..4
+/// scales[4+s]   min s+4 [5:4]     min s     s = 0..4
 ///
-/// bit            7 6 5 4              3 2 1 0
-/// scales[8 + s]  min s+4's 3..0     | scale s+4's 3..0            s = 0..4
-/// low[32h + l]   code 64h+32+l's 3..0 | code 64h+l's 3..0
-/// high[l]        bit j: code 32j+l's bit 4
+/// bit           7:4                   3:0
+/// scales[8+s]   min s+4 [3:0]         scale s+4 [3:0]    s = 0..4
+/// low[32h+l]    code 64h+32+l [3:0]   code 64h+l [3:0]
+/// high[l]       bit j: code 32j+l [4]
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]

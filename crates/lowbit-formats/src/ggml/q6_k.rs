@@ -20,11 +20,11 @@ pub struct Q6_K;
 ///      +----------+----------+------------+-------+
 ///                             i8           f16
 ///
-/// bit            7 6 5 4                 3 2 1 0
-/// low[64h + l]   code 128h+64+l's 3..0 | code 128h+l's 3..0                           l = 0..64
+/// bit          7:4                    3:0
+/// low[64h+l]   code 128h+64+l [3:0]   code 128h+l [3:0]   l = 0..64
 ///
-/// bit            7 6               5 4               3 2               1 0
-/// high[32h + l]  5,4 of 128h+96+l | 5,4 of 128h+64+l | 5,4 of 128h+32+l | code 128h+l's bits 5,4
+/// bit           7:6                    5:4                    3:2                    1:0
+/// high[32h+l]   code 128h+96+l [5:4]   code 128h+64+l [5:4]   code 128h+32+l [5:4]   code 128h+l [5:4]
 /// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
