@@ -93,7 +93,8 @@ impl Layout {
 /// The three components of `n` rows of `k` values, repacked.
 pub(crate) fn planes<'a>(format: Format, parts: &Parts<'a>, n: usize, k: usize) -> [Cow<'a, [u8]>; 3] {
     if let Some(unpack) = format.unpack() {
-        let block_bytes = format.components(format.block()).map_or(0, |components| components[0].row_bytes());
+        let components = format.components(format.block()).expect("a block is a whole number of blocks");
+        let block_bytes = components[0].row_bytes();
         let repack = Repack { layout: Layout::of(format), unpack, values: format.block(), block_bytes };
         return repack.blocks(parts[0]);
     }
