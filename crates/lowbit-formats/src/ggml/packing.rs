@@ -31,8 +31,8 @@ pub(super) fn unpack_5_bits(low: &[u8; 16], high: [u8; 4], mut each: impl FnMut(
         codes[i] = u32::from(low[i] & 15) | (high >> i & 1) << 4;
         codes[i + 16] = u32::from(low[i] >> 4) | (high >> (i + 16) & 1) << 4;
     }
-    for i in 0..32 {
-        each(i, codes[i]);
+    for (i, &code) in codes.iter().enumerate() {
+        each(i, code);
     }
 }
 
@@ -62,6 +62,7 @@ pub(super) fn pack_pairs(codes: &[u8; 256]) -> [u8; 64] {
 
 /// The inverse of [`pack_pairs`]: `each(h, j, l, code)` for every code 128 h + 32 j + l, 16 values of l at a time, which
 /// are of one sub-block.
+#[allow(clippy::needless_range_loop)] // An iterator over 16 of the 32 is not vectorised, which takes five times as long.
 #[inline(always)]
 pub(super) fn unpack_pairs(codes: &[u8; 64], mut each: impl FnMut(usize, usize, usize, u8)) {
     for (h, codes) in codes.as_chunks::<32>().0.iter().enumerate() {
