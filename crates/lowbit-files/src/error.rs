@@ -1,5 +1,7 @@
 use std::path::{Path, PathBuf};
 
+use lowbit_formats::FormatError;
+
 use crate::gguf::GgufError;
 use crate::safetensors::SafetensorsError;
 use crate::show::{LONG, shown_path};
@@ -44,6 +46,8 @@ pub enum FileError {
     Part { file: PathBuf, got: u64, got_count: u64, want: u64, want_count: u64 },
     #[error("{}: {got} tensors in all parts, but split.tensors.count is {want}", shown_path(.file))]
     PartTensors { file: PathBuf, got: u64, want: u64 },
+    #[error("{}: {key}: {error}", shown_path(.file), key = shown(.key))]
+    Format { file: PathBuf, key: String, error: FormatError },
     #[error("{}: {method} quantization is not supported; supported are {supported}. Take the model in one of these, or quantize the unquantized original with `lowbit quantize`", shown_path(.file), method = shown(.method))]
     Quantization { file: PathBuf, method: String, supported: &'static str },
     #[error("{model}: {problem}", model = shown(.model), problem = shown_message(.problem, LONG))]

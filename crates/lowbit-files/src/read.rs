@@ -1,4 +1,4 @@
-//! Small files, whole: regular ones alone, and none larger than its kind can be.
+//! Reads small files whole: regular files only, up to a size limit per kind.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read};
@@ -22,7 +22,7 @@ pub mod limit {
     pub const TEXT: u64 = 256 << 20;
 }
 
-/// Opens a regular file, or a link to one: opening a FIFO waits for a writer, and reading a device need not end.
+/// Opens a regular file, or a link to one: opening a FIFO waits for a writer, and reading a device may never end.
 ///
 /// # Errors
 /// [`FileError::Io`].

@@ -10,8 +10,7 @@ pub(crate) const LONG: usize = 1000;
 /// A value from a file, a server or the command line as messages print it: control characters, invisible ones and those
 /// that change a terminal's direction are escaped, and what is longer than 200 characters is cut.
 ///
-/// Every message that prints what it did not make itself goes through here: a checkpoint is a stranger's, and a terminal
-/// obeys escape sequences.
+/// Every message that prints untrusted text goes through here: a terminal obeys escape sequences.
 pub fn shown<T: Display>(value: T) -> Shown<T> {
     Shown { value, limit: VALUE, keep_lines: false }
 }

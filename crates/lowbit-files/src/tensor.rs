@@ -9,7 +9,7 @@ use crate::FileError;
 /// What a file says a tensor's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
-    /// One little-endian element a value: everything in safetensors, and GGUF's floats and integers.
+    /// One little-endian element per value: everything in safetensors, and GGUF's floats and integers.
     Plain(DType),
     /// GGML blocks along the innermost dimension.
     Blocks(Format),

@@ -1,4 +1,4 @@
-use crate::{Component, FloatType};
+use crate::{Component, FloatType, Scheme, Unpacked};
 
 /// The longest [`Codec::RUN`]: a buffer of this many values holds a run of any format.
 pub const MAX_RUN: usize = 256;
@@ -15,6 +15,11 @@ pub trait Codec: Copy + Send + Sync + 'static {
     /// single values, may end in a shorter one.
     const RUN: usize;
 
+    /// Takes one block's bytes apart, in formats that store codes and scales together in blocks. `None` in formats whose
+    /// components are codes, scales and biases already, with the codes of each row as one stream of bits, least
+    /// significant first.
+    const UNPACK: Option<fn(&[u8], &mut Unpacked)> = None;
+
     /// One row of weights.
     type Row<'a>: Copy;
 
@@ -26,6 +31,9 @@ pub trait Codec: Copy + Send + Sync + 'static {
 
     /// The tensors that hold rows of `k` values, `k` a multiple of [`Codec::block`], in the order of [`Parts`].
     fn components(&self, k: usize) -> Vec<Component>;
+
+    /// What codes and scales mean.
+    fn scheme(&self) -> Scheme;
 
     /// The type's number in GGUF files, where the format has one.
     fn ggml_type(&self) -> Option<u32> {

@@ -23,7 +23,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Bytes an element.
+    /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
             Self::F64 | Self::I64 | Self::U64 => 8,
@@ -72,7 +72,7 @@ pub enum FloatType {
 }
 
 impl FloatType {
-    /// Bytes an element.
+    /// Bytes per element.
     pub const fn size(self) -> usize {
         self.dtype().size()
     }
@@ -86,7 +86,7 @@ impl FloatType {
         }
     }
 
-    /// `None` when `dtype` is no float of these three.
+    /// `None` for any other dtype.
     pub const fn from_dtype(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),

@@ -8,10 +8,12 @@ pub enum FormatError {
     #[error("unknown format {name:?}; supported are {names}", name = cut(.0), names = names())]
     Unknown(String),
     #[error(
-        "affine at {bits} bits, group {group_size} is not supported: bits are 2, 3, 4, 5, 6 or 8 and groups 32, 64 or 128"
+        "affine at {bits} bits, group {group_size} is not supported: bits are {all_bits} and groups {groups}",
+        all_bits = listed(Format::AFFINE_BITS, "or"),
+        groups = listed(&Format::AFFINE_GROUP_SIZES, "or")
     )]
     Affine { bits: usize, group_size: usize },
-    #[error("unknown MLX quantization mode {name:?}; supported are affine, mxfp4, mxfp8 and nvfp4", name = cut(.0))]
+    #[error("unknown MLX quantization mode {name:?}; supported are {modes}", name = cut(.0), modes = modes())]
     Mode(String),
     #[error(
         "{format} has {want_bits} bits and groups of {want_group_size}, but {bits} bits and groups of {group_size} were asked for"
@@ -37,6 +39,20 @@ fn names() -> String {
     join(Format::all().map(|format| format.to_string()))
 }
 
+fn modes() -> String {
+    let names = Format::MLX_MODES.iter().map(Format::to_string);
+    listed(&std::iter::once("affine".into()).chain(names).collect::<Vec<_>>(), "and")
+}
+
+/// `a, b and c`.
+fn listed(items: &[impl ToString], last: &str) -> String {
+    let items: Vec<_> = items.iter().map(ToString::to_string).collect();
+    match &items[..] {
+        [all @ .., end] if !all.is_empty() => format!("{} {last} {end}", all.join(", ")),
+        items => items.concat(),
+    }
+}
+
 fn ggml_names() -> String {
     let numbered = |format: Format| format.ggml_type().map(|number| format!("{number} ({format})"));
     join(Format::all().filter_map(numbered))
@@ -46,7 +62,7 @@ fn join(names: impl Iterator<Item = String>) -> String {
     names.collect::<Vec<_>>().join(", ")
 }
 
-/// As much of a stranger's name as a message prints.
+/// An unknown name, cut to the length that a message prints.
 fn cut(name: &str) -> String {
     name.chars().take(60).collect()
 }

@@ -1,5 +1,5 @@
 use crate::codec::vectorise_within_runs;
-use crate::{Codec, Component, FloatType, Parts};
+use crate::{Codec, Codes, Component, FloatType, Parts, Scales, Scheme};
 
 /// Plain floats as a [`Codec`]: little-endian, row after row, any `k`.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +19,10 @@ impl Codec for Float {
 
     fn components(&self, k: usize) -> Vec<Component> {
         vec![Component { name: "weight", dtype: self.0.dtype(), columns: k }]
+    }
+
+    fn scheme(&self) -> Scheme {
+        Scheme { bits: 8 * self.0.size(), codes: Codes::Float(self.0), scales: Scales::One }
     }
 
     fn ggml_type(&self) -> Option<u32> {

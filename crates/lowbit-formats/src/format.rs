@@ -1,4 +1,4 @@
-use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, Parts};
+use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, Parts, Scheme, Unpacked};
 
 /// One of the tensors that make up a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,25 +7,29 @@ pub struct Component {
     pub name: &'static str,
     /// Its element type.
     pub dtype: DType,
-    /// Elements a row of the weight.
+    /// Elements per row of the weight.
     pub columns: usize,
 }
 
 impl Component {
-    /// Bytes a row of the weight.
+    /// Bytes per row of the weight.
     pub const fn row_bytes(&self) -> usize {
         self.columns * self.dtype.size()
     }
 }
 
 impl Format {
-    /// MLX affine at `bits` (2, 3, 4, 5, 6, 8) with `group_size` (32, 64, 128) values to a scale and a bias.
+    /// The group sizes that [`Format::Affine`] comes in. All are powers of two and multiples of 32.
+    pub(crate) const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
+
+    /// MLX affine at `bits` bits per code, with `group_size` values per scale and bias.
     ///
     /// # Errors
-    /// [`FormatError::Affine`] for other numbers.
+    /// [`FormatError::Affine`] for bits or a group size that affine does not come in; its message lists those.
     pub fn affine(bits: usize, group_size: usize, scales: FloatType) -> Result<Self, FormatError> {
-        match (u8::try_from(bits), group_size) {
-            (Ok(bits), 32 | 64 | 128) if Self::AFFINE_BITS.contains(&bits) => {
+        let width = Self::AFFINE_BITS.iter().find(|&&width| usize::from(width) == bits);
+        match width {
+            Some(&bits) if Self::AFFINE_GROUP_SIZES.contains(&group_size) => {
                 Ok(Self::Affine { bits, group_size: group_size as u8, scales })
             }
             _ => Err(FormatError::Affine { bits, group_size }),
@@ -36,8 +40,8 @@ impl Format {
     /// `scales` tensor, which only `affine` leaves open.
     ///
     /// # Errors
-    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or [`FormatError::ModeNumbers`] for numbers
-    /// that it does not come in.
+    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or [`FormatError::ModeNumbers`] for bits or a
+    /// group size that the mode does not have.
     pub fn from_mlx(
         mode: &str,
         bits: usize,
@@ -47,13 +51,25 @@ impl Format {
         if mode == "affine" {
             return Self::affine(bits, group_size, scales);
         }
-        let unknown = || FormatError::Mode(mode.into());
-        let format = *Self::MLX_MODES.iter().find(|format| format.to_string() == mode).ok_or_else(unknown)?;
-        let (want_bits, want_group_size) = (format.code_bits(), format.block());
+        let format = Self::from_mlx_mode(mode)?;
+        let (want_bits, want_group_size) = (format.scheme().bits, format.block());
         if (bits, group_size) != (want_bits, want_group_size) {
             return Err(FormatError::ModeNumbers { format, want_bits, want_group_size, bits, group_size });
         }
         Ok(format)
+    }
+
+    /// The format that `mx.quantize` makes in `mode` when it is given neither bits nor group size; affine with f32
+    /// scales.
+    ///
+    /// # Errors
+    /// [`FormatError::Mode`] for an unknown mode.
+    pub fn from_mlx_mode(mode: &str) -> Result<Self, FormatError> {
+        if mode == "affine" {
+            return Self::affine(4, 64, FloatType::F32);
+        }
+        let format = Self::MLX_MODES.iter().find(|format| format.to_string() == mode);
+        format.copied().ok_or_else(|| FormatError::Mode(mode.into()))
     }
 
     /// The format that GGUF files number `number` (`enum ggml_type`).
@@ -74,7 +90,8 @@ impl Format {
     pub fn all() -> impl Iterator<Item = Self> {
         let floats = [FloatType::F32, FloatType::F16, FloatType::BF16].map(Self::Float);
         let affine = Self::AFFINE_BITS.iter().flat_map(|&bits| {
-            [32, 64, 128].map(|group_size| Self::Affine { bits, group_size, scales: FloatType::BF16 })
+            let scales = FloatType::BF16;
+            Self::AFFINE_GROUP_SIZES.map(|size| Self::Affine { bits, group_size: size as u8, scales })
         });
         let blocks = [Self::MLX_MODES, Self::GGML_BLOCKS].into_iter().flatten().copied();
         floats.into_iter().chain(affine).chain(blocks)
@@ -95,10 +112,18 @@ impl Format {
         with_codec!(self, codec => codec.block())
     }
 
-    /// Bits of a weight's first component a value; for MLX's formats, a code's bits.
-    fn code_bits(self) -> usize {
-        let block = self.block();
-        with_codec!(self, codec => codec.components(block)[0].row_bytes() * 8 / block)
+    /// What codes and scales mean.
+    pub fn scheme(self) -> Scheme {
+        with_codec!(self, codec => codec.scheme())
+    }
+
+    /// The function that takes one block's bytes apart; `None` for formats whose components are codes, scales and biases
+    /// already (see [`Codec::UNPACK`]). It panics when it is not given exactly one block.
+    pub fn unpack(self) -> Option<fn(&[u8], &mut Unpacked)> {
+        fn of<C: Codec>(_: C) -> Option<fn(&[u8], &mut Unpacked)> {
+            C::UNPACK
+        }
+        with_codec!(self, codec => of(codec))
     }
 
     /// The tensors that hold rows of `k` values, in the order of [`Parts`].
@@ -110,7 +135,7 @@ impl Format {
         if !k.is_multiple_of(self.block()) {
             return Err(FormatError::Block { format: self, block: self.block(), k });
         }
-        // No format takes 8 bytes a value, so nothing below overflows.
+        // No format takes 8 bytes per value, so nothing below overflows.
         if k > usize::MAX / 8 {
             return Err(FormatError::TooLarge { n: 1, k });
         }
@@ -219,7 +244,7 @@ fn encode_rows<C: Codec>(
     components: &mut [Vec<u8>; 3],
 ) -> Result<(), usize> {
     let mut decoded = [0.0; MAX_RUN];
-    // Rows of no values are none.
+    // With k = 0 there are no values, and so no rows.
     for (n, values) in values.chunks_exact(k.max(1)).enumerate() {
         codec.encode(values, source, components);
         let row = codec.row(&components.each_ref().map(Vec::as_slice), n, k);

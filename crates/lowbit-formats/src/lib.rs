@@ -1,11 +1,14 @@
-//! Weight formats: how each stores, decodes and encodes a row of values. One file a format; `list.rs` is the one
-//! list of them. No I/O, no threads, no `unsafe`.
+//! Weight formats: how each stores, decodes and encodes a row of values. One file per format, under `mlx/` and `ggml/`.
+//! No I/O, no threads, no `unsafe`.
 //!
 //! A [`Format`] is a value known at load (`affine` at 4 bits, group 64, f16 scales; `Q4_K`). Its [`Codec`] is the
 //! same thing as a type, so that code generic over `C: Codec` is compiled for each format with its bit widths
 //! known; `with_codec!(format, codec => ...)` goes from the one to the other.
 //!
-//! To add a format: write its file, and add its line to `list.rs`.
+//! What codes and scales mean, apart from how a file packs them, is a format's [`Scheme`]; a format that packs them in
+//! blocks also unpacks these ([`Unpacked`]). Code that repacks weights for a GPU needs no more than these two.
+//!
+//! To add a format: write its file, and list it in its folder's `mod.rs`. An affine width is a number in that list.
 
 // Formats are spelled as their peers spell them.
 #![allow(non_camel_case_types)]
@@ -21,6 +24,7 @@ mod format;
 mod ggml;
 mod minifloat;
 mod mlx;
+mod scheme;
 
 pub use codec::{Codec, MAX_RUN, Parts};
 pub use dtype::{DType, FloatType};
@@ -31,6 +35,7 @@ pub use ggml::*;
 pub use list::Format;
 pub use minifloat::{E2M1, E4M3, E8M0, Minifloat};
 pub use mlx::*;
+pub use scheme::{BlockScales, Codes, Scales, Scheme, Unpacked};
 
 /// The README's examples are tests, too.
 #[cfg(doctest)]

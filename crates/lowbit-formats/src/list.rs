@@ -1,8 +1,10 @@
-//! The one list of formats.
+//! All formats: [`Format`] and [`with_codec!`], made of the lists in `mlx/mod.rs` and `ggml/mod.rs`.
 
 use crate::FloatType;
+use crate::ggml::ggml_list;
+use crate::mlx::mlx_list;
 
-/// Makes [`Format`] and [`with_codec!`] of the list. A name stands for a variant of `Format` and for the
+/// Makes [`Format`] and [`with_codec!`]. A name stands for a variant of `Format` and for the
 /// [`Codec`](crate::Codec) in its file. (`$` is handed in because a macro that makes a macro cannot write it.)
 macro_rules! formats {
     (
@@ -64,42 +66,5 @@ macro_rules! formats {
     };
 }
 
-formats! { $
-    affine { 2, 3, 4, 5, 6, 8, }
-    mlx {
-        /// MLX `mxfp4`: groups of 32 e2m1 codes, a power-of-two scale.
-        Mxfp4,
-        /// MLX `mxfp8`: groups of 32 e4m3 codes, a power-of-two scale.
-        Mxfp8,
-        /// MLX `nvfp4`: groups of 16 e2m1 codes, an e4m3 scale.
-        Nvfp4,
-    }
-    ggml {
-        /// GGML blocks of 32, 4 bits, symmetric.
-        Q4_0,
-        /// GGML blocks of 32, 4 bits and a minimum.
-        Q4_1,
-        /// GGML blocks of 32, 5 bits, symmetric.
-        Q5_0,
-        /// GGML blocks of 32, 5 bits and a minimum.
-        Q5_1,
-        /// GGML blocks of 32, 8 bits.
-        Q8_0,
-        /// GGML superblocks of 16 x 16, 2 bits, 4-bit scales and minima.
-        Q2_K,
-        /// GGML superblocks of 16 x 16, 3 bits, 6-bit scales.
-        Q3_K,
-        /// GGML superblocks of 8 x 32, 4 bits, 6-bit scales and minima.
-        Q4_K,
-        /// GGML superblocks of 8 x 32, 5 bits, 6-bit scales and minima.
-        Q5_K,
-        /// GGML superblocks of 16 x 16, 6 bits, 8-bit scales.
-        Q6_K,
-        /// GGML blocks of 32, a 16-entry codebook.
-        IQ4_NL,
-        /// GGML superblocks of 8 x 32, a 16-entry codebook, 6-bit scales.
-        IQ4_XS,
-        /// GGML blocks of 32 e2m1 codes, a power-of-two scale.
-        MXFP4,
-    }
-}
+// Expands to `formats! { $ affine { .. } mlx { .. } ggml { .. } }` with both folders' lists.
+mlx_list! { ggml_list formats $ }

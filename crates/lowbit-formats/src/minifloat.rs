@@ -2,7 +2,7 @@
 
 /// A float of at most eight bits, as a type.
 pub trait Minifloat: Copy + Send + Sync + 'static {
-    /// Bits a code.
+    /// Bits per code.
     const BITS: usize;
     /// The largest finite value.
     const MAX: f32;
@@ -38,7 +38,7 @@ impl Minifloat for E2M1 {
         E2M1_VALUES[usize::from(code & 15)]
     }
 
-    /// To nearest, of two as near the smaller. Zero's code is 0, never -0's.
+    /// To nearest, ties to the smaller magnitude. Zero is encoded as 0, never as -0.
     #[inline(always)]
     fn encode(value: f32) -> u8 {
         let midpoints = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
@@ -62,7 +62,7 @@ impl Minifloat for E4M3 {
         f32::from_bits(value.to_bits() | sign)
     }
 
-    /// To nearest, ties to even; beyond 448 to that.
+    /// To nearest, ties to even; values beyond 448 become 448.
     #[inline(always)]
     fn encode(value: f32) -> u8 {
         let (magnitude, sign) = (value.abs(), (value.to_bits() >> 24) as u8 & 0x80);
@@ -94,7 +94,7 @@ impl Minifloat for E8M0 {
     fn encode(value: f32) -> u8 {
         match value.to_bits() {
             0 => 127,
-            // Up to 2^-127, the least that there is.
+            // Up to 2^-127, the smallest scale.
             1..=0x0040_0000 => 0,
             bits => ((bits + 0x007f_ffff) >> 23) as u8,
         }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn rounding_is_as_said() {
-        // Halfway between two e4m3 codes the even one, beyond the largest the largest.
+        // Ties go to the even code, values beyond the largest to the largest.
         for code in 0..0x7eu8 {
             let middle = (E4M3::decode(code) + E4M3::decode(code + 1)) / 2.0;
             assert_eq!(E4M3::encode(middle), code + (code & 1), "{code}");

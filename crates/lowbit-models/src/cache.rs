@@ -3,7 +3,7 @@ use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
-/// What one sequence leaves behind in each layer. A clone is a fork: it shares memory until one of them writes.
+/// The state of one sequence in each layer. A clone is a fork: both share memory until one of them writes.
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     /// None before the first token.
@@ -57,7 +57,7 @@ impl Cache {
         })
     }
 
-    /// Forgets all tokens, in the same memory. Keys and values stay: attention reads none that were not written since.
+    /// Forgets all tokens and keeps the memory. Keys and values are not cleared: attention only reads those written since.
     pub(crate) fn clear(&mut self) -> Result<(), KernelError> {
         self.position = 0;
         for layer in &mut self.layers {
@@ -87,7 +87,7 @@ impl Cache {
         Ok(&mut self.layers)
     }
 
-    /// Whether `tokens` more fit without anything moving.
+    /// Whether `tokens` more fit without reallocation.
     pub(crate) fn has_room(&self, tokens: usize) -> bool {
         self.layers.iter().all(|layer| match layer {
             LayerCache::Attention(cache) => self.position + tokens <= cache.keys.dim(1),
@@ -95,7 +95,7 @@ impl Cache {
         })
     }
 
-    /// Sets the number of tokens seen to what has run, after more were recorded.
+    /// Sets the number of tokens seen: recording a pass counts tokens that have not run.
     pub(crate) fn set_position(&mut self, position: usize) {
         self.position = position;
     }
@@ -116,8 +116,8 @@ impl KvCache {
         Ok(Self { keys: empty()?, values: empty()? })
     }
 
-    /// Adds `k`, made ready as `keys` says, and `v` `[T, Hkv, head_dim]` at `positions`, and gives `q`, made ready as
-    /// `queries` says, and the whole cache back.
+    /// Writes `k`, normed and rotated as `keys` says, and `v`, both `[T, Hkv, head_dim]`, to `positions` of the cache.
+    /// Returns `q`, normed and rotated as `queries` says, and the whole cache.
     pub(crate) fn append(
         &mut self,
         qkv: [&Tensor; 3],

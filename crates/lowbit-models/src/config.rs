@@ -126,7 +126,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The raw `tie_word_embeddings` of the whole and, where there is one, of its `text_config`.
+    /// `tie_word_embeddings` as the file has it, at the top and, where there is one, in `text_config`.
     ///
     /// # Errors
     /// [`ModelError::Config`] when one is no flag.
@@ -285,7 +285,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The entry of a GGUF array of whole numbers.
+    /// A GGUF array of whole numbers.
     ///
     /// # Errors
     /// [`ModelError::File`] when it is there and no such array.
@@ -346,18 +346,18 @@ impl<'a> Config<'a> {
 
     /// Whether `config.json` has `key`, with a value.
     pub fn has(&self, key: &str) -> bool {
-        self.raw(key).is_some()
+        self.stored(key).is_some()
     }
 
-    /// A number whatever the architecture does with it.
+    /// A number as the file has it, even if the architecture ignores the key.
     ///
     /// # Errors
     /// [`ModelError::Config`] when it is there and no number.
-    pub fn raw_float(&self, key: &str) -> Result<Option<f64>, ModelError> {
-        self.raw(key).map(|value| self.to_float(key, value)).transpose()
+    pub fn stored_float(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        self.stored(key).map(|value| self.to_float(key, value)).transpose()
     }
 
-    fn raw(&self, key: &str) -> Option<&'a Value> {
+    fn stored(&self, key: &str) -> Option<&'a Value> {
         let Source::Json { text, .. } = &self.source else { return None };
         text.get(key).filter(|value| !value.is_null())
     }
@@ -388,7 +388,7 @@ impl<'a> Config<'a> {
         self.check_text_type()
     }
 
-    /// The text part of one architecture inside another's wrapper.
+    /// Refuses the text part of one architecture inside another one's wrapper.
     fn check_text_type(&self) -> Result<(), ModelError> {
         let Source::Json { text, wrapper: Some(_), model_type: Some(outer), .. } = &self.source else {
             return Ok(());
@@ -416,7 +416,7 @@ impl<'a> Config<'a> {
         unknown
     }
 
-    /// Calls `visit` for each key of the whole, of its `text_config` and of the objects for the rotary embedding.
+    /// Calls `visit` for each key at the top, in `text_config` and in the objects for the rotary embedding.
     fn each(&self, visit: &mut Visit<'_>) -> Result<(), ModelError> {
         match &self.source {
             Source::Gguf { tables: [], .. } | Source::Json { tables: [], .. } => Ok(()),

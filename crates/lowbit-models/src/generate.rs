@@ -4,7 +4,7 @@ use lowbit_kernels::ops::SampleParams;
 use lowbit_kernels::{Device, Tensor};
 use std::ops::ControlFlow;
 
-/// Prompt tokens that go through the model at a time.
+/// Prompt tokens per forward pass.
 fn chunk(device: &Device) -> usize {
     match device {
         Device::Cpu(_) => 512,
@@ -13,28 +13,28 @@ fn chunk(device: &Device) -> usize {
     }
 }
 
-/// A model in the middle of a text: its prompts, and all tokens that were drawn after them. A clone is a fork: both go on
-/// from the same text, each on its own.
+/// A model with a text in progress: the prompts, and all tokens sampled after them. A clone is a fork: both continue from
+/// the same text, independently.
 ///
-/// The last token drawn need not have gone through the model: the next [`Self::prefill`] begins with it then. After an
-/// error of a device the text is not one to go on from: [`Self::clear`] begins anew.
+/// The last sampled token may not have run through the model yet; the next [`Self::prefill`] then starts with it. After a
+/// device error the text cannot be continued: [`Self::clear`] starts over.
 #[derive(Debug)]
 pub struct Session<'m> {
     model: &'m Model,
     cache: Cache,
     tokens: Vec<u32>,
-    /// Of the last reply: what it captured serves the next ones.
+    /// The last reply's, whose captured step the next ones replay.
     steps: Option<Steps>,
 }
 
 impl Clone for Session<'_> {
     fn clone(&self) -> Self {
-        // What is captured writes to the original's caches.
+        // A captured step writes to the original's caches.
         Self { model: self.model, cache: self.cache.clone(), tokens: self.tokens.clone(), steps: None }
     }
 }
 
-/// How a generation goes on and when it ends: [`GenerationOptions::default`], changed by its `with_` methods.
+/// How tokens are sampled and when a generation ends: [`GenerationOptions::default`], changed by its `with_` methods.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GenerationOptions {
@@ -85,7 +85,7 @@ impl GenerationOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Generation {
-    /// Ids, without the one that ended it.
+    /// Ids, without the stop id.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
@@ -98,7 +98,7 @@ pub enum Finish {
     Stop,
     /// `max_tokens` were written, or the context is full.
     Length,
-    /// The caller broke it off.
+    /// The caller interrupted it.
     Interrupted,
 }
 
@@ -117,7 +117,7 @@ impl<'m> Session<'m> {
         Ok(self.cache.clear()?)
     }
 
-    /// All tokens of the text so far: prompts, and all that was drawn, also the ids that ended replies.
+    /// All tokens of the text so far: prompts and all sampled tokens, the ids that ended replies included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
@@ -128,7 +128,7 @@ impl<'m> Session<'m> {
     }
 
     /// Runs the prompt through the model in chunks and returns the logits after its last token. `progress` is told
-    /// the prompt tokens done after each chunk, and can break off (`None` is returned then).
+    /// the prompt tokens done after each chunk; if it returns `Break`, the result is `None`.
     ///
     /// # Errors
     /// As [`Model::forward`], also for an empty prompt after a reply; a prompt that cannot be run is refused before any
@@ -149,7 +149,7 @@ impl<'m> Session<'m> {
         let pending = self.tokens.get(self.cache.position()..).unwrap_or_default();
         let (before, tokens) = (pending.len(), [pending, prompt].concat());
         if !self.cache.has_room(tokens.len()) {
-            // The caches move, so the captured step is of no use, but would keep the old ones.
+            // The caches are about to be reallocated: the captured step is useless, and would keep the old memory alive.
             self.steps = None;
         }
         let mut chunks = tokens.chunks(chunk(self.model.device())).peekable();
@@ -165,12 +165,12 @@ impl<'m> Session<'m> {
         Ok(logits)
     }
 
-    /// Writes tokens from `logits` on (the last [`Self::prefill`]'s), calling `each` with every one. All that are drawn
-    /// become part of the text, also a stop id. A GPU draws the next token while `each` has the last one.
+    /// Generates tokens from `logits` (the last [`Self::prefill`]'s) and calls `each` with every one. All sampled tokens
+    /// become part of the text, stop ids too. A GPU already samples the next token while `each` runs.
     ///
     /// # Errors
-    /// Those of [`Model::forward`]; [`ModelError::Draw`] with those of sampling, for logits that are NaN or infinite (but for
-    /// -inf beside finite ones, which is never drawn) among others.
+    /// Those of [`Model::forward`]; [`ModelError::Draw`] with those of sampling, for logits that are NaN or infinite, for example
+    /// (-inf beside finite logits is allowed, and never sampled).
     pub fn generate(
         &mut self,
         logits: Tensor,
@@ -190,10 +190,10 @@ impl<'m> Session<'m> {
         let finish = loop {
             let drawn = steps.drawn()?;
             let goes_on = tokens.len() + 1 < options.max_tokens && self.tokens.len() < limit;
-            // The device has its next step before the host waits for this one's token: it need not wait for the host.
+            // The next step is queued before the host waits for this one's token, so that the device does not wait.
             let ahead = goes_on && steps.is_captured(&self.cache);
             if ahead {
-                // The token that is on its way goes through the model, too.
+                // It runs the token that is still being sampled.
                 steps.next(self.model, &mut self.cache).map_err(after(self.tokens.len() + 1))?;
             }
             let id = drawn.wait().map_err(after(self.tokens.len()))?;

@@ -52,7 +52,7 @@ impl Model {
         &self.architecture
     }
 
-    /// What in the checkpoint lowbit does not do, as [`warnings`](crate::warnings()) says it.
+    /// What lowbit ignores in the checkpoint, see [`warnings`](crate::warnings()).
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -67,7 +67,7 @@ impl Model {
         &self.target.device
     }
 
-    /// Where its logits can be brought to be read.
+    /// The device that its logits can be copied to and read on.
     pub fn host(&self) -> &Device {
         &self.target.host
     }
@@ -137,7 +137,7 @@ impl Model {
         self.check_ids(tokens)
     }
 
-    /// That every id is in the vocabulary.
+    /// Checks that every id is in the vocabulary.
     pub(crate) fn check_ids(&self, tokens: &[u32]) -> Result<(), ModelError> {
         let vocab_size = self.config.vocab_size;
         match tokens.iter().position(|&id| id as usize >= vocab_size) {

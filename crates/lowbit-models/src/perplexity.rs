@@ -28,11 +28,11 @@ impl Perplexity {
 
 /// Scores `tokens` in windows of `context` that do not overlap, each from an empty cache. With
 /// [`Scoring::SecondHalf`] and a `bos` id, each window's first token is replaced by it, as llama-perplexity does
-/// for models that start with one. `progress` hears how many tokens are done, and can break off.
+/// for models that start with one. `progress` is called with the number of tokens done; `Break` stops.
 ///
 /// # Errors
-/// [`ModelError::Window`] and [`ModelError::TooShort`]; [`ModelError::Logits`] for logits that are NaN or infinite (but for
-/// -inf beside finite ones) and [`ModelError::Impossible`] for a token whose logit is -inf; those of [`Model::forward`].
+/// [`ModelError::Window`] and [`ModelError::TooShort`]; [`ModelError::Logits`] for logits that are NaN or infinite (-inf beside
+/// finite ones is allowed) and [`ModelError::Impossible`] for a token whose logit is -inf; those of [`Model::forward`].
 pub fn perplexity(
     model: &Model,
     tokens: &[u32],
@@ -72,11 +72,11 @@ pub fn perplexity(
     Ok(Perplexity { tokens: scored, nll: sum / scored as f64 })
 }
 
-/// Logits that are computed at a time, at most: a gigabyte of them.
+/// The most logits per forward pass: a gigabyte.
 const MOST_LOGITS: usize = 1 << 28;
 
-/// The sum over `targets`, from `first` on, of their negative log-likelihoods after `input`; `before` tokens of the text
-/// come before that.
+/// The sum over `targets`, from `first` on, of their negative log-likelihoods given `input`. `before` tokens of the text
+/// precede the window; errors count from the text's start.
 fn score(
     model: &Model,
     input: &[u32],
@@ -108,7 +108,7 @@ fn score(
     Ok(sum)
 }
 
-/// That logits are numbers, one of them finite; else where one is not, and what is there.
+/// Checks that no logit is NaN or +inf and that at least one is finite. The error is the offending token and its logit.
 fn check(logits: &[f32]) -> Result<(), (usize, String)> {
     let is_bad = |logit: &f32| logit.is_nan() || *logit == f32::INFINITY;
     if let Some(token) = logits.iter().position(is_bad) {

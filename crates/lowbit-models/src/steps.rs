@@ -4,8 +4,8 @@ use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeState, Drawn, SampleParams};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
-/// Token after token: the model on the last one, and the draw of the next, all on the device. On a GPU the step is
-/// captured once and replayed, over all replies that it suits.
+/// Decode steps: each runs the model on the last token and samples the next one, all on the device. On a GPU the step is
+/// captured once and replayed, also in later replies if it still fits them.
 #[derive(Debug)]
 pub(crate) struct Steps {
     sampling: SampleParams,
@@ -16,8 +16,8 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// After `tokens`. What `last`, the steps of the reply before, have captured is replayed if nothing is other than it
-    /// was: how tokens are drawn, and where `cache` lies, which no fork may share.
+    /// Steps after `tokens`. The step that `last`, those of the previous reply, captured is replayed if it still fits: same
+    /// sampling, same memory of `cache`, which no fork shares.
     pub(crate) fn new(
         last: Option<Self>,
         model: &Model,
@@ -43,22 +43,22 @@ impl Steps {
         })
     }
 
-    /// Draws from the prompt's logits.
+    /// Samples from the prompt's logits.
     pub(crate) fn first(&mut self, logits: &Tensor) -> Result<(), KernelError> {
         ops::sample_next(logits, &mut self.state, &self.sampling)
     }
 
-    /// Asks for the token drawn last, before the next step is recorded.
+    /// A handle to the token sampled last. To be taken before the next step is recorded.
     pub(crate) fn drawn(&self) -> Result<Drawn, ModelError> {
         Ok(self.state.drawn()?)
     }
 
-    /// Whether [`Self::next`] only records, and need not wait for anything.
+    /// Whether [`Self::next`] only queues a replay, without waiting for anything.
     pub(crate) fn is_captured(&self, cache: &Cache) -> bool {
         self.pass.is_some() && cache.has_room(1)
     }
 
-    /// Runs the model on the token drawn last and draws the next one.
+    /// Runs the model on the token sampled last and samples the next one.
     pub(crate) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
@@ -72,7 +72,7 @@ impl Steps {
                 model.reserve(cache, 2)?;
                 let before = cache.position();
                 self.pass = Some(gpu.capture(|| {
-                    // What is recorded second is for the steps that follow, and does not run now.
+                    // The second recording is for the following steps and does not run now.
                     let result = self.step(model, cache);
                     cache.set_position(before + 1);
                     result

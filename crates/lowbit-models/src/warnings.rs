@@ -4,9 +4,8 @@ use lowbit_files::{Checkpoint, shown};
 /// Names in one warning.
 const NAMES: usize = 8;
 
-/// What in `checkpoint` lowbit does not do, or what contradicts itself without harm: a sentence each, for a user. Keys that
-/// no table knows, quantization overrides of modules that do not exist, adapters, ids that end a text but are in no
-/// vocabulary.
+/// What lowbit ignores in `checkpoint`, and harmless contradictions in it, one sentence for the user per item: keys in no
+/// table, quantization overrides of modules that do not exist, adapters, stop ids outside the vocabulary.
 ///
 /// # Errors
 /// Those of [`Config::new`] and of [`Checkpoint::generation_config`].

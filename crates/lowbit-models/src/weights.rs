@@ -1,4 +1,5 @@
 use crate::ModelError;
+use crate::arch::{Architecture, OffsetNorms};
 use crate::layers::{Linear, MergedLinear};
 use lowbit_files::{Checkpoint, Layout, Quantization, Stored, TensorView};
 use lowbit_formats::{FloatType, Format};
@@ -14,6 +15,7 @@ use std::rc::Rc;
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a Target,
+    offset_norms: Option<OffsetNorms>,
     prefix: String,
     used: Rc<RefCell<HashSet<String>>>,
 }
@@ -26,9 +28,9 @@ const PARTS: [&str; 3] = ["weight", "scales", "biases"];
 pub struct Target {
     /// Where weights go.
     pub device: Device,
-    /// Where the mapped file can be read: the device itself, if that is a processor.
+    /// The device that can read the mapped file: `device` itself if it is a CPU.
     pub host: Device,
-    /// The type of activations, but for the residual stream and the logits, which are f32.
+    /// The type of activations, except the residual stream and the logits, which are f32.
     pub activations: FloatType,
 }
 
@@ -46,13 +48,19 @@ impl Target {
 impl<'a> Weights<'a> {
     /// All of `checkpoint`. Its tensors stay in the mapped file where the device can read them there.
     pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
-        Self { checkpoint, target, prefix: String::new(), used: Rc::default() }
+        Self { checkpoint, target, offset_norms: None, prefix: String::new(), used: Rc::default() }
     }
 
     /// The tensors below `json` or `gguf`, whichever this checkpoint has.
     pub fn below(&self, json: &str, gguf: &str) -> Self {
         let prefix = format!("{}{}", self.prefix, self.choose(json, gguf));
-        Self { checkpoint: self.checkpoint, target: self.target, prefix, used: self.used.clone() }
+        Self { prefix, used: self.used.clone(), ..*self }
+    }
+
+    /// The same tensors, with what is special about this architecture's checkpoints.
+    pub(crate) fn of(&self, architecture: &Architecture) -> Self {
+        let offset_norms = architecture.offset_norms;
+        Self { offset_norms, prefix: self.prefix.clone(), used: self.used.clone(), ..*self }
     }
 
     /// Layer `index`: `layers.{index}.` or `blk.{index}.`.
@@ -70,7 +78,7 @@ impl<'a> Weights<'a> {
         self.checkpoint.path()
     }
 
-    /// What stands before the names.
+    /// The prefix of all names that are asked for.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -80,8 +88,8 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().iter().map(|view| view.name.as_str())
     }
 
-    /// Whether the weights of two modules, by Hugging Face's names, are the same to the byte, their scales and biases with
-    /// them; `None` when a module has none.
+    /// Whether the weights, scales and biases of two modules, by Hugging Face's names, are the same byte for byte; `None`
+    /// when a module has no weight.
     pub fn are_same(&self, one: &str, other: &str) -> Option<bool> {
         let view = |module: &str, part: &str| {
             self.checkpoint.tensors().get(&self.name(&format!("{module}.{part}"), ""))
@@ -121,7 +129,7 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().get(&self.name(json, gguf)).map(|view| view.shape.clone())
     }
 
-    /// That there may be `layers` layers: each has a tensor of its own.
+    /// Checks that there can be `layers` layers: each has at least one tensor.
     ///
     /// # Errors
     /// [`ModelError::Config`] under the name `key`.
@@ -133,13 +141,12 @@ impl<'a> Weights<'a> {
         Err(self.refuse_size(key, layers.to_string(), format!("the checkpoint has {count} tensors")))
     }
 
-    /// That some tensor has a dimension of at least `size`: asked before anything of that size is allocated for the sake
-    /// of a tensor that comes later.
+    /// Checks that some tensor has a dimension of at least `size`, before anything of that size is allocated.
     ///
     /// # Errors
     /// [`ModelError::Config`] under the name `key`.
     pub fn check_size(&self, key: &str, size: usize) -> Result<(), ModelError> {
-        // A tensor without elements may say anything of its other sizes.
+        // A tensor without elements may claim any size.
         let filled = self.checkpoint.tensors().iter().filter(|view| !view.bytes.is_empty());
         let most = filled.flat_map(|view| view.shape.iter().copied()).max().unwrap_or(0);
         if (1..=most).contains(&size) {
@@ -189,7 +196,7 @@ impl<'a> Weights<'a> {
             let weight = self.mapped_matrix(json, gguf, &[n, k])?;
             linears.push(Linear::new(weight, self.bias(json, gguf, n, &self.target.host)?));
         }
-        let linears = linears.try_into().expect("one a part");
+        let linears = linears.try_into().expect("one per part");
         let (json, gguf, _) = parts[0];
         MergedLinear::new(linears, self.device())
             .map_err(|error| self.weight_error(&self.name(json, gguf), error))
@@ -300,7 +307,7 @@ impl<'a> Weights<'a> {
     }
 
     /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor (`json`, or MLX's and GGUF's
-    /// names) or from one tensor an expert (`experts.{e}.{part}`), which are then copied into one.
+    /// names) or from one tensor per expert (`experts.{e}.{part}`), which are then copied into one.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -342,7 +349,20 @@ impl<'a> Weights<'a> {
         Ok((0..len).map(|i| float.get(&view.bytes, i)).collect())
     }
 
-    /// Refuses tensors that nobody asked for, but for those whose full name `ignored` accepts.
+    /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores `w - 1`.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn norm(&self, json: &str, gguf: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+        let mut values = self.values(&format!("{json}.weight"), &format!("{gguf}.weight"), len)?;
+        let module = format!("{}{json}", self.prefix);
+        if self.offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module)) {
+            values.iter_mut().for_each(|value| *value += 1.0);
+        }
+        Ok(values)
+    }
+
+    /// Refuses tensors that were not asked for, except those whose full name `ignored` accepts.
     ///
     /// # Errors
     /// [`ModelError::Surplus`].

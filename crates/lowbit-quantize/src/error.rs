@@ -13,7 +13,7 @@ pub enum QuantizeError {
     #[error(transparent)]
     Format(#[from] FormatError),
     #[error("{output} {relation} {from}, the checkpoint that is to be quantised; name a path outside of it", output = shown_path(.output), from = shown_path(.checkpoint))]
-    Place { output: PathBuf, relation: &'static str, checkpoint: PathBuf },
+    Output { output: PathBuf, relation: &'static str, checkpoint: PathBuf },
     #[error("interrupted")]
     Interrupted,
     #[error("{path} is a {found} checkpoint; quantising starts from Hugging Face checkpoints in f32, f16 or bf16", path = shown_path(.path))]

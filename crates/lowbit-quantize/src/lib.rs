@@ -2,7 +2,7 @@
 
 mod error;
 mod mlx;
-mod place;
+mod output_path;
 mod round;
 
 pub use error::QuantizeError;

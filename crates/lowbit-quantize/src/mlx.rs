@@ -2,8 +2,8 @@
 //! mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
 
 use crate::QuantizeError;
-use lowbit_files::{Checkpoint, Layout, TensorView};
-use lowbit_models::arch::is_extra;
+use lowbit_files::{Checkpoint, TensorView};
+use lowbit_models::arch::{self, Architecture, is_extra};
 use std::ops::Range;
 
 /// A tensor of the new checkpoint and where its values come from.
@@ -12,20 +12,17 @@ pub struct Target {
     pub shape: Vec<usize>,
     /// Ranges of bytes that follow one another in the new tensor.
     pub pieces: Vec<(TensorView, Range<usize>)>,
-    /// Norms of raw hybrids are stored as `w - 1`; MLX stores `w`.
+    /// The norm is stored as `w - 1`; MLX stores `w`.
     pub add_one: bool,
 }
 
-/// What of a configuration the renaming depends on.
+/// What the renaming depends on.
 struct Names<'a> {
     checkpoint: &'a Checkpoint,
     layers: usize,
     experts: usize,
     tied: bool,
-    /// Qwen3.5 in MLX is a multimodal model's text part.
-    nested: bool,
-    /// The checkpoint is a hybrid as published: its norms are stored as `w - 1`.
-    raw_hybrid: bool,
+    architecture: Option<&'static Architecture>,
 }
 
 /// All tensors of `checkpoint` as MLX has them, sorted by name.
@@ -37,14 +34,12 @@ pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Target>, QuantizeError> {
     let text = config.get("text_config").unwrap_or(config);
     let size = |key: &str| text.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
     let model_type = config.get("model_type").and_then(|name| name.as_str()).unwrap_or_default();
-    let hybrid = ["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"];
     let names = Names {
         checkpoint,
         layers: size("num_hidden_layers"),
         experts: size("num_experts"),
         tied: is_flag(text, "tie_word_embeddings") && has_no_other_head(checkpoint),
-        nested: model_type.starts_with("qwen3_5"),
-        raw_hybrid: hybrid.contains(&model_type) && checkpoint.layout() == Layout::HuggingFace,
+        architecture: arch::model_type(model_type).map(|(architecture, _)| architecture),
     };
     let mut targets = vec![];
     for view in checkpoint.tensors().iter().filter(|view| !is_extra(&view.name, names.layers)) {
@@ -58,8 +53,8 @@ fn is_flag(config: &serde_json::Value, key: &str) -> bool {
     config.get(key).and_then(serde_json::Value::as_bool).unwrap_or(false)
 }
 
-/// Whether no output layer would be lost: one that differs from the embedding stays, and loading says that it contradicts
-/// the configuration.
+/// Whether the output layer may be dropped as the same as the embedding. One that differs stays, and loading then refuses
+/// it as contradicting the configuration.
 fn has_no_other_head(checkpoint: &Checkpoint) -> bool {
     let named = |end: &str| checkpoint.tensors().iter().find(|view| view.name.ends_with(end));
     match (named("lm_head.weight"), named("embed_tokens.weight")) {
@@ -91,21 +86,28 @@ impl Names<'_> {
         } else if name.ends_with("conv1d.weight") && shape.len() == 3 {
             shape.swap(1, 2);
         }
-        let add_one = self.raw_hybrid && shape.len() == 1 && is_offset_norm(&name);
+        let add_one = self.is_offset_norm(&view.name);
         targets.push(Target { name, shape, pieces: whole, add_one });
         Ok(())
     }
 
-    /// The name below the text model's place in MLX.
+    fn is_offset_norm(&self, name: &str) -> bool {
+        let norms = self.architecture.and_then(|architecture| architecture.offset_norms);
+        let Some((norms, module)) = norms.zip(name.strip_suffix(".weight")) else { return false };
+        norms.contain(self.checkpoint.layout(), module)
+    }
+
+    /// The name where MLX has the text model.
     fn nest(&self, name: &str) -> String {
+        let prefix = self.architecture.map_or("", |architecture| architecture.mlx_prefix);
         match name.strip_prefix("model.language_model.") {
             Some(rest) => format!("language_model.model.{rest}"),
-            None if self.nested && !name.starts_with("language_model.") => format!("language_model.{name}"),
+            None if !name.starts_with(prefix) => format!("{prefix}{name}"),
             None => name.to_string(),
         }
     }
 
-    /// One tensor an expert becomes one for all.
+    /// One tensor per expert becomes one stack.
     fn stack(
         &self,
         first: &TensorView,
@@ -117,7 +119,7 @@ impl Names<'_> {
         for expert in 0..self.experts {
             let name = first.name.replace(".experts.0.", &format!(".experts.{expert}."));
             let view = self.checkpoint.tensors().get(&name);
-            // Of a name that spells 0 in another way, all experts would be the first.
+            // `.experts.00.` is not replaced above: every expert would be the first one.
             let view = view.filter(|view| expert == 0 || view.name != first.name);
             let view = view.ok_or(QuantizeError::Missing { name: name.clone() })?;
             if view.shape != first.shape || view.stored != first.stored {
@@ -132,7 +134,7 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// An expert beyond the configuration's would be lost.
+    /// Refuses an expert beyond the configuration's number, which would be dropped.
     fn known(&self, view: &TensorView, expert: usize) -> Result<(), QuantizeError> {
         match expert < self.experts {
             true => Ok(()),
@@ -154,7 +156,7 @@ fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Res
         let (shape, want) = (view.shape.clone(), "fused experts are [E, 2 I, H]");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
     };
-    // Without values there may be any number of experts.
+    // A tensor without values may claim any number of experts.
     if !both.is_multiple_of(2) || view.bytes.is_empty() {
         let (shape, want) = (view.shape.clone(), "gate and up rows are as many, and not none");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
@@ -167,17 +169,6 @@ fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Res
         targets.push(Target { name, shape: vec![experts, both / 2, hidden], pieces, add_one: false });
     }
     Ok(())
-}
-
-fn is_offset_norm(name: &str) -> bool {
-    let norms = [
-        ".input_layernorm.weight",
-        ".post_attention_layernorm.weight",
-        "model.norm.weight",
-        ".q_norm.weight",
-        ".k_norm.weight",
-    ];
-    norms.iter().any(|norm| name.ends_with(norm))
 }
 
 #[cfg(test)]

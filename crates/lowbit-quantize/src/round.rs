@@ -1,5 +1,5 @@
 use crate::mlx::{Target, targets};
-use crate::{QuantizeError, place};
+use crate::{QuantizeError, output_path};
 use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, Layout, Stored, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
@@ -76,7 +76,7 @@ pub struct Summary {
     pub bytes: u64,
 }
 
-/// Routers and shared-expert gates are kept at this: they are small, and a wrong choice of expert costs most.
+/// Bits and group size of routers and shared-expert gates: they are small, and choosing a wrong expert costs most.
 const ROUTER: (usize, usize) = (8, 64);
 
 /// A file of a sharded checkpoint holds at most this many bytes, as mlx-lm has it.
@@ -84,21 +84,22 @@ const SHARD_BYTES: u64 = 5 << 30;
 
 /// Quantises `checkpoint`, a Hugging Face one in f32, f16 or bf16, round-to-nearest into a new directory `output` in
 /// MLX's layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU backend) bit
-/// for bit. `progress` hears of each tensor done and of all, and once more when all is on the disk; it can break off.
+/// for bit. `progress` is called with the number of tensors done and of all tensors after each one, and
+/// once more when everything is on the disk; returning `Break` stops.
 ///
-/// The directory is [`Staged`]: it has its name when all of it is on the disk, and whatever ends this earlier leaves
-/// nothing (or what it was to replace) under that name.
+/// The directory is [`Staged`]: it gets its name once all of it is on the disk. If this ends earlier, for whatever
+/// reason, nothing has that name, or what was to be replaced still has it.
 ///
 /// # Errors
 /// [`QuantizeError`]: an output that exists or may not be replaced, a checkpoint of another kind, files beside it that
-/// may not be copied ([`Checkpoint::companions`]), a tensor that cannot be encoded, NaN and infinity among them.
+/// may not be copied ([`Checkpoint::companions`]), a tensor that cannot be encoded because of NaN or infinity, say.
 pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
     options: &QuantizeOptions,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
-    // Known before anything is written.
+    // Checked before anything is written.
     Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
     let found = match checkpoint.layout() {
         Layout::HuggingFace => None,
@@ -108,7 +109,7 @@ pub fn quantize(
     if let Some(found) = found {
         return Err(QuantizeError::Layout { path: checkpoint.path().to_path_buf(), found });
     }
-    place::check(checkpoint.path(), output, options.replace)?;
+    output_path::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
     let companions = checkpoint.companions()?;
     let jobs = targets(checkpoint)?;
@@ -217,7 +218,7 @@ struct Job {
 }
 
 impl Job {
-    /// `wanted` is the type that all tensors get, but for the decay rates, as mlx-lm has it.
+    /// `wanted` is the type of all written tensors except the decay rates, as in mlx-lm.
     fn new(
         target: Target,
         wanted: Option<FloatType>,

@@ -182,7 +182,7 @@ fn the_source_is_never_the_output() {
         let result = quantize(&checkpoint, &folder.path().join(output), &options, |_, _| Continue(()));
         let error = result.unwrap_err();
         assert!(
-            matches!(error, QuantizeError::Place { relation, .. } if relation == want),
+            matches!(error, QuantizeError::Output { relation, .. } if relation == want),
             "{output}: {error}"
         );
         assert_eq!(names(folder.path()), ["link", "source"]);

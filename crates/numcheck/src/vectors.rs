@@ -59,7 +59,7 @@ impl Vector {
     /// The elements, floats widened to f32.
     ///
     /// # Panics
-    /// When they are no floats of 16 or 32 bits.
+    /// When they are not floats of 16 or 32 bits.
     #[track_caller]
     pub fn f32s(&self) -> Vec<f32> {
         let pairs = || self.bytes.as_chunks::<2>().0.iter().map(|&b| u16::from_le_bytes(b));
@@ -74,7 +74,7 @@ impl Vector {
     /// The elements as u32 (also read from i32 and i64).
     ///
     /// # Panics
-    /// When they are no such integers, or are negative.
+    /// When they are not integers of these types, or are negative.
     #[track_caller]
     pub fn u32s(&self) -> Vec<u32> {
         match self.dtype {

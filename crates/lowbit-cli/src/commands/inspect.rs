@@ -146,7 +146,7 @@ fn weight(checkpoint: &Checkpoint, view: &TensorView) -> Result<Option<Weight>, 
     };
     let format: Format = quantization.format(dtype)?;
     if let Some(k) = shape.last_mut() {
-        *k = k.saturating_mul(32) / quantization.bits;
+        *k = k.saturating_mul(32) / format.scheme().bits;
     }
     let biases = tensors.get(&format!("{module}.biases")).map_or(0, bytes);
     let total = bytes(view) + bytes(scales) + biases;

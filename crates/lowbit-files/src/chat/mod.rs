@@ -39,7 +39,7 @@ impl Message {
 /// Templates see `messages`, `add_generation_prompt`, `tools` and `documents` (none), the special tokens (`bos_token`,
 /// `eos_token`, `pad_token`, `unk_token`, where the checkpoint has them) and what [`Self::with`] adds; they may call
 /// Python's string and list methods, `raise_exception`, `strftime_now` and `tojson`, and use `break`, `continue` and
-/// `generation` blocks. A template is a stranger's program: its source, steps, memory, text, depth and time are limited,
+/// `generation` blocks. A template is an untrusted program: its source, steps, memory, text, depth and time are limited,
 /// and beyond them rendering is an error.
 ///
 /// Source: transformers 5.23 `render_jinja_template`.
@@ -121,7 +121,7 @@ impl ChatTemplate {
     /// [`FileError::Template`].
     pub fn new(source: &str, file: &Path) -> Result<Self, FileError> {
         let program = Program::parse(source).map_err(|problem| template_error(file, problem))?;
-        // As transformers passes them where there are none: templates ask whether they are none.
+        // transformers passes None for these without tools or documents, and templates test for that.
         let variables = ["tools", "documents"].map(|name| (name.to_string(), Ok(Json::Null)));
         Ok(Self { program, variables: variables.into(), file: file.into() })
     }
@@ -134,7 +134,7 @@ impl ChatTemplate {
     }
 
     /// The text of `messages` ([`Message`]s, or whatever serialises to objects with more fields). With
-    /// `add_generation_prompt` it ends in what begins the assistant's next message.
+    /// `add_generation_prompt` it ends with the start of the assistant's next message.
     ///
     /// # Errors
     /// [`FileError::Template`] with what the template itself says when it refuses the messages (roles that do not

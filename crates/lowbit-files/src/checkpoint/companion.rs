@@ -23,7 +23,7 @@ pub struct Companion {
 enum Content {
     Object,
     Text,
-    /// SentencePiece's models and tiktoken's have no form that is worth a check.
+    /// SentencePiece's and tiktoken's models: their content is not checked.
     Bytes,
 }
 
@@ -44,8 +44,8 @@ const COMPANIONS: &[(&str, Content, u64)] = &[
 
 impl Checkpoint {
     /// Tokenizer, chat template and generation settings, for a copy of this checkpoint. Each is what its name says, and
-    /// lies in the checkpoint's directory (in the hub's cache also in the blobs of the same repository): a stranger's
-    /// link to another file, such as one with passwords, is refused. So is such a link in the place of config.json.
+    /// lies in the checkpoint's directory (in the hub's cache also in the blobs of the same repository): a link
+    /// to any other file, such as one with passwords, is refused. So is such a link in the place of config.json.
     ///
     /// # Errors
     /// [`FileError::Outside`]; [`FileError::TooLarge`]; [`FileError::Json`]; [`FileError::Io`].

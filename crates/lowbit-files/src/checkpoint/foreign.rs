@@ -1,4 +1,4 @@
-//! What people take for a checkpoint and is none: named as what it is, with what to do about it.
+//! Files and folders that people mistake for a checkpoint: errors say what they are and what to do about it.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -46,7 +46,7 @@ const ADAPTER: &str = "is an adapter (LoRA), not a model: merge it into its mode
 const PYTORCH: &str = "PyTorch weights, which are not read; transformers writes safetensors: \
                        AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)";
 
-/// What files begin with, at which byte.
+/// The magic bytes of known file types, and their offsets.
 const BEGINNINGS: &[(usize, &[u8], &str)] = &[
     (0, b"\x80\x02", PYTORCH),
     (0, b"\x80\x03", PYTORCH),
@@ -77,7 +77,7 @@ const OLD_GGML: &str = "in GGML's format from before GGUF, which is not read; ta
 const WEB_PAGE: &str = "a web page, not a model: its download went wrong (the hub has files under .../resolve/main/, not \
                         .../blob/main/)";
 
-/// What a file that is no GGUF is; `None` when it may be GGUF, or nothing that is known.
+/// What a file is that is not GGUF; `None` when it may be GGUF or is of no known kind.
 pub(super) fn file(path: &Path) -> Result<Option<String>, FileError> {
     let mut head = Vec::new();
     let file = crate::read::open_regular(path)?;
@@ -180,7 +180,7 @@ fn below(path: &Path, names: &[String]) -> Option<String> {
     models.next().is_none().then(|| format!("holds no model itself; {} does", shown(model.display())))
 }
 
-/// Class names of transformers that end so are no models that write text.
+/// transformers' class names with these endings are not models that write text.
 const CLASSES: &[(&str, &str)] = &[
     ("ForMaskedLM", "fills gaps in a text"),
     ("ForPreTraining", "fills gaps in a text"),
@@ -201,7 +201,7 @@ const CLASSES: &[(&str, &str)] = &[
     ("Model", "makes embeddings"),
 ];
 
-/// What a model is that `config` and the files beside it say is none that writes text.
+/// The kind of a model that does not write text, according to `config` and the files beside it.
 pub(super) fn kind(path: &Path, config: &Value) -> Option<String> {
     let architectures = config.get("architectures").and_then(Value::as_array);
     let class = architectures.and_then(|list| list.first()).and_then(Value::as_str).unwrap_or_default();
@@ -217,7 +217,7 @@ pub(super) fn kind(path: &Path, config: &Value) -> Option<String> {
         .then(|| format!("is a sentence-transformers model, which makes embeddings; {RUNS}"))
 }
 
-/// What a GGUF file is that is no model that writes text.
+/// The kind of a GGUF file that is not a model that writes text.
 pub(super) fn gguf_kind(metadata: &Metadata) -> Option<String> {
     let text = |key| metadata.find::<&str>(key).ok().flatten().unwrap_or_default();
     let what = match (text("general.type"), text("general.architecture")) {

@@ -9,7 +9,7 @@ use crate::{FileError, Tensors};
 /// The one model's (first) file in `directory`, or `None` when it has no GGUF file.
 pub(super) fn only_model(directory: &Path) -> Result<Option<PathBuf>, FileError> {
     let mut names = file_names(directory, ".gguf")?;
-    // Beside a model may be the part of it that sees, in a file of its own.
+    // A model's vision part may lie beside it in a file of its own.
     if names.iter().any(|name| !name.starts_with("mmproj")) {
         names.retain(|name| !name.starts_with("mmproj"));
     }
@@ -27,7 +27,7 @@ pub(super) fn only_model(directory: &Path) -> Result<Option<PathBuf>, FileError>
     }
 }
 
-/// Maps all tensors of the model that `file` is, or is a part of. The metadata is the first part's.
+/// Maps all tensors of the model in `file`, or of which `file` is one part. The metadata is the first part's.
 pub(super) fn open(file: &Path) -> Result<(Metadata, Tensors), FileError> {
     let Some((directory, part)) = named_part(file) else {
         let Gguf { metadata, tensors } = gguf::read(file)?;

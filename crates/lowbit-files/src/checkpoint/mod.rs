@@ -19,7 +19,7 @@ use serde_json::Value;
 pub use companion::Companion;
 pub use generation::GenerationConfig;
 pub(crate) use part::Part;
-pub use quantization::{Quantization, QuantizationMode};
+pub use quantization::Quantization;
 pub(crate) use safetensors::shard_names;
 
 use crate::gguf::Metadata;

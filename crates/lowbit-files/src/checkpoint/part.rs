@@ -13,7 +13,7 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// `None` when `name` is no such name.
+    /// `None` when `name` is not of this form.
     pub fn parse(name: &'a str) -> Option<Self> {
         let (stem, extension) = name.split_at(name.rfind('.')?);
         let (stem, count) = stem.rsplit_once("-of-")?;
@@ -55,7 +55,7 @@ pub(super) fn file_names(directory: &Path, extension: &str) -> Result<Vec<String
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(FileError::io(directory))? {
         let name = entry.map_err(FileError::io(directory))?.file_name();
-        // A name that is not UTF-8 is none that a checkpoint's files have.
+        // A checkpoint's files have UTF-8 names.
         if let Some(name) = name.to_str().filter(|name| name.ends_with(extension)) {
             names.push(name.to_string());
         }

@@ -6,86 +6,36 @@ use serde_json::Value;
 use super::{CONFIG, Checkpoint, mismatch};
 use crate::{FileError, shown};
 
-/// How MLX quantised a module's weight, as config.json says it.
+/// How MLX quantised a module's weight, as config.json says it: a format, but for the type of affine's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub struct Quantization {
-    pub mode: QuantizationMode,
-    pub bits: usize,
-    pub group_size: usize,
-}
+pub struct Quantization(Format);
 
 impl Quantization {
     /// The format of a weight quantised so, whose `scales` tensor is of type `scales`.
     ///
     /// # Errors
-    /// [`FormatError::Mode`] or [`FormatError::Type`] when the scales are of a type that the mode does not have.
+    /// [`FormatError::Type`] when the scales are of a type that the mode does not have.
     pub fn format(self, scales: DType) -> Result<Format, FormatError> {
-        let Self { mode, bits, group_size } = self;
-        let float = FloatType::from_dtype(scales);
-        let format = Format::from_mlx(mode.name(), bits, group_size, float.unwrap_or(FloatType::F32))?;
-        let want = match mode {
-            QuantizationMode::Affine if float.is_some() => scales,
-            QuantizationMode::Affine => DType::F32,
-            _ => DType::U8,
-        };
-        if scales == want {
-            return Ok(format);
-        }
-        Err(FormatError::Type { format, component: "scales", want, got: scales })
-    }
-}
-
-/// MLX's quantisation modes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
-pub enum QuantizationMode {
-    Affine,
-    Mxfp4,
-    Mxfp8,
-    Nvfp4,
-}
-
-impl QuantizationMode {
-    const ALL: [Self; 4] = [Self::Affine, Self::Mxfp4, Self::Mxfp8, Self::Nvfp4];
-
-    /// As MLX spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Affine => "affine",
-            Self::Mxfp4 => "mxfp4",
-            Self::Mxfp8 => "mxfp8",
-            Self::Nvfp4 => "nvfp4",
-        }
-    }
-
-    /// Bits and group size where none are given, as in `mx.quantize`.
-    fn defaults(self) -> (usize, usize) {
-        match self {
-            Self::Affine => (4, 64),
-            Self::Mxfp4 => (4, 32),
-            Self::Mxfp8 => (8, 32),
-            Self::Nvfp4 => (4, 16),
-        }
-    }
-
-    fn allows(self, bits: usize, group_size: usize) -> bool {
-        match self {
-            Self::Affine => matches!((bits, group_size), (2..=6 | 8, 32 | 64 | 128)),
-            other => (bits, group_size) == other.defaults(),
+        let format = self.0.with_float(FloatType::from_dtype(scales).unwrap_or(FloatType::F32));
+        let components = format.components(format.block())?;
+        match components.iter().find(|component| component.name == "scales" && component.dtype != scales) {
+            Some(wrong) => {
+                Err(FormatError::Type { format, component: "scales", want: wrong.dtype, got: scales })
+            }
+            None => Ok(format),
         }
     }
 }
 
 impl Checkpoint {
     /// How the weight of module `path` (`model.layers.0.mlp.gate`) is quantised; `None` when it is not. An entry for
-    /// the path overrides the settings for all, which hold for the modules that have `scales`.
+    /// the path overrides the general settings, which apply to the modules that have `scales`.
     ///
     /// Source: mlx-lm 0.32 `load_model`, mlx 0.32 `nn.quantize`. In particular an override starts from the mode's own
-    /// defaults, not from the settings for all.
+    /// defaults, not from the general settings.
     ///
     /// # Errors
-    /// [`FileError::Value`] for settings that are malformed or that MLX does not have.
+    /// [`FileError::Value`] for settings that are malformed, [`FileError::Format`] for those that MLX does not have.
     pub fn quantization(&self, path: &str) -> Result<Option<Quantization>, FileError> {
         let Some((key, settings)) = self.config().ok().and_then(find) else { return Ok(None) };
         let file = self.path().join(CONFIG);
@@ -102,7 +52,7 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    /// The entries of MLX's quantization that are neither settings for all nor about a module of this checkpoint, by name.
+    /// The names of entries in MLX's quantization that are neither general settings nor about a module of this checkpoint.
     pub fn surplus_quantization(&self) -> Vec<String> {
         let Some((_, settings)) = self.config().ok().and_then(find) else { return vec![] };
         let is_surplus = |key: &&String| {
@@ -135,7 +85,7 @@ pub(super) fn is_quantized(config: &Value) -> bool {
 /// Refuses what is not MLX's, so that packed weights are not taken for something else.
 pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
     let Some((key, settings)) = find(config) else {
-        // Older tools say it in a file of its own.
+        // Older tools describe it in a separate file.
         let beside = FILES.iter().find(|(name, _)| file.with_file_name(name).exists());
         return beside.map_or(Ok(()), |(_, method)| Err(refused(file, method)));
     };
@@ -151,7 +101,7 @@ pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
 const FILES: [(&str, &str); 3] =
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")];
 
-/// Methods by the name that `quant_method` has, and as they are known.
+/// Methods by their `quant_method`, and the names that people know them by.
 const METHODS: [(&str, &str); 6] = [
     ("fp8", "FP8"),
     ("fbgemm_fp8", "FP8"),
@@ -175,12 +125,13 @@ fn parse(file: &Path, key: &str, settings: &Value) -> Result<Quantization, FileE
     }
     let field = |name| settings.get(name).filter(|value: &&Value| !value.is_null());
     let mode = match field("mode") {
-        None => QuantizationMode::Affine,
-        Some(value) => QuantizationMode::ALL
-            .into_iter()
-            .find(|mode| value.as_str() == Some(mode.name()))
-            .ok_or_else(|| mismatch(file, &format!("{key}.mode"), "affine, mxfp4, mxfp8 or nvfp4", value))?,
+        None => "affine",
+        Some(mode) => {
+            mode.as_str().ok_or_else(|| mismatch(file, &format!("{key}.mode"), "a string", mode))?
+        }
     };
+    let refuse = |error| FileError::Format { file: file.into(), key: key.into(), error };
+    let default = Format::from_mlx_mode(mode).map_err(refuse)?;
     let number = |name, default| match field(name) {
         None => Ok(default),
         Some(value) => value
@@ -188,17 +139,7 @@ fn parse(file: &Path, key: &str, settings: &Value) -> Result<Quantization, FileE
             .and_then(|number| usize::try_from(number).ok())
             .ok_or_else(|| mismatch(file, &format!("{key}.{name}"), "a number", value)),
     };
-    let (bits, group_size) = mode.defaults();
-    let (bits, group_size) = (number("bits", bits)?, number("group_size", group_size)?);
-    if mode.allows(bits, group_size) {
-        return Ok(Quantization { mode, bits, group_size });
-    }
-    let want = match mode {
-        QuantizationMode::Affine => "2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128",
-        QuantizationMode::Mxfp4 => "mxfp4: 4 bits in groups of 32",
-        QuantizationMode::Mxfp8 => "mxfp8: 8 bits in groups of 32",
-        QuantizationMode::Nvfp4 => "nvfp4: 4 bits in groups of 16",
-    };
-    let got = format!("{bits} bits in groups of {group_size}");
-    Err(FileError::Value { file: file.into(), key: key.into(), want, got })
+    let bits = number("bits", default.scheme().bits)?;
+    let group_size = number("group_size", default.block())?;
+    Format::from_mlx(mode, bits, group_size, FloatType::F32).map(Quantization).map_err(refuse)
 }

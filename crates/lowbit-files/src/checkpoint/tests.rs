@@ -252,7 +252,10 @@ fn quantized(config: &Value) -> Result<Checkpoint, FileError> {
 
 #[test]
 fn quantization_is_as_mlx_takes_it() {
-    let affine = |bits, group_size| Some(Quantization { mode: QuantizationMode::Affine, bits, group_size });
+    let named = |quantization: Option<Quantization>| {
+        quantization.map(|quantization| quantization.format(DType::BF16).unwrap().to_string())
+    };
+    let affine = |bits, group_size| Some(format!("affine{bits}g{group_size}"));
     let overrides = json!({
         "bits": 4, "group_size": 32, "mode": "affine",
         "gate": {"bits": 8, "group_size": 64}, "defaults": {}, "off": false, "on": true,
@@ -261,21 +264,23 @@ fn quantization_is_as_mlx_takes_it() {
     for key in ["quantization", "quantization_config"] {
         let checkpoint = quantized(&json!({ key: overrides })).unwrap();
         assert_eq!(checkpoint.layout(), Layout::Mlx);
-        let quantization = |path| checkpoint.quantization(path).unwrap();
+        let quantization = |path| named(checkpoint.quantization(path).unwrap());
         assert_eq!(quantization("q"), affine(4, 32));
         assert_eq!(quantization("p"), None, "a module without scales");
         assert_eq!(quantization("gate"), affine(8, 64));
         assert_eq!(quantization("defaults"), affine(4, 64), "the mode's own defaults");
         assert_eq!(quantization("off"), None);
         assert_eq!(quantization("on"), affine(4, 32));
-        let mxfp4 = quantization("fp4").unwrap();
-        assert_eq!((mxfp4.mode, mxfp4.bits, mxfp4.group_size), (QuantizationMode::Mxfp4, 4, 32));
+        let mxfp4 = checkpoint.quantization("fp4").unwrap().unwrap();
         assert_eq!(mxfp4.format(DType::U8).unwrap().to_string(), "mxfp4");
         assert!(mxfp4.format(DType::F32).is_err());
     }
-    let format = affine(4, 32).unwrap().format(DType::BF16).unwrap();
-    assert_eq!(format, Format::affine(4, 32, FloatType::BF16).unwrap());
-    assert!(affine(4, 32).unwrap().format(DType::U8).is_err());
+    let checkpoint = quantized(&json!({ "quantization": overrides })).unwrap();
+    let affine = checkpoint.quantization("q").unwrap().unwrap();
+    for float in [FloatType::F32, FloatType::F16, FloatType::BF16] {
+        assert_eq!(affine.format(float.dtype()), Format::affine(4, 32, float));
+    }
+    assert!(affine.format(DType::U8).is_err());
     assert_eq!(quantized(&json!({})).unwrap().quantization("q").unwrap(), None);
 }
 
@@ -291,15 +296,19 @@ fn other_quantizations_are_refused() {
         (json!({"quantization_config": {"load_in_4bit": true}}), "an unnamed quantization is not supported"),
         (json!({"quantization": 4}), "quantization should be an object, but is 4"),
         (
-            json!({"quantization": {"bits": 7}}),
-            "quantization should be 2, 3, 4, 5, 6 or 8 bits in groups of 32, 64 or 128, but is 7 bits in groups of 64",
+            json!({"quantization": {"bits": 9}}),
+            "quantization: affine at 9 bits, group 64 is not supported: bits are 2, 3, 4,",
         ),
         (json!({"quantization": {"bits": "4"}}), "quantization.bits should be a number, but is \"4\""),
         (
             json!({"quantization": {"mode": "int4"}}),
-            "quantization.mode should be affine, mxfp4, mxfp8 or nvfp4, but is \"int4\"",
+            "quantization: unknown MLX quantization mode \"int4\"; supported are affine, mxfp4, mxfp8 and nvfp4",
         ),
-        (json!({"quantization": {"mode": "nvfp4", "group_size": 32}}), "nvfp4: 4 bits in groups of 16"),
+        (json!({"quantization": {"mode": 4}}), "quantization.mode should be a string, but is 4"),
+        (
+            json!({"quantization": {"mode": "nvfp4", "group_size": 32}}),
+            "nvfp4 has 4 bits and groups of 16, but",
+        ),
     ];
     for (config, want) in cases {
         let message = quantized(&config).unwrap_err().to_string();
@@ -307,7 +316,7 @@ fn other_quantizations_are_refused() {
     }
     let config = json!({"quantization": {"bits": 4, "group_size": 64, "gate": {"bits": 9}}});
     let message = quantized(&config).unwrap().quantization("gate").unwrap_err().to_string();
-    assert!(message.contains("quantization[\"gate\"] should be"), "{message}");
+    assert!(message.contains("quantization[\"gate\"]: affine at 9 bits"), "{message}");
 }
 
 #[test]

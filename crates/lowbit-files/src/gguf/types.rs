@@ -1,22 +1,15 @@
 //! The numbers that GGUF gives tensor types.
 
-use lowbit_formats::{DType, Format};
+use lowbit_formats::{DType, FloatType, Format};
 
 use crate::Stored;
 
-/// ggml's plain types.
-const PLAIN: [(u32, DType); 8] = [
-    (0, DType::F32),
-    (1, DType::F16),
-    (24, DType::I8),
-    (25, DType::I16),
-    (26, DType::I32),
-    (27, DType::I64),
-    (28, DType::F64),
-    (30, DType::BF16),
-];
+/// ggml's plain types that weights do not come in, and so have no [`Format`].
+const PLAIN: [(u32, DType); 5] =
+    [(24, DType::I8), (25, DType::I16), (26, DType::I32), (27, DType::I64), (28, DType::F64)];
 
-/// ggml's block types that have no [`Format`], to name them in errors.
+/// ggml's block types that have no [`Format`], to name them in errors. (A type that has one by now is found there
+/// first.)
 const UNSUPPORTED: [(u32, &str); 22] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -50,8 +43,10 @@ pub(super) fn stored(ggml_type: u32) -> Result<Stored, String> {
     if let Some((_, dtype)) = PLAIN.iter().find(|(number, _)| *number == ggml_type) {
         return Ok(Stored::Plain(*dtype));
     }
-    if let Ok(format) = Format::from_ggml_type(ggml_type) {
-        return Ok(Stored::Blocks(format));
+    match Format::from_ggml_type(ggml_type) {
+        Ok(Format::Float(float)) => return Ok(Stored::Plain(float.dtype())),
+        Ok(format) => return Ok(Stored::Blocks(format)),
+        Err(_) => {}
     }
     let name = UNSUPPORTED.iter().find(|(number, _)| *number == ggml_type).map(|(_, name)| *name);
     Err(name.map_or_else(|| ggml_type.to_string(), str::to_string))
@@ -60,7 +55,10 @@ pub(super) fn stored(ggml_type: u32) -> Result<Stored, String> {
 /// The number of the type that holds what is `stored`, if there is one.
 pub(super) fn number(stored: Stored) -> Option<u32> {
     match stored {
-        Stored::Plain(dtype) => PLAIN.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number),
+        Stored::Plain(dtype) => match FloatType::from_dtype(dtype) {
+            Some(float) => Format::Float(float).ggml_type(),
+            None => PLAIN.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number),
+        },
         Stored::Blocks(format) => format.ggml_type(),
     }
 }

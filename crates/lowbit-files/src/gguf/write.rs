@@ -48,8 +48,8 @@ impl Writer {
     /// Appends a metadata entry. `general.alignment` sets the alignment.
     ///
     /// # Errors
-    /// [`GgufError::DuplicateKey`]; [`GgufError::Alignment`] or [`GgufError::Type`] for an alignment that is no power
-    /// of two or no u32.
+    /// [`GgufError::DuplicateKey`]; [`GgufError::Alignment`] or [`GgufError::Type`] for an alignment that is not a
+    /// power of two or not a u32.
     pub fn entry(&mut self, key: &str, value: Value) -> Result<(), GgufError> {
         if self.entries.iter().any(|(known, _)| known == key) {
             return Err(GgufError::DuplicateKey(key.into()));
@@ -89,7 +89,7 @@ impl Writer {
     /// Writes everything but the tensors' bytes to `out`.
     ///
     /// # Errors
-    /// `out`'s.
+    /// Those of `out`.
     pub fn begin<W: Write>(self, mut out: W) -> io::Result<Body<W>> {
         let alignment = self.alignment.unwrap_or(DEFAULT_ALIGNMENT) as usize;
         let mut head = Vec::new();

@@ -140,7 +140,7 @@ pub(super) fn same_file(answer: &Answer, remote: &Remote) -> Result<(), Problem>
     }
 }
 
-/// A header's value. Two that differ are an error: nobody knows which one counts.
+/// A header's value. Two different ones are an error: it is unclear which one counts.
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a HeaderValue>, Problem> {
     let mut values = headers.get_all(name).iter();
     let first = values.next();

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::names::{Commit, ETag, FileName, ModelName};
 use crate::shown;
 
-/// The most files of a snapshot that are looked at.
+/// The most files of a snapshot that are listed.
 const ENTRIES: usize = 10_000;
 
 /// A repository in the cache.
@@ -135,7 +135,7 @@ impl Repository {
         })
     }
 
-    /// Lets `refs/main` name `commit`.
+    /// Points `refs/main` at `commit`.
     pub fn set_main(&self, commit: &Commit) -> Result<(), String> {
         let refs = self.make(&[&self.name, "refs"])?;
         let (path, beside) = (refs.join("main"), refs.join(unique()));
@@ -169,7 +169,7 @@ fn link(blob: &Path, _: &ETag, path: &Path) -> Result<(), Error> {
     fs::hard_link(blob, path).or_else(|_| fs::copy(blob, path).map(|_| ()))
 }
 
-/// A name that nobody else has, for what is renamed once it is whole.
+/// A unique temporary name, for a file that is renamed once it is complete.
 fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!(".{}-{}.incomplete", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))

@@ -7,7 +7,7 @@ use crate::checkpoint::{CONFIG, Part};
 use crate::read::limit;
 use crate::{INDEX, SINGLE, shown};
 
-/// What llama.cpp takes where nothing is said.
+/// llama.cpp's choice without a tag.
 const DEFAULT_TAG: &str = "Q4_K_M";
 
 /// The most models that a message names.

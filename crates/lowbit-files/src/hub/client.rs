@@ -14,7 +14,7 @@ use crate::shown;
 /// Why something did not arrive.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Problem {
-    /// Another attempt may mend it.
+    /// Another attempt may succeed.
     Passing(String),
     /// It will not.
     Lasting(String),
@@ -122,7 +122,7 @@ impl Client {
             }
             let status = head.status.as_u16();
             let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
-            // Storage's signatures are for GET; and the hub has said what there is to know.
+            // The storage's signed addresses are for GET only, and the hub's own answer has all that is needed.
             if !is_redirect || (request.head && is_endpoint && describes_a_file(&endpoint)) {
                 return Ok(Answer { status, headers: head.headers, body, endpoint, is_endpoint });
             }
@@ -155,7 +155,7 @@ impl Client {
         let least = self.limits.pace as f64 / self.limits.window.as_secs_f64().max(1e-3);
         let seconds =
             Duration::try_from_secs_f64(request.bytes as f64 / least.max(1.0)).unwrap_or(Duration::MAX);
-        // TLS may hide bytes that trickle; so the whole body has a time, too.
+        // Behind TLS a trickle of bytes may not be visible, so the whole body has a time limit, too.
         let body = (self.limits.window + self.limits.idle).saturating_add(seconds);
         let message =
             self.agent.configure_request(message).timeout_recv_body(Some(body.min(LONGEST))).build();
@@ -199,7 +199,7 @@ impl Client {
         }
     }
 
-    /// Does `work` again while its problem may pass.
+    /// Repeats `work` while its problem may be temporary.
     pub fn retried<T>(&self, mut work: impl FnMut() -> Result<T, Problem>) -> Result<T, Problem> {
         let mut attempts = Attempts::new(self.limits);
         loop {
@@ -225,7 +225,7 @@ impl Attempts {
         Self { made: 0, limits }
     }
 
-    /// Much has arrived since the last attempt.
+    /// Resets the count: much has arrived since the last attempt.
     pub fn reset(&mut self) {
         self.made = 0;
     }
@@ -246,7 +246,7 @@ impl Attempts {
     }
 }
 
-/// A body that must arrive at a pace.
+/// A body that must arrive at a minimum rate.
 pub(super) struct Paced<'a, R> {
     body: R,
     client: &'a Client,

@@ -12,9 +12,9 @@ use super::client::{Answer, Attempts, Client, Paced, Problem, Request};
 use super::names::{Commit, Digest, FileName, ModelName};
 use super::verify::Verifier;
 
-/// So much resets the count of attempts: long downloads are cut more often.
+/// Receiving this many bytes resets the count of attempts: long downloads are cut more often.
 const MUCH: u64 = 16 << 20;
-/// How often another process' lock is looked at.
+/// The interval at which another process's lock is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// What a file is downloaded from, and to.
@@ -88,7 +88,7 @@ impl Transfer<'_> {
         let (mut attempts, mut best) = (Attempts::new(self.client.limits), partial.bytes);
         let result = loop {
             let result = self.attempt(&mut partial, remote, report).and_then(|()| partial.finish(remote));
-            // A hub that lets a file begin anew again and again gets no further attempts for it.
+            // A hub that makes a file start over again and again gets no extra attempts for it.
             if partial.bytes >= best.saturating_add(MUCH) {
                 best = partial.bytes;
                 attempts.reset();
@@ -105,7 +105,7 @@ impl Transfer<'_> {
         result
     }
 
-    /// Appends what is missing, as far as it comes.
+    /// Appends the missing bytes, as many as arrive.
     fn attempt(
         &self,
         partial: &mut Partial,
@@ -153,7 +153,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Makes `partial` what `answer` continues: what is there, or nothing.
+    /// Empties `partial` unless `answer` continues it.
     fn continues(&self, answer: &Answer, partial: &mut Partial, remote: &Remote) -> Result<(), Problem> {
         let is_verified = remote.etag.digest() != Digest::Unknown;
         if !is_verified {
@@ -167,7 +167,8 @@ impl Transfer<'_> {
                 partial.joined = true;
                 Ok(())
             }
-            // There is nothing behind what is here, or nobody would notice if it did not fit.
+            // 416: the hub has nothing after these bytes. 206: without a digest, a part that does not fit would go
+            // unnoticed.
             206 | 416 if partial.bytes > 0 => {
                 partial.restart()?;
                 Err(Problem::Passing("the hub does not continue the file".into()))
@@ -228,9 +229,9 @@ struct Partial {
     path: PathBuf,
     file: File,
     bytes: u64,
-    /// Has taken `bytes` bytes.
+    /// Hashes the bytes written so far.
     verifier: Verifier,
-    /// Of no bytes.
+    /// Of zero bytes.
     start: Verifier,
     /// Whether its parts are from several answers.
     joined: bool,
@@ -273,7 +274,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Forgets what is here.
+    /// Drops the bytes received so far.
     fn restart(&mut self) -> Result<(), String> {
         self.file.set_len(0).map_err(|error| problem(&self.path, &error))?;
         (self.bytes, self.joined) = (0, false);
@@ -281,7 +282,7 @@ impl Partial {
         Ok(())
     }
 
-    /// Checks the whole file; true. Where it was joined, another attempt begins anew.
+    /// Checks the whole file; true if it is right. If it was joined from several answers, the next attempt starts over.
     fn finish(&mut self, remote: &Remote) -> Result<bool, Problem> {
         let Err(text) = self.verifier.clone().finish(&remote.etag) else {
             self.file.sync_all().map_err(|error| problem(&self.path, &error))?;

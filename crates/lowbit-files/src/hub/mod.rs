@@ -1,6 +1,6 @@
 //! Models by name: `org/name` on the Hugging Face hub, in the cache that Python's huggingface_hub uses.
 //!
-//! The hub, or a mirror that stands for it, is a stranger: `names.rs` says what may become a path, `client.rs` where
+//! The hub, or its mirror, is not trusted: `names.rs` says what may become a path, `client.rs` where
 //! requests go and how long they may take, `answers.rs` what an answer may say, `download.rs` and `verify.rs` how a
 //! file arrives whole, and `cache.rs` where it may be written.
 
@@ -26,7 +26,7 @@ pub use settings::{HubLimits, HubSettings, Token};
 use crate::checkpoint::{CONFIG, shard_names};
 use crate::{FileError, INDEX, SINGLE, shown};
 
-/// How far a download is.
+/// The progress of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress<'a> {
@@ -50,7 +50,7 @@ pub fn resolve(model: &str) -> Result<PathBuf, FileError> {
     resolve_with(model, &mut |_| {})
 }
 
-/// [`resolve`], with `progress` called as a download goes on.
+/// [`resolve`], with `progress` called during a download.
 ///
 /// # Errors
 /// As [`resolve`].
@@ -126,7 +126,7 @@ impl Hub {
         let here = repository.files(&commit).map_err(|problem| model.missing(problem))?;
         let transfer = Transfer { client: &client, repository: &repository, model, commit: &commit };
         let path = Download { transfer, here, progress }.run(&files)?;
-        // Until everything is here, the name stands for what it stood for before.
+        // Until everything has arrived, the name keeps referring to the previous commit.
         repository.set_main(&commit).map_err(|problem| model.failed("refs/main", problem))?;
         Ok(path)
     }

@@ -1,6 +1,6 @@
 //! What may become a path or a part of an address: names that are plain, and nothing else.
 //!
-//! A hub's answer is a stranger's. Commits, ETags and file names reach the file system only as these types.
+//! A hub's answer is not trusted. Commits, ETags and file names reach the file system only as these types.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -68,7 +68,7 @@ pub(super) struct FileName(String);
 
 impl FileName {
     pub fn parse(name: &str) -> Option<Self> {
-        // Combining letters hide in what a terminal shows.
+        // A terminal may not show combining letters.
         let letter = |c: char| c.is_alphanumeric() && c.escape_debug().len() == 1;
         let plain = |c: char| letter(c) || "-_.+=()[],@~#& ".contains(c);
         let all = name.len() <= FILE
@@ -121,7 +121,7 @@ pub(super) enum Digest {
     Sha256,
     /// 40 digits: of git's blob, as for other files; some mirrors take that of the content.
     Sha1,
-    /// Anything else says nothing.
+    /// Any other ETag says nothing.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Where the hub and its cache are, and what an answer may cost: time, bytes and attempts.
+//! Where the hub and its cache are, and the limits of an answer: time, bytes and attempts.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ pub struct HubSettings {
     pub offline: bool,
     /// What connections go through.
     pub proxy: Option<Proxy>,
-    /// What an answer may cost.
+    /// The limits of an answer.
     pub limits: HubLimits,
 }
 
@@ -55,15 +55,15 @@ impl Token {
     }
 }
 
-/// What an answer may cost. A hub that goes beyond it is an error.
+/// The limits of an answer. Exceeding one is an error.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HubLimits {
-    /// Until there is a connection.
+    /// The longest wait for a connection.
     pub connect: Duration,
-    /// From a request to the end of its answer's headers.
+    /// The longest time from a request to the end of its answer's headers.
     pub answer: Duration,
-    /// Without a byte.
+    /// The longest time without a byte.
     pub idle: Duration,
     /// In each `window`, `pace` bytes must arrive.
     pub window: Duration,
@@ -172,7 +172,7 @@ pub(super) fn endpoint(text: &str) -> Result<ureq::http::Uri, String> {
     let uri: ureq::http::Uri =
         text.trim_end_matches('/').parse().map_err(|_| problem("that is no address"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-        return Err(problem("it should begin with https:// or http://, and have a host"));
+        return Err(problem("it should start with https:// or http:// and have a host"));
     }
     if uri.query().is_some() || uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(problem("it should have no user and no query; HF_TOKEN is for access"));
@@ -180,7 +180,7 @@ pub(super) fn endpoint(text: &str) -> Result<ureq::http::Uri, String> {
     Ok(uri)
 }
 
-/// A password is not for messages.
+/// The address without its password, for messages.
 fn without_user(address: &str) -> &str {
     address.rsplit_once('@').map_or(address, |(_, rest)| rest)
 }

@@ -1,4 +1,4 @@
-//! What is said when a mapped file has become shorter than its map: reading past its end is a SIGBUS.
+//! The message for a mapped file that became shorter than its map: reading past its end raises SIGBUS.
 
 use std::io;
 use std::path::Path;
@@ -9,9 +9,9 @@ use libc::{c_int, c_void, siginfo_t};
 
 use crate::shown;
 
-/// Maps that are known at a time; those beyond end as without a handler. Published models have up to 200 files.
+/// The most maps in the table; a fault in any other ends the process as without a handler. Published models have up to 200 files.
 const MAPS: usize = 512;
-/// Bytes of a file's path that are kept, from its end.
+/// The most bytes of a file's path that are kept: its end.
 const NAME: usize = 200;
 
 /// A map, as a signal handler can read it: without locks and without memory of its own.
@@ -36,7 +36,7 @@ static SLOTS: [Slot; MAPS] = [const {
     }
 }; MAPS];
 
-/// What was done about the signal before.
+/// The previous handler.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A place in the table, until it is dropped.

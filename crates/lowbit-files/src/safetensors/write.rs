@@ -55,7 +55,7 @@ impl Writer {
         Ok(bytes)
     }
 
-    /// Begins writing to `directory`, with at most `max_shard_bytes` of tensors a file (a larger tensor has its own).
+    /// Starts writing to `directory`, with at most `max_shard_bytes` of tensors per file (a larger tensor gets its own).
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -121,7 +121,7 @@ struct Shard {
 }
 
 impl Body {
-    /// Finishes the current file, and begins the next one if there is one.
+    /// Finishes the current file, and starts the next one if there is one.
     fn next_file(&mut self) -> Result<(), FileError> {
         if let Some(mut done) = self.current.take() {
             done.out.flush().map_err(FileError::io(&done.path))?;
@@ -171,7 +171,7 @@ impl Body {
     }
 }
 
-/// The length and the JSON, padded with spaces so that the tensors begin at a multiple of 8.
+/// The length and the JSON, padded with spaces so that the tensors start at a multiple of 8.
 fn header(metadata: &[(String, String)], tensors: &[Planned]) -> Vec<u8> {
     let mut header = Map::new();
     if !metadata.is_empty() {

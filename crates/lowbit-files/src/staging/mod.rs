@@ -123,7 +123,7 @@ impl Staged {
         let parent = self.output.parent().unwrap_or(Path::new("."));
         sync_folder(parent).map_err(FileError::io(parent))?;
         match old {
-            // Its lock is held until it is gone, so that nobody takes its name for their own.
+            // Its lock is held until it is removed, so that no other writer takes over its name.
             Some(old) => remove(&old.path).map_err(FileError::io(&old.path)),
             None => Ok(()),
         }
@@ -133,7 +133,7 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if !self.done {
-            // Nobody is left to hear of an error; the next writer tries again.
+            // An error cannot be reported here; the next writer tries again.
             let _ = remove(&self.path);
             remove_folders(&self.made);
         }
@@ -144,7 +144,7 @@ fn refuse(path: &Path, problem: impl Into<String>) -> FileError {
     FileError::Output { path: path.into(), problem: problem.into() }
 }
 
-/// That what has the final name, if anything, may be replaced.
+/// Checks that what has the final name, if anything, may be replaced.
 fn check_existing(output: &Path, existing: Existing, kind: Kind) -> Result<(), FileError> {
     let metadata = match std::fs::symlink_metadata(output) {
         Ok(metadata) => metadata,
@@ -164,7 +164,7 @@ fn check_existing(output: &Path, existing: Existing, kind: Kind) -> Result<(), F
     }
 }
 
-/// That a directory is a checkpoint, not somebody's home.
+/// Checks that a directory is a checkpoint, not a home directory, say.
 fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError> {
     if !metadata.is_dir() {
         return Err(refuse(output, "is no directory, and is not replaced"));
@@ -264,7 +264,7 @@ fn create(path: &Path, kind: Kind) -> io::Result<()> {
 /// Opens what is at `path` itself, not what it links to.
 fn open(path: &Path, kind: Kind) -> io::Result<File> {
     use rustix::fs::{Mode, OFlags};
-    // A FIFO in its place is not waited for.
+    // Does not block if it is a FIFO.
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let kind = match kind {
         Kind::Directory => OFlags::RDONLY | OFlags::DIRECTORY,
@@ -291,7 +291,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Has the system write a folder's names to the disk, if it can.
+/// Syncs a folder's entries to the disk, where the system supports that.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     let cannot = [ErrorKind::InvalidInput, ErrorKind::Unsupported, ErrorKind::PermissionDenied];
     match File::open(folder).and_then(|folder| folder.sync_all()) {
@@ -300,7 +300,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Has the system write all files below `folder` to the disk, and the folders below it.
+/// Syncs all files and folders below `folder` to the disk.
 fn sync_files(folder: &Path) -> Result<(), FileError> {
     for entry in std::fs::read_dir(folder).map_err(FileError::io(folder))? {
         let entry = entry.map_err(FileError::io(folder))?;

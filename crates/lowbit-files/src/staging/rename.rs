@@ -1,4 +1,4 @@
-//! The one moment in which staged output gets its name.
+//! The moment in which staged output gets its name.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
@@ -50,12 +50,12 @@ pub(super) fn into_place(
     }
 }
 
-/// Locks what is about to have the staging name, where only that keeps it from being taken for somebody's leftover.
+/// Locks what is about to get the staging name: without the lock another writer would take it for a leftover.
 fn lock(output: &Path, handle: &File) -> Result<(), FileError> {
     for _ in 0..100 {
         match handle.try_lock() {
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
-            // Without locks in the file system, nobody takes leftovers for their own.
+            // On file systems without locks, leftovers are not removed.
             Ok(()) | Err(TryLockError::Error(_)) => return Ok(()),
         }
     }

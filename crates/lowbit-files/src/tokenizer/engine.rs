@@ -1,4 +1,4 @@
-//! The tokenizers crate behind a border: no panic of it leaves, and nothing of it takes for ever.
+//! The tokenizers crate, wrapped: its panics become errors, and its work has a time limit.
 
 use std::path::Path;
 

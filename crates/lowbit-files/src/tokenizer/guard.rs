@@ -1,5 +1,5 @@
-//! The border to the tokenizers crate: it panics on some files and texts, so its panics become errors here, and it may
-//! work for ever on some, so encoding has a time limit. What can be checked before is checked before (`json/`).
+//! Protection from the tokenizers crate: it panics on some files and texts, so panics become errors here, and it does not
+//! terminate on some, so encoding has a time limit. What can be checked in advance is (`json/`).
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -62,7 +62,7 @@ pub(super) fn guarded_encoding<T>(
     }
 }
 
-/// To be called from what runs often while encoding.
+/// To be called from code that runs often while encoding.
 ///
 /// # Errors
 /// When the time is up, or a step before failed.

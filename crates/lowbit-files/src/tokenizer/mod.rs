@@ -31,9 +31,9 @@ pub struct Tokenizer {
 /// The ids of tokens with a meaning of their own.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpecialTokens {
-    /// Begins a text.
+    /// The token at the start of a text.
     pub bos: Option<u32>,
-    /// Ends a text.
+    /// The token at the end of a text.
     pub eos: Option<u32>,
     /// All that end a text or a turn, [`Self::eos`] among them; sorted.
     pub eos_ids: Vec<u32>,
@@ -83,8 +83,8 @@ impl Tokenizer {
     /// model expects (usually bos before).
     ///
     /// # Errors
-    /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text, or is made so that it does not
-    /// come to an end.
+    /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text, or would not
+    /// terminate.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
         let ids = self.engine.encode(text, add_special)?;
         let SpecialTokens { before, after, .. } = self.special;
@@ -130,7 +130,7 @@ impl Tokenizer {
         self.engine.is_special(id)
     }
 
-    /// The token that begins a text.
+    /// The token at the start of a text.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
     }
@@ -140,7 +140,7 @@ impl Tokenizer {
         self.special.eos
     }
 
-    /// Whether [`Self::encode`] with `add_special` begins with bos.
+    /// Whether [`Self::encode`] with `add_special` starts with bos.
     pub fn adds_bos(&self) -> bool {
         let empty = self.encode("", true).unwrap_or_default();
         self.bos().is_some() && empty.first().copied() == self.bos()

@@ -22,7 +22,7 @@ pub(super) type Inner =
 /// Bytes of a pattern.
 const PATTERN: usize = 16 << 10;
 
-/// Steps back that one match may take. No published pattern takes as many as its text has characters.
+/// The most backtracking steps per match. No published pattern takes as many as its text has characters.
 const BACKTRACKS: usize = 1_000_000;
 
 /// How most published patterns end: white space, but not the last of it before a word.
@@ -132,7 +132,7 @@ impl<N: Into<NormalizerWrapper>> From<N> for Normalize {
 /// A step that cuts the text into words.
 pub(super) enum PreTokenize {
     Sequence(Vec<PreTokenize>),
-    /// A space before each part that does not begin with one.
+    /// A space before each part that does not start with one.
     Space,
     Split {
         matcher: Matcher,

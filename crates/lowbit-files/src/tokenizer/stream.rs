@@ -1,7 +1,7 @@
 use super::Tokenizer;
 use crate::FileError;
 
-/// Tokens that a character can span: one a byte.
+/// The most tokens that a character can span: one per byte.
 const CHARACTER: usize = 4;
 
 /// Decodes token by token. What [`Self::push`] and [`Self::flush`] return, joined, is the text that the tokens add to
@@ -9,10 +9,10 @@ const CHARACTER: usize = 4;
 #[derive(Debug)]
 pub struct TokenStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// A token whose text is out already (text depends on what is before it: SentencePiece drops the space at the
-    /// start), then those whose text is not.
+    /// A token whose text was returned already (text depends on what is before it: SentencePiece drops the space at the
+    /// start), then those whose text was not.
     window: Vec<u32>,
-    /// How the text of the window begins: what is out already.
+    /// The start of the window's text that was returned already.
     emitted: String,
 }
 
@@ -84,7 +84,7 @@ fn complete(text: &str) -> &str {
     text.trim_end_matches(char::REPLACEMENT_CHARACTER)
 }
 
-/// Bytes of the characters that `a` and `b` begin with alike.
+/// The length in bytes of the common prefix of `a` and `b`, in whole characters.
 fn common_prefix(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }

@@ -1,5 +1,6 @@
+use super::codebook;
 use crate::codec::vectorise_within_runs;
-use crate::{Codec, Component, DType, FloatType, Parts};
+use crate::{BlockScales, Codec, Codes, Component, DType, FloatType, Parts, Scales, Scheme, Unpacked};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
@@ -9,20 +10,77 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// Its number in GGUF files, `enum ggml_type`.
     const NUMBER: u32;
+    /// What its codes and scales mean.
+    const SCHEME: Scheme;
     /// The block, as it lies in the file: no padding, no alignment.
     type Block: Pod;
     /// The values that it holds, `[f32; 32]` or `[f32; 256]`.
-    type Values: Pod;
+    type Values: Pod + AsMut<[f32]>;
 
-    /// Decodes one block.
-    fn decode_block(block: &Self::Block, values: &mut Self::Values);
+    /// Calls `each(s, i, code)` for every code i, of sub-block s (0 in blocks that have none), in the order in which
+    /// the bytes are best read. What decodes and what repacks are both made of this.
+    fn for_each_code(block: &Self::Block, each: impl FnMut(usize, usize, u32));
+
+    /// The block's scales.
+    fn scales(block: &Self::Block) -> BlockScales;
+
+    /// Decodes one block: the scheme's formula in f32, in the order of operations of ggml's `dequantize_row_*`.
+    #[inline(always)]
+    fn decode_block(block: &Self::Block, values: &mut Self::Values) {
+        let BlockScales { scale, min, sub_scales, sub_minima } = Self::scales(block);
+        let (scale, values) = (f16_to_f32(scale), values.as_mut());
+        match Self::SCHEME.scales {
+            Scales::Group { biased: false, .. } => {
+                Self::for_each_code(block, |_, i, code| values[i] = value::<Self>(code) * scale);
+            }
+            Scales::Group { biased: true, .. } => {
+                let min = f16_to_f32(min);
+                Self::for_each_code(block, |_, i, code| values[i] = value::<Self>(code) * scale + min);
+            }
+            Scales::Super { size } => {
+                let scales = scaled(scale, &sub_scales, size);
+                Self::for_each_code(block, |s, i, code| values[i] = scales[s] * value::<Self>(code));
+            }
+            Scales::SuperWithMinima { size } => {
+                let scales = scaled(scale, &sub_scales, size);
+                let minima = scaled(f16_to_f32(min), &sub_minima, size);
+                Self::for_each_code(block, |s, i, code| {
+                    values[i] = scales[s] * value::<Self>(code) - minima[s];
+                });
+            }
+            Scales::One | Scales::E8M0 { .. } | Scales::E4M3 => {
+                unreachable!("MXFP4 has its own decode_block")
+            }
+        }
+    }
 
     /// Encodes one block of finite values.
     fn encode_block(values: &Self::Values) -> Self::Block;
 }
 
+/// `scale` times the integers of sub-blocks of `size` values.
+#[inline(always)]
+fn scaled(scale: f32, integers: &[i8; 16], size: usize) -> [f32; 16] {
+    let mut scaled = [0.0; 16];
+    for s in 0..256 / size {
+        scaled[s] = scale * f32::from(integers[s]);
+    }
+    scaled
+}
+
+/// A code's value before it is scaled.
+#[inline(always)]
+fn value<T: GgmlType>(code: u32) -> f32 {
+    match T::SCHEME.codes {
+        Codes::Integer { zero } => (code as i32 - zero as i32) as f32,
+        Codes::Codebook => codebook::VALUES[code as usize],
+        Codes::E2M1 | Codes::E4M3 | Codes::Float(_) => unreachable!("MXFP4 has its own decode_block"),
+    }
+}
+
 impl<T: GgmlType> Codec for T {
     const RUN: usize = size_of::<T::Values>() / size_of::<f32>();
+    const UNPACK: Option<fn(&[u8], &mut Unpacked)> = Some(unpack::<T>);
     type Row<'a> = &'a [T::Block];
 
     fn name(&self) -> String {
@@ -36,6 +94,10 @@ impl<T: GgmlType> Codec for T {
     fn components(&self, k: usize) -> Vec<Component> {
         let columns = k / Self::RUN * size_of::<T::Block>();
         vec![Component { name: "weight", dtype: DType::U8, columns }]
+    }
+
+    fn scheme(&self) -> Scheme {
+        T::SCHEME
     }
 
     fn ggml_type(&self) -> Option<u32> {
@@ -64,6 +126,12 @@ impl<T: GgmlType> Codec for T {
     }
 }
 
+fn unpack<T: GgmlType>(bytes: &[u8], out: &mut Unpacked) {
+    let block = bytemuck::from_bytes(bytes);
+    T::for_each_code(block, |_, i, code| out.codes[i] = code as u8);
+    out.scales = T::scales(block);
+}
+
 /// A little-endian f16 inside a block, unaligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, packed)]
@@ -75,10 +143,21 @@ impl F16 {
         Self(f16::from_f32(value).to_bits().to_le())
     }
 
+    /// Its bits.
+    #[inline(always)]
+    pub fn bits(self) -> u16 {
+        u16::from_le(self.0)
+    }
+
     /// Widened exactly.
     #[inline(always)]
     pub fn get(self) -> f32 {
-        // By F16C where it is there: a block has one scale or two, not enough of them for a vector.
-        f16::from_bits(u16::from_le(self.0)).to_f32()
+        f16_to_f32(self.bits())
     }
+}
+
+/// Widens exactly, with F16C where the processor has it: a block has one scale or two, not enough for a vector.
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
 }

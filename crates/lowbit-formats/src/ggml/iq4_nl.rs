@@ -1,39 +1,62 @@
-use super::codebook::{self, CODEBOOK, nearest};
+use super::codebook::{self, VALUES, nearest};
 use super::fit::largest_above_zero;
-use super::{F16, GgmlType, packing::pack_nibbles};
+use super::packing::{pack_nibbles, unpack_nibbles};
+use super::{F16, GgmlType};
+use crate::{BlockScales, Codes, FloatType, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
-/// GGML `IQ4_NL`: `value = scale * CODEBOOK[code]`, 32 values a block.
+/// GGML `IQ4_NL`: `value = scale * CODEBOOK[code]`, 32 values per block.
 ///
 /// Source: `quantize_row_iq4_nl_ref` and `dequantize_row_iq4_nl`, ggml `src/ggml-quants.c`.
 #[derive(Clone, Copy, Debug)]
 pub struct IQ4_NL;
 
 /// 18 bytes, 32 values.
+///
+/// ```text
+/// byte 0       2           18
+///      +-------+-----------+
+///      | scale | codes[16] |
+///      +-------+-----------+
+///       f16
+///
+/// bit        7:4         3:0
+/// codes[j]   code j+16   code j
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ4_NL {
     /// Multiplies every code's value.
     pub scale: F16,
-    /// Byte j holds code j (low nibble) and code j + 16 (high).
+    /// Packed codes.
     pub codes: [u8; 16],
 }
 
 impl GgmlType for IQ4_NL {
     const NAME: &'static str = "IQ4_NL";
     const NUMBER: u32 = 20;
+    const SCHEME: Scheme = Scheme {
+        bits: 4,
+        codes: Codes::Codebook,
+        scales: Scales::Group { float: FloatType::F16, size: 32, biased: false },
+    };
     type Block = BlockIQ4_NL;
     type Values = [f32; 32];
 
     #[inline(always)]
-    fn decode_block(block: &BlockIQ4_NL, values: &mut [f32; 32]) {
-        *values = codebook::decode(block.scale.get(), &block.codes);
+    fn for_each_code(block: &BlockIQ4_NL, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_nibbles(&block.codes, |i, code| each(0, i, code.into()));
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockIQ4_NL) -> BlockScales {
+        BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
     }
 
     /// Blocks that count as zero get the code nearest to it; ggml leaves theirs undefined.
     fn encode_block(values: &[f32; 32]) -> BlockIQ4_NL {
         // The value of largest magnitude is coded as the codebook's first.
-        let inverse = largest_above_zero(values).map(|largest| 1.0 / (largest / CODEBOOK[0]));
+        let inverse = largest_above_zero(values).map(|largest| 1.0 / (largest / VALUES[0]));
         let scale = codebook::fit(values, inverse);
         let inverse = inverse.unwrap_or(0.0);
         let codes = values.map(|value| nearest(inverse * value));

@@ -1,7 +1,9 @@
-use super::codebook::{self, CODEBOOK, nearest};
+use super::codebook::{self, VALUES, nearest};
 use super::fit::{largest, largest_above_zero, nearest_int, reciprocal};
-use super::{F16, GgmlType, packing::pack_nibbles};
+use super::packing::{pack_nibbles, unpack_nibbles};
+use super::{F16, GgmlType};
 use crate::codec::vectorise_within_runs;
+use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
 /// GGML `IQ4_XS`: `value = scale * (scales[s] - 32) * CODEBOOK[code]`, 8 sub-blocks s of 32 values.
@@ -11,37 +13,71 @@ use bytemuck::{Pod, Zeroable};
 pub struct IQ4_XS;
 
 /// 136 bytes, 256 values.
+///
+/// ```text
+/// byte 0       2                4               8            136
+///      +-------+----------------+---------------+------------+
+///      | scale | scales_high[2] | scales_low[4] | codes[128] |
+///      +-------+----------------+---------------+------------+
+///       f16
+///
+/// bit             7:4                3:0
+/// scales_low[i]   scale 2i+1 [3:0]   scale 2i [3:0]
+/// codes[16s+j]    code 32s+16+j      code 32s+j
+/// scales_high     bits 2s+1:2s of the little-endian word: scale s [5:4]
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockIQ4_XS {
     /// Multiplies the sub-blocks' scales.
     pub scale: F16,
-    /// Bits 2s of the little-endian word are the high two bits of scale s.
+    /// The high two bits of the sub-blocks' scales, which have 32 added.
     pub scales_high: [u8; 2],
-    /// Byte i holds the low four bits of scales 2i (low nibble) and 2i + 1 (high).
+    /// Their low four bits.
     pub scales_low: [u8; 4],
-    /// Byte 16 s + j holds code 32 s + j (low nibble) and code 32 s + j + 16 (high).
+    /// Packed codes.
     pub codes: [u8; 128],
 }
 
 impl GgmlType for IQ4_XS {
     const NAME: &'static str = "IQ4_XS";
     const NUMBER: u32 = 23;
+    const SCHEME: Scheme = Scheme { bits: 4, codes: Codes::Codebook, scales: Scales::Super { size: 32 } };
     type Block = BlockIQ4_XS;
     type Values = [f32; 256];
 
     #[inline(always)]
+    fn for_each_code(block: &BlockIQ4_XS, mut each: impl FnMut(usize, usize, u32)) {
+        for (s, codes) in block.codes.as_chunks().0.iter().enumerate() {
+            unpack_nibbles(codes, |l, code| each(s, 32 * s + l, code.into()));
+        }
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockIQ4_XS) -> BlockScales {
+        let high = u16::from_le_bytes(block.scales_high);
+        let mut sub_scales = [0; 16];
+        for i in 0..4 {
+            let (low, high) = (block.scales_low[i], (high >> (4 * i)) as u8);
+            sub_scales[2 * i] = (low & 15 | (high & 3) << 4) as i8 - 32;
+            sub_scales[2 * i + 1] = (low >> 4 | (high >> 2 & 3) << 4) as i8 - 32;
+        }
+        BlockScales { scale: block.scale.bits(), sub_scales, ..BlockScales::default() }
+    }
+
+    /// The same formula, sub-block by sub-block: the table look-ups are a tenth faster so.
+    #[inline(always)]
     fn decode_block(block: &BlockIQ4_XS, values: &mut [f32; 256]) {
+        let BlockScales { sub_scales, .. } = Self::scales(block);
         let scale = block.scale.get();
-        let scales_high = u16::from_le_bytes(block.scales_high);
-        let scales: [f32; 8] = std::array::from_fn(|s| {
-            let low = block.scales_low[s / 2] >> (s % 2 * 4) & 15;
-            let high = (scales_high >> (2 * s) & 3) as u8;
-            scale * (i32::from(low | high << 4) - 32) as f32
-        });
         for (s, values) in values.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             vectorise_within_runs();
-            *values = codebook::decode(scales[s], &block.codes.as_chunks().0[s]);
+            let scale = scale * f32::from(sub_scales[s]);
+            let mut decoded = [0.0; 32];
+            unpack_nibbles(&block.codes.as_chunks().0[s], |l, code| {
+                decoded[l] = scale * VALUES[usize::from(code)];
+            });
+            *values = decoded;
         }
     }
 
@@ -70,7 +106,7 @@ impl GgmlType for IQ4_XS {
 /// the one on which it is the first itself.
 fn fit_sub_block(values: &[f32; 32]) -> f32 {
     let Some(largest) = largest_above_zero(values) else { return 0.0 };
-    let first = CODEBOOK[0];
+    let first = VALUES[0];
     let mirrored = 1.0 / (-largest / first);
     codebook::fit(
         values,

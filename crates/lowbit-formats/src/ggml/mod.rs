@@ -1,5 +1,8 @@
 //! GGML's formats: one tensor of blocks, each a few bytes of scales and the packed codes of 32 or 256 values.
 //! Numbers are little-endian.
+//!
+//! Each block type shows its bytes as a diagram: the fields and the offsets at which they start, and below them the bits
+//! of the packed fields. Columns are ranges of bits, as in `3:0`; `code j [3:0]` is bits 3 to 0 of code j.
 
 mod block;
 mod codebook;
@@ -21,6 +24,7 @@ mod q8_0;
 mod superblock;
 
 pub use block::{F16, GgmlType};
+pub use codebook::CODEBOOK;
 pub use iq4_nl::{BlockIQ4_NL, IQ4_NL};
 pub use iq4_xs::{BlockIQ4_XS, IQ4_XS};
 pub use mxfp4::{BlockMXFP4, MXFP4};
@@ -34,3 +38,41 @@ pub use q5_1::{BlockQ5_1, Q5_1};
 pub use q5_k::{BlockQ5_K, Q5_K};
 pub use q6_k::{BlockQ6_K, Q6_K};
 pub use q8_0::{BlockQ8_0, Q8_0};
+
+/// The list of GGML's types: calls the macro `$next` with the tokens `$given`, followed by the list.
+macro_rules! ggml_list {
+    ($next:ident $($given:tt)*) => {
+        $next! {
+            $($given)*
+            ggml {
+                /// GGML blocks of 32, 4 bits, symmetric.
+                Q4_0,
+                /// GGML blocks of 32, 4 bits and a minimum.
+                Q4_1,
+                /// GGML blocks of 32, 5 bits, symmetric.
+                Q5_0,
+                /// GGML blocks of 32, 5 bits and a minimum.
+                Q5_1,
+                /// GGML blocks of 32, 8 bits.
+                Q8_0,
+                /// GGML superblocks of 16 x 16, 2 bits, 4-bit scales and minima.
+                Q2_K,
+                /// GGML superblocks of 16 x 16, 3 bits, 6-bit scales.
+                Q3_K,
+                /// GGML superblocks of 8 x 32, 4 bits, 6-bit scales and minima.
+                Q4_K,
+                /// GGML superblocks of 8 x 32, 5 bits, 6-bit scales and minima.
+                Q5_K,
+                /// GGML superblocks of 16 x 16, 6 bits, 8-bit scales.
+                Q6_K,
+                /// GGML blocks of 32, a 16-entry codebook.
+                IQ4_NL,
+                /// GGML superblocks of 8 x 32, a 16-entry codebook, 6-bit scales.
+                IQ4_XS,
+                /// GGML blocks of 32 e2m1 codes, a power-of-two scale.
+                MXFP4,
+            }
+        }
+    };
+}
+pub(crate) use ggml_list;

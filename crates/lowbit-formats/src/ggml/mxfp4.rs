@@ -1,37 +1,58 @@
-use super::{GgmlType, fit::largest, packing::pack_nibbles};
-use crate::{E2M1, E8M0, Minifloat};
+use super::GgmlType;
+use super::fit::largest;
+use super::packing::{pack_nibbles, unpack_nibbles};
+use crate::{BlockScales, Codes, E2M1, E8M0, Minifloat, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
-/// GGML `MXFP4`: `value = 2^(scale - 127) * e2m1(code)`, 32 values a block.
+/// GGML `MXFP4`: `value = 2^(scale - 127) * e2m1(code)`, 32 values per block.
 ///
 /// Source: `quantize_row_mxfp4_ref` and `dequantize_row_mxfp4`, ggml `src/ggml-quants.c`.
 #[derive(Clone, Copy, Debug)]
 pub struct MXFP4;
 
 /// 17 bytes, 32 values.
+///
+/// ```text
+/// byte 0       1           17
+///      +-------+-----------+
+///      | scale | codes[16] |
+///      +-------+-----------+
+///       e8m0
+///
+/// bit        7:4         3:0
+/// codes[j]   code j+16   code j
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockMXFP4 {
     /// e8m0; 255 counts as 2^128, as ggml decodes it.
     pub scale: u8,
-    /// Byte j holds code j (low nibble) and code j + 16 (high).
+    /// Packed codes.
     pub codes: [u8; 16],
 }
 
 impl GgmlType for MXFP4 {
     const NAME: &'static str = "MXFP4";
     const NUMBER: u32 = 39;
+    const SCHEME: Scheme = Scheme { bits: 4, codes: Codes::E2M1, scales: Scales::E8M0 { infinite: false } };
     type Block = BlockMXFP4;
     type Values = [f32; 32];
 
     #[inline(always)]
+    fn for_each_code(block: &BlockMXFP4, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_nibbles(&block.codes, |i, code| each(0, i, code.into()));
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockMXFP4) -> BlockScales {
+        BlockScales { scale: block.scale.into(), ..BlockScales::default() }
+    }
+
+    /// As ggml does it: twice the code times half the scale.
+    #[inline(always)]
     fn decode_block(block: &BlockMXFP4, values: &mut [f32; 32]) {
         let scale = half_scale(block.scale);
-        let (low, high) = values.split_at_mut(16);
-        for (i, &byte) in block.codes.iter().enumerate() {
-            low[i] = TWICE_E2M1[usize::from(byte & 15)] * scale;
-            high[i] = TWICE_E2M1[usize::from(byte >> 4)] * scale;
-        }
+        Self::for_each_code(block, |_, i, code| values[i] = TWICE_E2M1[code as usize] * scale);
     }
 
     /// (Where the scale would be below 2^-127, ggml lets its byte wrap around; here it is 2^-127.)

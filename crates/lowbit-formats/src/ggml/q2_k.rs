@@ -1,5 +1,7 @@
+use super::packing::{pack_pairs, unpack_pairs};
 use super::superblock::WithMinima;
-use super::{F16, GgmlType, fit::MinSearch, packing::pack_pairs};
+use super::{F16, GgmlType, fit::MinSearch};
+use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
 /// GGML `Q2_K`: `value = scale * scales[s] * code - min * minima[s]`, 16 sub-blocks s of 16 values.
@@ -9,12 +11,26 @@ use bytemuck::{Pod, Zeroable};
 pub struct Q2_K;
 
 /// 84 bytes, 256 values.
+///
+/// ```text
+/// byte 0            16          80      82    84
+///      +------------+-----------+-------+-----+
+///      | scales[16] | codes[64] | scale | min |
+///      +------------+-----------+-------+-----+
+///                                f16     f16
+///
+/// bit         7:4     3:0
+/// scales[s]   min s   scale s
+///
+/// bit            7:6              5:4              3:2              1:0
+/// codes[32h+l]   code 128h+96+l   code 128h+64+l   code 128h+32+l   code 128h+l
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ2_K {
-    /// Byte s holds sub-block s's scale (low nibble) and minimum (high).
+    /// The sub-blocks' packed scales and minima.
     pub scales: [u8; 16],
-    /// Bits 2j of byte 32 h + i hold code 128 h + 32 j + i.
+    /// Packed codes.
     pub codes: [u8; 64],
     /// Multiplies the sub-blocks' scales.
     pub scale: F16,
@@ -25,24 +41,25 @@ pub struct BlockQ2_K {
 impl GgmlType for Q2_K {
     const NAME: &'static str = "Q2_K";
     const NUMBER: u32 = 10;
+    const SCHEME: Scheme =
+        Scheme { bits: 2, codes: Codes::Integer { zero: 0 }, scales: Scales::SuperWithMinima { size: 16 } };
     type Block = BlockQ2_K;
     type Values = [f32; 256];
 
     #[inline(always)]
-    fn decode_block(block: &BlockQ2_K, values: &mut [f32; 256]) {
-        let (scale, min) = (block.scale.get(), block.min.get());
-        let scales = block.scales.map(|packed| scale * f32::from(packed & 15));
-        let minima = block.scales.map(|packed| min * f32::from(packed >> 4));
-        for (half, values) in values.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-            let codes = &block.codes.as_chunks::<32>().0[half];
-            for side in 0..2 {
-                for i in side * 16..side * 16 + 16 {
-                    for j in 0..4 {
-                        let s = half * 8 + j * 2 + side;
-                        values[j * 32 + i] = scales[s] * f32::from(codes[i] >> (2 * j) & 3) - minima[s];
-                    }
-                }
-            }
+    fn for_each_code(block: &BlockQ2_K, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_pairs(&block.codes, |h, j, l, code| {
+            each(8 * h + 2 * j + l / 16, 128 * h + 32 * j + l, code.into());
+        });
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ2_K) -> BlockScales {
+        BlockScales {
+            scale: block.scale.bits(),
+            min: block.min.bits(),
+            sub_scales: block.scales.map(|packed| (packed & 15) as i8),
+            sub_minima: block.scales.map(|packed| (packed >> 4) as i8),
         }
     }
 

@@ -1,6 +1,8 @@
 use super::fit::descend_symmetric;
+use super::packing::{pack_pairs, unpack_pairs};
 use super::superblock::{Symmetric, SymmetricSearch};
-use super::{F16, GgmlType, packing::pack_pairs};
+use super::{F16, GgmlType};
+use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
 /// GGML `Q3_K`: `value = scale * (scales[s] - 32) * (code - 4)`, 16 sub-blocks s of 16 values.
@@ -10,15 +12,32 @@ use bytemuck::{Pod, Zeroable};
 pub struct Q3_K;
 
 /// 110 bytes, 256 values.
+///
+/// ```text
+/// byte 0          32        96           108     110
+///      +----------+---------+------------+-------+
+///      | high[32] | low[64] | scales[12] | scale |
+///      +----------+---------+------------+-------+
+///                                         f16
+///
+/// bit          7:6                    5:4                    3:2                    1:0
+/// low[32h+l]   code 128h+96+l [1:0]   code 128h+64+l [1:0]   code 128h+32+l [1:0]   code 128h+l [1:0]
+/// high[l]      bit j: code 32j+l [2]
+///
+/// bit         7:4               3:0
+/// scales[s]   scale s+8 [3:0]   scale s [3:0]   s = 0..8
+///
+/// bit           7:6                5:4               3:2               1:0
+/// scales[8+s]   scale s+12 [5:4]   scale s+8 [5:4]   scale s+4 [5:4]   scale s [5:4]   s = 0..4
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ3_K {
-    /// Bit j of byte i is the third bit of code 32 j + i.
+    /// The codes' highest bits.
     pub high: [u8; 32],
-    /// Bits 2j of byte 32 h + i hold the low two bits of code 128 h + 32 j + i.
+    /// The codes' low two bits.
     pub low: [u8; 64],
-    /// The 6-bit scales: byte i < 8 holds the low four bits of scales i (low nibble) and i + 8 (high); bits 2j of
-    /// byte 8 + i hold the high two bits of scale 4 j + i.
+    /// The sub-blocks' packed 6-bit scales, 32 added.
     pub scales: [u8; 12],
     /// Multiplies the sub-blocks' scales.
     pub scale: F16,
@@ -27,23 +46,25 @@ pub struct BlockQ3_K {
 impl GgmlType for Q3_K {
     const NAME: &'static str = "Q3_K";
     const NUMBER: u32 = 11;
+    const SCHEME: Scheme =
+        Scheme { bits: 3, codes: Codes::Integer { zero: 4 }, scales: Scales::Super { size: 16 } };
     type Block = BlockQ3_K;
     type Values = [f32; 256];
 
     #[inline(always)]
-    fn decode_block(block: &BlockQ3_K, values: &mut [f32; 256]) {
-        let scale = block.scale.get();
-        let scales = unpack_scales(&block.scales).map(|code| scale * f32::from(code));
-        for (half, values) in values.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-            let low = &block.low.as_chunks::<32>().0[half];
-            for side in 0..2 {
-                for i in side * 16..side * 16 + 16 {
-                    for j in 0..4 {
-                        let code = low[i] >> (2 * j) & 3 | (block.high[i] >> (4 * half + j) & 1) << 2;
-                        values[j * 32 + i] = scales[half * 8 + j * 2 + side] * (i32::from(code) - 4) as f32;
-                    }
-                }
-            }
+    fn for_each_code(block: &BlockQ3_K, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_pairs(&block.low, |h, j, l, low| {
+            let code = low | (block.high[l] >> (4 * h + j) & 1) << 2;
+            each(8 * h + 2 * j + l / 16, 128 * h + 32 * j + l, code.into());
+        });
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ3_K) -> BlockScales {
+        BlockScales {
+            scale: block.scale.bits(),
+            sub_scales: unpack_scales(&block.scales),
+            ..BlockScales::default()
         }
     }
 
@@ -66,7 +87,7 @@ impl GgmlType for Q3_K {
     }
 }
 
-/// The scales, less 32.
+/// The sub-blocks' scales, less 32.
 #[inline(always)]
 fn unpack_scales(packed: &[u8; 12]) -> [i8; 16] {
     std::array::from_fn(|s| {

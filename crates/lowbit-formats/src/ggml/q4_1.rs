@@ -1,14 +1,27 @@
 use super::fit::round_between_extremes;
-use super::{F16, GgmlType, packing::pack_nibbles};
+use super::packing::{pack_nibbles, unpack_nibbles};
+use super::{F16, GgmlType};
+use crate::{BlockScales, Codes, FloatType, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
-/// GGML `Q4_1`: `value = scale * code + min`, 32 values a block.
+/// GGML `Q4_1`: `value = scale * code + min`, 32 values per block.
 ///
 /// Source: `quantize_row_q4_1_ref` and `dequantize_row_q4_1`, ggml `src/ggml-quants.c`.
 #[derive(Clone, Copy, Debug)]
 pub struct Q4_1;
 
 /// 20 bytes, 32 values.
+///
+/// ```text
+/// byte 0       2     4           20
+///      +-------+-----+-----------+
+///      | scale | min | codes[16] |
+///      +-------+-----+-----------+
+///       f16     f16
+///
+/// bit        7:4         3:0
+/// codes[j]   code j+16   code j
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ4_1 {
@@ -16,24 +29,29 @@ pub struct BlockQ4_1 {
     pub scale: F16,
     /// The value of code 0.
     pub min: F16,
-    /// Byte j holds code j (low nibble) and code j + 16 (high).
+    /// Packed codes.
     pub codes: [u8; 16],
 }
 
 impl GgmlType for Q4_1 {
     const NAME: &'static str = "Q4_1";
     const NUMBER: u32 = 3;
+    const SCHEME: Scheme = Scheme {
+        bits: 4,
+        codes: Codes::Integer { zero: 0 },
+        scales: Scales::Group { float: FloatType::F16, size: 32, biased: true },
+    };
     type Block = BlockQ4_1;
     type Values = [f32; 32];
 
     #[inline(always)]
-    fn decode_block(block: &BlockQ4_1, values: &mut [f32; 32]) {
-        let (scale, min) = (block.scale.get(), block.min.get());
-        let (low, high) = values.split_at_mut(16);
-        for (i, &byte) in block.codes.iter().enumerate() {
-            low[i] = f32::from(byte & 15) * scale + min;
-            high[i] = f32::from(byte >> 4) * scale + min;
-        }
+    fn for_each_code(block: &BlockQ4_1, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_nibbles(&block.codes, |i, code| each(0, i, code.into()));
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ4_1) -> BlockScales {
+        BlockScales { scale: block.scale.bits(), min: block.min.bits(), ..BlockScales::default() }
     }
 
     fn encode_block(values: &[f32; 32]) -> BlockQ4_1 {

@@ -1,6 +1,7 @@
-use super::packing::{pack_halves, pack_scales_and_minima, sub_scales};
+use super::packing::{pack_halves, pack_scales_and_minima, unpack_halves, unpack_scales_and_minima};
 use super::superblock::{WithMinima, magnitude_plus_rms};
 use super::{F16, GgmlType, fit::MinSearch};
+use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
 /// GGML `Q4_K`: `value = scale * scales[s] * code - min * minima[s]`, 8 sub-blocks s of 32 values.
@@ -10,6 +11,22 @@ use bytemuck::{Pod, Zeroable};
 pub struct Q4_K;
 
 /// 144 bytes, 256 values.
+///
+/// ```text
+/// byte 0       2     4            16           144
+///      +-------+-----+------------+------------+
+///      | scale | min | scales[12] | codes[128] |
+///      +-------+-----+------------+------------+
+///       f16     f16
+///
+/// bit           7:6               5:0
+/// scales[s]     scale s+4 [5:4]   scale s   s = 0..4
+/// scales[4+s]   min s+4 [5:4]     min s     s = 0..4
+///
+/// bit            7:4             3:0
+/// scales[8+s]    min s+4 [3:0]   scale s+4 [3:0]   s = 0..4
+/// codes[32h+l]   code 64h+32+l   code 64h+l
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ4_K {
@@ -17,31 +34,29 @@ pub struct BlockQ4_K {
     pub scale: F16,
     /// Multiplies the sub-blocks' minima.
     pub min: F16,
-    /// The sub-blocks' 6-bit scales and minima: bytes 0..4 hold scales 0..4 and, above them, the high two bits of
-    /// scales 4..8; bytes 4..8 the same of the minima; bytes 8..12 the low four bits of scales 4..8 (low nibble) and
-    /// of minima 4..8 (high).
+    /// The sub-blocks' packed 6-bit scales and minima.
     pub scales: [u8; 12],
-    /// Byte 32 h + i holds code 64 h + i (low nibble) and code 64 h + 32 + i (high).
+    /// Packed codes.
     pub codes: [u8; 128],
 }
 
 impl GgmlType for Q4_K {
     const NAME: &'static str = "Q4_K";
     const NUMBER: u32 = 12;
+    const SCHEME: Scheme =
+        Scheme { bits: 4, codes: Codes::Integer { zero: 0 }, scales: Scales::SuperWithMinima { size: 32 } };
     type Block = BlockQ4_K;
     type Values = [f32; 256];
 
     #[inline(always)]
-    fn decode_block(block: &BlockQ4_K, values: &mut [f32; 256]) {
-        let (scales, minima) = sub_scales(block.scale.get(), block.min.get(), &block.scales);
-        for (j, values) in values.as_chunks_mut::<64>().0.iter_mut().enumerate() {
-            let codes = &block.codes.as_chunks::<32>().0[j];
-            let (low, high) = values.split_at_mut(32);
-            for i in 0..32 {
-                low[i] = scales[2 * j] * f32::from(codes[i] & 15) - minima[2 * j];
-                high[i] = scales[2 * j + 1] * f32::from(codes[i] >> 4) - minima[2 * j + 1];
-            }
-        }
+    fn for_each_code(block: &BlockQ4_K, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_halves(&block.codes, |s, l, code| each(s, 32 * s + l, code.into()));
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ4_K) -> BlockScales {
+        let (sub_scales, sub_minima) = unpack_scales_and_minima(&block.scales);
+        BlockScales { scale: block.scale.bits(), min: block.min.bits(), sub_scales, sub_minima }
     }
 
     fn encode_block(values: &[f32; 256]) -> BlockQ4_K {

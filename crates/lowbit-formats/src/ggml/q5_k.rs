@@ -1,6 +1,7 @@
-use super::packing::{pack_halves, pack_scales_and_minima, sub_scales};
+use super::packing::{pack_halves, pack_scales_and_minima, unpack_halves, unpack_scales_and_minima};
 use super::superblock::{WithMinima, magnitude_plus_rms};
 use super::{F16, GgmlType, fit::MinSearch};
+use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
 /// GGML `Q5_K`: `value = scale * scales[s] * code - min * minima[s]`, 8 sub-blocks s of 32 values.
@@ -10,6 +11,23 @@ use bytemuck::{Pod, Zeroable};
 pub struct Q5_K;
 
 /// 176 bytes, 256 values.
+///
+/// ```text
+/// byte 0       2     4            16         48         176
+///      +-------+-----+------------+----------+----------+
+///      | scale | min | scales[12] | high[32] | low[128] |
+///      +-------+-----+------------+----------+----------+
+///       f16     f16
+///
+/// bit           7:6               5:0
+/// scales[s]     scale s+4 [5:4]   scale s   s = 0..4
+/// scales[4+s]   min s+4 [5:4]     min s     s = 0..4
+///
+/// bit           7:4                   3:0
+/// scales[8+s]   min s+4 [3:0]         scale s+4 [3:0]    s = 0..4
+/// low[32h+l]    code 64h+32+l [3:0]   code 64h+l [3:0]
+/// high[l]       bit j: code 32j+l [4]
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ5_K {
@@ -17,33 +35,33 @@ pub struct BlockQ5_K {
     pub scale: F16,
     /// Multiplies the sub-blocks' minima.
     pub min: F16,
-    /// The sub-blocks' 6-bit scales and minima, as in [`super::BlockQ4_K`].
+    /// The sub-blocks' packed 6-bit scales and minima.
     pub scales: [u8; 12],
-    /// Bit j of byte i is the fifth bit of code 32 j + i.
+    /// The codes' highest bits.
     pub high: [u8; 32],
-    /// Byte 32 h + i holds the low four bits of code 64 h + i (low nibble) and of code 64 h + 32 + i (high).
+    /// The codes' low four bits.
     pub low: [u8; 128],
 }
 
 impl GgmlType for Q5_K {
     const NAME: &'static str = "Q5_K";
     const NUMBER: u32 = 13;
+    const SCHEME: Scheme =
+        Scheme { bits: 5, codes: Codes::Integer { zero: 0 }, scales: Scales::SuperWithMinima { size: 32 } };
     type Block = BlockQ5_K;
     type Values = [f32; 256];
 
     #[inline(always)]
-    fn decode_block(block: &BlockQ5_K, values: &mut [f32; 256]) {
-        let (scales, minima) = sub_scales(block.scale.get(), block.min.get(), &block.scales);
-        for (j, values) in values.as_chunks_mut::<64>().0.iter_mut().enumerate() {
-            let codes = &block.low.as_chunks::<32>().0[j];
-            let (low, high) = values.split_at_mut(32);
-            for i in 0..32 {
-                let fifth = block.high[i] >> (2 * j);
-                let codes = (codes[i] & 15 | (fifth & 1) << 4, codes[i] >> 4 | (fifth >> 1 & 1) << 4);
-                low[i] = scales[2 * j] * f32::from(codes.0) - minima[2 * j];
-                high[i] = scales[2 * j + 1] * f32::from(codes.1) - minima[2 * j + 1];
-            }
-        }
+    fn for_each_code(block: &BlockQ5_K, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_halves(&block.low, |s, l, low| {
+            each(s, 32 * s + l, u32::from(low | (block.high[l] >> s & 1) << 4));
+        });
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ5_K) -> BlockScales {
+        let (sub_scales, sub_minima) = unpack_scales_and_minima(&block.scales);
+        BlockScales { scale: block.scale.bits(), min: block.min.bits(), sub_scales, sub_minima }
     }
 
     fn encode_block(values: &[f32; 256]) -> BlockQ5_K {

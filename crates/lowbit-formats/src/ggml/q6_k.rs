@@ -1,6 +1,8 @@
 use super::fit::{ZERO, search_symmetric};
+use super::packing::{pack_pairs, unpack_pairs};
 use super::superblock::{Symmetric, SymmetricSearch};
-use super::{F16, GgmlType, packing::pack_pairs};
+use super::{F16, GgmlType};
+use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
 /// GGML `Q6_K`: `value = scale * scales[s] * (code - 32)`, 16 sub-blocks s of 16 values.
@@ -10,12 +12,26 @@ use bytemuck::{Pod, Zeroable};
 pub struct Q6_K;
 
 /// 210 bytes, 256 values.
+///
+/// ```text
+/// byte 0          128        192          208     210
+///      +----------+----------+------------+-------+
+///      | low[128] | high[64] | scales[16] | scale |
+///      +----------+----------+------------+-------+
+///                             i8           f16
+///
+/// bit          7:4                    3:0
+/// low[64h+l]   code 128h+64+l [3:0]   code 128h+l [3:0]   l = 0..64
+///
+/// bit           7:6                    5:4                    3:2                    1:0
+/// high[32h+l]   code 128h+96+l [5:4]   code 128h+64+l [5:4]   code 128h+32+l [5:4]   code 128h+l [5:4]
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ6_K {
-    /// Byte 64 h + i holds the low four bits of code 128 h + i (low nibble) and of code 128 h + 64 + i (high).
+    /// The codes' low four bits.
     pub low: [u8; 128],
-    /// Bits 2j of byte 32 h + i hold the high two bits of code 128 h + 32 j + i.
+    /// The codes' high two bits.
     pub high: [u8; 64],
     /// The sub-blocks' scales.
     pub scales: [i8; 16],
@@ -26,25 +42,22 @@ pub struct BlockQ6_K {
 impl GgmlType for Q6_K {
     const NAME: &'static str = "Q6_K";
     const NUMBER: u32 = 14;
+    const SCHEME: Scheme =
+        Scheme { bits: 6, codes: Codes::Integer { zero: 32 }, scales: Scales::Super { size: 16 } };
     type Block = BlockQ6_K;
     type Values = [f32; 256];
 
     #[inline(always)]
-    fn decode_block(block: &BlockQ6_K, values: &mut [f32; 256]) {
-        let scale = block.scale.get();
-        let scales = block.scales.map(|code| scale * f32::from(code));
-        for (half, values) in values.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-            let low = &block.low.as_chunks::<64>().0[half];
-            let high = &block.high.as_chunks::<32>().0[half];
-            for side in 0..2 {
-                for i in side * 16..side * 16 + 16 {
-                    for j in 0..4 {
-                        let code = low[j % 2 * 32 + i] >> (j / 2 * 4) & 15 | (high[i] >> (2 * j) & 3) << 4;
-                        values[j * 32 + i] = scales[half * 8 + j * 2 + side] * (i32::from(code) - 32) as f32;
-                    }
-                }
-            }
-        }
+    fn for_each_code(block: &BlockQ6_K, mut each: impl FnMut(usize, usize, u32)) {
+        unpack_pairs(&block.high, |h, j, l, high| {
+            let low = block.low.as_chunks::<64>().0[h][j % 2 * 32 + l] >> (j / 2 * 4) & 15;
+            each(8 * h + 2 * j + l / 16, 128 * h + 32 * j + l, u32::from(low | high << 4));
+        });
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ6_K) -> BlockScales {
+        BlockScales { scale: block.scale.bits(), sub_scales: block.scales, ..BlockScales::default() }
     }
 
     fn encode_block(values: &[f32; 256]) -> BlockQ6_K {

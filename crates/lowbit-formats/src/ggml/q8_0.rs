@@ -1,13 +1,22 @@
 use super::{F16, GgmlType, fit::round_to_signed};
+use crate::{BlockScales, Codes, FloatType, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
 
-/// GGML `Q8_0`: `value = scale * code`, 32 values a block.
+/// GGML `Q8_0`: `value = scale * code`, 32 values per block.
 ///
 /// Source: `quantize_row_q8_0_ref` and `dequantize_row_q8_0`, ggml `src/ggml-quants.c`.
 #[derive(Clone, Copy, Debug)]
 pub struct Q8_0;
 
 /// 34 bytes, 32 values.
+///
+/// ```text
+/// byte 0       2           34
+///      +-------+-----------+
+///      | scale | codes[32] |
+///      +-------+-----------+
+///       f16     i8
+/// ```
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 pub struct BlockQ8_0 {
@@ -20,15 +29,25 @@ pub struct BlockQ8_0 {
 impl GgmlType for Q8_0 {
     const NAME: &'static str = "Q8_0";
     const NUMBER: u32 = 8;
+    const SCHEME: Scheme = Scheme {
+        bits: 8,
+        codes: Codes::Integer { zero: 128 },
+        scales: Scales::Group { float: FloatType::F16, size: 32, biased: false },
+    };
     type Block = BlockQ8_0;
     type Values = [f32; 32];
 
+    /// The scheme's codes have no sign: 128 is added.
     #[inline(always)]
-    fn decode_block(block: &BlockQ8_0, values: &mut [f32; 32]) {
-        let scale = block.scale.get();
-        for (y, &code) in values.iter_mut().zip(&block.codes) {
-            *y = f32::from(code) * scale;
+    fn for_each_code(block: &BlockQ8_0, mut each: impl FnMut(usize, usize, u32)) {
+        for (i, &code) in block.codes.iter().enumerate() {
+            each(0, i, u32::from(code as u8 ^ 0x80));
         }
+    }
+
+    #[inline(always)]
+    fn scales(block: &BlockQ8_0) -> BlockScales {
+        BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
     }
 
     fn encode_block(values: &[f32; 32]) -> BlockQ8_0 {

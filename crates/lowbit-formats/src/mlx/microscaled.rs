@@ -1,18 +1,26 @@
 use crate::codec::vectorise_within_runs;
-use crate::{Codec, Component, DType, FloatType, Minifloat, Parts};
+use crate::{Codec, Component, DType, FloatType, Minifloat, Parts, Scheme};
 
-/// An MLX mode whose codes and scales are small floats: `value = code * scale`, one scale a group, no bias.
+/// An MLX mode whose codes and scales are small floats: `value = code * scale`, one scale per group, no bias.
 ///
 /// ```text
-/// weight  u32 [N, K*BITS/32]  each row's codes in order, the first in the lowest bits
-/// scales  u8  [N, K/GROUP]
+/// weight  u32 [N, K*BITS/32]    each row's codes in order
+/// scales  u8  [N, K/GROUP]      one per group
+///
+/// 4 bits:  byte 0        1        2              8 bits:  byte 0        1        2
+///               +--------+--------+---                       +--------+--------+---
+///               |  1   0 |  3   2 | ..                       |   0    |   1    | ..
+///               +--------+--------+---                       +--------+--------+---
+///          bit   7..4 3..0                           bit        7..0
 /// ```
 /// Source: `mx.quantize` and `mx.dequantize`, mlx 0.32 `mlx/ops.cpp` (no `global_scale`: a checkpoint has none).
 pub trait MicroscaledMode: Copy + Send + Sync + 'static {
     /// The mode's name in `mx.quantize` and in `config.json`.
     const NAME: &'static str;
-    /// Values to a scale.
+    /// Values per scale.
     const GROUP: usize;
+    /// What codes and scales mean; agrees with `Code` and `Scale`.
+    const SCHEME: Scheme;
     /// What codes are.
     type Code: Minifloat;
     /// What scales are.
@@ -28,7 +36,7 @@ pub struct Microscaled<M>(pub M);
 pub struct MicroscaledRow<'a> {
     /// `k * BITS / 8` bytes.
     pub codes: &'a [u8],
-    /// One a group.
+    /// One per group.
     pub scales: &'a [u8],
 }
 
@@ -74,6 +82,10 @@ impl<M: MicroscaledMode> Codec for Microscaled<M> {
             Component { name: "weight", dtype: DType::U32, columns: k / 8 * M::Code::BITS / 4 },
             Component { name: "scales", dtype: DType::U8, columns: k / M::GROUP },
         ]
+    }
+
+    fn scheme(&self) -> Scheme {
+        M::SCHEME
     }
 
     #[inline(always)]

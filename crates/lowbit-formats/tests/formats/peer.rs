@@ -5,14 +5,21 @@ use numcheck::Vectors;
 
 pub const FLOATS: [FloatType; 3] = [FloatType::F32, FloatType::F16, FloatType::BF16];
 
-pub const AFFINE_BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
-pub const AFFINE_GROUPS: [usize; 3] = [32, 64, 128];
-
-/// Formats whose vectors are a file of their own, by name.
-pub fn mlx_modes() -> [Format; 3] {
-    [Format::Mxfp4, Format::Mxfp8, Format::Nvfp4]
+/// The bits and group sizes of affine.
+pub fn affine() -> Vec<(usize, usize)> {
+    let numbers = |format| match format {
+        Format::Affine { bits, group_size, .. } => Some((bits.into(), group_size.into())),
+        _ => None,
+    };
+    Format::all().filter_map(numbers).collect()
 }
 
+/// The formats of MLX's other modes.
+pub fn mlx_modes() -> Vec<Format> {
+    Format::all().filter(|format| Format::from_mlx_mode(&format.to_string()).is_ok()).collect()
+}
+
+/// GGML's block types.
 pub fn ggml_blocks() -> Vec<Format> {
     let blocks = |format: &Format| format.ggml_type().is_some() && format.block() > 1;
     Format::all().filter(blocks).collect()

@@ -37,8 +37,17 @@ pub(crate) fn factor(layout: Layout) -> f32 {
     }
 }
 
-/// IQ4_NL's codebook, 128 added: byte j of word i is entry 4 i + j.
-const CODEBOOK: [u32; 4] = [0x3f2d_1801, 0x766a_5d4f, 0xa699_8d81, 0xf1d9_c5b5];
+/// The codebook, 128 added: byte j of word i is entry 4 i + j.
+const CODEBOOK: [u32; 4] = {
+    let mut words = [0; 4];
+    let mut code = 0;
+    while code < 16 {
+        let byte = (lowbit_formats::CODEBOOK[code] as i32 + 128) as u32;
+        words[code / 4] |= byte << (8 * (code % 4));
+        code += 1;
+    }
+    words
+};
 
 /// The words of run `run`, counted over all rows.
 #[cube]

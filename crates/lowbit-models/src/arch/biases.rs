@@ -6,11 +6,11 @@ use crate::{Config, ModelError, Weights};
 const ATTENTION: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
 const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// That the biases in the file are those that the configuration promises: transformers makes up what is missing (zeros) and
-/// drops what is there against the flag, mlx-lm loads neither. GGUF has no flags.
+/// Checks that the file has exactly the biases that the configuration's flags promise: transformers replaces missing ones
+/// by zeros and drops surplus ones, mlx-lm refuses to load either. GGUF has no flags.
 ///
 /// # Errors
-/// [`ModelError::Missing`], or [`ModelError::Config`] for a bias against the flag, or one that the architecture has not.
+/// [`ModelError::Missing`], or [`ModelError::Config`] for a bias that contradicts its flag or that the architecture does not have.
 pub(super) fn check(config: &Config<'_>, weights: &Weights<'_>, layers: usize) -> Result<(), ModelError> {
     if config.is_gguf() {
         return Ok(());

@@ -1,10 +1,12 @@
 //! Llama 2 and 3, and Mistral: grouped-query attention and SwiGLU, no norms inside.
 //! Source: transformers 5 `models/{llama,mistral}`; llama.cpp `src/models/llama.cpp`.
 
-use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
+use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model, window};
 use crate::keys::Fixed::{Flag, Int};
 use crate::keys::{BASE, DECODER, GGUF, Key};
-use crate::layers::{Attention, AttentionConfig, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp};
+use crate::layers::{
+    Attention, AttentionConfig, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, PreNormBlock,
+};
 use crate::{Config, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
@@ -15,6 +17,9 @@ pub const LLAMA: Architecture = Architecture {
     ],
     gguf: "llama",
     gguf_keys: &[GGUF_KEYS, GGUF],
+    offset_norms: None,
+    mlx_prefix: "",
+    tied_by_default: TiedByDefault { transformers: false, mlx_lm: true },
     load,
 };
 
@@ -67,9 +72,9 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
         config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
         let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
         let mlp = Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?;
-        Block::load(weights, &decoder, ("ffn_norm", false), mixer, Feedforward::Dense(mlp.into()))
+        PreNormBlock::load(weights, &decoder, "ffn_norm", mixer, Feedforward::Dense(mlp.into()))
     };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, false, block)?;
+    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
     Ok((decoder, model))
 }

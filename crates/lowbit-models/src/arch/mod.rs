@@ -1,5 +1,5 @@
-//! The architectures, one file each. To add one: its file with the keys that its configuration has and what is done about
-//! each, and its line in [`ARCHITECTURES`].
+//! The architectures, one file each. To add one: its file, with a table of its configuration's keys and what lowbit does
+//! about each, and its line in [`ARCHITECTURES`]. Everything that is special about a model's checkpoints stands here.
 
 mod biases;
 mod llama;
@@ -11,7 +11,7 @@ mod qwen3_next;
 use crate::keys::Tables;
 use crate::layers::{Decoder, DecoderConfig};
 use crate::{Config, ModelError, Weights};
-use lowbit_files::shown;
+use lowbit_files::{Layout, shown};
 
 /// An architecture's sizes and its decoder.
 pub type Loaded = Result<(DecoderConfig, Decoder), ModelError>;
@@ -24,8 +24,45 @@ pub struct Architecture {
     pub gguf: &'static str,
     /// The keys below that name.
     pub gguf_keys: Tables,
+    /// Norms that some checkpoints store as `w - 1`.
+    pub offset_norms: Option<OffsetNorms>,
+    /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in a multimodal one.
+    pub mlx_prefix: &'static str,
+    /// What a missing `tie_word_embeddings` means.
+    pub tied_by_default: TiedByDefault,
     /// Builds the decoder from its configuration and its weights.
     pub load: fn(&Config<'_>, &Weights<'_>) -> Loaded,
+}
+
+/// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other checkpoints of the
+/// same model the converter has added the 1. This is the one rule for both: by the checkpoint's layout and the norm's name.
+#[derive(Clone, Copy, Debug)]
+pub struct OffsetNorms {
+    /// Whose checkpoints store them so.
+    pub layouts: &'static [Layout],
+    /// How the full names of their modules end, in Hugging Face's spelling.
+    pub names: &'static [&'static str],
+}
+
+impl OffsetNorms {
+    /// Whether `module` is such a norm in checkpoints of this layout.
+    pub fn contain(&self, layout: Layout, module: &str) -> bool {
+        self.layouts.contains(&layout) && self.names.iter().any(|name| module.ends_with(name))
+    }
+}
+
+/// Whether the output layer is the embedding where the configuration does not say it.
+#[derive(Clone, Copy, Debug)]
+pub struct TiedByDefault {
+    /// In transformers.
+    pub transformers: bool,
+    /// In mlx-lm.
+    pub mlx_lm: bool,
+}
+
+impl TiedByDefault {
+    /// Nowhere.
+    pub const NO: Self = Self { transformers: false, mlx_lm: false };
 }
 
 /// A `model_type` and the keys that its configuration may have.
@@ -85,14 +122,14 @@ pub fn find(config: &Config<'_>) -> Result<&'static Architecture, ModelError> {
     })
 }
 
-/// Loads what `config` describes, once its values are known to be what lowbit computes.
+/// Loads what `config` describes, after checking that lowbit computes all its values.
 ///
 /// # Errors
 /// [`ModelError`]: an unknown architecture, values and tensors that do not fit it.
 pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let architecture = find(config)?;
     config.check()?;
-    let (decoder_config, decoder) = (architecture.load)(config, weights)?;
+    let (decoder_config, decoder) = (architecture.load)(config, &weights.of(architecture))?;
     biases::check(config, weights, decoder_config.num_hidden_layers)?;
     Ok((decoder_config, decoder))
 }
@@ -112,8 +149,7 @@ pub(crate) fn text_model<'a>(weights: &Weights<'a>) -> Weights<'a> {
     weights.below(deeper.copied().unwrap_or("model."), "")
 }
 
-/// Tensors that text generation does without: multi-token prediction, vision, and constants that old exporters
-/// wrote out.
+/// Tensors that text generation does not need: multi-token prediction, vision, and constants that old exporters wrote.
 pub fn is_extra(name: &str, layers: usize) -> bool {
     let predictor = format!("blk.{layers}.");
     name.starts_with("mtp.")

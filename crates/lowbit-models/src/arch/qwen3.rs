@@ -1,9 +1,11 @@
 //! Qwen3: Llama's block with RMSNorm on each query and key head.
 //! Source: transformers 5 `models/qwen3`; mlx-lm 0.32 `models/qwen3.py`.
 
-use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
+use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model, window};
 use crate::keys::{BASE, DECODER, GGUF, Key};
-use crate::layers::{Attention, AttentionConfig, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp};
+use crate::layers::{
+    Attention, AttentionConfig, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, PreNormBlock,
+};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
@@ -11,6 +13,9 @@ pub const QWEN3: Architecture = Architecture {
     model_types: &[ModelType { name: "qwen3", tables: &[KEYS, DECODER, BASE], wraps: false }],
     gguf: "qwen3",
     gguf_keys: &[GGUF_KEYS, GGUF],
+    offset_norms: None,
+    mlx_prefix: "",
+    tied_by_default: TiedByDefault::NO,
     load,
 };
 
@@ -37,21 +42,21 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
         let mixer =
             Mixer::Attention(Attention::load(weights, &windowed(config, &decoder, &full, index)?)?.into());
         let mlp = Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?;
-        Block::load(weights, &decoder, ("ffn_norm", false), mixer, Feedforward::Dense(mlp.into()))
+        PreNormBlock::load(weights, &decoder, "ffn_norm", mixer, Feedforward::Dense(mlp.into()))
     };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, false, block)?;
+    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
     Ok((decoder, model))
 }
 
-/// Attention as all of Qwen3 has it.
+/// Attention with norms of the heads, as all of Qwen3 has it.
 pub(super) fn attention(
     config: &Config<'_>,
     weights: &Weights<'_>,
     decoder: &DecoderConfig,
 ) -> Result<AttentionConfig, ModelError> {
     let plain = AttentionConfig::new(config, weights, decoder.hidden_size, RopeLayout::HalfSplit)?;
-    Ok(AttentionConfig { head_norm: Some((decoder.rms_norm_eps, false)), ..plain })
+    Ok(AttentionConfig { head_norm: Some(decoder.rms_norm_eps), ..plain })
 }
 
 /// The same for layer `index`: with the window where `layer_types`, or without it `max_window_layers`, says so.

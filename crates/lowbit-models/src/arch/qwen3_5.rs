@@ -1,11 +1,11 @@
-//! Qwen3.5 (and 3.6), dense and with experts: Qwen3-Next's blocks with the projections apart.
+//! Qwen3.5 (and 3.6), dense and with experts: Qwen3-Next's blocks, with separate projections.
 //! Source: transformers 5 `models/{qwen3_5,qwen3_5_moe}`; llama.cpp `src/models/{qwen35,qwen35moe}.cpp`.
 
-use super::qwen3_next::Hybrid;
-use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use super::qwen3_next::{Hybrid, OFFSET_NORMS};
+use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model};
 use crate::keys::Fixed::Int;
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key, Tables, WRAPPER};
-use crate::layers::{Block, Decoder, DecoderConfig, Feedforward, Mlp, MoeConfig, SparseMoe};
+use crate::layers::{Decoder, DecoderConfig, Feedforward, Mlp, MoeConfig, PreNormBlock, SparseMoe};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::HeadMap;
 
@@ -16,6 +16,9 @@ pub const QWEN3_5: Architecture = Architecture {
     ],
     gguf: "qwen35",
     gguf_keys: &[GGUF_KEYS, GGUF_HYBRID, GGUF],
+    offset_norms: Some(OFFSET_NORMS),
+    mlx_prefix: "language_model.",
+    tied_by_default: TiedByDefault::NO,
     load: load_dense,
 };
 
@@ -26,6 +29,9 @@ pub const QWEN3_5_MOE: Architecture = Architecture {
     ],
     gguf: "qwen35moe",
     gguf_keys: &[GGUF_HYBRID, GGUF_EXPERTS, GGUF],
+    offset_norms: Some(OFFSET_NORMS),
+    mlx_prefix: "language_model.",
+    tied_by_default: TiedByDefault::NO,
     load: load_moe,
 };
 
@@ -86,10 +92,10 @@ fn load(
     let hybrid = Hybrid::new(config, weights, &decoder, head_map)?;
     let block = |index: usize, weights: &Weights<'_>| {
         let mixer = hybrid.mixer(config, weights, index)?;
-        let names = ("post_attention_norm", hybrid.offset);
-        Block::load(weights, &decoder, names, mixer, feedforward(weights, &decoder)?)
+        let feedforward = feedforward(weights, &decoder)?;
+        PreNormBlock::load(weights, &decoder, "post_attention_norm", mixer, feedforward)
     };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, hybrid.offset, block)?;
+    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
     Ok((decoder, model))
 }

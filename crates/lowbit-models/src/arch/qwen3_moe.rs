@@ -2,10 +2,10 @@
 //! Source: transformers 5 `models/qwen3_moe`; llama.cpp `src/models/qwen3moe.cpp`.
 
 use super::qwen3::attention;
-use super::{Architecture, Loaded, ModelType, is_extra, text_model, window};
+use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model, window};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
-    Attention, Block, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, MoeConfig, SparseMoe,
+    Attention, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, MoeConfig, PreNormBlock, SparseMoe,
 };
 use crate::{Config, ModelError, Weights};
 
@@ -13,6 +13,9 @@ pub const QWEN3_MOE: Architecture = Architecture {
     model_types: &[ModelType { name: "qwen3_moe", tables: &[KEYS, EXPERTS, DECODER, BASE], wraps: false }],
     gguf: "qwen3moe",
     gguf_keys: &[GGUF_EXPERTS, GGUF],
+    offset_norms: None,
+    mlx_prefix: "",
+    tied_by_default: TiedByDefault::NO,
     load,
 };
 
@@ -52,9 +55,9 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
         config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
         let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
         let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
-        Block::load(weights, &decoder, ("ffn_norm", false), mixer, feedforward)
+        PreNormBlock::load(weights, &decoder, "ffn_norm", mixer, feedforward)
     };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, false, block)?;
+    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
     Ok((decoder, model))
 }

@@ -3,12 +3,12 @@
 
 use super::qwen3::attention;
 use super::qwen3_moe::feedforward;
-use super::{Architecture, Loaded, ModelType, is_extra, text_model};
+use super::{Architecture, Loaded, ModelType, OffsetNorms, TiedByDefault, is_extra, text_model};
 use crate::keys::Fixed::Flag;
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key};
 use crate::layers::{
-    Attention, AttentionConfig, Block, Decoder, DecoderConfig, DeltaNetConfig, GatedDeltaNet, Mixer,
-    MoeConfig,
+    Attention, AttentionConfig, Decoder, DecoderConfig, DeltaNetConfig, GatedDeltaNet, Mixer, MoeConfig,
+    PreNormBlock,
 };
 use crate::{Config, ModelError, Weights};
 use lowbit_files::Layout;
@@ -22,7 +22,16 @@ pub const QWEN3_NEXT: Architecture = Architecture {
     }],
     gguf: "qwen3next",
     gguf_keys: &[GGUF_HYBRID, GGUF_EXPERTS, GGUF],
+    offset_norms: Some(OFFSET_NORMS),
+    mlx_prefix: "",
+    tied_by_default: TiedByDefault::NO,
     load,
+};
+
+/// All norms of Qwen3-Next and Qwen3.5 except those inside gated delta nets. mlx-lm and llama.cpp's converter add the 1.
+pub(super) const OFFSET_NORMS: OffsetNorms = OffsetNorms {
+    layouts: &[Layout::HuggingFace],
+    names: &[".input_layernorm", ".post_attention_layernorm", "model.norm", ".q_norm", ".k_norm"],
 };
 
 const KEYS: &[Key] = &[
@@ -45,19 +54,17 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let block = |index: usize, weights: &Weights<'_>| {
         let mixer = hybrid.mixer(config, weights, index)?;
         let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
-        Block::load(weights, &decoder, ("post_attention_norm", hybrid.offset), mixer, feedforward)
+        PreNormBlock::load(weights, &decoder, "post_attention_norm", mixer, feedforward)
     };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, hybrid.offset, block)?;
+    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
     Ok((decoder, model))
 }
 
-/// What Qwen3-Next and Qwen3.5 share: which layers mix how, and how norms are stored.
+/// What Qwen3-Next and Qwen3.5 share: which layers mix how.
 pub(super) struct Hybrid {
     attention: AttentionConfig,
     delta_net: DeltaNetConfig,
-    /// Norms are stored as `w - 1`: so they are in a checkpoint as published, but not in MLX's and GGUF's.
-    pub offset: bool,
     layers: usize,
 }
 
@@ -69,12 +76,10 @@ impl Hybrid {
         head_map: HeadMap,
     ) -> Result<Self, ModelError> {
         let delta_net = DeltaNetConfig::new(config, head_map)?;
-        let offset = weights.layout() == Layout::HuggingFace;
         check_convolutions(weights, decoder, delta_net.linear_conv_kernel_dim)?;
         let mut attention = attention(config, weights, decoder)?;
         attention.gated = true;
-        attention.head_norm = Some((decoder.rms_norm_eps, offset));
-        Ok(Self { attention, delta_net, offset, layers: decoder.num_hidden_layers })
+        Ok(Self { attention, delta_net, layers: decoder.num_hidden_layers })
     }
 
     pub(super) fn mixer(
@@ -102,8 +107,8 @@ impl Hybrid {
     }
 }
 
-/// That the convolutions, too, have the shape that the kind of checkpoint wants: mlx-lm moves the kernel `[C, 1, W]` to
-/// `[C, W, 1]` when it adds 1 to the norms, and what has the one without the other would be computed wrongly.
+/// Checks that the convolutions have the shape that goes with the checkpoint's layout: mlx-lm transposes `[C, 1, W]` to
+/// `[C, W, 1]` when it adds 1 to the norms. A checkpoint with only one of the two changes would be computed wrongly.
 fn check_convolutions(
     weights: &Weights<'_>,
     decoder: &DecoderConfig,

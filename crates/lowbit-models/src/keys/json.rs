@@ -10,7 +10,7 @@ pub const BASE: &[Key] = &[
     Key::no_effect("quantization_config"),
     Key::no_effect("bos_token_id"),
     Key::no_effect("eos_token_id"),
-    // What would change the computation, but that none of these models has.
+    // These would change the computation, but none of these models has them.
     Key::only("per_layer_config", &[Empty]),
     Key::only("is_encoder_decoder", &[Flag(false)]),
     Key::only("add_cross_attention", &[Flag(false)]),
@@ -134,7 +134,7 @@ pub const HYBRID: &[Key] = &[
     // Masks are read from it in other models; here no layer is of that kind.
     Key::no_effect("sliding_window"),
     Key::no_effect("use_sliding_window"),
-    // Published, and read by none: the state is f32 everywhere, and queries have their gates.
+    // Published, but no peer reads them: the state is always f32, and queries always have gates.
     Key::only("attn_output_gate", &[Flag(true)]),
     Key::only("mamba_ssm_dtype", &[Text("float32")]),
     // Multi-token prediction, which is not computed.

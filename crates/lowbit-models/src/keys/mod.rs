@@ -1,6 +1,6 @@
-//! What lowbit does about every key that a configuration may have: tables that drive the reading ([`Config`]'s getters look
-//! here), the refusals ([`Config::check`]) and the warnings ([`Config::unknown_keys`]), so that no key is dropped without a
-//! word. Each architecture's file has its own table; this folder has what they share.
+//! What lowbit does about every key that a configuration may have. The tables drive reading ([`Config`]'s getters),
+//! refusals ([`Config::check`]) and warnings ([`Config::unknown_keys`]), so that no key is ignored silently. Each
+//! architecture's file has its own table; this folder has what they share.
 //!
 //! Source: the configuration classes of transformers 5.23; `tests/vectors/config_keys` lists their keys, and a test
 //! compares. For GGUF the keys that llama.cpp reads.
@@ -41,7 +41,7 @@ pub enum Role {
     Alias(&'static str),
     /// Only these values are computed; all others are refused. A missing key means one of them.
     Only(&'static [Fixed]),
-    /// The peers compute the same whatever it is: training, outputs, other parts of a multimodal model.
+    /// The peers compute the same for every value: training, outputs, other parts of a multimodal model.
     NoEffect,
 }
 

@@ -6,7 +6,7 @@ use lowbit_kernels::ops::{self, AddRmsNorm, AttentionParams, Input, RmsNormRope,
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
-/// What an architecture says of its attention layers.
+/// An architecture's attention layers.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct AttentionConfig {
@@ -16,14 +16,15 @@ pub struct AttentionConfig {
     pub head_dim: usize,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
-    /// RMSNorm of each query and key head: its eps, and whether the checkpoint stores `w - 1`.
-    pub head_norm: Option<(f32, bool)>,
-    /// Whether the query projection also gives each head's output gate, `[query | gate]` a head.
+    /// The eps of an RMSNorm of each query and key head, where there is one.
+    pub head_norm: Option<f32>,
+    /// Whether the query projection also gives each head's output gate, `[query | gate]` per head.
     pub gated: bool,
 }
 
 impl AttentionConfig {
-    /// Plain attention with the sizes that all checkpoints name alike.
+    /// Plain attention: full, without norms of the heads, not gated. Reads the sizes, which have the same keys in all
+    /// architectures.
     ///
     /// # Errors
     /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no multiple of key heads.
@@ -86,9 +87,9 @@ impl Attention {
         let keys = weights.product(["num_key_value_heads", "head_dim"], [config.num_key_value_heads, dim])?;
         let norms = match config.head_norm {
             None => None,
-            Some((eps, offset)) => Some((
-                RmsNorm::load(&weights, ("q_norm", "q_norm"), dim, eps, offset)?,
-                RmsNorm::load(&weights, ("k_norm", "k_norm"), dim, eps, offset)?,
+            Some(eps) => Some((
+                RmsNorm::load(&weights, ("q_norm", "q_norm"), dim, eps)?,
+                RmsNorm::load(&weights, ("k_norm", "k_norm"), dim, eps)?,
             )),
         };
         Ok(Self {
@@ -114,8 +115,8 @@ impl Attention {
         KvCache::new(self.config.num_key_value_heads, self.config.head_dim, dtype, device)
     }
 
-    /// The norm of a sum, `[T, hidden_size]` at `positions` `[T]`, to that sum and the same; the keys and values join
-    /// `cache`.
+    /// The attention of T tokens at `positions` `[T]`, whose input is the norm of a sum, `[T, hidden_size]`. Returns that
+    /// sum and the result, of the same shape. Keys and values are appended to `cache`.
     ///
     /// # Errors
     /// Those of the ops.

@@ -1,12 +1,12 @@
 use super::tied::{head_prefix, is_tied};
-use super::{Attention, Embedding, GatedDeltaNet, Linear, Mlp, RmsNorm, SparseMoe};
+use super::{Block, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::FloatType;
-use lowbit_kernels::ops::AddRmsNorm;
 use lowbit_kernels::{Device, KernelError, Tensor};
+use std::sync::Arc;
 
-/// What every decoder's configuration says.
+/// What every decoder's configuration has.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DecoderConfig {
@@ -60,132 +60,19 @@ fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
     }
 }
 
-/// What mixes tokens in a block.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub enum Mixer {
-    Attention(Box<Attention>),
-    DeltaNet(Box<GatedDeltaNet>),
-}
-
-/// What works on each token alone.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub enum Feedforward {
-    Dense(Box<Mlp>),
-    Sparse(Box<SparseMoe>),
-}
-
-/// `h = x + mixer(norm1(x)); y = h + feedforward(norm2(h))`.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub struct Block {
-    pub input_norm: RmsNorm,
-    pub mixer: Mixer,
-    pub post_norm: RmsNorm,
-    pub feedforward: Feedforward,
-}
-
-impl Block {
-    /// The block's two norms around `mixer` and `feedforward`; `post` is GGUF's name of the second one.
-    ///
-    /// # Errors
-    /// As [`RmsNorm::load`].
-    pub fn load(
-        weights: &Weights<'_>,
-        config: &DecoderConfig,
-        (post, offset): (&str, bool),
-        mixer: Mixer,
-        feedforward: Feedforward,
-    ) -> Result<Self, ModelError> {
-        let norm = |names| RmsNorm::load(weights, names, config.hidden_size, config.rms_norm_eps, offset);
-        Ok(Self {
-            input_norm: norm(("input_layernorm", "attn_norm"))?,
-            post_norm: norm(("post_attention_layernorm", post))?,
-            mixer,
-            feedforward,
-        })
-    }
-
-    fn forward(&self, x: Residual, step: &Step, cache: &mut LayerCache) -> Result<Residual, KernelError> {
-        let normed = x.normed(&self.input_norm);
-        let (stream, update) = match (&self.mixer, cache) {
-            (Mixer::Attention(mixer), LayerCache::Attention(cache)) => {
-                mixer.forward(normed, &step.positions, cache)?
-            }
-            (Mixer::DeltaNet(mixer), LayerCache::DeltaNet(cache)) => {
-                mixer.forward(normed, &step.cu_seqlens, cache)?
-            }
-            _ => {
-                let (op, got, want) =
-                    ("block", "of another kind".to_string(), "each layer made its own".to_string());
-                return Err(KernelError::Value { op, operand: "cache", got, want });
-            }
-        };
-        let x = Residual { stream, update };
-        let normed = x.normed(&self.post_norm);
-        let (stream, update) = match &self.feedforward {
-            Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
-            Feedforward::Sparse(moe) => {
-                let (stream, normed) = normed.tensors()?;
-                (stream, moe.forward(&normed)?)
-            }
-        };
-        Ok(Residual { stream, update })
-    }
-}
-
-/// The residual stream `[T, hidden_size]` in f32 and what the last layer adds to it, in the activations' type: the sum
-/// is taken together with the norm that follows, by the product that reads it where there is one alone.
-pub(crate) struct Residual {
-    stream: Tensor,
-    update: Tensor,
-}
-
-impl Residual {
-    /// The sum's norm in the activations' type.
-    fn normed<'a>(&'a self, norm: &'a RmsNorm) -> AddRmsNorm<'a> {
-        norm.of_sum(&self.stream, &self.update)
-    }
-
-    /// Of these tokens alone.
-    pub(crate) fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
-        Ok(Self { stream: self.stream.rows(start, end)?, update: self.update.rows(start, end)? })
-    }
-}
-
-/// Where the tokens of a forward pass stand, in tensors, so that a captured pass can be replayed with new ones.
-pub(crate) struct Step {
-    /// u32 `[T]`.
-    pub(crate) positions: Tensor,
-    /// u32 `[0, T]`.
-    pub(crate) cu_seqlens: Tensor,
-}
-
-impl Step {
-    /// `tokens` tokens from `start` on.
-    pub(crate) fn new(start: usize, tokens: usize, device: &Device) -> Result<Self, KernelError> {
-        let positions: Vec<u32> = (start..start + tokens).map(|position| position as u32).collect();
-        Ok(Self {
-            positions: Tensor::new(&positions, &[tokens], device)?,
-            cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
-        })
-    }
-}
-
-/// Embedding, blocks, norm and output layer: every architecture here is one.
+/// Embedding, blocks, norm and output layer: the form of every architecture here.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     embedding: Embedding,
-    blocks: Vec<Block>,
+    blocks: Arc<[Box<dyn Block>]>,
     norm: RmsNorm,
     head: Linear,
     activations: FloatType,
 }
 
 impl Decoder {
-    /// Loads what surrounds the blocks and calls `block` for each layer. `weights` is the whole checkpoint;
-    /// `model` its part with the layers. With `offset` norms are stored as `w - 1`.
+    /// Loads the embedding, the final norm and the output layer, and calls `block` for each layer. `weights` is the whole
+    /// checkpoint, `model` the part of it that contains the layers.
     ///
     /// # Errors
     /// Those of the parts.
@@ -193,8 +80,7 @@ impl Decoder {
         weights: &Weights<'_>,
         model: &Weights<'_>,
         config: &DecoderConfig,
-        offset: bool,
-        block: impl Fn(usize, &Weights<'_>) -> Result<Block, ModelError>,
+        block: impl Fn(usize, &Weights<'_>) -> Result<Box<dyn Block>, ModelError>,
     ) -> Result<Self, ModelError> {
         let embedding = Embedding::load(model, config.vocab_size, config.hidden_size)?;
         let top = weights.below(head_prefix(weights), "");
@@ -206,22 +92,15 @@ impl Decoder {
         };
         let blocks =
             (0..config.num_hidden_layers).map(|i| block(i, &model.layer(i))).collect::<Result<_, _>>()?;
-        let norm =
-            RmsNorm::load(model, ("norm", "output_norm"), config.hidden_size, config.rms_norm_eps, offset)?;
+        let norm = RmsNorm::load(model, ("norm", "output_norm"), config.hidden_size, config.rms_norm_eps)?;
         Ok(Self { embedding, blocks, norm, head, activations: weights.activations() })
     }
 
     fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
-        let layer = |block: &Block| match &block.mixer {
-            Mixer::Attention(attention) => {
-                attention.cache(self.activations.dtype(), device).map(LayerCache::Attention)
-            }
-            Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
-        };
-        self.blocks.iter().map(layer).collect()
+        self.blocks.iter().map(|block| block.cache(self.activations.dtype(), device)).collect()
     }
 
-    /// The tokens' states before the output layer; `cache` moves on by T tokens.
+    /// The T tokens' states before the final norm and the output layer; `cache` advances by T tokens.
     ///
     /// # Errors
     /// Those of the ops.

@@ -10,7 +10,7 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 /// The epsilon of q's and k's l2norm, transformers' and flash-linear-attention's.
 const L2_EPS: f32 = 1e-6;
 
-/// What an architecture says of its gated delta nets.
+/// An architecture's gated delta nets.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DeltaNetConfig {
@@ -56,7 +56,7 @@ impl DeltaNetConfig {
         })
     }
 
-    /// That no product of the sizes overflows.
+    /// Checks that no product of the sizes overflows.
     fn check(&self, weights: &Weights<'_>) -> Result<(), ModelError> {
         let keys = (self.linear_num_key_heads, self.linear_key_head_dim);
         let values = (self.linear_num_value_heads, self.linear_value_head_dim);
@@ -91,9 +91,9 @@ impl DeltaNetConfig {
 pub enum Projections {
     /// One each: q, k and v together, z, b and a.
     Split(MergedLinear<4>),
-    /// q, k, v and z of one key head after the other; likewise b and a.
+    /// q, k, v and z grouped by key head; likewise b and a.
     Interleaved(MergedLinear<2>),
-    /// q, k and v together and z, but b and a of one key head after the other.
+    /// q, k and v together and z, but b and a grouped by key head.
     InterleavedGates(MergedLinear<3>),
 }
 
@@ -109,7 +109,7 @@ pub struct GatedDeltaNet {
     out_proj: Linear,
 }
 
-/// What the projections give a token.
+/// The projections of x.
 struct Projected {
     qkv: Tensor,
     z: Tensor,
@@ -148,7 +148,6 @@ impl GatedDeltaNet {
                 ("norm", "ssm_norm"),
                 config.linear_value_head_dim,
                 config.rms_norm_eps,
-                false,
             )?,
             out_proj: weights.linear("out_proj", "ssm_out", config.hidden_size, config.value_dim())?,
             config: config.clone(),
@@ -163,8 +162,8 @@ impl GatedDeltaNet {
         DeltaCache::new(&self.config, device)
     }
 
-    /// The norm of a sum, `[T, hidden_size]` of one sequence, to that sum and the same; `cache` moves on by T tokens.
-    /// `cu_seqlens` is `[0, T]`.
+    /// T tokens of one sequence, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of
+    /// the same shape; `cache` advances by T tokens. `cu_seqlens` is `[0, T]`.
     ///
     /// # Errors
     /// Those of the ops.
@@ -197,7 +196,7 @@ impl GatedDeltaNet {
 }
 
 impl Projections {
-    /// Whichever arrangement the checkpoint has.
+    /// Loads whichever arrangement the checkpoint has.
     fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
         let (hidden, heads) = (config.hidden_size, config.linear_num_value_heads);
         let (qkv, values) = (config.conv_dim(), config.value_dim());
@@ -213,7 +212,7 @@ impl Projections {
         Ok(Self::Split(weights.merged([qkv, z, b, a], hidden)?))
     }
 
-    /// The sum that x is the norm of, and what they give.
+    /// The sum that x is the norm of, and the projections of x.
     fn forward(
         &self,
         x: AddRmsNorm<'_>,
@@ -246,7 +245,7 @@ fn split_gates(ba: &Tensor, config: &DeltaNetConfig) -> Result<[Tensor; 2], Kern
     deinterleave(ba, config, [heads, heads])
 }
 
-/// Columns that come key head by key head, `widths` of each kind, to one `[T, Hk * width]` a kind.
+/// Splits columns that are grouped by key head, `widths` of each kind per head, into one `[T, Hk * width]` per kind.
 fn deinterleave<const N: usize>(
     x: &Tensor,
     config: &DeltaNetConfig,

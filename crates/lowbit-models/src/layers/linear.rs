@@ -17,7 +17,7 @@ impl Linear {
         Self { weight: Arc::new(weight), bias }
     }
 
-    /// The weight, if it is all there is.
+    /// The weight, if there is no bias.
     pub(super) fn weight(&self) -> Option<&QuantizedTensor> {
         self.bias.is_none().then_some(&self.weight)
     }
@@ -36,7 +36,7 @@ impl Linear {
 }
 
 impl Linear {
-    /// `[.., K]` of any activation type to f32 `[.., N]`, not rounded in between: logits.
+    /// `[.., K]` of any activation type to f32 `[.., N]`, without rounding to that type: for logits.
     ///
     /// # Errors
     /// As [`ops::quantized_matmul()`].
@@ -49,8 +49,8 @@ impl Linear {
     }
 }
 
-/// Linear layers of one input. On a GPU their weights lie one after the other where they have one format, so that a
-/// single token takes one product instead of `N`.
+/// Linear layers that read the same input. On a GPU their weights are concatenated where they have one format, so that
+/// a single token takes one product instead of `N`.
 #[derive(Clone, Debug)]
 pub struct MergedLinear<const N: usize> {
     parts: [Linear; N],
@@ -102,7 +102,7 @@ impl<const N: usize> MergedLinear<N> {
             _ => {
                 let results: Vec<_> =
                     self.parts.iter().map(|part| part.forward(x)).collect::<Result<_, _>>()?;
-                Ok(results.try_into().expect("one a part"))
+                Ok(results.try_into().expect("one per part"))
             }
         }
     }
@@ -134,7 +134,7 @@ impl<const N: usize> MergedLinear<N> {
             results.push(y.rows(start, end)?.reshape(&[1, end - start])?);
             start = end;
         }
-        Ok(results.try_into().expect("one a part"))
+        Ok(results.try_into().expect("one per part"))
     }
 }
 

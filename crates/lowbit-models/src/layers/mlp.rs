@@ -31,7 +31,7 @@ impl Mlp {
         })
     }
 
-    /// The weights of gate, up and down, if they are all there is.
+    /// The weights of gate, up and down, if there are no biases.
     pub(super) fn weights(&self) -> Option<[&QuantizedTensor; 3]> {
         let [gate, up] = self.gate_up.parts();
         Some([gate.weight()?, up.weight()?, self.down.weight()?])

@@ -1,7 +1,7 @@
-//! What decoder blocks are made of. A layer holds its weights and calls the ops; how a checkpoint names and lays
-//! out the weights is each architecture's business.
+//! What decoders are made of. A layer holds its weights and calls the ops.
 
 mod attention;
+mod block;
 mod decoder;
 mod delta_net;
 mod linear;
@@ -12,8 +12,8 @@ mod rope;
 mod tied;
 
 pub use attention::{Attention, AttentionConfig};
-pub(crate) use decoder::Step;
-pub use decoder::{Block, Decoder, DecoderConfig, Feedforward, Mixer};
+pub use block::{Block, Feedforward, Mixer, PreNormBlock, Residual, Step, wrong_cache};
+pub use decoder::{Decoder, DecoderConfig};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
 pub use linear::{Embedding, Linear, MergedLinear};
 pub use mlp::Mlp;

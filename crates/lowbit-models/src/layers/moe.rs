@@ -17,7 +17,7 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
-    /// Reads the sizes; `norm_topk_prob` is what an absent flag means.
+    /// Reads the sizes; `norm_topk_prob` is the flag's default.
     ///
     /// # Errors
     /// As [`Config::size`]; [`ModelError::Config`] for more chosen experts than there are.
@@ -62,8 +62,7 @@ enum Router {
 struct Experts {
     gate_up: GateUp,
     down: QuantizedTensor,
-    /// Whether the shared expert stands behind them as one more: a single token's products then take no launches of
-    /// their own.
+    /// Whether the shared expert is the last of the stack: a single token's products with it then need no extra launches.
     shared: bool,
 }
 
@@ -151,7 +150,7 @@ impl Experts {
         Ok(Self { gate_up, down, shared: false })
     }
 
-    /// With one more expert of these weights for gate, up and down, if it is like the others.
+    /// The stack with one more expert, of these weights for gate, up and down, if their shapes and formats fit.
     fn with_shared(self, weights: [&QuantizedTensor; 3]) -> Result<Self, KernelError> {
         let GateUp::Both(both) = &self.gate_up else { return Ok(self) };
         let alike = |weight: &QuantizedTensor, stack: &QuantizedTensor| {
@@ -203,7 +202,7 @@ impl GateUp {
     }
 }
 
-/// Stacks `[E_i, I, H]`, half of them gates and half of them ups, as one `[2, sum E_i / 2, I, H]`.
+/// Stacks `parts`, `[E_i, I, H]` each, first the gates and then the ups, as one `[2, sum E_i / 2, I, H]`.
 fn pair<const N: usize>(parts: [&QuantizedTensor; N]) -> Result<QuantizedTensor, KernelError> {
     let all = QuantizedTensor::concat(&parts)?;
     all.reshape(&[2, all.shape()[0] / 2, all.n(), all.k()])

@@ -10,23 +10,22 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// The weight of `len` values. With `offset` the checkpoint stores `w - 1`, as Hugging Face's Qwen3-Next and
-    /// Qwen3.5 do.
+    /// The norm with `weight` `[D]`, f32.
+    pub fn new(weight: Tensor, eps: f32) -> Self {
+        Self { weight, eps }
+    }
+
+    /// The norm of this name, with a weight of `len` values.
     ///
     /// # Errors
-    /// As [`Weights::values`].
+    /// As [`Weights::norm`].
     pub fn load(
         weights: &Weights<'_>,
         (json, gguf): (&str, &str),
         len: usize,
         eps: f32,
-        offset: bool,
     ) -> Result<Self, ModelError> {
-        let mut values = weights.values(&format!("{json}.weight"), &format!("{gguf}.weight"), len)?;
-        if offset {
-            values.iter_mut().for_each(|value| *value += 1.0);
-        }
-        Ok(Self { weight: Tensor::new(&values, &[len], weights.device())?, eps })
+        Ok(Self::new(Tensor::new(&weights.norm(json, gguf, len)?, &[len], weights.device())?, eps))
     }
 
     /// The weight and eps, as [`ops::RmsNormRope`] takes them.

@@ -2,7 +2,7 @@ use crate::{Config, ModelError, Weights};
 use lowbit_files::shown;
 use lowbit_kernels::ops::{Llama3, RopeLayout, RopeParams, RopeScaling, Yarn};
 
-/// What transformers and llama.cpp take where a checkpoint names none.
+/// The default of transformers and llama.cpp.
 const DEFAULT_THETA: f64 = 10000.0;
 
 /// The rotary embedding that a configuration describes, for heads of `head_dim`. Hugging Face has it in
@@ -37,7 +37,7 @@ fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None })
 }
 
-/// The one of `rope_parameters` and `rope_scaling` that says something; they may not say different things.
+/// `rope_parameters` or `rope_scaling`, whichever is there and not empty. Two that differ are refused.
 fn section<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ModelError> {
     let [parameters, scaling] = ["rope_parameters", "rope_scaling"].map(|key| config.section(key));
     let section = match (parameters?, scaling?) {
@@ -98,7 +98,7 @@ fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<Rope
         number if number > 0.0 => Ok(number),
         number => Err(section.refuse(key, &number.to_string(), "a number above 0 is wanted")),
     };
-    // As in transformers, 0 is as good as nothing.
+    // As in transformers, 0 counts as missing.
     let or = |key: &str, default: f64| {
         let given = section.optional_float(key, "")?.filter(|&number| number != 0.0);
         Ok::<_, ModelError>(given.unwrap_or(default))
@@ -128,8 +128,8 @@ fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<Rope
     })
 }
 
-/// How much of a head is rotated. Models that rotate whole heads ignore the fraction, unless a stretch reads it, which
-/// then does not fit their heads.
+/// How many elements of a head are rotated. Models that rotate whole heads ignore the fraction; but scaled embeddings
+/// read it, and would then not fit these heads, so it is refused there.
 fn rotary_dim(
     config: &Config<'_>,
     section: Option<&Config<'_>>,
@@ -142,7 +142,7 @@ fn rotary_dim(
             return Ok(head_dim);
         }
         let inside = section.map_or(Ok(None), |section| section.optional_float(key, ""))?;
-        return match inside.or(config.raw_float(key)?).filter(|&fraction| fraction != 1.0) {
+        return match inside.or(config.stored_float(key)?).filter(|&fraction| fraction != 1.0) {
             None => Ok(head_dim),
             Some(fraction) => {
                 let want = "this architecture rotates whole heads";
@@ -221,7 +221,7 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
 }
 
-/// llama.cpp gives pairs that no section of its multimodal embedding covers the position 0.
+/// Checks that the sections of the multimodal embedding cover all pairs: llama.cpp gives the others position 0.
 fn check_sections(config: &Config<'_>, rotary_dim: usize) -> Result<(), ModelError> {
     let key = "rope.dimension_sections";
     if !config.computes(key) {
@@ -233,7 +233,7 @@ fn check_sections(config: &Config<'_>, rotary_dim: usize) -> Result<(), ModelErr
         let place = pair % total.max(1);
         sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
     };
-    // What follows repeats, and each section covers all pairs below its last.
+    // Pairs repeat with period `total`, and each section covers all pairs below its last one.
     let pairs = (rotary_dim / 2).min(total.max(1));
     match (pairs.saturating_sub(3)..pairs).all(covered) {
         true => Ok(()),

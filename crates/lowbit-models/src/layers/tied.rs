@@ -1,6 +1,6 @@
-//! Whether the output layer is the embedding. The peers do not agree on what decides that.
+//! Whether the output layer is the embedding, which the peers decide by different rules.
 
-use crate::arch::text_model;
+use crate::arch::{self, text_model};
 use crate::{Config, ModelError, Weights};
 
 /// What stands before `lm_head` in the checkpoint.
@@ -8,25 +8,25 @@ pub(super) fn head_prefix(weights: &Weights<'_>) -> &'static str {
     if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" }
 }
 
-/// Whether the output layer is the embedding: in GGUF, when there is no output layer. Elsewhere `tie_word_embeddings`
-/// says it; of a multimodal model transformers takes the whole's, mlx-lm the `text_config`'s, and where it is missing
-/// mlx-lm ties Llama's and transformers does not. A file that has an output layer, although it says that it is tied, is only
-/// loaded when that is equal to the embedding: transformers 5.23 would use it (`tie_weights`), mlx-lm 0.32 drop it
-/// (`sanitize`).
+/// Whether the output layer is the embedding. In GGUF it is when there is no output layer. Elsewhere
+/// `tie_word_embeddings` says it: for a multimodal model transformers reads the outer one, mlx-lm the one in
+/// `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their defaults. A file that has an output layer
+/// although it is said to be tied is only loaded if that equals the embedding: transformers 5.23 would use it
+/// (`tie_weights`), mlx-lm 0.32 would drop it (`sanitize`).
 pub(super) fn is_tied(config: &Config<'_>, weights: &Weights<'_>) -> Result<bool, ModelError> {
     if config.is_gguf() {
         return Ok(!weights.has("", "output.weight"));
     }
     let [whole, text] = config.tied()?;
-    let in_mlx = match config.is_wrapped() {
-        true => text.unwrap_or(false),
-        false => whole.unwrap_or(matches!(config.architecture()?.as_str(), "llama" | "mistral")),
+    let default = arch::find(config)?.tied_by_default;
+    let by_kind = match config.is_mlx() {
+        true => if config.is_wrapped() { text } else { whole }.unwrap_or(default.mlx_lm),
+        false => whole.unwrap_or(default.transformers),
     };
-    let by_kind = if config.is_mlx() { in_mlx } else { whole.unwrap_or(false) };
     let head = format!("{}lm_head", head_prefix(weights));
     let embedding = format!("{}embed_tokens", text_model(weights).prefix());
     match weights.are_same(&head, &embedding) {
-        // Somebody ties it, and it cannot be otherwise.
+        // There is no output layer, and one of the configurations says that it is tied.
         None if !weights.has(&format!("{head}.weight"), "") => {
             Ok(by_kind || [whole, text].contains(&Some(true)))
         }

@@ -19,7 +19,7 @@ impl<'s> Parser<'s> {
         Ok(Node { expression, line, depth })
     }
 
-    /// An expression; without `conditions` an `if` behind it belongs to someone else.
+    /// An expression; without `conditions` an `if` after it belongs to the caller.
     pub(super) fn expression(&mut self, conditions: bool) -> Fallible<Node> {
         self.deeper(|parser| if conditions { parser.condition() } else { parser.or() })
     }
@@ -377,7 +377,7 @@ impl<'s> Parser<'s> {
         self.filter_call(input, line)
     }
 
-    /// A chain of filters without the first `|`: what `filter` blocks begin with.
+    /// A chain of filters without the first `|`: the start of a `filter` block.
     pub(super) fn filter_chain(&mut self) -> Fallible<Node> {
         let line = self.line();
         let captured = self.node(line, Expression::Captured)?;

@@ -213,7 +213,7 @@ impl Run<'_> {
         Ok(Value::Int(length as i128))
     }
 
-    /// The filter, unlike the method, begins words behind space and `-([{<` only.
+    /// For the filter, unlike the method, only white space and `-([{<` start a new word.
     fn title(&self, text: &str) -> Fallible<Value> {
         self.meter.take(text.len().saturating_mul(3))?;
         let mut out = String::with_capacity(text.len());

@@ -1,4 +1,4 @@
-//! Jinja as Jinja2 has it, in the environment that transformers gives chat templates, for sources that nobody trusts.
+//! Jinja2's language, in the environment that transformers gives chat templates, for untrusted sources.
 //!
 //! A library's interpreter cannot be bounded from outside: its fuel counts instructions, while one `~`, `*`, `==` or
 //! filter may take all memory, any time, or the stack. Here every operation counts what it costs before it is done

@@ -261,7 +261,7 @@ impl Run<'_> {
         Value::list(groups.into_iter().map(group).collect::<Fallible<_>>()?)
     }
 
-    /// `batch`: lists of so many items; `slice`: so many lists.
+    /// `batch`: lists of `n` items each; `slice`: `n` lists.
     fn chunks(&self, name: &str, input: &Value, passed: Passed) -> Fallible<Value> {
         let parameter = if name == "batch" { "linecount" } else { "slices" };
         let [count, fill] = passed.bind(name, [parameter, "fill_with"])?;

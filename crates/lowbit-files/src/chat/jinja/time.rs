@@ -9,7 +9,7 @@ pub(super) fn strftime(format: &str, time: &jiff::Zoned) -> Fallible<String> {
     if format.len() > FORMAT {
         return Err(Fault::new(format!("strftime_now: a format is longer than {FORMAT} bytes")));
     }
-    // `%1000000Y` is a year with so many digits.
+    // `%1000000Y` is a year padded to a million digits.
     let long = format.split('%').skip(1).any(|directive| {
         let width = directive.trim_start_matches(['-', '_', '^', '#', ':']);
         width.bytes().take_while(u8::is_ascii_digit).count() > 3

@@ -7,9 +7,12 @@ use super::server::*;
 use crate::SINGLE;
 
 /// Resolves `org/name` where `change` has its way with every honest answer; the error and how often was asked.
-fn attack(place: &Place, change: impl Fn(&Asked, Reply) -> Reply + Send + Sync + 'static) -> (String, usize) {
+fn attack(
+    sandbox: &Sandbox,
+    change: impl Fn(&Asked, Reply) -> Reply + Send + Sync + 'static,
+) -> (String, usize) {
     let (endpoint, asked) = serve(move |asked| change(asked, honest(&small(), asked)));
-    let message = place.resolve(&endpoint, "org/name").expect_err("an attack").to_string();
+    let message = sandbox.resolve(&endpoint, "org/name").expect_err("an attack").to_string();
     assert!(message.len() < 1500 && !message.contains(|c: char| c.is_control()), "{message:?}");
     let asked = asked.lock().unwrap().len();
     (message, asked)
@@ -17,17 +20,17 @@ fn attack(place: &Place, change: impl Fn(&Asked, Reply) -> Reply + Send + Sync +
 
 /// The same, for the answers about config.json.
 fn attack_file(change: impl Fn(Reply) -> Reply + Send + Sync + 'static) -> String {
-    let place = Place::new();
-    let (message, _) = attack(&place, move |asked, reply| match asked.path.ends_with(CONFIG) {
+    let sandbox = Sandbox::new();
+    let (message, _) = attack(&sandbox, move |asked, reply| match asked.path.ends_with(CONFIG) {
         true => change(reply),
         false => reply,
     });
-    no_config(&place);
+    no_config(&sandbox);
     message
 }
 
 /// Files that came before are there, config.json and `refs/main` are not.
-fn no_config(place: &Place) {
+fn no_config(sandbox: &Sandbox) {
     let token = git(b"{}");
     let prefix = "cache/models--org--name";
     let allowed = [
@@ -35,14 +38,14 @@ fn no_config(place: &Place) {
         format!("{prefix}/blobs/{token}"),
         format!("{prefix}/snapshots/{COMMIT}/tokenizer.json -> ../../blobs/{token}"),
     ];
-    let tree = place.tree();
+    let tree = sandbox.tree();
     assert!(tree.iter().all(|path| allowed.contains(path)), "{tree:?}");
-    assert_eq!(std::fs::read_to_string(place.path("victim")).unwrap(), "precious");
+    assert_eq!(std::fs::read_to_string(sandbox.path("victim")).unwrap(), "precious");
 }
 
 #[test]
 fn etags_that_are_paths_are_refused() {
-    let victim = Place::new();
+    let victim = Sandbox::new();
     let absolute = victim.path("victim").display().to_string();
     let hostile = [
         absolute.clone(),
@@ -95,10 +98,10 @@ fn commits_that_are_none_are_refused() {
         let body =
             serde_json::json!({ "sha": commit, "siblings": [{ "rfilename": "config.json" }] }).to_string();
         if commit != OTHER {
-            let place = Place::new();
-            let (message, _) = attack(&place, move |_, _| Reply::new(200, body.clone()));
+            let sandbox = Sandbox::new();
+            let (message, _) = attack(&sandbox, move |_, _| Reply::new(200, body.clone()));
             assert!(message.contains("the hub says that its commit is "), "{message}");
-            place.is_untouched();
+            sandbox.is_untouched();
         }
     }
     assert!(
@@ -123,11 +126,11 @@ fn files_that_are_paths_are_never_asked_for() {
     ];
     let siblings: Vec<_> = names.iter().map(|name| serde_json::json!({ "rfilename": name })).collect();
     let body = serde_json::json!({ "sha": COMMIT, "siblings": siblings }).to_string();
-    let place = Place::new();
-    let (message, asked) = attack(&place, move |_, _| Reply::new(200, body.clone()));
+    let sandbox = Sandbox::new();
+    let (message, asked) = attack(&sandbox, move |_, _| Reply::new(200, body.clone()));
     assert_eq!(message, "org/name: it has neither config.json with safetensors nor GGUF files");
     assert_eq!(asked, 1);
-    place.is_untouched();
+    sandbox.is_untouched();
 }
 
 #[test]
@@ -146,12 +149,12 @@ fn an_index_reaches_nothing_but_shards() {
         known.retain(|(name, _)| name != crate::SINGLE);
         known.push(("model-00001-of-00001.safetensors".into(), b"weights".to_vec()));
         known.push((crate::INDEX.into(), index.into_bytes()));
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let (endpoint, asked) = serve(move |asked| honest(&known, asked));
-        let message = place.resolve(&endpoint, "org/name").unwrap_err().to_string();
+        let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
         assert!(message.contains(want), "{message}");
         assert!(!asked.lock().unwrap().iter().any(|asked| asked.path.contains(".safetensors?")), "{shard}");
-        assert!(!place.repository().join("refs").exists());
+        assert!(!sandbox.repository().join("refs").exists());
     }
     let map: Vec<_> = (0..3000).map(|shard| format!("\"{shard}\": \"{shard}.safetensors\"")).collect();
     let index = format!("{{\"weight_map\": {{{}}}}}", map.join(","));
@@ -160,7 +163,7 @@ fn an_index_reaches_nothing_but_shards() {
     known.push(("model-00001-of-00001.safetensors".into(), b"weights".to_vec()));
     known.push((crate::INDEX.into(), index.into_bytes()));
     let (endpoint, _) = serve(move |asked| honest(&known, asked));
-    let message = Place::new().resolve(&endpoint, "org/name").unwrap_err().to_string();
+    let message = Sandbox::new().resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert_eq!(message, "org/name: it is in 3000 files; at most 2048 are downloaded");
 }
 
@@ -169,8 +172,8 @@ fn redirects_lead_somewhere_and_end() {
     let (victim, stolen) = serve(|_| Reply::new(404, ""));
     let own = Arc::new(std::sync::Mutex::new(0));
     let count = own.clone();
-    let place = Place { token: Some("secret"), ..Place::new() };
-    let (message, asked) = attack(&place, move |asked, _| {
+    let sandbox = Sandbox { token: Some("secret"), ..Sandbox::new() };
+    let (message, asked) = attack(&sandbox, move |asked, _| {
         *count.lock().unwrap() += 1;
         Reply::new(302, "").with("Location", &asked.path)
     });
@@ -188,16 +191,16 @@ fn redirects_lead_somewhere_and_end() {
         ("", "that is no address"),
         ("?x", "the hub redirects to"),
     ] {
-        let (message, asked) = attack(&place, move |_, _| Reply::new(302, "").with("Location", location));
+        let (message, asked) = attack(&sandbox, move |_, _| Reply::new(302, "").with("Location", location));
         assert!(message.contains(want), "{location}: {message}");
         assert_eq!(asked, 1);
     }
-    let (message, _) = attack(&place, |_, _| Reply::new(307, ""));
+    let (message, _) = attack(&sandbox, |_, _| Reply::new(307, ""));
     assert!(message.ends_with("the hub redirects to nowhere"), "{message}");
     // Another host, be it by scheme-relative address, has no token, and neither does another port.
     for scheme in ["http:", ""] {
         let location = format!("{scheme}//{}/steal", victim.trim_start_matches("http://"));
-        let (message, _) = attack(&place, move |_, _| Reply::new(302, "").with("Location", &location));
+        let (message, _) = attack(&sandbox, move |_, _| Reply::new(302, "").with("Location", &location));
         assert!(message.contains("the hub answers 404"), "{message}");
     }
     let stolen = stolen.lock().unwrap();
@@ -205,19 +208,19 @@ fn redirects_lead_somewhere_and_end() {
         stolen.len() == 2 && stolen.iter().all(|asked| asked.header("authorization").is_none()),
         "{stolen:?}"
     );
-    place.is_untouched();
+    sandbox.is_untouched();
 }
 
 /// Limits that a test can wait for.
-fn hasty() -> Place {
-    let mut place = Place::new();
-    let limits = &mut place.limits;
+fn hasty() -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    let limits = &mut sandbox.limits;
     limits.answer = Duration::from_millis(300);
     limits.idle = Duration::from_millis(300);
     limits.window = Duration::from_millis(400);
     limits.pace = 10_000;
     limits.attempts = 2;
-    place
+    sandbox
 }
 
 /// Which requests are attacked.
@@ -236,9 +239,9 @@ fn a_hub_that_stalls_is_left() {
         ("a file that drips", weights, "the answer trickles: "),
     ];
     let run = |(name, which, want): (&'static str, Which, &str)| {
-        let place = hasty();
+        let sandbox = hasty();
         let start = Instant::now();
-        let (message, _) = attack(&place, move |asked, reply| match name {
+        let (message, _) = attack(&sandbox, move |asked, reply| match name {
             _ if asked.is("HEAD", SINGLE) => reply.with("Content-Length", 1000),
             _ if !which(asked) => reply,
             "silence" => {
@@ -271,26 +274,26 @@ fn slow_body(reply: &Reply, pause: Duration) -> Reply {
 
 #[test]
 fn lists_have_an_end() {
-    let mut place = Place::new();
-    place.limits.list = 100_000;
-    place.limits.headers = 10_000;
-    place.limits.listed = 100;
+    let mut sandbox = Sandbox::new();
+    sandbox.limits.list = 100_000;
+    sandbox.limits.headers = 10_000;
+    sandbox.limits.listed = 100;
     let (message, asked) =
-        attack(&place, |_, _| Reply { endless: true, ..Reply::new(200, vec![b' '; 1000]) });
+        attack(&sandbox, |_, _| Reply { endless: true, ..Reply::new(200, vec![b' '; 1000]) });
     assert!(message.ends_with("the list of its files: the answer has more than 100000 bytes"), "{message}");
     assert_eq!(asked, 1);
-    let (message, _) = attack(&place, |_, _| Reply::new(200, "").with("X-Y", "z".repeat(20_000)));
+    let (message, _) = attack(&sandbox, |_, _| Reply::new(200, "").with("X-Y", "z".repeat(20_000)));
     assert!(message.ends_with("the answer's headers have more than 10000 bytes"), "{message}");
     let many = vec![serde_json::json!({ "rfilename": "config.json" }); 101];
     let body = serde_json::json!({ "sha": COMMIT, "siblings": many }).to_string();
-    let (message, _) = attack(&place, move |_, _| Reply::new(200, body.clone()));
+    let (message, _) = attack(&sandbox, move |_, _| Reply::new(200, body.clone()));
     assert!(message.ends_with("the hub lists 101 files; at most 100 are read"), "{message}");
-    place.is_untouched();
+    sandbox.is_untouched();
 }
 
 #[test]
 fn answers_that_are_no_list_are_named() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let deep = "[".repeat(50_000);
     for body in [
         "<html><body>Please log in</body></html>",
@@ -308,29 +311,29 @@ fn answers_that_are_no_list_are_named() {
     ] {
         let body = body.to_string();
         let (message, _) =
-            attack(&place, move |_, _| Reply::new(200, body.clone()).with("Content-Type", "text/html"));
+            attack(&sandbox, move |_, _| Reply::new(200, body.clone()).with("Content-Type", "text/html"));
         let want = "the answer (text/html) is no list of files; is a proxy or a login page in between? (";
         assert!(message.contains(want), "{message}");
     }
     for raw in
         ["", "x", "HTTP/1.1 200", "HTTP/9.9 200 OK\r\n\r\n", "HTTP/1.1 999999 X\r\n\r\n", "\0\0\0\0\r\n\r\n"]
     {
-        attack(&place, move |_, reply| Reply { raw: Some(raw.as_bytes().to_vec()), ..reply });
+        attack(&sandbox, move |_, reply| Reply { raw: Some(raw.as_bytes().to_vec()), ..reply });
     }
     let bad = ["Content-Length: -1", "Content-Length: 99999999999999999999", "Content-Length: x"];
     for header in
         bad.into_iter().chain(["Transfer-Encoding: chunked\r\nContent-Length: 5", "Content-Encoding: gzip"])
     {
         let raw = format!("HTTP/1.1 200 OK\r\n{header}\r\n\r\nzzzzzzzz");
-        attack(&place, move |_, reply| Reply { raw: Some(raw.as_bytes().to_vec()), ..reply });
+        attack(&sandbox, move |_, reply| Reply { raw: Some(raw.as_bytes().to_vec()), ..reply });
     }
-    place.is_untouched();
+    sandbox.is_untouched();
 }
 
 /// What is announced and what arrives.
 #[test]
 fn lengths_must_agree() {
-    let place = || Place::new();
+    let sandbox = || Sandbox::new();
     let get = |asked: &Asked| asked.is("GET", CONFIG);
     for (length, want) in [("-1", "its length is -1"), ("x", "its length is x"), ("1e9", "its length is 1e9")]
     {
@@ -351,27 +354,27 @@ fn lengths_must_agree() {
         ("{\"model_type\": \"x\"}+", "the hub sends more than its 19 bytes"),
         ("{\"model_type\": \"x\"", "the connection was cut"),
     ] {
-        let place = place();
-        let (message, _) = attack(&place, move |asked, reply| match get(asked) {
+        let sandbox = sandbox();
+        let (message, _) = attack(&sandbox, move |asked, reply| match get(asked) {
             true => Reply { raw: Some(format!("HTTP/1.1 200 OK\r\n\r\n{body}").into_bytes()), ..reply },
             false => reply,
         });
         assert!(message.contains(want), "{message}");
     }
-    let place = place();
-    let (message, _) = attack(&place, move |asked, reply| match get(asked) {
+    let sandbox = sandbox();
+    let (message, _) = attack(&sandbox, move |asked, reply| match get(asked) {
         true => Reply { endless: true, ..reply },
         false => reply,
     });
     assert!(message.ends_with("the hub sends more than its 19 bytes"), "{message}");
-    no_config(&place);
+    no_config(&sandbox);
 }
 
 #[test]
 fn contents_must_have_their_digest() {
     for name in [CONFIG, SINGLE] {
-        let place = Place::new();
-        let (message, asked) = attack(&place, move |asked, mut reply| {
+        let sandbox = Sandbox::new();
+        let (message, asked) = attack(&sandbox, move |asked, mut reply| {
             if asked.path.ends_with(name) {
                 reply.body.iter_mut().for_each(|byte| *byte ^= 1);
             }
@@ -382,7 +385,7 @@ fn contents_must_have_their_digest() {
             "{message}"
         );
         assert!(asked < 9, "another attempt does not help");
-        let tree = place.tree();
+        let tree = sandbox.tree();
         assert!(!tree.iter().any(|path| path.contains("incomplete") || path.contains("refs")), "{tree:?}");
     }
 }
@@ -407,9 +410,9 @@ fn cut_downloads_are_resumed() {
         reply if asked.is("GET", SINGLE) => cut(reply, 500_000),
         reply => reply,
     });
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let mut seen = Vec::new();
-    let path = place.hub(&endpoint).resolve("org/name", &mut |progress| seen.push(progress.bytes)).unwrap();
+    let path = sandbox.hub(&endpoint).resolve("org/name", &mut |progress| seen.push(progress.bytes)).unwrap();
     assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), large()[2].1);
     let asked = asked.lock().unwrap();
     let parts: Vec<_> =
@@ -422,17 +425,17 @@ fn cut_downloads_are_resumed() {
 
 #[test]
 fn what_was_cut_is_resumed_by_the_next_command() {
-    let mut place = Place::new();
-    place.limits.attempts = 1;
+    let mut sandbox = Sandbox::new();
+    sandbox.limits.attempts = 1;
     let (endpoint, _) = serve(|asked| match honest(&large(), asked) {
         reply if asked.is("GET", SINGLE) => cut(reply, 700_000),
         reply => reply,
     });
-    let message = place.resolve(&endpoint, "org/name").unwrap_err().to_string();
+    let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert!(message.contains("model.safetensors: the connection was cut"), "{message}");
-    assert!(!place.repository().join("refs").exists());
+    assert!(!sandbox.repository().join("refs").exists());
     let (endpoint, asked) = serve(|asked| honest(&large(), asked));
-    let path = place.resolve(&endpoint, "org/name").unwrap();
+    let path = sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), large()[2].1);
     let asked = asked.lock().unwrap();
     assert_eq!(asked.len(), 3, "the small files are there: {asked:?}");
@@ -450,8 +453,8 @@ fn a_hub_that_ignores_ranges_starts_anew() {
             reply => reply,
         }
     });
-    let place = Place::new();
-    let path = place.resolve(&endpoint, "org/name").unwrap();
+    let sandbox = Sandbox::new();
+    let path = sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), large()[2].1);
 }
 
@@ -460,15 +463,16 @@ fn a_hub_that_ignores_ranges_starts_anew() {
 fn parts_that_do_not_fit_are_downloaded_anew() {
     let blob = sha256(&large()[2].1);
     for planted in [vec![7; 700_000], vec![7; 1_200_000], vec![7; 1_300_000]] {
-        let place = Place::new();
-        std::fs::create_dir_all(place.repository().join("blobs")).unwrap();
-        std::fs::write(place.repository().join("blobs").join(format!("{blob}.incomplete")), planted).unwrap();
+        let sandbox = Sandbox::new();
+        std::fs::create_dir_all(sandbox.repository().join("blobs")).unwrap();
+        std::fs::write(sandbox.repository().join("blobs").join(format!("{blob}.incomplete")), planted)
+            .unwrap();
         let (endpoint, _) = serve(|asked| honest(&large(), asked));
-        let path = place.resolve(&endpoint, "org/name").unwrap();
+        let path = sandbox.resolve(&endpoint, "org/name").unwrap();
         assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), large()[2].1);
     }
     // Always wrong, and always cut: it ends.
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let (endpoint, asked) = serve(|asked| match honest(&large(), asked) {
         reply if asked.is("GET", SINGLE) => {
             let mut reply = cut(reply, 700_000);
@@ -477,7 +481,7 @@ fn parts_that_do_not_fit_are_downloaded_anew() {
         }
         reply => reply,
     });
-    let message = place.resolve(&endpoint, "org/name").unwrap_err().to_string();
+    let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert!(message.contains("what arrived has SHA-256 "), "{message}");
     assert!(asked.lock().unwrap().len() < 15);
 }
@@ -485,13 +489,13 @@ fn parts_that_do_not_fit_are_downloaded_anew() {
 #[test]
 fn answers_to_ranges_must_fit() {
     let range = |range: &'static str| {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let (endpoint, _) = serve(move |asked| match honest(&large(), asked) {
             reply if !asked.is("GET", SINGLE) => reply,
             reply if asked.header("Range").is_none() => cut(reply, 700_000),
             reply => reply.with("Content-Range", range),
         });
-        place.resolve(&endpoint, "org/name").unwrap_err().to_string()
+        sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string()
     };
     for text in
         ["bytes 0-1199999/1200000", "bytes 700001-1199999/1200000", "bytes 700000-1199999/1200001", "x", ""]
@@ -504,13 +508,13 @@ fn answers_to_ranges_must_fit() {
     let message = attack_file(|reply| Reply { status: 416, ..reply });
     assert!(message.contains("the hub answers 416"), "{message}");
     // 416 whenever a part is asked for.
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     let (endpoint, asked) = serve(move |asked| match honest(&large(), asked) {
         reply if !asked.is("GET", SINGLE) => reply,
         reply if asked.header("Range").is_none() => cut(reply, 700_000),
         _ => Reply::new(416, ""),
     });
-    let message = place.resolve(&endpoint, "org/name").unwrap_err().to_string();
+    let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert!(message.ends_with("in 4 attempts"), "{message}");
     assert!(asked.lock().unwrap().len() < 15);
 }
@@ -529,18 +533,18 @@ fn a_file_that_changes_under_its_etag_is_noticed() {
             }
         })
     };
-    let place = Place::new();
-    let message = place.resolve(&serve_tagged("\"two\"").0, "org/name").unwrap_err().to_string();
+    let sandbox = Sandbox::new();
+    let message = sandbox.resolve(&serve_tagged("\"two\"").0, "org/name").unwrap_err().to_string();
     assert!(
         message.ends_with("it changed while it was downloaded: its ETag was one and is two"),
         "{message}"
     );
     assert!(
-        !place.tree().iter().any(|path| path.contains("one") || path.contains("two")),
+        !sandbox.tree().iter().any(|path| path.contains("one") || path.contains("two")),
         "{:?}",
-        place.tree()
+        sandbox.tree()
     );
     let (endpoint, _) = serve_tagged("\"one\"");
-    let path = place.resolve(&endpoint, "org/name").unwrap();
+    let path = sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), large()[2].1);
 }

@@ -10,16 +10,16 @@ use crate::{FileError, INDEX, SINGLE};
 const NOWHERE: &str = "http://127.0.0.1:1";
 
 /// A cache that holds `files` of `org/name`, as those are where links cannot be made.
-fn cached(files: &[(&str, &str)]) -> Place {
-    let place = Place::new();
-    let snapshot = place.repository().join("snapshots").join(COMMIT);
+fn cached(files: &[(&str, &str)]) -> Sandbox {
+    let sandbox = Sandbox::new();
+    let snapshot = sandbox.repository().join("snapshots").join(COMMIT);
     std::fs::create_dir_all(&snapshot).unwrap();
-    std::fs::create_dir_all(place.repository().join("refs")).unwrap();
-    std::fs::write(place.repository().join("refs/main"), COMMIT).unwrap();
+    std::fs::create_dir_all(sandbox.repository().join("refs")).unwrap();
+    std::fs::write(sandbox.repository().join("refs/main"), COMMIT).unwrap();
     for (name, content) in files {
         std::fs::write(snapshot.join(name), content).unwrap();
     }
-    place
+    sandbox
 }
 
 fn names(list: &[&str]) -> Vec<String> {
@@ -33,21 +33,21 @@ const PARTS: [(&str, &str); 2] =
 
 #[test]
 fn paths_are_themselves() {
-    let place = Place::new();
-    let path = place.folder.path().to_str().unwrap();
-    assert_eq!(crate::resolve(path).unwrap(), place.folder.path());
+    let sandbox = Sandbox::new();
+    let path = sandbox.folder.path().to_str().unwrap();
+    assert_eq!(crate::resolve(path).unwrap(), sandbox.folder.path());
 }
 
 #[test]
 fn what_is_neither_a_path_nor_a_name_is_refused() {
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     for model in ["", "name", "a/b/c", "../x", "org/", "/name", "org/na me", "org/..", "org/name:../x"] {
-        let message = place.resolve(NOWHERE, model).unwrap_err().to_string();
+        let message = sandbox.resolve(NOWHERE, model).unwrap_err().to_string();
         let want =
             format!("{model}: there is no such file or directory, and it is no name of the form org/name");
         assert_eq!(message, want);
     }
-    place.is_untouched();
+    sandbox.is_untouched();
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn whole_models_come_from_the_cache() {
     let unindexed = cached(&[&small[..], &PARTS].concat());
     // The single file is the one that is opened.
     let both = cached(&[&small[..], &[(SINGLE, ""), (INDEX, TWO)]].concat());
-    for place in [single, sharded, unindexed, both] {
-        let path = place.resolve(NOWHERE, "org/name").unwrap();
-        assert_eq!(path, place.repository().join("snapshots").join(COMMIT));
+    for sandbox in [single, sharded, unindexed, both] {
+        let path = sandbox.resolve(NOWHERE, "org/name").unwrap();
+        assert_eq!(path, sandbox.repository().join("snapshots").join(COMMIT));
     }
     let gguf =
         cached(&[small[0], ("x-Q8_0.gguf", ""), ("x-Q4_K_M.gguf", ""), ("big-Q2_K-00001-of-00002.gguf", "")]);
@@ -75,8 +75,8 @@ fn whole_models_come_from_the_cache() {
 #[test]
 fn without_a_network_the_error_says_so() {
     let part = cached(&[("config.json", "{}"), ("tokenizer.json", "{}"), (INDEX, TWO), PARTS[0]]);
-    for place in [Place::new(), part] {
-        let message = place.resolve(NOWHERE, "org/name").unwrap_err().to_string();
+    for sandbox in [Sandbox::new(), part] {
+        let message = sandbox.resolve(NOWHERE, "org/name").unwrap_err().to_string();
         let want = "org/name: there is no such path, and the hub's model cannot be downloaded: the list of its files: there is no network, or the hub cannot be reached";
         assert!(message.starts_with(want), "{message}");
     }
@@ -85,8 +85,8 @@ fn without_a_network_the_error_says_so() {
 #[test]
 fn offline_nothing_is_asked() {
     let (endpoint, asked) = serve(|_| Reply::new(500, ""));
-    let place = Place::new();
-    let mut hub = place.hub(&endpoint);
+    let sandbox = Sandbox::new();
+    let mut hub = sandbox.hub(&endpoint);
     hub.settings.offline = true;
     let message = hub.resolve("org/name", &mut |_| {}).unwrap_err().to_string();
     assert!(message.contains("HF_HUB_OFFLINE is set, and "), "{message}");
@@ -141,14 +141,14 @@ fn only_what_is_needed_is_downloaded_and_cached() {
     let known = all.clone();
     let (endpoint, asked) = serve(move |asked| honest(&known, asked));
     for endpoint in [endpoint.clone(), format!("{endpoint}/"), format!("{endpoint}/mirror/")] {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let mut done = Vec::new();
         let mut progress = |Progress { file, bytes, total }: Progress<'_>| {
             if bytes == total {
                 done.push(file.to_string());
             }
         };
-        let path = place.hub(&endpoint).resolve("org/name", &mut progress).unwrap();
+        let path = sandbox.hub(&endpoint).resolve("org/name", &mut progress).unwrap();
         let wanted = ["config.json", PARTS[0].0, PARTS[1].0, INDEX, "tokenizer.json"];
         let mut tree = vec!["victim".to_string(), "cache/models--org--name/refs/main".into()];
         for name in wanted {
@@ -162,11 +162,11 @@ fn only_what_is_needed_is_downloaded_and_cached() {
         }
         tree.sort();
         if cfg!(unix) {
-            assert_eq!(place.tree(), tree);
+            assert_eq!(sandbox.tree(), tree);
         }
-        assert_eq!(std::fs::read_to_string(place.repository().join("refs/main")).unwrap(), COMMIT);
+        assert_eq!(std::fs::read_to_string(sandbox.repository().join("refs/main")).unwrap(), COMMIT);
         let requests = asked.lock().unwrap().len();
-        assert_eq!(place.resolve(&endpoint, "org/name").unwrap(), path);
+        assert_eq!(sandbox.resolve(&endpoint, "org/name").unwrap(), path);
         assert_eq!(asked.lock().unwrap().len(), requests, "the second time it is in the cache");
     }
 }
@@ -175,16 +175,16 @@ fn only_what_is_needed_is_downloaded_and_cached() {
 fn what_the_hub_does_not_have_is_refused() {
     let known = files(&[("x-Q8_0.gguf", "8"), ("x-Q6_K.gguf", "6")]);
     let (endpoint, _) = serve(move |asked| honest(&known, asked));
-    let place = Place::new();
-    let message = place.resolve(&endpoint, "org/other").unwrap_err().to_string();
+    let sandbox = Sandbox::new();
+    let message = sandbox.resolve(&endpoint, "org/other").unwrap_err().to_string();
     assert_eq!(
         message,
         "org/other: there is no such path, and the hub's model cannot be downloaded: the list of its files: the hub \
          answers 404: there is no such model or file, or it needs an access token (HF_TOKEN)"
     );
-    let message = place.resolve(&endpoint, "org/name").unwrap_err().to_string();
+    let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert_eq!(message, "org/name: none of its GGUF models is Q4_K_M: x-Q6_K, x-Q8_0");
-    let path = place.resolve(&endpoint, "org/name:Q6_K").unwrap();
+    let path = sandbox.resolve(&endpoint, "org/name:Q6_K").unwrap();
     assert_eq!(std::fs::read_to_string(path).unwrap(), "6");
 }
 
@@ -194,9 +194,9 @@ fn a_hub_that_says_no_is_quoted() {
         let (endpoint, asked) = serve(move |_| {
             Reply::new(status, "<html>").with("X-Error-Message", format!("gated\u{9b}2J{}", "!".repeat(500)))
         });
-        let place = Place { token, ..Place::new() };
-        let error = place.resolve(&endpoint, "org/name").unwrap_err();
-        place.is_untouched();
+        let sandbox = Sandbox { token, ..Sandbox::new() };
+        let error = sandbox.resolve(&endpoint, "org/name").unwrap_err();
+        sandbox.is_untouched();
         let FileError::Download { problem, .. } = error else { panic!("{error}") };
         let problem = problem.replace(&"!".repeat(190), "!");
         (problem, asked.lock().unwrap().len())
@@ -225,8 +225,8 @@ fn passing_errors_are_tried_again() {
         1 => Reply { raw: Some(Vec::new()), ..Reply::default() },
         _ => honest(&small(), asked),
     });
-    let place = Place::new();
-    place.resolve(&endpoint, "org/name").unwrap();
+    let sandbox = Sandbox::new();
+    sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(asked.lock().unwrap().len(), 3 * 7);
 }
 
@@ -259,8 +259,8 @@ fn redirects_are_followed_as_the_hub_has_them() {
             .with("X-Linked-Size", "7")
             .with("X-Repo-Commit", COMMIT)
     });
-    let place = Place { token: Some("secret"), ..Place::new() };
-    let path = place.resolve(&endpoint, "org/name").unwrap();
+    let sandbox = Sandbox { token: Some("secret"), ..Sandbox::new() };
+    let path = sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(std::fs::read_to_string(path.join(SINGLE)).unwrap(), "weights");
     let all = asked.lock().unwrap();
     assert!(all.iter().all(|asked| asked.header("Authorization") == Some("Bearer secret")), "{all:?}");
@@ -274,12 +274,12 @@ fn what_python_downloaded_in_part_or_whole_is_used() {
     let mut known = small();
     known[2].1.clone_from(&weights);
     let (endpoint, asked) = serve(move |asked| honest(&known, asked));
-    let place = Place::new();
-    let blobs = place.repository().join("blobs");
+    let sandbox = Sandbox::new();
+    let blobs = sandbox.repository().join("blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     std::fs::write(blobs.join(format!("{}.incomplete", sha256(&weights))), &weights[..60_000]).unwrap();
     std::fs::write(blobs.join(git(&small()[0].1)), &small()[0].1).unwrap();
-    let path = place.resolve(&endpoint, "org/name").unwrap();
+    let path = sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), weights);
     let asked = asked.lock().unwrap();
     let ranges: Vec<_> = asked.iter().filter_map(|asked| asked.header("Range")).collect();
@@ -289,17 +289,17 @@ fn what_python_downloaded_in_part_or_whole_is_used() {
 
 #[test]
 fn a_new_commit_replaces_the_old_one_only_when_it_is_whole() {
-    let place = cached(&[("config.json", "{}")]);
-    std::fs::write(place.repository().join("refs/main"), OTHER).unwrap();
-    let main = || std::fs::read_to_string(place.repository().join("refs/main")).unwrap();
+    let sandbox = cached(&[("config.json", "{}")]);
+    std::fs::write(sandbox.repository().join("refs/main"), OTHER).unwrap();
+    let main = || std::fs::read_to_string(sandbox.repository().join("refs/main")).unwrap();
     let (endpoint, _) = serve(|asked| match asked.path.ends_with(SINGLE) {
         true => Reply::new(404, ""),
         false => honest(&small(), asked),
     });
-    place.resolve(&endpoint, "org/name").unwrap_err();
+    sandbox.resolve(&endpoint, "org/name").unwrap_err();
     assert_eq!(main(), OTHER);
     let (endpoint, asked) = serve(|asked| honest(&small(), asked));
-    place.resolve(&endpoint, "org/name").unwrap();
+    sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(main(), COMMIT);
     let asked = asked.lock().unwrap();
     assert!(
@@ -314,10 +314,10 @@ fn four_at_once_download_once() {
         drip: asked.is("GET", SINGLE).then_some((40, std::time::Duration::from_millis(30))),
         ..honest(&small(), asked)
     });
-    let place = Place::new();
+    let sandbox = Sandbox::new();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| place.resolve(&endpoint, "org/name").unwrap());
+            scope.spawn(|| sandbox.resolve(&endpoint, "org/name").unwrap());
         }
     });
     let asked = asked.lock().unwrap();
@@ -325,7 +325,7 @@ fn four_at_once_download_once() {
         let gets = asked.iter().filter(|asked| asked.is("GET", &format!("/{name}"))).count();
         assert_eq!(gets, 1, "{name}");
     }
-    assert_eq!(place.tree().len(), 1 + 1 + 3 + 3, "{:?}", place.tree());
+    assert_eq!(sandbox.tree().len(), 1 + 1 + 3 + 3, "{:?}", sandbox.tree());
 }
 
 #[test]
@@ -333,9 +333,9 @@ fn errors_of_the_disk_are_named() {
     let text = |kind: std::io::ErrorKind| crate::hub::cache::problem(Path::new("/cache/x"), &kind.into());
     assert_eq!(text(std::io::ErrorKind::StorageFull), "/cache/x: the disk is full");
     assert_eq!(text(std::io::ErrorKind::QuotaExceeded), "/cache/x: the disk quota is used up");
-    let place = Place::new();
-    std::fs::write(place.path("cache"), "a file").unwrap();
+    let sandbox = Sandbox::new();
+    std::fs::write(sandbox.path("cache"), "a file").unwrap();
     let (endpoint, _) = serve(|asked| honest(&small(), asked));
-    let message = place.resolve(&endpoint, "org/name").unwrap_err().to_string();
+    let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert!(message.contains("tokenizer.json: ") && message.contains("/cache: "), "{message}");
 }

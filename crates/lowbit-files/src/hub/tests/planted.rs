@@ -8,19 +8,19 @@ use super::server::*;
 use crate::SINGLE;
 
 /// Plants a link in a cache whose folders are there, and resolves.
-fn plant(link: &str, target: &Path) -> (Place, Result<PathBuf, String>) {
-    let place = Place::new();
-    let path = place.path("cache").join(link);
+fn plant(link: &str, target: &Path) -> (Sandbox, Result<PathBuf, String>) {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path("cache").join(link);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::create_dir_all(place.path("elsewhere")).unwrap();
-    std::fs::write(place.path("elsewhere/main"), OTHER).unwrap();
-    symlink(place.path("").join(target), &path).unwrap();
+    std::fs::create_dir_all(sandbox.path("elsewhere")).unwrap();
+    std::fs::write(sandbox.path("elsewhere/main"), OTHER).unwrap();
+    symlink(sandbox.path("").join(target), &path).unwrap();
     let (endpoint, _) = serve(|asked| honest(&small(), asked));
-    let result = place.resolve(&endpoint, "org/name").map_err(|error| error.to_string());
-    assert_eq!(std::fs::read_to_string(place.path("victim")).unwrap(), "precious");
-    assert_eq!(std::fs::read_dir(place.path("elsewhere")).unwrap().count(), 1, "{link}");
-    assert_eq!(std::fs::read_to_string(place.path("elsewhere/main")).unwrap(), OTHER);
-    (place, result)
+    let result = sandbox.resolve(&endpoint, "org/name").map_err(|error| error.to_string());
+    assert_eq!(std::fs::read_to_string(sandbox.path("victim")).unwrap(), "precious");
+    assert_eq!(std::fs::read_dir(sandbox.path("elsewhere")).unwrap().count(), 1, "{link}");
+    assert_eq!(std::fs::read_to_string(sandbox.path("elsewhere/main")).unwrap(), OTHER);
+    (sandbox, result)
 }
 
 #[test]
@@ -43,17 +43,17 @@ fn links_in_the_place_of_files_are_replaced() {
     let blob = sha256(b"weights");
     for file in ["refs/main".into(), format!("blobs/{blob}"), format!("blobs/{blob}.incomplete")] {
         for target in ["victim", "elsewhere/main", "missing"] {
-            let (place, result) = plant(&format!("models--org--name/{file}"), Path::new(target));
+            let (sandbox, result) = plant(&format!("models--org--name/{file}"), Path::new(target));
             assert_eq!(std::fs::read_to_string(result.unwrap().join(SINGLE)).unwrap(), "weights");
-            assert!(!place.path("missing").exists());
-            let main = place.repository().join("refs/main");
+            assert!(!sandbox.path("missing").exists());
+            let main = sandbox.repository().join("refs/main");
             assert_eq!(std::fs::read_to_string(&main).unwrap(), COMMIT);
             assert!(std::fs::symlink_metadata(&main).unwrap().is_file());
         }
     }
-    let (place, result) = plant(&format!(".locks/models--org--name/{blob}.lock"), Path::new("victim"));
+    let (sandbox, result) = plant(&format!(".locks/models--org--name/{blob}.lock"), Path::new("victim"));
     assert!(result.unwrap_err().ends_with(".lock: should be a plain file"));
-    assert!(!place.repository().join("refs").exists());
+    assert!(!sandbox.repository().join("refs").exists());
 }
 
 #[test]
@@ -73,12 +73,12 @@ fn snapshots_whose_links_leave_the_cache_are_named() {
 #[test]
 fn a_ref_that_is_no_commit_is_none() {
     for main in ["../../..", "/etc", "", "main", "\0", &"a".repeat(1 << 20)] {
-        let place = Place::new();
-        std::fs::create_dir_all(place.repository().join("refs")).unwrap();
-        std::fs::write(place.repository().join("refs/main"), main).unwrap();
+        let sandbox = Sandbox::new();
+        std::fs::create_dir_all(sandbox.repository().join("refs")).unwrap();
+        std::fs::write(sandbox.repository().join("refs/main"), main).unwrap();
         let (endpoint, _) = serve(|asked| honest(&small(), asked));
-        place.resolve(&endpoint, "org/name").unwrap();
-        assert_eq!(std::fs::read_to_string(place.repository().join("refs/main")).unwrap(), COMMIT);
+        sandbox.resolve(&endpoint, "org/name").unwrap();
+        assert_eq!(std::fs::read_to_string(sandbox.repository().join("refs/main")).unwrap(), COMMIT);
     }
 }
 
@@ -86,13 +86,13 @@ fn a_ref_that_is_no_commit_is_none() {
 #[test]
 fn a_moved_cache_is_read_and_written() {
     let (endpoint, asked) = serve(|asked| honest(&small(), asked));
-    let place = Place::new();
-    std::fs::create_dir(place.path("disk")).unwrap();
-    symlink(place.path("disk"), place.path("cache")).unwrap();
-    place.resolve(&endpoint, "org/name").unwrap();
-    std::fs::rename(place.path("disk/models--org--name"), place.path("moved")).unwrap();
-    symlink(place.path("moved"), place.repository()).unwrap();
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("disk")).unwrap();
+    symlink(sandbox.path("disk"), sandbox.path("cache")).unwrap();
+    sandbox.resolve(&endpoint, "org/name").unwrap();
+    std::fs::rename(sandbox.path("disk/models--org--name"), sandbox.path("moved")).unwrap();
+    symlink(sandbox.path("moved"), sandbox.repository()).unwrap();
     let requests = asked.lock().unwrap().len();
-    place.resolve(&endpoint, "org/name").unwrap();
+    sandbox.resolve(&endpoint, "org/name").unwrap();
     assert_eq!(asked.lock().unwrap().len(), requests, "it is all there");
 }

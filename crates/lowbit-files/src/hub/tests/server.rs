@@ -212,13 +212,13 @@ pub fn limits() -> HubLimits {
 }
 
 /// A folder with a cache and a file that nobody may touch.
-pub struct Place {
+pub struct Sandbox {
     pub folder: TempDir,
     pub limits: HubLimits,
     pub token: Option<&'static str>,
 }
 
-impl Place {
+impl Sandbox {
     pub fn new() -> Self {
         let folder = TempDir::new().unwrap();
         std::fs::write(folder.path().join("victim"), "precious").unwrap();

@@ -15,7 +15,7 @@ struct Pre {
     patterns: &'static [&'static str],
     /// Words that are tokens stay whole, even if no merges lead to them.
     whole_words: bool,
-    /// Whether a text begins with bos where the metadata does not say.
+    /// Whether a text starts with bos if the metadata does not say.
     add_bos: bool,
 }
 

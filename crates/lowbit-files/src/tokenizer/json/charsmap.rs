@@ -1,5 +1,5 @@
 //! SentencePiece's `precompiled_charsmap`: a length in bytes, a double-array trie of that length, then the replacements,
-//! each ended by a zero byte. A key's value in the trie is where its replacement begins.
+//! each ended by a zero byte. A key's value in the trie is where its replacement starts.
 
 use std::collections::HashSet;
 

@@ -86,7 +86,7 @@ impl Steps {
     ) -> Result<PostProcessorWrapper> {
         let mut templates = 0;
         self.check_post_processor(&step, &is_token, &mut templates, 0)?;
-        // A template makes several sequences of one, and takes only one.
+        // A template may use its sequence several times, but takes one sequence only.
         if templates > 1 {
             return Err("post_processor has more than one step that adds tokens".into());
         }
@@ -133,7 +133,7 @@ impl Steps {
             at,
             charsmap::check(map).map_err(|problem| format!("{at}: precompiled_charsmap: {problem}"))?,
         )?;
-        // The crate takes a failure to parse it for impossible, and needs the text as a slice of its input.
+        // The crate assumes that it can be parsed, and needs the text as a slice of its input.
         let precompiled: tokenizers::normalizers::Precompiled = serde_json::from_str(&step.to_string())?;
         Ok(Normalize::Other(NormalizerWrapper::Precompiled(precompiled)))
     }
@@ -261,7 +261,7 @@ impl Steps {
             (None, Some(regex)) => shortest_match(regex),
             (None, None) => 0,
         };
-        // What matches nothing matches before each byte.
+        // A pattern that matches the empty string matches before each byte.
         let times = match shortest {
             0 => 1 + content.len(),
             shortest => content.len().div_ceil(shortest),
@@ -271,7 +271,7 @@ impl Steps {
     }
 }
 
-/// Bytes that a match has at least, as far as that can be seen.
+/// A lower bound of a match's length in bytes.
 fn shortest_match(pattern: &str) -> usize {
     let syntax = regex_automata::util::syntax::parse(pattern).ok();
     syntax.and_then(|syntax| syntax.properties().minimum_len()).unwrap_or(0)

@@ -268,7 +268,7 @@ fn patterns_that_do_not_end_are_errors() {
         let message = error.to_string();
         assert!(message.contains("tokenizer.json: tokenizer: ") && message.contains("acktrack"), "{message}");
     }
-    // Each match alone ends in time, but there is one at each place.
+    // Each match alone is quick enough, but there is one at each position.
     let slow = load_value(&with("pre_tokenizer", split("(?=((?:a(?=.)|a(?=.)){13}b|a))a"))).unwrap();
     let start = processor_time();
     let Err(error) = slow.encode(&"a".repeat(20_000), false) else { panic!("it ends") };
@@ -279,7 +279,7 @@ fn patterns_that_do_not_end_are_errors() {
 
 #[test]
 fn panics_of_the_library_are_errors() {
-    // Its Strip counts on more characters than a token has.
+    // Its Strip assumes more characters than a token has.
     let file = with("decoder", json!({"type": "Strip", "content": "a", "start": 0, "stop": 3}));
     let message = load_value(&file).unwrap().decode(&[0]).unwrap_err().to_string();
     assert!(message.contains("the tokenizers library panicked"), "{message}");

@@ -1,12 +1,12 @@
-//! Where a new checkpoint may lie.
+//! Which output paths are allowed.
 
 use crate::QuantizeError;
 use std::path::{Component, Path, PathBuf};
 
-/// That `output` is not the checkpoint itself, nor in it, nor, if it may be replaced, a folder that holds it.
+/// Checks that `output` is neither the checkpoint nor inside it nor, if it may be replaced, a folder that contains it.
 ///
 /// # Errors
-/// [`QuantizeError::Place`].
+/// [`QuantizeError::Output`].
 pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), QuantizeError> {
     let (Some(from), Some(to)) = (checkpoint.canonicalize().ok(), resolve(output)) else { return Ok(()) };
     let relation = match () {
@@ -15,10 +15,10 @@ pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), Quan
         () if replace && from.starts_with(&to) => "holds",
         () => return Ok(()),
     };
-    Err(QuantizeError::Place { output: output.into(), relation, checkpoint: checkpoint.into() })
+    Err(QuantizeError::Output { output: output.into(), relation, checkpoint: checkpoint.into() })
 }
 
-/// The path without links, of what need not exist yet: what exists of it is resolved, the rest appended.
+/// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended.
 fn resolve(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let (existing, resolved) =
