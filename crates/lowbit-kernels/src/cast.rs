@@ -114,7 +114,7 @@ impl Tensor {
         };
         #[cfg(feature = "gpu")]
         if let crate::Device::Gpu(gpu) = self.device() {
-            return Ok(self.over(gpu.convert(self.memory()?, self.len(), (from, to))?, dtype));
+            return Ok(self.over(gpu.convert(self.buffer()?, self.len(), (from, to))?, dtype));
         }
         let cpu = self.device().as_cpu("cast")?;
         let mut y = Self::empty(self.shape(), dtype, self.device());

@@ -1,5 +1,5 @@
 use crate::tensor::elements;
-use crate::{Device, KernelError, Tensor, ops};
+use crate::{Device, KernelError, Tensor};
 use lowbit_formats::{Format, Parts};
 
 /// A weight `[.., N, K]` in some [`Format`]: the format's component tensors, each row after row.
@@ -83,9 +83,9 @@ impl QuantizedTensor {
         }
         #[cfg(feature = "gpu")]
         if let (Device::Cpu(_), Device::Gpu(_)) = (self.device(), device) {
-            let planes = crate::gpu::layout::planes(self.format, &self.parts(), self.rows(), self.k());
+            let components = crate::gpu::layout::repack(self.format, &self.parts(), self.rows(), self.k());
             let upload = |plane: &std::borrow::Cow<'_, [u8]>| Tensor::new(plane, &[plane.len()], device);
-            let components = planes.iter().filter(|plane| !plane.is_empty()).map(upload);
+            let components = components.iter().filter(|component| !component.is_empty()).map(upload);
             let mut components = components.collect::<Result<Vec<_>, _>>()?;
             if components.is_empty() {
                 components.push(Tensor::new::<u8>(&[], &[0], device)?);
@@ -93,48 +93,6 @@ impl QuantizedTensor {
             return Ok(Self { format: self.format, shape: self.shape.clone(), components });
         }
         Err(KernelError::Unsupported { op: "moving a weight", device: self.device().to_string() })
-    }
-
-    /// Copies weights of one format and shape `[N, K]` into one `[E, N, K]`.
-    ///
-    /// # Errors
-    /// As [`Self::concat`].
-    pub fn stack(weights: &[Self]) -> Result<Self, KernelError> {
-        let one = |weight: &Self| weight.reshape(&[&[1], &weight.shape[..]].concat());
-        let weights = weights.iter().map(one).collect::<Result<Vec<_>, _>>()?;
-        Self::concat(&weights.iter().collect::<Vec<_>>())
-    }
-
-    /// Copies weights of one format, whose sizes but the outermost are the same, one after the other into one.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] for none, and for weights that differ; [`KernelError::Device`] for different devices;
-    /// [`KernelError::Gpu`] when a GPU has no such memory left.
-    pub fn concat(weights: &[&Self]) -> Result<Self, KernelError> {
-        let refuse = |got: &[usize], want: String| KernelError::Shape {
-            op: "concat",
-            operand: "weight",
-            got: got.to_vec(),
-            want,
-        };
-        let Some(first) = weights.first() else { return Err(refuse(&[], "there is none".into())) };
-        let differs = |w: &&&Self| w.shape[1..] != first.shape[1..] || w.format != first.format;
-        if let Some(other) = weights.iter().find(differs) {
-            let want = format!("the first is {:?} in {} and this is in", first.shape, first.format);
-            return Err(refuse(&other.shape, format!("{want} {}", other.format)));
-        }
-        let joined = |index: usize| {
-            let flat = |weight: &&Self| weight.components[index].reshape(&[weight.components[index].len()]);
-            let parts = weights.iter().map(flat).collect::<Result<Vec<_>, _>>()?;
-            ops::concat(&parts.iter().collect::<Vec<_>>())
-        };
-        let components = (0..first.components.len()).map(joined).collect::<Result<_, _>>()?;
-        let mut shape = first.shape.clone();
-        shape[0] = weights.iter().fold(0, |sum: usize, weight| sum.saturating_add(weight.shape[0]));
-        match elements(&shape, 1) {
-            Some(_) => Ok(Self { format: first.format, shape, components }),
-            None => Err(refuse(&shape, "that is more than memory can hold".into())),
-        }
     }
 
     /// Parts `start..end` of the outermost dimension, sharing storage.
@@ -147,41 +105,10 @@ impl QuantizedTensor {
             let want = format!("{start}..{end} of the outermost were asked for");
             return Err(KernelError::Shape { op: "slice", operand: "weight", got: self.shape.clone(), want });
         }
-        let part = |component: &Tensor| match component.len() {
+        self.map_components([&[end - start], &self.shape[1..]].concat(), |component| match component.len() {
             0 => Ok(component.clone()),
             len => component.reshape(&[count, len / count])?.rows(start, end),
-        };
-        let components = self.components.iter().map(part).collect::<Result<_, _>>()?;
-        let shape = [&[end - start], &self.shape[1..]].concat();
-        Ok(Self { format: self.format, shape, components })
-    }
-
-    /// Rows `start..start + len` of each matrix of `[.., N, K]`, copied.
-    ///
-    /// # Errors
-    /// [`KernelError::Shape`] when they are not there; [`KernelError::Gpu`] when a GPU has no such memory left.
-    pub fn narrow(&self, start: usize, len: usize) -> Result<Self, KernelError> {
-        let n = self.n();
-        if start.checked_add(len).is_none_or(|end| end > n) {
-            let want = format!("{len} rows from {start} on were asked for");
-            return Err(KernelError::Shape {
-                op: "narrow",
-                operand: "weight",
-                got: self.shape.clone(),
-                want,
-            });
-        }
-        let part = |component: &Tensor| match component.len() {
-            0 => Ok(component.clone()),
-            all => {
-                let row = all / self.rows();
-                ops::narrow(&component.reshape(&[self.rows() / n, n * row])?, start * row, len * row)
-            }
-        };
-        let components = self.components.iter().map(part).collect::<Result<_, _>>()?;
-        let mut shape = self.shape.clone();
-        shape[self.shape.len() - 2] = len;
-        Ok(Self { format: self.format, shape, components })
+        })
     }
 
     /// The same rows as a weight of `shape`, sharing storage.
@@ -198,6 +125,16 @@ impl QuantizedTensor {
                 Err(KernelError::Shape { op: "reshape", operand: "shape", got, want })
             }
         }
+    }
+
+    /// The weight of `shape` that has `of(component)` for each component, in the format's order.
+    pub(crate) fn map_components(
+        &self,
+        shape: Vec<usize>,
+        of: impl FnMut(&Tensor) -> Result<Tensor, KernelError>,
+    ) -> Result<Self, KernelError> {
+        let components = self.components.iter().map(of).collect::<Result<_, _>>()?;
+        Ok(Self { format: self.format, shape, components })
     }
 
     /// How the values are stored.

@@ -1,3 +1,5 @@
+//! [`Tensor`]: contiguous arrays on a CPU or a GPU, shared between clones and views until one of them writes.
+
 use crate::{Device, KernelError, buffer::Buffer};
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -11,13 +13,13 @@ pub struct Tensor {
     dtype: DType,
     device: Device,
     storage: Storage,
-    /// The first element's place in the storage, in elements.
+    /// The index of the first element in the storage.
     offset: usize,
 }
 
 #[derive(Clone, Debug)]
 enum Storage {
-    /// Memory of this process, made by ops.
+    /// Memory of this process, which ops may write.
     Owned(Arc<Buffer>),
     /// A range of a mapped file.
     Mapped(Bytes),
@@ -37,11 +39,11 @@ macro_rules! elements {
 }
 elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, u32 = U32, i32 = I32, u8 = U8, i8 = I8);
 
-/// Elements of `shape`, where all of its sizes but zeros can be multiplied with each other and with `bytes`, and memory
-/// can hold the product: so no product of some of a tensor's sizes overflows. The sizes of all tensors and weights are checked here.
+/// The number of elements of `shape`; none if the product of all its nonzero sizes and `bytes` is more than memory can
+/// hold. So no product of some of a tensor's sizes overflows. The sizes of all tensors and weights are checked here.
 pub(crate) fn elements(shape: &[usize], bytes: usize) -> Option<usize> {
     let all = shape.iter().try_fold(bytes, |product, &n| product.checked_mul(n.max(1)))?;
-    // Buffers are rounded up to whole lines.
+    // Buffers are rounded up to whole cache lines.
     let fits = all <= isize::MAX as usize - 64;
     fits.then(|| if shape.contains(&0) { 0 } else { all / bytes })
 }
@@ -56,11 +58,11 @@ fn too_large(shape: &[usize]) -> KernelError {
 }
 
 impl Tensor {
-    /// A tensor for an op to fill. In debug builds its bytes are all ones (NaN in every float, an absurd id), so
-    /// that an element left unwritten shows.
+    /// An uninitialised tensor for an op to fill. In debug builds all its bits are ones (NaN in every float type, an
+    /// id out of range), so that tests find elements that were not written.
     ///
     /// # Panics
-    /// When there is no such memory; [`Self::allocate`] gives an error instead.
+    /// When memory cannot be allocated; [`Self::allocate`] gives an error instead.
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Self {
         Self::allocate(shape, dtype, device).unwrap_or_else(|error| panic!("{error}"))
     }
@@ -68,8 +70,8 @@ impl Tensor {
     /// As [`Self::empty`].
     ///
     /// # Errors
-    /// [`KernelError::TooLarge`] when the bytes of `shape` overflow or the system does not give them;
-    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    /// [`KernelError::TooLarge`] when the size overflows or the system cannot allocate it;
+    /// [`KernelError::Gpu`] when a GPU cannot allocate it.
     pub fn allocate(shape: &[usize], dtype: DType, device: &Device) -> Result<Self, KernelError> {
         let bytes = size(shape, dtype)?;
         let storage = match device {
@@ -112,10 +114,10 @@ impl Tensor {
         Ok(Self { shape: shape.to_vec(), dtype, device: device.clone(), storage, offset: 0 })
     }
 
-    /// The same values on another device; the tensor itself where it is there already.
+    /// The same values on another device; shares memory if the tensor is on that device.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
+    /// [`KernelError::Gpu`] when a GPU cannot allocate the memory or fails.
     pub fn to_device(&self, device: &Device) -> Result<Self, KernelError> {
         if self.device.is(device) {
             return Ok(Self { device: device.clone(), ..self.clone() });
@@ -138,7 +140,7 @@ impl Tensor {
         unreachable!("there are no two devices without a GPU")
     }
 
-    /// The elements' bytes, from wherever they are.
+    /// The elements' bytes, copied from a GPU where the tensor is on one.
     #[cfg(feature = "gpu")]
     fn download(&self) -> Result<std::borrow::Cow<'_, [u8]>, KernelError> {
         let (Device::Gpu(gpu), Storage::Gpu(memory)) = (&self.device, &self.storage) else {
@@ -149,7 +151,7 @@ impl Tensor {
         Ok(bytes.into())
     }
 
-    /// Where the elements lie on a GPU, and their first byte there.
+    /// The GPU memory that holds the elements, and the byte at which they start.
     #[cfg(feature = "gpu")]
     pub(crate) fn memory(&self) -> Result<(&crate::gpu::Memory, usize), KernelError> {
         match &self.storage {
@@ -158,7 +160,7 @@ impl Tensor {
         }
     }
 
-    /// A tensor of this one's shape over other memory of its GPU.
+    /// A tensor of the same shape and device that uses other GPU memory.
     #[cfg(feature = "gpu")]
     pub(crate) fn over(&self, memory: crate::gpu::Memory, dtype: DType) -> Self {
         Self { dtype, storage: Storage::Gpu(memory), offset: 0, ..self.clone() }
@@ -186,18 +188,18 @@ impl Tensor {
         }
     }
 
-    /// Gives a tensor on a GPU its own copy where it shares its storage: what an op does before it writes in place.
+    /// Copies the storage of a tensor on a GPU if it is shared. Ops call this before they write in place.
     #[cfg(feature = "gpu")]
     pub(crate) fn unshare(&mut self) -> Result<(), KernelError> {
         if let (Device::Gpu(gpu), true) = (self.device.clone(), self.is_shared()) {
-            // Elements are moved, whatever they are, in words of their size.
+            // Elements are copied as words of their size, whatever their type.
             let word = match self.dtype.size() {
                 2 => lowbit_formats::FloatType::F16,
                 4 => lowbit_formats::FloatType::F32,
                 _ => return Err(KernelError::Unsupported { op: "a copy of bytes", device: gpu.to_string() }),
             };
             *self = self.over(
-                gpu.convert(self.memory()?, self.size_bytes() / word.size(), (word, word))?,
+                gpu.convert(self.buffer()?, self.size_bytes() / word.size(), (word, word))?,
                 self.dtype,
             );
         }
@@ -229,7 +231,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Writes `values` over all elements, in place: a captured pass that reads this tensor reads them from then on. A
+    /// Overwrites all elements with `values`, in place: replays of a captured pass that reads this tensor see them. A
     /// tensor that shares its storage gets its own first.
     ///
     /// # Errors
@@ -249,10 +251,10 @@ impl Tensor {
         Ok(())
     }
 
-    /// Makes all elements zeros, in place. A tensor that shares its storage gets its own first.
+    /// Sets all elements to zero, in place. A tensor that shares its storage gets its own first.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    /// [`KernelError::Gpu`] when a GPU cannot allocate it.
     pub fn clear(&mut self) -> Result<(), KernelError> {
         if self.is_shared() || self.offset > 0 {
             *self = Self::allocate_zeros(&self.shape, self.dtype, &self.device)?;
@@ -298,12 +300,12 @@ impl Tensor {
         self.shape[if i < 0 { self.shape.len().wrapping_add_signed(i) } else { i as usize }]
     }
 
-    /// All elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// No elements.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -313,7 +315,7 @@ impl Tensor {
         self.dtype
     }
 
-    /// Where it lives.
+    /// The device whose memory holds it.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -333,7 +335,7 @@ impl Tensor {
     /// Rows `start..end` of the outermost dimension, sharing storage.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when they are not there.
+    /// [`KernelError::Shape`] when `x` does not have these rows.
     pub fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
         let row: usize = match self.shape.split_first() {
             Some((&rows, row)) if start <= end && end <= rows => row.iter().product(),
@@ -348,10 +350,10 @@ impl Tensor {
         Ok(view)
     }
 
-    /// Whether the elements begin at a multiple of `bytes` bytes.
+    /// Whether the elements start at a multiple of `bytes` bytes.
     pub(crate) fn is_aligned(&self, bytes: usize) -> bool {
         match &self.storage {
-            // Memory of a GPU begins at more than any kernel asks for.
+            // GPU memory is allocated with a larger alignment than any kernel needs.
             #[cfg(feature = "gpu")]
             Storage::Gpu(_) => (self.offset * self.dtype.size()).is_multiple_of(bytes),
             _ => self.bytes().as_ptr().addr().is_multiple_of(bytes),
@@ -361,7 +363,7 @@ impl Tensor {
     /// The elements' little-endian bytes.
     ///
     /// # Panics
-    /// When they are on a GPU: [`Self::to_device`] fetches them.
+    /// When the tensor is on a GPU: use [`Self::to_device`] first.
     pub fn bytes(&self) -> &[u8] {
         let (start, len) = (self.offset * self.dtype.size(), self.len() * self.dtype.size());
         match &self.storage {
@@ -375,8 +377,8 @@ impl Tensor {
     /// The elements.
     ///
     /// # Errors
-    /// [`KernelError::DType`] for another element type; [`KernelError::Value`] when a file has them misaligned;
-    /// [`KernelError::Unsupported`] when they are on a GPU.
+    /// [`KernelError::DType`] for another element type; [`KernelError::Value`] when they are misaligned in a mapped
+    /// file; [`KernelError::Unsupported`] when they are on a GPU.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], KernelError> {
         self.expect_dtype(T::DTYPE)?;
         self.expect_host("as_slice")?;
@@ -388,7 +390,7 @@ impl Tensor {
         })
     }
 
-    /// The elements, to write. A tensor that shares its storage gets its own copy first.
+    /// The elements, mutable. A tensor that shares its storage gets its own copy first.
     ///
     /// # Errors
     /// [`KernelError::DType`] for another element type; [`KernelError::Unsupported`] when they are on a GPU.
@@ -398,7 +400,7 @@ impl Tensor {
         Ok(bytemuck::cast_slice_mut(self.bytes_mut()))
     }
 
-    /// The elements' bytes, to write. A tensor that shares its storage gets its own copy first.
+    /// The elements' bytes, mutable. A tensor that shares its storage gets its own copy first.
     ///
     /// # Panics
     /// As [`Self::bytes`].
@@ -503,7 +505,7 @@ mod tests {
             &[1 << 32, 1 << 32],
             &[0, 1 << 40, 1 << 40],
             &[1 << 40, 1 << 40, 0],
-            // This one can be counted, but not had.
+            // This size does not overflow, but no machine has it.
             &[1 << 60],
         ];
         let x = Tensor::new(&[0f32; 6], &[3, 2], &device).unwrap();

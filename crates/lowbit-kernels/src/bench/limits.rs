@@ -1,18 +1,18 @@
+//! What a device can do at most, measured: the bandwidth of its memory and the rate of dense products.
+
 use super::median;
 use crate::{
-    Cpu, Device, KernelError, inputs,
-    ops::matmul,
+    Cpu, Device, KernelError,
     simd::{Kernel, Simd},
 };
-use lowbit_formats::FloatType;
 use std::time::Instant;
 
-/// What the device can do at the most, measured.
+/// The device's measured limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Reading memory that no cache holds; on a GPU reading and writing in a copy.
+    /// Bandwidth of reading memory that is in no cache; on a GPU, of reading and writing in a copy.
     pub bytes_per_second: f64,
-    /// The best dense f32 product; on a GPU its maker's library's in bf16, or infinite where there is none.
+    /// The best rate of a dense f32 product; on a GPU that of the vendor BLAS in bf16, or infinite without one.
     pub flops_per_second: f64,
 }
 
@@ -20,33 +20,41 @@ impl Limits {
     /// Measures `device` with all of its threads.
     ///
     /// # Errors
-    /// What the product gives.
+    /// Those of the product.
     pub fn measure(device: &Device) -> Result<Self, KernelError> {
-        match device {
-            Device::Cpu(cpu) => {
-                Ok(Self { bytes_per_second: read_bandwidth(cpu), flops_per_second: dense_product(device)? })
-            }
+        let bytes_per_second = match device {
+            Device::Cpu(cpu) => read_bandwidth(cpu),
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => Ok(Self {
-                bytes_per_second: gpu.copy_bandwidth()?,
-                flops_per_second: library_product(gpu, device)?,
-            }),
+            Device::Gpu(gpu) => gpu.copy_bandwidth()?,
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
+        };
+        let mut flops_per_second = f64::INFINITY;
+        for product in inventory::iter::<DenseProduct> {
+            flops_per_second = (product.0)(device)?;
         }
+        Ok(Self { bytes_per_second, flops_per_second })
     }
 }
+
+/// A function that measures the operations per second of the best dense product on a device: infinite where there is nothing
+/// to compare with. The op of dense products registers it.
+pub struct DenseProduct(pub fn(&Device) -> Result<f64, KernelError>);
+inventory::collect!(DenseProduct);
 
 /// Bytes that no cache of `device` holds.
 pub(super) fn cold(device: &Device) -> usize {
     match device {
         Device::Cpu(_) => last_level_cache(),
-        // Several times the largest that GPUs have.
-        Device::Gpu(_) => 400 << 20,
+        // Several times the largest that GPUs have; as many copies on all of them, so that their figures can be compared.
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => (4 * gpu.caps().cache).max(400 << 20),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
     }
 }
 
-/// Bytes of the largest cache, as Linux tells it; 32 MiB where it does not.
+/// Bytes of the largest cache, as Linux reports it; 32 MiB if it does not.
 pub fn last_level_cache() -> usize {
     let caches = std::fs::read_dir("/sys/devices/system/cpu/cpu0/cache").into_iter().flatten().flatten();
     let sizes = caches.filter_map(|cache| {
@@ -56,12 +64,12 @@ pub fn last_level_cache() -> usize {
     sizes.max().unwrap_or(32 << 20)
 }
 
-/// `480K` and the like, in bytes.
+/// Bytes of a size such as `480K`.
 pub(super) fn kibibytes(text: &str) -> Option<usize> {
     text.strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Places that a thread reads from at once: one stream alone does not keep memory busy.
+/// Streams that a thread reads at the same time: one does not saturate memory.
 const STREAMS: usize = 8;
 
 fn read_bandwidth(cpu: &Cpu) -> f64 {
@@ -79,7 +87,7 @@ fn read_bandwidth(cpu: &Cpu) -> f64 {
     (memory.len() * size_of::<f32>()) as f64 / median(times)
 }
 
-/// Adds everything up, from [`STREAMS`] places at once.
+/// Sums all numbers, reading [`STREAMS`] streams at the same time.
 struct Read<'a>(&'a [f32]);
 
 impl Kernel for Read<'_> {
@@ -99,37 +107,4 @@ impl Kernel for Read<'_> {
         }
         sums.into_iter().map(|sum| simd.sum(sum)).sum()
     }
-}
-
-/// The best of some bf16 products by the maker's library.
-#[cfg(feature = "gpu")]
-fn library_product(gpu: &crate::gpu::Gpu, device: &Device) -> Result<f64, KernelError> {
-    let (m, n, k) = (4096, 8192, 4096);
-    if gpu.library().is_none() {
-        return Ok(f64::INFINITY);
-    }
-    let host = device.host()?;
-    let operand =
-        |rows, seed| inputs::activations(&[rows, k], FloatType::BF16, seed, &host)?.to_device(device);
-    let (x, weight) = (operand(m, 1)?, operand(n, 2)?);
-    let mut best = 0.0f64;
-    for _ in 0..10 {
-        let time = gpu.time(|| matmul(&x, &weight).map(drop))?;
-        best = best.max((2 * m * n * k) as f64 / time.as_secs_f64());
-    }
-    Ok(best)
-}
-
-fn dense_product(device: &Device) -> Result<f64, KernelError> {
-    let mut best = 0.0f64;
-    for (m, n, k) in [(512, 1024, 1024), (1024, 2048, 2048)] {
-        let x = inputs::activations(&[m, k], FloatType::F32, 1, device)?;
-        let weight = inputs::activations(&[n, k], FloatType::F32, 2, device)?;
-        for _ in 0..5 {
-            let start = Instant::now();
-            matmul(&x, &weight)?;
-            best = best.max((2 * m * n * k) as f64 / start.elapsed().as_secs_f64());
-        }
-    }
-    Ok(best)
 }

@@ -10,7 +10,7 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-pub use limits::{Limits, last_level_cache};
+pub use limits::{DenseProduct, Limits, last_level_cache};
 pub use row::Row;
 
 use crate::{Device, KernelError, Tensor, inputs};
@@ -23,47 +23,48 @@ pub struct Case {
     pub op: &'static str,
     /// The sizes, named after a real layer's, as in `M=1 K=4096 N=14336`.
     pub shape: String,
-    /// The weight's format, or `-` where there is none.
+    /// The weight's format, or `-` without a weight.
     pub format: String,
     /// The activations' type.
     pub dtype: FloatType,
-    /// Bytes that must move at the least: every operand read once, the result written once.
+    /// Bytes that must move at least: every operand is read once and the result written once.
     pub bytes: usize,
     /// Additions and multiplications.
     pub flops: usize,
-    /// Bytes of what a model reads once a step and finds cold; 0 when the operands come from the op before.
+    /// Bytes of the operands that a model reads once per step and so finds in no cache, such as weights; 0 if all
+    /// operands come from the previous op.
     pub cold_bytes: usize,
     /// Makes the operands.
     pub prepare: Prepare,
 }
 
-/// Makes a case's operands on a device, with as many copies of the cold ones as asked for.
+/// Makes a case's operands on a device, with the given number of copies of the cold ones.
 pub type Prepare = Box<dyn Fn(&Device, usize) -> Result<Prepared, KernelError>>;
 
 /// A case's operands on a device.
 pub struct Prepared {
     /// The same computation on different copies of the cold operands.
     pub runs: Vec<Run>,
-    /// What the first run of the first copy should give, in full or in part.
+    /// The expected result of the first run on the first copy: all or some of its elements.
     pub expected: Vec<Expected>,
 }
 
 /// One computation.
 pub type Run = Box<dyn FnMut() -> Result<Tensor, KernelError> + Send>;
 
-/// An element of a result as the f64 reference has it.
+/// An element of the result that the f64 reference expects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
-    /// Its place in the result.
+    /// Its index in the result.
     pub index: usize,
-    /// What it should be.
+    /// The expected value.
     pub value: f64,
-    /// How far from that the derived bound lets it be.
+    /// The derived bound of the error.
     pub bound: f64,
 }
 
 impl Prepared {
-    /// A computation whose operands come from the op before, or stay in a cache.
+    /// A computation whose operands come from the previous op, or stay in a cache.
     pub(crate) fn warm(
         run: impl FnMut() -> Result<Tensor, KernelError> + Send + 'static,
         expected: Vec<Expected>,
@@ -73,7 +74,7 @@ impl Prepared {
 }
 
 impl Expected {
-    /// All elements of a result whose sums are within `bound` and which is rounded to `dtype`.
+    /// Expects all elements `want`, each within `bound`, with the error of rounding to `dtype` on top.
     pub(crate) fn all(want: &[f64], dtype: FloatType, bound: impl Fn(usize) -> f64) -> Vec<Self> {
         let expected = |(index, &value): (usize, &f64)| Self {
             index,
@@ -88,11 +89,11 @@ impl Expected {
 pub struct Cases(pub fn() -> Vec<Case>);
 inventory::collect!(Cases);
 
-/// A function that lists an op's cases of sizes and types that a GPU is made for, and a CPU takes long for.
+/// A function that lists an op's cases for GPUs only: their sizes and types would take too long on a CPU.
 pub struct GpuCases(pub fn() -> Vec<Case>);
 inventory::collect!(GpuCases);
 
-/// All cases registered for a device like `device` whose description has every word of `filter`, by op and dtype.
+/// All cases for a device like `device` whose description has every word of `filter`, sorted by op and dtype.
 pub fn cases(filter: &str, device: &Device) -> Vec<Case> {
     let mut cases: Vec<_> = inventory::iter::<Cases>.into_iter().flat_map(|cases| cases.0()).collect();
     if let Device::Gpu(_) = device {
@@ -111,14 +112,14 @@ impl std::fmt::Display for Case {
 
 /// A case is timed for at least this long.
 const TIME: Duration = Duration::from_millis(300);
-/// A case is timed at least this often.
+/// A case is timed at least this many times.
 const RUNS: usize = 15;
 
-/// Checks `case` on `device`, then times it: the median of many runs, each on the copy of the cold operands that was
-/// used longest ago. All copies together exceed the last-level cache.
+/// Checks `case` on `device`, then times it: the median of many runs, which cycle through the copies of the cold
+/// operands. All copies together exceed the last-level cache.
 ///
 /// # Errors
-/// [`KernelError::Value`] when the answer is outside its bound; what preparing or running the case gives.
+/// [`KernelError::Value`] when the answer is outside its bound; the errors of preparing and running the case.
 pub fn run(case: &Case, device: &Device, limits: &Limits) -> Result<Row, KernelError> {
     let copies = limits::cold(device).checked_div(case.cold_bytes).map_or(1, |copies| copies + 2);
     let Prepared { mut runs, expected } = (case.prepare)(device, copies)?;
@@ -150,7 +151,7 @@ fn each(runs: &mut [Run]) -> Result<f64, KernelError> {
     Ok(median(times))
 }
 
-/// The device's time for a run: the median over replays of a pass in which each copy has its turn.
+/// The device's time per run: the median over replays of a pass that runs once on each copy.
 #[cfg(feature = "gpu")]
 fn replayed(gpu: &crate::gpu::Gpu, runs: &mut [Run]) -> Result<f64, KernelError> {
     let turns = runs.len().max(RUNS).next_multiple_of(runs.len());
@@ -174,7 +175,7 @@ fn error_over_bound(case: &Case, y: &Tensor, expected: &[Expected]) -> Result<f6
     let mut worst = 0.0f64;
     for want in expected {
         let error = (f64::from(y[want.index]) - want.value).abs();
-        // A right zero has no bound above it.
+        // An exact zero has a bound of 0.
         let ratio = if error == 0.0 { 0.0 } else { error / want.bound };
         // Not `ratio > 1.0`: a NaN must fail.
         if ratio.is_nan() || ratio > 1.0 {

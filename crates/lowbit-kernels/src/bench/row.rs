@@ -1,6 +1,8 @@
+//! A case's measurements, as a line of a record.
+
 use super::{Case, Limits};
 
-/// What was measured of a case.
+/// A case's measurements.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct Row {
@@ -11,10 +13,10 @@ pub struct Row {
     pub median_us: f64,
     pub bytes: usize,
     pub flops: usize,
-    /// The time that moving the bytes or computing takes at the measured limits, whichever is longer, over the
-    /// median.
+    /// The time for moving the bytes or for the arithmetic at the measured limits, whichever is longer, divided by the
+    /// median time.
     pub share_of_limit: f64,
-    /// The largest error over its bound.
+    /// The largest ratio of an error to its bound.
     pub error_over_bound: f64,
 }
 
@@ -39,7 +41,7 @@ impl Row {
         }
     }
 
-    /// One line of a record. No field has a comma.
+    /// One line of a record. No field contains a comma.
     pub fn csv(&self) -> String {
         let Self { op, shape, format, dtype, median_us, bytes, flops, share_of_limit, error_over_bound } =
             self;
@@ -48,12 +50,12 @@ impl Row {
         )
     }
 
-    /// Bytes moved a second, in units of 10^9.
+    /// Bytes moved per second, in units of 10^9.
     pub fn gigabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.median_us / 1e3
     }
 
-    /// Operations a second, in units of 10^9.
+    /// Operations per second, in units of 10^9.
     pub fn gigaflops(&self) -> f64 {
         self.flops as f64 / self.median_us / 1e3
     }

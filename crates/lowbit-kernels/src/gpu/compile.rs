@@ -1,10 +1,13 @@
 //! A kernel and its compile-time values to source or code for a GPU, without that GPU.
 
+use super::caps::Caps;
 #[cfg(any(feature = "cuda", test))]
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::CubeDim;
-use cubecl_core::ir::{AddressType, DeviceProperties, TargetProperties, settings::ExecutionMode};
+use cubecl_core::ir::{
+    AddressType, DeviceProperties, TargetProperties, features::Tma, settings::ExecutionMode,
+};
 use cubecl_core::prelude::*;
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
@@ -15,33 +18,63 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct Target {
     properties: Arc<DeviceProperties>,
     registers: Arc<TargetProperties>,
-    /// CUDA's compute capability, as in 90.
-    capability: Option<u32>,
+    caps: Caps,
 }
 
 /// The arguments that every kernel's generated constructor begins with.
 pub(crate) type Start = (KernelSettings, Arc<DeviceProperties>, Arc<TargetProperties>);
 
+/// What CUDA says of a device.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaDevice {
+    /// Its compute capability, as in 90.
+    pub capability: u32,
+    pub multiprocessors: usize,
+    /// Bytes of shared memory that a cube may ask for.
+    pub shared_memory: usize,
+    /// Bytes of the second-level cache.
+    pub cache: usize,
+}
+
+#[cfg(feature = "cuda")]
+impl CudaDevice {
+    /// An H100 (SXM) or H200, for kernels that are compiled without a device.
+    #[cfg(test)]
+    pub const H100: Self =
+        Self { capability: 90, multiprocessors: 132, shared_memory: 227 << 10, cache: 50 << 20 };
+}
+
 impl Target {
     #[cfg(any(feature = "vulkan", feature = "metal"))]
     pub fn new(properties: Arc<DeviceProperties>, registers: Arc<TargetProperties>) -> Self {
-        Self { properties, registers, capability: None }
+        let caps = portable(&properties);
+        Self { properties, registers, caps }
     }
 
-    /// A CUDA device of this compute capability, as in 90.
+    /// A CUDA device.
     #[cfg(feature = "cuda")]
-    pub fn cuda(capability: u32) -> Self {
-        Self { capability: Some(capability), ..Self::offline(32, 16) }
+    pub fn cuda(device: CudaDevice) -> Self {
+        let mut target = Self::offline(32, 16);
+        let overlaps = device.capability >= 90;
+        if overlaps {
+            Arc::make_mut(&mut target.properties).features.tma.insert(Tma::Base);
+        }
+        let caps = Caps {
+            multiprocessors: device.multiprocessors,
+            shared_memory: device.shared_memory,
+            cache: device.cache,
+            tensor_cores: device.capability >= 80,
+            warp_groups: device.capability == 90,
+            overlaps,
+            ..target.caps
+        };
+        Self { caps, ..target }
     }
 
-    /// Whether a launch may begin before the one before it has ended: kernels then wait themselves.
-    pub fn overlaps(&self) -> bool {
-        self.capability >= Some(90)
-    }
-
-    /// Whether four planes can multiply matrices together: an instruction that Hopper alone has.
-    pub fn warp_groups(&self) -> bool {
-        self.capability == Some(90)
+    /// What of the device decides which kernels run.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
     }
 
     /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
@@ -75,21 +108,18 @@ impl Target {
             cubecl_core::profile::TimingMethod::Device,
             identity,
         );
-        Self { properties: Arc::new(properties), registers: Arc::default(), capability: None }
+        let caps = portable(&properties);
+        Self { properties: Arc::new(properties), registers: Arc::default(), caps }
     }
 
-    /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they multiply f16 and bf16.
+    /// [`Caps::tensor_cores`].
     pub fn tensor_cores(&self) -> bool {
-        self.capability >= Some(80)
+        self.caps.tensor_cores
     }
 
-    /// Bytes of shared memory that a cube may ask of CUDA (its programming guide 13.0, table of compute capabilities).
-    pub fn shared_memory(&self) -> usize {
-        match self.capability {
-            Some(90 | 100..=110) => 227 << 10,
-            Some(80 | 87) => 163 << 10,
-            _ => 99 << 10,
-        }
+    /// [`Caps::overlaps`].
+    pub fn overlaps(&self) -> bool {
+        self.caps.overlaps
     }
 
     /// Elements of the longest vector that kernels can have.
@@ -97,10 +127,9 @@ impl Target {
         self.properties.hardware.max_vector_size
     }
 
-    /// How many units run in step, where that is always the same.
+    /// [`Caps::plane`].
     pub fn plane(&self) -> Option<usize> {
-        let hardware = &self.properties.hardware;
-        (hardware.plane_size_min == hardware.plane_size_max).then_some(hardware.plane_size_min as usize)
+        self.caps.plane
     }
 
     /// The most units of a cube.
@@ -120,11 +149,6 @@ impl Target {
             KernelSettings::new(*CubeDim::new_1d(units), ExecutionMode::Unchecked, AddressType::U32);
         (settings, self.properties.clone(), self.registers.clone())
     }
-}
-
-/// A buffer among a kernel's arguments: it aliases no other.
-pub(crate) fn buffer() -> BufferCompilationArg {
-    BufferCompilationArg { inplace: None }
 }
 
 /// A kernel's type and compile-time values.
@@ -172,22 +196,27 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
         cubecl_cpp::shared::CppSupportedFeatures { grid_constants: true, dp4a: true, ..Default::default() };
     let options = cubecl_cpp::shared::CompilationOptions { supports_features, ..Default::default() };
     let mut source = cpp::<cubecl_cpp::shared::CppCompiler<cubecl_cpp::target::Cuda>>(kernel, &options)?;
-    if !source.text.contains(OVERLAP) {
-        let no_body = || KernelError::Kernel { name: name(kernel), problem: "CubeCL wrote no kernel".into() };
-        let signature = source.text.find("__global__").ok_or_else(no_body)?;
-        let body = signature + source.text[signature..].find('{').ok_or_else(no_body)? + 1;
-        let overlap =
-            format!("\n#if __CUDA_ARCH__ >= 900\nasm volatile(\"{OVERLAP}\" ::: \"memory\");\n#endif\n");
-        source.text.insert_str(body, &overlap);
-    }
-    // What is restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits.
-    const RESTRICT: &str = "__restrict__";
-    let early =
-        source.text.find(EARLY).and_then(|at| source.text[at + EARLY.len()..].chars().next()?.to_digit(10));
-    let early = early.unwrap_or(0) as usize;
-    let rest: Vec<_> = source.text.match_indices(RESTRICT).skip(early).map(|(at, _)| at).collect();
-    rest.into_iter().rev().for_each(|at| source.text.replace_range(at..at + RESTRICT.len(), ""));
+    source.text = without_restrict(&source.text).ok_or_else(|| KernelError::Kernel {
+        name: name(kernel),
+        problem: "pointers are restricted in an unknown way".into(),
+    })?;
     Ok(source)
+}
+
+/// CubeCL's source with `__restrict__` at the buffers alone that are read [`early`]. CubeCL has no option for it. What is
+/// restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits. `None` where
+/// pointers are restricted in another way.
+#[cfg(feature = "cuda")]
+fn without_restrict(source: &str) -> Option<String> {
+    const RESTRICT: &str = "__restrict__ ";
+    let early = source.find(EARLY).and_then(|at| source[at + EARLY.len()..].chars().next()?.to_digit(10));
+    let early = early.unwrap_or(0) as usize;
+    let ends: Vec<_> =
+        source.match_indices(RESTRICT).map(|(at, _)| at + RESTRICT.len()).take(early).collect();
+    let split = ends.last().copied().unwrap_or(0);
+    let all_known = source.matches("restrict").count() == source.matches(RESTRICT).count();
+    (all_known && ends.len() == early)
+        .then(|| source[..split].to_owned() + &source[split..].replace(RESTRICT, ""))
 }
 
 /// What [`early`] leaves in a kernel's source.
@@ -200,15 +229,48 @@ pub(crate) fn early(#[comptime] count: usize) {
     gpu_asm!("{early}{count}", early = const EARLY, count = const count, options(nomem));
 }
 
-/// What every kernel begins with on Hopper and later, where a launch may begin before the one before it has ended:
-/// waits for that end, then lets the next launch begin. So all launches but the last have ended when one begins.
+/// Waits for the end of the launch before, then lets the next launch begin. So all launches but the last have ended when
+/// one begins.
 const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
 
-/// The same at a later place, for a kernel that first reads what [the launch before](super::Gpu::launch_early) does not
-/// write.
+/// On Hopper and later, where a launch may begin before the one before it has ended: waits for that end, and lets the next
+/// launch begin. A kernel may read before it only what it says is [read early](super::launch::kernel).
 #[cube]
 pub(crate) fn overlap() {
     gpu_asm!("{both}", both = const OVERLAP);
+}
+
+/// What every kernel begins with that does not wait later: [`overlap`] where there is something to wait for.
+#[cube]
+pub(crate) fn begin() {
+    let properties = comptime::device_properties();
+    if comptime!(overlaps(&properties)) {
+        overlap();
+    }
+}
+
+/// Whether kernels are compiled for a device whose launches overlap. That it has a tensor memory accelerator says so: all
+/// devices with one are Hopper or later.
+fn overlaps(properties: &DeviceProperties) -> bool {
+    properties.features.tma.contains(Tma::Base)
+}
+
+/// What CubeCL knows of a device's abilities, whoever made it.
+fn portable(properties: &DeviceProperties) -> Caps {
+    let hardware = &properties.hardware;
+    // Vulkan and Metal do not say: planes below 32 are a CPU's.
+    let assumed = if hardware.plane_size_max < 32 { 4 } else { 132 };
+    Caps {
+        plane: (hardware.plane_size_min == hardware.plane_size_max)
+            .then_some(hardware.plane_size_min as usize),
+        multiprocessors: hardware.num_streaming_multiprocessors.map_or(assumed, |count| count as usize),
+        shared_memory: hardware.max_shared_memory_size,
+        cache: hardware.last_level_cache_size.unwrap_or(0),
+        tensor_cores: false,
+        warp_groups: false,
+        overlaps: false,
+        vendor_blas: false,
+    }
 }
 
 /// Metal Shading Language.
@@ -309,7 +371,54 @@ fn hash(bytes: &[u8]) -> String {
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
+    use super::super::launch::kernel;
     use super::*;
+
+    #[kernel]
+    fn compile_test_late(x: &[f32], y: &mut [f32], n: u32) {
+        if ABSOLUTE_POS < n as usize {
+            y[ABSOLUTE_POS] = x[ABSOLUTE_POS];
+        }
+    }
+
+    #[kernel(waits)]
+    fn compile_test_early(#[early] weight: &[f32], x: &[f32], y: &mut [f32]) {
+        early(1usize);
+        let weight = weight[ABSOLUTE_POS];
+        overlap();
+        y[ABSOLUTE_POS] = x[ABSOLUTE_POS] * weight;
+    }
+
+    fn source(kernel: &dyn CubeKernel) -> String {
+        cuda(kernel).unwrap().text
+    }
+
+    /// A kernel's signature, and its body up to the wait for the launch before.
+    fn before_the_wait(source: &str) -> (&str, &str) {
+        let (_, kernel) = source.split_once("__global__").expect("a kernel");
+        let (signature, body) = kernel.split_once('{').expect("a body");
+        (signature, body.split_once(OVERLAP).expect("the wait").0)
+    }
+
+    /// What [`cuda`] relies on in CubeCL's output, and what it makes of it.
+    #[test]
+    fn kernels_wait_before_they_read_memory() {
+        let target = Target::cuda(CudaDevice::H100);
+        let late = source(&*CompileTestLate::kernel(&target, 32).code());
+        let (signature, body) = before_the_wait(&late);
+        assert!(!signature.contains("restrict"), "{signature}");
+        assert!(!body.contains("restrict") && !body.replace("scalars_u32[0]", "").contains('['), "{body}");
+
+        let early = source(&*CompileTestEarly::kernel(&target, 32).code());
+        let (signature, body) = before_the_wait(&early);
+        assert_eq!(signature.matches("const __restrict__").count(), 1, "{signature}");
+        assert!(signature.find("restrict") < signature.find(','), "{signature}");
+        assert!(body.contains('['), "{body}");
+
+        let ampere = Target::cuda(CudaDevice { capability: 86, ..CudaDevice::H100 });
+        assert!(!source(&*CompileTestLate::kernel(&ampere, 32).code()).contains("griddepcontrol"));
+        assert_eq!(without_restrict("float const* const restrict x"), None);
+    }
 
     #[test]
     fn code_comes_back_from_disk_under_its_own_name() {

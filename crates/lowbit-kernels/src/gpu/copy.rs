@@ -1,23 +1,26 @@
 //! Copies within a device, of one element type or to another.
 
-use super::compile::{Target, buffer};
+#![allow(unsafe_code)] // Launches.
+
+use super::compile::Target;
 use super::float::{read, with_storage, write};
-use super::{CUBES, Dispatch, Gpu, Memory};
+use super::launch::{Buffer, Kernel, LaunchArgs, kernel};
+use super::{CUBES, Gpu, Memory};
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
 /// Units of a cube of kernels that work on each element alone.
-pub(crate) const UNITS: u32 = 256;
+pub(crate) const UNITS: usize = 256;
 
 /// Cubes of [`UNITS`] that go through `len` elements together, each unit stepping over what all take at once.
 pub(crate) fn cubes(len: usize) -> [u32; 3] {
-    [len.div_ceil(UNITS as usize).clamp(1, CUBES) as u32, 1, 1]
+    [len.div_ceil(UNITS).clamp(1, CUBES) as u32, 1, 1]
 }
 
-#[cube(launch_unchecked)]
-fn convert<X: Int, Y: Int>(
+#[kernel]
+fn copy_convert<X: Int, Y: Int>(
     x: &[X],
     y: &mut [Y],
     len: u32,
@@ -35,8 +38,8 @@ fn convert<X: Int, Y: Int>(
     }
 }
 
-#[cube(launch_unchecked)]
-fn fill(y: &mut [u32], word: u32, len: u32) {
+#[kernel]
+fn copy_fill(y: &mut [u32], word: u32, len: u32) {
     let mut i = ABSOLUTE_POS;
     while i < len as usize {
         y[i] = word;
@@ -44,94 +47,79 @@ fn fill(y: &mut [u32], word: u32, len: u32) {
     }
 }
 
-/// Rows of `len` words to rows `to_pitch` apart, from rows `from_pitch` apart that have `have` of them; zeros for the
-/// rest.
-#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
-#[cube(launch_unchecked)]
-fn columns<W: Int, V: Size>(
-    x: &[Vector<W, V>],
-    y: &mut [Vector<W, V>],
+/// In words: how many there are in all rows of y, and in a row of y and of x.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Words {
     all: u32,
     len: u32,
     have: u32,
-    from_pitch: u32,
-    from_start: u32,
-    to_pitch: u32,
-    to_start: u32,
+}
+
+/// In words: from one row to the next, and to the first column.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Pitch {
+    pitch: u32,
+    start: u32,
+}
+
+/// Rows of `len` words of y from rows of x that have `have` of them; zeros for the rest.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[kernel]
+fn copy_columns<W: Int, V: Size>(
+    x: &[Vector<W, V>],
+    y: &mut [Vector<W, V>],
+    words: Words,
+    from: Pitch,
+    to: Pitch,
 ) {
     let mut i = ABSOLUTE_POS;
-    while i < all as usize {
-        let (row, column) = (i / len as usize, i % len as usize);
+    while i < words.all as usize {
+        let (row, column) = (i / words.len as usize, i % words.len as usize);
         let mut word = Vector::<W, V>::new(W::from_int(0));
-        if column < have as usize {
-            word = x[row * from_pitch as usize + from_start as usize + column];
+        if column < words.have as usize {
+            word = x[row * from.pitch as usize + from.start as usize + column];
         }
-        y[row * to_pitch as usize + to_start as usize + column] = word;
+        y[row * to.pitch as usize + to.start as usize + column] = word;
         i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
 }
 
 /// The kernel for words of `size` bytes.
-fn columns_kernel(target: &Target, size: usize) -> Box<dyn CubeKernel> {
-    macro_rules! of {
-        ($word:ty, $vector:expr) => {{
-            let (settings, properties, registers) = target.start(UNITS);
-            Box::new(columns::Columns::<$word>::new(
-                settings,
-                properties,
-                registers,
-                buffer(),
-                buffer(),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                (),
-                $vector,
-            ))
-        }};
-    }
+fn columns_kernel(target: &Target, size: usize) -> Kernel<CopyColumns<'static>> {
     match size {
-        16 => of!(u32, 4),
-        4 => of!(u32, 1),
-        2 => of!(u16, 1),
-        _ => of!(u8, 1),
+        16 => CopyColumns::kernel::<u32>(target, UNITS, 4),
+        4 => CopyColumns::kernel::<u32>(target, UNITS, 1),
+        2 => CopyColumns::kernel::<u16>(target, UNITS, 1),
+        _ => CopyColumns::kernel::<u8>(target, UNITS, 1),
     }
 }
 
 /// Some columns of rows in a GPU's memory, all in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns<'a> {
-    pub memory: (&'a Memory, usize),
+    pub buffer: Buffer<'a>,
     /// From one row to the next.
     pub pitch: usize,
     pub start: usize,
     pub len: usize,
 }
 
-fn fill_kernel(target: &Target) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    Box::new(fill::Fill::new(settings, properties, registers, buffer(), (), ()))
+fn convert_kernel(target: &Target, from: FloatType, to: FloatType) -> Kernel<CopyConvert<'static>> {
+    with_storage!(from, X => with_storage!(to, Y => CopyConvert::kernel::<X, Y>(target, UNITS, from, to)))
 }
 
-fn kernel(target: &Target, from: FloatType, to: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(from, X => with_storage!(to, Y => Box::new(convert::Convert::<X, Y>::new(
-        settings, properties, registers, buffer(), buffer(), (), from, to,
-    ))))
-}
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// Every kernel here.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let pairs = floats.into_iter().flat_map(|from| floats.map(|to| (from, to)));
     pairs
-        .map(|(from, to)| kernel(target, from, to))
-        .chain([fill_kernel(target)])
-        .chain([1, 2, 4, 16].map(|size| columns_kernel(target, size)))
+        .map(|(from, to)| convert_kernel(target, from, to).code())
+        .chain([CopyFill::kernel(target, UNITS).code()])
+        .chain([1, 2, 4, 16].map(|size| columns_kernel(target, size).code()))
         .collect()
 }
 
@@ -150,17 +138,15 @@ impl Gpu {
         if len == 0 {
             return Ok(());
         }
-        self.launch(Dispatch {
-            kernel: fill_kernel(self.target()),
-            cubes: cubes(words),
-            buffers: vec![(memory, 0)],
-            scalars: vec![u32::from_ne_bytes([byte; 4]), len],
-        })
+        let arguments = CopyFill { y: memory.into(), word: u32::from_ne_bytes([byte; 4]), len };
+        // SAFETY: memory is whole words.
+        unsafe { self.launch(CopyFill::kernel(self.target(), UNITS), cubes(words), arguments) }
     }
 
     /// Copies `rows` rows of `from` to `to`, which has no fewer columns; more are zero.
     pub(crate) fn copy_columns(&self, from: Columns, to: Columns, rows: usize) -> Result<(), KernelError> {
-        let all = [from.pitch, from.start, from.len, from.memory.1, to.pitch, to.start, to.len, to.memory.1];
+        let all = [from, to].map(|of| [of.pitch, of.start, of.len, of.buffer.start]);
+        let all = all.as_flattened();
         let size =
             *[16, 4, 2, 1].iter().find(|&size| all.iter().all(|n| n.is_multiple_of(*size))).unwrap_or(&1);
         let words = |bytes: usize| index(bytes / size);
@@ -169,38 +155,33 @@ impl Gpu {
         if rows * to.len == 0 {
             return Ok(());
         }
-        self.launch(Dispatch {
-            kernel: columns_kernel(self.target(), size),
-            cubes: cubes(rows * to.len / size),
-            buffers: vec![from.memory, to.memory],
-            scalars: vec![
-                words(rows * to.len)?,
-                words(to.len)?,
-                words(from.len)?,
-                words(from.pitch)?,
-                words(from.start)?,
-                words(to.pitch)?,
-                words(to.start)?,
-            ],
-        })
+        let pitch =
+            |of: Columns| Ok::<_, KernelError>(Pitch { pitch: words(of.pitch)?, start: words(of.start)? });
+        let arguments = CopyColumns {
+            x: from.buffer,
+            y: to.buffer,
+            words: Words { all: words(rows * to.len)?, len: words(to.len)?, have: words(from.len)? },
+            from: pitch(from)?,
+            to: pitch(to)?,
+        };
+        let kernel = columns_kernel(self.target(), size);
+        // SAFETY: the callers' columns lie within their rows, and those within their memory.
+        unsafe { self.launch(kernel, cubes(rows * to.len / size), arguments) }
     }
 
-    /// `len` elements of `from`, from byte `start` of `memory` on, to as many of `to` in other memory.
+    /// The `len` elements of `from` that `x` begins with, as as many of `to` in other memory.
     pub(crate) fn convert(
         &self,
-        (memory, start): (&Memory, usize),
+        x: Buffer<'_>,
         len: usize,
         (from, to): (FloatType, FloatType),
     ) -> Result<Memory, KernelError> {
         let copy = self.allocate(len * to.size())?;
         let count = index(len)?;
         if count > 0 {
-            self.launch(Dispatch {
-                kernel: kernel(self.target(), from, to),
-                cubes: cubes(len),
-                buffers: vec![(memory, start), (&copy, 0)],
-                scalars: vec![count],
-            })?;
+            let arguments = CopyConvert { x, y: (&copy).into(), len: count };
+            // SAFETY: both buffers have as many elements.
+            unsafe { self.launch(convert_kernel(self.target(), from, to), cubes(len), arguments)? };
         }
         Ok(copy)
     }

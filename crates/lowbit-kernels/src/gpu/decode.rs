@@ -176,7 +176,7 @@ pub(crate) fn scale<S: Int, B: Int>(
     }
 }
 
-/// The scale of group `group` of a run whose elements of the two planes are these.
+/// The scale of group `group` of a run whose elements of the scales and the biases are these.
 #[cube]
 pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
     match comptime!(layout.scales) {
@@ -224,7 +224,7 @@ pub(crate) fn bias<S: Int, B: Int>(
     }
 }
 
-/// What is added to group `group` of a run whose elements of the two planes are these.
+/// What is added to group `group` of a run whose elements of the scales and the biases are these.
 #[cube]
 pub(crate) fn bias_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
     match comptime!(layout.scales) {

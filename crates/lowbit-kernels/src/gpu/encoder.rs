@@ -1,9 +1,9 @@
 //! What ops see of a GPU: memory, and a queue that dispatches go into in order.
 
+use super::caps::Caps;
 use super::compile::Target;
 use crate::{KernelError, Tensor};
 use cubecl_core::prelude::CubeKernel;
-#[cfg(feature = "cuda")]
 use lowbit_formats::FloatType;
 use std::any::Any;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn address(range: &Range) -> usize {
 /// Cubes that every device takes along any dimension: Vulkan promises no more.
 pub(crate) const CUBES: usize = 65535;
 
-/// One launch of a kernel.
+/// One launch of a kernel, its arguments bound: see [`launch`](super::launch).
 pub(crate) struct Dispatch<'a> {
     /// The kernel with its compile-time values.
     pub kernel: Box<dyn CubeKernel>,
@@ -70,10 +70,11 @@ pub(crate) struct Dispatch<'a> {
     pub buffers: Vec<(&'a Memory, usize)>,
     /// The numbers in the kernel's order.
     pub scalars: Vec<u32>,
+    /// How many of the first buffers the kernel may read before the launch before has ended.
+    pub early: usize,
 }
 
 /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`, all f16 or bf16, for the maker's library.
-#[cfg(feature = "cuda")]
 pub(crate) struct Dense<'a> {
     pub x: (&'a Memory, usize),
     pub weight: (&'a Memory, usize),
@@ -104,8 +105,12 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
         self.download(memory, start, &mut word)?;
         Ok(Box::new(u32::from_ne_bytes(word)))
     }
-    /// Records a launch of a kernel that may read its first `early` buffers before the launch before it has ended.
-    fn launch(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
+    /// Records a launch.
+    ///
+    /// # Safety
+    /// Buffers and scalars are the kernel's, in its order, and with them it stays within its buffers.
+    #[allow(unsafe_code)]
+    unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
     /// What `work` records, as something to replay.
@@ -129,7 +134,6 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
         Err(KernelError::Unsupported { op: "cuda_ptr", device: self.name() })
     }
     /// Records a dense product by the library.
-    #[cfg(feature = "cuda")]
     fn multiply(&self, _: Dense<'_>) -> Result<(), KernelError> {
         Err(KernelError::Unsupported { op: "matmul by a library", device: self.name() })
     }
@@ -227,7 +231,6 @@ impl Gpu {
     }
 
     /// A dense product by [`Self::library`].
-    #[cfg(feature = "cuda")]
     pub(crate) fn multiply(&self, product: Dense<'_>) -> Result<(), KernelError> {
         self.0.multiply(product)
     }
@@ -246,6 +249,11 @@ impl Gpu {
 
     pub(crate) fn target(&self) -> &Target {
         self.0.target()
+    }
+
+    /// What decides which kernels the device runs.
+    pub(crate) fn caps(&self) -> Caps {
+        Caps { vendor_blas: self.library().is_some(), ..*self.target().caps() }
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
@@ -273,14 +281,14 @@ impl Gpu {
         self.0.download(memory, start, bytes)
     }
 
-    pub(crate) fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        self.0.launch(0, dispatch)
-    }
-
-    /// As [`Self::launch`], for a kernel that reads its first `early` buffers, and nothing else, before
-    /// [`overlap`](super::compile::overlap).
-    pub(crate) fn launch_early(&self, early: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        self.0.launch(early, dispatch)
+    /// Records a launch whose arguments are bound.
+    ///
+    /// # Safety
+    /// As [`Driver::launch`].
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn dispatch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+        // SAFETY: the caller answers for it.
+        unsafe { self.0.launch(dispatch) }
     }
 
     /// Whether both are the same device with the same queue.

@@ -91,7 +91,7 @@ impl Layout {
 }
 
 /// The three components of `n` rows of `k` values, repacked.
-pub(crate) fn planes<'a>(format: Format, parts: &Parts<'a>, n: usize, k: usize) -> [Cow<'a, [u8]>; 3] {
+pub(crate) fn repack<'a>(format: Format, parts: &Parts<'a>, n: usize, k: usize) -> [Cow<'a, [u8]>; 3] {
     if let Some(unpack) = format.unpack() {
         let components = format.components(format.block()).expect("a block is a whole number of blocks");
         let block_bytes = components[0].row_bytes();
@@ -182,7 +182,7 @@ impl Repack {
 }
 
 /// Evaluates `$body` with the types `$s` and `$b` standing for the elements of a layout's scales and biases.
-macro_rules! with_planes {
+macro_rules! with_components {
     ($layout:expr, $s:ident, $b:ident => $body:expr) => {{
         macro_rules! with {
             ($scales:ty, $biases:ty) => {{
@@ -200,7 +200,7 @@ macro_rules! with_planes {
         }
     }};
 }
-pub(crate) use with_planes;
+pub(crate) use with_components;
 
 #[cfg(test)]
 mod tests {
@@ -267,7 +267,7 @@ mod tests {
             let mut want = vec![0.0; n * k];
             format.decode(&parts, n, k, &mut want).unwrap();
             let layout = Layout::of(format);
-            let repacked = planes(format, &parts, n, k);
+            let repacked = repack(format, &parts, n, k);
             let (runs, (scale_bytes, bias_bytes)) = (k.div_ceil(RUN), layout.scale_sizes());
             let (scales, biases) = layout.elements(runs);
             let row_bytes = [runs * 4 * layout.bits, scales * scale_bytes, biases * bias_bytes];

@@ -4,23 +4,26 @@
 //! | file | holds |
 //! |---|---|
 //! | `compile.rs` | a kernel to CUDA C++, SPIR-V or MSL, without a device; the disk cache |
-//! | `encoder.rs` | what ops see: memory, dispatches, captured passes |
-//! | `cuda.rs`, `nvrtc.rs`, `cublas.rs` | CUDA, its compiler and its dense products through cudarc, loaded when first used |
+//! | `caps.rs` | what of a device decides which kernels it runs |
+//! | `launch.rs` | typed launches: a kernel's arguments by name |
+//! | `encoder.rs` | what ops see: memory, launches, captured passes |
+//! | `cuda/` | CUDA: the driver, the compiler and dense products through cudarc, loaded when first used; PTX |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
-//! | `layout.rs`, `decode.rs` | how weights lie on a GPU, and how kernels decode them |
+//! | `layout.rs`, `components.rs`, `decode.rs` | how weights lie on a GPU, and how kernels take and decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
-//! | `ptx.rs` | what kernels for CUDA's tensor cores share of PTX |
 //! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
 //! | `copy.rs` | copies and casts |
 
 #[cfg(feature = "gpu")]
+pub(crate) mod caps;
+#[cfg(feature = "gpu")]
 pub(crate) mod compile;
 #[cfg(feature = "gpu")]
+pub(crate) mod components;
+#[cfg(feature = "gpu")]
 pub(crate) mod copy;
-#[cfg(feature = "cuda")]
-mod cublas;
-#[cfg(feature = "cuda")]
-mod cuda;
+#[cfg(feature = "gpu")]
+pub(crate) mod cuda;
 #[cfg(feature = "gpu")]
 pub(crate) mod decode;
 #[cfg(feature = "gpu")]
@@ -30,13 +33,11 @@ pub(crate) mod float;
 #[cfg(feature = "gpu")]
 pub(crate) mod key;
 #[cfg(feature = "gpu")]
+pub(crate) mod launch;
+#[cfg(feature = "gpu")]
 pub(crate) mod layout;
 #[cfg(feature = "gpu")]
 pub(crate) mod math;
-#[cfg(feature = "cuda")]
-pub(crate) mod nvrtc;
-#[cfg(feature = "gpu")]
-pub(crate) mod ptx;
 #[cfg(feature = "gpu")]
 pub(crate) mod rows;
 #[cfg(feature = "gpu")]
@@ -48,10 +49,8 @@ mod wgpu;
 
 #[cfg(feature = "cuda")]
 pub use cuda::CudaOptions;
-#[cfg(feature = "cuda")]
-pub(crate) use encoder::Dense;
 #[cfg(feature = "gpu")]
-pub(crate) use encoder::{CUBES, Dispatch, Memory, Pending};
+pub(crate) use encoder::{CUBES, Dense, Memory, Pending};
 #[cfg(feature = "gpu")]
 pub use encoder::{Gpu, Pass};
 

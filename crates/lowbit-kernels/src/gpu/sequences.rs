@@ -1,17 +1,20 @@
-//! Where the tokens of several sequences are, as kernels read it from offsets on the device.
+//! Which tokens belong to which of several sequences, computed in kernels from the offsets `cu_seqlens` on the
+//! device: a captured pass may replay with other lengths.
 //!
-//! Sequences are cut into pieces of some size. Piece `i` of sequence `s` has the slot `offset[s] / size + s + i`: no two
-//! pieces share one, and `tokens / size + sequences` slots hold all, whatever the offsets are.
+//! Sequence `s` is tokens `offsets[s]..offsets[s + 1]`. It is cut into pieces of `size` tokens, the last one shorter.
+//! Piece `i` of sequence `s` has slot `offsets[s] / size + s + i`: no two pieces share a slot, and
+//! `tokens / size + sequences` slots are enough whatever the offsets are. So the host can launch work for every slot
+//! without knowing the lengths. Offsets may be wrong: all functions here stay within `tokens` even then.
 
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Slots for the pieces of `sequences` sequences with `tokens` tokens in all.
+/// How many slots the pieces of `sequences` sequences with `tokens` tokens in all may take.
 pub(crate) fn slots(tokens: usize, sequences: usize, size: usize) -> usize {
     tokens / size + sequences
 }
 
-/// A part of a sequence's tokens.
+/// A piece of a sequence.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Piece {
     pub sequence: usize,
@@ -23,7 +26,7 @@ pub(crate) struct Piece {
     pub last: usize,
 }
 
-/// The tokens of a sequence, `start..end`. It has none where its offsets do not rise or go past `tokens`.
+/// The tokens of a sequence, `start..end`; none if its offsets fall or exceed `tokens`.
 #[cube]
 pub(crate) fn bounds(offsets: &[u32], sequence: usize, tokens: usize) -> (usize, usize) {
     let start = offsets[sequence] as usize;
@@ -32,7 +35,7 @@ pub(crate) fn bounds(offsets: &[u32], sequence: usize, tokens: usize) -> (usize,
     (select(right, start, 0usize), select(right, end, 0usize))
 }
 
-/// The piece in `slot`, with no tokens where there is none.
+/// The piece in `slot`; one without tokens if the slot is empty.
 #[cube]
 pub(crate) fn piece(
     offsets: &[u32],

@@ -1,7 +1,9 @@
 //! Every kernel, compiled for every language without a device: one that no longer compiles fails here by name.
 
+#[cfg(feature = "cuda")]
+use super::compile::CudaDevice;
 use super::compile::{self, Target};
-use crate::{KernelError, ops};
+use crate::KernelError;
 use cubecl_core::prelude::CubeKernel;
 use rayon::prelude::*;
 
@@ -12,32 +14,15 @@ pub(crate) fn options() -> super::CudaOptions {
     super::CudaOptions { cache: None, headers: headers.into() }
 }
 
+/// A function that lists kernels for a target. Each op registers its own.
+pub(crate) struct Kernels(pub fn(&Target) -> Vec<Box<dyn CubeKernel>>);
+inventory::collect!(Kernels);
+
 /// All kernels of all ops.
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let kernels = [
-        super::copy::kernels(target),
-        ops::qdq::gpu::kernels(target),
-        ops::sample::gpu::kernels(target),
-        ops::causal_conv1d::gpu::kernels(target),
-        ops::gated_delta_rule::gpu::kernels(target),
-        ops::attention::gpu::kernels(target),
-        ops::kv_append::gpu::kernels(target),
-        ops::dequant_gather::gpu::kernels(target),
-        ops::router_top_k::gpu::kernels(target),
-        ops::quantized_matmul::gpu::kernels(target),
-        ops::add::gpu::kernels(target),
-        ops::add_rms_norm::gpu::kernels(target),
-        ops::combine_experts::gpu::kernels(target),
-        ops::delta_gates::gpu::kernels(target),
-        ops::l2_norm::gpu::kernels(target),
-        ops::rms_norm::gpu::kernels(target),
-        ops::rms_norm_rope::gpu::kernels(target),
-        ops::rope::gpu::kernels(target),
-        ops::sigmoid_mul::gpu::kernels(target),
-        ops::silu_mul::gpu::kernels(target),
-        ops::gather_qmm::gpu::kernels(target),
-    ];
-    kernels.into_iter().flatten().collect()
+    let kernels: Vec<_> = inventory::iter::<Kernels>.into_iter().flat_map(|list| (list.0)(target)).collect();
+    assert!(!kernels.is_empty());
+    kernels
 }
 
 /// Compiles all kernels for `target`, each with its place in the list, and fails with the names of those that `compile`
@@ -82,11 +67,11 @@ fn every_kernel_compiles_to_spirv() {
 fn every_kernel_compiles_to_machine_code() {
     let headers = options().headers;
     let folder = std::env::var_os("KERNEL_CODE").map(std::path::PathBuf::from);
-    all(&Target::cuda(90), |at, kernel| {
+    all(&Target::cuda(CudaDevice::H100), |at, kernel| {
         let source = compile::cuda(kernel)?;
         let name = compile::name(kernel);
         let text = source.text.replace(&source.entry, "kernel_entry");
-        let code = super::nvrtc::compile(&name, &text, "sm_90a", &headers)?;
+        let code = super::cuda::nvrtc::compile(&name, &text, "sm_90a", &headers)?;
         assert!(code.starts_with(b"\x7fELF"), "{name}");
         if let Some(folder) = &folder {
             let file = folder.join(format!("{at:04}"));

@@ -1,8 +1,8 @@
 //! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
 
 use super::compile::Target;
-use super::encoder::{Driver, Pass, Range, Replay};
-use super::{Dispatch, Gpu, Memory};
+use super::encoder::{Dispatch, Driver, Pass, Range, Replay};
+use super::{Gpu, Memory};
 use crate::KernelError;
 use cubecl_core::InfoBuilder;
 use cubecl_core::bytes::Bytes;
@@ -227,9 +227,10 @@ impl Driver for Wgpu {
         Ok(())
     }
 
-    fn launch(&self, _: usize, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+    #[allow(unsafe_code)]
+    unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
         let _entered = self.gate.enter();
-        let Dispatch { kernel, cubes: [x, y, z], buffers, scalars } = dispatch;
+        let Dispatch { kernel, cubes: [x, y, z], buffers, scalars, early: _ } = dispatch;
         let mut info = InfoBuilder::default();
         scalars.iter().for_each(|&scalar| info.scalars.push(scalar));
         let mut arguments = KernelArguments::new();

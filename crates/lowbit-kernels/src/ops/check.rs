@@ -4,7 +4,7 @@ use crate::{Device, KernelError, Tensor};
 use lowbit_formats::{DType, FloatType};
 use std::ops::Range;
 
-/// Refusals in the name of an op.
+/// Checks whose errors name an op.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Check(pub &'static str);
 
@@ -24,12 +24,12 @@ impl Check {
         KernelError::Unsupported { op: self.0, device: device.to_string() }
     }
 
-    /// That an operand is where the host can read it.
+    /// Checks that the host can read an operand.
     pub fn host(self, x: &Tensor) -> Result<(), KernelError> {
         x.device().as_cpu(self.0).map(|_| ())
     }
 
-    /// That an operand is where `x` is.
+    /// Checks that an operand is on the same device as `x`.
     pub fn same_device(self, operand: &'static str, got: &Device, x: &Device) -> Result<(), KernelError> {
         if got.is(x) {
             return Ok(());
@@ -37,21 +37,21 @@ impl Check {
         Err(KernelError::Device { op: self.0, operand, got: got.to_string(), want: x.to_string() })
     }
 
-    /// A size as a kernel takes it.
+    /// A size as a kernel's argument: kernels index with 32 bits.
     #[cfg(feature = "gpu")]
     pub fn index(self, value: usize) -> Result<u32, KernelError> {
         let want = "kernels count up to 4294967295";
         u32::try_from(value).map_err(|_| self.value("size", value, want))
     }
 
-    /// `x` as f32: the tensor itself where it is that already.
+    /// `x` as f32: the tensor itself if it is f32.
     pub fn widened(self, operand: &'static str, x: &Tensor) -> Result<Tensor, KernelError> {
         self.float(operand, x)?;
         self.host(x)?;
         x.cast(DType::F32)
     }
 
-    /// That `x` has this element type and no other.
+    /// Checks that `x` has this element type.
     pub fn dtype(self, operand: &'static str, x: &Tensor, want: DType) -> Result<(), KernelError> {
         if x.dtype() == want {
             return Ok(());
@@ -59,7 +59,7 @@ impl Check {
         Err(KernelError::DType { op: self.0, operand, got: x.dtype(), want })
     }
 
-    /// That `x` has the shape that another operand asks for; `why` names it.
+    /// Checks that `x` has the shape that another operand implies; `why` names that operand.
     pub fn shape(
         self,
         operand: &'static str,
@@ -73,8 +73,8 @@ impl Check {
         Err(self.shape_error(operand, x, format!("{} wants {want:?}", why())))
     }
 
-    /// That `ids` are u32 and each less than `count`. On a GPU their values are not looked at, because that would wait
-    /// for it: a kernel reads nothing for a wrong id and answers with NaN.
+    /// Checks that `ids` are u32 and less than `count`. Ids on a GPU are not read here, since the host would have to
+    /// wait for them: kernels check them, and give NaN for an id that is out of range.
     pub fn ids(self, operand: &'static str, ids: &Tensor, count: usize) -> Result<(), KernelError> {
         self.dtype(operand, ids, DType::U32)?;
         if let Device::Gpu(_) = ids.device() {
@@ -104,7 +104,7 @@ impl Check {
         KernelError::Shape { op: self.0, operand, got: x.shape().to_vec(), want }
     }
 
-    /// That an epsilon is a number that a sum of squares can take.
+    /// Checks that an epsilon is finite and not negative.
     pub fn eps(self, eps: f32) -> Result<(), KernelError> {
         if eps >= 0.0 && eps.is_finite() {
             return Ok(());
@@ -112,20 +112,20 @@ impl Check {
         Err(self.value("eps", eps, "a finite number from 0 is wanted"))
     }
 
-    /// The error for a parameter that makes no sense.
+    /// The error for a parameter out of range.
     pub fn value(self, operand: &'static str, got: impl ToString, want: impl Into<String>) -> KernelError {
         KernelError::Value { op: self.0, operand, got: got.to_string(), want: want.into() }
     }
 
-    /// That `cu_seqlens` is u32 `[S + 1]`, where `state` has one row a sequence.
+    /// Checks that `cu_seqlens` is u32 `[S + 1]`, where `state` has one row per sequence.
     pub fn offsets(self, cu_seqlens: &Tensor, state: &Tensor) -> Result<(), KernelError> {
         self.dtype("cu_seqlens", cu_seqlens, DType::U32)?;
         let count = state.shape().first().copied().unwrap_or(0);
         self.shape("cu_seqlens", cu_seqlens, &[count + 1], || format!("state {:?}", state.shape()))
     }
 
-    /// The token ranges that `cu_seqlens` cuts `tokens` tokens into, where the host can read them; see
-    /// [`Self::offsets`].
+    /// The token range of each sequence, from `cu_seqlens` in the host's memory; checks all that [`Self::offsets`]
+    /// does, and that the ranges cover `tokens` tokens.
     pub fn sequences(
         self,
         cu_seqlens: &Tensor,
@@ -147,7 +147,7 @@ impl Check {
         Ok(offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize).collect())
     }
 
-    /// [`Tensor::allocate`] in f32 for the op's result.
+    /// An f32 tensor for the op's result; errors name the op.
     pub fn result(self, shape: &[usize], device: &Device) -> Result<Tensor, KernelError> {
         Tensor::allocate(shape, DType::F32, device).map_err(|error| match error {
             KernelError::TooLarge { shape, .. } => KernelError::TooLarge { op: self.0, shape },

@@ -1,5 +1,6 @@
-//! One folder an op: `mod.rs` has the contract and the checks, `reference.rs` the op in f64 as its formula says,
-//! `cpu.rs` the implementation, `tests.rs` and `bench.rs` what they say.
+//! One folder per op: `mod.rs` has the contract and the checks, `cpu.rs` and `gpu.rs` the implementations,
+//! `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
+//! say.
 
 pub mod add;
 pub mod add_rms_norm;

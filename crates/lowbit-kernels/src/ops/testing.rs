@@ -1,4 +1,4 @@
-//! What the ops' tests share.
+//! What the ops' tests share: devices, tensors of random values, and the comparison with a derived bound.
 
 use crate::{Device, Tensor, simd::Isa};
 use lowbit_formats::{DType, FloatType};
@@ -7,21 +7,22 @@ use numcheck::Random;
 /// Every activation type.
 pub(crate) const FLOATS: [FloatType; 3] = [FloatType::F32, FloatType::F16, FloatType::BF16];
 
-/// A device for each instruction set that this machine has, with one thread and with two.
+/// CPU devices: each instruction set of this machine, with one thread and with two.
 pub(crate) fn devices() -> Vec<Device> {
     let all = Isa::all().into_iter();
     all.flat_map(|isa| [1, 2].map(|threads| Device::cpu_with(Some(threads), isa).expect("a device")))
         .collect()
 }
 
-/// The GPU that tests run on: Vulkan's, which a software driver gives everywhere, or what `LOWBIT_GPU` names.
+/// The GPU that tests run on: the one that `LOWBIT_GPU` names, by default Vulkan's, for which there is a software
+/// driver.
 #[cfg(feature = "gpu")]
 pub(crate) fn gpu() -> Device {
     let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
     match name.as_str() {
         #[cfg(feature = "cuda")]
         "cuda" => {
-            // One a thread: its kernels are compiled once, and its captures are its own.
+            // One per thread, so that kernels are compiled once and tests do not capture each other's launches.
             thread_local!(static CUDA: Device = Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"));
             CUDA.with(Device::clone)
         }
@@ -38,7 +39,7 @@ pub(crate) fn rounded(values: &[f32], shape: &[usize], dtype: FloatType, device:
     tensor(values, shape, dtype, device).0
 }
 
-/// Where the values of a tensor on `device` can be read.
+/// A device where the host can read a tensor of `device`: `device` itself, if it is a CPU.
 pub(crate) fn host(device: &Device) -> Device {
     match device {
         Device::Cpu(_) => device.clone(),
@@ -46,12 +47,12 @@ pub(crate) fn host(device: &Device) -> Device {
     }
 }
 
-/// The tensor where it can be read.
+/// The tensor in the host's memory.
 pub(crate) fn fetched(x: &Tensor) -> Tensor {
     x.to_device(&host(x.device())).expect("it can be read")
 }
 
-/// `count` elements of each size, no two neighbours alike.
+/// Tensors of `count` elements of 4, 2 and 1 bytes, in which neighbours differ.
 #[cfg(feature = "gpu")]
 pub(crate) fn patterns(count: usize) -> Vec<Tensor> {
     let words: Vec<u32> = (0..count as u32).map(|i| i.wrapping_mul(0x9e37_79b1)).collect();
@@ -77,7 +78,7 @@ pub(crate) fn values(x: &Tensor) -> Vec<f32> {
     fetched(x).cast(DType::F32).expect("floats").as_slice::<f32>().expect("f32").to_vec()
 }
 
-/// How far rounding to `dtype` may take a value whose magnitude is at most `magnitude`.
+/// The largest error of rounding a value of at most this `magnitude` to `dtype`.
 pub(crate) fn rounding(dtype: FloatType, magnitude: f64) -> f64 {
     match dtype {
         FloatType::F32 => 0.0,
@@ -89,12 +90,12 @@ pub(crate) fn rounding(dtype: FloatType, magnitude: f64) -> f64 {
 /// Row lengths below, at and above one vector and four vectors of 8 and of 16 lanes.
 pub(crate) const WIDTHS: [usize; 16] = [1, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 203];
 
-/// What the error messages are tested on.
+/// A CPU with one thread.
 pub(crate) fn device() -> Device {
     Device::cpu(Some(1)).unwrap()
 }
 
-/// A tensor of `values` rounded to `dtype`, and what they became.
+/// A tensor of `values` rounded to `dtype`, and the rounded values.
 pub(crate) fn tensor(
     values: &[f32],
     shape: &[usize],
@@ -116,7 +117,8 @@ pub(crate) fn normal(
     tensor(&random.normal(shape.iter().product(), 1.5), shape, dtype, device)
 }
 
-/// Asserts that `y` has this type and shape, and that its values, once rounded to its type, keep to `bound`.
+/// Asserts that `y` has this type and shape, and that its values are within `bound` of `want`, with the error of
+/// rounding to its type on top.
 #[track_caller]
 pub(crate) fn assert_close(
     y: &Tensor,

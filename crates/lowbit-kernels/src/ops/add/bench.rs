@@ -1,3 +1,5 @@
+//! Benchmark cases of `add`, with the sizes of real models.
+
 use super::add;
 use crate::gamma::gamma;
 use crate::{
@@ -8,7 +10,7 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The residual stream of Qwen3.5-9B, a token and a prompt.
+/// The residual stream of Qwen3.5-9B, for one token and for a prompt.
 fn cases() -> Vec<Case> {
     [1, 512].map(|m| case(m, 4096, FloatType::F32)).into()
 }

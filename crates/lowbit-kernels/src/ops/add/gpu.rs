@@ -1,3 +1,5 @@
+//! Addition on a GPU: the elementwise kernel (`ops/elementwise/gpu.rs`) with `x + y`.
+
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
@@ -16,9 +18,12 @@ impl elementwise::Combine for Add {
     }
 }
 
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
 /// Every kernel of the op.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     elementwise::kernels::<Add>(target, &[Broadcast::None, Broadcast::Row])
 }
 

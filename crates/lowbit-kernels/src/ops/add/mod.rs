@@ -1,4 +1,4 @@
-//! Addition, as the residual stream does it.
+//! Addition: of the residual stream, and of biases.
 
 mod bench;
 pub(super) mod cpu;

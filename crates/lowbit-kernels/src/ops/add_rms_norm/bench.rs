@@ -1,3 +1,5 @@
+//! Benchmark cases of `add_rms_norm`, with the sizes of real models.
+
 use super::{add_rms_norm, reference};
 use crate::{
     bench::{Case, Cases, Expected, Prepared},
@@ -7,7 +9,7 @@ use lowbit_formats::FloatType;
 
 inventory::submit!(Cases(cases));
 
-/// Between the layers of Qwen3.5-9B, a token and a prompt.
+/// Between the layers of Qwen3.5-9B, for one token and for a prompt.
 fn cases() -> Vec<Case> {
     [1, 512].map(|m| case(m, 4096)).into()
 }

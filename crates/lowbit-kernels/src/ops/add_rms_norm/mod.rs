@@ -1,4 +1,4 @@
-//! The residual stream's sum and its norm.
+//! The residual stream's sum and its norm, in one op.
 
 mod bench;
 mod cpu;
@@ -24,8 +24,8 @@ use crate::{Device, KernelError, Tensor};
 /// | sum | h's | h's |
 /// | y | h's | x's |
 ///
-/// The residual stream h may be f32 while what layers compute is f16 or bf16. All in f32; what is normed is the f32 sum,
-/// before it is rounded to h's dtype. Each result is rounded once.
+/// The residual stream h may be f32 while layers compute in f16 or bf16. All arithmetic is f32. The norm is of the
+/// f32 sum, before it is rounded to h's dtype, and each result is rounded once.
 ///
 /// Source: "RMSNorm with fused residual"; vLLM `fused_add_rms_norm` (which works in place and rounds the sum first).
 ///
@@ -41,7 +41,7 @@ pub fn add_rms_norm(
     let check = check(h, x, weight, eps)?;
     match h.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::add_rms_norm(check, gpu, [h, x], weight, eps),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, [h, x], weight, eps),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
@@ -52,7 +52,7 @@ pub fn add_rms_norm(
     }
 }
 
-/// That the op takes these operands.
+/// Checks that the op takes these operands.
 pub(super) fn check(h: &Tensor, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Check, KernelError> {
     let check = Check("add_rms_norm");
     let Some(&width) = h.shape().last() else {

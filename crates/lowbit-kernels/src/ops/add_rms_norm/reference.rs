@@ -1,7 +1,9 @@
+//! The op in f64, and the bound of f32's error.
+
 use crate::ops::rms_norm::reference as rms_norm;
 
-/// `(sum, y)` in f64, and how far f32 may be from each: `h + x` rounds once, which the norm passes on to the element,
-/// as to its mean square, which has a root taken.
+/// `(sum, y)` in f64, and how far f32 may be from each. `h + x` rounds once; that error reaches y through the element
+/// and, halved by the root, through the mean square.
 pub(crate) fn add_rms_norm(h: &[f32], x: &[f32], weight: &[f32], eps: f32) -> [Vec<(f64, f64)>; 2] {
     let width = weight.len();
     let sums: Vec<f64> = h.iter().zip(x).map(|(&h, &x)| f64::from(h) + f64::from(x)).collect();

@@ -1,3 +1,6 @@
+//! The largest element of each row on a CPU: the maximum of each block first, then the first index that has the
+//! largest.
+
 use crate::{
     Cpu, KernelError, Tensor,
     ops::check::Check,
@@ -5,10 +8,10 @@ use crate::{
 };
 use lowbit_formats::DType;
 
-/// Elements whose greatest is found together.
+/// Elements whose maximum is found together.
 pub(crate) const BLOCK: usize = 64;
 
-/// The greatest element of each [`BLOCK`] of a row; NaN where one is NaN or infinite upwards.
+/// The maximum of each [`BLOCK`] of a row; NaN if an element is NaN or positive infinity.
 struct Maxima<'a> {
     x: &'a [f32],
     maxima: &'a mut [f32],
@@ -33,7 +36,7 @@ impl Kernel for Maxima<'_> {
     }
 }
 
-/// The greatest element of each [`BLOCK`] of `x`.
+/// The maximum of each [`BLOCK`] of `x`.
 ///
 /// # Errors
 /// [`KernelError::Value`] in the name of `operand` when an element is NaN or infinite, or none is finite.
@@ -59,7 +62,7 @@ pub(crate) fn maxima(
     Ok(maxima)
 }
 
-/// The first of the greatest elements, from the blocks' greatest.
+/// The index of the first maximum, from the blocks' maxima.
 pub(crate) fn first_greatest(x: &[f32], maxima: &[f32]) -> usize {
     let mut block = 0;
     for (i, max) in maxima.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The greatest of each row.
+//! The largest element of each row.
 
 mod bench;
 pub(crate) mod cpu;
@@ -8,7 +8,7 @@ mod tests;
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 
-/// `ids[..] = argmax_v x[.., v]`, the lowest id of those that tie. This is greedy sampling.
+/// `ids[..] = argmax_v x[.., v]`, the lowest id where several tie. This is greedy sampling.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -41,7 +41,7 @@ fn prompts(dtype: FloatType) {
         [(64, 64), (16, 16), (80, 48), (128, 128), (256, 256), (192, 128)].into_iter().take(few)
     {
         let case = Case { width, value_width, capacity: 300, ..CASE };
-        // Of 3 heads a token.
+        // 3 heads per token.
         for tokens in [4, 33, 100, 140] {
             case.check(&positions(150..150 + tokens), dtype, dtype, &gpu());
         }

@@ -1,41 +1,44 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
-use super::gpu::{Combination, STEEPEST, Shape, Tile};
+use super::cuda::{MAX_SCALE, TileConfig};
+use super::gpu::{CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
+use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
 use lowbit_formats::FloatType;
 
-/// Units that take turns with keys where planes differ in size: no plane has fewer.
-const FEWEST: usize = 4;
+/// Units of the smallest plane there is: what is assumed where planes differ in size.
+const SMALLEST_PLANE: usize = 4;
 /// Planes of a cube on devices that share memory within one.
 const PLANES: usize = 4;
-/// Elements of a row that a unit has, where it can.
+/// Elements of a row per unit, unless that takes more than [`MAX_LANES`] units.
 const SLOTS: usize = 8;
-/// Units that share a key at most: more of them would spend their time adding up.
-const LANES: usize = 16;
-/// Cubes that fill a CPU, and the largest devices: two for each of an H200's multiprocessors.
-const FULL: [usize; 2] = [8, 264];
+/// The most units that share a key: more of them would spend their time adding up.
+const MAX_LANES: usize = 16;
+/// Cubes per multiprocessor that keep it busy.
+const FULL: usize = 2;
 
-/// How many rows, query heads a key head times tokens, of `sizes` (rows, key heads, capacity, D and Dv) a cube takes,
-/// and how; and how many cubes share the keys. `dtypes` are q's and k's.
-pub(super) fn stream(
+/// The streaming kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how many cubes
+/// share the keys of a row. The types are q's and k's.
+pub(super) fn stream_config(
     [dtype, cache]: [FloatType; 2],
     [rows, heads, capacity, width, value_width]: [usize; 5],
-    plane: Option<usize>,
-) -> (Shape, usize) {
+    caps: &Caps,
+) -> (StreamConfig, usize) {
+    let plane = caps.plane;
     let small = plane.is_some_and(|plane| plane < 32);
     // Planes that differ in size are used as if they were small ones.
-    let planes = if small { 1 } else { 32 * PLANES / plane.unwrap_or(FEWEST).max(1) };
-    let plane = plane.unwrap_or(FEWEST);
+    let planes = if small { 1 } else { 32 * PLANES / plane.unwrap_or(SMALLEST_PLANE).max(1) };
+    let plane = plane.unwrap_or(SMALLEST_PLANE);
     let widest = width.max(value_width);
-    let lanes = widest.div_ceil(SLOTS).next_power_of_two().min(LANES).min(plane);
+    let lanes = widest.div_ceil(SLOTS).next_power_of_two().min(MAX_LANES).min(plane);
     let slots = widest.div_ceil(lanes);
-    // A small plane is a CPU's: it gains nothing from more at once.
+    // A small plane is a CPU's, which gains nothing from more rows at once.
     let most = if slots <= SLOTS && !small { 8 } else { 4 };
     let count = rows.min(most);
     let keys = if slots <= SLOTS && !small { 4 } else { 2 };
     let wide = [width, value_width].iter().all(|width| (width * cache.size()).is_multiple_of(16));
-    let mut shape = Shape {
+    let mut config = StreamConfig {
         dtype,
         cache,
         width,
@@ -48,59 +51,68 @@ pub(super) fn stream(
         wide,
         split: false,
     };
-    let steps = capacity.div_ceil(shape.step() * planes);
-    let splits = FULL[usize::from(!small)].div_ceil(rows.div_ceil(count) * heads).min(steps);
-    shape.split = splits > 1;
-    (shape, splits)
+    let steps = capacity.div_ceil(config.step() * planes);
+    let splits = (FULL * caps.multiprocessors).div_ceil(rows.div_ceil(count) * heads).min(steps);
+    config.split = splits > 1;
+    (config, splits)
 }
 
-/// Cubes that share a row's keys at most on tensor cores: more cost more to put together than they save.
-const PARTS: usize = 33;
+/// The most cubes that share a row's keys on tensor cores: more cost more to combine than they save.
+const MAX_SPLITS: usize = 33;
 
-/// As [`stream`], for tensor cores, where they can compute this. `scale` is times log2(e).
-pub(super) fn tile(
+/// As [`stream_config`], for the kernel on tensor cores, if it computes these types and sizes. `scale` includes the factor
+/// log2(e).
+pub(super) fn tile_config(
     [dtype, cache]: [FloatType; 2],
     [rows, heads, capacity, width, value_width]: [usize; 5],
     scale: f32,
     target: &Target,
-) -> Option<(Tile, usize)> {
-    let whole =
+) -> Option<(TileConfig, usize)> {
+    let tiles_fit =
         [width, value_width].iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width));
-    let right = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= STEEPEST;
-    if !whole || !right || !target.tensor_cores() {
+    let supported = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= MAX_SCALE;
+    if !tiles_fit || !supported || !target.tensor_cores() {
         return None;
     }
-    // Of an H200's timings: 32 rows a plane where their sums fit into its registers, unless that leaves
-    // multiprocessors without work.
-    let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > FULL[1] / 2;
+    let full = FULL * target.caps().multiprocessors;
+    // Measured on an H200: 32 rows per plane where their sums fit into its registers, unless that leaves multiprocessors
+    // without work.
+    let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > full / 2;
     let (blocks, planes) = if large { (2, 4) } else { (1, rows.div_ceil(16).min(4)) };
-    // A step waits for memory: small tiles, and the next one under way. Of few keys, more cubes have smaller ones.
+    // A decode step waits for memory: its tiles are small, and the next one is loaded meanwhile. With few keys, smaller
+    // tiles occupy more cubes.
     let (keys, stages) = match planes {
-        1 if capacity <= 16 * PARTS => (16, 2),
+        1 if capacity <= 16 * MAX_SPLITS => (16, 2),
         1 => (32, 2),
         _ if width.max(value_width) <= 64 => (64, 2),
         _ => (64, 1),
     };
-    let mut tile = Tile { dtype, width, value_width, blocks, planes, keys, stages, split: false };
-    let count = rows.div_ceil(tile.rows());
+    let mut config = TileConfig { dtype, width, value_width, blocks, planes, keys, stages, split: false };
+    let count = rows.div_ceil(config.rows());
     if count > CUBES {
         return None;
     }
     let cubes = count * heads;
-    let splits = if cubes > FULL[1] * 3 / 8 { 1 } else { FULL[1] / cubes };
-    let splits = splits.min(PARTS).min(capacity.div_ceil(tile.keys));
-    tile.split = splits > 1;
-    Some((tile, splits))
+    let splits = if cubes > full * 3 / 8 { 1 } else { full / cubes };
+    let splits = splits.min(MAX_SPLITS).min(capacity.div_ceil(config.keys));
+    config.split = splits > 1;
+    Some((config, splits))
 }
 
-/// How parts of rows of Dv elements become one.
-pub(super) fn combine(width: usize, dtype: FloatType, plane: Option<usize>) -> Combination {
-    Combination { width, dtype, plane: plane.unwrap_or(FEWEST) }
+/// The kernel that combines the parts of rows of Dv elements.
+pub(super) fn combine_config(width: usize, dtype: FloatType, plane: Option<usize>) -> CombineConfig {
+    CombineConfig { width, dtype, plane: plane.unwrap_or(SMALLEST_PLANE) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A CPU's, or a large GPU's.
+    fn caps(plane: Option<usize>) -> Caps {
+        let multiprocessors = if plane == Some(8) { 4 } else { 132 };
+        Caps { plane, multiprocessors, ..*Target::offline(32, 4).caps() }
+    }
 
     #[test]
     fn rows_and_parts_of_streams() {
@@ -117,18 +129,18 @@ mod tests {
         ];
         for ((rows, heads, capacity, width), plane, want, splits) in table {
             let sizes = [rows, heads, capacity, width, width];
-            let (shape, parts) = stream([FloatType::F32; 2], sizes, plane);
-            let got = (shape.rows, shape.lanes, shape.keys, shape.planes);
+            let (config, parts) = stream_config([FloatType::F32; 2], sizes, &caps(plane));
+            let got = (config.rows, config.lanes, config.keys, config.planes);
             assert_eq!((got, parts), (want, splits), "{sizes:?} in planes of {plane:?}");
-            assert_eq!(shape.split, splits > 1);
+            assert_eq!(config.split, splits > 1);
         }
     }
 
     #[cfg(feature = "cuda")]
     #[test]
     fn tiles_for_tensor_cores() {
-        let target = Target::cuda(90);
-        let tile = |dtypes, sizes, scale| tile(dtypes, sizes, scale, &target);
+        let target = Target::cuda(crate::gpu::compile::CudaDevice::H100);
+        let tile = |dtypes, sizes, scale| tile_config(dtypes, sizes, scale, &target);
         let half = [FloatType::BF16; 2];
         // (rows, heads, D) -> blocks, planes, keys and stages; cubes that share the keys
         let table = [
@@ -141,13 +153,13 @@ mod tests {
             ((16384, 4, 256), (1, 4, 64, 1), 1),
         ];
         for ((rows, heads, width), want, splits) in table {
-            let (shape, parts) = tile(half, [rows, heads, 8192, width, width], 0.1).unwrap();
-            let got = (shape.blocks, shape.planes, shape.keys, shape.stages);
+            let (config, parts) = tile(half, [rows, heads, 8192, width, width], 0.1).unwrap();
+            let got = (config.blocks, config.planes, config.keys, config.stages);
             assert_eq!((got, parts), (want, splits), "{rows} rows of {heads} heads of {width}");
         }
         for (capacity, keys, splits) in [(256, 16, 16), (528, 16, 33), (544, 32, 17)] {
-            let (shape, parts) = tile(half, [4, 4, capacity, 256, 256], 0.1).unwrap();
-            assert_eq!((shape.keys, parts), (keys, splits), "a capacity of {capacity}");
+            let (config, parts) = tile(half, [4, 4, capacity, 256, 256], 0.1).unwrap();
+            assert_eq!((config.keys, parts), (keys, splits), "a capacity of {capacity}");
         }
         let sizes = [4, 8, 8192, 128, 128];
         assert!(tile([FloatType::F32; 2], sizes, 0.1).is_none(), "f32");
@@ -155,7 +167,7 @@ mod tests {
         assert!(tile(half, sizes, -0.1).is_none() && tile(half, sizes, 0.0).is_none(), "no scale above 0");
         assert!(tile(half, [4, 8, 8192, 72, 128], 0.1).is_none(), "half a block of 16");
         let shared = |rows, width| tile(half, [rows, 8, 8192, width, width], 0.1).unwrap().0.vectors() * 16;
-        // What a cube may have, and for two on a multiprocessor.
+        // Below what a cube may have, and so little that two cubes fit on a multiprocessor.
         assert!(
             [4, 100, 16384]
                 .iter()

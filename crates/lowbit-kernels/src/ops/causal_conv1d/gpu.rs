@@ -1,27 +1,34 @@
 //! The convolution on a GPU: a unit takes one channel through a piece of a sequence.
+//!
+//! Only a sequence's first piece reads its state, and it alone writes the next one: a piece is no shorter than the state, so
+//! that all others find their past in x. The inputs of a few tokens are loaded together, and slide through registers.
+
+#![allow(unsafe_code)] // Launches.
 
 use super::{Activation, CHECK};
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::compile::Target;
 use crate::gpu::copy::UNITS;
 use crate::gpu::float::{read, with_storage, write};
-use crate::gpu::sequences::{piece, slots};
-use crate::gpu::{CUBES, Dispatch, Gpu};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::sequences::{Piece, piece, slots};
+use crate::gpu::{CUBES, Gpu};
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// Everything that a kernel is compiled for.
+/// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Shape {
+struct ConvConfig {
     dtype: FloatType,
+    /// Taps per channel.
     width: usize,
     biased: bool,
     activation: Option<Activation>,
 }
 
-impl Shape {
-    /// Tokens of a piece. Only a sequence's first piece reads its state, which that piece then writes.
+impl ConvConfig {
+    /// Tokens of a piece.
     fn piece(self) -> usize {
         32.max(self.width - 1)
     }
@@ -29,51 +36,64 @@ impl Shape {
 
 /// Tokens whose inputs a unit loads together.
 const TOKENS: usize = 8;
-#[cube(launch_unchecked)]
-fn convolve<X: Int>(
-    x: &[X],
-    weight: &[f32],
-    bias: &[f32],
-    cu_seqlens: &[u32],
-    state: &mut [f32],
-    y: &mut [X],
+
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+struct Inputs<X: Int> {
+    x: Box<[X]>,
+    weight: Box<[f32]>,
+    bias: Box<[f32]>,
+    cu_seqlens: Box<[u32]>,
+}
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Sizes {
     tokens: u32,
     channels: u32,
     sequences: u32,
-    #[comptime] shape: Shape,
+}
+
+/// Channels go along x, the slots of pieces along y and z.
+#[kernel]
+fn causal_conv1d_pieces<X: Int>(
+    inputs: &Inputs<X>,
+    state: &mut [f32],
+    y: &mut [X],
+    sizes: Sizes,
+    #[comptime] config: ConvConfig,
 ) {
-    let past = comptime!(shape.width - 1);
-    let (tokens, channels, sequences) = (tokens as usize, channels as usize, sequences as usize);
+    let past = comptime!(config.width - 1);
+    let (tokens, channels) = (sizes.tokens as usize, sizes.channels as usize);
+    let sequences = sizes.sequences as usize;
     let c = (CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X) as usize;
     let slot = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
-    let piece = piece(cu_seqlens, slot, sequences, tokens, comptime!(shape.piece()));
+    let piece = piece(&inputs.cu_seqlens, slot, sequences, tokens, comptime!(config.piece()));
     if c < channels && piece.first < piece.last {
         let row = (piece.sequence * channels + c) * past;
-        let mut taps = Array::<f32>::new(comptime!(shape.width));
-        // The inputs that some tokens see, oldest first.
-        let mut inputs = Array::<f32>::new(comptime!(past + TOKENS));
+        let mut taps = Array::<f32>::new(comptime!(config.width));
+        // The inputs that the tokens see, oldest first.
+        let mut window = Array::<f32>::new(comptime!(past + TOKENS));
         #[unroll]
-        for i in 0..comptime!(shape.width) {
-            taps[i] = weight[c * comptime!(shape.width) + i];
+        for i in 0..comptime!(config.width) {
+            taps[i] = inputs.weight[c * comptime!(config.width) + i];
         }
         #[unroll]
         for i in 0..past {
             if piece.first == piece.start {
-                inputs[i] = state[row + i];
+                window[i] = state[row + i];
             } else {
-                inputs[i] = read(x, (piece.first + i - past) * channels + c, shape.dtype);
+                window[i] = read(&inputs.x, (piece.first + i - past) * channels + c, config.dtype);
             }
         }
         let mut start = 0.0f32;
-        if comptime!(shape.biased) {
-            start = bias[c];
+        if comptime!(config.biased) {
+            start = inputs.bias[c];
         }
         let mut first = piece.first;
         while first < piece.last {
             #[unroll]
             for t in 0..TOKENS {
                 if first + t < piece.last {
-                    inputs[comptime!(past + t)] = read(x, (first + t) * channels + c, shape.dtype);
+                    window[comptime!(past + t)] = read(&inputs.x, (first + t) * channels + c, config.dtype);
                 }
             }
             #[unroll]
@@ -81,60 +101,65 @@ fn convolve<X: Int>(
                 if first + t < piece.last {
                     let mut sum = start;
                     #[unroll]
-                    for i in 0..comptime!(shape.width) {
-                        sum = fma(taps[i], inputs[comptime!(t + i)], sum);
+                    for i in 0..comptime!(config.width) {
+                        sum = fma(taps[i], window[comptime!(t + i)], sum);
                     }
-                    if comptime!(shape.activation.is_some()) {
+                    if comptime!(config.activation.is_some()) {
                         sum /= 1.0f32 + (-sum).exp();
                     }
-                    write(y, (first + t) * channels + c, sum, shape.dtype);
+                    write(y, (first + t) * channels + c, sum, config.dtype);
                 }
             }
             #[unroll]
             for i in 0..past {
-                inputs[i] = inputs[comptime!(i + TOKENS)];
+                window[i] = window[comptime!(i + TOKENS)];
             }
             first += TOKENS;
         }
         if piece.first == piece.start {
-            // Each place is read before it is written: the sequence has a token.
-            let length = piece.end - piece.start;
-            #[unroll]
-            for i in 0..past {
-                if length + i < past {
-                    state[row + i] = state[row + length + i];
-                } else {
-                    state[row + i] = read(x, (piece.end + i - past) * channels + c, shape.dtype);
-                }
-            }
+            write_state(inputs, state, row, &piece, (channels, c), config);
         }
     }
 }
 
-fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(shape.dtype, X => Box::new(convolve::Convolve::<X>::new(
-        settings,
-        properties,
-        registers,
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        (),
-        (),
-        (),
-        shape,
-    )))
+/// The last inputs of the sequence, for channel `c` of `channels`. `row` is where the channel's state begins.
+#[cube]
+fn write_state<X: Int>(
+    inputs: &Inputs<X>,
+    state: &mut [f32],
+    row: usize,
+    piece: &Piece,
+    channel: (usize, usize),
+    #[comptime] config: ConvConfig,
+) {
+    let (channels, c) = channel;
+    let past = comptime!(config.width - 1);
+    // Each place is read before it is written: the sequence has a token.
+    let length = piece.end - piece.start;
+    #[unroll]
+    for i in 0..past {
+        if length + i < past {
+            state[row + i] = state[row + length + i];
+        } else {
+            state[row + i] = read(&inputs.x, (piece.end + i - past) * channels + c, config.dtype);
+        }
+    }
 }
+
+fn compiled(target: &Target, config: ConvConfig) -> Kernel<CausalConv1dPieces<'static>> {
+    with_storage!(config.dtype, X => CausalConv1dPieces::kernel::<X>(target, UNITS, config))
+}
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// Every kernel of the op for `target`, one of each type of x and of each width that models have, and one with all
 /// else.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let of = |dtype, width, biased, activation| kernel(target, Shape { dtype, width, biased, activation });
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let of = |dtype, width, biased, activation| {
+        compiled(target, ConvConfig { dtype, width, biased, activation }).code()
+    };
     let silu = Some(Activation::Silu);
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let usual = floats.into_iter().map(|dtype| of(dtype, 4, false, silu));
@@ -158,23 +183,26 @@ pub(super) fn causal_conv1d(
     let weight = weight.cast(DType::F32)?;
     let bias = bias.map(|bias| bias.cast(DType::F32)).transpose()?;
     let (tokens, channels, sequences) = (x.dim(0), x.dim(1), state.dim(0));
-    let shape = Shape { dtype, width: weight.dim(1), biased: bias.is_some(), activation };
-    let slots = slots(tokens, sequences, shape.piece());
+    let config = ConvConfig { dtype, width: weight.dim(1), biased: bias.is_some(), activation };
+    let slots = slots(tokens, sequences, config.piece());
     let index = |value: usize| CHECK.index(value);
     [x.len(), weight.len(), state.len()].into_iter().try_for_each(|len| index(len).map(drop))?;
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: [index(channels)?.div_ceil(UNITS), index(slots.min(CUBES))?, index(slots.div_ceil(CUBES))?],
-        buffers: vec![
-            x.memory()?,
-            weight.memory()?,
-            // What is not there is not read, and anything may stand for it.
-            bias.as_ref().unwrap_or(&weight).memory()?,
-            cu_seqlens.memory()?,
-            state.memory()?,
-            y.memory()?,
-        ],
-        scalars: vec![index(tokens)?, index(channels)?, index(sequences)?],
-    })?;
+    let cubes = [channels.div_ceil(UNITS), slots.min(CUBES), slots.div_ceil(CUBES)].map(index);
+    let [along_channels, along_slots, more_slots] = cubes;
+    let arguments = CausalConv1dPieces {
+        inputs: InputsArgs {
+            x: x.buffer()?,
+            weight: weight.buffer()?,
+            // An unused operand gets a placeholder buffer.
+            bias: bias.as_ref().unwrap_or(&weight).buffer()?,
+            cu_seqlens: cu_seqlens.buffer()?,
+        },
+        state: state.buffer()?,
+        y: y.buffer()?,
+        sizes: Sizes { tokens: index(tokens)?, channels: index(channels)?, sequences: index(sequences)? },
+    };
+    let kernel = compiled(gpu.target(), config);
+    // SAFETY: the sizes are the tensors', and slots without a piece, or whose offsets go past the tokens, are left out.
+    unsafe { gpu.launch(kernel, [along_channels?, along_slots?, more_slots?], arguments)? };
     Ok(y)
 }

@@ -1,19 +1,19 @@
 //! The convolution on a GPU against the reference.
 
-use super::tests::{Case, Shape};
+use super::tests::{Case, Sizes};
 use super::{Activation, causal_conv1d};
 use crate::ops::testing::{FLOATS, device, gpu, values};
 use crate::{Device, Tensor};
 use lowbit_formats::FloatType;
 
-fn check(shape: Shape, dtype: FloatType, biased: bool, activation: Option<Activation>) {
+fn check(shape: Sizes, dtype: FloatType, biased: bool, activation: Option<Activation>) {
     Case::new(shape, dtype).check_on(&[gpu()], shape, dtype, (biased, activation));
 }
 
 #[test]
 fn agrees_with_the_reference_at_every_width() {
     for width in [1, 2, 3, 4, 5, 8, 40] {
-        let shape = Shape { lengths: &[5, 0, 1, 2, 13, 3, 41], channels: 37, width };
+        let shape = Sizes { lengths: &[5, 0, 1, 2, 13, 3, 41], channels: 37, width };
         check(shape, FloatType::F32, true, Some(Activation::Silu));
         check(shape, FloatType::F32, false, None);
     }
@@ -23,7 +23,7 @@ fn agrees_with_the_reference_at_every_width() {
 fn every_type_and_channels_around_a_cube() {
     for dtype in FLOATS {
         for channels in [1, 255, 257] {
-            let shape = Shape { lengths: &[3, 64], channels, width: 4 };
+            let shape = Sizes { lengths: &[3, 64], channels, width: 4 };
             check(shape, dtype, true, Some(Activation::Silu));
         }
     }
@@ -32,7 +32,7 @@ fn every_type_and_channels_around_a_cube() {
 #[test]
 fn lengths_around_a_piece_in_any_order() {
     for lengths in [&[31, 32, 33, 0, 63, 64, 65][..], &[0, 0, 1], &[200], &[1; 70], &[0, 97, 0, 0, 2]] {
-        check(Shape { lengths, channels: 11, width: 4 }, FloatType::F32, false, Some(Activation::Silu));
+        check(Sizes { lengths, channels: 11, width: 4 }, FloatType::F32, false, Some(Activation::Silu));
     }
 }
 

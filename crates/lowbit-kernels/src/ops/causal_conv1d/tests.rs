@@ -5,7 +5,7 @@ use numcheck::{Random, assert_within};
 
 /// What a case is made of.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape<'a> {
+pub(super) struct Sizes<'a> {
     pub lengths: &'a [usize],
     pub channels: usize,
     pub width: usize,
@@ -20,9 +20,9 @@ pub(super) struct Case {
 
 impl Case {
     /// Values of bf16, which every float type holds but for f16's exponents, which they stay within.
-    pub(super) fn new(shape: Shape, dtype: FloatType) -> Self {
+    pub(super) fn new(shape: Sizes, dtype: FloatType) -> Self {
         let mut random = Random::new(shape.channels as u64);
-        let Shape { lengths, channels, width } = shape;
+        let Sizes { lengths, channels, width } = shape;
         let mut some =
             |n: usize| -> Vec<f32> { random.normal(n, 1.0).iter().map(|&x| dtype.round(x)).collect() };
         let tokens: usize = lengths.iter().sum();
@@ -35,7 +35,7 @@ impl Case {
     }
 
     #[track_caller]
-    fn check(&self, shape: Shape, dtype: FloatType, biased: bool, activation: Option<Activation>) {
+    fn check(&self, shape: Sizes, dtype: FloatType, biased: bool, activation: Option<Activation>) {
         self.check_on(&devices(), shape, dtype, (biased, activation));
     }
 
@@ -43,11 +43,11 @@ impl Case {
     pub(super) fn check_on(
         &self,
         devices: &[Device],
-        shape: Shape,
+        shape: Sizes,
         dtype: FloatType,
         (biased, activation): (bool, Option<Activation>),
     ) {
-        let Shape { lengths, channels, width } = shape;
+        let Sizes { lengths, channels, width } = shape;
         let tokens: usize = lengths.iter().sum();
         let (mut y, mut magnitudes, mut last) = (vec![], vec![], vec![]);
         let mut rest = self.x.as_slice();
@@ -92,7 +92,7 @@ impl Case {
 #[test]
 fn agrees_with_the_reference_at_every_width() {
     for width in 1..=8 {
-        let shape = Shape { lengths: &[5, 0, 1, 2, 13, 3], channels: 37, width };
+        let shape = Sizes { lengths: &[5, 0, 1, 2, 13, 3], channels: 37, width };
         for (biased, activation) in
             [(true, None), (false, Some(Activation::Silu)), (true, Some(Activation::Silu))]
         {
@@ -104,7 +104,7 @@ fn agrees_with_the_reference_at_every_width() {
 #[test]
 fn channels_below_at_and_above_each_block_and_every_type() {
     for channels in [1, 15, 16, 511, 512, 513, 1030] {
-        let shape = Shape { lengths: &[1, 6, 1], channels, width: 4 };
+        let shape = Sizes { lengths: &[1, 6, 1], channels, width: 4 };
         for dtype in FLOATS {
             Case::new(shape, dtype).check(shape, dtype, false, Some(Activation::Silu));
         }
@@ -114,7 +114,7 @@ fn channels_below_at_and_above_each_block_and_every_type() {
 #[test]
 fn token_by_token_equals_one_piece() {
     let (tokens, channels, width) = (9, 21, 5);
-    let shape = Shape { lengths: &[tokens], channels, width };
+    let shape = Sizes { lengths: &[tokens], channels, width };
     let case = Case::new(shape, FloatType::F32);
     let device = Device::cpu(Some(1)).unwrap();
     let x = Tensor::new(&case.x, &[tokens, channels], &device).unwrap();

@@ -1,6 +1,6 @@
 //! The weighted sum of a token's experts.
 //! ```text
-//! y[t, n] = sum_i weights[t, i] * x[t, i, n]      i from 0 up, in f32, rounded once at the end
+//! y[t, n] = sum_i weights[t, i] * x[t, i, n]      in ascending i, in f32, rounded once at the end
 //! ```
 //! | operand | shape | dtype |
 //! |---|---|---|
@@ -25,11 +25,11 @@ use crate::simd::{Kernel, Simd};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
-/// Sums the experts' outputs `x` by `weights`.
+/// Sums the experts' outputs `x`, weighted by `weights`.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the
-/// [module](self) says. NaN and infinity pass through.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that do not fit
+/// the [module](self)'s table. NaN and infinity pass through.
 pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelError> {
     let op = Check("combine_experts");
     let [tokens, top_k, n] = op.dims("x", x, "[T, top_k, N]")?;
@@ -39,7 +39,7 @@ pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelErr
     op.same_device("weights", weights.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::combine_experts(op, gpu, x, weights),
+        Device::Gpu(gpu) => gpu::launch(op, gpu, x, weights),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
@@ -55,7 +55,7 @@ pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelErr
     }
 }
 
-/// Runs of whole rows.
+/// Some whole rows of y.
 struct Rows<'a> {
     x: &'a [f32],
     weights: &'a [f32],

@@ -1,25 +1,26 @@
-//! Joining columns.
+//! Concatenation of columns.
 
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use super::check::Check;
 #[cfg(feature = "gpu")]
 use crate::gpu::copy::Columns;
 use crate::{Device, KernelError, Tensor};
 
-/// `y[.., :] = [x_0[.., :] | x_1[.., :] | ..]`: joins the last dimension.
+/// `y[.., :] = [x_0[.., :] | x_1[.., :] | ..]`: concatenation along the last dimension.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
-/// | `xs` | `[.., D_i]` each, the same leading sizes | any, one for all |
-/// | `y` | `[.., sum D_i]` | the same |
+/// | `xs` | `[.., D_i]` each, with equal leading sizes | any, the same for all |
+/// | `y` | `[.., sum D_i]` | that of `xs` |
 ///
 /// # Errors
-/// [`KernelError::Shape`] for none, or for different leading sizes; [`KernelError::DType`] for different types;
-/// [`KernelError::Device`] for different devices.
+/// [`KernelError::Shape`] for an empty list and for different leading sizes; [`KernelError::DType`] for different
+/// types; [`KernelError::Device`] for different devices.
 ///
 /// Source: `mx.concatenate(axis=-1)`, mlx 0.32.
 pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {
@@ -48,8 +49,8 @@ pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {
             _ if columns == 0 => {}
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {
-                let from = Columns { memory: x.memory()?, pitch: columns, start: 0, len: columns };
-                let to = Columns { memory: y.memory()?, pitch: width * size, start, len: columns };
+                let from = Columns { buffer: x.buffer()?, pitch: columns, start: 0, len: columns };
+                let to = Columns { buffer: y.buffer()?, pitch: width * size, start, len: columns };
                 gpu.copy_columns(from, to, x.size_bytes() / columns)?;
             }
             #[cfg(not(feature = "gpu"))]

@@ -1,8 +1,16 @@
-use crate::gpu::compile::{Target, buffer};
+//! The gates of the gated delta rule on a GPU: `log_decay = -exp(a_log) * softplus(a + dt_bias)`, `beta = sigmoid(b)`.
+//!
+//! A unit computes both gates of one token and head. The gated delta rule's own kernels use [`compute_gates`] too, so
+//! that both round alike: keep all arithmetic there.
+
+#![allow(unsafe_code)] // Launches.
+
+use crate::gpu::Gpu;
+use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{read, with_storage, write};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid, softplus};
-use crate::gpu::{Dispatch, Gpu};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -11,18 +19,24 @@ use lowbit_formats::{DType, FloatType};
 
 /// `(log_decay, beta)` of one token and head.
 #[cube]
-pub(crate) fn one(a: f32, b: f32, a_log: f32, dt_bias: f32) -> (f32, f32) {
+pub(crate) fn compute_gates(a: f32, b: f32, a_log: f32, dt_bias: f32) -> (f32, f32) {
     (-exp(a_log) * softplus(a + dt_bias), sigmoid(b))
 }
 
-/// A unit a token and head; `a_log` and `dt_bias` are f32.
+/// What the gates are computed from: `a` and `b` of each token and head, `a_log` and `dt_bias` of each head, in f32.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+struct Inputs<A: Int, B: Int> {
+    a: Box<[A]>,
+    b: Box<[B]>,
+    a_log: Box<[u32]>,
+    dt_bias: Box<[u32]>,
+}
+
+/// `len` counts the gates.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
-#[cube(launch_unchecked)]
-fn gates<A: Int, B: Int>(
-    a: &[A],
-    b: &[B],
-    a_log: &[u32],
-    dt_bias: &[u32],
+#[kernel]
+fn delta_gates<A: Int, B: Int>(
+    inputs: &Inputs<A, B>,
     log_decay: &mut [u32],
     beta: &mut [u32],
     len: u32,
@@ -33,31 +47,32 @@ fn gates<A: Int, B: Int>(
     let mut i = ABSOLUTE_POS;
     while i < len as usize {
         let head = i % heads as usize;
-        let (a, b) = (read(a, i, a_type), read(b, i, b_type));
-        let (a_log, dt_bias) = (read(a_log, head, FloatType::F32), read(dt_bias, head, FloatType::F32));
-        let (log_decay_i, beta_i) = one(a, b, a_log, dt_bias);
+        let (a, b) = (read(&inputs.a, i, a_type), read(&inputs.b, i, b_type));
+        let (a_log, dt_bias) =
+            (read(&inputs.a_log, head, FloatType::F32), read(&inputs.dt_bias, head, FloatType::F32));
+        let (log_decay_i, beta_i) = compute_gates(a, b, a_log, dt_bias);
         write(log_decay, i, log_decay_i, FloatType::F32);
         write(beta, i, beta_i, FloatType::F32);
         i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
 }
 
-fn kernel(target: &Target, a: FloatType, b: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(a, A => with_storage!(b, B => Box::new(gates::Gates::<A, B>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), buffer(), buffer(), (), (), a, b,
-    ))))
+fn compiled(target: &Target, a: FloatType, b: FloatType) -> Kernel<DeltaGates<'static>> {
+    with_storage!(a, A => with_storage!(b, B => DeltaGates::kernel::<A, B>(target, UNITS, a, b)))
 }
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// One of each type.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
-    [(F32, F32), (F16, F16), (BF16, BF16), (BF16, F32)].map(|(a, b)| kernel(target, a, b)).into()
+    [(F32, F32), (F16, F16), (BF16, BF16), (BF16, F32)].map(|(a, b)| compiled(target, a, b).code()).into()
 }
 
 /// See [`super::delta_gates`]; everything was checked.
-pub(super) fn delta_gates(
+pub(super) fn launch(
     op: Check,
     gpu: &Gpu,
     [a, b]: [&Tensor; 2],
@@ -69,18 +84,17 @@ pub(super) fn delta_gates(
         return Ok((log_decay, beta));
     }
     let (a_log, dt_bias) = (a_log.cast(DType::F32)?, dt_bias.cast(DType::F32)?);
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), op.float("a", a)?, op.float("b", b)?),
-        cubes: cubes(a.len()),
-        buffers: vec![
-            a.memory()?,
-            b.memory()?,
-            a_log.memory()?,
-            dt_bias.memory()?,
-            log_decay.memory()?,
-            beta.memory()?,
-        ],
-        scalars: vec![op.index(a.len())?, op.index(a_log.len())?],
-    })?;
+    let kernel = compiled(gpu.target(), op.float("a", a)?, op.float("b", b)?);
+    let inputs =
+        InputsArgs { a: a.buffer()?, b: b.buffer()?, a_log: a_log.buffer()?, dt_bias: dt_bias.buffer()? };
+    let arguments = DeltaGates {
+        inputs,
+        log_decay: log_decay.buffer()?,
+        beta: beta.buffer()?,
+        len: op.index(a.len())?,
+        heads: op.index(a_log.len())?,
+    };
+    // SAFETY: the op checked that b and both results are as large as a, and that a_log and dt_bias have one per head.
+    unsafe { gpu.launch(kernel, cubes(a.len()), arguments)? };
     Ok((log_decay, beta))
 }

@@ -1,4 +1,4 @@
-//! The gates of the gated delta rule, from the projections of a token.
+//! The gates of the gated delta rule, from a token's projections.
 //! ```text
 //! log_decay[t, h] = -exp(a_log[h]) * softplus(a[t, h] + dt_bias[h])
 //! beta[t, h]      = sigmoid(b[t, h])
@@ -9,7 +9,8 @@
 //! | `a_log`, `dt_bias` | `[Hv]` | f32, f16 or bf16 |
 //! | `log_decay`, `beta` | `[T, Hv]` | f32 |
 //!
-//! Everything is f32, and nothing is rounded to the activations' dtype: decays multiply up over thousands of tokens.
+//! All arithmetic and both results are f32, whatever the activations' dtype: decays are multiplied over thousands of
+//! tokens.
 //!
 //! Sources: transformers 5 `Qwen3NextGatedDeltaNet.forward`; mlx-lm 0.32 `compute_g` (which returns
 //! `exp(log_decay)`).
@@ -30,8 +31,8 @@ use crate::{Device, KernelError, Tensor};
 /// Returns `(log_decay, beta)`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] and [`KernelError::Value`] for operands that are not as the [module](self) says. NaN and
-/// infinity pass through.
+/// [`KernelError::Shape`] and [`KernelError::Value`] for operands that do not fit the [module](self)'s table.
+/// NaN and infinity pass through.
 pub fn delta_gates(
     a: &Tensor,
     b: &Tensor,
@@ -42,7 +43,7 @@ pub fn delta_gates(
     let heads = check(op, [a, b], [a_log, dt_bias])?;
     match a.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::delta_gates(op, gpu, [a, b], [a_log, dt_bias]),
+        Device::Gpu(gpu) => gpu::launch(op, gpu, [a, b], [a_log, dt_bias]),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
@@ -68,7 +69,7 @@ pub fn delta_gates(
     }
 }
 
-/// How many heads there are, once all operands are as the [module](self) says.
+/// Checks the operands against the [module](self)'s table; returns the number of heads.
 pub(super) fn check(
     op: Check,
     [a, b]: [&Tensor; 2],
@@ -85,7 +86,7 @@ pub(super) fn check(
     Ok(heads)
 }
 
-/// Simple operations a gate.
+/// Simple operations per gate.
 const COST: usize = 64;
 
 /// `ln(1 + e^x)`, without overflow.

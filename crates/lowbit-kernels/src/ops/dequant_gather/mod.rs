@@ -1,4 +1,4 @@
-//! Rows of a quantised table, decoded: embeddings.
+//! Decoded rows of a quantised table: embeddings.
 
 mod bench;
 mod cpu;
@@ -23,8 +23,9 @@ const CHECK: Check = Check("dequant_gather");
 /// | `ids` | `[..]` | u32 |
 /// | result | `[.., K]` | `dtype` |
 ///
-/// Values decode to f32 exactly as the format says and are rounded to `dtype` once (on a GPU with f32 scales
-/// the product and the sum may be rounded together). A GPU does not look at ids before: a row of a wrong id is NaN.
+/// Values decode to f32 exactly as the format says and are rounded to `dtype` once (on a GPU, with f32 scales, the
+/// product and the sum may be rounded together). Ids on a GPU are not checked in advance: the row of an id that is
+/// out of range is NaN.
 ///
 /// # Errors
 /// [`KernelError::Id`] for an id that is not below `V`; [`KernelError::Shape`] when the table is not `[V, K]`;

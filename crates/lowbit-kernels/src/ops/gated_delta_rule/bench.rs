@@ -118,7 +118,7 @@ fn expected(
     if let Device::Gpu(gpu) = device {
         let dims = super::check(inputs, state, params)?;
         if super::gpu::form(gpu, inputs, state, dims, params)? == Form::Chunked {
-            let chunk = (super::CHECK.float("q", inputs.q)?, super::gpu::CHUNK);
+            let chunk = (super::CHECK.float("q", inputs.q)?, super::cuda::CHUNK);
             return Ok(super::rounded::gated_delta_rule(inputs, state, params, chunk, wanted)?.0);
         }
     }

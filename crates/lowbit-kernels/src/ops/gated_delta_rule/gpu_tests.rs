@@ -1,7 +1,7 @@
 //! The rule on a GPU against the reference.
 
 use super::reference::Bounded;
-use super::tests::{Case, Decay, RAGGED, Shape, norms};
+use super::tests::{Case, Decay, RAGGED, Sizes, norms};
 use super::*;
 use crate::ops::testing::{FLOATS, device, fetched, gpu, values};
 use lowbit_formats::FloatType;
@@ -14,7 +14,7 @@ impl Case {
         let Device::Gpu(queue) = &device else { unreachable!() };
         let dims = check(&self.inputs(), &self.state, &self.params).unwrap();
         let expected = match gpu::form(queue, &self.inputs(), &self.state, dims, &self.params).unwrap() {
-            Form::Chunked => self.composed(&device).rounded_reference(gpu::CHUNK),
+            Form::Chunked => self.composed(&device).rounded_reference(cuda::CHUNK),
             _ => self.reference(),
         };
         self.check_on(&[device], expected);
@@ -57,7 +57,7 @@ fn agrees_with_the_reference_in_every_convention() {
 #[test]
 fn head_sizes_below_at_and_above_each_tile() {
     for (key_dim, value_dim) in [(1, 1), (32, 16), (4, 20), (33, 15), (36, 68), (128, 40), (256, 12)] {
-        let shape = Shape { lengths: &[2, 7], key_heads: 1, key_dim, value_heads: 2, value_dim };
+        let shape = Sizes { lengths: &[2, 7], key_heads: 1, key_dim, value_heads: 2, value_dim };
         for state_layout in layouts() {
             let params =
                 GatedDeltaRule { state_layout, form: Form::Recurrent, ..GatedDeltaRule::new(key_dim) };
@@ -68,7 +68,7 @@ fn head_sizes_below_at_and_above_each_tile() {
 
 #[test]
 fn activations_of_every_type() {
-    let shape = Shape { lengths: &[9, 1], key_heads: 2, key_dim: 32, value_heads: 4, value_dim: 24 };
+    let shape = Sizes { lengths: &[9, 1], key_heads: 2, key_dim: 32, value_heads: 4, value_dim: 24 };
     for dtype in FLOATS {
         for shape in [shape, RAGGED] {
             Case::new(shape, Decay::Usual, GatedDeltaRule::new(shape.key_dim)).rounded(dtype).check_gpu();
@@ -111,9 +111,9 @@ fn no_decay_and_decay_to_nothing() {
 }
 
 /// One token, each column of whose state several units share.
-const STEP: Shape = Shape { lengths: &[1], key_heads: 2, key_dim: 128, value_heads: 4, value_dim: 24 };
-const CHUNKS: Shape =
-    Shape { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
+const STEP: Sizes = Sizes { lengths: &[1], key_heads: 2, key_dim: 128, value_heads: 4, value_dim: 24 };
+const CHUNKS: Sizes =
+    Sizes { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
 
 #[test]
 fn chunks_in_every_convention() {
@@ -135,14 +135,14 @@ fn chunks_of_every_type_decay_and_size() {
         for decay in [Decay::None, Decay::Usual, Decay::Strong] {
             Case::new(CHUNKS, decay, params(64)).rounded(dtype).check_gpu();
         }
-        let shape = Shape { lengths: &[63, 200], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
+        let shape = Sizes { lengths: &[63, 200], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
         Case::new(shape, Decay::Usual, params(128)).rounded(dtype).check_gpu();
     }
 }
 
 #[test]
 fn the_values_of_the_rounded_reference_are_the_references() {
-    let shape = Shape { lengths: &[9, 0, 23], key_heads: 2, key_dim: 7, value_heads: 4, value_dim: 5 };
+    let shape = Sizes { lengths: &[9, 0, 23], key_heads: 2, key_dim: 7, value_heads: 4, value_dim: 5 };
     for decay in [Decay::None, Decay::Usual, Decay::Strong] {
         let case = Case::new(shape, decay, GatedDeltaRule::new(7)).rounded(FloatType::BF16);
         let ((y, state), (want_y, want_state)) = (case.rounded_reference(8), case.reference());
@@ -159,7 +159,7 @@ fn the_values_of_the_rounded_reference_are_the_references() {
 
 #[test]
 fn mlx_native_conventions() {
-    let shape = Shape { lengths: &[5, 0, 34], key_heads: 2, key_dim: 64, value_heads: 6, value_dim: 48 };
+    let shape = Sizes { lengths: &[5, 0, 34], key_heads: 2, key_dim: 64, value_heads: 6, value_dim: 48 };
     for decay in [Decay::None, Decay::Usual, Decay::Strong] {
         Case::new(shape, decay, GatedDeltaRule::mlx_native()).check_gpu();
     }
@@ -167,7 +167,7 @@ fn mlx_native_conventions() {
 
 #[test]
 fn wrong_offsets_leave_a_sequence_out() {
-    let shape = Shape { lengths: &[6, 4], key_heads: 1, key_dim: 8, value_heads: 1, value_dim: 8 };
+    let shape = Sizes { lengths: &[6, 4], key_heads: 1, key_dim: 8, value_heads: 1, value_dim: 8 };
     let right = Case::new(shape, Decay::Usual, GatedDeltaRule::new(8));
     let on = |case: &Case| {
         let (y, state) = case.on(&gpu()).run().unwrap();
@@ -193,7 +193,7 @@ fn a_clone_of_the_state_keeps_what_it_was() {
 
 #[test]
 fn nan_stays_in_its_column() {
-    let shape = Shape { lengths: &[5], key_heads: 1, key_dim: 8, value_heads: 2, value_dim: 12 };
+    let shape = Sizes { lengths: &[5], key_heads: 1, key_dim: 8, value_heads: 2, value_dim: 12 };
     let mut case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(8));
     case.beta.as_mut_slice::<f32>().unwrap().fill(0.5);
     // Token 2, head 1, column 7.
@@ -211,7 +211,7 @@ fn nan_stays_in_its_column() {
 #[test]
 fn nan_reaches_no_token_before_its_sixteen() {
     let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
-    let shape = Shape { lengths: &[70, 66], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
+    let shape = Sizes { lengths: &[70, 66], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
     let right = Case::new(shape, Decay::Usual, params);
     for token in [20, 69] {
         let mut case = right.clone();
@@ -227,7 +227,7 @@ fn nan_reaches_no_token_before_its_sixteen() {
 
 #[test]
 fn no_tokens_leave_the_state() {
-    let shape = Shape { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
+    let shape = Sizes { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
     let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(4));
     let (y, state) = case.on(&gpu()).run().unwrap();
     assert!(y.is_empty());

@@ -29,6 +29,8 @@
 mod bench;
 mod cpu;
 #[cfg(feature = "gpu")]
+mod cuda;
+#[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;

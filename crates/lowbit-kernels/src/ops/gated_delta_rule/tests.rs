@@ -22,7 +22,7 @@ pub(super) struct Case {
 
 /// What a case is made of.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape<'a> {
+pub(super) struct Sizes<'a> {
     pub lengths: &'a [usize],
     pub key_heads: usize,
     pub key_dim: usize,
@@ -39,15 +39,15 @@ pub(super) enum Decay {
     Strong,
 }
 
-pub(super) const RAGGED: Shape =
-    Shape { lengths: &[3, 0, 70, 1, 5], key_heads: 2, key_dim: 19, value_heads: 6, value_dim: 37 };
+pub(super) const RAGGED: Sizes =
+    Sizes { lengths: &[3, 0, 70, 1, 5], key_heads: 2, key_dim: 19, value_heads: 6, value_dim: 37 };
 
 impl Case {
-    pub(super) fn new(shape: Shape, decay: Decay, params: GatedDeltaRule) -> Self {
+    pub(super) fn new(shape: Sizes, decay: Decay, params: GatedDeltaRule) -> Self {
         let device = Device::cpu(Some(1)).unwrap();
         let mut random = Random::new(shape.key_dim as u64 * 131 + shape.value_dim as u64);
         let tokens: usize = shape.lengths.iter().sum();
-        let Shape { key_heads, key_dim, value_heads, value_dim, .. } = shape;
+        let Sizes { key_heads, key_dim, value_heads, value_dim, .. } = shape;
         let mut unit = |scale: f32| {
             let mut x = random.normal(tokens * key_heads * key_dim, 1.0);
             for row in x.chunks_exact_mut(key_dim) {
@@ -206,7 +206,7 @@ fn agrees_with_the_reference_in_every_convention() {
 #[test]
 fn head_sizes_below_at_and_above_each_tile() {
     for (key_dim, value_dim) in [(1, 1), (16, 64), (7, 8), (33, 15), (64, 129), (24, 80), (128, 40)] {
-        let shape = Shape { lengths: &[2, 67], key_heads: 1, key_dim, value_heads: 2, value_dim };
+        let shape = Sizes { lengths: &[2, 67], key_heads: 1, key_dim, value_heads: 2, value_dim };
         for form in forms() {
             for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
                 let params = GatedDeltaRule { state_layout, form, ..GatedDeltaRule::new(key_dim) };
@@ -219,7 +219,7 @@ fn head_sizes_below_at_and_above_each_tile() {
 #[test]
 fn lengths_below_at_and_above_a_chunk() {
     let lengths = [63, 64, 65, 129, 1, 15, 16, 17, 31, 32, 33];
-    let shape = Shape { lengths: &lengths, key_heads: 1, key_dim: 12, value_heads: 3, value_dim: 20 };
+    let shape = Sizes { lengths: &lengths, key_heads: 1, key_dim: 12, value_heads: 3, value_dim: 20 };
     for form in [Form::Auto, Form::Recurrent, Form::Chunked] {
         Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(12) }).check();
     }
@@ -247,7 +247,7 @@ fn infinite_decay_forgets() {
 #[test]
 fn keys_that_are_not_normalised() {
     // |1 - beta |k|^2| reaches 3: the state grows, and so do error and bound.
-    let shape = Shape { lengths: &[9, 17], key_heads: 3, key_dim: 18, value_heads: 3, value_dim: 21 };
+    let shape = Sizes { lengths: &[9, 17], key_heads: 3, key_dim: 18, value_heads: 3, value_dim: 21 };
     for form in forms() {
         let case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(18) });
         case.with_keys_times(2.0).check();
@@ -295,7 +295,7 @@ fn activations_of_every_type() {
 #[test]
 fn any_split_carries_the_state() {
     let tokens = 70;
-    let shape = Shape { lengths: &[tokens], key_heads: 2, key_dim: 9, value_heads: 4, value_dim: 17 };
+    let shape = Sizes { lengths: &[tokens], key_heads: 2, key_dim: 9, value_heads: 4, value_dim: 17 };
     for form in forms() {
         let whole = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(9) });
         let (y, state) = whole.reference();
@@ -412,7 +412,7 @@ fn refusals_name_both_sides() {
 
 #[test]
 fn no_tokens_leave_the_state() {
-    let shape = Shape { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
+    let shape = Sizes { lengths: &[0, 0], key_heads: 1, key_dim: 4, value_heads: 1, value_dim: 3 };
     let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(4));
     let (y, state) = case.run().unwrap();
     assert!(y.is_empty());

@@ -1,10 +1,14 @@
 //! The op on a GPU against the reference.
 
+use super::gather_qmm;
 use super::tests::{Case, products_of_one_x_are_each_their_own_on};
-use super::{gather_qmm, policy};
 use crate::bench::Expected;
 use crate::ops::Input;
+use crate::ops::quantized_matmul::gpu::Experts;
+use crate::ops::quantized_matmul::gpu_tests::planned;
 use crate::ops::quantized_matmul::input_gpu_tests::{made, product};
+use crate::ops::quantized_matmul::plan;
+use crate::ops::quantized_matmul::problem::Routing;
 use crate::ops::quantized_matmul::reference;
 use crate::ops::quantized_matmul::tests::{assert_expected, gpu_formats};
 use crate::ops::testing::{FLOATS, gpu, values};
@@ -109,15 +113,39 @@ fn many(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
     choosing((tokens, experts, top_k, slots), (Format::Q4_0, FloatType::BF16), (134, 256))
 }
 
+/// The kernel of a case.
+fn kernel(case: &Case) -> plan::Kernel {
+    let gpu = gpu();
+    let (x, ids) = (case.x.to_device(&gpu).unwrap(), case.ids.to_device(&gpu).unwrap());
+    let share = if x.dim(1) == 1 { ids.dim(1) } else { 1 };
+    let routing = Routing { experts: case.weight.shape()[0], pairs: ids.len(), share };
+    let shape = [ids.dim(0), ids.dim(1), case.weight.n()];
+    let experts = Some(Experts { ids: &ids, routing });
+    planned(&x, &case.weight.to_device(&gpu).unwrap(), experts, &shape).kernel
+}
+
+/// Whether pairs are sorted by expert, and the weight rounded: with Hopper's tensor cores.
+fn sorted(case: &Case) -> bool {
+    let Device::Gpu(gpu) = gpu() else { unreachable!() };
+    let sorted = matches!(kernel(case), plan::Kernel::ExpertTiles(_));
+    assert_eq!(sorted, gpu.caps().warp_groups);
+    sorted
+}
+
+/// That experts find their pairs, on tensor cores.
+fn assert_found(case: &Case) {
+    let Device::Gpu(gpu) = gpu() else { unreachable!() };
+    let found = matches!(kernel(case), plan::Kernel::ExpertRows(_));
+    assert_eq!(found, gpu.caps().tensor_cores);
+}
+
 #[test]
 fn many_tokens_are_sorted_by_expert() {
-    let rounded = crate::ops::quantized_matmul::gpu_tests::rounds(&gpu());
     for (tokens, experts, top_k) in [(50, 3, 4), (65, 7, 2), (300, 9, 3), (150, 1, 1)] {
-        assert!(!policy::few(tokens * top_k, experts));
         for slots in [1, top_k] {
             let case = many(tokens, experts, top_k, slots);
             let what = format!("T={tokens} E={experts} top_k={top_k} slots {slots}");
-            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(rounded));
+            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(sorted(&case)));
         }
     }
     // Codes that tensor cores do not take as integers.
@@ -126,7 +154,7 @@ fn many_tokens_are_sorted_by_expert() {
             let sizes = (134, 256);
             let case = choosing((tokens, experts, top_k, slots), (Format::Q6_K, FloatType::BF16), sizes);
             let what = format!("Q6_K T={tokens} E={experts} top_k={top_k} slots {slots}");
-            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(rounded));
+            assert_expected(&what, &on_gpu(&case).unwrap(), &case.bounded(sorted(&case)));
         }
     }
 }
@@ -136,7 +164,6 @@ fn many_tokens_are_sorted_by_expert() {
 fn experts_find_their_pairs() {
     let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
     for (tokens, experts, top_k) in [(16, 40, 8), (43, 64, 3), (140, 35, 1), (100, 150, 6)] {
-        assert!(policy::few(tokens * top_k, experts));
         let cases = [
             (affine(4, 64), FloatType::F16, (66, 1152)),
             (affine(4, 64), FloatType::BF16, (134, 512)),
@@ -154,6 +181,7 @@ fn experts_find_their_pairs() {
             let case = choosing((tokens, experts, top_k, slots), (format, dtype), sizes);
             let what =
                 format!("{format} {dtype:?} T={tokens} E={experts} top_k={top_k} slots {slots} {sizes:?}");
+            assert_found(&case);
             assert_expected(&what, &on_gpu(&case).unwrap(), &case.want());
         }
     }
@@ -163,8 +191,10 @@ fn experts_find_their_pairs() {
 #[test]
 fn as_many_ids_as_experts_look_through() {
     for tokens in [512, 513] {
-        assert!(policy::few(tokens * 8, 1100));
         let mut case = choosing((tokens, 1100, 8, 1), (Format::Q4_0, FloatType::F16), (6, 128));
+        if tokens == 512 {
+            assert_found(&case);
+        }
         for what in ["many experts", "8 experts"] {
             assert_expected(&format!("T={tokens}, {what}"), &on_gpu(&case).unwrap(), &case.want());
             for (pair, id) in case.ids.as_mut_slice::<u32>().unwrap().iter_mut().enumerate() {

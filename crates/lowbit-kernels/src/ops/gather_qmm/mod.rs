@@ -2,14 +2,16 @@
 
 mod bench;
 mod cpu;
-#[cfg(feature = "gpu")]
-pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
 mod policy;
 #[cfg(test)]
 mod tests;
 
+#[cfg(feature = "gpu")]
+use super::quantized_matmul::gpu::{Experts, multiply};
+#[cfg(feature = "gpu")]
+use super::quantized_matmul::problem::Routing;
 use super::{Check, Input};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 
@@ -47,7 +49,13 @@ pub fn gather_qmm<'a>(
     CHECK.same_device("ids", ids.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::gather_qmm(gpu, &x, weight, ids, &shape),
+        Device::Gpu(gpu) => {
+            let share = if x.shape()[1] == 1 { ids.dim(1) } else { 1 };
+            let routing =
+                Routing { experts: weight.shape()[weight.shape().len() - 3], pairs: ids.len(), share };
+            let experts = Some(Experts { ids, routing });
+            Ok(multiply(gpu, &x, weight, experts, &shape, dtype)?.0)
+        }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {

@@ -9,16 +9,16 @@ mod tests;
 use crate::gpu::copy::Columns;
 use crate::{Device, KernelError, Tensor};
 
-/// `y[h, s, :] = x[h, s, :]`: a cache moved to one with room for more; what is new is zero.
+/// `y[h, s, :] = x[h, s, :]`: copies a cache to one with more room, whose other elements are zero.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | `x` | `[H, S, D]` | any |
-/// | `y` | `[H, capacity, D]` | the same |
+/// | `y` | `[H, capacity, D]` | that of `x` |
 ///
 /// # Errors
-/// [`KernelError::Shape`] when `x` has not three dimensions or does not fit `capacity`; [`KernelError::Gpu`] when a GPU
-/// has no such memory left.
+/// [`KernelError::Shape`] when `x` does not have three dimensions or does not fit into `capacity`;
+/// [`KernelError::Gpu`] when a GPU has no such memory left.
 pub fn grow(x: &Tensor, capacity: usize) -> Result<Tensor, KernelError> {
     let &[heads, len, dim] = x.shape() else {
         let want = "a cache is [H, S, D]".into();
@@ -35,8 +35,8 @@ pub fn grow(x: &Tensor, capacity: usize) -> Result<Tensor, KernelError> {
         Device::Gpu(gpu) => {
             let y = Tensor::allocate(&shape, x.dtype(), x.device())?;
             let (old, new) = (len * dim * size, capacity * dim * size);
-            let from = Columns { memory: x.memory()?, pitch: old, start: 0, len: old };
-            let to = Columns { memory: y.memory()?, pitch: new, start: 0, len: new };
+            let from = Columns { buffer: x.buffer()?, pitch: old, start: 0, len: old };
+            let to = Columns { buffer: y.buffer()?, pitch: new, start: 0, len: new };
             gpu.copy_columns(from, to, heads)?;
             Ok(y)
         }

@@ -1,3 +1,5 @@
+//! Benchmark cases of `kv_append`, with the sizes of real models.
+
 use super::kv_append;
 use crate::{
     Tensor,
@@ -8,7 +10,7 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The keys of Qwen3.5-9B, a token and a prompt, into a full cache.
+/// The keys of Qwen3.5-9B, for one token and for a prompt, into a full cache.
 fn cases() -> Vec<Case> {
     [1, 512]
         .into_iter()
@@ -35,7 +37,7 @@ fn case(tokens: usize, dtype: FloatType) -> Case {
             let expected = |(i, &x): (usize, &f32)| Expected { index: place(i), value: x.into(), bound: 0.0 };
             let expected = xs.as_slice::<f32>()?.iter().enumerate().map(expected).collect();
             let x = x.to_device(device)?;
-            // The first run's result is looked at, the others' are not, and a copy would be timed.
+            // Only the first run's result is checked; copying the cache in every run would be timed.
             let mut cache = Tensor::zeros(&[heads, capacity, d], dtype.dtype(), device);
             let mut first = true;
             let run = move || {

@@ -1,10 +1,17 @@
-//! Rows to their places in a cache on a GPU: a unit moves a few neighbouring elements.
+//! Writing keys or values into a cache on a GPU: `cache[h, positions[t], d] = x[t, h, d]`.
+//!
+//! A unit moves [`WIDE`] neighbouring elements, or one where rows are no multiple of that. Positions are read on the
+//! device and compared with the cache's capacity there: a token without a place is written nowhere, so a captured
+//! pass may replay with other positions. `rms_norm_rope_append` moves its values by [`append_vector`] too.
+
+#![allow(unsafe_code)] // Launches.
 
 use super::CHECK;
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::Gpu;
+use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{narrow, widen, with_storage};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -13,43 +20,48 @@ use lowbit_formats::FloatType;
 /// Elements that a unit moves at once where a row is a whole number of them.
 const WIDE: usize = 4;
 
-/// `width` counts vectors, and `len` those of x.
-#[cube(launch_unchecked)]
-fn append<X: Int, Y: Int, V: Size>(
+/// The sizes of a cache `[heads, capacity, width]`, and of rows of x `[.., heads, width]`.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+pub(in crate::ops) struct CacheSizes {
+    pub heads: u32,
+    pub capacity: u32,
+    /// In vectors.
+    pub width: u32,
+}
+
+/// `len` counts the vectors of x.
+#[kernel]
+fn kv_append<X: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
     positions: &[u32],
     cache: &mut [Vector<Y, V>],
-    heads: u32,
-    capacity: u32,
-    width: u32,
+    sizes: CacheSizes,
     len: u32,
     #[comptime] from: FloatType,
     #[comptime] to: FloatType,
 ) {
     let mut i = ABSOLUTE_POS as u32;
     while i < len {
-        put::<X, Y, V>(x, positions, cache, i, heads, capacity, width, from, to);
+        append_vector::<X, Y, V>(x, positions, cache, i, &sizes, from, to);
         i += CUBE_COUNT_X * CUBE_DIM_X;
     }
 }
 
-/// Moves vector `i` of x to its place in the cache, where it has one; `width` counts vectors.
+/// Converts vector `i` of x and stores it at its token's position in the cache, if the cache has that position.
 #[cube]
-pub(in crate::ops) fn put<X: Int, Y: Int, V: Size>(
+pub(in crate::ops) fn append_vector<X: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
     positions: &[u32],
     cache: &mut [Vector<Y, V>],
     i: u32,
-    heads: u32,
-    capacity: u32,
-    width: u32,
+    sizes: &CacheSizes,
     #[comptime] from: FloatType,
     #[comptime] to: FloatType,
 ) {
-    let row = i / width;
-    let position = positions[(row / heads) as usize];
-    if position < capacity {
-        let at = ((row % heads * capacity + position) * width + i % width) as usize;
+    let row = i / sizes.width;
+    let position = positions[(row / sizes.heads) as usize];
+    if position < sizes.capacity {
+        let at = ((row % sizes.heads * sizes.capacity + position) * sizes.width + i % sizes.width) as usize;
         let values = x[i as usize];
         if comptime!(from == to) {
             cache[at] = Vector::<Y, V>::cast_from(values);
@@ -65,23 +77,23 @@ pub(in crate::ops) fn put<X: Int, Y: Int, V: Size>(
     }
 }
 
-fn kernel(target: &Target, from: FloatType, to: FloatType, vector: usize) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(from, X => with_storage!(to, Y => Box::new(append::Append::<X, Y>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), (), (), (), (), vector, from, to,
-    ))))
+fn compiled(target: &Target, from: FloatType, to: FloatType, vector: usize) -> Kernel<KvAppend<'static>> {
+    with_storage!(from, X => with_storage!(to, Y => KvAppend::kernel::<X, Y>(target, UNITS, vector, from, to)))
 }
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// Every kernel of the op for `target`.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let all = floats.into_iter().flat_map(|from| floats.map(|to| [1, WIDE].map(|wide| (from, to, wide))));
-    all.flatten().map(|(from, to, wide)| kernel(target, from, to, wide)).collect()
+    all.flatten().map(|(from, to, wide)| compiled(target, from, to, wide).code()).collect()
 }
 
 /// See [`super::kv_append`]; everything was checked.
-pub(super) fn kv_append(
+pub(super) fn launch(
     gpu: &Gpu,
     cache: &mut Tensor,
     x: &Tensor,
@@ -96,11 +108,19 @@ pub(super) fn kv_append(
     // The cache's last element must have an index too.
     CHECK.index(cache.len())?;
     let len = x.len() / vector;
-    let scalars = [cache.dim(0), cache.dim(1), cache.dim(2) / vector, len].map(|size| CHECK.index(size));
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), from, to, vector),
-        cubes: cubes(len),
-        buffers: vec![x.memory()?, positions.memory()?, cache.memory()?],
-        scalars: scalars.into_iter().collect::<Result<_, _>>()?,
-    })
+    let sizes = CacheSizes {
+        heads: CHECK.index(cache.dim(0))?,
+        capacity: CHECK.index(cache.dim(1))?,
+        width: CHECK.index(cache.dim(2) / vector)?,
+    };
+    let arguments = KvAppend {
+        x: x.buffer()?,
+        positions: positions.buffer()?,
+        cache: cache.buffer()?,
+        sizes,
+        len: CHECK.index(len)?,
+    };
+    // SAFETY: the op checked that rows of x are the cache's and that each token has a position; the kernel leaves out
+    // positions beyond the capacity.
+    unsafe { gpu.launch(compiled(gpu.target(), from, to, vector), cubes(len), arguments) }
 }

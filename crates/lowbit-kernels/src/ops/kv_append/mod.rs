@@ -14,7 +14,7 @@ use crate::{Device, KernelError, Tensor};
 
 const CHECK: Check = Check("kv_append");
 
-/// `cache[h, positions[t], d] = x[t, h, d]`; of several tokens with one position the last counts.
+/// `cache[h, positions[t], d] = x[t, h, d]`; if several tokens have the same position, the last one is stored.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -22,17 +22,17 @@ const CHECK: Check = Check("kv_append");
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's dtype. A cache whose storage is shared is copied first. On a GPU a position that the
-/// cache has no place for is written nowhere, and which of several tokens with one position counts is not fixed.
+/// x is rounded to the cache's dtype. A cache whose storage is shared is copied first. On a GPU, tokens at positions
+/// beyond the capacity are not stored, and which of several tokens with the same position is stored is undefined.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
-/// dtypes, [`KernelError::Id`] for a position that the cache has no place for. The cache is then as it was.
+/// dtypes, [`KernelError::Id`] for a position beyond the capacity. After an error the cache is unchanged.
 pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
     check(CHECK, ("cache", cache), ("x", x), positions)?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::kv_append(gpu, cache, x, positions),
+        Device::Gpu(gpu) => gpu::launch(gpu, cache, x, positions),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
@@ -42,7 +42,7 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
     }
 }
 
-/// That rows of `x` can go to `positions` of `cache`, each with its name.
+/// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the operands in errors.
 pub(super) fn check(
     check: Check,
     (cache_name, cache): (&'static str, &Tensor),

@@ -1,3 +1,5 @@
+//! Benchmark cases of `l2_norm`, with the sizes of real models.
+
 use super::{L2Norm, L2NormConvention, l2_norm, reference};
 use crate::gamma::gamma;
 use crate::{
@@ -8,7 +10,7 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The keys of Qwen3.5-9B's gated delta net, a token and a prompt.
+/// The keys of Qwen3.5-9B's gated delta net, for one token and for a prompt.
 fn cases() -> Vec<Case> {
     [16, 512 * 16].into_iter().map(|m| case(m, 128)).collect()
 }

@@ -1,66 +1,78 @@
-//! Rows scaled to length one on a GPU: a cube or a plane a row.
+//! Rows scaled to length one on a GPU: `y = x / |x|`, with an epsilon as the convention says.
+//!
+//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's squares, then scales the
+//! row. The gated delta rule's own kernels use [`inverse_length`] too, so that both round alike.
 
-use super::{L2Norm, L2NormConvention};
-use crate::gpu::compile::{Target, buffer};
+#![allow(unsafe_code)] // Launches.
+
+use super::L2NormConvention;
+use crate::gpu::Gpu;
+use crate::gpu::compile::Target;
 use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::math::reciprocal;
-use crate::gpu::rows::{self, Rows};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::rows::{self, RowSizes, Rows};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Everything that a kernel is compiled for.
+/// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct NormConfig {
     rows: Rows,
+    /// Of x and y.
     dtype: FloatType,
     convention: L2NormConvention,
 }
 
-/// `y = x / |x|`; rows of `vectors` vectors.
-#[cube(launch_unchecked)]
-fn norm<X: Int, V: Size>(
+/// `eps` is the bits of an f32.
+#[kernel]
+fn l2_norm<X: Int, V: Size>(
     x: &[Vector<X, V>],
     y: &mut [Vector<X, V>],
-    count: u32,
-    vectors: u32,
+    sizes: RowSizes,
     eps: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: NormConfig,
 ) {
-    let vector = comptime!(shape.rows.vector);
-    let row = rows::row(shape.rows);
-    let vectors = vectors as usize;
+    let vector = comptime!(config.rows.vector);
+    let row = rows::row(config.rows);
+    let vectors = sizes.vectors as usize;
     let first = row * vectors;
-    // Units past the last row have nothing to do but come to the sum.
-    let end = select(row < count as usize, vectors, 0usize);
+    // Units past the last row have an empty row: they only take part in the sum.
+    let end = select(row < sizes.count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
-    let ahead = rows::ahead::<X, V>(x, first, end, shape.rows);
-    let sum = rows::squares::<X, V>(ahead, x, first, end, shape.dtype, shape.rows);
+    let preloaded = rows::preload::<X, V>(x, first, end, config.rows);
+    let sum = rows::sum_of_squares::<X, V>(preloaded, x, first, end, config.dtype, config.rows);
     let width = f32::cast_from((vectors * vector) as u32);
-    let scale = scale(sum, width, f32::reinterpret(eps), shape.convention);
-    let mut i = rows::place(shape.rows);
+    let scale = inverse_length(sum, width, f32::reinterpret(eps), config.convention);
+    let mut i = rows::lane_in_row(config.rows);
     while i < end {
-        let x = rows::again::<X, V>(ahead, x, first + i, shape.rows);
-        unpack::<X, V>(x, &mut values, 0usize, vector, shape.dtype);
+        let x = rows::preloaded_or_load::<X, V>(preloaded, x, first + i, config.rows);
+        unpack::<X, V>(x, &mut values, 0usize, vector, config.dtype);
         #[unroll]
         for j in 0..vector {
             values[j] *= scale;
         }
-        y[first + i] = pack::<X, V>(&values, 0usize, vector, shape.dtype);
-        i += comptime!(rows::stride(shape.rows));
+        y[first + i] = pack::<X, V>(&values, 0usize, vector, config.dtype);
+        i += comptime!(rows::lanes_per_row(config.rows));
     }
 }
 
-/// What a row of `width` elements is multiplied by, whose squares' sum is `sum`.
+/// What a row of `width` elements is multiplied by; `sum` is the sum of its squares.
 #[cube]
-pub(crate) fn scale(sum: f32, width: f32, eps: f32, #[comptime] convention: L2NormConvention) -> f32 {
+pub(crate) fn inverse_length(
+    sum: f32,
+    width: f32,
+    eps: f32,
+    #[comptime] convention: L2NormConvention,
+) -> f32 {
     let length = match comptime!(convention) {
         L2NormConvention::Sum => (sum + eps).sqrt(),
         L2NormConvention::Mean => (sum + width * eps).sqrt(),
-        // Of the bits, which are in order where numbers are not negative, and a NaN's above all: see `math::exp`.
+        // Compares bits: they are in the order of the numbers where these are not negative, and a NaN's are above all
+        // others (see `math::exp`).
         L2NormConvention::Max => {
             let length = sum.sqrt();
             select(u32::reinterpret(length) < (u32::reinterpret(eps) & 0x7fff_ffffu32), eps, length)
@@ -69,30 +81,37 @@ pub(crate) fn scale(sum: f32, width: f32, eps: f32, #[comptime] convention: L2No
     reciprocal(length)
 }
 
-fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.rows.units as u32);
-    with_storage!(shape.dtype, X => Box::new(norm::Norm::<X>::new(
-        settings, properties, registers, buffer(), buffer(), (), (), (), shape.rows.vector, shape,
-    )))
+fn compiled(target: &Target, config: NormConfig) -> Kernel<L2Norm<'static>> {
+    with_storage!(config.dtype, X => {
+        L2Norm::kernel::<X>(target, config.rows.units, config.rows.vector, config)
+    })
 }
 
-/// A head's rows and others, in each type and convention.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
+/// Kernels for rows as long as a head and others, of each type and convention.
+#[cfg(test)]
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use L2NormConvention::{Max, Mean, Sum};
     let mut kernels = Vec::new();
     let longest = rows::LONGEST.min(target.vector());
     for (count, width, vector) in [(1, 4096, longest), (999, 4096, longest), (999, 128, 4), (1, 70, 1)] {
         let rows = Rows::new(target, [count, width], vector);
         for (dtype, convention) in [(FloatType::F32, Sum), (FloatType::F16, Mean), (FloatType::BF16, Max)] {
-            kernels.push(kernel(target, Shape { rows, dtype, convention }));
+            kernels.push(compiled(target, NormConfig { rows, dtype, convention }).code());
         }
     }
     kernels
 }
 
 /// See [`super::l2_norm`]; everything was checked.
-pub(super) fn l2_norm(check: Check, gpu: &Gpu, x: &Tensor, params: &L2Norm) -> Result<Tensor, KernelError> {
+pub(super) fn launch(
+    check: Check,
+    gpu: &Gpu,
+    x: &Tensor,
+    params: &super::L2Norm,
+) -> Result<Tensor, KernelError> {
     let y = Tensor::allocate(x.shape(), x.dtype(), x.device())?;
     if y.is_empty() {
         return Ok(y);
@@ -100,13 +119,15 @@ pub(super) fn l2_norm(check: Check, gpu: &Gpu, x: &Tensor, params: &L2Norm) -> R
     let width = x.dim(-1);
     let count = x.len() / width;
     let rows = Rows::of(gpu.target(), [count, width], &[x]);
-    let shape = Shape { rows, dtype: check.float("x", x)?, convention: params.convention };
+    let config = NormConfig { rows, dtype: check.float("x", x)?, convention: params.convention };
     check.index(x.len())?;
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: rows.cubes(count),
-        buffers: vec![x.memory()?, y.memory()?],
-        scalars: vec![check.index(count)?, check.index(width / rows.vector)?, params.eps.to_bits()],
-    })?;
+    let arguments = L2Norm {
+        x: x.buffer()?,
+        y: y.buffer()?,
+        sizes: RowSizes { count: check.index(count)?, vectors: check.index(width / rows.vector)? },
+        eps: params.eps.to_bits(),
+    };
+    // SAFETY: x and y are `count` rows of `width` elements.
+    unsafe { gpu.launch(compiled(gpu.target(), config), rows.cubes(count), arguments)? };
     Ok(y)
 }

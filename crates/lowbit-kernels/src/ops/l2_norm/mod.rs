@@ -13,12 +13,12 @@ mod tests;
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 
-/// What keeps [`l2_norm`] from dividing by zero.
+/// The epsilon of [`l2_norm`], which prevents a division by zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct L2Norm {
-    /// The small number.
+    /// Its value.
     pub eps: f32,
-    /// Where it goes.
+    /// Where it is added.
     pub convention: L2NormConvention,
 }
 
@@ -27,20 +27,20 @@ pub struct L2Norm {
 pub enum L2NormConvention {
     /// `x / sqrt(sum(x^2) + eps)`: transformers 5.23 `qwen3_next` `l2norm`, flash-linear-attention.
     Sum,
-    /// `x / sqrt(sum(x^2) + D eps)`: mlx-lm 0.32 `qwen3_next`, which takes an RMS norm without weight over `sqrt(D)`.
+    /// `x / sqrt(sum(x^2) + D eps)`: mlx-lm 0.32 `qwen3_next`, which divides an RMS norm without weight by `sqrt(D)`.
     Mean,
     /// `x / max(sqrt(sum(x^2)), eps)`: ggml `ggml_l2_norm`.
     Max,
 }
 
-/// `y[.., d] = x[.., d] / |x[..]|`, the length over the last dimension and with an epsilon as `params` says.
+/// `y[.., d] = x[.., d] / |x[..]|`: each row of the last dimension divided by its length, with the epsilon of `params`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | x | `[.., D]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All in f32, rounded once to x's dtype. Sources: [`L2NormConvention`].
+/// All arithmetic is f32, rounded once to x's dtype. Sources: [`L2NormConvention`].
 ///
 /// # Errors
 /// [`KernelError::Value`] for other dtypes and for an eps that is negative or not finite.
@@ -53,7 +53,7 @@ pub fn l2_norm(x: &Tensor, params: &L2Norm) -> Result<Tensor, KernelError> {
     let dtype = check.float("x", x)?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::l2_norm(check, gpu, x, params),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, x, params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => cpu::l2_norm(cpu, &check.widened("x", x)?, params)?.cast(dtype.dtype()),

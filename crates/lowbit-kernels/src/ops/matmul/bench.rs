@@ -1,3 +1,5 @@
+//! Benchmark cases of `matmul`, with the sizes of real models.
+
 use super::matmul;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
@@ -27,7 +29,7 @@ fn gpu_cases() -> Vec<Case> {
     [1, 8, 64, 512, 4096].map(|m| product(m).case(run)).into()
 }
 
-/// A GPU has the weight in a layout of its own, which is no tensor.
+/// Weights are repacked when they are uploaded to a GPU, so the weight is not a tensor.
 fn run(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
     match x.device() {
         Device::Cpu(_) => matmul(x, &weight.components()[0]),

@@ -1,6 +1,7 @@
 //! The product of activations and a dense weight.
 
 mod bench;
+mod limit;
 #[cfg(test)]
 mod tests;
 
@@ -16,10 +17,10 @@ use lowbit_formats::Format;
 /// | `weight` | `[N, K]` or `[B, N, K]` | f32, f16, bf16 |
 /// | result | `[.., N]` | as `x` |
 ///
-/// [`quantized_matmul()`] with the weight's floats as its format; batches, rounding and errors are the same.
+/// [`quantized_matmul()`] with a weight of floats; batches, rounding and errors are the same.
 ///
 /// # Errors
-/// As [`quantized_matmul()`]; [`KernelError::Value`] when the weight is no float.
+/// As [`quantized_matmul()`]; [`KernelError::Value`] when the weight is not of floats.
 ///
 /// Source: `torch.nn.functional.linear`, `ggml_mul_mat`.
 pub fn matmul(x: &Tensor, weight: &Tensor) -> Result<Tensor, KernelError> {

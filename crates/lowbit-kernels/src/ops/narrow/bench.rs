@@ -1,3 +1,5 @@
+//! Benchmark cases of `narrow`, with the sizes of real models.
+
 use super::narrow;
 use crate::{
     bench::{Case, Cases, Expected, Prepared},
@@ -7,7 +9,7 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The queries out of Qwen3.5-9B's joint projection of queries and gates, a prompt.
+/// The queries of Qwen3.5-9B's joint projection of queries and gates, for a prompt.
 fn cases() -> Vec<Case> {
     let (m, d, len, dtype) = (512 * 16, 512, 256, FloatType::F32);
     vec![Case {

@@ -5,13 +5,14 @@ mod bench;
 mod gpu_tests;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use super::check::Check;
 #[cfg(feature = "gpu")]
 use crate::gpu::copy::Columns;
 use crate::{Device, KernelError, Tensor};
 
-/// Where kernels load whole vectors from.
+/// Bytes: a view must start at a multiple of the longest vector that kernels load.
 const ALIGNMENT: usize = 16;
 
 /// `y[.., i] = x[.., start + i]` for `i < len`.
@@ -21,11 +22,11 @@ const ALIGNMENT: usize = 16;
 /// | x | `[.., D]` | any |
 /// | y | `[.., len]` | x's |
 ///
-/// Bits are copied, or y shares x's memory: where x has one row and the columns begin at a multiple of
-/// 16 bytes. Source: torch `narrow` along the last dimension, made contiguous.
+/// Copies bits, except where x has one row and the columns start at a multiple of 16 bytes: y then shares x's memory.
+/// Source: torch `narrow` along the last dimension, made contiguous.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when x has no such columns.
+/// [`KernelError::Shape`] when x does not have these columns.
 pub fn narrow(x: &Tensor, start: usize, len: usize) -> Result<Tensor, KernelError> {
     let check = Check("narrow");
     let Some((&width, rows)) = x.shape().split_last() else {
@@ -50,8 +51,8 @@ pub fn narrow(x: &Tensor, start: usize, len: usize) -> Result<Tensor, KernelErro
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
             let (all, len) = (width * size, len * size);
-            let from = Columns { memory: x.memory()?, pitch: all, start: start * size, len };
-            let to = Columns { memory: y.memory()?, pitch: len, start: 0, len };
+            let from = Columns { buffer: x.buffer()?, pitch: all, start: start * size, len };
+            let to = Columns { buffer: y.buffer()?, pitch: len, start: 0, len };
             gpu.copy_columns(from, to, x.len() / width)?;
         }
         #[cfg(not(feature = "gpu"))]

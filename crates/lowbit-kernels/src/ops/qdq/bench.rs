@@ -1,3 +1,5 @@
+//! Benchmark cases of `qdq`, with the sizes of real models.
+
 use super::{qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init, reference};
 use crate::bench::{Case, Cases, Expected, Prepared};
 use crate::random::Random;
@@ -16,7 +18,7 @@ type Prepare = fn(&Device) -> Result<Prepared, KernelError>;
 
 fn cases() -> Vec<Case> {
     let groups = ROWS * K / GROUP;
-    // Weights and gradients are f32, codes bytes.
+    // Weights and gradients are f32, codes are bytes.
     let all: [(&'static str, usize, Prepare); 4] = [
         ("qdq_init", ROWS * K * 5 + groups * 8, init),
         ("qdq_forward", ROWS * K * 5 + groups * 8, forward),

@@ -1,5 +1,5 @@
-//! Group after group; each thread takes a run of groups. Loops go over arrays of lanes, which compilers turn into
-//! vectors of whatever instruction set they are compiled for.
+//! Each thread takes some consecutive groups, one after the other. Loops go over arrays of lanes, which the compiler
+//! turns into vectors of the instruction set that it compiles for.
 
 use super::Qdq;
 use crate::simd::{Kernel, Simd};
@@ -7,10 +7,10 @@ use crate::{Cpu, KernelError, Tensor};
 
 /// Accumulators: enough for the widest vectors.
 const LANES: usize = 16;
-/// What a group costs in simple operations, for each of its values.
+/// Simple operations per value.
 const COST: usize = 4;
 
-/// Chooses grids and codes.
+/// Chooses scales, biases and codes.
 pub(super) fn init(
     cpu: &Cpu,
     w: &Tensor,
@@ -37,7 +37,7 @@ pub(super) fn init(
     Ok(())
 }
 
-/// Puts codes back onto their grids.
+/// Codes back to values.
 pub(super) fn forward(cpu: &Cpu, qdq: &Qdq, y: &mut Tensor, group_size: usize) -> Result<(), KernelError> {
     let (codes, scales, biases) =
         (qdq.codes.as_slice::<u8>()?, qdq.scales.as_slice::<f32>()?, qdq.biases.as_slice::<f32>()?);
@@ -48,7 +48,7 @@ pub(super) fn forward(cpu: &Cpu, qdq: &Qdq, y: &mut Tensor, group_size: usize) -
     Ok(())
 }
 
-/// Sums `dy`, times the codes where there are any.
+/// The sum of each group's `dy`, weighted by its codes if given.
 pub(super) fn backward(
     cpu: &Cpu,
     codes: Option<&Tensor>,
@@ -94,7 +94,7 @@ impl Kernel for Minima<'_> {
         for (bias, w) in self.biases.iter_mut().zip(self.w.chunks_exact(self.group_size)) {
             let min = |a: f32, b: f32| if b < a { b } else { a };
             let least = fold(w.len(), f32::INFINITY, |least, i| min(least, w[i]), min);
-            // A NaN is not less than anything.
+            // A NaN compares less than nothing.
             let spoiled = fold(w.len(), 0.0, |count, i| count + f32::from(w[i].is_nan()), |a, b| a + b);
             *bias = if spoiled > 0.0 { f32::NAN } else { least };
         }

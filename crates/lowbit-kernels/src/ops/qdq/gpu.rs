@@ -1,9 +1,16 @@
-//! A plane takes a group after another; its units go through the group together.
+//! Affine quantise-dequantise for training on a GPU, and its gradients: see [`super`] for the formulas.
+//!
+//! `qdq_init` and `qdq_backward` go through the groups plane by plane: the units of a plane share a group, take every
+//! `PLANE_DIM`th of its values and reduce across the plane. `qdq_forward` has a unit per value. Planes may have any
+//! size, so the order of `qdq_backward`'s sums differs between devices.
+
+#![allow(unsafe_code)] // Launches.
 
 use super::Qdq;
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::Gpu;
+use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::ops::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -11,39 +18,54 @@ use cubecl_core::prelude::*;
 
 const CHECK: Check = Check("qdq");
 
-/// Grid and codes of each group.
-#[cube(launch_unchecked)]
-fn init(
-    w: &[f32],
-    codes: &mut [u8],
-    scales: &mut [f32],
-    biases: &mut [f32],
+/// The component tensors of a quantised weight: a code per value, a scale and a bias per group.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+struct QdqComponents {
+    codes: Box<[u8]>,
+    scales: Box<[f32]>,
+    biases: Box<[f32]>,
+}
+
+impl Qdq {
+    /// The component tensors as an argument of a launch.
+    fn buffers(&self) -> Result<QdqComponentsArgs<'_>, KernelError> {
+        let Self { codes, scales, biases } = self;
+        Ok(QdqComponentsArgs { codes: codes.buffer()?, scales: scales.buffer()?, biases: biases.buffer()? })
+    }
+}
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct InitSizes {
     groups: u32,
-    size: u32,
+    group_size: u32,
     levels: u32,
-) {
+}
+
+/// Chooses the scale, the bias and the codes of each group.
+#[kernel]
+fn qdq_init(w: &[f32], qdq: &mut QdqComponents, sizes: InitSizes) {
     let plane = PLANE_DIM as usize;
     let lane = UNIT_POS_X as usize % plane;
-    let size = size as usize;
+    let size = sizes.group_size as usize;
     let mut group = ABSOLUTE_POS / plane;
-    while group < groups as usize {
+    while group < sizes.groups as usize {
         let first = group * size;
         let mut least = w[first];
         let mut most = least;
-        let mut spoiled = 0u32;
+        let mut has_nan = 0u32;
         let mut i = lane;
         while i < size {
             let value = w[first + i];
             least = select(value < least, value, least);
             most = select(value > most, value, most);
-            // By its bits: drivers may take it that nothing is NaN.
+            // Compares bits: drivers may assume that nothing is NaN.
             if (u32::reinterpret(value) & 0x7fff_ffffu32) > 0x7f80_0000u32 {
-                spoiled = 1u32;
+                has_nan = 1u32;
             }
             i += plane;
         }
-        let bias = select(plane_max(spoiled) == 1u32, f32::reinterpret(0x7fc0_0000u32), plane_min(least));
-        let step = (plane_max(most) - bias) / f32::cast_from(levels - 1u32);
+        let bias = select(plane_max(has_nan) == 1u32, f32::reinterpret(0x7fc0_0000u32), plane_min(least));
+        let step = (plane_max(most) - bias) / f32::cast_from(sizes.levels - 1u32);
         let scale = select(step > 0.0f32, step, 1.0f32);
         let mut i = lane;
         while i < size {
@@ -52,34 +74,43 @@ fn init(
             let rounded = select(steps - whole >= 0.5f32, whole + 1.0f32, whole);
             // Comparisons with NaN are false: it becomes 0.
             let code = select(rounded > 0.0f32, rounded, 0.0f32);
-            codes[first + i] = u8::cast_from(u32::cast_from(min(code, f32::cast_from(levels - 1u32))));
+            qdq.codes[first + i] =
+                u8::cast_from(u32::cast_from(min(code, f32::cast_from(sizes.levels - 1u32))));
             i += plane;
         }
         if lane == 0 {
-            scales[group] = scale;
-            biases[group] = bias;
+            qdq.scales[group] = scale;
+            qdq.biases[group] = bias;
         }
         group += (CUBE_COUNT_X * CUBE_DIM_X) as usize / plane;
     }
 }
 
-/// Codes back onto their grids, a unit a value.
-#[cube(launch_unchecked)]
-fn forward(codes: &[u8], scales: &[f32], biases: &[f32], y: &mut [f32], len: u32, size: u32) {
+/// Codes back to values.
+#[kernel]
+fn qdq_forward(qdq: &QdqComponents, y: &mut [f32], len: u32, group_size: u32) {
     let mut i = ABSOLUTE_POS as u32;
     while i < len {
-        let group = (i / size) as usize;
-        y[i as usize] = fma(f32::cast_from(u32::cast_from(codes[i as usize])), scales[group], biases[group]);
+        let group = (i / group_size) as usize;
+        let code = f32::cast_from(u32::cast_from(qdq.codes[i as usize]));
+        y[i as usize] = fma(code, qdq.scales[group], qdq.biases[group]);
         i += CUBE_COUNT_X * CUBE_DIM_X;
     }
 }
 
-/// Sums of each group; `codes` count only with `weighted`.
-#[cube(launch_unchecked)]
-fn backward(codes: &[u8], dy: &[f32], sums: &mut [f32], groups: u32, size: u32, #[comptime] weighted: bool) {
+/// The sum of each group's gradients, weighted by their codes if `weighted`; else `codes` is not read.
+#[kernel]
+fn qdq_backward(
+    codes: &[u8],
+    dy: &[f32],
+    sums: &mut [f32],
+    groups: u32,
+    group_size: u32,
+    #[comptime] weighted: bool,
+) {
     let plane = PLANE_DIM as usize;
     let lane = UNIT_POS_X as usize % plane;
-    let size = size as usize;
+    let size = group_size as usize;
     let mut group = ABSOLUTE_POS / plane;
     while group < groups as usize {
         let mut sum = 0.0f32;
@@ -101,77 +132,75 @@ fn backward(codes: &[u8], dy: &[f32], sums: &mut [f32], groups: u32, size: u32, 
     }
 }
 
-fn init_kernel(target: &Target) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    let [w, codes, scales, biases] = [buffer(), buffer(), buffer(), buffer()];
-    Box::new(init::Init::new(settings, properties, registers, w, codes, scales, biases, (), (), ()))
+fn init_kernel(target: &Target) -> Kernel<QdqInit<'static>> {
+    QdqInit::kernel(target, UNITS)
 }
 
-fn forward_kernel(target: &Target) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    let [codes, scales, biases, y] = [buffer(), buffer(), buffer(), buffer()];
-    Box::new(forward::Forward::new(settings, properties, registers, codes, scales, biases, y, (), ()))
+fn forward_kernel(target: &Target) -> Kernel<QdqForward<'static>> {
+    QdqForward::kernel(target, UNITS)
 }
 
-fn backward_kernel(target: &Target, weighted: bool) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    let [codes, dy, sums] = [buffer(), buffer(), buffer()];
-    Box::new(backward::Backward::new(settings, properties, registers, codes, dy, sums, (), (), weighted))
+fn backward_kernel(target: &Target, weighted: bool) -> Kernel<QdqBackward<'static>> {
+    QdqBackward::kernel(target, UNITS, weighted)
 }
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// Every kernel of the ops.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     vec![
-        init_kernel(target),
-        forward_kernel(target),
-        backward_kernel(target, false),
-        backward_kernel(target, true),
+        init_kernel(target).code(),
+        forward_kernel(target).code(),
+        backward_kernel(target, false).code(),
+        backward_kernel(target, true).code(),
     ]
 }
 
-/// Cubes for planes that take a group each; a plane has 4 units at least.
-fn planes(groups: usize) -> [u32; 3] {
+/// Cubes for 32 units per group. Where planes are smaller or larger, or there are too many groups, each plane takes
+/// several groups, or none.
+fn plane_cubes(groups: usize) -> [u32; 3] {
     cubes(groups.saturating_mul(32))
 }
 
 /// See [`super::qdq_init`]; everything was checked.
-pub(super) fn init_on(
+pub(super) fn launch_init(
     gpu: &Gpu,
     w: &Tensor,
     qdq: &Qdq,
     group_size: usize,
     levels: usize,
 ) -> Result<(), KernelError> {
-    let Qdq { codes, scales, biases } = qdq;
     if w.is_empty() {
         return Ok(());
     }
     CHECK.index(w.len())?;
-    gpu.launch(Dispatch {
-        kernel: init_kernel(gpu.target()),
-        cubes: planes(scales.len()),
-        buffers: vec![w.memory()?, codes.memory()?, scales.memory()?, biases.memory()?],
-        scalars: vec![CHECK.index(scales.len())?, group_size as u32, levels as u32],
-    })
+    let groups = qdq.scales.len();
+    let sizes =
+        InitSizes { groups: CHECK.index(groups)?, group_size: group_size as u32, levels: levels as u32 };
+    let arguments = QdqInit { w: w.buffer()?, qdq: qdq.buffers()?, sizes };
+    // SAFETY: the op allocated a code per value of w, and a scale and a bias per group.
+    unsafe { gpu.launch(init_kernel(gpu.target()), plane_cubes(groups), arguments) }
 }
 
 /// See [`super::qdq_forward`]; everything was checked.
-pub(super) fn forward_on(gpu: &Gpu, qdq: &Qdq, y: &Tensor, group_size: usize) -> Result<(), KernelError> {
-    let Qdq { codes, scales, biases } = qdq;
+pub(super) fn launch_forward(gpu: &Gpu, qdq: &Qdq, y: &Tensor, group_size: usize) -> Result<(), KernelError> {
     if y.is_empty() {
         return Ok(());
     }
-    gpu.launch(Dispatch {
-        kernel: forward_kernel(gpu.target()),
-        cubes: cubes(y.len()),
-        buffers: vec![codes.memory()?, scales.memory()?, biases.memory()?, y.memory()?],
-        scalars: vec![CHECK.index(y.len())?, group_size as u32],
-    })
+    let arguments = QdqForward {
+        qdq: qdq.buffers()?,
+        y: y.buffer()?,
+        len: CHECK.index(y.len())?,
+        group_size: group_size as u32,
+    };
+    // SAFETY: the op checked that there is a code per value of y, and a scale and a bias per group.
+    unsafe { gpu.launch(forward_kernel(gpu.target()), cubes(y.len()), arguments) }
 }
 
 /// See [`super::qdq_backward_scales`]; everything was checked.
-pub(super) fn backward_on(
+pub(super) fn launch_backward(
     gpu: &Gpu,
     codes: Option<&Tensor>,
     dy: &Tensor,
@@ -182,11 +211,15 @@ pub(super) fn backward_on(
         return Ok(());
     }
     CHECK.index(dy.len())?;
-    gpu.launch(Dispatch {
-        kernel: backward_kernel(gpu.target(), codes.is_some()),
-        cubes: planes(sums.len()),
-        // Without codes their buffer is not read, and anything may stand for it.
-        buffers: vec![codes.unwrap_or(dy).memory()?, dy.memory()?, sums.memory()?],
-        scalars: vec![CHECK.index(sums.len())?, group_size as u32],
-    })
+    let arguments = QdqBackward {
+        // Without codes, a placeholder.
+        codes: codes.unwrap_or(dy).buffer()?,
+        dy: dy.buffer()?,
+        sums: sums.buffer()?,
+        groups: CHECK.index(sums.len())?,
+        group_size: group_size as u32,
+    };
+    let kernel = backward_kernel(gpu.target(), codes.is_some());
+    // SAFETY: the op checked that codes are as large as dy, and sums has one per group.
+    unsafe { gpu.launch(kernel, plane_cubes(sums.len()), arguments) }
 }

@@ -1,4 +1,4 @@
-//! Affine quantise-dequantise for training scales and biases: the codes of a weight are chosen once and stay; its
+//! Affine quantise-dequantise for training scales and biases: a weight's codes are chosen once and stay fixed, its
 //! scales and biases are trained.
 //!
 //! | operand | shape | dtype |
@@ -7,8 +7,8 @@
 //! | `codes` | `[.., K]` | u8 |
 //! | `scales`, `biases`, `dscales`, `dbiases` | `[.., K / group_size]` | f32 |
 //!
-//! Groups of 2 to 1024 values, of any size that divides K; 2 to 256 levels. This is not `mx.quantize` (which
-//! `lowbit-formats` has): no end of the range is made exact, and halves round away from zero.
+//! Groups have 2 to 1024 values, any number that divides K; there are 2 to 256 levels. This is not `mx.quantize` (see
+//! `lowbit-formats` for that): it makes neither end of the range exact, and rounds halves away from zero.
 //!
 //! Source: mlx-native 0.7.1 `qdq_affine`.
 
@@ -26,7 +26,7 @@ use super::Check;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
-/// What [`qdq_init`] makes of a weight.
+/// A quantised weight.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Qdq {
@@ -35,24 +35,24 @@ pub struct Qdq {
     pub biases: Tensor,
 }
 
-/// Chooses the grid and the codes of each group of `w`, in f32:
+/// Chooses the scale, the bias and the codes of each group of `w`, in f32:
 ///
 /// ```text
 /// bias  = min(w)
 /// scale = (max(w) - min(w)) / (levels - 1), or 1 where that is not above 0
 /// code  = clamp(round((w - bias) / scale), 0, levels - 1), halves away from zero
 /// ```
-/// A group with a NaN gets a NaN for its bias.
+/// The bias of a group with a NaN is NaN.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when K is no multiple of `group_size`; [`KernelError::DType`] when `w` is not f32;
+/// [`KernelError::Shape`] when K is not a multiple of `group_size`; [`KernelError::DType`] when `w` is not f32;
 /// [`KernelError::Value`] for a group size or a number of levels out of range.
 pub fn qdq_init(w: &Tensor, group_size: usize, levels: usize) -> Result<Qdq, KernelError> {
     let check = Check("qdq_init");
     check.dtype("w", w, DType::F32)?;
     let groups = groups(check, "w", w, group_size)?;
     if !(2..=256).contains(&levels) {
-        return Err(check.value("levels", levels, "2 to 256 are wanted, what a byte can count"));
+        return Err(check.value("levels", levels, "2 to 256 are wanted, since codes are bytes"));
     }
     let new = |shape: &[usize], dtype| Tensor::allocate(shape, dtype, w.device());
     let mut qdq = Qdq {
@@ -62,7 +62,7 @@ pub fn qdq_init(w: &Tensor, group_size: usize, levels: usize) -> Result<Qdq, Ker
     };
     match w.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::init_on(gpu, w, &qdq, group_size, levels)?,
+        Device::Gpu(gpu) => gpu::launch_init(gpu, w, &qdq, group_size, levels)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => cpu::init(cpu, w, &mut qdq, group_size, levels)?,
@@ -74,7 +74,7 @@ pub fn qdq_init(w: &Tensor, group_size: usize, levels: usize) -> Result<Qdq, Ker
 ///
 /// # Errors
 /// [`KernelError::Shape`], [`KernelError::DType`], [`KernelError::Device`] and [`KernelError::Value`] for operands that
-/// are not as the [module](self) says.
+/// do not fit the [module](self)'s table.
 pub fn qdq_forward(qdq: &Qdq, group_size: usize) -> Result<Tensor, KernelError> {
     let check = Check("qdq_forward");
     let Qdq { codes, scales, biases } = qdq;
@@ -88,7 +88,7 @@ pub fn qdq_forward(qdq: &Qdq, group_size: usize) -> Result<Tensor, KernelError> 
     let mut y = Tensor::allocate(codes.shape(), DType::F32, codes.device())?;
     match codes.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::forward_on(gpu, qdq, &y, group_size)?,
+        Device::Gpu(gpu) => gpu::launch_forward(gpu, qdq, &y, group_size)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => cpu::forward(cpu, qdq, &mut y, group_size)?,
@@ -126,7 +126,7 @@ fn backward(
     let mut sums = Tensor::allocate(&groups(check, "dy", dy, group_size)?, DType::F32, dy.device())?;
     match dy.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::backward_on(gpu, codes, dy, &sums, group_size)?,
+        Device::Gpu(gpu) => gpu::launch_backward(gpu, codes, dy, &sums, group_size)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => cpu::backward(cpu, codes, dy, &mut sums, group_size)?,
@@ -134,7 +134,7 @@ fn backward(
     Ok(sums)
 }
 
-/// The shape of what an operand has one of a group.
+/// The shape of a tensor with one element per group of `x`.
 fn groups(
     check: Check,
     operand: &'static str,

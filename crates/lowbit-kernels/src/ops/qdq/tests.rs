@@ -1,3 +1,5 @@
+//! `qdq` on a CPU against the formulas in f64, and its errors. The GPU's tests share the comparisons.
+
 use super::*;
 use crate::ops::testing::{device, devices};
 use numcheck::Random;
@@ -146,7 +148,7 @@ fn refusals_name_both_sides() {
     assert_eq!(refuse(&w(&[4]), 1, 16), "qdq_init: group_size is 1, but 2 to 1024 are wanted");
     assert_eq!(
         refuse(&w(&[4]), 4, 257),
-        "qdq_init: levels is 257, but 2 to 256 are wanted, what a byte can count"
+        "qdq_init: levels is 257, but 2 to 256 are wanted, since codes are bytes"
     );
     let half = Tensor::zeros(&[4], DType::F16, &device);
     assert_eq!(refuse(&half, 4, 16), "qdq_init: w is f16, but f32 is wanted");

@@ -1,9 +1,12 @@
 //! The product on a GPU against the reference.
 
+use super::gpu::{Experts, plan_of};
+use super::plan::{Plan, rounds_weight};
+use super::problem::XOperands;
 use super::tests::{assert_expected, gpu_formats};
 use super::{quantized_matmul, quantized_matmul_to, reference};
 use crate::ops::testing::{FLOATS, gpu, values};
-use crate::{Device, Tensor, inputs};
+use crate::{Device, QuantizedTensor, Tensor, inputs};
 use lowbit_formats::{FloatType, Format};
 
 fn host() -> Device {
@@ -15,12 +18,12 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     let (host, gpu) = (host(), gpu());
     let weight = inputs::weight(format, &[b, n, k], 7, &host).unwrap();
     let x = inputs::activations(&[b * r, m, k], dtype, 8, &host).unwrap();
-    let y = quantized_matmul(&x.to_device(&gpu).unwrap(), &weight.to_device(&gpu).unwrap()).unwrap();
+    let (on_gpu, weight_on_gpu) = (x.to_device(&gpu).unwrap(), weight.to_device(&gpu).unwrap());
+    let y = quantized_matmul(&on_gpu, &weight_on_gpu).unwrap();
     assert_eq!((y.shape(), y.dtype()), (&[b * r, m, n][..], dtype.dtype()));
-    let (y, x) = (y.to_device(&host).unwrap(), values(&x));
+    let plan = planned(&on_gpu, &weight_on_gpu, None, &[b * r, m, n]);
+    let (rounded, y, x) = (rounds_weight(&plan), y.to_device(&host).unwrap(), values(&x));
     let weight = reference::decoded(&weight, weight.rows()).unwrap();
-    let Device::Gpu(queue) = &gpu else { unreachable!() };
-    let rounded = rounds(&gpu) && m * r >= super::gpu::rounded_from(queue, format, dtype);
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
             let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
@@ -30,10 +33,22 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     assert_expected(&format!("{format} B={b} r={r} M={m} N={n} K={k} {dtype:?}"), &y, &want);
 }
 
+/// The plan for a product of a tensor on a GPU whose result has this shape and x's type.
+pub(crate) fn planned(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    experts: Option<Experts<'_>>,
+    shape: &[usize],
+) -> Plan {
+    let Device::Gpu(gpu) = x.device() else { unreachable!() };
+    let dtype = FloatType::from_dtype(x.dtype()).unwrap();
+    plan_of(gpu, &XOperands::tensor(x), weight, experts, shape, dtype).unwrap().1
+}
+
 /// Whether products of many rows round weights to x's type.
-pub(crate) fn rounds(gpu: &Device) -> bool {
+fn has_wgmma(gpu: &Device) -> bool {
     let Device::Gpu(gpu) = gpu else { unreachable!() };
-    gpu.target().warp_groups()
+    gpu.caps().warp_groups
 }
 
 #[test]
@@ -148,7 +163,7 @@ fn several_rows_on_both_sides_of_every_tile() {
 #[test]
 #[cfg(feature = "cuda")]
 fn several_rows_of_a_large_weight() {
-    if !rounds(&gpu()) {
+    if !has_wgmma(&gpu()) {
         return;
     }
     for (m, n) in [(8, 9000), (19, 35000)] {
@@ -161,7 +176,7 @@ fn several_rows_of_a_large_weight() {
 #[test]
 #[cfg(feature = "cuda")]
 fn one_row_of_a_large_weight() {
-    if !rounds(&gpu()) {
+    if !has_wgmma(&gpu()) {
         return;
     }
     for format in gpu_formats() {
@@ -207,7 +222,8 @@ fn weights_decoded_to_16_bits() {
         let weight = inputs::weight(format, &[n, 256], 7, &host).unwrap();
         let want = reference::decoded(&weight, n).unwrap();
         for dtype in [FloatType::F16, FloatType::BF16] {
-            let got = super::gpu::library::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
+            let got =
+                super::cuda::vendor_blas::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
             let shape = Tensor::allocate(&[n, 256], dtype.dtype(), &gpu).unwrap();
             let got = values(&shape.over(got, dtype.dtype()).to_device(&host).unwrap());
             // The product of scale and code is rounded or not: it is no larger than a value and a group's offset, which
@@ -229,7 +245,7 @@ fn weights_decoded_to_16_bits() {
 #[cfg(feature = "cuda")]
 fn large_products() {
     let gpu = gpu();
-    if !rounds(&gpu) {
+    if !has_wgmma(&gpu) {
         return;
     }
     for (m, n) in [(64, 16384), (300, 9000), (512, 16640)] {

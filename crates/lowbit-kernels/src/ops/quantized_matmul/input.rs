@@ -5,6 +5,10 @@ use crate::ops::{add_rms_norm, rms_norm, sigmoid_mul, silu_mul};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
 
+pub(in crate::ops) const CHECK: Check = Check("quantized_matmul");
+/// The log that says which kernel each product takes, and why.
+pub(in crate::ops) const PLAN: &str = "lowbit::plan";
+
 /// A product's x: a tensor, or what an op makes of others for this product alone. A product that reads x only once makes
 /// it itself, without a launch of its own; any other calls the op first.
 ///

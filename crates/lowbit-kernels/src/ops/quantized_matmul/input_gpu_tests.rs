@@ -5,8 +5,10 @@ use super::tests::assert_expected;
 use super::{AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_to, reference};
 use crate::bench::Expected;
 use crate::inputs::{self, rounding};
+use crate::ops::elementwise::Gate;
+use crate::ops::silu_mul::SiluMul;
 use crate::ops::testing::{assert_close, gpu, values};
-use crate::ops::{add_rms_norm, rms_norm, sigmoid_mul, silu_mul};
+use crate::ops::{add_rms_norm, rms_norm, sigmoid_mul};
 use crate::{Device, Tensor};
 use lowbit_formats::{FloatType, Format};
 use numcheck::gamma;
@@ -20,8 +22,8 @@ pub(crate) fn made(x: &Input<'_>) -> Vec<(f64, f64)> {
     match *x {
         Input::Tensor(x) => values(x).into_iter().map(|x| (x.into(), 0.0)).collect(),
         Input::SiluMul { gate, up } => {
-            let y = silu_mul::reference::silu_mul(&values(gate), &values(up));
-            y.into_iter().map(within(gamma(silu_mul::reference::ROUNDINGS) + SIGMOID)).collect()
+            let y = SiluMul::references(&values(gate), &values(up));
+            y.into_iter().map(within(gamma(SiluMul::ROUNDINGS) + SIGMOID)).collect()
         }
         Input::GatedRmsNorm { x, gate, weight, eps } => {
             let y = rms_norm::reference::rms_norm(&values(x), Some(&values(gate)), &values(weight), eps);

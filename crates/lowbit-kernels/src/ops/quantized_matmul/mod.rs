@@ -3,6 +3,8 @@
 pub(crate) mod bench;
 mod cpu;
 #[cfg(feature = "gpu")]
+mod cuda;
+#[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod gpu_tests;
@@ -11,7 +13,11 @@ mod input;
 pub(crate) mod input_gpu_tests;
 #[cfg(test)]
 mod input_tests;
+#[cfg(feature = "gpu")]
+pub(crate) mod plan;
 mod policy;
+#[cfg(feature = "gpu")]
+pub(crate) mod problem;
 pub(crate) mod reference;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -19,11 +25,10 @@ pub(crate) mod tests;
 pub(crate) use cpu::{Group, matmul_groups};
 pub use input::{AddRmsNorm, Input};
 
-use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 
-const CHECK: Check = Check("quantized_matmul");
+use input::CHECK;
 
 /// `y[.., n] = sum over k of x[.., k] * weight[n, k]`
 ///
@@ -89,7 +94,7 @@ fn product(
     CHECK.same_device("weight", weight.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::quantized_matmul(gpu, x, weight, &shape, dtype),
+        Device::Gpu(gpu) => gpu::multiply(gpu, x, weight, None, &shape, dtype),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {

@@ -1,92 +1,98 @@
-//! Norms on a GPU: a cube or a plane a row.
+//! RMSNorm on a GPU, plain and gated: `y = x / sqrt(mean(x^2) + eps) * weight`, times `silu(gate)` where there is a
+//! gate.
+//!
+//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's squares, then scales the
+//! row. All arithmetic is f32; y is rounded once. The order of the sums is the same for every launch of one shape:
+//! change it and results change in their last bits.
 
-use crate::gpu::compile::{Target, buffer};
+#![allow(unsafe_code)] // Launches.
+
+use crate::gpu::Gpu;
+use crate::gpu::compile::Target;
 use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::math::{reciprocal, silu};
-use crate::gpu::rows::{self, Rows};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::rows::{self, RowSizes, Rows};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// Everything that a kernel is compiled for.
+/// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct NormConfig {
     rows: Rows,
     x: FloatType,
     gate: Option<FloatType>,
     y: FloatType,
 }
 
-/// `y = x / sqrt(mean(x^2) + eps) * weight`, times `silu(gate)` where there is one; rows of `vectors` vectors.
-#[cube(launch_unchecked)]
-fn norm<X: Int, G: Int, Y: Int, V: Size>(
+/// `eps` is the bits of an f32, `weight` is f32, and `gate` is read only where the config has its type.
+#[kernel]
+fn rms_norm<X: Int, G: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
     gate: &[Vector<G, V>],
     weight: &[Vector<u32, V>],
     y: &mut [Vector<Y, V>],
-    count: u32,
-    vectors: u32,
+    sizes: RowSizes,
     eps: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: NormConfig,
 ) {
-    let vector = comptime!(shape.rows.vector);
-    let row = rows::row(shape.rows);
-    let vectors = vectors as usize;
+    let vector = comptime!(config.rows.vector);
+    let row = rows::row(config.rows);
+    let vectors = sizes.vectors as usize;
     let first = row * vectors;
-    // Units past the last row have nothing to do but come to the sum.
-    let end = select(row < count as usize, vectors, 0usize);
+    // Units past the last row have an empty row: they only take part in the sum.
+    let end = select(row < sizes.count as usize, vectors, 0usize);
     let mut values = Array::<f32>::new(vector);
     let width = f32::cast_from((vectors * vector) as u32);
-    let xs = rows::ahead::<X, V>(x, first, end, shape.rows);
-    let weights = rows::ahead::<u32, V>(weight, 0usize, end, shape.rows);
+    let xs = rows::preload::<X, V>(x, first, end, config.rows);
+    let weights = rows::preload::<u32, V>(weight, 0usize, end, config.rows);
     let mut gates = Vector::<G, V>::new(G::from_int(0));
-    if comptime!(shape.gate.is_some()) {
-        gates = rows::ahead::<G, V>(gate, first, end, shape.rows);
+    if comptime!(config.gate.is_some()) {
+        gates = rows::preload::<G, V>(gate, first, end, config.rows);
     }
-    let mean = rows::squares::<X, V>(xs, x, first, end, shape.x, shape.rows) / width;
+    let mean = rows::sum_of_squares::<X, V>(xs, x, first, end, config.x, config.rows) / width;
     let scale = reciprocal((mean + f32::reinterpret(eps)).sqrt());
     let mut factors = Array::<f32>::new(vector);
-    let mut i = rows::place(shape.rows);
+    let mut i = rows::lane_in_row(config.rows);
     while i < end {
-        let xs = rows::again::<X, V>(xs, x, first + i, shape.rows);
-        unpack::<X, V>(xs, &mut values, 0usize, vector, shape.x);
-        let weights = rows::again::<u32, V>(weights, weight, i, shape.rows);
+        let xs = rows::preloaded_or_load::<X, V>(xs, x, first + i, config.rows);
+        unpack::<X, V>(xs, &mut values, 0usize, vector, config.x);
+        let weights = rows::preloaded_or_load::<u32, V>(weights, weight, i, config.rows);
         unpack::<u32, V>(weights, &mut factors, 0usize, vector, FloatType::F32);
         #[unroll]
         for j in 0..vector {
             values[j] = values[j] * scale * factors[j];
         }
-        if comptime!(shape.gate.is_some()) {
-            let float = comptime!(shape.gate.unwrap_or(FloatType::F32));
-            let gates = rows::again::<G, V>(gates, gate, first + i, shape.rows);
+        if comptime!(config.gate.is_some()) {
+            let float = comptime!(config.gate.unwrap_or(FloatType::F32));
+            let gates = rows::preloaded_or_load::<G, V>(gates, gate, first + i, config.rows);
             unpack::<G, V>(gates, &mut factors, 0usize, vector, float);
             #[unroll]
             for j in 0..vector {
                 values[j] *= silu(factors[j]);
             }
         }
-        y[first + i] = pack::<Y, V>(&values, 0usize, vector, shape.y);
-        i += comptime!(rows::stride(shape.rows));
+        y[first + i] = pack::<Y, V>(&values, 0usize, vector, config.y);
+        i += comptime!(rows::lanes_per_row(config.rows));
     }
 }
 
-fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.rows.units as u32);
-    let gate = shape.gate.unwrap_or(FloatType::F32);
-    with_storage!(shape.x, X => with_storage!(gate, G => with_storage!(shape.y, Y => {
-        Box::new(norm::Norm::<X, G, Y>::new(
-            settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), shape.rows.vector,
-            shape,
-        ))
+fn compiled(target: &Target, config: NormConfig) -> Kernel<RmsNorm<'static>> {
+    let gate = config.gate.unwrap_or(FloatType::F32);
+    with_storage!(config.x, X => with_storage!(gate, G => with_storage!(config.y, Y => {
+        RmsNorm::kernel::<X, G, Y>(target, config.rows.units, config.rows.vector, config)
     })))
 }
 
-/// The kernels of both ops: narrow and wide rows, each way to load, and each type of each operand.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
+/// Kernels of both ops for narrow and wide rows, each vector length, and each type of each operand.
+#[cfg(test)]
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};
     let mut kernels = Vec::new();
     let longest = rows::LONGEST.min(target.vector());
@@ -99,14 +105,14 @@ pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
             (F32, Some(BF16), F32),
             (F16, Some(F16), F32),
         ] {
-            kernels.push(kernel(target, Shape { rows, x, gate, y }));
+            kernels.push(compiled(target, NormConfig { rows, x, gate, y }).code());
         }
     }
     kernels
 }
 
 /// See [`super::rms_norm`] and [`super::gated_rms_norm`]; everything was checked.
-pub(super) fn rms_norm(
+pub(super) fn launch(
     check: Check,
     gpu: &Gpu,
     x: &Tensor,
@@ -122,14 +128,18 @@ pub(super) fn rms_norm(
     let (width, count) = (weight.len(), x.len() / weight.len());
     let rows = Rows::of(gpu.target(), [count, width], &[x, &weight, gate.unwrap_or(x)]);
     let gate_type = gate.map(|gate| check.float("gate", gate)).transpose()?;
-    let shape = Shape { rows, x: check.float("x", x)?, gate: gate_type, y: dtype };
+    let config = NormConfig { rows, x: check.float("x", x)?, gate: gate_type, y: dtype };
     check.index(x.len())?;
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: rows.cubes(count),
-        // Without a gate, anything may stand for it.
-        buffers: vec![x.memory()?, gate.unwrap_or(&weight).memory()?, weight.memory()?, y.memory()?],
-        scalars: vec![check.index(count)?, check.index(width / rows.vector)?, eps.to_bits()],
-    })?;
+    let arguments = RmsNorm {
+        x: x.buffer()?,
+        // Without a gate, a placeholder.
+        gate: gate.unwrap_or(&weight).buffer()?,
+        weight: weight.buffer()?,
+        y: y.buffer()?,
+        sizes: RowSizes { count: check.index(count)?, vectors: check.index(width / rows.vector)? },
+        eps: eps.to_bits(),
+    };
+    // SAFETY: x, y and a gate are `count` rows of `width` elements, the weight is one; the op checked their shapes.
+    unsafe { gpu.launch(compiled(gpu.target(), config), rows.cubes(count), arguments)? };
     Ok(y)
 }

@@ -22,8 +22,9 @@ use lowbit_formats::FloatType;
 /// | weight | `[D]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All in f32, rounded once to x's dtype. A row whose sum of squares overflows becomes NaN, not the zeros of `x / inf`, so
-/// that sampling reports it. Models that store the weight less one add it when they load.
+/// All arithmetic is f32, rounded once to x's dtype. A row whose sum of squares overflows becomes NaN, not the zeros of
+/// `x / inf`, so that sampling reports it. For checkpoints that store `weight - 1`, models add 1 at load.
+///
 /// Source: mlx 0.32 `fast.rms_norm`; transformers 5.23 `LlamaRMSNorm` (which rounds to x's dtype before it multiplies
 /// by the weight as well).
 ///
@@ -35,7 +36,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelE
     normalise(check, x, None, weight, (eps, check.float("x", x)?))
 }
 
-/// As [`rms_norm`], with a result of `dtype`: a residual stream in f32 is normed for products in f16 or bf16.
+/// As [`rms_norm`], rounded to `dtype`: for an f32 residual stream whose norm is multiplied in f16 or bf16.
 ///
 /// # Errors
 /// As [`rms_norm`].
@@ -44,7 +45,7 @@ pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> R
 }
 
 /// `y = rms_norm(x, weight, eps) * silu(gate)`, with `silu(g) = g / (1 + e^-g)`: the output norm of gated delta nets,
-/// a row a head.
+/// with one row per head.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -53,8 +54,8 @@ pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> R
 /// | weight | `[D]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All in f32, rounded once to x's dtype. Source: transformers 5.23 `Qwen3NextRMSNormGated`, mlx-lm 0.32
-/// `Qwen3NextRMSNormGated` (both round in between where x is not f32).
+/// All arithmetic is f32, rounded once to x's dtype. Source: transformers 5.23 `Qwen3NextRMSNormGated`, mlx-lm 0.32
+/// `Qwen3NextRMSNormGated` (both round intermediate results where x is not f32).
 ///
 /// # Errors
 /// As [`rms_norm`]; [`KernelError::Shape`] for a gate of another shape than x.
@@ -64,7 +65,7 @@ pub fn gated_rms_norm(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> R
 
 const GATED: Check = Check("gated_rms_norm");
 
-/// That [`gated_rms_norm`] takes these operands.
+/// Checks that [`gated_rms_norm`] takes these operands.
 pub(super) fn check_gated(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<(), KernelError> {
     check(GATED, x, Some(gate), weight, eps)
 }
@@ -79,7 +80,7 @@ fn normalise(
     self::check(check, x, gate, weight, eps)?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::rms_norm(check, gpu, x, gate, weight, (eps, dtype)),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, x, gate, weight, (eps, dtype)),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {

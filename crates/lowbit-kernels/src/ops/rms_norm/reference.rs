@@ -1,9 +1,10 @@
-use crate::ops::silu_mul::reference::{self as silu_mul, silu};
+use crate::ops::elementwise::Gate;
+use crate::ops::silu_mul::{SiluMul, silu};
 
 /// Roundings to a result: `width` in the sum, division and eps before the root halve; root, reciprocal, two products;
 /// the gate and its product.
 pub(crate) fn roundings(width: usize, gated: bool) -> usize {
-    width.div_ceil(2) + 5 + if gated { silu_mul::ROUNDINGS } else { 0 }
+    width.div_ceil(2) + 5 + if gated { SiluMul::ROUNDINGS } else { 0 }
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight`, times `silu(gate)` where there is one.

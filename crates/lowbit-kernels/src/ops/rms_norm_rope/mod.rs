@@ -1,4 +1,4 @@
-//! The norm and the rotation of query and key heads.
+//! The norm and the rotation of query and key heads, alone and with their storing into a KV cache.
 
 mod bench;
 #[cfg(feature = "gpu")]
@@ -15,19 +15,19 @@ use super::{Rope, narrow, rms_norm, rope};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
-/// What becomes of a query or key head before attention.
+/// How query or key heads are normed and rotated before attention.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormRope<'a> {
     /// D: the elements of a head.
     pub head_dim: usize,
-    /// RMSNorm's weight `[D]` and eps, where the model norms heads.
+    /// The weight `[D]` and the eps of RMSNorm, if the model norms heads.
     pub norm: Option<(&'a Tensor, f32)>,
     /// The rotation.
     pub rope: &'a Rope,
 }
 
-/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, as [`rms_norm()`] and [`rope()`] say; without a norm
-/// `rope(x[t, h, ..D])`. What x has behind D columns is skipped: heads of `[query | gate]` are queries.
+/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, see [`rms_norm()`] and [`rope()`]; without a
+/// norm `rope(x[t, h, ..D])`. Columns of x from D on are ignored, so that x may be heads of `[query | gate]`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -36,7 +36,8 @@ pub struct RmsNormRope<'a> {
 /// | positions | `[T]` | u32 |
 /// | y | `[T, H, D]` | x's |
 ///
-/// All in f32, rounded once to x's dtype. A captured pass must not be the first to rotate, as with [`rope()`].
+/// All arithmetic is f32, rounded once to x's dtype. As with [`rope()`], a captured pass must not be the first to
+/// rotate.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`; transformers 5.23 `Qwen3Attention`, `Qwen3NextAttention`.
 ///
@@ -54,7 +55,7 @@ pub fn rms_norm_rope(
     let Some((weight, eps)) = params.norm else { return rope(&heads()?, positions, params.rope) };
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::rms_norm_rope(check, gpu, x, positions, params),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, x, positions, params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
@@ -64,9 +65,14 @@ pub fn rms_norm_rope(
     }
 }
 
-/// All that attention wants of a projection: what [`rms_norm_rope`] makes of q, as `queries` says;
-/// `keys[h, positions[t], :] = y[t, h, :]` with the y that it makes of k, as `new_keys` says; and
-/// `values[h, positions[t], :] = v[t, h, :]`: what [`kv_append()`] does with each.
+/// Everything between a projection and attention:
+///
+/// ```text
+/// keys[h, positions[t], :]   = rms_norm_rope(k, positions, new_keys)[t, h, :]
+/// values[h, positions[t], :] = v[t, h, :]
+/// y                          = rms_norm_rope(q, positions, queries)
+/// ```
+/// with [`rms_norm_rope`], and [`kv_append()`] into each cache. Returns y.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -77,12 +83,13 @@ pub fn rms_norm_rope(
 /// | v | `[T, Hkv, Dv]` | k's |
 /// | positions | `[T]` | u32 |
 ///
-/// y is rounded to the keys' dtype, on the CPU to k's before. One launch on a GPU, where q and k are rotated alike.
+/// New keys are rounded to the cache's dtype, on the CPU to k's dtype first. A GPU needs one launch if q and k have
+/// the same head size and rotation, and both or neither have a norm; else more.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`, `reshape_and_cache`.
 ///
 /// # Errors
-/// Those of the two ops; the caches are then as they were.
+/// Those of the two ops. After an error the caches are unchanged.
 pub fn rms_norm_rope_append(
     [keys, values]: [&mut Tensor; 2],
     [q, k, v]: [&Tensor; 3],
@@ -104,7 +111,7 @@ pub fn rms_norm_rope_append(
     match k.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            gpu::append::append(check, gpu, [keys, values], [q, k, v], positions, [queries, new_keys])
+            gpu::append::launch(check, gpu, [keys, values], [q, k, v], positions, [queries, new_keys])
         }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
@@ -118,7 +125,7 @@ pub fn rms_norm_rope_append(
 }
 
 impl RmsNormRope<'_> {
-    /// Whether heads are made ready by the same steps, of the same size.
+    /// Whether one kernel can do both: the same head size and rotation, and a norm for both or neither.
     #[cfg(feature = "gpu")]
     fn is_like(&self, other: &Self) -> bool {
         self.head_dim == other.head_dim
@@ -126,7 +133,7 @@ impl RmsNormRope<'_> {
             && self.norm.is_some() == other.norm.is_some()
     }
 
-    /// That heads `x` at `positions` can be made ready.
+    /// Checks that heads `x` at `positions` can be normed and rotated.
     pub(super) fn check(&self, check: Check, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
         let [_, _, columns] = check.dims("x", x, "[T, H, S]")?;
         if columns < self.head_dim {

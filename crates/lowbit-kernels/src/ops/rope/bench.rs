@@ -1,3 +1,5 @@
+//! Benchmark cases of `rope`, with the sizes of real models.
+
 use super::{Rope, RopeLayout, RopeParams, RopeScaling, reference, rope};
 use crate::gamma::gamma;
 use crate::{
@@ -9,7 +11,7 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The queries of Qwen3.5-9B and of Llama-3-8B, a token and a prompt.
+/// The queries of Qwen3.5-9B and of Llama-3-8B, for one token and for a prompt.
 fn cases() -> Vec<Case> {
     [(1, 16, 256, 64), (512, 16, 256, 64), (512, 32, 128, 128)].into_iter().map(case).collect()
 }
@@ -35,7 +37,7 @@ fn case((tokens, heads, d, rotary_dim): (usize, usize, usize, usize)) -> Case {
             let xs = x.cast(DType::F32)?;
             let want = reference::rope(xs.as_slice::<f32>()?, d, &positions, &rotation);
             let greatest = xs.as_slice::<f32>()?.iter().fold(0f32, |a, b| a.max(b.abs()));
-            // A sum of two products, neither more than the greatest.
+            // A sum of two products, each at most as large as the largest element.
             let bound = gamma(reference::ROUNDINGS) * 2.0 * f64::from(greatest);
             let at = Tensor::new(&positions, &[tokens], device)?;
             let x = x.to_device(device)?;

@@ -1,38 +1,41 @@
+//! The inverse frequencies of a rotary embedding from the parameters of `config.json`, as transformers computes them:
+//! in f32 and in its order of operations.
+
 use super::{RopeParams, RopeScaling};
 use crate::{KernelError, ops::check::Check};
 use std::f64::consts::TAU;
 
-/// Llama 3's stretch (transformers `_compute_llama3_parameters`); names as in `config.json`.
+/// Llama 3's scaling (transformers `_compute_llama3_parameters`); names as in `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Llama3 {
-    /// What low frequencies are divided by.
+    /// Divides low frequencies.
     pub factor: f32,
-    /// Waves longer than `original_max_position_embeddings` over this are divided.
+    /// Frequencies whose wavelength exceeds `original_max_position_embeddings` over this are divided.
     pub low_freq_factor: f32,
-    /// Waves shorter than `original_max_position_embeddings` over this are kept.
+    /// Frequencies whose wavelength is below `original_max_position_embeddings` over this are kept.
     pub high_freq_factor: f32,
-    /// The context of the first training.
+    /// The context length of the original training.
     pub original_max_position_embeddings: usize,
 }
 
-/// YaRN's stretch (transformers `_compute_yarn_parameters`); names as in `config.json`.
+/// YaRN's scaling (transformers `_compute_yarn_parameters`); names as in `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
-    /// What low frequencies are divided by.
+    /// Divides low frequencies.
     pub factor: f64,
-    /// The context of the first training.
+    /// The context length of the original training.
     pub original_max_position_embeddings: usize,
     /// Scales cosine and sine; if absent, `0.1 ln(factor) + 1`, or what `mscale` and `mscale_all_dim` give.
     pub attention_factor: Option<f64>,
     /// With `mscale_all_dim`: `(0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)`.
     pub mscale: Option<f64>,
-    /// See `mscale`; both or neither count, and 0 counts as absent.
+    /// See `mscale`; used only if both are given, where 0 counts as absent.
     pub mscale_all_dim: Option<f64>,
-    /// Frequencies that turn more often than this over the first context are kept; usually 32.
+    /// Frequencies with more rotations than this over the original context are kept; usually 32.
     pub beta_fast: f64,
-    /// Frequencies that turn less often than this are divided by `factor`; usually 1.
+    /// Frequencies with fewer rotations than this are divided by `factor`; usually 1.
     pub beta_slow: f64,
-    /// Round the ends of the ramp between them outwards to whole dimensions; usually true.
+    /// Whether the ends of the ramp between them are rounded outwards to whole dimensions; usually true.
     pub truncate: bool,
 }
 
@@ -58,10 +61,10 @@ const CHECK: Check = Check("rope");
 pub(super) fn compute(params: &RopeParams) -> Result<(Vec<f32>, f32), KernelError> {
     let dim = params.rotary_dim;
     if dim % 2 == 1 {
-        return Err(CHECK.value("rotary_dim", dim, "pairs want an even number"));
+        return Err(CHECK.value("rotary_dim", dim, "an even number is wanted, since pairs are rotated"));
     }
     positive("theta", params.theta)?;
-    // f32 at every step, as torch does it; the power itself is rounded correctly.
+    // f32 at every step, as in torch; the power itself is correctly rounded.
     let theta = f64::from(params.theta as f32);
     let power = |i: usize| theta.powf(f64::from((2 * i) as f32 / dim as f32)) as f32;
     let inv_freq: Vec<f32> = (0..dim / 2).map(|i| 1.0 / power(i)).collect();
@@ -149,7 +152,7 @@ impl Yarn {
             return Err(CHECK.value("theta", theta, "YaRN wants more than 1"));
         }
         let dim = (powers.len() * 2) as f64;
-        // The dimension whose pair turns `turns` times over the first context.
+        // The dimension whose pair rotates `turns` times over the original context.
         let dimension = |turns: f64| {
             dim * (self.original_max_position_embeddings as f64 / (turns * TAU)).ln() / (2.0 * theta.ln())
         };

@@ -1,11 +1,21 @@
-//! Rotations on a GPU: a unit takes some pairs of some heads, so that their sines are computed once.
+//! Rotary position embedding on a GPU.
+//!
+//! A head consists of slots of two vectors each: those whose elements are rotated as pairs, then those that are
+//! copied ([`slot_vectors`]). A unit takes one slot of several neighbouring heads of a token, so that it computes
+//! cosines and sines once. `rms_norm_rope` rotates by the same functions, so that both round alike.
+//!
+//! The frequencies are uploaded to a device once per [`Rope`](super::Rope), see [`Uploaded`]. The angle is the
+//! rounded f32 product of position and frequency, as the op's contract says: do not reorder it.
 
-use super::{Rope, RopeLayout};
-use crate::gpu::compile::{Target, buffer};
+#![allow(unsafe_code)] // Launches.
+
+use super::RopeLayout;
+use crate::gpu::compile::Target;
 use crate::gpu::copy::UNITS;
 use crate::gpu::float::{pack, unpack, with_storage};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::sin_cos;
-use crate::gpu::{Dispatch, Gpu, rows};
+use crate::gpu::{Gpu, rows};
 use crate::ops::check::Check;
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
@@ -13,19 +23,19 @@ use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A rotation's frequencies on the GPUs that have asked for them. Clones share them.
+/// A rotation's frequencies on each GPU that has rotated. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uploaded(Arc<Mutex<Vec<Tensor>>>);
 
-/// It is no part of a rotation's value.
+/// Rotations are equal whatever has been uploaded of them.
 impl PartialEq for Uploaded {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Rope {
-    /// The frequencies on `device`, which gets them when it first asks.
+impl super::Rope {
+    /// The frequencies on `device`, uploaded at the first call.
     pub(in crate::ops) fn uploaded(&self, device: &Device) -> Result<Tensor, KernelError> {
         self.uploaded.get(&self.inv_freq, device)
     }
@@ -43,51 +53,68 @@ impl Uploaded {
     }
 }
 
-/// Everything that a kernel is compiled for.
+/// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct RopeConfig {
     layout: RopeLayout,
+    /// Of x and y.
     dtype: FloatType,
-    /// Pairs that a unit rotates at once.
+    /// Elements of a vector, and so pairs of a slot.
     vector: usize,
 }
 
-/// A unit takes two vectors of each of `share` heads, `len` units in all; heads have `pairs` vectors of pairs and `width`
-/// vectors.
-#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
-#[cube(launch_unchecked)]
-fn rotate<X: Int, V: Size>(
-    x: &[Vector<X, V>],
-    positions: &[u32],
-    inv_freq: &[f32],
-    y: &mut [Vector<X, V>],
+/// What angles are computed from: a position per token, a frequency per pair.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+pub(in crate::ops) struct Rotation {
+    pub positions: Box<[u32]>,
+    pub inv_freq: Box<[f32]>,
+}
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Sizes {
+    /// Units in all.
     len: u32,
+    /// Heads per token.
     heads: u32,
+    /// Heads per unit.
     share: u32,
+    /// Slots of a head that are rotated.
     pairs: u32,
+    /// Vectors of a head.
     width: u32,
+}
+
+/// `factor`, which multiplies cosines and sines, is the bits of an f32.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[kernel]
+fn rope<X: Int, V: Size>(
+    x: &[Vector<X, V>],
+    rotation: &Rotation,
+    y: &mut [Vector<X, V>],
+    sizes: Sizes,
     factor: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: RopeConfig,
 ) {
-    let vector = comptime!(shape.vector);
-    let (heads, share, pairs, width) = (heads as usize, share as usize, pairs as usize, width as usize);
-    let slots = slots(width, pairs);
+    let vector = comptime!(config.vector);
+    let (heads, share) = (sizes.heads as usize, sizes.share as usize);
+    let (pairs, width) = (sizes.pairs as usize, sizes.width as usize);
+    let slots = slots_per_head(width, pairs);
     let shares = heads.div_ceil(share);
     let i = ABSOLUTE_POS;
-    if i < len as usize {
+    if i < sizes.len as usize {
         let (slot, head, token) = (i % slots, i / slots % shares * share, i / slots / shares);
         let mut cos = Array::<f32>::new(vector);
         let mut sin = Array::<f32>::new(vector);
         let rotated = slot < pairs;
-        let (first, second) = vectors_of(slot, pairs, shape.layout);
+        let (first, second) = slot_vectors(slot, pairs, config.layout);
         if rotated {
-            let (position, factor) = (positions[token], f32::reinterpret(factor));
-            angles(position, inv_freq, slot, factor, &mut cos, &mut sin, 0usize, vector);
+            let (position, factor) = (rotation.positions[token], f32::reinterpret(factor));
+            slot_angles(position, &rotation.inv_freq, slot, factor, &mut cos, &mut sin, 0usize, vector);
         }
         for head in head..min(head + share, heads) {
             let at = (token * heads + head) * width;
             if rotated {
-                turn::<X, V>(x, y, at + first, at + second, &cos, &sin, shape);
+                rotate_vectors::<X, V>(x, y, at + first, at + second, &cos, &sin, config);
             } else {
                 y[at + first] = x[at + first];
                 if second < width {
@@ -98,9 +125,9 @@ fn rotate<X: Int, V: Size>(
     }
 }
 
-/// The two vectors of a head that a slot stands for: `pairs` slots are rotated, those after them hold the rest.
+/// The two vectors of a head that a slot stands for: the first `pairs` slots are rotated, the others are copied.
 #[cube]
-pub(in crate::ops) fn vectors_of(
+pub(in crate::ops) fn slot_vectors(
     slot: usize,
     pairs: usize,
     #[comptime] layout: RopeLayout,
@@ -109,15 +136,15 @@ pub(in crate::ops) fn vectors_of(
     (select(split, slot, slot * 2), select(split, slot + pairs, slot * 2 + 1))
 }
 
-/// Slots of a head of `width` vectors, of which `pairs` slots are rotated; what is copied goes by two vectors as well.
+/// Slots of a head of `width` vectors: `pairs` slots that are rotated, and one per two vectors that are copied.
 #[cube]
-pub(in crate::ops) fn slots(width: usize, pairs: usize) -> usize {
+pub(in crate::ops) fn slots_per_head(width: usize, pairs: usize) -> usize {
     pairs + (width - 2 * pairs).div_ceil(2)
 }
 
-/// Cosines and sines of the pairs of a slot, to `vector` elements from `at` on.
+/// Computes the cosines and sines of a slot's `vector` pairs, and stores them from element `at` on.
 #[cube]
-pub(in crate::ops) fn angles(
+pub(in crate::ops) fn slot_angles(
     position: u32,
     inv_freq: &[f32],
     slot: usize,
@@ -127,7 +154,7 @@ pub(in crate::ops) fn angles(
     #[comptime] at: usize,
     #[comptime] vector: usize,
 ) {
-    // All loads before the first sine, whose branches they would wait for.
+    // All loads come before the first sine: its branches would delay them.
     #[unroll]
     for j in 0..vector {
         cos[at + j] = inv_freq[slot * vector + j];
@@ -140,9 +167,9 @@ pub(in crate::ops) fn angles(
     }
 }
 
-/// Rotates the pairs of a slot by its angles, which are from `at` on; its two vectors are from twice there.
+/// Rotates the pairs of a slot. Its cosines and sines start at element `at`, the values of its two vectors at `2 * at`.
 #[cube]
-pub(in crate::ops) fn rotate_pairs(
+pub(in crate::ops) fn rotate_slot(
     values: &mut Array<f32>,
     cos: &Array<f32>,
     sin: &Array<f32>,
@@ -162,58 +189,57 @@ pub(in crate::ops) fn rotate_pairs(
     }
 }
 
-/// Rotates the pairs of two vectors.
+/// Rotates the pairs of vectors `first` and `second` of x.
 #[cube]
-fn turn<X: Int, V: Size>(
+fn rotate_vectors<X: Int, V: Size>(
     x: &[Vector<X, V>],
     y: &mut [Vector<X, V>],
     first: usize,
     second: usize,
     cos: &Array<f32>,
     sin: &Array<f32>,
-    #[comptime] shape: Shape,
+    #[comptime] config: RopeConfig,
 ) {
-    let vector = comptime!(shape.vector);
+    let vector = comptime!(config.vector);
     let mut values = Array::<f32>::new(comptime!(2 * vector));
-    unpack::<X, V>(x[first], &mut values, 0usize, vector, shape.dtype);
-    unpack::<X, V>(x[second], &mut values, vector, vector, shape.dtype);
-    rotate_pairs(&mut values, cos, sin, 0usize, vector, shape.layout);
-    y[first] = pack::<X, V>(&values, 0usize, vector, shape.dtype);
-    y[second] = pack::<X, V>(&values, vector, vector, shape.dtype);
+    unpack::<X, V>(x[first], &mut values, 0usize, vector, config.dtype);
+    unpack::<X, V>(x[second], &mut values, vector, vector, config.dtype);
+    rotate_slot(&mut values, cos, sin, 0usize, vector, config.layout);
+    y[first] = pack::<X, V>(&values, 0usize, vector, config.dtype);
+    y[second] = pack::<X, V>(&values, vector, vector, config.dtype);
 }
 
-fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(shape.dtype, X => Box::new(rotate::Rotate::<X>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), (), (), (), shape.vector,
-        shape,
-    )))
+fn compiled(target: &Target, config: RopeConfig) -> Kernel<Rope<'static>> {
+    with_storage!(config.dtype, X => Rope::kernel::<X>(target, UNITS, config.vector, config))
 }
 
-/// Each layout, type and way to load.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
+/// Each layout, type and vector length.
+#[cfg(test)]
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels = Vec::new();
     for (layout, vector) in
         [RopeLayout::HalfSplit, RopeLayout::Interleaved].into_iter().flat_map(|l| [(l, 1), (l, 4)])
     {
         for dtype in crate::ops::testing::FLOATS {
-            kernels.push(kernel(target, Shape { layout, dtype, vector }));
+            kernels.push(compiled(target, RopeConfig { layout, dtype, vector }).code());
         }
     }
     kernels
 }
 
-/// Units that keep a GPU busy; more of them share sines.
+/// So many units keep a GPU busy; where there would be more, each takes more heads and computes fewer sines.
 const ENOUGH: usize = 1 << 17;
 
 /// See [`super::rope`]; everything was checked.
-pub(super) fn rope(
+pub(super) fn launch(
     check: Check,
     gpu: &Gpu,
     x: &Tensor,
     positions: &Tensor,
-    rope: &Rope,
+    rope: &super::Rope,
 ) -> Result<Tensor, KernelError> {
     let y = Tensor::allocate(x.shape(), x.dtype(), x.device())?;
     if y.is_empty() {
@@ -224,23 +250,26 @@ pub(super) fn rope(
     let [of_pairs, of_heads] =
         [pairs.max(1), width].map(|n| rows::vector(gpu.target(), rows::VECTOR, n, &[x]));
     let vector = of_pairs.min(of_heads);
-    let slots = slots(width / vector, pairs / vector);
+    let slots = slots_per_head(width / vector, pairs / vector);
     let share = (tokens * heads * slots / ENOUGH).clamp(1, heads);
     let len = tokens * heads.div_ceil(share) * slots;
     check.index(x.len())?;
-    let shape = Shape { layout: rope.layout, dtype: check.float("x", x)?, vector };
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: rows::cubes(len.div_ceil(UNITS as usize)),
-        buffers: vec![x.memory()?, positions.memory()?, inv_freq.memory()?, y.memory()?],
-        scalars: vec![
-            check.index(len)?,
-            check.index(heads)?,
-            check.index(share)?,
-            check.index(pairs / vector)?,
-            check.index(width / vector)?,
-            rope.attention_factor.to_bits(),
-        ],
-    })?;
+    let config = RopeConfig { layout: rope.layout, dtype: check.float("x", x)?, vector };
+    let sizes = Sizes {
+        len: check.index(len)?,
+        heads: check.index(heads)?,
+        share: check.index(share)?,
+        pairs: check.index(pairs / vector)?,
+        width: check.index(width / vector)?,
+    };
+    let arguments = Rope {
+        x: x.buffer()?,
+        rotation: RotationArgs { positions: positions.buffer()?, inv_freq: inv_freq.buffer()? },
+        y: y.buffer()?,
+        sizes,
+        factor: rope.attention_factor.to_bits(),
+    };
+    // SAFETY: y is as large as x; the op checked that each token has a position and that heads have all pairs.
+    unsafe { gpu.launch(compiled(gpu.target(), config), rows::cubes(len.div_ceil(UNITS)), arguments)? };
     Ok(y)
 }

@@ -26,19 +26,19 @@ pub enum RopeLayout {
     Interleaved,
 }
 
-/// How the frequencies are stretched for contexts longer than those of the first training.
+/// How the frequencies are scaled for contexts longer than the original training's.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// As they are.
+    /// Unchanged.
     None,
     /// All divided by `factor`.
     Linear {
-        /// How many times as long the context has become.
+        /// The ratio of the new context's length to the original one's.
         factor: f32,
     },
-    /// Low frequencies divided, high ones kept, a ramp between.
+    /// Low frequencies are divided, high ones are kept, with a ramp between.
     Llama3(Llama3),
-    /// As Llama 3's, by rotations instead of wavelengths, and the result scaled.
+    /// As Llama 3's, but the ramp is over rotations instead of wavelengths, and cosine and sine are scaled.
     Yarn(Yarn),
 }
 
@@ -47,13 +47,13 @@ pub enum RopeScaling {
 pub struct RopeParams {
     /// The base of the frequencies.
     pub theta: f64,
-    /// Elements of a head that are rotated, from its first; even.
+    /// How many elements of a head, from its first one, are rotated; even.
     pub rotary_dim: usize,
-    /// The pairs.
+    /// Which elements make a pair.
     pub layout: RopeLayout,
-    /// The stretch.
+    /// How frequencies are scaled.
     pub scaling: RopeScaling,
-    /// Divides the frequencies besides: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`.
+    /// Further divisors, one per frequency: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`.
     pub freq_factors: Option<Vec<f32>>,
 }
 
@@ -70,12 +70,12 @@ pub struct Rope {
 impl Rope {
     /// `inv_freq[i] = theta^(-2 i / rotary_dim)`, scaled, all in f32 and in transformers' order of operations.
     ///
-    /// Source: transformers 5.23 `modeling_rope_utils` (`_compute_*_parameters`). Equal to it but for the last place
-    /// of `theta^x`, which is rounded correctly here.
+    /// Source: transformers 5.23 `modeling_rope_utils` (`_compute_*_parameters`). Equal to it except for the last
+    /// place of `theta^x`, which is correctly rounded here.
     ///
     /// # Errors
     /// [`KernelError::Value`] for an odd `rotary_dim`, a wrong number of `freq_factors`, and for parameters that are
-    /// not positive, finite and in order; the message names the one.
+    /// not positive, finite and in order; the message names the parameter.
     pub fn new(params: &RopeParams) -> Result<Self, KernelError> {
         let (inv_freq, attention_factor) = frequencies::compute(params)?;
         Ok(Self {
@@ -87,7 +87,7 @@ impl Rope {
         })
     }
 
-    /// That heads of `width` elements can be rotated, and that each token of `x` `[T, ..]` has a position.
+    /// Checks that heads of `width` elements can be rotated, and that each token of `x` `[T, ..]` has a position.
     pub(super) fn check(
         &self,
         check: Check,
@@ -104,7 +104,7 @@ impl Rope {
         check.same_device("positions", positions.device(), x.device())
     }
 
-    /// The pairs.
+    /// Which elements make a pair.
     pub fn layout(&self) -> RopeLayout {
         self.layout
     }
@@ -114,12 +114,12 @@ impl Rope {
         self.inv_freq.len() * 2
     }
 
-    /// Radians a position, for each pair.
+    /// Radians per position, for each pair.
     pub fn inv_freq(&self) -> &[f32] {
         &self.inv_freq
     }
 
-    /// What the rotated elements are multiplied by (YaRN; else 1).
+    /// The factor of the rotated elements (YaRN; else 1).
     pub fn attention_factor(&self) -> f32 {
         self.attention_factor
     }
@@ -136,10 +136,12 @@ impl Rope {
 /// | y | `[T, H, D]` | x's |
 ///
 /// As in transformers, the position is rounded to f32 (exact up to 2^24) and the angle is the rounded f32 product, so
-/// that far positions come out as its do (the angle's error grows to 2^-24 of the angle). Cosine and sine are correctly
-/// rounded or next to it, on a GPU within 2^-23; products and sum are f32, rounded once to x's dtype at the end.
-/// A GPU gets the frequencies at the first rotation there, which a captured pass therefore must not be:
-/// [`Gpu::capture`](crate::gpu::Gpu) runs its work once before.
+/// that far positions give transformers' results (the angle's error grows to 2^-24 of the angle). Cosine and sine are
+/// within one unit in the last place, on a GPU within 2^-23. Products and sum are f32, rounded once to x's dtype at
+/// the end.
+///
+/// The first rotation on a GPU uploads the frequencies, so it must not be part of a captured pass;
+/// [`Gpu::capture`](crate::gpu::Gpu) runs its work once before it captures.
 ///
 /// Source: transformers 5.23 `LlamaRotaryEmbedding`, `apply_rotary_pos_emb`.
 ///
@@ -153,7 +155,7 @@ pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, Kerne
     let dtype = check.float("x", x)?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::rope(check, gpu, x, positions, rope),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, x, positions, rope),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {

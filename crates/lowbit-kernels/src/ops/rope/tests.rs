@@ -1,3 +1,5 @@
+//! `rope` against f64 from the same f32 angles, factors of frequencies, and errors.
+
 use super::*;
 use crate::ops::testing::{FLOATS, assert_close, device, devices, normal};
 use numcheck::{Random, gamma};
@@ -99,7 +101,7 @@ fn parameters_that_make_no_sense() {
     let refused = |params: RopeParams| Rope::new(&params).unwrap_err().to_string();
     assert_eq!(
         refused(RopeParams { rotary_dim: 5, ..PARAMS }),
-        "rope: rotary_dim is 5, but pairs want an even number"
+        "rope: rotary_dim is 5, but an even number is wanted, since pairs are rotated"
     );
     assert_eq!(
         refused(RopeParams { theta: 0.0, ..PARAMS }),

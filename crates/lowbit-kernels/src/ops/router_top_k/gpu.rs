@@ -1,116 +1,149 @@
-//! The choice of experts on a GPU: a plane a token, which finds one expert after the other. The next is the greatest of
-//! those that come after the last one in order, so that nothing need be crossed out.
+//! The choice of experts on a GPU: one plane per token finds one expert after the other.
+//!
+//! Experts are ordered by their logits, greatest first, and among equals by their ids. The next expert is the first of those
+//! that come after the last one in this order, so that chosen experts need not be marked.
+
+#![allow(unsafe_code)] // Launches.
 
 use super::RouterParams;
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::Gpu;
+use crate::gpu::compile::Target;
+use crate::gpu::cuda::ptx;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid};
-use crate::gpu::ptx;
-use crate::gpu::rows::{self, Greatest, Least, Rows, Sum, reduce};
-use crate::gpu::{Dispatch, Gpu};
+use crate::gpu::rows::{self, Maximum, Minimum, Rows, Sum, reduce};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// Everything that a kernel is compiled for.
+/// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+struct RouterConfig {
     rows: Rows,
     dtype: FloatType,
     normalize: bool,
-    /// Experts that a unit keeps in registers, or 0 where they are too many.
-    each: usize,
+    /// Experts per unit, whose logits stay in registers; 0 where they are too many for that.
+    experts_per_unit: usize,
     /// Whether there is a shared expert.
     shared: bool,
     /// Whether a plane reduces integers in one instruction.
     redux: bool,
-    /// Whether a unit has one slot at the most, so that it keeps its weight until their sum is known.
-    few: bool,
+    /// Whether no unit writes more than one slot: it then keeps its weight in a register until the sum is known.
+    one_slot: bool,
 }
 
-/// Experts that a unit can keep.
-const MOST: usize = 16;
+/// The most experts whose logits a unit keeps in registers.
+const MAX_EXPERTS_PER_UNIT: usize = 16;
 
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Sizes {
+    tokens: u32,
+    experts: u32,
+    top_k: u32,
+}
+
+/// `shared` is the logit of the shared expert of each token, if there is one.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
-#[cube(launch_unchecked)]
-fn route<X: Int>(
+#[kernel]
+fn router_top_k_select<X: Int>(
     logits: &[X],
     shared: &[X],
     ids: &mut [u32],
     weights: &mut [f32],
-    tokens: u32,
-    experts: u32,
-    top_k: u32,
-    #[comptime] shape: Shape,
+    sizes: Sizes,
+    #[comptime] config: RouterConfig,
 ) {
-    let stride = comptime!(rows::stride(shape.rows));
-    let unit = rows::place(shape.rows);
-    let row = rows::row(shape.rows);
+    let stride = comptime!(rows::lanes_per_row(config.rows));
+    let unit = rows::lane_in_row(config.rows);
+    let row = rows::row(config.rows);
     // Units past the last token do its work too, and do not write.
-    let token = min(row, tokens as usize - 1);
-    let mine = row < tokens as usize;
-    let (experts, top_k) = (experts as usize, top_k as usize);
-    let first = token * (top_k + comptime!(shape.shared as usize));
+    let token = min(row, sizes.tokens as usize - 1);
+    let writes = row < sizes.tokens as usize;
+    let (experts, top_k) = (sizes.experts as usize, sizes.top_k as usize);
+    let first = token * (top_k + comptime!(config.shared as usize));
     let mut last = Choice { key: u32::MAX.runtime(), id: 0u32.runtime() };
     let (mut greatest, mut sum, mut kept) = (0.0f32.runtime(), 0.0f32.runtime(), 0.0f32.runtime());
     let mut bad = false.runtime();
-    let mut keys = Array::<u32>::new(comptime!(shape.each.max(1)));
-    #[unroll]
-    for j in 0..comptime!(shape.each) {
-        let i = unit + j * stride;
-        keys[j] = select(
-            i < experts,
-            key(read(logits, token * experts + min(i, experts - 1), shape.dtype)),
-            0u32.runtime(),
-        );
-    }
+    let keys = load_keys(logits, (token, experts), config);
     for slot in 0..top_k {
-        let best = best(&keys, logits, (token, experts), slot == 0, &last, shape);
-        last.key = greatest_of(best.key, shape);
-        last.id = least_of(select(best.key == last.key, best.id, u32::MAX.runtime()), shape);
+        let best = best_of_unit(&keys, logits, (token, experts), slot == 0, &last, config);
+        last.key = greatest_of(best.key, config);
+        last.id = least_of(select(best.key == last.key, best.id, u32::MAX.runtime()), config);
         let logit = of_key(last.key);
         if slot == 0 {
             bad = last.key >= comptime!(INFINITE) || last.key <= comptime!(NOTHING);
             greatest = logit;
-            if comptime!(!shape.normalize) {
-                let mut part = 0.0f32;
-                let mut i = unit;
-                while i < experts {
-                    part += exp(read(logits, token * experts + i, shape.dtype) - greatest);
-                    i += stride;
-                }
-                sum = reduce::<f32, Sum>(part, shape.rows);
+            if comptime!(!config.normalize) {
+                sum = softmax_sum(logits, (token, experts), greatest, config);
             }
         }
         let weight = exp(logit - greatest);
-        if comptime!(shape.normalize) {
+        if comptime!(config.normalize) {
             sum += weight;
         }
-        if mine && unit == slot % stride {
+        if writes && unit == slot % stride {
             ids[first + slot] = select(bad, 0u32.runtime(), last.id);
-            if comptime!(shape.few) {
+            if comptime!(config.one_slot) {
                 kept = weight;
             } else {
                 weights[first + slot] = weight;
             }
         }
     }
-    // Each by the unit that has it.
+    // Each weight is divided by the unit that wrote it.
     let mut slot = unit;
-    while mine && slot < top_k {
-        if comptime!(!shape.few) {
+    while writes && slot < top_k {
+        if comptime!(!config.one_slot) {
             kept = weights[first + slot];
         }
         weights[first + slot] = select(bad, f32::reinterpret(0x7fc0_0000u32), kept / sum);
         slot += stride;
     }
-    if comptime!(shape.shared) && mine && unit == 0 {
+    if comptime!(config.shared) && writes && unit == 0 {
         ids[first + top_k] = experts as u32;
-        weights[first + top_k] = sigmoid(read(shared, token, shape.dtype));
+        weights[first + top_k] = sigmoid(read(shared, token, config.dtype));
     }
+}
+
+/// The keys of a unit's experts for a token, where they stay in registers.
+#[cube]
+fn load_keys<X: Int>(logits: &[X], of: (usize, usize), #[comptime] config: RouterConfig) -> Array<u32> {
+    let (token, experts) = of;
+    let stride = comptime!(rows::lanes_per_row(config.rows));
+    let unit = rows::lane_in_row(config.rows);
+    let mut keys = Array::<u32>::new(comptime!(config.experts_per_unit.max(1)));
+    #[unroll]
+    for j in 0..comptime!(config.experts_per_unit) {
+        let i = unit + j * stride;
+        keys[j] = select(
+            i < experts,
+            key(read(logits, token * experts + min(i, experts - 1), config.dtype)),
+            0u32.runtime(),
+        );
+    }
+    keys
+}
+
+/// The sum of `exp(logit - greatest)` over all experts of a token.
+#[cube]
+fn softmax_sum<X: Int>(
+    logits: &[X],
+    of: (usize, usize),
+    greatest: f32,
+    #[comptime] config: RouterConfig,
+) -> f32 {
+    let (token, experts) = of;
+    let mut part = 0.0f32;
+    let mut i = rows::lane_in_row(config.rows);
+    while i < experts {
+        part += exp(read(logits, token * experts + i, config.dtype) - greatest);
+        i += comptime!(rows::lanes_per_row(config.rows));
+    }
+    reduce::<f32, Sum>(part, config.rows)
 }
 
 /// An expert, and the key of its logit.
@@ -120,23 +153,24 @@ struct Choice {
     id: u32,
 }
 
-/// The best of a unit's experts for a token: of those that come after the last one, or of all if this is the first.
+/// The first of a unit's experts for a token, in order: of those that come after the last one, or of all if it is the
+/// `first` choice.
 #[cube]
-fn best<X: Int>(
+fn best_of_unit<X: Int>(
     keys: &Array<u32>,
     logits: &[X],
     of: (usize, usize),
     first: bool,
     last: &Choice,
-    #[comptime] shape: Shape,
+    #[comptime] config: RouterConfig,
 ) -> Choice {
     let (token, experts) = of;
-    let stride = comptime!(rows::stride(shape.rows));
-    let unit = rows::place(shape.rows);
+    let stride = comptime!(rows::lanes_per_row(config.rows));
+    let unit = rows::lane_in_row(config.rows);
     let mut best = Choice { key: 0u32.runtime(), id: u32::MAX.runtime() };
-    if comptime!(shape.each > 0) {
+    if comptime!(config.experts_per_unit > 0) {
         #[unroll]
-        for j in 0..comptime!(shape.each) {
+        for j in 0..comptime!(config.experts_per_unit) {
             let id = (unit + j * stride) as u32;
             let after = first || keys[j] < last.key || (keys[j] == last.key && id > last.id);
             if after && keys[j] > best.key {
@@ -148,7 +182,7 @@ fn best<X: Int>(
         let mut i = unit;
         while i < experts {
             let id = i as u32;
-            let key = key(read(logits, token * experts + i, shape.dtype));
+            let key = key(read(logits, token * experts + i, config.dtype));
             let after = first || key < last.key || (key == last.key && id > last.id);
             if after && key > best.key {
                 best.key = key;
@@ -160,54 +194,67 @@ fn best<X: Int>(
     best
 }
 
-/// The greatest of what the units of a token have.
+/// The greatest key that units of a token have.
 #[cube]
-fn greatest_of(key: u32, #[comptime] shape: Shape) -> u32 {
-    if comptime!(shape.redux) { ptx::greatest(key) } else { reduce::<u32, Greatest>(key, shape.rows) }
+fn greatest_of(key: u32, #[comptime] config: RouterConfig) -> u32 {
+    if comptime!(config.redux) { ptx::greatest(key) } else { reduce::<u32, Maximum>(key, config.rows) }
 }
 
-/// The least of it.
+/// The least id that units of a token have.
 #[cube]
-fn least_of(id: u32, #[comptime] shape: Shape) -> u32 {
-    if comptime!(shape.redux) { ptx::least(id) } else { reduce::<u32, Least>(id, shape.rows) }
+fn least_of(id: u32, #[comptime] config: RouterConfig) -> u32 {
+    if comptime!(config.redux) { ptx::least(id) } else { reduce::<u32, Minimum>(id, config.rows) }
 }
 
-/// A plane a token, and a few of them a cube.
+/// One plane per token, and a few of them per cube.
 fn rows(plane: Option<usize>) -> Rows {
     match plane {
-        Some(plane @ ..32) => Rows { units: plane, plane, rows: 1, vector: 1, once: false },
-        Some(plane) => Rows { units: 2 * plane, plane, rows: 2, vector: 1, once: false },
-        None => Rows { units: 64, plane: 0, rows: 1, vector: 1, once: false },
+        Some(plane @ ..32) => Rows { units: plane, plane, rows: 1, vector: 1, preloads: false },
+        Some(plane) => Rows { units: 2 * plane, plane, rows: 2, vector: 1, preloads: false },
+        None => Rows { units: 64, plane: 0, rows: 1, vector: 1, preloads: false },
     }
 }
 
-fn kernel(
-    target: &Target,
-    experts: usize,
-    dtype: FloatType,
-    shared: bool,
-    RouterParams { top_k, normalize }: RouterParams,
-) -> Box<dyn CubeKernel> {
-    let rows = rows(target.plane());
-    let each = Some(experts.div_ceil(rows::stride(rows))).filter(|&each| each <= MOST).unwrap_or(0);
-    let few = top_k <= rows::stride(rows);
-    let shape = Shape { rows, dtype, normalize, each, shared, redux: target.tensor_cores(), few };
-    let (settings, properties, registers) = target.start(shape.rows.units as u32);
-    with_storage!(dtype, X => Box::new(route::Route::<X>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), shape,
-    )))
+impl RouterConfig {
+    fn new(
+        target: &Target,
+        experts: usize,
+        dtype: FloatType,
+        shared: bool,
+        RouterParams { top_k, normalize }: RouterParams,
+    ) -> Self {
+        let rows = rows(target.plane());
+        let units = rows::lanes_per_row(rows);
+        let per_unit = Some(experts.div_ceil(units)).filter(|&count| count <= MAX_EXPERTS_PER_UNIT);
+        Self {
+            rows,
+            dtype,
+            normalize,
+            experts_per_unit: per_unit.unwrap_or(0),
+            shared,
+            redux: target.tensor_cores(),
+            one_slot: top_k <= units,
+        }
+    }
 }
+
+fn compiled(target: &Target, config: RouterConfig) -> Kernel<RouterTopKSelect<'static>> {
+    with_storage!(config.dtype, X => RouterTopKSelect::kernel::<X>(target, config.rows.units, config))
+}
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// Each type, normalised or not, with a shared expert or without.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let all = crate::ops::testing::FLOATS.into_iter().flat_map(|dtype| [(dtype, false), (dtype, true)]);
     let experts = [64, 256, 4096].into_iter().cycle();
-    let kernel = |((dtype, normalize), experts)| {
+    let code = |((dtype, normalize), experts)| {
         let params = RouterParams { top_k: experts / 32, normalize };
-        kernel(target, experts, dtype, normalize, params)
+        compiled(target, RouterConfig::new(target, experts, dtype, normalize, params)).code()
     };
-    all.zip(experts).map(kernel).collect()
+    all.zip(experts).map(code).collect()
 }
 
 /// See [`super::router_top_k`]; everything was checked.
@@ -226,12 +273,21 @@ pub(super) fn router_top_k(
         return Ok((ids, weights));
     }
     op.index(logits.len())?;
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), experts, op.float("logits", logits)?, shared.is_some(), params),
-        cubes: rows(gpu.target().plane()).cubes(tokens),
-        // Where there is no shared expert, nothing is read of it.
-        buffers: vec![logits.memory()?, shared.unwrap_or(logits).memory()?, ids.memory()?, weights.memory()?],
-        scalars: vec![op.index(tokens)?, op.index(experts)?, op.index(params.top_k)?],
-    })?;
+    let dtype = op.float("logits", logits)?;
+    let config = RouterConfig::new(gpu.target(), experts, dtype, shared.is_some(), params);
+    let arguments = RouterTopKSelect {
+        logits: logits.buffer()?,
+        // An unused operand gets a placeholder buffer.
+        shared: shared.unwrap_or(logits).buffer()?,
+        ids: ids.buffer()?,
+        weights: weights.buffer()?,
+        sizes: Sizes {
+            tokens: op.index(tokens)?,
+            experts: op.index(experts)?,
+            top_k: op.index(params.top_k)?,
+        },
+    };
+    // SAFETY: the sizes are the tensors', and planes past the last token write nothing.
+    unsafe { gpu.launch(compiled(gpu.target(), config), config.rows.cubes(tokens), arguments)? };
     Ok((ids, weights))
 }

@@ -1,3 +1,5 @@
+//! Benchmark cases of `sigmoid_mul`, with the sizes of real models.
+
 use super::{reference, sigmoid_mul};
 use crate::gamma::gamma;
 use crate::{
@@ -8,7 +10,7 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The attention's output gate of Qwen3.5-9B, alone and behind each head's query, and the shared expert's of
+/// The output gate of Qwen3.5-9B's attention, alone and after each head's query, and that of the shared expert of
 /// Qwen3.5-35B-A3B.
 fn cases() -> Vec<Case> {
     [(1, 4096, 4096), (16, 256, 512), (512, 4096, 4096), (512, 2048, 1)].into_iter().map(case).collect()

@@ -1,3 +1,5 @@
+//! Output gates on a CPU: a gate per element, or one per row.
+
 use crate::{
     Cpu, KernelError, Tensor,
     ops::elementwise,
@@ -22,7 +24,7 @@ pub(super) fn sigmoid_mul(cpu: &Cpu, x: &Tensor, gate: &Tensor) -> Result<Tensor
     elementwise::map(cpu, SigmoidMul, [x, gate])
 }
 
-/// One gate a row of `width` elements.
+/// One gate per row of `width` elements.
 struct Rows<'a> {
     x: &'a [f32],
     gate: &'a [f32],

@@ -1,3 +1,5 @@
+//! Output gates on a GPU: the elementwise kernel (`ops/elementwise/gpu.rs`) with `x * sigmoid(y)`.
+
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
@@ -18,9 +20,12 @@ impl elementwise::Combine for SigmoidMul {
     }
 }
 
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
 /// Every kernel of the op.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     elementwise::kernels::<SigmoidMul>(target, &[Broadcast::None, Broadcast::Last, Broadcast::Column])
 }
 

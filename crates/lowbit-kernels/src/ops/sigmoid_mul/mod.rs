@@ -1,4 +1,4 @@
-//! The output gate of gated attention and of shared experts.
+//! The output gate of gated attention and of shared experts: `x * sigmoid(gate)`.
 
 mod bench;
 mod cpu;
@@ -13,8 +13,8 @@ mod tests;
 use super::{check::Check, narrow};
 use crate::{Device, KernelError, Tensor};
 
-/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: a gate an element, or one a row. Gates that lie behind
-/// other columns are read where they lie: heads of `[query | gate]` are gates.
+/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: one gate per element, or one per row. A gate with more
+/// columns than x is read from its last ones, so that it may be heads of `[query | gate]`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -22,8 +22,8 @@ use crate::{Device, KernelError, Tensor};
 /// | gate | `[.., G]`: the last D columns where `G >= D`, or `[.., 1]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All in f32, rounded once to x's dtype. Source: transformers 5.23 `qwen3_next` (attention's output gate and
-/// `shared_expert_gate`).
+/// All arithmetic is f32, rounded once to x's dtype. Source: transformers 5.23 `qwen3_next` (attention's output gate
+/// and `shared_expert_gate`).
 ///
 /// # Errors
 /// [`KernelError::Shape`] for another gate, [`KernelError::Value`] for other dtypes.
@@ -47,7 +47,7 @@ pub fn sigmoid_mul(x: &Tensor, gate: &Tensor) -> Result<Tensor, KernelError> {
     }
 }
 
-/// That the op takes these operands.
+/// Checks that the op takes these operands.
 pub(super) fn check(x: &Tensor, gate: &Tensor) -> Result<Check, KernelError> {
     let check = Check("sigmoid_mul");
     check.float("x", x)?;

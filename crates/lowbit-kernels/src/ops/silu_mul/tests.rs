@@ -1,5 +1,6 @@
 use super::*;
-use crate::ops::testing::{FLOATS, WIDTHS, assert_close, device, devices, normal, tensor};
+use crate::Device;
+use crate::ops::testing::{FLOATS, WIDTHS, assert_close, device, devices, normal, tensor, values};
 use numcheck::{Random, gamma};
 
 #[test]
@@ -7,7 +8,7 @@ fn agrees_with_f64() {
     agrees_with_f64_on(&devices());
 }
 
-pub(super) fn agrees_with_f64_on(devices: &[Device]) {
+fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(1);
     for device in devices {
         for width in WIDTHS {
@@ -15,9 +16,9 @@ pub(super) fn agrees_with_f64_on(devices: &[Device]) {
                 let shape = [3, width];
                 let (gate, gates) = normal(&mut random, &shape, dtype, device);
                 let (up, ups) = normal(&mut random, &shape, FLOATS[width % 3], device);
-                let want = reference::silu_mul(&gates, &ups);
+                let want = SiluMul::references(&gates, &ups);
                 assert_close(&silu_mul(&gate, &up).unwrap(), &shape, dtype, &want, |i| {
-                    gamma(reference::ROUNDINGS) * want[i].abs()
+                    gamma(SiluMul::ROUNDINGS) * want[i].abs()
                 });
             }
         }
@@ -26,21 +27,39 @@ pub(super) fn agrees_with_f64_on(devices: &[Device]) {
 
 #[test]
 fn gates_far_from_zero() {
-    gates_far_from_zero_on(&devices());
+    // Where e^-|gate| is subnormal, half its last place (2^-150).
+    gates_far_from_zero_on(&devices(), 2f64.powi(-150));
 }
 
-pub(super) fn gates_far_from_zero_on(devices: &[Device]) {
+/// `lost`: what a small sigmoid may be off by; it is times gate, 104 at most, times up.
+fn gates_far_from_zero_on(devices: &[Device], lost: f64) {
     let gates = [-1e30, -200.0, -100.0, -88.5, -20.0, 0.0, 20.0, 88.5, 100.0, 1e30];
     for device in devices {
         let (gate, _) = tensor(&gates, &[10], FLOATS[0], device);
         let (up, ups) = tensor(&[3.0; 10], &[10], FLOATS[0], device);
-        let want = reference::silu_mul(&gates, &ups);
-        // As above; and where e^-|gate| is subnormal, half its last place (2^-150) times gate, 104 at most, times up.
-        let bound = |i: usize| gamma(reference::ROUNDINGS) * want[i].abs() + 2f64.powi(-150) * 104.0 * 3.0;
+        let want = SiluMul::references(&gates, &ups);
+        let bound = |i: usize| gamma(SiluMul::ROUNDINGS) * want[i].abs() + lost * 104.0 * 3.0;
         assert_close(&silu_mul(&gate, &up).unwrap(), &[10], FLOATS[0], &want, bound);
         let nan = Tensor::new(&[f32::NAN, 1.0], &[2], device).unwrap();
         let one = Tensor::new(&[1.0, f32::NAN], &[2], device).unwrap();
-        assert!(silu_mul(&nan, &one).unwrap().as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
+        assert!(values(&silu_mul(&nan, &one).unwrap()).iter().all(|y| y.is_nan()));
+    }
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use super::*;
+    use crate::ops::testing::gpu;
+
+    #[test]
+    fn agrees_with_f64() {
+        agrees_with_f64_on(&[gpu()]);
+    }
+
+    #[test]
+    fn gates_far_from_zero() {
+        // A GPU may flush what is subnormal.
+        gates_far_from_zero_on(&[gpu()], f64::from(f32::MIN_POSITIVE));
     }
 }
 

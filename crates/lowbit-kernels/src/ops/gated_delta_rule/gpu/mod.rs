@@ -1,16 +1,13 @@
-//! The rule on a GPU: token after token anywhere; long sequences of 16-bit activations in chunks where there are tensor
-//! cores.
+//! The rule on a GPU: token after token on any; long sequences of 16-bit activations in chunks on NVIDIA's tensor cores
+//! (`../cuda/`).
 
-mod chunked;
-mod mma;
 mod recurrent;
 
-pub(super) use chunked::CHUNK;
-
-use super::{CHECK, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, policy};
+use super::{CHECK, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, cuda, policy};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
+use crate::gpu::launch::LaunchArgs;
 use crate::{Device, KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -18,27 +15,52 @@ use lowbit_formats::FloatType;
 
 /// One call; everything was checked.
 #[derive(Clone, Copy)]
-struct Problem<'a> {
-    gpu: &'a Gpu,
-    inputs: &'a GatedDeltaInputs<'a>,
-    dims: Dims,
-    params: &'a GatedDeltaRule,
+pub(super) struct Problem<'a> {
+    pub gpu: &'a Gpu,
+    pub inputs: &'a GatedDeltaInputs<'a>,
+    pub dims: Dims,
+    pub params: &'a GatedDeltaRule,
     /// The type of q, k, v and y.
-    dtype: FloatType,
+    pub dtype: FloatType,
+}
+
+/// The sizes that a kernel is launched with.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+pub(super) struct Sizes {
+    /// Tokens of all sequences.
+    pub tokens: u32,
+    pub sequences: u32,
+    pub key_heads: u32,
+    pub value_heads: u32,
+}
+
+impl Problem<'_> {
+    /// With the sequences that `state` has.
+    pub(super) fn sizes(&self, state: &Tensor) -> Result<Sizes, KernelError> {
+        Ok(Sizes {
+            tokens: CHECK.index(self.inputs.q.dim(0))?,
+            sequences: CHECK.index(state.dim(0))?,
+            key_heads: CHECK.index(self.dims.key_heads)?,
+            value_heads: CHECK.index(self.dims.value_heads)?,
+        })
+    }
 }
 
 /// The key head that value head `head` reads.
 #[cube]
-fn key_head(key_heads: usize, value_heads: usize, head: usize, #[comptime] map: HeadMap) -> usize {
+pub(super) fn key_head(key_heads: usize, value_heads: usize, head: usize, #[comptime] map: HeadMap) -> usize {
     if comptime!(map == HeadMap::Grouped) { head / (value_heads / key_heads) } else { head % key_heads }
 }
 
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
 /// Every kernel of the op for `target`.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels = recurrent::kernels(target);
     if target.tensor_cores() {
-        kernels.extend(chunked::kernels(target));
+        kernels.extend(cuda::kernels(target));
     }
     kernels
 }
@@ -62,13 +84,13 @@ pub(super) fn gated_delta_rule(
     [q, v, &*state].into_iter().try_for_each(|x| CHECK.index(x.len()).map(drop))?;
     let problem = Problem { gpu, inputs, dims, params, dtype };
     match form(gpu, inputs, state, dims, params)? {
-        Form::Chunked => chunked::launch(&problem, state, &y)?,
+        Form::Chunked => cuda::launch(&problem, state, &y)?,
         _ => recurrent::launch(&problem, state, &y)?,
     }
     Ok(y)
 }
 
-/// How a call is computed. In chunks its operands are rounded: see [`chunked`].
+/// How a call is computed. In chunks its operands are rounded: see [`cuda`].
 pub(super) fn form(
     gpu: &Gpu,
     inputs: &GatedDeltaInputs,
@@ -77,6 +99,6 @@ pub(super) fn form(
     params: &GatedDeltaRule,
 ) -> Result<Form, KernelError> {
     let dtype = CHECK.float("q", inputs.q)?;
-    let chunks = gpu.target().tensor_cores() && chunked::Shape::new(dims, params, dtype).fits();
+    let chunks = gpu.target().tensor_cores() && cuda::ChunkConfig::new(dims, params, dtype).is_supported();
     Ok(policy::gpu_form(params.form, chunks, inputs.q.dim(0), state.dim(0)))
 }

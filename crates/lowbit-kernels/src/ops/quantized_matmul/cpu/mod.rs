@@ -5,6 +5,7 @@ mod inner;
 mod outer;
 mod rows;
 
+use super::input::PLAN;
 use super::policy::{self, MC, Variant};
 use crate::{Cpu, QuantizedTensor};
 use lowbit_formats::with_codec;
@@ -52,6 +53,7 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
     }
     let isa = cpu.isa();
     let padded_k = k.next_multiple_of(rows::STEP);
+    log::trace!(target: PLAN, "{}", explain(&groups, (n, k), isa.lanes()));
     let mut operands = Vec::with_capacity(groups.len());
     let mut tasks = Vec::new();
     let count = groups.len();
@@ -76,6 +78,15 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
             }
         }
     });
+}
+
+/// The sizes of a product, and how each of its groups is computed.
+fn explain(groups: &[Group<'_>], (n, k): (usize, usize), lanes: usize) -> String {
+    let variant = |group: &Group<'_>| {
+        let m = group.y.len() / n;
+        format!("m={m} n={n} k={k}: {:?}", policy::variant(m, lanes))
+    };
+    groups.iter().map(variant).collect::<Vec<_>>().join("; ")
 }
 
 /// Cuts `y`, `[m, n]`, into pieces of at most [`MC`] rows and `strip` columns.

@@ -1,150 +1,104 @@
-//! The product on a GPU.
+//! The product on a GPU: the kernel that [`plan`](super::plan) chose, and what it needs done first.
 
-mod fragment;
-mod integers;
-#[cfg(feature = "cuda")]
-pub(super) mod library;
-mod mat_vec;
-pub(crate) mod mma_rows;
-mod mma_vec;
-mod pack;
-mod ptx;
-mod share;
-pub(crate) mod tensor_core;
-mod tile;
+pub(super) mod cube_rows;
+pub(super) mod mat_vec;
+mod pad;
+pub(super) mod tile;
 
-pub(crate) use mat_vec::{Batches, multiply};
-
-use super::{CHECK, Input, policy};
-use crate::gpu::compile::{Target, buffer};
-use crate::gpu::float::with_storage;
-use crate::gpu::layout::{Layout, RUN};
-use crate::gpu::{Dispatch, Gpu};
-use crate::{Device, KernelError, QuantizedTensor, Tensor};
-use cubecl_core as cubecl;
-use cubecl_core::prelude::*;
-use lowbit_formats::{DType, FloatType, Format};
-
-/// Every kernel of the op for `target`.
+use super::cuda::{mma_rows, mma_vec, stream, vendor_blas, wgmma};
+use super::input::{Input, PLAN};
+use super::plan::{Kernel, Plan, plan};
+use super::problem::{Operands, Problem, Routing, Source, XOperands};
+use crate::gpu::Gpu;
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+use crate::gpu::compile::Target;
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
+#[cfg(test)]
+use cubecl_core::prelude::CubeKernel;
+use lowbit_formats::{DType, FloatType};
+use pad::padded;
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
+/// Every kernel of both ops for `target`.
+#[cfg(test)]
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
-    let pads = dtypes.iter().map(|&dtype| pad_kernel(target, dtype));
-    let kernels = pads.chain(mat_vec::kernels(target, &formats, &dtypes)).chain(tile::kernels(target));
-    let kernels =
-        kernels.chain(mma_vec::kernels(target, &formats)).chain(mma_rows::kernels(target, &formats));
-    let kernels =
-        kernels.chain(mma_vec::stream::kernels(target, &formats)).chain(tensor_core::kernels(target));
-    #[cfg(feature = "cuda")]
-    let kernels = kernels.chain(library::kernels(target));
-    kernels.collect()
+    let portable = [pad::kernels(target), mat_vec::kernels(target, &formats, &dtypes), tile::kernels(target)];
+    let cuda = [
+        mma_vec::kernels(target, &formats),
+        mma_rows::kernels(target, &formats),
+        stream::kernels(target, &formats),
+        wgmma::kernels(target),
+        vendor_blas::kernels(target),
+    ];
+    portable.into_iter().chain(cuda).flatten().collect()
 }
 
-/// See [`super::quantized_matmul`]; everything was checked.
-pub(super) fn quantized_matmul(
+/// Experts that pairs of a token and an expert choose: the ids, and how the problem sees them.
+#[derive(Clone, Copy)]
+pub(crate) struct Experts<'a> {
+    pub ids: &'a Tensor,
+    pub routing: Routing,
+}
+
+/// `x` times `weight`, of shape `shape`, and the sum where x is the norm of one. Everything was checked.
+pub(crate) fn multiply(
     gpu: &Gpu,
-    x: &Input<'_>,
+    input: &Input<'_>,
     weight: &QuantizedTensor,
+    experts: Option<Experts<'_>>,
     shape: &[usize],
-    result: FloatType,
+    y_type: FloatType,
 ) -> Result<(Tensor, Option<Tensor>), KernelError> {
-    if let Some(product) = mma_vec::stream::multiply(gpu, x, weight, shape, result)? {
-        return Ok(product);
+    let device = Device::Gpu(gpu.clone());
+    if shape.contains(&0) {
+        return Ok((Tensor::allocate(shape, y_type.dtype(), &device)?, input.tensor()?.1));
     }
-    if let Input::Tensor(x) = x {
-        return Ok((product(gpu, x, weight, shape, result)?, None));
-    }
-    // The stream may take what it cannot make.
-    let (x, sum) = x.tensor()?;
-    Ok((quantized_matmul(gpu, &Input::Tensor(&x), weight, shape, result)?.0, sum))
+    let x = XOperands::new(input)?;
+    let (problem, plan) = plan_of(gpu, &x, weight, experts, shape, y_type)?;
+    log::trace!(target: PLAN, "{problem}: {}", plan.explain());
+    let (made, sum) = if plan.make_x { input.tensor()? } else { (x.x.clone(), x.sum()?) };
+    let problem = if plan.make_x { problem.of_tensor() } else { problem };
+    let problem = if plan.widen { problem.widened() } else { problem };
+    // A kernel that makes x takes its operands as they are; the others read whole runs of a tensor.
+    let made = match problem.source {
+        Source::Tensor if plan.widen => padded(gpu, &made)?.cast(DType::F32)?,
+        Source::Tensor => padded(gpu, &made)?,
+        _ => made,
+    };
+    let x = if problem.source == Source::Tensor { XOperands::tensor(&made) } else { x };
+    let y = Tensor::allocate(shape, problem.y_type.dtype(), &device)?;
+    let operands = Operands { x, weight, ids: experts.map(|experts| experts.ids), y: &y, sum: sum.as_ref() };
+    launch(gpu, plan.kernel, &problem, &operands)?;
+    Ok((y.cast(y_type.dtype())?, sum))
 }
 
-/// As [`quantized_matmul`], of an x that is there.
-fn product(
+/// The product as the plan sees it, and the plan. It is not empty.
+pub(crate) fn plan_of(
     gpu: &Gpu,
-    x: &Tensor,
+    x: &XOperands<'_>,
     weight: &QuantizedTensor,
+    experts: Option<Experts<'_>>,
     shape: &[usize],
-    result: FloatType,
-) -> Result<Tensor, KernelError> {
-    let dtype = CHECK.float("x", x)?;
-    let y = Tensor::allocate(shape, result.dtype(), &Device::Gpu(gpu.clone()))?;
-    if y.is_empty() {
-        return Ok(y);
-    }
-    let (n, batches) = (weight.n(), weight.rows() / weight.n());
-    let (x, m) = (padded(gpu, x)?, y.len() / n / batches);
-    let tensor_cores = tensor_core::supports(gpu.target(), weight, dtype);
-    let tensor_cores = tensor_cores.then(|| rounded_from(gpu, weight.format(), dtype));
-    #[cfg(feature = "cuda")]
-    let library = library::work(gpu, &x, weight, dtype);
-    #[cfg(not(feature = "cuda"))]
-    let library = None;
-    match policy::kernel((m, n), batches, tensor_cores, library) {
-        // Widening is exact, and f32 is what is computed in.
-        kernel if kernel != policy::Kernel::MatVec && dtype != result => {
-            let x = x.cast(DType::F32)?;
-            return product(gpu, &x, weight, shape, FloatType::F32)?.cast(result.dtype());
-        }
-        policy::Kernel::MatVec => multiply(gpu, &Input::Tensor(&x), weight, &Batches::Even, &y)?,
-        policy::Kernel::Tile => tile::multiply(gpu, &x, weight, m, &y)?,
-        policy::Kernel::TensorCore => {
-            let rows = policy::tensor_core(m, batches, n);
-            let count = batches * m.div_ceil(rows);
-            let tiles = tensor_core::Tiles { rows, count, m, list: None };
-            tensor_core::multiply(gpu, &x, weight, &y, &tiles)?;
-        }
-        #[cfg(feature = "cuda")]
-        policy::Kernel::Library(work) => library::multiply(gpu, &x, weight, &y, work)?,
-        #[cfg(not(feature = "cuda"))]
-        policy::Kernel::Library(_) => unreachable!("only CUDA's devices have a library"),
-    }
-    Ok(y)
+    y_type: FloatType,
+) -> Result<(Problem, Plan), KernelError> {
+    let rows = shape.iter().product::<usize>() / weight.n();
+    let problem = Problem::new(x, weight, rows, experts.map(|experts| experts.routing), y_type)?;
+    Ok((problem, plan(&gpu.caps(), &problem)))
 }
 
-/// Rows of x from which on tensor cores take weights rounded to x's type.
-pub(super) fn rounded_from(gpu: &Gpu, format: Format, dtype: FloatType) -> usize {
-    policy::many_on_tensor_cores(mma_rows::supports(gpu.target(), Layout::of(format), dtype))
-}
-
-/// `x`, `[.., K]`, with zeros up to a whole number of runs: x itself where that is what it has.
-pub(crate) fn padded(gpu: &Gpu, x: &Tensor) -> Result<Tensor, KernelError> {
-    let dtype = CHECK.float("x", x)?;
-    let k = x.dim(-1);
-    if k.is_multiple_of(RUN) {
-        return Ok(x.clone());
-    }
-    let row = k.next_multiple_of(RUN);
-    let y = Tensor::allocate(&[x.len() / k, row], dtype.dtype(), x.device())?;
-    let len = CHECK.index(y.len())?;
-    gpu.launch(Dispatch {
-        kernel: pad_kernel(gpu.target(), dtype),
-        cubes: [len.div_ceil(PAD_UNITS), 1, 1],
-        buffers: vec![x.memory()?, y.memory()?],
-        scalars: vec![CHECK.index(k)?, CHECK.index(row)?, len],
-    })?;
-    Ok(y)
-}
-
-/// Copies rows of `k` elements to rows of `padded`, zeros added.
-#[cube(launch_unchecked)]
-fn pad<Y: Int>(x: &[Y], y: &mut [Y], k: u32, padded: u32, len: u32) {
-    let at = ABSOLUTE_POS as u32;
-    if at < len {
-        let column = at % padded;
-        let mut value = Y::from_int(0);
-        if column < k {
-            value = x[(at / padded * k + column) as usize];
-        }
-        y[at as usize] = value;
+fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>) -> Result<(), KernelError> {
+    match kernel {
+        Kernel::Stream(launch) => stream::launch(gpu, launch, problem, operands),
+        Kernel::ExpertRows(config) => mma_rows::launch_experts(gpu, config, problem, operands),
+        Kernel::ExpertTiles(config) => wgmma::launch_experts(gpu, config, problem, operands),
+        Kernel::MmaRows(config) => mma_rows::launch(gpu, config, problem, operands),
+        Kernel::MmaVec(config) => mma_vec::launch(gpu, config, problem, operands),
+        Kernel::MatVec(config) => mat_vec::launch(gpu, config, problem, operands),
+        Kernel::VendorBlas(weight) => vendor_blas::launch(gpu, weight, problem, operands),
+        Kernel::Wgmma(config) => wgmma::launch(gpu, config, problem, operands),
+        Kernel::Tile(config) => tile::launch(gpu, config, problem, operands),
     }
 }
-
-fn pad_kernel(target: &Target, dtype: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(PAD_UNITS);
-    with_storage!(dtype, Y => Box::new(pad::Pad::<Y>::new(
-        settings, properties, registers, buffer(), buffer(), (), (), (),
-    )))
-}
-
-const PAD_UNITS: u32 = 256;

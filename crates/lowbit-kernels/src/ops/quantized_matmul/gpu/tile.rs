@@ -1,85 +1,98 @@
 //! The product on a GPU for many rows of x, on any device: a unit decodes a run of a weight's row once for several rows
 //! of x. Units share nothing, so that planes of any width do.
 
-use super::super::{CHECK, policy};
-use crate::gpu::compile::{Target, buffer};
+#![allow(unsafe_code)] // Launches.
+
+use super::super::input::CHECK;
+use super::super::problem::{Operands, Problem, Source};
+use crate::KernelError;
+use crate::gpu::caps::Caps;
+use crate::gpu::compile::Target;
+use crate::gpu::components::{Components, ComponentsArgs};
 use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::{narrow, widen, with_storage};
-use crate::gpu::layout::{Layout, RUN, with_planes};
-use crate::gpu::{Dispatch, Gpu};
-use crate::{KernelError, QuantizedTensor, Tensor};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::layout::{Layout, RUN, with_components};
+use crate::gpu::{CUBES, Gpu};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Everything that a kernel is compiled for.
+/// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct Tile {
     pub layout: Layout,
     /// The type of x and y.
     pub dtype: FloatType,
-    /// Rows of the weight that a unit takes.
-    pub columns: usize,
-    /// Units of a cube.
+    /// Rows of the weight per unit.
+    pub n_unit: usize,
+    /// Units per cube.
     pub units: usize,
 }
 
-/// Rows of x that a unit takes.
-const ROWS: usize = 8;
+/// Rows of x per unit.
+const M_UNIT: usize = 8;
 /// Values of a run that are decoded together.
 const PART: usize = 8;
 
-/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`; `m` counts one batch's rows of x.
-#[cube(launch_unchecked)]
-fn tile<S: Int, B: Int, Y: Int, V: Size>(
-    codes: &[Vector<u32, V>],
-    scales: &[S],
-    biases: &[B],
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Sizes {
+    n: u32,
+    /// Runs of a row.
+    runs: u32,
+    /// Rows of x per batch.
+    m: u32,
+}
+
+/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`.
+#[kernel]
+fn quantized_matmul_tile<S: Int, B: Int, Y: Int, V: Size>(
+    weight: &Components<S, B, V>,
     x: &[Vector<u32, Const<4>>],
     y: &mut [Y],
-    n: u32,
-    runs: u32,
-    m: u32,
+    sizes: Sizes,
     integers: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: Tile,
 ) {
-    let layout = comptime!(shape.layout);
-    let columns = comptime!(shape.columns);
+    let layout = comptime!(config.layout);
+    let n_unit = comptime!(config.n_unit);
     let groups = comptime!(RUN / layout.group());
-    let (n, runs, m) = (n as usize, runs as usize, m as usize);
+    let (n, runs, m) = (sizes.n as usize, sizes.runs as usize, sizes.m as usize);
     let batch = CUBE_POS_Z as usize;
     // Neighbours take neighbouring columns of y.
-    let column0 = CUBE_POS_X as usize * comptime!(shape.units * columns) + UNIT_POS_X as usize;
-    let row0 = CUBE_POS_Y as usize * ROWS;
+    let column0 = CUBE_POS_X as usize * comptime!(config.units * n_unit) + UNIT_POS_X as usize;
+    let row0 = CUBE_POS_Y as usize * M_UNIT;
 
-    let mut sums = Array::<f32>::new(comptime!(ROWS * columns));
+    let mut sums = Array::<f32>::new(comptime!(M_UNIT * n_unit));
     #[unroll]
-    for i in 0..comptime!(ROWS * columns) {
+    for i in 0..comptime!(M_UNIT * n_unit) {
         sums[i] = 0.0;
     }
     let mut run = 0usize;
     while run < runs {
-        let mut words = Array::<u32>::new(comptime!(columns * layout.bits));
-        let mut factors = Array::<f32>::new(comptime!(columns * groups));
-        let mut offsets = Array::<f32>::new(comptime!(columns * groups));
+        let mut words = Array::<u32>::new(comptime!(n_unit * layout.bits));
+        let mut factors = Array::<f32>::new(comptime!(n_unit * groups));
+        let mut offsets = Array::<f32>::new(comptime!(n_unit * groups));
         #[unroll]
-        for c in 0..columns {
+        for c in 0..n_unit {
             // Rows past the last are computed and not stored.
-            let at = (batch * n + min(column0 + comptime!(c * shape.units), n - 1)) * runs + run;
-            load::<V>(codes, at, &mut words, comptime!(c * layout.bits), layout);
+            let at = (batch * n + min(column0 + comptime!(c * config.units), n - 1)) * runs + run;
+            load::<V>(&weight.codes, at, &mut words, comptime!(c * layout.bits), layout);
             #[unroll]
             for group in 0..groups {
-                factors[c * groups + group] = scale::<S, B>(scales, biases, at, group, layout);
+                factors[c * groups + group] =
+                    scale::<S, B>(&weight.scales, &weight.biases, at, group, layout);
                 if comptime!(layout.biased()) {
-                    offsets[c * groups + group] = bias::<S, B>(scales, biases, at, group, layout);
+                    offsets[c * groups + group] =
+                        bias::<S, B>(&weight.scales, &weight.biases, at, group, layout);
                 }
             }
         }
         #[unroll]
         for part in 0..comptime!(RUN / PART) {
-            let mut weights = Array::<f32>::new(comptime!(columns * PART));
+            let mut weights = Array::<f32>::new(comptime!(n_unit * PART));
             #[unroll]
-            for c in 0..columns {
+            for c in 0..n_unit {
                 #[unroll]
                 for i in 0..PART {
                     let at = comptime!(part * PART + i);
@@ -98,15 +111,15 @@ fn tile<S: Int, B: Int, Y: Int, V: Size>(
                 }
             }
             #[unroll]
-            for r in 0..ROWS {
+            for r in 0..M_UNIT {
                 let row = batch * m + min(row0 + r, m - 1);
                 let mut xs = Array::<f32>::new(PART);
-                load_part(x, row * runs + run, &mut xs, part, shape.dtype);
+                load_part(x, row * runs + run, &mut xs, part, config.dtype);
                 #[unroll]
-                for c in 0..columns {
+                for c in 0..n_unit {
                     #[unroll]
                     for i in 0..PART {
-                        sums[r * columns + c] = fma(weights[c * PART + i], xs[i], sums[r * columns + c]);
+                        sums[r * n_unit + c] = fma(weights[c * PART + i], xs[i], sums[r * n_unit + c]);
                     }
                 }
             }
@@ -114,13 +127,13 @@ fn tile<S: Int, B: Int, Y: Int, V: Size>(
         run += 1;
     }
     #[unroll]
-    for r in 0..ROWS {
+    for r in 0..M_UNIT {
         #[unroll]
-        for c in 0..columns {
-            let column = column0 + comptime!(c * shape.units);
+        for c in 0..n_unit {
+            let column = column0 + comptime!(c * config.units);
             if row0 + r < m && column < n {
                 let at = (batch * m + row0 + r) * n + column;
-                y[at] = Y::cast_from(narrow(sums[r * columns + c], shape.dtype));
+                y[at] = Y::cast_from(narrow(sums[r * n_unit + c], config.dtype));
             }
         }
     }
@@ -154,51 +167,66 @@ fn load_part(
     }
 }
 
-/// The kernel for `shape`.
-fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.units as u32);
-    with_planes!(shape.layout, S, B => with_storage!(shape.dtype, Y => Box::new(tile::Tile::<S, B, Y>::new(
-        settings, properties, registers,
-        buffer(), buffer(), buffer(), buffer(), buffer(), (), (), (), (), shape.layout.vector(), shape,
-    ))))
+/// Rows of a weight below which most of a cube's units would be idle: gates of one output.
+const NARROW: usize = 16;
+
+/// How the product is cut, if the weight is wide enough, and the device takes so many cubes.
+pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Tile> {
+    let Problem { m, n, batches, layout, x_type: dtype, .. } = *problem;
+    let fits = problem.source == Source::Tensor
+        && problem.routing.is_none()
+        && n >= NARROW
+        && batches <= CUBES
+        && m / M_UNIT <= CUBES;
+    let (n_unit, units) = match caps.plane {
+        // A CPU has few registers.
+        Some(plane @ ..32) => (1, plane),
+        _ => (2, 64),
+    };
+    fits.then_some(Tile { layout, dtype, n_unit, units })
+}
+
+fn compiled(target: &Target, config: Tile) -> Kernel<QuantizedMatmulTile<'static>> {
+    with_components!(config.layout, S, B => with_storage!(config.dtype, Y => {
+        QuantizedMatmulTile::kernel::<S, B, Y>(target, config.units, config.layout.vector(), config)
+    }))
 }
 
 /// Each format, and each type of x.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+pub(in super::super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let formats = super::super::tests::gpu_formats();
     let of_format = formats.into_iter().map(|format| (format, FloatType::F32));
     let of_dtype = [FloatType::F16, FloatType::BF16].map(|dtype| (lowbit_formats::Format::Q4_0, dtype));
-    let shapes = of_format.chain(of_dtype).map(|(format, dtype)| {
-        let (columns, units) = policy::tile(target.plane());
-        Shape { layout: Layout::of(format), dtype, columns, units }
-    });
-    shapes.map(|shape| kernel(target, shape)).collect()
+    let problems =
+        of_format.chain(of_dtype).map(|(format, dtype)| Problem::example(format, [dtype; 2], [64; 3]));
+    problems
+        .filter_map(|problem| fit(target.caps(), &problem))
+        .map(|config| compiled(target, config).code())
+        .collect()
 }
 
-/// `x`, whole runs of `m` rows a batch, times `weight`, into `y`.
-pub(super) fn multiply(
+/// Computes the product, whose x has whole runs.
+pub(in super::super) fn launch(
     gpu: &Gpu,
-    x: &Tensor,
-    weight: &QuantizedTensor,
-    m: usize,
-    y: &Tensor,
+    config: Tile,
+    problem: &Problem,
+    operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
-    let (n, runs) = (weight.n(), weight.k().div_ceil(RUN));
-    let (columns, units) = policy::tile(gpu.target().plane());
-    let shape = Shape { layout: Layout::of(weight.format()), dtype: CHECK.float("x", x)?, columns, units };
     let index = |value: usize| CHECK.index(value);
-    let planes = weight.components();
-    // What a layout does not have is not read, and anything may stand for it.
-    let component = |i: usize| planes.get(i).unwrap_or(&planes[0]).memory();
-    let batches = weight.rows() / n;
-    // Every index into x, y and the planes is below these.
+    let (m, n, runs, batches) = (problem.m, problem.n, problem.runs(), problem.batches);
+    // Every index into x, y and the components is below these.
     index(batches * m * n.max(runs * RUN))?;
-    index(weight.rows() * runs * shape.layout.bits)?;
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: [index(n.div_ceil(columns * units))?, index(m.div_ceil(ROWS))?, index(batches)?],
-        buffers: vec![component(0)?, component(1)?, component(2)?, x.memory()?, y.memory()?],
-        scalars: vec![index(n)?, index(runs)?, index(m)?, INTEGERS],
-    })
+    index(operands.weight.rows() * runs * config.layout.bits)?;
+    let arguments = QuantizedMatmulTile {
+        weight: operands.weight.buffers()?,
+        x: operands.x.x.buffer()?,
+        y: operands.y.buffer()?,
+        sizes: Sizes { n: index(n)?, runs: index(runs)?, m: index(m)? },
+        integers: INTEGERS,
+    };
+    let cubes =
+        [index(n.div_ceil(config.n_unit * config.units))?, index(m.div_ceil(M_UNIT))?, index(batches)?];
+    // SAFETY: the sizes are the operands'.
+    unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }

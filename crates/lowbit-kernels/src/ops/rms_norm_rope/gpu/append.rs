@@ -1,165 +1,253 @@
-//! Queries made ready, and keys, made ready, and values to their places in a cache, in one launch: some cubes take heads,
-//! the others copy.
+//! `rms_norm_rope_append` on a GPU: one launch norms and rotates the query heads, norms and rotates the new keys into
+//! their cache, and copies the new values into theirs.
+//!
+//! The first cubes take query heads, the next ones key heads, the rest copy values: which of them a cube belongs to
+//! follows from its number alone. Queries take part only where they share the config with the keys; else they get a
+//! launch of their own. Positions beyond the caches' capacity are computed and stored nowhere.
 
-use super::{Head, Heads, Shape, head};
-use crate::gpu::compile::{Target, buffer};
+use super::{Head, HeadConfig, HeadCounts, HeadSizes, Params, norm_and_rotate};
+use crate::gpu::compile::Target;
 use crate::gpu::float::with_storage;
-use crate::gpu::{Dispatch, Gpu, rows};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::{Gpu, rows};
 use crate::ops::check::Check;
-use crate::ops::kv_append::{gpu::put, kv_append};
-use crate::ops::rms_norm_rope::{RmsNormRope, rms_norm_rope};
+use crate::ops::kv_append::gpu::{CacheSizes, append_vector};
+use crate::ops::kv_append::kv_append;
+use crate::ops::rms_norm_rope::rms_norm_rope;
+use crate::ops::rope::gpu::{Rotation, RotationArgs};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::DType;
 
-/// A unit's head among `count` whose first cube is `cube`, `heads` of each position: which, whether there is one, and its
-/// position.
-#[cube]
-fn row(count: u32, heads: u32, cube: usize, positions: &[u32], #[comptime] shape: Shape) -> (u32, bool, u32) {
-    let row = rows::row(shape.rows) - cube * shape.rows.rows;
-    let some = row < count as usize;
-    // Units past the last head do the first, and keep it to themselves.
-    let row = select(some, row, 0usize) as u32;
-    (row, some, positions[(row / heads) as usize])
+/// The heads of the new tokens.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+struct NewHeads<X: Int, V: Size> {
+    queries: Box<[Vector<X, V>]>,
+    keys: Box<[Vector<X, V>]>,
+    values: Box<[Vector<X, V>]>,
 }
 
-/// `query_count` queries, and `count` heads of new keys and of new values, `query_heads` and `heads` of each position:
-/// `width` and `value_width` vectors each; queries lie `pitch` vectors apart.
-#[cube(launch_unchecked)]
-fn place<X: Int, Y: Int, V: Size>(
-    queries: &[Vector<X, V>],
-    new_keys: &[Vector<X, V>],
-    new_values: &[Vector<X, V>],
-    query_weight: &[Vector<u32, V>],
-    weight: &[Vector<u32, V>],
-    positions: &[u32],
-    inv_freq: &[f32],
-    ready: &mut [Vector<X, V>],
-    keys: &mut [Vector<Y, V>],
-    values: &mut [Vector<Y, V>],
-    query_count: u32,
-    query_heads: u32,
-    pitch: u32,
-    count: u32,
-    heads: u32,
+/// The norms' weights, in f32.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+struct NormWeights<V: Size> {
+    queries: Box<[Vector<u32, V>]>,
+    keys: Box<[Vector<u32, V>]>,
+}
+
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+struct Caches<Y: Int, V: Size> {
+    keys: Box<[Vector<Y, V>]>,
+    values: Box<[Vector<Y, V>]>,
+}
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct AppendCounts {
+    queries: HeadCounts,
+    /// New key heads, and as many value heads.
+    keys: u32,
+    /// Of them, those of each token.
+    keys_per_token: u32,
+    /// Tokens that a cache has room for.
     capacity: u32,
+}
+
+/// As [`HeadSizes`], with the bits of f32s; `width` and `value_width` are vectors of a query or key head and of a
+/// value head.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct AppendSizes {
     width: u32,
     value_width: u32,
     pairs: u32,
     query_eps: u32,
     eps: u32,
     factor: u32,
-    #[comptime] shape: Shape,
+}
+
+/// A unit's head among `count` heads, `per_token` for each token, that start at cube `first_cube`: its number,
+/// whether it exists, and its position.
+#[cube]
+fn head_of_unit(
+    count: u32,
+    per_token: u32,
+    first_cube: usize,
+    positions: &[u32],
+    #[comptime] config: HeadConfig,
+) -> (u32, bool, u32) {
+    let row = rows::row(config.rows) - first_cube * config.rows.rows;
+    let exists = row < count as usize;
+    // Units past the last head compute the first, but do not store it.
+    let row = select(exists, row, 0usize) as u32;
+    (row, exists, positions[(row / per_token) as usize])
+}
+
+/// `y` are the queries.
+#[kernel]
+fn rms_norm_rope_append<X: Int, Y: Int, V: Size>(
+    new: &NewHeads<X, V>,
+    weights: &NormWeights<V>,
+    rotation: &Rotation,
+    y: &mut [Vector<X, V>],
+    caches: &mut Caches<Y, V>,
+    counts: AppendCounts,
+    sizes: AppendSizes,
+    #[comptime] config: HeadConfig,
 ) {
-    let a_cube = comptime!(shape.rows.rows as u32);
-    let query_cubes = query_count.div_ceil(a_cube) as usize;
-    let cubes = query_cubes + count.div_ceil(a_cube) as usize;
+    let heads_per_cube = comptime!(config.rows.rows as u32);
+    let query_cubes = counts.queries.count.div_ceil(heads_per_cube) as usize;
+    let cubes = query_cubes + counts.keys.div_ceil(heads_per_cube) as usize;
     let of_queries = CUBE_POS < query_cubes;
-    let sizes = Heads {
-        width: width as usize,
-        pairs: pairs as usize,
-        eps: f32::reinterpret(select(of_queries, query_eps, eps)),
-        factor: f32::reinterpret(factor),
+    let heads = HeadSizes {
+        width: sizes.width as usize,
+        pairs: sizes.pairs as usize,
+        eps: f32::reinterpret(select(of_queries, sizes.query_eps, sizes.eps)),
+        factor: f32::reinterpret(sizes.factor),
     };
+    let (positions, inv_freq) = (&rotation.positions, &rotation.inv_freq);
     if of_queries {
-        let (row, some, position) = row(query_count, query_heads, 0usize.runtime(), positions, shape);
-        let place = Head { from: (row * pitch) as usize, to: (row * width) as usize, live: some, position };
-        let shape = comptime!(Shape { y: shape.x, ..shape });
-        head::<X, X, V>(queries, query_weight, inv_freq, ready, &place, &sizes, shape);
+        let (count, per_token) = (counts.queries.count, counts.queries.per_token);
+        let (row, exists, position) = head_of_unit(count, per_token, 0usize.runtime(), positions, config);
+        let (from, to) = (row * counts.queries.pitch, row * sizes.width);
+        let head = Head { from: from as usize, to: to as usize, live: exists, position };
+        let config = comptime!(HeadConfig { y: config.x, ..config });
+        norm_and_rotate::<X, X, V>(&new.queries, &weights.queries, inv_freq, y, &head, &heads, config);
     } else if CUBE_POS < cubes {
-        let (row, some, position) = row(count, heads, query_cubes, positions, shape);
-        let live = some && position < capacity;
-        let (from, to) = (row * width, (row % heads * capacity + position) * width);
-        let place = Head { from: from as usize, to: to as usize, live, position };
-        head::<X, Y, V>(new_keys, weight, inv_freq, keys, &place, &sizes, shape);
+        let per_token = counts.keys_per_token;
+        let (row, exists, position) = head_of_unit(counts.keys, per_token, query_cubes, positions, config);
+        let live = exists && position < counts.capacity;
+        let (from, to) = (row * sizes.width, (row % per_token * counts.capacity + position) * sizes.width);
+        let head = Head { from: from as usize, to: to as usize, live, position };
+        norm_and_rotate::<X, Y, V>(
+            &new.keys,
+            &weights.keys,
+            inv_freq,
+            &mut caches.keys,
+            &head,
+            &heads,
+            config,
+        );
     } else {
         let i = (CUBE_POS - cubes) as u32 * CUBE_DIM_X + UNIT_POS_X;
-        if i < count * value_width {
-            put::<X, Y, V>(new_values, positions, values, i, heads, capacity, value_width, shape.x, shape.y);
+        if i < counts.keys * sizes.value_width {
+            let cache = CacheSizes {
+                heads: counts.keys_per_token,
+                capacity: counts.capacity,
+                width: sizes.value_width,
+            };
+            append_vector::<X, Y, V>(
+                &new.values,
+                positions,
+                &mut caches.values,
+                i,
+                &cache,
+                config.x,
+                config.y,
+            );
         }
     }
 }
 
-pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.rows.units as u32);
-    let [q, k, v, query_weight, weight, positions, inv_freq] = [(); 7].map(|()| buffer());
-    let [ready, keys, values] = [(); 3].map(|()| buffer());
-    with_storage!(shape.x, X => with_storage!(shape.y, Y => Box::new(place::Place::<X, Y>::new(
-        settings, properties, registers, q, k, v, query_weight, weight, positions, inv_freq, ready, keys, values,
-        (), (), (), (), (), (), (), (), (), (), (), (), shape.rows.vector, shape,
-    ))))
+fn compiled(target: &Target, config: HeadConfig) -> Kernel<RmsNormRopeAppend<'static>> {
+    with_storage!(config.x, X => with_storage!(config.y, Y => {
+        RmsNormRopeAppend::kernel::<X, Y>(target, config.rows.units, config.rows.vector, config)
+    }))
+}
+
+/// The kernel's code alone, to compile it.
+#[cfg(test)]
+pub(super) fn code(target: &Target, config: HeadConfig) -> Box<dyn CubeKernel> {
+    compiled(target, config).code()
 }
 
 /// See [`super::super::rms_norm_rope_append`]; everything was checked.
-pub(in crate::ops::rms_norm_rope) fn append(
+pub(in crate::ops::rms_norm_rope) fn launch(
     check: Check,
     gpu: &Gpu,
     [keys, values]: [&mut Tensor; 2],
     [q, k, v]: [&Tensor; 3],
     positions: &Tensor,
-    [queries, new_keys]: [&RmsNormRope<'_>; 2],
+    [queries, new_keys]: [&Params<'_>; 2],
 ) -> Result<Tensor, KernelError> {
     if k.is_empty() || keys.is_empty() {
         kv_append(values, v, positions)?;
         return rms_norm_rope(q, positions, queries);
     }
     let together = queries.is_like(new_keys);
-    let ready = match together {
+    let y = match together {
         true => Tensor::allocate(&[q.dim(0), q.dim(1), queries.head_dim], q.dtype(), q.device())?,
         false => rms_norm_rope(q, positions, queries)?,
     };
-    let (heads, capacity) = (keys.dim(0), keys.dim(1));
-    let count = k.dim(0) * heads;
-    let query_count = if together { q.dim(0) * q.dim(1) } else { 0 };
     keys.unshare()?;
     values.unshare()?;
-    let inv_freq = new_keys.rope.uploaded(k.device())?;
-    let norm = |params: &RmsNormRope<'_>| match params.norm {
-        Some((weight, eps)) => Ok((weight.cast(DType::F32)?, eps)),
-        // Anything may stand for what is not read.
-        None => Ok::<_, KernelError>((inv_freq.clone(), 0.0)),
-    };
-    let ((query_weight, query_eps), (weight, eps)) = (norm(queries)?, norm(new_keys)?);
-    let (width, value_width, pitch) = (keys.dim(2), values.dim(2), q.dim(2));
-    let types = [check.float("k", k)?, check.float("keys", keys)?];
-    let tensors = [q, k, v, &query_weight, &weight, &ready, keys, values];
-    let sizes = [count.max(query_count), value_width, if together { pitch } else { width }];
-    let shape = Shape::of(gpu.target(), new_keys, sizes, types, &tensors);
-    let vector = shape.rows.vector;
-    // The caches' last elements must have an index too.
-    check.index(keys.len().max(values.len()).max(q.len()))?;
-    let copies = (count * value_width / vector).div_ceil(shape.rows.units);
-    let cubes = [query_count, count].map(|count| count.div_ceil(shape.rows.rows));
-    gpu.launch(Dispatch {
-        kernel: kernel(gpu.target(), shape),
-        cubes: rows::cubes(cubes[0] + cubes[1] + copies),
-        buffers: vec![
-            q.memory()?,
-            k.memory()?,
-            v.memory()?,
-            query_weight.memory()?,
-            weight.memory()?,
-            positions.memory()?,
-            inv_freq.memory()?,
-            ready.memory()?,
-            keys.memory()?,
-            values.memory()?,
-        ],
-        scalars: vec![
-            check.index(query_count)?,
-            check.index(q.dim(1))?,
-            check.index(pitch / vector)?,
-            check.index(count)?,
-            check.index(heads)?,
-            check.index(capacity)?,
-            check.index(width / vector)?,
-            check.index(value_width / vector)?,
-            check.index(inv_freq.len() / vector)?,
-            query_eps.to_bits(),
-            eps.to_bits(),
-            new_keys.rope.attention_factor().to_bits(),
-        ],
-    })?;
-    Ok(ready)
+    let query_count = if together { q.dim(0) * q.dim(1) } else { 0 };
+    let append = Append { check, gpu, caches: [keys, values], new: [q, k, v], positions, query_count };
+    append.launch([queries, new_keys], &y)?;
+    Ok(y)
+}
+
+/// One launch's operands.
+struct Append<'a> {
+    check: Check,
+    gpu: &'a Gpu,
+    /// Of keys and values; not shared.
+    caches: [&'a Tensor; 2],
+    /// q, k and v.
+    new: [&'a Tensor; 3],
+    positions: &'a Tensor,
+    /// Query heads that the launch takes: all or none.
+    query_count: usize,
+}
+
+impl Append<'_> {
+    fn launch(&self, [queries, new_keys]: [&Params<'_>; 2], y: &Tensor) -> Result<(), KernelError> {
+        let Self { check, gpu, caches: [keys, values], new: [q, k, v], positions, query_count } = *self;
+        let (heads, width, value_width) = (keys.dim(0), keys.dim(2), values.dim(2));
+        let count = k.dim(0) * heads;
+        let inv_freq = new_keys.rope.uploaded(k.device())?;
+        let norm = |params: &Params<'_>| match params.norm {
+            Some((weight, eps)) => Ok((weight.cast(DType::F32)?, eps)),
+            // A placeholder: without a norm there is no weight to read.
+            None => Ok::<_, KernelError>((inv_freq.clone(), 0.0)),
+        };
+        let ((query_weight, query_eps), (weight, eps)) = (norm(queries)?, norm(new_keys)?);
+        let types = [check.float("k", k)?, check.float("keys", keys)?];
+        let tensors = [q, k, v, &query_weight, &weight, y, keys, values];
+        let query_pitch = if query_count > 0 { q.dim(2) } else { width };
+        let sizes = [count.max(query_count), value_width, query_pitch];
+        let config = HeadConfig::of(gpu.target(), new_keys, sizes, types, &tensors);
+        let vector = config.rows.vector;
+        // The caches' last elements must have an index too.
+        check.index(keys.len().max(values.len()).max(q.len()))?;
+        let copies = (count * value_width / vector).div_ceil(config.rows.units);
+        let [query_cubes, key_cubes] = [query_count, count].map(|count| count.div_ceil(config.rows.rows));
+        let arguments = RmsNormRopeAppend {
+            new: NewHeadsArgs { queries: q.buffer()?, keys: k.buffer()?, values: v.buffer()? },
+            weights: NormWeightsArgs { queries: query_weight.buffer()?, keys: weight.buffer()? },
+            rotation: RotationArgs { positions: positions.buffer()?, inv_freq: inv_freq.buffer()? },
+            y: y.buffer()?,
+            caches: CachesArgs { keys: keys.buffer()?, values: values.buffer()? },
+            counts: AppendCounts {
+                queries: HeadCounts {
+                    count: check.index(query_count)?,
+                    per_token: check.index(q.dim(1))?,
+                    pitch: check.index(q.dim(2) / vector)?,
+                },
+                keys: check.index(count)?,
+                keys_per_token: check.index(heads)?,
+                capacity: check.index(keys.dim(1))?,
+            },
+            sizes: AppendSizes {
+                width: check.index(width / vector)?,
+                value_width: check.index(value_width / vector)?,
+                pairs: check.index(inv_freq.len() / vector)?,
+                query_eps: query_eps.to_bits(),
+                eps: eps.to_bits(),
+                factor: new_keys.rope.attention_factor().to_bits(),
+            },
+        };
+        let cubes = rows::cubes(query_cubes + key_cubes + copies);
+        // SAFETY: the op checked the shapes of all operands against each other and that each token has a position; the
+        // kernel stores nothing at positions beyond the capacity.
+        unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
+    }
 }

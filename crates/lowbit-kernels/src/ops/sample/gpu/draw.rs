@@ -1,56 +1,62 @@
-//! The last step: one plane finds the id that the random number falls on.
+//! The last step: one plane finds the token, and moves the decode state on to it.
+//!
+//! `sample_take_greatest` is for temperature 0. `sample_pick` draws: the random number is a share `r` of the sum of all weights
+//! that are kept, and the token is the first whose weight, added to those of the ids before it, passes `r`. A prefix sum over
+//! the slices' sums finds the slice, a prefix sum over its logits the id. Of the logits at the threshold perhaps only the first
+//! `room` are kept (ties), which both count on the way.
 
-use super::search::limits;
-use super::slices::{all_sum, all_sum_wide, greatest_key, weight};
-use super::{Draw, Shape, take_up};
+#![allow(unsafe_code)] // Launches.
+
+use super::config::{
+    Draw, Filters, SampleConfig, Sizes, State, StateArgs, all_sum, all_sum_wide, append_token,
+};
+use super::search::{Counters, Limits, limits};
+use super::slices::{SliceSums, greatest_key, weight};
 use crate::KernelError;
-use crate::gpu::Memory;
-use crate::gpu::compile::{Target, buffer};
+use crate::gpu::compile::Target;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{INFINITE, NOTHING, key, of_key};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::ops::sample::DecodeState;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The lowest id of the greatest logit.
-#[cube(launch_unchecked)]
-fn take(
+/// Takes the lowest id of the greatest logit and moves the state on to it.
+#[kernel]
+pub(super) fn sample_take_greatest(
     greatest: &[u32],
-    token: &mut [u32],
-    position: &mut [u32],
-    step: &mut [u32],
-    history: &mut [u32],
+    state: &mut State,
     slices: u32,
     window: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: SampleConfig,
 ) {
-    let best = greatest_key(greatest, slices, shape);
+    let best = greatest_key(greatest, slices, config);
     let mut id = u32::MAX.runtime();
     let mut i = UNIT_POS_X as usize;
     while i < slices as usize {
         if greatest[i] == best {
             id = min(id, greatest[slices as usize + i]);
         }
-        i += comptime!(shape.lanes);
+        i += comptime!(config.lanes);
     }
-    if comptime!(shape.lanes > 1) {
+    if comptime!(config.lanes > 1) {
         id = plane_min(id);
     }
     if UNIT_POS_X == 0u32 {
         let id = select(is_bad(best), u32::MAX.runtime(), id);
-        take_up(id, token, position, step, history, window);
+        append_token(id, state, window);
     }
 }
 
-/// Whether the greatest key says that nothing can be drawn.
+/// Whether the greatest key says that nothing can be drawn: it is that of NaN, infinity or -infinity.
 #[cube]
 fn is_bad(key: u32) -> bool {
     key >= comptime!(INFINITE) || key <= comptime!(NOTHING)
 }
 
-/// The upper half of `word * total`.
+/// The share `word / 2^64` of `total`: the upper half of their product.
 #[cube]
-fn part(word: u64, total: u64) -> u64 {
+fn share_of(word: u64, total: u64) -> u64 {
     let mask = 0xffff_ffffu64;
     let (a, b) = (word >> 32u64, word & mask);
     let (c, d) = (total >> 32u64, total & mask);
@@ -59,7 +65,7 @@ fn part(word: u64, total: u64) -> u64 {
     a * c + (ad >> 32u64) + (bc >> 32u64) + (middle >> 32u64)
 }
 
-/// The random word of a step.
+/// The random word of a step: Philox4x32-10, as `philox.rs` has it.
 #[cube]
 fn philox(step: u32, seed_low: u32, seed_high: u32) -> u64 {
     let (mut a, mut b, mut c, mut d) = (step, 0u32.runtime(), 0u32.runtime(), 0u32.runtime());
@@ -94,56 +100,61 @@ fn before_wide(x: u64, #[comptime] lanes: usize) -> u64 {
     u64::cast_from(low) + (u64::cast_from(middle) << 22u64) + (u64::cast_from(high) << 44u64)
 }
 
-/// How many of `ties` that come after `seen` others are kept.
+/// How many of `ties` logits at the threshold are kept, if `seen` come before them.
 #[cube]
 fn kept(ties: u32, seen: u32, room: u32) -> u32 {
     min(ties, room - min(room, seen))
 }
 
-#[cube(launch_unchecked)]
-fn pick<X: Int>(
+/// What the steps before have found.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+pub(super) struct Found {
+    greatest: Box<[u32]>,
+    counters: Box<[u32]>,
+    sums: Box<[u64]>,
+    ties: Box<[u32]>,
+}
+
+/// The key of the random numbers.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+pub(super) struct Seed {
+    low: u32,
+    high: u32,
+}
+
+/// Draws the token and moves the state on to it.
+#[kernel]
+pub(super) fn sample_pick<X: Int>(
     logits: &[X],
-    greatest: &[u32],
-    counts: &[u32],
-    sums: &[u64],
-    ties: &[u32],
-    token: &mut [u32],
-    position: &mut [u32],
-    step: &mut [u32],
-    history: &mut [u32],
-    len: u32,
-    slice: u32,
-    slices: u32,
-    rate: u32,
-    floor: u32,
-    top_k: u32,
-    seed_low: u32,
-    seed_high: u32,
+    found: &Found,
+    state: &mut State,
+    sizes: Sizes,
+    filters: Filters,
+    seed: Seed,
     window: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: SampleConfig,
 ) {
-    let best = greatest_key(greatest, slices, shape);
-    let limits = limits(counts, best, floor, top_k, shape);
-    let scale = (of_key(best), f32::reinterpret(rate));
-    let of_tie = weight(of_key(limits.0), scale.0, scale.1);
-    let word = philox(step[0usize], seed_low, seed_high);
-    let (found, left, seen) = find_slice(sums, ties, slices, of_tie, limits.2, word, shape.lanes);
-    let first = found * slice;
-    let slice = (first, min(first + slice, len));
-    let id = find_id(logits, slice, scale, limits, left, seen, shape);
+    let best = greatest_key(&found.greatest, sizes.slices, config);
+    let limits = limits(&found.counters, best, filters.floor, filters.top_k, config);
+    let scale = (of_key(best), f32::reinterpret(filters.rate));
+    let of_tie = weight(of_key(limits.threshold), scale.0, scale.1);
+    let word = philox(state.step[0usize], seed.low, seed.high);
+    let (at, left, seen) = find_slice(found, sizes.slices, of_tie, limits.room, word, config.lanes);
+    let first = at * sizes.slice;
+    let slice = (first, min(first + sizes.slice, sizes.len));
+    let id = find_id(logits, slice, scale, &limits, left, seen, config);
     if UNIT_POS_X == 0u32 {
         let id = select(is_bad(best), u32::MAX.runtime(), id);
-        take_up(id, token, position, step, history, window);
+        append_token(id, state, window);
     }
 }
 
-/// The slice that `word` of 2^64 parts of all weights end in, what is left of them there, and the ties before it. Each
-/// unit takes slices that lie together.
+/// The slice that the share `word / 2^64` of all weights ends in, how much of the share is left at its start, and the ties
+/// before it. Each unit takes slices that lie together.
 #[allow(clippy::needless_range_loop)] // CubeCL has no iterators.
 #[cube]
 fn find_slice(
-    sums: &[u64],
-    ties: &[u32],
+    of: &Found,
     slices: u32,
     of_tie: u64,
     room: u32,
@@ -155,24 +166,24 @@ fn find_slice(
     let end = min(first + each, slices as usize);
     let mut my_ties = 0u32.runtime();
     for i in first..end {
-        my_ties += ties[i];
+        my_ties += of.ties[i];
     }
     let mut seen = before(my_ties, lanes);
     let seen_before = seen;
     let mut mine = 0u64.runtime();
     for i in first..end {
-        mine += sums[i] + of_tie * u64::cast_from(kept(ties[i], seen, room));
-        seen += ties[i];
+        mine += of.sums[i] + of_tie * u64::cast_from(kept(of.ties[i], seen, room));
+        seen += of.ties[i];
     }
     let start = before_wide(mine, lanes);
-    let target = part(word, all_sum_wide(mine, lanes));
+    let target = share_of(word, all_sum_wide(mine, lanes));
     let (mut found, mut left, mut passed) = (0u32.runtime(), 0u64.runtime(), 0u32.runtime());
     if start <= target && target < start + mine {
         let mut rest = target - start;
         let mut seen = seen_before;
         let mut open = true.runtime();
         for i in first..end {
-            let sum = sums[i] + of_tie * u64::cast_from(kept(ties[i], seen, room));
+            let sum = of.sums[i] + of_tie * u64::cast_from(kept(of.ties[i], seen, room));
             if open && rest < sum {
                 open = false;
                 found = i as u32;
@@ -180,49 +191,49 @@ fn find_slice(
                 passed = seen;
             }
             rest -= select(open, sum, 0u64.runtime());
-            seen += ties[i];
+            seen += of.ties[i];
         }
     }
     (all_sum(found, lanes), all_sum_wide(left, lanes), all_sum(passed, lanes))
 }
 
-/// The id in which `left` of the weights from the first of a slice on end, after `seen` ties. Each unit takes ids that lie
-/// together.
+/// The id of a slice (first id, end) at which `left` of its weights end, if `seen` ties come before the slice. `scale` is the
+/// greatest logit and 1 / temperature. Each unit takes ids that lie together.
 #[cube]
 fn find_id<X: Int>(
     logits: &[X],
     slice: (u32, u32),
     scale: (f32, f32),
-    limits: (u32, bool, u32),
+    limits: &Limits,
     left: u64,
     seen: u32,
-    #[comptime] shape: Shape,
+    #[comptime] config: SampleConfig,
 ) -> u32 {
     let (start, end) = slice;
-    let each = (end - start).div_ceil(comptime!(shape.lanes as u32));
+    let each = (end - start).div_ceil(comptime!(config.lanes as u32));
     let first = min(start + UNIT_POS_X * each, end);
     let end = min(first + each, end);
     let mut my_ties = 0u32.runtime();
     for i in first..end {
-        let key = key(read(logits, i as usize, shape.dtype));
-        my_ties += select(limits.1 && key == limits.0, 1u32, 0u32);
+        let key = key(read(logits, i as usize, config.dtype));
+        my_ties += select(limits.tied && key == limits.threshold, 1u32, 0u32);
     }
-    let seen_before = seen + before(my_ties, shape.lanes);
+    let seen_before = seen + before(my_ties, config.lanes);
     let mut seen = seen_before;
     let mut mine = 0u64.runtime();
     for i in first..end {
-        let (weight, is_tie) = weight_kept(read(logits, i as usize, shape.dtype), scale, limits, seen);
+        let (weight, is_tie) = weight_kept(read(logits, i as usize, config.dtype), scale, limits, seen);
         mine += weight;
         seen += is_tie;
     }
-    let start = before_wide(mine, shape.lanes);
+    let start = before_wide(mine, config.lanes);
     let mut id = 0u32.runtime();
     if start <= left && left < start + mine {
         let mut rest = left - start;
         let mut seen = seen_before;
         let mut open = true.runtime();
         for i in first..end {
-            let (weight, is_tie) = weight_kept(read(logits, i as usize, shape.dtype), scale, limits, seen);
+            let (weight, is_tie) = weight_kept(read(logits, i as usize, config.dtype), scale, limits, seen);
             if open && rest < weight {
                 open = false;
                 id = i;
@@ -231,89 +242,67 @@ fn find_id<X: Int>(
             seen += is_tie;
         }
     }
-    all_sum(id, shape.lanes)
+    all_sum(id, config.lanes)
 }
 
-/// What a logit weighs if it is kept, or nothing; and 1 for a tie. `seen` ties come before it.
+/// A logit's weight, or 0 if it is not kept; and 1 if it is a tie. `seen` ties come before it.
 #[cube]
-fn weight_kept(logit: f32, scale: (f32, f32), limits: (u32, bool, u32), seen: u32) -> (u64, u32) {
+fn weight_kept(logit: f32, scale: (f32, f32), limits: &Limits, seen: u32) -> (u64, u32) {
     let key = key(logit);
-    let (threshold, tied, room) = limits;
-    let level = key == threshold;
-    let keep = key > threshold || (level && (!tied || seen < room));
+    let level = key == limits.threshold;
+    let keep = key > limits.threshold || (level && (!limits.tied || seen < limits.room));
     let weight = weight(logit, scale.0, scale.1);
-    (select(keep, weight, 0u64.runtime()), select(tied && level, 1u32, 0u32))
+    (select(keep, weight, 0u64.runtime()), select(limits.tied && level, 1u32, 0u32))
 }
 
-/// It knows nothing of the logits' type.
-pub(super) fn take_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.lanes as u32);
-    Box::new(take::Take::new(
-        settings,
-        properties,
-        registers,
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        buffer(),
-        (),
-        (),
-        shape,
-    ))
+pub(super) fn take_greatest_compiled(
+    target: &Target,
+    config: SampleConfig,
+) -> Kernel<SampleTakeGreatest<'static>> {
+    SampleTakeGreatest::kernel(target, config.lanes, config)
 }
 
-pub(super) fn kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.lanes as u32);
-    let [a, b, c, d, e, f, g, h, i] = [(); 9].map(|()| buffer());
-    with_storage!(shape.dtype, X => Box::new(pick::Pick::<X>::new(
-        settings, properties, registers, a, b, c, d, e, f, g, h, i, (), (), (), (), (), (), (), (), (), shape,
-    )))
+pub(super) fn pick_compiled(target: &Target, config: SampleConfig) -> Kernel<SamplePick<'static>> {
+    with_storage!(config.dtype, X => SamplePick::kernel::<X>(target, config.lanes, config))
 }
 
 impl Draw<'_> {
     pub(super) fn take_greatest(&self, state: &DecodeState) -> Result<(), KernelError> {
-        let [token, position, step, history] = state.tensors();
-        self.launch(
-            take_kernel(self.gpu.target(), self.shape),
-            1,
-            vec![(&self.greatest, 0), token.memory()?, position.memory()?, step.memory()?, history.memory()?],
-            vec![self.slices, state.window() as u32],
-        )
+        let arguments = SampleTakeGreatest {
+            greatest: (&self.greatest).into(),
+            state: StateArgs::of(state)?,
+            slices: self.sizes.slices,
+            window: state.window() as u32,
+        };
+        let kernel = take_greatest_compiled(self.gpu.target(), self.config);
+        // SAFETY: each slice has two words in `greatest`, and the history has `window` places.
+        unsafe { self.gpu.launch(kernel, [1; 3], arguments) }
     }
 
     pub(super) fn pick(
         &self,
-        (counts, start): &(Memory, usize),
-        [sums, ties]: &[Memory; 2],
+        counters: &Counters,
+        of_slices: &SliceSums,
         state: &DecodeState,
     ) -> Result<(), KernelError> {
-        let [token, position, step, history] = state.tensors();
-        self.launch(
-            kernel(self.gpu.target(), self.shape),
-            1,
-            vec![
-                self.logits.memory()?,
-                (&self.greatest, 0),
-                (counts, *start),
-                (sums, 0),
-                (ties, 0),
-                token.memory()?,
-                position.memory()?,
-                step.memory()?,
-                history.memory()?,
-            ],
-            vec![
-                self.len,
-                self.slice,
-                self.slices,
-                self.rate(),
-                self.floor(),
-                self.top_k(),
-                self.params.seed as u32,
-                (self.params.seed >> 32) as u32,
-                state.window() as u32,
-            ],
-        )
+        let seed = self.params.seed;
+        let arguments = SamplePick {
+            logits: self.logits.buffer()?,
+            found: FoundArgs {
+                greatest: (&self.greatest).into(),
+                counters: counters.buffer(),
+                sums: (&of_slices.sums).into(),
+                ties: (&of_slices.ties).into(),
+            },
+            state: StateArgs::of(state)?,
+            sizes: self.sizes,
+            filters: self.filters(),
+            seed: Seed { low: seed as u32, high: (seed >> 32) as u32 },
+            window: state.window() as u32,
+        };
+        let kernel = pick_compiled(self.gpu.target(), self.config);
+        // SAFETY: the slices end with the logits, and each has its sum, its ties and two words in `greatest`; counters are
+        // read where there was a search; the history has `window` places.
+        unsafe { self.gpu.launch(kernel, [1; 3], arguments) }
     }
 }

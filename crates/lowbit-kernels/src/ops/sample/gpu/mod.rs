@@ -1,108 +1,63 @@
-//! Drawing on a GPU. The logits are cut into slices in their order, a plane a slice; then one plane finds the slice that
-//! the random number falls into, and the id in it. Filters become one threshold before, which is found without sorting:
-//! pass by pass, 32 units hold 32 thresholds against all logits.
+//! Drawing on a GPU. Every step goes through the logits in slices, a plane per slice:
+//!
+//! | step | kernel | file |
+//! |---|---|---|
+//! | 1. repetition penalty, if any | `sample_penalise` | `slices.rs` |
+//! | 2. the greatest logit of each slice | `sample_find_greatest` | `slices.rs` |
+//! | 3. at temperature 0, the greatest of those is the token: done | `sample_take_greatest` | `draw.rs` |
+//! | 4. for top-p and top-k, keys and weights of all logits, and 8 passes that find the threshold of what is kept | `sample_weigh`, `sample_narrow_threshold` | `slices.rs`, `search.rs` |
+//! | 5. the sum of the weights that each slice keeps | `sample_sum_slices` | `slices.rs` |
+//! | 6. one plane finds the slice that the random number falls into, and the id in it | `sample_pick` | `draw.rs` |
+//!
+//! A logit is compared by its [key](crate::gpu::key). Its weight is `exp((logit - greatest) / temperature)` in units of
+//! 2^-40, an integer: sums of weights do not depend on their order, so that a draw is the same on every device.
 
+mod config;
 mod draw;
 mod search;
 mod slices;
 
-use super::{DecodeState, SampleParams, cpu};
+use super::{DecodeState, SampleParams};
+use crate::gpu::Gpu;
+#[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::{Dispatch, Gpu, Memory};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
-use cubecl_core as cubecl;
-use cubecl_core::prelude::*;
+use config::{Draw, SampleConfig, Sizes};
+#[cfg(test)]
+use cubecl_core::prelude::CubeKernel;
+#[cfg(test)]
 use lowbit_formats::FloatType;
 
-/// What the kernels are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
-    /// The logits' type.
-    pub dtype: FloatType,
-    /// Units of a cube: a plane, or one where planes differ.
-    pub lanes: usize,
-    /// Whether top-p is on.
-    pub mass: bool,
-    /// Whether top-k is on.
-    pub count: bool,
-}
+/// The most logits: the sum of as many weights has 64 bits.
+const MAX_LOGITS: usize = 1 << 24;
 
-/// Units that run in step on every device of this kind.
-fn lanes(target: &Target) -> usize {
-    target.smallest_plane().min(32)
-}
+/// The most slices: one plane goes through them in the end.
+const MAX_SLICES: usize = 512;
 
-impl Shape {
-    fn of(target: &Target, dtype: FloatType, params: &SampleParams, len: usize) -> Self {
-        let lanes = lanes(target);
-        Self { dtype, lanes, mass: params.top_p < 1.0, count: (1..len).contains(&params.top_k) }
-    }
-
-    fn filtered(self) -> bool {
-        self.mass || self.count
-    }
-}
-
-/// Logits at most: sums of as many weights have 64 bits.
-const MOST: usize = 1 << 24;
-
-/// Slices at most: one plane goes through them in the end.
-const SLICES: usize = 512;
-
-/// Takes up the token `id`: it gets the place of the oldest in the ring of `window` tokens.
-#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
-#[cube]
-fn take_up(
-    id: u32,
-    token: &mut [u32],
-    position: &mut [u32],
-    step: &mut [u32],
-    history: &mut [u32],
-    window: u32,
-) {
-    let at = position[0usize] + 1u32;
-    token[0usize] = id;
-    position[0usize] = at;
-    step[0usize] += 1u32;
-    if window > 0u32 {
-        history[(at % window) as usize] = id;
-    }
-}
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
 /// Every kernel of the op.
 #[cfg(test)]
-pub(crate) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let lanes = lanes(target);
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let lanes = config::lanes(target);
     let filters = [(false, false), (false, true), (true, false), (true, true)];
     let mut kernels = Vec::new();
     for dtype in crate::ops::testing::FLOATS {
-        let shape = |(mass, count)| Shape { dtype, lanes, mass, count };
-        kernels.extend(slices::kernels(target, shape((true, true))));
-        kernels.push(draw::take_kernel(target, shape((false, false))));
+        let config = |(top_p, top_k)| SampleConfig { dtype, lanes, top_p, top_k };
+        kernels.extend(slices::kernels(target, config((true, true))));
+        kernels.push(draw::take_greatest_compiled(target, config((false, false))).code());
     }
-    for (mass, count) in filters {
-        let shape = Shape { dtype: FloatType::F32, lanes, mass, count };
-        kernels.extend([slices::sums_kernel(target, shape), draw::kernel(target, shape)]);
-        if shape.filtered() {
-            kernels.push(search::kernel(target, shape));
+    for (top_p, top_k) in filters {
+        let config = SampleConfig { dtype: FloatType::F32, lanes, top_p, top_k };
+        kernels.push(slices::sum_slices_compiled(target, config).code());
+        kernels.push(draw::pick_compiled(target, config).code());
+        if config.searches() {
+            kernels.push(search::compiled(target, config).code());
         }
     }
     kernels
-}
-
-/// The logits of one draw and what the kernels share.
-struct Draw<'a> {
-    gpu: &'a Gpu,
-    logits: &'a Tensor,
-    shape: Shape,
-    len: u32,
-    /// Logits a slice.
-    slice: u32,
-    slices: u32,
-    params: &'a SampleParams,
-    /// Each slice's greatest key, then its id.
-    greatest: Memory,
 }
 
 /// See [`super::sample_next`]; everything was checked.
@@ -113,48 +68,25 @@ pub(super) fn sample_next(
     state: &DecodeState,
     params: &SampleParams,
 ) -> Result<(), KernelError> {
-    if logits.len() > MOST {
-        return Err(check.value("logits", logits.len(), format!("{MOST} at most are wanted on a GPU")));
+    if logits.len() > MAX_LOGITS {
+        let want = format!("{MAX_LOGITS} at most are wanted on a GPU");
+        return Err(check.value("logits", logits.len(), want));
     }
     let [_, _, _, history] = state.tensors();
     let penalised = slices::penalised(check, gpu, logits, history, params.repetition_penalty)?;
     let logits = penalised.as_ref().unwrap_or(logits);
-    let shape = Shape::of(gpu.target(), check.float("logits", logits)?, params, logits.len());
-    let slice = logits.len().div_ceil(SLICES).next_multiple_of(shape.lanes);
+    let config = SampleConfig::of(gpu.target(), check.float("logits", logits)?, params, logits.len());
+    let slice = logits.len().div_ceil(MAX_SLICES).next_multiple_of(config.lanes);
     let slices = logits.len().div_ceil(slice);
     let greatest = gpu.allocate(8 * slices)?;
     let [len, slice, slices] = [logits.len(), slice, slices].map(|n| check.index(n));
-    let draw = Draw { gpu, logits, shape, len: len?, slice: slice?, slices: slices?, params, greatest };
+    let sizes = Sizes { len: len?, slice: slice?, slices: slices? };
+    let draw = Draw { gpu, logits, config, sizes, params, greatest };
     draw.find_greatest()?;
     if params.temperature == 0.0 {
         return draw.take_greatest(state);
     }
-    let counts = draw.search()?;
-    let sums = draw.add_up(&counts)?;
-    draw.pick(&counts, &sums, state)
-}
-
-impl Draw<'_> {
-    fn rate(&self) -> u32 {
-        cpu::rate(self.params.temperature).to_bits()
-    }
-
-    fn top_k(&self) -> u32 {
-        self.params.top_k.min(u32::MAX as usize) as u32
-    }
-
-    /// How far below the greatest logit min-p lets others be.
-    fn floor(&self) -> u32 {
-        self.params.min_p.ln().to_bits()
-    }
-
-    fn launch(
-        &self,
-        kernel: Box<dyn CubeKernel>,
-        cubes: u32,
-        buffers: Vec<(&Memory, usize)>,
-        scalars: Vec<u32>,
-    ) -> Result<(), KernelError> {
-        self.gpu.launch(Dispatch { kernel, cubes: [cubes, 1, 1], buffers, scalars })
-    }
+    let counters = draw.search()?;
+    let sums = draw.sum_slices(&counters)?;
+    draw.pick(&counters, &sums, state)
 }

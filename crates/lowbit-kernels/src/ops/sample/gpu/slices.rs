@@ -1,22 +1,30 @@
-//! What goes through the logits slice by slice: their greatest, their weights, and the sums of those that are kept.
+//! The kernels that go through all logits: the repetition penalty, each slice's greatest logit, keys and weights, and the sums
+//! of the weights that are kept.
+//!
+//! A slice is a cube of one plane, whose units stride through it. The greatest logit of all is not stored by a kernel of its
+//! own: whoever needs it takes the greatest of the slices' ([`greatest_key`]).
 
-use super::search::limits;
-use super::{Draw, Shape};
-use crate::gpu::compile::{Target, buffer};
+#![allow(unsafe_code)] // Launches.
+
+use super::config::{Draw, Filters, SampleConfig, Sizes, all_sum, all_sum_wide};
+use super::search::{Counters, limits};
+use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{key, of_key};
+use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::math::exp;
-use crate::gpu::{Dispatch, Gpu, Memory};
+use crate::gpu::{Gpu, Memory};
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// Writes the logits of the history's tokens anew, from what they were before.
-#[cube(launch_unchecked)]
-fn penalise<X: Int>(
+/// Overwrites the logits of the history's tokens in `penalised`, a copy of the logits. They are computed from the original
+/// ones, so that a token is penalised once. `penalty` is an f32.
+#[kernel]
+fn sample_penalise<X: Int>(
     logits: &[X],
     history: &[u32],
     penalised: &mut [f32],
@@ -35,11 +43,8 @@ fn penalise<X: Int>(
     }
 }
 
-fn penalise_kernel(target: &Target, dtype: FloatType) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(UNITS);
-    with_storage!(dtype, X => Box::new(penalise::Penalise::<X>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), (), (), (), dtype,
-    )))
+fn penalise_compiled(target: &Target, dtype: FloatType) -> Kernel<SamplePenalise<'static>> {
+    with_storage!(dtype, X => SamplePenalise::kernel::<X>(target, UNITS, dtype))
 }
 
 /// The logits in f32 with those of `history` penalised; `None` when that changes nothing.
@@ -54,34 +59,19 @@ pub(super) fn penalised(
         return Ok(None);
     }
     let dtype = check.float("logits", logits)?;
-    let copy = gpu.convert(logits.memory()?, logits.len(), (dtype, FloatType::F32))?;
+    let copy = gpu.convert(logits.buffer()?, logits.len(), (dtype, FloatType::F32))?;
     let copy = logits.over(copy, DType::F32);
-    gpu.launch(Dispatch {
-        kernel: penalise_kernel(gpu.target(), dtype),
-        cubes: cubes(history.len()),
-        buffers: vec![logits.memory()?, history.memory()?, copy.memory()?],
-        scalars: vec![check.index(logits.len())?, check.index(history.len())?, penalty.to_bits()],
-    })?;
+    let arguments = SamplePenalise {
+        logits: logits.buffer()?,
+        history: history.buffer()?,
+        penalised: copy.buffer()?,
+        len: check.index(logits.len())?,
+        context: check.index(history.len())?,
+        penalty: penalty.to_bits(),
+    };
+    // SAFETY: the copy has as many logits, and ids of the history that are none of theirs are not read.
+    unsafe { gpu.launch(penalise_compiled(gpu.target(), dtype), cubes(history.len()), arguments)? };
     Ok(Some(copy))
-}
-
-/// The sum over the plane, for all its units.
-#[cube]
-pub(super) fn all_sum(x: u32, #[comptime] lanes: usize) -> u32 {
-    if comptime!(lanes == 1) { x } else { plane_sum(x) }
-}
-
-/// The sum over the plane of numbers below 2^62, for all its units: in parts, because not every device adds 64 bits up.
-#[cube]
-pub(super) fn all_sum_wide(x: u64, #[comptime] lanes: usize) -> u64 {
-    if comptime!(lanes == 1) {
-        x
-    } else {
-        let low = plane_sum(u32::cast_from(x) & 0x3f_ffffu32);
-        let middle = plane_sum(u32::cast_from(x >> 22u64) & 0x3f_ffffu32);
-        let high = plane_sum(u32::cast_from(x >> 44u64));
-        u64::cast_from(low) + (u64::cast_from(middle) << 22u64) + (u64::cast_from(high) << 44u64)
-    }
 }
 
 /// `exp((x - greatest) * rate)` in units of 2^-40.
@@ -95,32 +85,38 @@ pub(super) fn weight(x: f32, greatest: f32, rate: f32) -> u64 {
 
 /// The key of the greatest logit, from those of all slices.
 #[cube]
-pub(super) fn greatest_key(greatest: &[u32], slices: u32, #[comptime] shape: Shape) -> u32 {
+pub(super) fn greatest_key(greatest: &[u32], slices: u32, #[comptime] config: SampleConfig) -> u32 {
     let mut best = 0u32.runtime();
     let mut i = UNIT_POS_X as usize;
     while i < slices as usize {
         best = max(best, greatest[i]);
-        i += comptime!(shape.lanes);
+        i += comptime!(config.lanes);
     }
-    if comptime!(shape.lanes == 1) { best } else { plane_max(best) }
+    if comptime!(config.lanes == 1) { best } else { plane_max(best) }
 }
 
 /// Each slice's greatest key, and the lowest id that has it.
-#[cube(launch_unchecked)]
-fn find<X: Int>(logits: &[X], greatest: &mut [u32], len: u32, slice: u32, #[comptime] shape: Shape) {
+#[kernel]
+fn sample_find_greatest<X: Int>(
+    logits: &[X],
+    greatest: &mut [u32],
+    len: u32,
+    slice: u32,
+    #[comptime] config: SampleConfig,
+) {
     let (mut best, mut best_id) = (0u32.runtime(), u32::MAX.runtime());
     let mut i = CUBE_POS * slice as usize + UNIT_POS_X as usize;
     let end = min((CUBE_POS + 1) * slice as usize, len as usize);
     while i < end {
-        let key = key(read(logits, i, shape.dtype));
+        let key = key(read(logits, i, config.dtype));
         if key > best {
             best = key;
             best_id = i as u32;
         }
-        i += comptime!(shape.lanes);
+        i += comptime!(config.lanes);
     }
     let (mut all, mut id) = (best, best_id);
-    if comptime!(shape.lanes > 1) {
+    if comptime!(config.lanes > 1) {
         all = plane_max(best);
         id = plane_min(select(best == all, best_id, u32::MAX.runtime()));
     }
@@ -130,138 +126,142 @@ fn find<X: Int>(logits: &[X], greatest: &mut [u32], len: u32, slice: u32, #[comp
     }
 }
 
-fn find_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let shape = Shape { mass: false, count: false, ..shape };
-    let (settings, properties, registers) = target.start(shape.lanes as u32);
-    with_storage!(shape.dtype, X => Box::new(find::Find::<X>::new(
-        settings, properties, registers, buffer(), buffer(), (), (), shape,
-    )))
+fn find_greatest_compiled(target: &Target, config: SampleConfig) -> Kernel<SampleFindGreatest<'static>> {
+    let config = SampleConfig { top_p: false, top_k: false, ..config };
+    with_storage!(config.dtype, X => SampleFindGreatest::kernel::<X>(target, config.lanes, config))
 }
 
-/// Each logit's key, and its weight at temperature 1 where top-p asks for it.
-#[cube(launch_unchecked)]
-fn weigh<X: Int>(
+/// Each logit's key, and, for top-p, its weight at temperature 1.
+#[kernel]
+fn sample_weigh<X: Int>(
     logits: &[X],
     greatest: &[u32],
     keys: &mut [u32],
     weights: &mut [u64],
-    len: u32,
-    slice: u32,
-    slices: u32,
-    #[comptime] shape: Shape,
+    sizes: Sizes,
+    #[comptime] config: SampleConfig,
 ) {
-    let most = of_key(greatest_key(greatest, slices, shape));
+    let slice = sizes.slice;
+    let most = of_key(greatest_key(greatest, sizes.slices, config));
     let mut i = CUBE_POS * slice as usize + UNIT_POS_X as usize;
-    let end = min((CUBE_POS + 1) * slice as usize, len as usize);
+    let end = min((CUBE_POS + 1) * slice as usize, sizes.len as usize);
     while i < end {
-        let logit = read(logits, i, shape.dtype);
+        let logit = read(logits, i, config.dtype);
         keys[i] = key(logit);
-        if comptime!(shape.mass) {
+        if comptime!(config.top_p) {
             weights[i] = weight(logit, most, 1.0f32.runtime());
         }
-        i += comptime!(shape.lanes);
+        i += comptime!(config.lanes);
     }
 }
 
-fn weigh_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.lanes as u32);
-    with_storage!(shape.dtype, X => Box::new(weigh::Weigh::<X>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), (), (), (), shape,
-    )))
+fn weigh_compiled(target: &Target, config: SampleConfig) -> Kernel<SampleWeigh<'static>> {
+    with_storage!(config.dtype, X => SampleWeigh::kernel::<X>(target, config.lanes, config))
 }
 
-/// Each slice's sum of the weights that are kept for certain, and how many of the logits are at a threshold that keeps
-/// only some.
-#[cube(launch_unchecked)]
-fn add_up<X: Int>(
+/// For each slice, the sum of the weights of the logits above the threshold, and how many are at the threshold where not all
+/// of those are kept; otherwise their weights belong to the sum.
+#[kernel]
+pub(super) fn sample_sum_slices<X: Int>(
     logits: &[X],
     greatest: &[u32],
-    counts: &[u32],
+    counters: &[u32],
     sums: &mut [u64],
     ties: &mut [u32],
-    len: u32,
-    slice: u32,
-    slices: u32,
-    rate: u32,
-    floor: u32,
-    top_k: u32,
-    #[comptime] shape: Shape,
+    sizes: Sizes,
+    filters: Filters,
+    #[comptime] config: SampleConfig,
 ) {
-    let best = greatest_key(greatest, slices, shape);
-    let (threshold, tied, _) = limits(counts, best, floor, top_k, shape);
+    let slice = sizes.slice;
+    let best = greatest_key(greatest, sizes.slices, config);
+    let limits = limits(counters, best, filters.floor, filters.top_k, config);
     let most = of_key(best);
     let (mut sum, mut ties_here) = (0u64.runtime(), 0u32.runtime());
     let mut i = CUBE_POS * slice as usize + UNIT_POS_X as usize;
-    let end = min((CUBE_POS + 1) * slice as usize, len as usize);
+    let end = min((CUBE_POS + 1) * slice as usize, sizes.len as usize);
     while i < end {
-        let logit = read(logits, i, shape.dtype);
+        let logit = read(logits, i, config.dtype);
         let key = key(logit);
-        if key > threshold || (key == threshold && !tied) {
-            sum += weight(logit, most, f32::reinterpret(rate));
+        if key > limits.threshold || (key == limits.threshold && !limits.tied) {
+            sum += weight(logit, most, f32::reinterpret(filters.rate));
         }
-        if key == threshold && tied {
+        if key == limits.threshold && limits.tied {
             ties_here += 1u32;
         }
-        i += comptime!(shape.lanes);
+        i += comptime!(config.lanes);
     }
-    let sum = all_sum_wide(sum, shape.lanes);
-    let ties_here = all_sum(ties_here, shape.lanes);
+    let sum = all_sum_wide(sum, config.lanes);
+    let ties_here = all_sum(ties_here, config.lanes);
     if UNIT_POS_X == 0u32 {
         sums[CUBE_POS] = sum;
         ties[CUBE_POS] = ties_here;
     }
 }
 
-pub(super) fn sums_kernel(target: &Target, shape: Shape) -> Box<dyn CubeKernel> {
-    let (settings, properties, registers) = target.start(shape.lanes as u32);
-    with_storage!(shape.dtype, X => Box::new(add_up::AddUp::<X>::new(
-        settings, properties, registers, buffer(), buffer(), buffer(), buffer(), buffer(), (), (), (), (), (), (), shape,
-    )))
+pub(super) fn sum_slices_compiled(target: &Target, config: SampleConfig) -> Kernel<SampleSumSlices<'static>> {
+    with_storage!(config.dtype, X => SampleSumSlices::kernel::<X>(target, config.lanes, config))
 }
 
 #[cfg(test)]
-pub(super) fn kernels(target: &Target, shape: Shape) -> Vec<Box<dyn CubeKernel>> {
+pub(super) fn kernels(target: &Target, config: SampleConfig) -> Vec<Box<dyn CubeKernel>> {
     vec![
-        penalise_kernel(target, shape.dtype),
-        find_kernel(target, shape),
-        weigh_kernel(target, shape),
-        sums_kernel(target, shape),
+        penalise_compiled(target, config.dtype).code(),
+        find_greatest_compiled(target, config).code(),
+        weigh_compiled(target, config).code(),
+        sum_slices_compiled(target, config).code(),
     ]
+}
+
+/// Each slice's sum of weights and its ties.
+pub(super) struct SliceSums {
+    pub sums: Memory,
+    pub ties: Memory,
 }
 
 impl Draw<'_> {
     pub(super) fn find_greatest(&self) -> Result<(), KernelError> {
-        self.launch(
-            find_kernel(self.gpu.target(), self.shape),
-            self.slices,
-            vec![self.logits.memory()?, (&self.greatest, 0)],
-            vec![self.len, self.slice],
-        )
+        let Sizes { len, slice, .. } = self.sizes;
+        let greatest = (&self.greatest).into();
+        let arguments = SampleFindGreatest { logits: self.logits.buffer()?, greatest, len, slice };
+        let kernel = find_greatest_compiled(self.gpu.target(), self.config);
+        // SAFETY: the slices end with the logits, and each has two words in `greatest`.
+        unsafe { self.gpu.launch(kernel, self.cubes(), arguments) }
     }
 
-    /// Each logit's key and weight.
+    /// Each logit's key and weight. Where there is no top-p, the keys' buffer stands for the weights' as a placeholder.
     pub(super) fn weigh(&self) -> Result<[Memory; 2], KernelError> {
-        let keys = self.gpu.allocate(4 * self.len as usize)?;
-        let weights = if self.shape.mass { self.gpu.allocate(8 * self.len as usize)? } else { keys.clone() };
-        self.launch(
-            weigh_kernel(self.gpu.target(), self.shape),
-            self.slices,
-            vec![self.logits.memory()?, (&self.greatest, 0), (&keys, 0), (&weights, 0)],
-            vec![self.len, self.slice, self.slices],
-        )?;
+        let len = self.sizes.len as usize;
+        let keys = self.gpu.allocate(4 * len)?;
+        let weights = if self.config.top_p { self.gpu.allocate(8 * len)? } else { keys.clone() };
+        let arguments = SampleWeigh {
+            logits: self.logits.buffer()?,
+            greatest: (&self.greatest).into(),
+            keys: (&keys).into(),
+            weights: (&weights).into(),
+            sizes: self.sizes,
+        };
+        let kernel = weigh_compiled(self.gpu.target(), self.config);
+        // SAFETY: the slices end with the logits; there is a key for each, and a weight where weights are written.
+        unsafe { self.gpu.launch(kernel, self.cubes(), arguments)? };
         Ok([keys, weights])
     }
 
-    /// Each slice's sum and ties.
-    pub(super) fn add_up(&self, (counts, start): &(Memory, usize)) -> Result<[Memory; 2], KernelError> {
-        let sums =
-            [self.gpu.allocate(8 * self.slices as usize)?, self.gpu.allocate(4 * self.slices as usize)?];
-        self.launch(
-            sums_kernel(self.gpu.target(), self.shape),
-            self.slices,
-            vec![self.logits.memory()?, (&self.greatest, 0), (counts, *start), (&sums[0], 0), (&sums[1], 0)],
-            vec![self.len, self.slice, self.slices, self.rate(), self.floor(), self.top_k()],
-        )?;
-        Ok(sums)
+    pub(super) fn sum_slices(&self, counters: &Counters) -> Result<SliceSums, KernelError> {
+        let slices = self.sizes.slices as usize;
+        let of_slices =
+            SliceSums { sums: self.gpu.allocate(8 * slices)?, ties: self.gpu.allocate(4 * slices)? };
+        let arguments = SampleSumSlices {
+            logits: self.logits.buffer()?,
+            greatest: (&self.greatest).into(),
+            counters: counters.buffer(),
+            sums: (&of_slices.sums).into(),
+            ties: (&of_slices.ties).into(),
+            sizes: self.sizes,
+            filters: self.filters(),
+        };
+        let kernel = sum_slices_compiled(self.gpu.target(), self.config);
+        // SAFETY: the slices end with the logits, and each has a sum and its ties; counters are read where there was a search.
+        unsafe { self.gpu.launch(kernel, self.cubes(), arguments)? };
+        Ok(of_slices)
     }
 }

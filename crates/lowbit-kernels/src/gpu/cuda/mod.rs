@@ -1,0 +1,13 @@
+//! CUDA: the driver, NVIDIA's compiler and its dense products, all loaded when first used, and the PTX that kernels for
+//! NVIDIA's hardware are written with. The kernels themselves stand in `ops/<op>/cuda/`.
+
+#[cfg(feature = "cuda")]
+mod cublas;
+#[cfg(feature = "cuda")]
+mod driver;
+#[cfg(feature = "cuda")]
+pub(crate) mod nvrtc;
+pub(crate) mod ptx;
+
+#[cfg(feature = "cuda")]
+pub use driver::CudaOptions;

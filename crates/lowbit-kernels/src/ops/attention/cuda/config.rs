@@ -1,0 +1,60 @@
+//! What the tile kernel is compiled for, and what follows from it.
+
+use lowbit_formats::FloatType;
+
+/// What the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct TileConfig {
+    /// The type of q, k, v and y: f16 or bf16.
+    pub dtype: FloatType,
+    /// D, a multiple of 16.
+    pub width: usize,
+    /// Dv, a multiple of 16.
+    pub value_width: usize,
+    /// Blocks of 16 query rows that a plane takes.
+    pub blocks: usize,
+    /// Planes of a cube.
+    pub planes: usize,
+    /// Keys of a tile, a multiple of 16.
+    pub keys: usize,
+    /// Tiles in shared memory: with 2, one is copied while the other is used.
+    pub stages: usize,
+    /// Whether several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs` combines.
+    pub split: bool,
+}
+
+impl TileConfig {
+    /// Query rows of a cube.
+    pub fn rows(self) -> usize {
+        16 * self.blocks * self.planes
+    }
+
+    /// Units of a cube.
+    pub fn units(self) -> usize {
+        32 * self.planes
+    }
+
+    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row has, so that vectors
+    /// of the same column of 8 rows lie in different banks.
+    pub fn stride(self) -> usize {
+        self.width / 8 + 1
+    }
+
+    /// The same of v.
+    pub fn value_stride(self) -> usize {
+        self.value_width / 8 + 1
+    }
+
+    /// Vectors of shared memory per stage: a tile of k, then one of v.
+    pub fn stage(self) -> usize {
+        self.keys * (self.stride() + self.value_stride())
+    }
+
+    /// Vectors of shared memory: q's rows, then the stages.
+    pub fn vectors(self) -> usize {
+        self.rows() * self.stride() + self.stages * self.stage()
+    }
+}
+
+/// The greatest scale that the kernel takes, with the factor log2(e): the lowest score times it must be finite.
+pub(in super::super) const MAX_SCALE: f32 = 3.0;

@@ -1,0 +1,55 @@
+//! What the kernels that go through keys have in common: their operands, which keys a cube goes through, and what becomes
+//! of a row that sees none.
+
+use crate::gpu::launch::LaunchArgs;
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+
+/// The operands of [`attention`](crate::ops::attention()), of elements or vectors `Q` and `K`.
+#[derive(CubeType, CubeLaunch, LaunchArgs)]
+pub(in crate::ops::attention) struct Inputs<Q: CubePrimitive, K: CubePrimitive> {
+    pub q: Box<[Q]>,
+    pub k: Box<[K]>,
+    pub v: Box<[K]>,
+    pub positions: Box<[u32]>,
+}
+
+/// A query row is a token and one of the query heads that read the same key head. Rows are counted by token, then by head.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+pub(in crate::ops::attention) struct Sizes {
+    /// Query rows per key head.
+    pub rows: u32,
+    /// Query heads per key head.
+    pub group: u32,
+    /// Keys per key head.
+    pub capacity: u32,
+    /// The most keys that a query sees.
+    pub window: u32,
+}
+
+/// The keys that a cube's query rows see: at least one row sees those from `begin` to `end`, and all rows see those from
+/// `all_begin` to `all_end`.
+#[derive(CubeType)]
+pub(in crate::ops::attention) struct VisibleKeys {
+    pub begin: u32,
+    pub end: u32,
+    pub all_begin: u32,
+    pub all_end: u32,
+}
+
+#[cube]
+impl VisibleKeys {
+    /// Keeps the part of the keys that this cube goes through: whole multiples of `step` keys, so that few keys occupy few
+    /// cubes.
+    pub fn keep_split(&mut self, #[comptime] step: u32) {
+        let part = (self.end - self.begin).div_ceil(CUBE_COUNT_Z).div_ceil(step) * step;
+        self.begin = min(self.begin + CUBE_POS_Z * part, self.end);
+        self.end = min(self.begin + part, self.end);
+    }
+}
+
+/// What turns sums of weighted values into means: NaN for a row that sees no keys.
+#[cube]
+pub(in crate::ops::attention) fn reciprocal(weights: f32) -> f32 {
+    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / weights)
+}

@@ -1,0 +1,81 @@
+//! The recurrence in chunks of [`CHUNK`] tokens, on NVIDIA's tensor cores (compute capability 8.0).
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config.rs` | what both kernels share |
+//! | `prepare.rs` | the first kernel: what does not depend on the state, for all chunks at once |
+//! | `pass.rs` | the second kernel: each sequence's chunks in their order, with the state in registers |
+//! | `pass/layout.rs`, `pass/load.rs` | what lies where in its shared memory, and how it gets there |
+//!
+//! With `D` and `g` as `cpu/chunked.rs` has them, let `L[i][j] = beta[i] D[i][j] (k[i] . k[j])` for `j < i`. Then
+//! ```text
+//! delta = T (v - g S^T k)     T = (I + L)^-1 diag(beta)
+//! y     = scale * (g S^T q + P delta)     P[i][j] = D[i][j] (q[i] . k[j]) for j <= i
+//! S     = g[last] S + sum over j of k[j] (D[last][j] delta[j])^T
+//! ```
+//! The first kernel makes `T`, `P` and the gates. (Published algorithms apply `T` to keys and values beforehand. Applied to
+//! the error of the prediction, it needs neither product, nor memory for them, and what rounding it costs is relative to
+//! that error.)
+//!
+//! Operands of products are rounded to the activations' type: the state, `T`, `P`, the error and `delta`. Their sums, the
+//! gates, `T` until then and the state itself are f32.
+//!
+//! Products are sums of `[16, 16]` tiles in shared memory times `[16, 8]` ones. Unit `u` of a plane has the places
+//! `(u / 4 + 8 i, 2 (u % 4) + j)` of a `[16, 8]` sum, `[i][j]` with `i` and `j` below 2. Two sums side by side, rounded and
+//! packed, are a left operand.
+
+mod config;
+mod pass;
+mod prepare;
+
+pub(super) use config::{CHUNK, ChunkConfig};
+
+use super::gpu::Problem;
+use super::{CHECK, GatedDeltaInputs};
+#[cfg(test)]
+use super::{DecaySign, HeadMap, StateLayout};
+#[cfg(test)]
+use crate::gpu::compile::Target;
+use crate::gpu::sequences;
+use crate::{KernelError, Tensor};
+use config::{GATES, Prepared};
+#[cfg(test)]
+use cubecl_core::prelude::CubeKernel;
+#[cfg(test)]
+use lowbit_formats::FloatType;
+
+/// Every kernel for `target`.
+#[cfg(test)]
+pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let of = |dtype, key_dim, layout, head_map, sign| {
+        let config = ChunkConfig { dtype, key_dim, value_dim: 128, head_map, layout, sign };
+        [prepare::compiled(target, config).code(), pass::compiled(target, config).code()]
+    };
+    let all = [
+        of(FloatType::BF16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
+        of(FloatType::F16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
+        of(FloatType::BF16, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+/// Prepares all chunks, then passes over them.
+pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
+    let Problem { gpu, inputs, dims, params, dtype } = *problem;
+    // Both kernels take q and k normalised.
+    let GatedDeltaInputs { q, k, .. } = *inputs;
+    let (q, k) = (params.normalised(q)?, params.normalised(k)?);
+    let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
+    let problem = Problem { inputs: &inputs, ..*problem };
+    let config = ChunkConfig::new(dims, params, dtype);
+    let slots = sequences::slots(q.dim(0), state.dim(0), CHUNK);
+    let matrices = slots * dims.value_heads * CHUNK * CHUNK;
+    CHECK.index(matrices)?;
+    let prepared = Prepared {
+        transforms: gpu.allocate(2 * matrices)?,
+        pairs: gpu.allocate(2 * matrices)?,
+        gates: gpu.allocate(4 * slots * dims.value_heads * GATES)?,
+    };
+    prepare::launch(&problem, config, slots, state, &prepared)?;
+    pass::launch(&problem, config, &prepared, state, y)
+}

@@ -1,0 +1,234 @@
+//! The products of one step: codes to integers, integers times x, and what scales them.
+
+use super::super::integers::{integers, split};
+use super::config::{MmaVec, RUNS, SPAN, X_SPAN};
+use super::scales::Elements;
+use crate::gpu::cuda::ptx::{address, multiply, register, shared, shared_words};
+use crate::gpu::decode::{bias_of, scale_of};
+use crate::gpu::layout::{RUN, Scales};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// Where a unit's x is, of each pair of rows of x: its span, or the zeros after all of x.
+#[cube]
+fn x_addresses(xs: u32, first: usize, #[comptime] config: MmaVec) -> Array<u32> {
+    let unit = UNIT_POS_X as usize % 32;
+    let (g, t) = (unit / 4, unit % 4);
+    let mut addresses = Array::<u32>::new(comptime!(config.pairs()));
+    #[unroll]
+    for f in 0..comptime!(config.pairs()) {
+        let column = min(g / 4 + comptime!(2 * f), comptime!(config.m_tile - 1));
+        let span = column * comptime!(config.x_row()) + (first + t) * X_SPAN;
+        let zeros = comptime!(config.m_tile * config.x_row());
+        addresses[f] = register(xs + select(t == g % 4, span, zeros) as u32 * 16u32);
+    }
+    addresses
+}
+
+/// The products of a unit's spans, which have these words. `xs` is where x is shared, and `first` the step's first span
+/// of it.
+#[cube]
+pub(in super::super) fn multiply_spans(
+    words: &Array<u32>,
+    xs: u32,
+    first: usize,
+    ones: u32,
+    #[comptime] config: MmaVec,
+) -> Array<f32> {
+    let pairs = comptime!(config.pairs());
+    let a_group = comptime!(SPAN / 4 / config.groups());
+    let mut halves = Array::<u32>::new(comptime!(config.n_unit() * config.halves()));
+    #[unroll]
+    for r in 0..comptime!(config.n_unit()) {
+        let (from, to) = comptime!((r * RUNS * config.layout.bits, r * config.halves()));
+        split(words, from, &mut halves, to, SPAN, config.integers());
+    }
+    let count = comptime!(config.product_at(config.pairs(), 0, 0));
+    let mut products = Array::<f32>::new(comptime!(count * config.integers().places));
+    #[unroll]
+    for i in 0..comptime!(count * config.integers().places) {
+        products[i] = 0.0;
+    }
+    let from = x_addresses(xs, first, config);
+    // A vector of x serves two products, and each product takes two pairs of codes of a row.
+    #[unroll]
+    for v in 0..comptime!(SPAN / 8) {
+        let mut b = Array::<u32>::new(comptime!(4 * config.pairs()));
+        #[unroll]
+        for f in 0..pairs {
+            let vector = shared::<u32, Const<4>>(from[f], comptime!(16 * v), 4usize);
+            #[unroll]
+            for j in 0..4usize {
+                b[4 * f + j] = vector.extract(j);
+            }
+        }
+        #[unroll]
+        for half in 0..2usize {
+            let step = comptime!(2 * v + half);
+            #[unroll]
+            for tile in 0..comptime!(config.n_tiles) {
+                let mut a = Array::<u32>::new(4usize);
+                #[unroll]
+                for i in 0..4usize {
+                    let (r, q) = comptime!((2 * tile + i % 2, 2 * step + i / 2));
+                    a[i] = integers(&halves, comptime!(r * config.halves()), q, ones, config.integers());
+                }
+                #[unroll]
+                for f in 0..pairs {
+                    let at = comptime!(
+                        config.integers().place_of_step(step) * count
+                            + config.product_at(f, tile, step / a_group)
+                    );
+                    let right = comptime!(2 * (2 * f + half));
+                    multiply(&a, 0usize, b[right], b[right + 1], &mut products, at, config.x_type);
+                }
+            }
+        }
+    }
+    if comptime!(config.integers().places == 2) {
+        #[unroll]
+        for i in 0..count {
+            products[i] =
+                fma(products[count + i], comptime!(config.integers().second()).runtime(), products[i]);
+        }
+    }
+    products
+}
+
+/// Where a step is: its first span in the chunk of x, and the row and the span that its scales begin with among those
+/// that units share.
+#[derive(CubeType)]
+pub(in super::super) struct Step {
+    pub first: usize,
+    pub row: usize,
+    pub span: usize,
+}
+
+/// Scales the products of groups, and adds them to the unit's sums.
+#[cube]
+pub(in super::super) fn scale_products<S: Int, B: Int>(
+    products: &Array<f32>,
+    x_sums: &Shared<[f32]>,
+    scaling: &Elements<S, B>,
+    step: &Step,
+    sums: &mut Array<f32>,
+    #[comptime] config: MmaVec,
+) {
+    let layout = comptime!(config.layout);
+    let unit = UNIT_POS_X as usize % 32;
+    let (g, t) = (unit / 4, unit % 4);
+    let even = t % 2 * 2;
+    // Of each pair of rows of x, span and group.
+    let mut of_x =
+        Array::<f32>::new(comptime!(usize::max(1, config.pairs() * 2 * config.x_sums() / config.m_tile)));
+    #[unroll]
+    for i in 0..comptime!(config.pairs() * 2 * config.x_sums() / config.m_tile) {
+        let a_pair = comptime!(2 * config.groups());
+        let column = min(t / 2 + comptime!(i / a_pair * 2), comptime!(config.m_tile - 1));
+        let at = column * comptime!(config.chunk) + step.first + even;
+        of_x[i] = x_sums[at * comptime!(config.groups()) + comptime!(i % a_pair)];
+    }
+    #[unroll]
+    for r in 0..comptime!(config.n_unit()) {
+        let row = step.row + g + comptime!(8 * r);
+        let (row_scales, row_biases) = floats(scaling, row, step.span + even, config);
+        #[unroll]
+        for i in 0..2usize {
+            #[unroll]
+            for group in 0..comptime!(config.groups()) {
+                let (scale, bias) = if comptime!(matches!(layout.scales, Scales::Group { .. })) {
+                    // Two neighbours may share what scales them.
+                    let at = comptime!(i % config.scaled_spans() * config.groups() + group);
+                    (
+                        scale_of(row_scales[at], 0u32, 0usize, layout),
+                        bias_of(0u32, row_biases[at], 0usize, layout),
+                    )
+                } else {
+                    elements(scaling, row, step.span + even + i, group, config)
+                };
+                #[unroll]
+                for f in 0..comptime!(config.pairs()) {
+                    let product = comptime!(config.product_at(f, r / 2, group) + r % 2 * 2 + i);
+                    let mut value = products[product] * comptime!(config.integers().factor());
+                    let x_sum = comptime!((f * 2 + i) * config.groups() + group);
+                    if comptime!(config.integers().zero() != 0.0) {
+                        value = fma(of_x[x_sum], comptime!(-config.integers().zero()), value);
+                    }
+                    let at = comptime!(r * config.pairs() + f);
+                    sums[at] = fma(scale, value, sums[at]);
+                    if comptime!(layout.biased()) {
+                        sums[at] = fma(bias, of_x[x_sum], sums[at]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The floats that scale two spans of a row, from span `span` on, and those that are added; none where they are not
+/// floats.
+#[cube]
+fn floats<S: Int, B: Int>(
+    of: &Elements<S, B>,
+    row: usize,
+    span: usize,
+    #[comptime] config: MmaVec,
+) -> (Array<u32>, Array<u32>) {
+    let (scale_row, bias_row) = comptime!(config.element_rows());
+    let mut row_scales = Array::<u32>::new(comptime!(config.span_scales()));
+    let mut row_biases = Array::<u32>::new(comptime!(config.span_scales()));
+    if let Scales::Group { size, float, biased } = comptime!(config.layout.scales) {
+        let at = span * SPAN / size;
+        load_floats::<S>(&of.scales, row * scale_row + at, &mut row_scales, config.span_scales(), float);
+        if comptime!(biased) {
+            load_floats::<B>(&of.biases, row * bias_row + at, &mut row_biases, config.span_scales(), float);
+        }
+    }
+    (row_scales, row_biases)
+}
+
+/// The bits of `count` floats, from `at` on.
+#[cube]
+fn load_floats<E: Int>(
+    elements: &Shared<[E]>,
+    at: usize,
+    to: &mut Array<u32>,
+    #[comptime] count: usize,
+    #[comptime] float: FloatType,
+) {
+    if comptime!(count * float.size() < 4) {
+        to[0] = u32::cast_from(elements[at]);
+    } else {
+        let from = register(address(elements) + at as u32 * comptime!(float.size() as u32));
+        let words = shared_words(from, comptime!(count * float.size() / 4));
+        #[unroll]
+        for i in 0..count {
+            if comptime!(float.size() == 4) {
+                to[i] = words[i];
+            } else if comptime!(i % 2 == 0) {
+                to[i] = words[comptime!(i / 2)] & 0xffffu32;
+            } else {
+                to[i] = words[comptime!(i / 2)] >> 16u32;
+            }
+        }
+    }
+}
+
+/// What scales group `group` of span `span`, and what is added to it, of a superblock.
+#[cube]
+fn elements<S: Int, B: Int>(
+    of: &Elements<S, B>,
+    row: usize,
+    span: usize,
+    #[comptime] group: usize,
+    #[comptime] config: MmaVec,
+) -> (f32, f32) {
+    let layout = comptime!(config.layout);
+    let (scale_row, bias_row) = comptime!(config.element_rows());
+    let run = span * RUNS + comptime!(group * config.group() / RUN);
+    let scale = u32::cast_from(of.scales[row * scale_row + run]);
+    let bias = u32::cast_from(of.biases[row * bias_row + run / 8]);
+    let of_run = comptime!(group % (RUN / layout.group()));
+    (scale_of(scale, bias, of_run, layout), bias_of(scale, bias, of_run, layout))
+}

@@ -1,0 +1,18 @@
+//! Kernels for NVIDIA's hardware alone, on tensor cores, and the vendor's library.
+//!
+//! | | |
+//! |---|---|
+//! | `stream.rs` | one row of x, from Hopper on: the weight streams through shared memory |
+//! | `mma_vec/` | 1 to 8 rows of x: wide loads, exact products of integers |
+//! | `mma_rows/` | 6 to 32 rows of x, and experts with few pairs each: exact products of integers |
+//! | `wgmma/` | many rows of x, on Hopper: weights rounded to x's type; experts with many pairs |
+//! | `vendor_blas.rs` | very many rows: the weight decoded to memory, then cuBLASLt |
+//! | `integers.rs`, `staging.rs` | what the exact ones share: codes as integers of x's type; x in shared memory |
+
+mod integers;
+pub(super) mod mma_rows;
+pub(super) mod mma_vec;
+mod staging;
+pub(super) mod stream;
+pub(super) mod vendor_blas;
+pub(super) mod wgmma;

@@ -1,0 +1,200 @@
+//! Which kernel a product takes on a GPU: the one place that decides, for `quantized_matmul` and `gather_qmm` alike.
+//!
+//! [`KERNELS`] is tried in order, and the first kernel that fits is taken. A kernel's `fit` says which sizes and types it
+//! takes, and how it is cut for a device; from which size on it is worth it, and what was measured, stands in the list.
+//! Figures are of an H200, in microseconds, for 4 bits and a weight of 4096 to 14336, where nothing else is said.
+
+use super::cuda::{mma_rows, mma_vec, stream, vendor_blas, wgmma};
+use super::gpu::{mat_vec, tile};
+use super::problem::{Problem, Source};
+use crate::gpu::caps::Caps;
+
+/// How a product is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Whether x is made by the op that it comes from first. Else x is there, or the kernel makes it.
+    pub make_x: bool,
+    /// Whether all is done in f32, and the result rounded after that.
+    pub widen: bool,
+    pub kernel: Kernel,
+}
+
+/// A kernel, and how it is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    Stream(stream::Launch),
+    ExpertRows(mma_rows::MmaRows),
+    ExpertTiles(wgmma::Wgmma),
+    MmaRows(mma_rows::MmaRows),
+    MmaVec(mma_vec::MmaVec),
+    MatVec(mat_vec::MatVec),
+    VendorBlas(vendor_blas::Weight),
+    Wgmma(wgmma::Wgmma),
+    Tile(tile::Tile),
+}
+
+/// A kernel of the list.
+struct Candidate {
+    name: &'static str,
+    /// From which size on it is the fastest, as far as its `fit` does not say it, and what was measured.
+    reason: &'static str,
+    fit: fn(&Caps, &Problem) -> Option<Kernel>,
+}
+
+/// All kernels, in the order in which they are tried.
+const KERNELS: [Candidate; 9] = [
+    Candidate {
+        name: "stream",
+        reason: "one row of x: with loads in registers a mat-vec was no faster with its weight in the cache than without, \
+                 since each cube waited for x, loads and sums in turn",
+        fit: |caps, problem| stream::fit(caps, problem).map(Kernel::Stream),
+    },
+    Candidate {
+        name: "expert_rows",
+        reason: "from 128 pairs on, about 4 per expert: 53 for 512 pairs and 256 experts, where sorting them takes 76",
+        fit: |caps, problem| mma_rows::fit_experts(caps, problem).map(Kernel::ExpertRows),
+    },
+    Candidate {
+        name: "expert_tiles",
+        reason: "more pairs: sorted by expert, a tile of rows reads its expert's weight once",
+        fit: |caps, problem| wgmma::fit_experts(caps, problem).map(Kernel::ExpertTiles),
+    },
+    Candidate {
+        name: "mma_rows",
+        reason: "6 to 16 rows of x: 14 for 8 and 19 for 16, where the smallest tile of wgmma takes 26",
+        fit: |caps, problem| {
+            mma_rows::fit(caps, problem).filter(|_| few_rows(caps, problem)).map(Kernel::MmaRows)
+        },
+    },
+    Candidate {
+        name: "mma_vec",
+        reason: "up to 5 rows of x, and each pair of a token and an expert",
+        fit: |caps, problem| {
+            mma_vec::fit(caps, problem).filter(|_| few_rows(caps, problem)).map(Kernel::MmaVec)
+        },
+    },
+    Candidate {
+        name: "mat_vec",
+        reason: "few rows of x, any format and device",
+        fit: |caps, problem| {
+            mat_vec::fit(caps, problem).filter(|_| few_rows(caps, problem)).map(Kernel::MatVec)
+        },
+    },
+    Candidate {
+        name: "vendor_blas",
+        reason: "dense weights; others from 4096 rows of x on, where writing the decoded weight and reading it again pays",
+        fit: |caps, problem| vendor_blas_fit(caps, problem).map(Kernel::VendorBlas),
+    },
+    Candidate {
+        name: "wgmma",
+        reason: "many rows of x on Hopper: weights are decoded in registers and rounded to x's type",
+        fit: |caps, problem| wgmma::fit(caps, problem).map(Kernel::Wgmma),
+    },
+    Candidate {
+        name: "tile",
+        reason: "many rows of x on any device, in f32",
+        fit: |caps, problem| tile::fit(caps, problem).map(Kernel::Tile),
+    },
+];
+
+/// The plan for a product, which is not empty.
+///
+/// # Panics
+/// Never: [`mat_vec`] takes what no kernel for many rows takes.
+pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
+    // Kernels for many rows store the type that they multiply in.
+    let widen = problem.x_type != problem.y_type && !few_rows(caps, problem);
+    let problem = if widen { problem.widened() } else { *problem };
+    let fit = |candidate: &Candidate| {
+        let kernel = (candidate.fit)(caps, &problem).map(|kernel| Plan { make_x: false, widen, kernel });
+        let there = || (candidate.fit)(caps, &problem.of_tensor());
+        kernel.or_else(|| {
+            let kernel = (problem.source != Source::Tensor).then(there).flatten()?;
+            Some(Plan { make_x: true, widen, kernel })
+        })
+    };
+    KERNELS.iter().find_map(fit).expect("a product without many rows is a mat-vec's")
+}
+
+/// Whether a product is for kernels that decode the weight for each few rows of x: it has few, or nothing for many rows
+/// takes it (a weight of one row, say).
+fn few_rows(caps: &Caps, problem: &Problem) -> bool {
+    problem.routing.is_some()
+        || problem.m < many_rows(caps, problem)
+        || wgmma::fit(caps, &problem.of_tensor()).is_none()
+            && vendor_blas::fit(caps, &problem.of_tensor()).is_none()
+            && tile::fit(caps, &problem.of_tensor()).is_none()
+}
+
+/// Rows of x from which on a weight is decoded once for many of them.
+fn many_rows(caps: &Caps, problem: &Problem) -> usize {
+    /// Without tensor cores: on CPUs that stand for GPUs, and on GPUs through Vulkan.
+    const ANYWHERE: usize = 33;
+    match wgmma::fit(caps, &problem.of_tensor()) {
+        None => ANYWHERE,
+        Some(_) => wgmma_rows(caps, problem),
+    }
+}
+
+/// Rows of x from which on wgmma, where it takes the product, is faster than few rows at a time. Its smallest tile takes
+/// 26: more than 16 rows in `mma_rows`, which is exact, and than 5 in `mma_vec`.
+fn wgmma_rows(caps: &Caps, problem: &Problem) -> usize {
+    if mma_rows::supports(caps, problem.layout, problem.x_type) { 17 } else { mma_rows::FROM }
+}
+
+/// The vendor BLAS, where it is faster than [`wgmma`].
+fn vendor_blas_fit(caps: &Caps, problem: &Problem) -> Option<vendor_blas::Weight> {
+    /// Rows of x that pay for decoding the weight to memory.
+    const MANY_ROWS: usize = 4096;
+    vendor_blas::fit(caps, problem).filter(|weight| {
+        *weight == vendor_blas::Weight::Dense || problem.m >= MANY_ROWS || wgmma::fit(caps, problem).is_none()
+    })
+}
+
+impl Plan {
+    /// The plan in words: its steps, the kernel with how it is cut, and why it is this one.
+    pub fn explain(&self) -> String {
+        let candidate = &KERNELS[self.kernel.index()];
+        let steps = [(self.make_x, "x made first; "), (self.widen, "in f32; ")];
+        let steps: String = steps.iter().filter(|(taken, _)| *taken).map(|(_, step)| *step).collect();
+        format!("{steps}{} {}: {}", candidate.name, self.kernel.cut(), candidate.reason)
+    }
+}
+
+impl Kernel {
+    /// Its place in [`KERNELS`].
+    fn index(&self) -> usize {
+        match self {
+            Self::Stream(_) => 0,
+            Self::ExpertRows(_) => 1,
+            Self::ExpertTiles(_) => 2,
+            Self::MmaRows(_) => 3,
+            Self::MmaVec(_) => 4,
+            Self::MatVec(_) => 5,
+            Self::VendorBlas(_) => 6,
+            Self::Wgmma(_) => 7,
+            Self::Tile(_) => 8,
+        }
+    }
+
+    fn cut(&self) -> String {
+        match self {
+            Self::Stream(launch) => format!("{launch:?}"),
+            Self::ExpertRows(config) | Self::MmaRows(config) => format!("{config:?}"),
+            Self::ExpertTiles(config) | Self::Wgmma(config) => format!("{config:?}"),
+            Self::MmaVec(config) => format!("{config:?}"),
+            Self::MatVec(config) => format!("{config:?}"),
+            Self::VendorBlas(weight) => format!("{weight:?}"),
+            Self::Tile(config) => format!("{config:?}"),
+        }
+    }
+}
+
+/// Whether a product on tensor cores rounds the weight to x's type.
+#[cfg(test)]
+pub(crate) fn rounds_weight(plan: &Plan) -> bool {
+    matches!(
+        plan.kernel,
+        Kernel::ExpertTiles(_) | Kernel::Wgmma(_) | Kernel::VendorBlas(vendor_blas::Weight::Decoded)
+    )
+}
