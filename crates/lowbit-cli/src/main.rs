@@ -3,6 +3,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
+mod explain;
 mod habits;
 mod interrupt;
 mod memory;

@@ -1,7 +1,7 @@
 use super::bench_model;
 use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
-use crate::{Failure, out, progress};
+use crate::{Failure, explain, out, progress};
 use lowbit::Device;
 use lowbit_kernels::bench::{self, Limits, Row};
 use std::fs::File;
@@ -28,10 +28,16 @@ pub struct Arguments {
     /// Print a JSON array.
     #[arg(long)]
     pub json: bool,
+    /// Say on standard error which kernel each product takes, how it is cut, and why.
+    #[arg(long)]
+    explain: bool,
 }
 
 /// Checks and times the ops; with --model, times a whole model.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.explain {
+        explain::start();
+    }
     if arguments.model.is_named() {
         return bench_model::run(arguments);
     }
