@@ -17,6 +17,9 @@ pub(crate) struct Plan {
     /// Whether all is done in f32, and the result rounded after that.
     pub widen: bool,
     pub kernel: Kernel,
+    /// Of the kernel in the list: its name, and why it stands there.
+    name: &'static str,
+    reason: &'static str,
 }
 
 /// A kernel, and how it is cut.
@@ -38,6 +41,8 @@ struct Candidate {
     name: &'static str,
     /// From which size on it is the fastest, as far as its `fit` does not say it, and what was measured.
     reason: &'static str,
+    /// Whether it is for [few rows](few_rows) of x alone.
+    few_rows: bool,
     fit: fn(&Caps, &Problem) -> Option<Kernel>,
 }
 
@@ -47,52 +52,55 @@ const KERNELS: [Candidate; 9] = [
         name: "stream",
         reason: "one row of x: with loads in registers a mat-vec was no faster with its weight in the cache than without, \
                  since each cube waited for x, loads and sums in turn",
+        few_rows: false,
         fit: |caps, problem| stream::fit(caps, problem).map(Kernel::Stream),
     },
     Candidate {
         name: "expert_rows",
         reason: "from 128 pairs on, about 4 per expert: 53 for 512 pairs and 256 experts, where sorting them takes 76",
+        few_rows: false,
         fit: |caps, problem| mma_rows::fit_experts(caps, problem).map(Kernel::ExpertRows),
     },
     Candidate {
         name: "expert_tiles",
         reason: "more pairs: sorted by expert, a tile of rows reads its expert's weight once",
+        few_rows: false,
         fit: |caps, problem| wgmma::fit_experts(caps, problem).map(Kernel::ExpertTiles),
     },
     Candidate {
         name: "mma_rows",
         reason: "6 to 16 rows of x: 14 for 8 and 19 for 16, where the smallest tile of wgmma takes 26",
-        fit: |caps, problem| {
-            mma_rows::fit(caps, problem).filter(|_| few_rows(caps, problem)).map(Kernel::MmaRows)
-        },
+        few_rows: true,
+        fit: |caps, problem| mma_rows::fit(caps, problem).map(Kernel::MmaRows),
     },
     Candidate {
         name: "mma_vec",
         reason: "up to 5 rows of x, and each pair of a token and an expert",
-        fit: |caps, problem| {
-            mma_vec::fit(caps, problem).filter(|_| few_rows(caps, problem)).map(Kernel::MmaVec)
-        },
+        few_rows: true,
+        fit: |caps, problem| mma_vec::fit(caps, problem).map(Kernel::MmaVec),
     },
     Candidate {
         name: "mat_vec",
         reason: "few rows of x, any format and device",
-        fit: |caps, problem| {
-            mat_vec::fit(caps, problem).filter(|_| few_rows(caps, problem)).map(Kernel::MatVec)
-        },
+        few_rows: true,
+        fit: |caps, problem| mat_vec::fit(caps, problem).map(Kernel::MatVec),
     },
     Candidate {
         name: "vendor_blas",
         reason: "dense weights; others from 4096 rows of x on, where writing the decoded weight and reading it again pays",
+        few_rows: false,
         fit: |caps, problem| vendor_blas_fit(caps, problem).map(Kernel::VendorBlas),
     },
     Candidate {
         name: "wgmma",
         reason: "many rows of x on Hopper: weights are decoded in registers and rounded to x's type",
+        few_rows: false,
         fit: |caps, problem| wgmma::fit(caps, problem).map(Kernel::Wgmma),
     },
     Candidate {
         name: "tile",
         reason: "many rows of x on any device, in f32",
+        few_rows: false,
         fit: |caps, problem| tile::fit(caps, problem).map(Kernel::Tile),
     },
 ];
@@ -105,15 +113,15 @@ pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
     // Kernels for many rows store the type that they multiply in.
     let widen = problem.x_type != problem.y_type && !few_rows(caps, problem);
     let problem = if widen { problem.widened() } else { *problem };
+    let few_rows = few_rows(caps, &problem);
     let fit = |candidate: &Candidate| {
-        let kernel = (candidate.fit)(caps, &problem).map(|kernel| Plan { make_x: false, widen, kernel });
-        let there = || (candidate.fit)(caps, &problem.of_tensor());
-        kernel.or_else(|| {
-            let kernel = (problem.source != Source::Tensor).then(there).flatten()?;
-            Some(Plan { make_x: true, widen, kernel })
-        })
+        let &Candidate { name, reason, fit, .. } = candidate;
+        let plan = |make_x| move |kernel| Plan { make_x, widen, kernel, name, reason };
+        let made = || fit(caps, &problem.of_tensor()).filter(|_| problem.source != Source::Tensor);
+        fit(caps, &problem).map(plan(false)).or_else(|| made().map(plan(true)))
     };
-    KERNELS.iter().find_map(fit).expect("a product without many rows is a mat-vec's")
+    let mut candidates = KERNELS.iter().filter(|candidate| few_rows || !candidate.few_rows);
+    candidates.find_map(fit).expect("a product without many rows is a mat-vec's")
 }
 
 /// Whether a product is for kernels that decode the weight for each few rows of x: it has few, or nothing for many rows
@@ -154,29 +162,13 @@ fn vendor_blas_fit(caps: &Caps, problem: &Problem) -> Option<vendor_blas::Weight
 impl Plan {
     /// The plan in words: its steps, the kernel with how it is cut, and why it is this one.
     pub fn explain(&self) -> String {
-        let candidate = &KERNELS[self.kernel.index()];
         let steps = [(self.make_x, "x made first; "), (self.widen, "in f32; ")];
         let steps: String = steps.iter().filter(|(taken, _)| *taken).map(|(_, step)| *step).collect();
-        format!("{steps}{} {}: {}", candidate.name, self.kernel.cut(), candidate.reason)
+        format!("{steps}{} {}: {}", self.name, self.kernel.cut(), self.reason)
     }
 }
 
 impl Kernel {
-    /// Its place in [`KERNELS`].
-    fn index(&self) -> usize {
-        match self {
-            Self::Stream(_) => 0,
-            Self::ExpertRows(_) => 1,
-            Self::ExpertTiles(_) => 2,
-            Self::MmaRows(_) => 3,
-            Self::MmaVec(_) => 4,
-            Self::MatVec(_) => 5,
-            Self::VendorBlas(_) => 6,
-            Self::Wgmma(_) => 7,
-            Self::Tile(_) => 8,
-        }
-    }
-
     fn cut(&self) -> String {
         match self {
             Self::Stream(launch) => format!("{launch:?}"),

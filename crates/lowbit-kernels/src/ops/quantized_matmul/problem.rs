@@ -40,6 +40,13 @@ pub(crate) struct Routing {
     pub share: usize,
 }
 
+impl Routing {
+    /// Whether bringing the pairs of an expert together takes less than reading its weights again for each.
+    pub fn has_many_pairs(self) -> bool {
+        self.pairs >= 128
+    }
+}
+
 /// What x is, where `other` and `norm` are operands beside it. A vector has 8 values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {

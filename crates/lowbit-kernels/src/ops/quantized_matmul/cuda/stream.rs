@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)] // Launches.
 
+use super::super::gpu::cube_rows::check_indices;
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Source};
 use super::integers::ONES;
@@ -516,11 +517,10 @@ pub(in super::super) fn launch(
     problem: &Problem,
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
-    let (x, layout, runs) = (operands.x, problem.layout, problem.runs());
+    check_indices(problem, operands)?;
+    let x = operands.x;
     let norm = x.norm.map(|norm| norm.cast(DType::F32)).transpose()?;
     let index = |value: usize| CHECK.index(value);
-    // Scales have two elements per run at most, and codes no fewer.
-    index(problem.n * runs * (layout.bits / layout.vector()).max(2))?;
     let weight = operands.weight.buffers()?;
     let y = operands.y.buffer()?;
     let arguments = QuantizedMatmulStream {
@@ -529,7 +529,7 @@ pub(in super::super) fn launch(
         x: XInputsArgs { x: x.x.buffer()?, other: x.other.unwrap_or(x.x).buffer()? },
         y,
         sum: operands.sum.map_or(Ok(y), |sum| sum.buffer())?,
-        sizes: Sizes { n: index(problem.n)?, runs: index(runs)?, eps: x.eps.to_bits() },
+        sizes: Sizes { n: index(problem.n)?, runs: index(problem.runs())?, eps: x.eps.to_bits() },
         ones: ONES,
     };
     // SAFETY: the sizes are the operands'; x's operands have a row of whole vectors each, as `fit` asked for.

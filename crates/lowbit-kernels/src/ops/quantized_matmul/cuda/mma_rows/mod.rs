@@ -76,11 +76,9 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
 /// its weight once without sorting them first. 4096 pairs would gain 5 % at the best, and lose where a few experts are
 /// chosen by most tokens.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
-    /// Pairs from which on bringing those of an expert together takes less than reading its weights again.
-    const MANY_PAIRS: usize = 128;
     let routing = problem.routing?;
     let mean = routing.pairs.div_ceil(routing.experts.max(1));
-    let few_each = routing.pairs >= MANY_PAIRS && mean + 2 * mean.isqrt() <= 8;
+    let few_each = routing.has_many_pairs() && mean + 2 * mean.isqrt() <= 8;
     let fits = few_each
         && routing.pairs <= MOST_IDS
         && routing.experts < CUBES

@@ -45,10 +45,8 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Wgmma> {
 
 /// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Wgmma> {
-    /// Pairs from which on bringing those of an expert together takes less than reading its weights again.
-    const MANY_PAIRS: usize = 128;
     let routing = problem.routing?;
-    let fits = routing.pairs >= MANY_PAIRS
+    let fits = routing.has_many_pairs()
         && routing.experts <= sort::MOST_EXPERTS
         && problem.source == Source::Tensor
         && supports(caps, problem);
