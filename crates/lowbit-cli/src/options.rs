@@ -4,6 +4,7 @@ use crate::habits::{self, GpuLayers};
 use crate::{Failure, out, progress};
 use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
 use lowbit_formats::FloatType;
+use lowbit_kernels::simd::Isa;
 use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -24,6 +25,10 @@ pub struct ModelOptions {
     /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
     #[arg(long, value_enum)]
     dtype: Option<Activations>,
+    /// Multiply decoded weights in f32 on the CPU, instead of rounding activations to 8 bits as llama.cpp does; several
+    /// times slower.
+    #[arg(long)]
+    exact: bool,
     #[command(flatten)]
     pub device: DeviceOptions,
 }
@@ -72,9 +77,18 @@ pub struct DeviceOptions {
     /// CPU threads [default: one per core].
     #[arg(long, short)]
     pub threads: Option<usize>,
+    /// The CPU's instruction set [default: the best that it has; `inspect --device` lists them].
+    #[arg(long, value_name = "ISA", value_parser = isa)]
+    isa: Option<Isa>,
     /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
     n_gpu_layers: Option<GpuLayers>,
+}
+
+/// The instruction set of this name.
+fn isa(name: &str) -> Result<Isa, String> {
+    let names: Vec<_> = Isa::all().into_iter().map(Isa::name).collect();
+    Isa::named(name).ok_or_else(|| format!("this processor has {}", names.join(", ")))
 }
 
 impl DeviceOptions {
@@ -102,7 +116,7 @@ impl DeviceOptions {
             "vulkan" => Ok(Device::vulkan()?),
             #[cfg(feature = "metal")]
             "metal" => Ok(Device::metal()?),
-            _ => Ok(Device::cpu(self.threads)?),
+            _ => Ok(Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect))?),
         }
     }
 }
@@ -158,7 +172,8 @@ impl ModelOptions {
     }
 
     fn target(&self) -> Result<Target, Failure> {
-        Ok(Target::new(&self.device.device()?, self.dtype.map(Activations::float))?)
+        let target = Target::new(&self.device.device()?, self.dtype.map(Activations::float))?;
+        Ok(target.with_exact(self.exact))
     }
 
     /// Finds and maps the checkpoint alone.

@@ -45,6 +45,12 @@ impl TensorView {
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
+
+    /// Says that the bytes are not needed for now: the system may use their memory, and reads them from the file again if
+    /// they are.
+    pub fn release(&self) {
+        crate::map::release(&self.bytes);
+    }
 }
 
 impl std::fmt::Debug for TensorView {

@@ -134,7 +134,7 @@ impl Device {
     /// pass goes into one call.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self {
-            Self::Cpu(cpu) => cpu.pool.install(work),
+            Self::Cpu(cpu) => cpu.run(work),
             Self::Gpu(_) => work(),
         }
     }
@@ -156,6 +156,11 @@ impl Cpu {
     /// The instruction set that kernels run with.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    /// Runs `work` in the pool.
+    pub(crate) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
     }
 
     /// Threads in the pool.

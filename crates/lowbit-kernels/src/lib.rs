@@ -29,6 +29,7 @@ mod gemm;
 pub mod gpu;
 mod inputs;
 pub mod ops;
+mod panels;
 mod quantized;
 mod random;
 mod scan;

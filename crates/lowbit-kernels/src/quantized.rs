@@ -1,6 +1,6 @@
 use crate::tensor::elements;
-use crate::{Device, KernelError, Tensor};
-use lowbit_formats::{Format, Parts};
+use crate::{Device, KernelError, Tensor, panels};
+use lowbit_formats::{DType, Format, Parts};
 
 /// A weight `[.., N, K]` in some [`Format`]: the format's component tensors, each row after row.
 #[derive(Clone, Debug)]
@@ -8,6 +8,8 @@ pub struct QuantizedTensor {
     format: Format,
     shape: Vec<usize>,
     components: Vec<Tensor>,
+    /// How the components lie, if in panels.
+    panels: Option<panels::Layout>,
 }
 
 impl QuantizedTensor {
@@ -46,7 +48,7 @@ impl QuantizedTensor {
                 return Err(error.into());
             }
         }
-        let weight = Self { format, shape: shape.to_vec(), components };
+        let weight = Self { format, shape: shape.to_vec(), components, panels: None };
         #[cfg(feature = "gpu")]
         if let Device::Gpu(gpu) = weight.device().clone() {
             return weight.laid_out(&gpu, n);
@@ -82,7 +84,7 @@ impl QuantizedTensor {
             return Ok(self.clone());
         }
         #[cfg(feature = "gpu")]
-        if let (Device::Cpu(_), Device::Gpu(_)) = (self.device(), device) {
+        if let (Device::Cpu(_), Device::Gpu(_), None) = (self.device(), device, self.panels) {
             let components = crate::gpu::layout::repack(self.format, &self.parts(), self.rows(), self.k());
             let upload = |plane: &std::borrow::Cow<'_, [u8]>| Tensor::new(plane, &[plane.len()], device);
             let components = components.iter().filter(|component| !component.is_empty()).map(upload);
@@ -90,16 +92,61 @@ impl QuantizedTensor {
             if components.is_empty() {
                 components.push(Tensor::new::<u8>(&[], &[0], device)?);
             }
-            return Ok(Self { format: self.format, shape: self.shape.clone(), components });
+            return Ok(Self { format: self.format, shape: self.shape.clone(), components, panels: None });
         }
         Err(KernelError::Unsupported { op: "moving a weight", device: self.device().to_string() })
+    }
+
+    /// The same weight repacked for the CPU's integer products (`panels/`), which round x to 8 bits per group of values
+    /// that share a scale. Weights that these do not compute (floats, mxfp8, and those with scales of 2^100 and more) stay as
+    /// they are, and so do those on a GPU. Products of a weight that is not repacked are in f32.
+    ///
+    /// # Errors
+    /// [`KernelError::TooLarge`] when there is no memory for it.
+    pub fn to_panels(&self) -> Result<Self, KernelError> {
+        let (Device::Cpu(cpu), None) = (self.device(), self.panels) else { return Ok(self.clone()) };
+        let Some(layout) = panels::Layout::of(self.format, self.n(), self.k()) else {
+            return Ok(self.clone());
+        };
+        let count = layout.panels() * (self.rows() / self.n().max(1));
+        let allocate = |bytes: usize| Tensor::allocate(&[count, bytes], DType::U8, self.device());
+        let [codes, scales, biases] = layout.bytes();
+        let mut components = [allocate(codes)?, allocate(scales)?, allocate(biases)?];
+        let [codes, scales, biases] = components.each_mut().map(|component| component.as_mut_slice::<u8>());
+        let out = [codes?, scales?, biases?];
+        let packed = cpu.run(|| panels::pack(cpu.isa(), &layout, self.format, &self.parts(), out));
+        Ok(match packed {
+            true => Self { components: components.into(), panels: Some(layout), ..self.clone() },
+            false => self.clone(),
+        })
+    }
+
+    /// The components of a weight in panels.
+    pub(crate) fn panels(&self) -> Option<panels::Unpack<'_>> {
+        self.panels.map(|layout| panels::Unpack { layout, parts: self.parts() })
+    }
+
+    /// Whether it is in panels.
+    pub(crate) fn is_repacked(&self) -> bool {
+        self.panels.is_some()
+    }
+
+    /// Refuses a weight in panels, which hold rows of one matrix each.
+    pub(crate) fn by_rows(&self, op: &'static str) -> Result<(), KernelError> {
+        match self.panels {
+            None => Ok(()),
+            Some(_) => Err(KernelError::Unsupported { op, device: "a repacked weight".into() }),
+        }
     }
 
     /// Parts `start..end` of the outermost dimension, sharing storage.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when they are not there.
+    /// [`KernelError::Shape`] when they are not there; [`KernelError::Unsupported`] for rows of a repacked weight.
     pub fn slice(&self, start: usize, end: usize) -> Result<Self, KernelError> {
+        if self.shape.len() == 2 {
+            self.by_rows("a part of the rows")?;
+        }
         let count = self.shape[0];
         if start > end || end > count {
             let want = format!("{start}..{end} of the outermost were asked for");
@@ -114,8 +161,12 @@ impl QuantizedTensor {
     /// The same rows as a weight of `shape`, sharing storage.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for another K or another number of rows.
+    /// [`KernelError::Shape`] for another K or another number of rows; [`KernelError::Unsupported`] for another N of a
+    /// repacked weight.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
+        if shape.get(shape.len().wrapping_sub(2)) != Some(&self.n()) {
+            self.by_rows("another number of rows")?;
+        }
         match shape {
             [_, .., k] if *k == self.k() && elements(shape, 1) == Some(self.rows() * k) => {
                 Ok(Self { shape: shape.to_vec(), ..self.clone() })
@@ -134,7 +185,7 @@ impl QuantizedTensor {
         of: impl FnMut(&Tensor) -> Result<Tensor, KernelError>,
     ) -> Result<Self, KernelError> {
         let components = self.components.iter().map(of).collect::<Result<_, _>>()?;
-        Ok(Self { format: self.format, shape, components })
+        Ok(Self { format: self.format, shape, components, panels: self.panels })
     }
 
     /// How the values are stored.
@@ -167,12 +218,12 @@ impl QuantizedTensor {
         self.components[0].device()
     }
 
-    /// The component tensors, in the format's order; on a GPU in its own layout.
+    /// The component tensors, in the format's order; on a GPU and after [`Self::to_panels`] in a layout of their own.
     pub fn components(&self) -> &[Tensor] {
         &self.components
     }
 
-    /// The components' bytes.
+    /// The components' bytes; in panels of a repacked weight.
     ///
     /// # Panics
     /// When they are on a GPU.

@@ -17,7 +17,11 @@ pub struct Weights<'a> {
     target: &'a Target,
     offset_norms: Option<OffsetNorms>,
     prefix: String,
+    /// Whether weights stay as the file has them, for products in f32.
+    exact: bool,
     used: Rc<RefCell<HashSet<String>>>,
+    /// The tensors of weights that were read since the last one was placed.
+    read: Rc<RefCell<Vec<TensorView>>>,
 }
 
 /// The tensors of a module's weight: scales and biases where MLX quantised it.
@@ -32,6 +36,8 @@ pub struct Target {
     pub host: Device,
     /// The type of activations, except the residual stream and the logits, which are f32.
     pub activations: FloatType,
+    /// Whether products on the CPU are exact to f32: see [`Self::with_exact`].
+    exact: bool,
 }
 
 impl Target {
@@ -41,26 +47,51 @@ impl Target {
     /// As [`Device::host`].
     pub fn new(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
         let activations = activations.unwrap_or_else(|| device.activations());
-        Ok(Self { device: device.clone(), host: device.host()?, activations })
+        Ok(Self { device: device.clone(), host: device.host()?, activations, exact: false })
+    }
+
+    /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
+    /// are repacked at load and activations are rounded to 8 bits, as llama.cpp does: several times as fast
+    /// ([`QuantizedTensor::to_panels`]). Other devices compute the same either way.
+    pub fn with_exact(self, exact: bool) -> Self {
+        Self { exact, ..self }
+    }
+}
+
+/// Where weights go, and whether they are repacked for products in integers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement<'a> {
+    pub device: &'a Device,
+    repack: bool,
+}
+
+impl Placement<'_> {
+    /// A weight that was read through the map, as products read it.
+    pub fn weight(self, weight: &QuantizedTensor) -> Result<QuantizedTensor, KernelError> {
+        let weight = weight.to_device(self.device)?;
+        if self.repack { weight.to_panels() } else { Ok(weight) }
     }
 }
 
 impl<'a> Weights<'a> {
     /// All of `checkpoint`. Its tensors stay in the mapped file where the device can read them there.
     pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
-        Self { checkpoint, target, offset_norms: None, prefix: String::new(), used: Rc::default() }
+        let (prefix, exact) = (String::new(), target.exact);
+        let (used, read) = (Rc::default(), Rc::default());
+        Self { checkpoint, target, offset_norms: None, prefix, exact, used, read }
     }
 
     /// The tensors below `json` or `gguf`, whichever this checkpoint has.
     pub fn below(&self, json: &str, gguf: &str) -> Self {
         let prefix = format!("{}{}", self.prefix, self.choose(json, gguf));
-        Self { prefix, used: self.used.clone(), ..*self }
+        Self { prefix, used: self.used.clone(), read: self.read.clone(), ..*self }
     }
 
     /// The same tensors, with what is special about this architecture's checkpoints.
     pub(crate) fn of(&self, architecture: &Architecture) -> Self {
         let offset_norms = architecture.offset_norms;
-        Self { offset_norms, prefix: self.prefix.clone(), used: self.used.clone(), ..*self }
+        let (used, read) = (self.used.clone(), self.read.clone());
+        Self { offset_norms, prefix: self.prefix.clone(), used, read, ..*self }
     }
 
     /// Layer `index`: `layers.{index}.` or `blk.{index}.`.
@@ -198,7 +229,7 @@ impl<'a> Weights<'a> {
         }
         let linears = linears.try_into().expect("one per part");
         let (json, gguf, _) = parts[0];
-        MergedLinear::new(linears, self.device())
+        self.placed(|placement| MergedLinear::new(linears, placement))
             .map_err(|error| self.weight_error(&self.name(json, gguf), error))
     }
 
@@ -221,7 +252,28 @@ impl<'a> Weights<'a> {
 
     /// A weight read through the map, on the device.
     fn moved(&self, name: &str, weight: QuantizedTensor) -> Result<QuantizedTensor, ModelError> {
-        weight.to_device(self.device()).map_err(|error| self.weight_error(name, error))
+        self.placed(|placement| placement.weight(&weight)).map_err(|error| self.weight_error(name, error))
+    }
+
+    /// What `place` makes of weights that were read through the map. Where it copied them, their pages are given back.
+    fn placed<T>(
+        &self,
+        place: impl FnOnce(Placement<'_>) -> Result<T, KernelError>,
+    ) -> Result<T, KernelError> {
+        let placement = Placement { device: self.device(), repack: !self.exact };
+        let placed = place(placement)?;
+        for view in self.read.borrow_mut().drain(..) {
+            if placement.repack || matches!(placement.device, Device::Gpu(_)) {
+                view.release();
+            }
+        }
+        Ok(placed)
+    }
+
+    /// The same weights for products that are exact to f32: routers choose, and a small error would choose otherwise.
+    pub fn exactly(&self) -> Self {
+        let (used, read) = (self.used.clone(), self.read.clone());
+        Self { exact: true, prefix: self.prefix.clone(), used, read, ..*self }
     }
 
     fn mapped_matrix(&self, json: &str, gguf: &str, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
@@ -302,6 +354,7 @@ impl<'a> Weights<'a> {
                 return Err(self.refuse(view, format!("{} {want:?}", component.dtype)));
             }
         }
+        self.read.borrow_mut().push(view.clone());
         Tensor::mapped(view.bytes.clone(), &want, component.dtype, &self.target.host)
             .map_err(|error| self.weight_error(&view.name, error))
     }

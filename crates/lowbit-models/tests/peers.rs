@@ -4,7 +4,7 @@
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
-use lowbit_models::{GenerationOptions, Logits, Model, Session};
+use lowbit_models::{GenerationOptions, Logits, Model, Session, Target};
 use numcheck::Vectors;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,8 @@ fn checkpoints(folder: &Path) -> Vec<PathBuf> {
 
 fn load(path: &Path, device: &Device) -> Model {
     let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
-    Model::load(&checkpoint, device).unwrap_or_else(|error| panic!("{error}"))
+    let target = Target::new(device, None).unwrap().with_exact(true);
+    Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// All logits of `tokens`, run through an empty cache in pieces of the given sizes (the last one again and again).

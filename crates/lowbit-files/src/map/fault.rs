@@ -76,6 +76,12 @@ fn find(address: usize) -> Option<&'static Slot> {
     })
 }
 
+/// Whether `bytes` lie in one map of the table.
+pub(super) fn contains(bytes: &[u8]) -> bool {
+    let end = bytes.as_ptr_range().end.addr();
+    find(bytes.as_ptr().addr()).is_some_and(|slot| end <= slot.end.load(Ordering::Relaxed))
+}
+
 /// From now on the process says which file it was, and ends with status 1, when a mapped model file has been cut or its
 /// disk fails while it is read. For programs: a library's user decides about signals.
 ///

@@ -57,3 +57,24 @@ pub(crate) fn map(path: &Path) -> Result<Bytes, FileError> {
         map,
     }))
 }
+
+/// Gives the memory of whole pages of a mapped file back to the system; they are read from the file again when they are
+/// needed. Does nothing to bytes that are not of a map.
+#[allow(unsafe_code)]
+pub(crate) fn release(bytes: &[u8]) {
+    #[cfg(target_os = "linux")]
+    if fault::contains(bytes) {
+        // SAFETY: sysconf(3) reads a constant.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(1 << 16);
+        let range = bytes.as_ptr_range();
+        let (start, end) = (range.start.addr().next_multiple_of(page), range.end.addr() / page * page);
+        if start < end {
+            let start = bytes.as_ptr().wrapping_add(start - range.start.addr());
+            // SAFETY: whole pages of a private, read-only map of a file, which holds the same bytes when they are read again.
+            // That it failed, changes nothing.
+            unsafe { libc::madvise(start.cast_mut().cast(), end - start.addr(), libc::MADV_DONTNEED) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = bytes;
+}

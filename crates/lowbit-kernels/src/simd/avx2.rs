@@ -2,16 +2,17 @@
 use super::{Kernel, Simd};
 use std::arch::x86_64::*;
 
-/// Eight lanes: AVX2, FMA and F16C.
+/// Eight lanes: AVX2, FMA and F16C, and AVX-VNNI if so said.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx2(());
+pub struct Avx2<const VNNI: bool>(());
 
-impl Avx2 {
+impl<const VNNI: bool> Avx2<VNNI> {
     /// `None` when this processor lacks any of them.
     pub fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!VNNI || is_x86_feature_detected!("avxvnni"));
         found.then_some(Self(()))
     }
 
@@ -19,18 +20,24 @@ impl Avx2 {
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx2,fma,f16c")]
-        fn run<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+        fn run<const VNNI: bool, K: Kernel>(simd: Avx2<VNNI>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        fn run_vnni<const VNNI: bool, K: Kernel>(simd: Avx2<VNNI>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         // SAFETY: `self` exists only where `detect` found the features.
-        unsafe { run(self, kernel) }
+        unsafe { if VNNI { run_vnni(self, kernel) } else { run(self, kernel) } }
     }
 }
 
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
+    const WIDE_DOT4: bool = VNNI;
     type V = __m256;
+    type I = __m256i;
 
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {
@@ -136,6 +143,56 @@ impl Simd for Avx2 {
             let half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)))
+        }
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> __m256i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8]) -> __m256i {
+        let x: &[u8; 32] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe { _mm256_loadu_si256(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn dot4<const NARROW: bool>(self, sum: __m256i, u: __m256i, s: __m256i) -> __m256i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            if VNNI {
+                return _mm256_dpbusd_avx_epi32(sum, u, s);
+            }
+            let pairs = if NARROW {
+                // Two products of bytes below 128 fit 16 bits.
+                _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1))
+            } else {
+                let (low, high) = (_mm256_set1_epi16(0xff), |x| _mm256_srai_epi16::<8>(x));
+                let even = _mm256_madd_epi16(_mm256_and_si256(u, low), high(_mm256_slli_epi16::<8>(s)));
+                _mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16::<8>(u), high(s)))
+            };
+            _mm256_add_epi32(sum, pairs)
+        }
+    }
+
+    #[inline(always)]
+    fn f32_from_bits(self, bits: __m256i) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_castsi256_ps(bits) }
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
+        // SAFETY: `self` proves the features; the arrays are whole vectors.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            for codes in codes.as_chunks_mut::<32>().0 {
+                let found = _mm256_shuffle_epi8(table, _mm256_loadu_si256(codes.as_ptr().cast()));
+                _mm256_storeu_si256(codes.as_mut_ptr().cast(), found);
+            }
         }
     }
 }

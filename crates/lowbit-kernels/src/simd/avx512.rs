@@ -2,7 +2,7 @@
 use super::{Kernel, Simd};
 use std::arch::x86_64::*;
 
-/// Sixteen lanes: AVX-512 F, BW, DQ, VL and VBMI, over AVX2, FMA and F16C.
+/// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx512(());
 
@@ -14,6 +14,7 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c");
@@ -23,7 +24,7 @@ impl Avx512 {
     /// Runs `kernel` compiled for these instructions.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c")]
         fn run<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
             kernel.run(simd)
         }
@@ -35,7 +36,9 @@ impl Avx512 {
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
+    const WIDE_DOT4: bool = true;
     type V = __m512;
+    type I = __m512i;
 
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {
@@ -127,5 +130,40 @@ impl Simd for Avx512 {
     fn max_lane(self, v: __m512) -> f32 {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_reduce_max_ps(v) }
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_set1_epi32(x) }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8]) -> __m512i {
+        let x: &[u8; 64] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn dot4<const NARROW: bool>(self, sum: __m512i, u: __m512i, s: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_dpbusd_epi32(sum, u, s) }
+    }
+
+    #[inline(always)]
+    fn f32_from_bits(self, bits: __m512i) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_castsi512_ps(bits) }
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
+        // SAFETY: `self` proves the features; the arrays are whole vectors.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            let found = _mm512_shuffle_epi8(table, _mm512_loadu_si512(codes.as_ptr().cast()));
+            _mm512_storeu_si512(codes.as_mut_ptr().cast(), found);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Vectors of f32 for kernels that are written once and compiled for each instruction set.
+//! Vectors of f32 and of bytes for kernels that are written once and compiled for each instruction set.
 //!
 //! A kernel implements [`Kernel`], generic over [`Simd`]; [`Isa::dispatch`] runs it with the instruction set that
 //! the [`Isa`] value proves to be there. Everything marked `#[inline(always)]` below the kernel's `run` is compiled
@@ -24,8 +24,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const LANES: usize;
     /// Vectors that the register file holds: what a kernel's tile must fit.
     const REGISTERS: usize;
+    /// Whether [`Simd::dot4`] is as fast for any unsigned bytes as for those below 128.
+    const WIDE_DOT4: bool;
     /// `LANES` f32.
     type V: Copy;
+    /// `LANES` i32, or four bytes for each of them.
+    type I: Copy;
 
     /// Asks for the cache line `offset` bytes after the start of `bytes`, past their end or not; a hint.
     #[inline(always)]
@@ -67,6 +71,24 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The greatest lane.
     fn max_lane(self, v: Self::V) -> f32;
 
+    /// All lanes `x`.
+    fn splat_i32(self, x: i32) -> Self::I;
+    /// The first `4 * LANES` bytes.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load_bytes(self, x: &[u8]) -> Self::I;
+    /// In lane i: `sum[i] + u[4i] * s[4i] + .. + u[4i + 3] * s[4i + 3]`, of unsigned bytes `u` and signed bytes `s`, none of
+    /// which is -128. `NARROW` promises that no byte of `u` is above 127.
+    fn dot4<const NARROW: bool>(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// The f32 of these bits.
+    fn f32_from_bits(self, bits: Self::I) -> Self::V;
+    /// Each code, which is below 16, becomes the table's element.
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
+        codes.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
+    }
+
     /// Up to `LANES` elements, the other lanes `fill`.
     #[inline(always)]
     fn load_partial(self, x: &[f32], fill: f32) -> Self::V {
@@ -78,6 +100,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Writes as many lanes as `y` has elements, at most `LANES`.
     #[inline(always)]
     fn store_partial(self, v: Self::V, y: &mut [f32]) {
+        if y.len() == Self::LANES {
+            return self.store(v, y);
+        }
         let mut lanes = [0.0; MAX_LANES];
         self.store(v, &mut lanes);
         y.copy_from_slice(&lanes[..y.len()]);
@@ -103,8 +128,11 @@ pub enum Isa {
     Portable(portable::Portable),
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
-    Avx2(avx2::Avx2),
-    /// AVX-512 F, BW, DQ, VL and VBMI besides.
+    Avx2(avx2::Avx2<false>),
+    /// AVX-VNNI besides.
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni(avx2::Avx2<true>),
+    /// AVX-512 F, BW, DQ, VL, VBMI and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Avx512),
 }
@@ -121,9 +149,28 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             all.extend(avx2::Avx2::detect().map(Self::Avx2));
+            all.extend(avx2::Avx2::detect().map(Self::Avx2Vnni));
             all.extend(avx512::Avx512::detect().map(Self::Avx512));
         }
         all
+    }
+
+    /// The one of this name among those that this processor has.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().into_iter().find(|isa| isa.name() == name)
+    }
+
+    /// Its name, as `--isa` takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni(_) => "avx2-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+        }
     }
 
     /// Lanes a vector.
@@ -146,6 +193,8 @@ impl Isa {
             Self::Portable(simd) => kernel.run(simd),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2Vnni(simd) => simd.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(simd) => simd.run(kernel),
         }

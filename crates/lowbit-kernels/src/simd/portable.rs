@@ -13,7 +13,9 @@ pub type Scalar = Lanes<1>;
 impl<const N: usize> Simd for Lanes<N> {
     const LANES: usize = N;
     const REGISTERS: usize = 8;
+    const WIDE_DOT4: bool = true;
     type V = [f32; N];
+    type I = [[u8; 4]; N];
 
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; N] {
@@ -94,5 +96,29 @@ impl<const N: usize> Simd for Lanes<N> {
     #[inline(always)]
     fn max_lane(self, v: [f32; N]) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, x: i32) -> [[u8; 4]; N] {
+        [x.to_le_bytes(); N]
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, x: &[u8]) -> [[u8; 4]; N] {
+        *x.as_chunks().0.first_chunk().expect("a whole vector")
+    }
+
+    #[inline(always)]
+    fn dot4<const NARROW: bool>(self, sum: [[u8; 4]; N], u: [[u8; 4]; N], s: [[u8; 4]; N]) -> [[u8; 4]; N] {
+        let product = |i: usize, j: usize| i32::from(u[i][j]) * i32::from(s[i][j] as i8);
+        std::array::from_fn(|i| {
+            let products = product(i, 0) + product(i, 1) + product(i, 2) + product(i, 3);
+            i32::from_le_bytes(sum[i]).wrapping_add(products).to_le_bytes()
+        })
+    }
+
+    #[inline(always)]
+    fn f32_from_bits(self, bits: [[u8; 4]; N]) -> [f32; N] {
+        bits.map(f32::from_le_bytes)
     }
 }

@@ -1,3 +1,4 @@
+use crate::weights::Placement;
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{self, AddRmsNorm, Input};
@@ -58,15 +59,16 @@ pub struct MergedLinear<const N: usize> {
 }
 
 impl<const N: usize> MergedLinear<N> {
-    /// Moves `parts`, which are on the CPU, to `device`.
+    /// Moves `parts`, which are on the CPU, to their place.
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
-    pub fn new(parts: [Linear; N], device: &Device) -> Result<Self, KernelError> {
+    pub(crate) fn new(parts: [Linear; N], placement: Placement<'_>) -> Result<Self, KernelError> {
+        let device = placement.device;
         let mut moved = Vec::with_capacity(N);
         for part in parts {
             let bias = part.bias.map(|bias| bias.to_device(device)).transpose()?;
-            moved.push(Linear::new(part.weight.to_device(device)?, bias));
+            moved.push(Linear::new(placement.weight(&part.weight)?, bias));
         }
         let format = moved[0].weight.format();
         let alike = moved.iter().all(|part| part.bias.is_none() && part.weight.format() == format);

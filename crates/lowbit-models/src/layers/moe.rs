@@ -86,14 +86,14 @@ impl SparseMoe {
         let mut experts = Experts::load(&mlp, config, hidden_size)?;
         let router = ("gate", "ffn_gate_inp", config.num_experts);
         let router = match config.shared_expert_intermediate_size {
-            0 => Router::Alone(mlp.linear(router.0, router.1, router.2, hidden_size)?),
+            0 => Router::Alone(mlp.exactly().linear(router.0, router.1, router.2, hidden_size)?),
             inner => {
                 let expert = Mlp::load(&mlp, "shared_expert.", "_shexp", hidden_size, inner)?;
                 let gate = ("shared_expert_gate", "ffn_gate_inp_shexp", 1);
                 if let (Device::Gpu(_), Some(shared)) = (mlp.device(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
                 }
-                Router::Shared(mlp.merged([router, gate], hidden_size)?, expert.into())
+                Router::Shared(mlp.exactly().merged([router, gate], hidden_size)?, expert.into())
             }
         };
         let params = RouterParams { top_k: config.num_experts_per_tok, normalize: config.norm_topk_prob };

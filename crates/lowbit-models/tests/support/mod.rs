@@ -32,7 +32,7 @@ pub fn gpu() -> Device {
 
 pub fn load(path: &Path, device: &Device, activations: FloatType) -> crate::Model {
     let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let target = crate::Target::new(device, Some(activations)).unwrap();
+    let target = crate::Target::new(device, Some(activations)).unwrap().with_exact(true);
     crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -18,7 +18,7 @@ impl QuantizedTensor {
     /// Copies weights of one format, whose sizes but the outermost are the same, one after the other into one.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for none, and for weights that differ; [`KernelError::Device`] for different devices;
+    /// [`KernelError::Shape`] for none, and for weights that differ; [`KernelError::Device`] for different devices; [`KernelError::Unsupported`] for rows of repacked weights;
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn concat(weights: &[&Self]) -> Result<Self, KernelError> {
         let refuse = |got: &[usize], want: String| KernelError::Shape {
@@ -32,6 +32,11 @@ impl QuantizedTensor {
         if let Some(other) = weights.iter().find(differs) {
             let want = format!("the first is {:?} in {} and this is in", first.shape(), first.format());
             return Err(refuse(other.shape(), format!("{want} {}", other.format())));
+        }
+        if first.shape().len() == 2
+            || weights.iter().any(|weight| weight.is_repacked() != first.is_repacked())
+        {
+            weights.iter().try_for_each(|weight| weight.by_rows("concat"))?;
         }
         let mut shape = first.shape().to_vec();
         shape[0] = weights.iter().fold(0, |sum: usize, weight| sum.saturating_add(weight.shape()[0]));

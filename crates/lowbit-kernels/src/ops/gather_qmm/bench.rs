@@ -4,7 +4,10 @@ use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
     bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs,
-    ops::quantized_matmul::{bench::sampled, reference},
+    ops::quantized_matmul::{
+        bench::{on_device, sampled},
+        reference::{self, Rounded},
+    },
 };
 use lowbit_formats::{DType, FloatType, Format};
 use std::collections::HashSet;
@@ -55,13 +58,17 @@ impl Experts {
                 let host = device.host()?;
                 let x = inputs::activations(&[tokens, 1, k], dtype, 1, &host)?;
                 let weight = inputs::weight(format, &[experts, n, k], 2, &host)?;
-                let rounded = matches!(device, Device::Gpu(_)) && dtype != FloatType::F32;
+                let rounded = match device {
+                    Device::Gpu(_) if dtype != FloatType::F32 => Rounded::Weight,
+                    Device::Gpu(_) => Rounded::Nothing,
+                    Device::Cpu(_) => Rounded::on_cpu(&weight.to_panels()?),
+                };
                 let expected = self.expected(&x, &weight, &self.ids(tokens, 0), rounded)?;
                 let x = x.to_device(device)?;
                 // Each run reads other experts.
                 let stacks = inputs::copies(&weight, (copies * used).div_ceil(experts))?;
                 let stacks =
-                    stacks.iter().map(|weight| weight.to_device(device)).collect::<Result<Vec<_>, _>>()?;
+                    stacks.iter().map(|weight| on_device(weight, device)).collect::<Result<Vec<_>, _>>()?;
                 let runs = (0..copies).map(|i| self.run(&x, &stacks[i % stacks.len()], i, device));
                 Ok(Prepared { runs: runs.collect::<Result<_, _>>()?, expected })
             }),
@@ -97,7 +104,7 @@ impl Experts {
         x: &Tensor,
         weight: &QuantizedTensor,
         ids: &[u32],
-        rounded: bool,
+        rounded: Rounded,
     ) -> Result<Vec<Expected>, KernelError> {
         let Self { top_k, n, k, .. } = self;
         let dtype = FloatType::from_dtype(x.dtype()).unwrap_or(FloatType::F32);

@@ -3,10 +3,11 @@ use crate::{
     Cpu, KernelError, QuantizedTensor, Tensor,
     ops::quantized_matmul::{Group, matmul_groups},
 };
+use std::sync::Arc;
 
 /// The op on f32 operands that have been checked.
 pub(super) fn gather_qmm(
-    cpu: &Cpu,
+    cpu: &Arc<Cpu>,
     x: &Tensor,
     weight: &QuantizedTensor,
     ids: &Tensor,

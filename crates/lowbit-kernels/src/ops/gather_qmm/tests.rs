@@ -6,8 +6,8 @@ use crate::{
     ops::{
         Input,
         quantized_matmul::{
-            reference,
-            tests::{assert_expected, formats},
+            reference::{self, Rounded},
+            tests::{assert_expected, formats, layouts},
         },
         silu_mul,
         testing::{devices, values},
@@ -35,11 +35,11 @@ impl Case {
     }
 
     pub fn want(&self) -> Vec<Expected> {
-        self.bounded(false)
+        self.bounded(Rounded::Nothing)
     }
 
-    /// What is wanted where weights may be `rounded` to x's type.
-    pub fn bounded(&self, rounded: bool) -> Vec<Expected> {
+    /// What is wanted where `rounded` may be rounded first.
+    pub fn bounded(&self, rounded: Rounded) -> Vec<Expected> {
         let (n, k, top_k, slots) = (self.weight.n(), self.weight.k(), self.ids.dim(1), self.x.dim(1));
         let weight = reference::decoded(&self.weight, self.weight.rows()).unwrap();
         let x = values(&self.x);
@@ -61,9 +61,12 @@ fn few_and_many_tokens_agree_with_the_reference() {
             for tokens in [1, 2, 7, 41] {
                 for slots in [1, 3] {
                     let case = Case::new(&device, format, tokens, slots, FloatType::F32);
-                    let y = gather_qmm(&case.x, &case.weight, &case.ids).unwrap();
-                    assert_eq!(y.shape(), [tokens, 3, 23]);
-                    assert_expected(&format!("{format} T={tokens} slots {slots}"), &y, &case.want());
+                    for weight in layouts(&case.weight) {
+                        let y = gather_qmm(&case.x, &weight, &case.ids).unwrap();
+                        assert_eq!(y.shape(), [tokens, 3, 23]);
+                        let want = case.bounded(Rounded::on_cpu(&weight));
+                        assert_expected(&format!("{format} T={tokens} slots {slots}"), &y, &want);
+                    }
                 }
             }
         }

@@ -7,8 +7,10 @@ impl QuantizedTensor {
     /// Rows `start..start + len` of each matrix of `[.., N, K]`, copied.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when they are not there; [`KernelError::Gpu`] when a GPU has no such memory left.
+    /// [`KernelError::Shape`] when they are not there; [`KernelError::Gpu`] when a GPU has no such memory left;
+    /// [`KernelError::Unsupported`] for a repacked weight.
     pub fn narrow(&self, start: usize, len: usize) -> Result<Self, KernelError> {
+        self.by_rows("narrow")?;
         let n = self.n();
         if start.checked_add(len).is_none_or(|end| end > n) {
             let want = format!("{len} rows from {start} on were asked for");

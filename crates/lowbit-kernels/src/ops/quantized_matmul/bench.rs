@@ -1,4 +1,7 @@
-use super::{quantized_matmul, reference};
+use super::{
+    quantized_matmul,
+    reference::{self, Rounded},
+};
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
     bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
@@ -93,7 +96,7 @@ impl Product {
                     Box::new(move || run(&x, &weight))
                 };
                 let copies = inputs::copies(&weight, copies)?;
-                let weights = copies.iter().map(|weight| weight.to_device(device));
+                let weights = copies.iter().map(|weight| on_device(weight, device));
                 let runs = weights.map(|weight| Ok(bind(weight?))).collect::<Result<_, KernelError>>()?;
                 Ok(Prepared { runs, expected })
             }),
@@ -108,7 +111,11 @@ impl Product {
         device: &Device,
     ) -> Result<Vec<Expected>, KernelError> {
         let Self { m, n, k, dtype, .. } = self;
-        let rounded = matches!(device, Device::Gpu(_)) && dtype != FloatType::F32;
+        let rounded = match device {
+            Device::Gpu(_) if dtype != FloatType::F32 => Rounded::Weight,
+            Device::Gpu(_) => Rounded::Nothing,
+            Device::Cpu(_) => Rounded::on_cpu(&on_device(weight, device)?),
+        };
         let x = x.cast(DType::F32)?;
         let distinct = reference::decoded(weight, n.min(inputs::DISTINCT))?;
         let mut all = Vec::new();
@@ -119,6 +126,11 @@ impl Product {
         }
         Ok(all)
     }
+}
+
+/// The weight as a loaded model has it: on the device, on a CPU in panels.
+pub(crate) fn on_device(weight: &QuantizedTensor, device: &Device) -> Result<QuantizedTensor, KernelError> {
+    weight.to_device(device)?.to_panels()
 }
 
 /// The rows of `m` that are compared with the reference, the first and the last among them: f64 products take long.

@@ -3,8 +3,9 @@
 use super::gpu::{Experts, plan_of};
 use super::plan::{Plan, rounds_weight};
 use super::problem::XOperands;
+use super::reference::{self, Rounded};
 use super::tests::{assert_expected, gpu_formats};
-use super::{quantized_matmul, quantized_matmul_to, reference};
+use super::{quantized_matmul, quantized_matmul_to};
 use crate::ops::testing::{FLOATS, gpu, values};
 use crate::{Device, QuantizedTensor, Tensor, inputs};
 use lowbit_formats::{FloatType, Format};
@@ -22,7 +23,7 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     let y = quantized_matmul(&on_gpu, &weight_on_gpu).unwrap();
     assert_eq!((y.shape(), y.dtype()), (&[b * r, m, n][..], dtype.dtype()));
     let plan = planned(&on_gpu, &weight_on_gpu, None, &[b * r, m, n]);
-    let (rounded, y, x) = (rounds_weight(&plan), y.to_device(&host).unwrap(), values(&x));
+    let (rounded, y, x) = (Rounded::weight_if(rounds_weight(&plan)), y.to_device(&host).unwrap(), values(&x));
     let weight = reference::decoded(&weight, weight.rows()).unwrap();
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
@@ -106,7 +107,7 @@ fn f32_results_of_half_precision() {
         ] {
             let x = inputs::activations(&[m, k], dtype, 8, &host).unwrap();
             let y = quantized_matmul_to(&x.to_device(&gpu).unwrap(), &weight, FloatType::F32).unwrap();
-            let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, false);
+            let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, Rounded::Nothing);
             assert_expected(&format!("{format} M={m} {dtype:?}"), &y.to_device(&host).unwrap(), &want);
         }
     }

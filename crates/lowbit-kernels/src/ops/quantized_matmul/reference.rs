@@ -3,31 +3,76 @@
 use crate::{KernelError, QuantizedTensor, bench::Expected, inputs};
 use lowbit_formats::FloatType;
 
+/// What a kernel may round before it multiplies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Rounded {
+    /// Nothing.
+    Nothing,
+    /// The weight, to x's type.
+    Weight,
+    /// Groups of so many values of x, to multiples of a 127th of the greatest magnitude among them.
+    X(usize),
+}
+
+impl Rounded {
+    /// The weight or nothing.
+    #[cfg(all(test, feature = "gpu"))]
+    pub fn weight_if(rounded: bool) -> Self {
+        if rounded { Self::Weight } else { Self::Nothing }
+    }
+
+    /// What products with `weight` round on the CPU.
+    pub fn on_cpu(weight: &QuantizedTensor) -> Self {
+        weight.panels().map_or(Self::Nothing, |panels| Self::X(panels.layout.group().max(32)))
+    }
+
+    /// Code times scale and the bias are summed apart in integer products: what their magnitudes come to at most. A bias
+    /// is about the extreme value of its group.
+    fn parts(self, weight: &[f32]) -> f64 {
+        match self {
+            Self::X(_) => 4.0 * f64::from(weight.iter().fold(0.0, |most: f32, w| most.max(w.abs()))),
+            _ => 0.0,
+        }
+    }
+
+    /// The most that each of a row's values can change.
+    fn of_x(self, x: &[f32]) -> Vec<f64> {
+        let Self::X(group) = self else { return vec![0.0; x.len()] };
+        let step = |x: &[f32]| x.iter().fold(0.0, |most: f32, x| most.max(x.abs())) / 127.0;
+        // Values below 1e-35 are lost; the scale and its reciprocal are rounded.
+        let error = |x: &[f32]| f64::from(step(x)) * (0.5 + 127.0 * 2e-7) + 1e-35;
+        x.chunks(group).flat_map(|x| vec![error(x); x.len()]).collect()
+    }
+}
+
 /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`, rounded to `dtype`.
 ///
 /// Any order of an f32 sum of K products stays within `gamma(K) * sum |x w|`; the rounding to `dtype` comes on top.
 #[cfg(test)]
 pub(crate) fn matmul(x: &[f32], weight: &[f32], k: usize, dtype: FloatType) -> Vec<Expected> {
-    matmul_bounded(x, weight, k, dtype, false)
+    matmul_bounded(x, weight, k, dtype, Rounded::Nothing)
 }
 
-/// As [`matmul`], where `rounded` says that weights may be rounded to `dtype` first.
+/// As [`matmul`], where `rounded` is rounded first.
 pub(crate) fn matmul_bounded(
     x: &[f32],
     weight: &[f32],
     k: usize,
     dtype: FloatType,
-    rounded: bool,
+    rounded: Rounded,
 ) -> Vec<Expected> {
     let mut y: Vec<Expected> = Vec::new();
     for x in x.chunks_exact(k) {
+        let errors = rounded.of_x(x);
         for weight in weight.chunks_exact(k) {
             let (mut value, mut magnitude, mut rounding) = (0.0, 0.0, 0.0);
-            for (&x, &w) in x.iter().zip(weight) {
+            let parts = rounded.parts(weight);
+            for ((&x, &w), error) in x.iter().zip(weight).zip(&errors) {
                 let product = f64::from(x) * f64::from(w);
                 value += product;
-                magnitude += product.abs();
-                if rounded {
+                magnitude += product.abs() + parts * (f64::from(x).abs() + error);
+                rounding += f64::from(w).abs() * error;
+                if rounded == Rounded::Weight {
                     rounding += f64::from(x).abs() * inputs::rounding(dtype, w.into());
                 }
             }

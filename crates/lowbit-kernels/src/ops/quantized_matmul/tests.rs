@@ -1,4 +1,7 @@
-use super::{quantized_matmul, reference};
+use super::{
+    quantized_matmul,
+    reference::{self, Rounded},
+};
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
     bench::Expected,
@@ -35,11 +38,26 @@ pub(crate) fn assert_expected(what: &str, got: &Tensor, want: &[Expected]) {
 fn check(device: &Device, format: Format, (m, n, k): (usize, usize, usize), dtype: FloatType) {
     let weight = inputs::weight(format, &[n, k], 7, device).unwrap();
     let x = inputs::activations(&[m, k], dtype, 8, device).unwrap();
-    let y = quantized_matmul(&x, &weight).unwrap();
-    assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
-    let weight = reference::decoded(&weight, weight.rows()).unwrap();
-    let want = reference::matmul(&values(&x), &weight, k, dtype);
-    assert_expected(&format!("{format} M={m} N={n} K={k} {dtype:?} on {device:?}"), &y, &want);
+    let decoded = reference::decoded(&weight, weight.rows()).unwrap();
+    for weight in layouts(&weight) {
+        let y = quantized_matmul(&x, &weight).unwrap();
+        assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
+        let rounded = Rounded::on_cpu(&weight);
+        let want = reference::matmul_bounded(&values(&x), &decoded, k, dtype, rounded);
+        assert_expected(
+            &format!("{format} M={m} N={n} K={k} {dtype:?} {rounded:?} on {device:?}"),
+            &y,
+            &want,
+        );
+    }
+}
+
+/// A weight as its file has it and, if products in integers take it, in panels.
+pub(crate) fn layouts(weight: &QuantizedTensor) -> Vec<QuantizedTensor> {
+    let panels = weight.to_panels().unwrap();
+    let floats = matches!(weight.format(), Format::Float(_) | Format::Mxfp8);
+    assert_eq!(panels.is_repacked(), !floats, "{}", weight.format());
+    [weight.clone()].into_iter().chain((!floats).then_some(panels)).collect()
 }
 
 #[test]
@@ -91,10 +109,12 @@ fn agrees_with_products_of_the_peers_values() {
     for device in devices() {
         for (name, weight, decoded) in peers_weights(&device) {
             let (n, k) = (weight.n(), weight.k());
-            for m in [1, 6, 18] {
+            let panels = weight.to_panels().unwrap();
+            for (m, weight) in [1, 6, 18].into_iter().flat_map(|m| [(m, &weight), (m, &panels)]) {
                 let x = inputs::activations(&[m, k], FloatType::F32, 8, &device).unwrap();
-                let y = values(&quantized_matmul(&x, &weight).unwrap());
-                let want = reference::matmul(&values(&x), &decoded, k, FloatType::F32);
+                let y = values(&quantized_matmul(&x, weight).unwrap());
+                let rounded = Rounded::on_cpu(weight);
+                let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, rounded);
                 // Random bytes hold scales whose products f32 cannot: those rows say nothing.
                 let sound = |row: &[f32]| row.iter().all(|value| value.abs() < 1e30);
                 let rows: Vec<bool> = decoded.chunks_exact(k).map(sound).collect();
@@ -162,14 +182,17 @@ fn one_weight_batch_serves_several_of_x() {
         let (batches, r, m, n, k) = (3, 2, 5, 11, 64);
         let weight = inputs::weight(Format::Q4_0, &[batches, n, k], 1, &device).unwrap();
         let x = inputs::activations(&[batches * r, m, k], FloatType::F32, 2, &device).unwrap();
-        let y = quantized_matmul(&x, &weight).unwrap();
-        assert_eq!(y.shape(), [batches * r, m, n]);
-        let (x, weight) = (x.as_slice::<f32>().unwrap(), reference::decoded(&weight, weight.rows()).unwrap());
-        let of_batch = |i: usize| {
-            let (x, weight) = (&x[i * m * k..][..m * k], &weight[i / r * n * k..][..n * k]);
-            reference::matmul(x, weight, k, FloatType::F32)
-        };
-        assert_expected("batches", &y, &(0..batches * r).flat_map(of_batch).collect::<Vec<_>>());
+        let decoded = reference::decoded(&weight, weight.rows()).unwrap();
+        for weight in layouts(&weight) {
+            let y = quantized_matmul(&x, &weight).unwrap();
+            assert_eq!(y.shape(), [batches * r, m, n]);
+            let x = x.as_slice::<f32>().unwrap();
+            let of_batch = |i: usize| {
+                let (x, decoded) = (&x[i * m * k..][..m * k], &decoded[i / r * n * k..][..n * k]);
+                reference::matmul_bounded(x, decoded, k, FloatType::F32, Rounded::on_cpu(&weight))
+            };
+            assert_expected("batches", &y, &(0..batches * r).flat_map(of_batch).collect::<Vec<_>>());
+        }
     }
 }
 
@@ -188,17 +211,24 @@ fn leading_dimensions_stay() {
 #[test]
 fn empty_sizes_give_empty_or_zero() {
     for device in devices() {
-        let weight = |n, k| inputs::weight(Format::Q4_0, &[n, k], 1, &device).unwrap();
-        let x = |m, k| inputs::activations(&[m, k], FloatType::F32, 2, &device).unwrap();
-        assert_eq!(quantized_matmul(&x(0, 32), &weight(5, 32)).unwrap().shape(), [0, 5]);
-        assert_eq!(quantized_matmul(&x(5, 32), &weight(0, 32)).unwrap().shape(), [5, 0]);
-        for m in [1, 3, 20] {
-            let y = quantized_matmul(&x(m, 0), &weight(5, 0)).unwrap();
-            assert_eq!(y.as_slice::<f32>().unwrap(), vec![0.0; m * 5]);
+        let weights = |shape: &[usize]| layouts(&inputs::weight(Format::Q4_0, shape, 1, &device).unwrap());
+        let product = |x: &[usize], weight: &QuantizedTensor| {
+            quantized_matmul(&inputs::activations(x, FloatType::F32, 2, &device).unwrap(), weight).unwrap()
+        };
+        for weight in weights(&[5, 32]) {
+            assert_eq!(product(&[0, 32], &weight).shape(), [0, 5]);
         }
-        let none = inputs::weight(Format::Q4_0, &[0, 5, 32], 1, &device).unwrap();
-        let x = inputs::activations(&[0, 4, 32], FloatType::F32, 2, &device).unwrap();
-        assert_eq!(quantized_matmul(&x, &none).unwrap().shape(), [0, 4, 5]);
+        for weight in weights(&[0, 32]) {
+            assert_eq!(product(&[5, 32], &weight).shape(), [5, 0]);
+        }
+        for (m, weight) in
+            [1, 3, 20].into_iter().flat_map(|m| weights(&[5, 0]).into_iter().map(move |w| (m, w)))
+        {
+            assert_eq!(product(&[m, 0], &weight).as_slice::<f32>().unwrap(), vec![0.0; m * 5]);
+        }
+        for none in weights(&[0, 5, 32]) {
+            assert_eq!(product(&[0, 4, 32], &none).shape(), [0, 4, 5]);
+        }
     }
 }
 
@@ -206,12 +236,14 @@ fn empty_sizes_give_empty_or_zero() {
 fn nan_and_infinity_stay_in_their_rows() {
     for device in devices() {
         let weight = inputs::weight(Format::Q4_0, &[13, 64], 1, &device).unwrap();
-        for m in [2, 20] {
+        for (m, bad) in [(2, f32::NAN), (20, f32::NAN), (2, f32::INFINITY), (20, f32::NEG_INFINITY)] {
             let mut x = inputs::activations(&[m, 64], FloatType::F32, 2, &device).unwrap();
-            x.as_mut_slice::<f32>().unwrap()[64 + 5] = f32::NAN;
-            let y = quantized_matmul(&x, &weight).unwrap();
-            for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
-                assert_eq!(y.is_nan(), i / 13 == 1, "[{i}] {y}");
+            x.as_mut_slice::<f32>().unwrap()[64 + 5] = bad;
+            for weight in layouts(&weight) {
+                let y = quantized_matmul(&x, &weight).unwrap();
+                for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
+                    assert_eq!(!y.is_finite(), i / 13 == 1, "[{i}] {y}");
+                }
             }
         }
     }

@@ -2,6 +2,7 @@
 //! tasks, and each task runs the kernel that [`policy`](super::policy) chooses.
 
 mod inner;
+mod int8;
 mod outer;
 mod rows;
 
@@ -12,6 +13,7 @@ use lowbit_formats::with_codec;
 use outer::Packed;
 use rows::{Rows, WeightRows};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Rows of x that meet the same `N` rows of a weight.
 pub(crate) struct Group<'a> {
@@ -41,16 +43,19 @@ struct Task<'a> {
 }
 
 /// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group.
-pub(crate) fn matmul_groups(cpu: &Cpu, weight: &QuantizedTensor, groups: Vec<Group<'_>>) {
+pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, weight: &QuantizedTensor, groups: Vec<Group<'_>>) {
+    if weight.n() == 0 {
+        return;
+    }
+    if let Some(panels) = weight.panels() {
+        return int8::run(cpu, panels, weight.n(), groups);
+    }
     with_codec!(weight.format(), codec => {
         run(cpu, &WeightRows { codec, parts: weight.parts(), rows: weight.rows(), k: weight.k() }, (weight.n(), weight.k()), groups)
     })
 }
 
 fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'_>>) {
-    if n == 0 {
-        return;
-    }
     let isa = cpu.isa();
     let padded_k = k.next_multiple_of(rows::STEP);
     log::trace!(target: PLAN, "{}", explain(&groups, (n, k), isa.lanes()));
@@ -64,7 +69,7 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
             _ => Operand::Rows(pad(group.x, m, k, padded_k)),
         });
         let strip = policy::strip(m, n, k, count, cpu.threads());
-        cut(group.y, n, strip, |first_m, first_n, y| {
+        cut(group.y, n, MC, strip, |first_m, first_n, y| {
             tasks.push(Task { group: index, m: first_m, weight_row: group.weight_row + first_n, y });
         });
     }
@@ -89,18 +94,19 @@ fn explain(groups: &[Group<'_>], (n, k): (usize, usize), lanes: usize) -> String
     groups.iter().map(variant).collect::<Vec<_>>().join("; ")
 }
 
-/// Cuts `y`, `[m, n]`, into pieces of at most [`MC`] rows and `strip` columns.
+/// Cuts `y`, `[m, n]`, into pieces of at most `height` rows and `strip` columns.
 fn cut<'a>(
     y: &'a mut [f32],
     n: usize,
+    height: usize,
     strip: usize,
     mut piece: impl FnMut(usize, usize, Vec<&'a mut [f32]>),
 ) {
-    for (block, y) in y.chunks_mut(MC * n).enumerate() {
+    for (block, y) in y.chunks_mut(height * n).enumerate() {
         let mut rows: Vec<_> = y.chunks_mut(n).map(|row| row.chunks_mut(strip)).collect();
         for first_n in (0..n).step_by(strip) {
             let columns = rows.iter_mut().map(|row| row.next().expect("every row has the same strips"));
-            piece(block * MC, first_n, columns.collect());
+            piece(block * height, first_n, columns.collect());
         }
     }
 }

@@ -1,0 +1,186 @@
+//! Rows of x, rounded to 8 bits.
+
+use super::tile::{self, MAGIC};
+use crate::Cpu;
+use crate::buffer::Buffer;
+use crate::panels::{CHUNK, Layout};
+use crate::simd::{Kernel, Simd};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the scale that makes its greatest
+/// magnitude 127. Rows lie in tiles, as [`tile::heights`] cuts them: `[tile][..][row of the tile]`.
+pub(super) struct Activations {
+    /// The fields of all tiles, one after the other.
+    words: Buffer,
+    m: usize,
+    tallest: usize,
+    /// Values per row with padding, and per group.
+    k: usize,
+    group: usize,
+}
+
+/// A chunk of a few rows.
+pub(super) struct Tile<'a> {
+    /// The first row, and how many there are.
+    pub row: usize,
+    pub height: usize,
+    /// Four values, `[k / 4][row]`; past the end of a row zeros up to a whole span.
+    pub codes: &'a [u32],
+    /// What integer sums start with, so that they end as the bits of `MAGIC + sum of (weight code - zero) * code`;
+    /// `[group][row]`
+    pub starts: &'a [i32],
+    /// `[group][row]`
+    pub scales: &'a [f32],
+    /// `scale * sum of codes`, `[group][row]`
+    pub sums: &'a [f32],
+}
+
+/// Values that share a scale at least: finer ones gain little.
+const FINEST: usize = 32;
+
+impl Activations {
+    pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self {
+        struct Tallest;
+        impl Kernel for Tallest {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                tile::tallest::<S>()
+            }
+        }
+        let tallest = cpu.isa().dispatch(Tallest);
+        let (k, group) = (layout.k().next_multiple_of(FINEST), layout.group());
+        let words = m * (k / 4 + 3 * (k / group));
+        let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
+        let mut all = Self { words, m, tallest, k, group };
+        if k == 0 {
+            return all;
+        }
+        let zero = layout.zero();
+        let tiles = all.tiles_mut();
+        cpu.for_each(tiles, |tile| {
+            let x = &x[tile.row * layout.k()..][..tile.height * layout.k()];
+            cpu.isa().dispatch(Round { x, zero, k: layout.k(), group, tile });
+        });
+        all
+    }
+
+    /// Words that a row takes of codes, and of each other field.
+    fn row_words(&self) -> (usize, usize) {
+        (self.k / 4, self.k / self.group)
+    }
+
+    /// All tiles, to be filled.
+    fn tiles_mut(&mut self) -> Vec<TileMut<'_>> {
+        let (quads, groups) = self.row_words();
+        let heights = tile::heights(0..self.m, self.tallest);
+        let mut words: &mut [u32] = bytemuck::cast_slice_mut(self.words.bytes_mut());
+        let mut take = |count: usize| words.split_off_mut(..count).expect("words of a tile");
+        let tile = |(row, height)| TileMut {
+            row,
+            height,
+            codes: take(height * quads),
+            starts: bytemuck::cast_slice_mut(take(height * groups)),
+            scales: bytemuck::cast_slice_mut(take(height * groups)),
+            sums: bytemuck::cast_slice_mut(take(height * groups)),
+        };
+        heights.map(tile).collect()
+    }
+
+    /// The tiles of `rows`, which start where one of [`tile::heights`] does; of each the chunk that starts with value `k`.
+    #[inline(always)]
+    pub fn tiles<S: Simd>(&self, _: S, rows: Range<usize>, k: usize) -> impl Iterator<Item = Tile<'_>> {
+        let (quads, groups) = self.row_words();
+        let (first, len) = (k / self.group, CHUNK.min(self.k - k));
+        let words: &[u32] = bytemuck::cast_slice(self.words.bytes());
+        tile::heights(rows, tile::tallest::<S>()).map(move |(row, height)| {
+            let words = &words[row * (quads + 3 * groups)..][..height * (quads + 3 * groups)];
+            let (codes, rest) = words.split_at(height * quads);
+            let field = |i: usize| &rest[(i * groups + first) * height..][..len / self.group * height];
+            Tile {
+                row,
+                height,
+                codes: &codes[k / 4 * height..][..len / 4 * height],
+                starts: bytemuck::cast_slice(field(0)),
+                scales: bytemuck::cast_slice(field(1)),
+                sums: bytemuck::cast_slice(field(2)),
+            }
+        })
+    }
+}
+
+struct TileMut<'a> {
+    row: usize,
+    height: usize,
+    codes: &'a mut [u32],
+    starts: &'a mut [i32],
+    scales: &'a mut [f32],
+    sums: &'a mut [f32],
+}
+
+/// Rounds the rows of a tile.
+struct Round<'a> {
+    x: &'a [f32],
+    zero: i32,
+    k: usize,
+    group: usize,
+    tile: TileMut<'a>,
+}
+
+impl Kernel for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        match self.group {
+            64 => self.rows::<64, 1>(),
+            32 => self.rows::<32, 1>(),
+            _ => self.rows::<32, 2>(),
+        }
+    }
+}
+
+impl Round<'_> {
+    /// `VALUES` values share a scale: `PARTS` groups.
+    #[inline(always)]
+    fn rows<const VALUES: usize, const PARTS: usize>(self) {
+        let (height, size) = (self.tile.height, VALUES / PARTS);
+        for (row, x) in self.x.chunks_exact(self.k).enumerate() {
+            for (index, x) in x.chunks(VALUES).enumerate() {
+                let mut values = [0.0; VALUES];
+                values[..x.len()].copy_from_slice(x);
+                let (scale, codes) = round(&values);
+                for (q, code) in codes.as_chunks::<4>().0.iter().enumerate() {
+                    self.tile.codes[(index * VALUES / 4 + q) * height + row] = u32::from_le_bytes(*code);
+                }
+                for (part, codes) in codes.chunks_exact(size).enumerate() {
+                    let sum: i32 = codes.iter().map(|&code| i32::from(code as i8)).sum();
+                    let at = (index * PARTS + part) * height + row;
+                    self.tile.starts[at] = MAGIC.to_bits() as i32 - self.zero * sum;
+                    self.tile.scales[at] = scale;
+                    self.tile.sums[at] = scale * sum as f32;
+                }
+            }
+        }
+    }
+}
+
+/// The scale and the codes of values that share it. The scale is NaN where a value is not finite.
+#[inline(always)]
+fn round<const VALUES: usize>(values: &[f32; VALUES]) -> (f32, [u8; VALUES]) {
+    /// Where the reciprocal of the scale would overflow, values are so small that they count as zero.
+    const SMALLEST: f32 = 1e-35;
+    // As bits, so that NaN is the greatest.
+    let greatest = values.iter().fold(0, |greatest, value| (value.to_bits() & 0x7fff_ffff).max(greatest));
+    let greatest = f32::from_bits(greatest);
+    let finite = greatest < f32::INFINITY;
+    let factor = if finite && greatest > SMALLEST { 127.0 / greatest } else { 0.0 };
+    let mut codes = [0; VALUES];
+    for (code, value) in codes.iter_mut().zip(values) {
+        // Rounded to nearest, ties to even; the integer is in the lowest bits.
+        *code = (value * factor + MAGIC).to_bits() as u8;
+    }
+    let scale = if finite { greatest * (1.0 / 127.0) } else { f32::NAN };
+    (scale, codes)
+}

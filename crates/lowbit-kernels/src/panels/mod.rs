@@ -1,0 +1,142 @@
+//! How weights lie for the CPU's integer products. Formats whose codes are small integers are repacked at load into
+//! panels of [`ROWS`] rows, so that a vector of integer sums has a row per lane, whatever the format:
+//!
+//! ```text
+//! codes   [panel][span][plane][64 bytes]   a span is 32 values of each of the panel's rows
+//! scales  [panel][..][row]                 as the format stores them, a row per element
+//! biases  [panel][..][row]                 what is added to a group; or, in superblocks, the scale of the scales
+//! ```
+//!
+//! Within a span, quad q holds values 4q to 4q + 3 of all rows: byte 4r + i is value 4q + i of row r, which is what a dot
+//! product of four bytes per lane reads. Codes are split into planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1;
+//! 8 bits are one plane): a byte of a plane of p bits has the bits of 8 / p neighbouring quads, the first quad lowest.
+//!
+//! ```text
+//! 4 bits:  vector 0      1      2      3        6 bits:  vector 0..4 as with 4 bits       4             5
+//!          +------+------+------+------+                 +---------------------------+-------------+-------------+
+//!          | 1  0 | 3  2 | 5  4 | 7  6 |  quads          | bits 3:0                  | 3  2  1  0  | 7  6  5  4  |  bits 5:4
+//!          +------+------+------+------+                 +---------------------------+-------------+-------------+
+//!     bit   7..4 3..0
+//! ```
+//! Rows are padded to whole panels within each matrix, values to whole spans, with zero codes and scales.
+
+mod pack;
+mod unpack;
+
+pub(crate) use pack::pack;
+pub(crate) use unpack::{CHUNK, Chunk, PANELS, Unpack};
+
+use lowbit_formats::{Codes, FloatType, Format, Scales, Scheme};
+
+/// Rows of a panel: lanes of the widest vector, and columns of a matrix unit's tile.
+pub(crate) const ROWS: usize = 16;
+/// Values of a row that are packed together.
+pub(crate) const SPAN: usize = 32;
+/// Values per superblock.
+const SUPERBLOCK: usize = 256;
+
+/// Where the panels of a weight's matrices lie, and what they hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    scheme: Scheme,
+    /// Rows of each matrix.
+    n: usize,
+    /// Values per row.
+    k: usize,
+}
+
+impl Layout {
+    /// The layout of matrices `[n, k]`; `None` for formats whose codes are floats of 8 bits and more.
+    pub fn of(format: Format, n: usize, k: usize) -> Option<Self> {
+        let scheme = format.scheme();
+        let integers = matches!(scheme.codes, Codes::Integer { .. } | Codes::E2M1 | Codes::Codebook);
+        integers.then_some(Self { scheme, n, k })
+    }
+
+    /// Values per row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Panels of each matrix.
+    pub fn panels(&self) -> usize {
+        self.n.div_ceil(ROWS)
+    }
+
+    /// Spans of each row.
+    pub fn spans(&self) -> usize {
+        self.k.div_ceil(SPAN)
+    }
+
+    /// Values whose products are summed in integers: 16, 32 or 64. They share a scale.
+    pub fn group(&self) -> usize {
+        self.scale_group().min(64)
+    }
+
+    /// Values that share a scale.
+    fn scale_group(&self) -> usize {
+        match self.scheme.scales {
+            Scales::One | Scales::E8M0 { .. } => 32,
+            Scales::E4M3 => 16,
+            Scales::Group { size, .. } | Scales::Super { size } | Scales::SuperWithMinima { size } => size,
+        }
+    }
+
+    /// What the unpacked code of value 0 is.
+    pub fn zero(&self) -> i32 {
+        match self.scheme.codes {
+            Codes::Integer { zero } => zero as i32,
+            Codes::E2M1 => unpack::E2M1_ZERO,
+            _ => unpack::CODEBOOK_ZERO,
+        }
+    }
+
+    /// Whether unpacked codes are below 128.
+    pub fn narrow(&self) -> bool {
+        match self.scheme.codes {
+            Codes::Integer { .. } => self.scheme.bits < 8,
+            codes => codes == Codes::E2M1,
+        }
+    }
+
+    /// Whether scales have more than 22 significant bits.
+    pub fn long_scales(&self) -> bool {
+        matches!(self.scheme.scales, Scales::Group { float: FloatType::F32, .. })
+    }
+
+    /// Whether all of a panel's stored scales are below 2^100: products with larger ones overflow.
+    fn are_small(&self, scales: &[u8]) -> bool {
+        match self.scheme.scales {
+            Scales::E8M0 { .. } => scales.iter().all(|&code| code < 127 + 100),
+            Scales::Group { float, .. } => {
+                // NaN makes products NaN in any case.
+                !(0..scales.len() / float.size()).any(|i| float.get(scales, i).abs() >= 2f32.powi(100))
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether something is added to groups.
+    pub fn biased(&self) -> bool {
+        matches!(self.scheme.scales, Scales::Group { biased: true, .. } | Scales::SuperWithMinima { .. })
+    }
+
+    /// Bytes per panel of the codes, the scales and the biases.
+    pub fn bytes(&self) -> [usize; 3] {
+        let values = self.spans() * SPAN;
+        let groups = values / self.scale_group();
+        let (scales, biases) = match self.scheme.scales {
+            Scales::One => (0, 0),
+            Scales::E8M0 { .. } | Scales::E4M3 => (groups, 0),
+            Scales::Group { float, biased, .. } => {
+                let bytes = groups * float.size();
+                (bytes, if biased { bytes } else { 0 })
+            }
+            Scales::Super { .. } => (groups, values / SUPERBLOCK * 2),
+            // Scale and minimum in one byte.
+            Scales::SuperWithMinima { size: 16 } => (groups, values / SUPERBLOCK * 4),
+            Scales::SuperWithMinima { .. } => (2 * groups, values / SUPERBLOCK * 4),
+        };
+        [self.spans() * self.scheme.bits * 64, scales * ROWS, biases * ROWS]
+    }
+}

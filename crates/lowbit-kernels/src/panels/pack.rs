@@ -1,0 +1,230 @@
+//! From a format's own components to panels.
+
+use super::{Layout, ROWS, SPAN, SUPERBLOCK};
+use crate::simd::{Isa, Kernel, Simd};
+use lowbit_formats::{BlockScales, Format, Parts, Scales, Unpacked};
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Fills the components of all panels of a weight. False if its scales are too large for products in panels.
+pub(crate) fn pack(
+    isa: Isa,
+    layout: &Layout,
+    format: Format,
+    parts: &Parts<'_>,
+    out: [&mut [u8]; 3],
+) -> bool {
+    let [code_bytes, scale_bytes, bias_bytes] = layout.bytes();
+    if code_bytes == 0 {
+        return true;
+    }
+    let are_small = AtomicBool::new(true);
+    let source = Source::new(format, layout);
+    let panels = out[0].len() / code_bytes;
+    let [codes, scales, biases] = out;
+    let out = codes.par_chunks_exact_mut(code_bytes).zip(pieces(scales, scale_bytes, panels));
+    out.zip(pieces(biases, bias_bytes, panels)).enumerate().for_each_init(
+        || vec![[0; SPAN]; ROWS * layout.spans()],
+        |values, (panel, ((codes, scales), biases))| {
+            let first = panel % layout.panels() * ROWS;
+            let row = panel / layout.panels() * layout.n + first;
+            scales.fill(0);
+            biases.fill(0);
+            let mut panel = Panel { layout, values, scales, biases };
+            for lane in 0..ROWS.min(layout.n - first) {
+                source.take_row(parts, row + lane, lane, &mut panel);
+            }
+            for lane in layout.n - first..ROWS {
+                panel.row(lane).fill([0; SPAN]);
+            }
+            if !layout.are_small(panel.scales) {
+                are_small.store(false, Ordering::Relaxed);
+            }
+            let (spans, bits) = (layout.spans(), layout.scheme.bits);
+            isa.dispatch(Join { values: panel.values, spans, bits, out: codes });
+        },
+    );
+    are_small.into_inner()
+}
+
+/// `count` pieces of `bytes` bytes, of nothing in a format without such a component.
+fn pieces(all: &mut [u8], bytes: usize, count: usize) -> Vec<&mut [u8]> {
+    match bytes {
+        0 => (0..count).map(|_| <&mut [u8]>::default()).collect(),
+        _ => all.chunks_exact_mut(bytes).collect(),
+    }
+}
+
+/// A panel that is being filled.
+struct Panel<'a> {
+    layout: &'a Layout,
+    /// One byte per code, `[row][span]`.
+    values: &'a mut [[u8; SPAN]],
+    scales: &'a mut [u8],
+    biases: &'a mut [u8],
+}
+
+impl Panel<'_> {
+    fn row(&mut self, lane: usize) -> &mut [[u8; SPAN]] {
+        let spans = self.layout.spans();
+        &mut self.values[lane * spans..][..spans]
+    }
+
+    /// The scales of GGML block `index` of a row.
+    fn put_scales(&mut self, lane: usize, index: usize, block: &BlockScales) {
+        let BlockScales { scale, min, sub_scales, sub_minima } = block;
+        let Self { scales, biases, .. } = self;
+        match self.layout.scheme.scales {
+            Scales::Group { biased, .. } => {
+                put(scales, index * ROWS + lane, scale.to_le_bytes());
+                if biased {
+                    put(biases, index * ROWS + lane, min.to_le_bytes());
+                }
+            }
+            Scales::E8M0 { .. } => put(scales, index * ROWS + lane, [*scale as u8]),
+            Scales::Super { size } => {
+                let count = SUPERBLOCK / size;
+                for (i, &scale) in sub_scales[..count].iter().enumerate() {
+                    put(scales, (index * count + i) * ROWS + lane, [scale as u8]);
+                }
+                put(biases, index * ROWS + lane, scale.to_le_bytes());
+            }
+            Scales::SuperWithMinima { size } => {
+                let count = SUPERBLOCK / size;
+                for (i, (&scale, &min)) in sub_scales.iter().zip(sub_minima).take(count).enumerate() {
+                    let (group, scale, min) = (index * count + i, scale as u8, min as u8);
+                    if size == 16 {
+                        put(scales, group * ROWS + lane, [scale | min << 4]);
+                    } else {
+                        put(scales, 2 * group * ROWS + lane, [scale]);
+                        put(scales, (2 * group + 1) * ROWS + lane, [min]);
+                    }
+                }
+                put(biases, 2 * index * ROWS + lane, scale.to_le_bytes());
+                put(biases, (2 * index + 1) * ROWS + lane, min.to_le_bytes());
+            }
+            Scales::One | Scales::E4M3 => unreachable!("no format has blocks with such scales"),
+        }
+    }
+}
+
+/// Element `index` of `bytes`.
+fn put<const SIZE: usize>(bytes: &mut [u8], index: usize, value: [u8; SIZE]) {
+    bytes[index * SIZE..][..SIZE].copy_from_slice(&value);
+}
+
+/// How rows are read.
+struct Source {
+    unpack: Option<fn(&[u8], &mut Unpacked)>,
+    bits: usize,
+    /// Values per block.
+    block: usize,
+    /// Bytes of a row, and of an element, per component.
+    rows: [usize; 3],
+    elements: [usize; 3],
+}
+
+impl Source {
+    fn new(format: Format, layout: &Layout) -> Self {
+        let components = format.components(layout.k).expect("the weight was checked");
+        let of = |f: fn(&lowbit_formats::Component) -> usize| {
+            std::array::from_fn(|i| components.get(i).map_or(0, f))
+        };
+        let rows = of(lowbit_formats::Component::row_bytes);
+        let elements = of(|component| component.dtype.size());
+        Self { unpack: format.unpack(), bits: layout.scheme.bits, block: format.block(), rows, elements }
+    }
+
+    /// Row `row` of a weight becomes row `lane` of the panel.
+    fn take_row(&self, parts: &Parts<'_>, row: usize, lane: usize, panel: &mut Panel<'_>) {
+        let part = |i: usize| &parts[i][row * self.rows[i]..][..self.rows[i]];
+        let Some(unpack) = self.unpack else {
+            self.take_codes(part(0), panel.row(lane));
+            for (i, out) in [&mut *panel.scales, &mut *panel.biases].into_iter().enumerate() {
+                let size = self.elements[i + 1].max(1);
+                for (group, element) in part(i + 1).chunks_exact(size).enumerate() {
+                    out[(group * ROWS + lane) * size..][..size].copy_from_slice(element);
+                }
+            }
+            return;
+        };
+        let bytes = self.rows[0] / (panel.layout.k / self.block);
+        let (spans, mut block) = (self.block / SPAN, Unpacked::default());
+        for (index, bytes) in part(0).chunks_exact(bytes).enumerate() {
+            unpack(bytes, &mut block);
+            let codes = block.codes.as_chunks().0;
+            panel.row(lane)[index * spans..][..spans].copy_from_slice(&codes[..spans]);
+            panel.put_scales(lane, index, &block.scales);
+        }
+    }
+
+    /// Codes from one stream of bits, least significant first.
+    fn take_codes(&self, stream: &[u8], out: &mut [[u8; SPAN]]) {
+        let mask = 0xff >> (8 - self.bits);
+        // Eight codes fill `bits` bytes.
+        let eights = out.as_flattened_mut().as_chunks_mut::<8>().0;
+        for (codes, packed) in eights.iter_mut().zip(stream.chunks_exact(self.bits)) {
+            let mut word = [0; 8];
+            word[..self.bits].copy_from_slice(packed);
+            let word = u64::from_le_bytes(word);
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code = (word >> (i * self.bits)) as u8 & mask;
+            }
+        }
+        // nvfp4's rows may end within a span.
+        let written = stream.len() / self.bits * 8;
+        out.as_flattened_mut()[written..].fill(0);
+    }
+}
+
+/// Splits the codes of a panel into planes.
+struct Join<'a> {
+    /// `[row][span]`
+    values: &'a [[u8; SPAN]],
+    spans: usize,
+    bits: usize,
+    out: &'a mut [u8],
+}
+
+impl Kernel for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for (span, out) in self.out.chunks_exact_mut(self.bits * 64).enumerate() {
+            let mut quads = [[0u8; 64]; 8];
+            for row in 0..ROWS {
+                for (quad, values) in
+                    quads.iter_mut().zip(self.values[row * self.spans + span].as_chunks::<4>().0)
+                {
+                    quad[4 * row..][..4].copy_from_slice(values);
+                }
+            }
+            let mut planes = out.as_chunks_mut::<64>().0;
+            let mut shift = 0;
+            for width in [8, 4, 2, 1] {
+                if self.bits & width != 0 {
+                    let (plane, rest) = planes.split_at_mut(width);
+                    join(&quads, shift, width, plane);
+                    (planes, shift) = (rest, shift + width);
+                }
+            }
+        }
+    }
+}
+
+/// The plane of bits `shift` to `shift + width - 1` of the codes.
+#[inline(always)]
+fn join(quads: &[[u8; 64]; 8], shift: usize, width: usize, plane: &mut [[u8; 64]]) {
+    let per_byte = 8 / width;
+    for (v, out) in plane.iter_mut().enumerate() {
+        *out = [0; 64];
+        for j in 0..per_byte {
+            let quad = &quads[v * per_byte + j];
+            let mask = (0xffu16 >> (8 - width)) as u8;
+            for (out, &code) in out.iter_mut().zip(quad) {
+                *out |= (code >> shift & mask) << (j * width);
+            }
+        }
+    }
+}
