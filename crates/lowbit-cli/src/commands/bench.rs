@@ -22,6 +22,12 @@ pub struct Arguments {
     /// With --model: tokens to write.
     #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
     pub generated_tokens: usize,
+    /// With --model: lengths in tokens of a text that stands before each prompt and reply; it is not timed.
+    #[arg(long, value_delimiter = ',', default_values_t = [0], requires = "model")]
+    pub depth: Vec<usize>,
+    /// With --model: timed runs of each case, whose median is printed. One that is not timed comes before them.
+    #[arg(long, default_value_t = 5, requires = "model", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
+    pub runs: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
     record: bool,
