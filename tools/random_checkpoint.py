@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint of a published shape with random 4-bit weights, in MLX's layout: for timing whole models where
-the trained weights are not at hand. Needs Python alone.
+"""Writes a checkpoint with random weights: for timing whole models where the trained weights are not at hand.
 
-    tools/random_checkpoint.py qwen3.5-9b FOLDER
+    tools/random_checkpoint.py qwen3.5-9b FOLDER             4 bits in MLX's layout; needs Python alone
+    tools/random_checkpoint.py qwen3-0.5b FILE --gguf        f16, for llama-quantize; needs numpy and gguf
 
-The shapes are those of the published config.json files. The tokenizer is the demo model's, which knows the first 8192
-ids: time with `lowbit bench --model FOLDER`, which takes ids."""
+The shapes are those of the published config.json files, but for qwen3-0.5b: Qwen3-0.6B with a smaller vocabulary, 487
+million parameters. The tokenizer is the demo model's, which knows the first 8192 ids, and a GGUF file has none: time with
+`lowbit bench --model FOLDER`, which takes ids."""
 import argparse
 import json
 import math
@@ -42,6 +43,12 @@ SHAPES = {
         "model_type": "qwen3_5_moe", "num_hidden_layers": 40, "hidden_size": 2048, "num_experts": 256,
         "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
         "num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32,
+    },
+    # Tied embeddings of 46.7 million weights, and 28 layers of 15.7 million.
+    "qwen3-0.5b": {
+        "model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 45568,
+        "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
     },
 }
 BITS, GROUP = 4, 64
@@ -94,10 +101,10 @@ class Tensors:
         return offset
 
 
-def attention(tensors, prefix, shape):
+def attention(tensors, prefix, shape, gated=True):
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    tensors.quantized(f"{prefix}.q_proj", 2 * heads * dim, hidden)
+    tensors.quantized(f"{prefix}.q_proj", (1 + gated) * heads * dim, hidden)
     tensors.quantized(f"{prefix}.k_proj", kv_heads * dim, hidden)
     tensors.quantized(f"{prefix}.v_proj", kv_heads * dim, hidden)
     tensors.quantized(f"{prefix}.o_proj", hidden, heads * dim)
@@ -164,18 +171,89 @@ def checkpoint(shape):
     return tensors, {"model_type": shape["model_type"], "text_config": text, "quantization": quantization}
 
 
+def qwen3(shape):
+    """The same of a plain Qwen3."""
+    tensors = Tensors()
+    tensors.quantized("model.embed_tokens", shape["vocab_size"], shape["hidden_size"])
+    for index in range(shape["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        tensors.plain(f"{layer}.input_layernorm.weight", [shape["hidden_size"]], 1.0)
+        tensors.plain(f"{layer}.post_attention_layernorm.weight", [shape["hidden_size"]], 1.0)
+        attention(tensors, f"{layer}.self_attn", shape, gated=False)
+        feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
+    tensors.plain("model.norm.weight", [shape["hidden_size"]], 1.0)
+    return tensors, {**shape, "quantization": {"group_size": GROUP, "bits": BITS, "mode": "affine"}}
+
+
+def gguf_tensors(shape):
+    """Names and shapes of a plain Qwen3's tensors, as llama.cpp's converter names them."""
+    hidden, inner, dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
+    rows, kv_rows = shape["num_attention_heads"] * dim, shape["num_key_value_heads"] * dim
+    layer = {
+        "attn_norm": [hidden], "attn_q": [rows, hidden], "attn_k": [kv_rows, hidden], "attn_v": [kv_rows, hidden],
+        "attn_q_norm": [dim], "attn_k_norm": [dim], "attn_output": [hidden, rows],
+        "ffn_norm": [hidden], "ffn_gate": [inner, hidden], "ffn_up": [inner, hidden], "ffn_down": [hidden, inner],
+    }
+    tensors = {"token_embd.weight": [shape["vocab_size"], hidden], "output_norm.weight": [hidden]}
+    for index in range(shape["num_hidden_layers"]):
+        tensors |= {f"blk.{index}.{name}.weight": sizes for name, sizes in layer.items()}
+    return tensors
+
+
+def write_gguf(shape, path, seed):
+    """Normally distributed weights in f16, norms of ones in f32, and no tokenizer."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_vocab_size(shape["vocab_size"])
+    writer.add_tokenizer_model("none")
+    writer.add_context_length(shape["max_position_embeddings"])
+    writer.add_embedding_length(shape["hidden_size"])
+    writer.add_block_count(shape["num_hidden_layers"])
+    writer.add_feed_forward_length(shape["intermediate_size"])
+    writer.add_head_count(shape["num_attention_heads"])
+    writer.add_head_count_kv(shape["num_key_value_heads"])
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
+    writer.add_rope_freq_base(shape["rope_theta"])
+    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+    tensors = gguf_tensors(shape)
+    kinds = {name: np.dtype(np.float32 if len(sizes) == 1 else np.float16) for name, sizes in tensors.items()}
+    for name, sizes in tensors.items():
+        writer.add_tensor_info(name, sizes, kinds[name], math.prod(sizes) * kinds[name].itemsize)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    draw = np.random.default_rng(seed)
+    for name, sizes in tensors.items():
+        one = len(sizes) == 1
+        values = np.ones(sizes) if one else draw.standard_normal(sizes, np.float32) / math.sqrt(sizes[-1])
+        writer.write_tensor_data(values.astype(kinds[name]))
+    writer.close()
+    return sum(math.prod(sizes) * kinds[name].itemsize for name, sizes in tensors.items())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--gguf", action="store_true", help="write a GGUF file of that name; of qwen3-0.5b alone")
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    shape = {**COMMON, **SHAPES[arguments.shape]}
+    plain = SHAPES[arguments.shape]["model_type"] == "qwen3"
+    shape = SHAPES[arguments.shape] if plain else {**COMMON, **SHAPES[arguments.shape]}
     if arguments.layers:
-        shape["num_hidden_layers"] = arguments.layers
+        shape = {**shape, "num_hidden_layers": arguments.layers}
+    if arguments.gguf:
+        if not plain:
+            parser.error("--gguf writes qwen3-0.5b alone")
+        print(f"{arguments.folder}: {write_gguf(shape, arguments.folder, arguments.seed) / 1e9:.2f} GB")
+        return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    tensors, config = checkpoint(shape)
+    tensors, config = qwen3(shape) if plain else checkpoint(shape)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
     size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
     demo = pathlib.Path(__file__).parent.parent / "models/demo"

@@ -235,6 +235,34 @@ fn a_template_of_ones_own_sees_variables_and_tools() {
 }
 
 #[test]
+fn a_model_is_timed_at_each_depth() {
+    let arguments =
+        ["bench", "--model", "models/demo-4bit", "-p", "8,16", "-n", "4", "--depth", "0,40", "--runs", "1"];
+    let table = String::from_utf8(lowbit(&arguments).output().unwrap().stdout).unwrap();
+    let labels: Vec<_> = table.lines().map(|line| line[..24].trim_end()).collect();
+    let want = [
+        "prompt 8",
+        "prompt 16",
+        "generate 4",
+        "prompt 8 after 40",
+        "prompt 16 after 40",
+        "generate 4 after 40",
+    ];
+    assert_eq!(labels, want);
+    let figures = json(&lowbit(&[&arguments[..], &["--json"]].concat()).output().unwrap());
+    let depths: Vec<_> =
+        figures.as_array().unwrap().iter().map(|figure| figure["depth"].as_u64().unwrap()).collect();
+    assert_eq!(depths, [0, 0, 0, 40, 40, 40]);
+    assert_eq!((&figures[3]["case"], &figures[3]["tokens"]), (&Value::from("prompt 8"), &Value::from(8)));
+    assert!(figures[5]["tokens_per_second"].as_f64().unwrap() > 0.0);
+    // Refused before the first, which would fit, is timed.
+    let long = ["bench", "--model", "models/demo-4bit", "-p", "8", "--depth", "0,32760"];
+    let output = lowbit(&long).output().unwrap();
+    assert!(output.stdout.is_empty());
+    assert!(refusal(output).contains("32888 tokens"));
+}
+
+#[test]
 fn bad_input_is_refused_in_one_line() {
     let run = |arguments: &[&str]| refusal(lowbit(arguments).output().unwrap());
     assert!(run(&["generate", "--prompt", ""]).contains("no tokens"));

@@ -22,6 +22,12 @@ pub struct Arguments {
     /// With --model: tokens to write.
     #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
     pub generated_tokens: usize,
+    /// With --model: lengths in tokens of a text that stands before each prompt and reply; it is not timed.
+    #[arg(long, value_delimiter = ',', default_values_t = [0], requires = "model")]
+    pub depth: Vec<usize>,
+    /// With --model: timed runs of each case, whose median is printed. One that is not timed comes before them.
+    #[arg(long, default_value_t = 5, requires = "model", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
+    pub runs: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
     record: bool,
@@ -73,17 +79,26 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn print_header(device: &Device, limits: &Limits) -> Result<(), Unwritable> {
-    let Limits { bytes_per_second, flops_per_second } = limits;
+    let bandwidth = format!("{:.1} GB/s", limits.bytes_per_second / 1e9);
+    let rates = [
+        (Some(limits.f32_per_second), "f32"),
+        (limits.bf16_per_second, "bf16"),
+        (limits.int8_per_second, "int8"),
+    ];
     match device {
-        Device::Cpu(cpu) => out::line!(
-            "{device}, {} threads: reads {:.1} GB/s, dense product {:.1} GFLOP/s\n",
-            cpu.threads(),
-            bytes_per_second / 1e9,
-            flops_per_second / 1e9
-        ),
-        Device::Gpu(_) => {
-            out::line!("{device}: a copy reads and writes {:.1} GB/s\n", bytes_per_second / 1e9)
+        Device::Cpu(cpu) => {
+            let rates =
+                rates.iter().filter_map(|(rate, name)| Some(format!(", {name} {:.1} Gop/s", (*rate)? / 1e9)));
+            let rates: String = rates.collect();
+            out::line!("{device}, {} threads: reads {bandwidth}{rates}\n", cpu.threads())
         }
+        Device::Gpu(_) if limits.f32_per_second.is_finite() => {
+            let rate = limits.f32_per_second / 1e12;
+            out::line!(
+                "{device}: a copy reads and writes {bandwidth}, the vendor's bf16 product {rate:.1} Top/s\n"
+            )
+        }
+        Device::Gpu(_) => out::line!("{device}: a copy reads and writes {bandwidth}\n"),
     }?;
     out::line!(
         "{:<18} {:<28} {:<11} {:<5} {:>12} {:>8} {:>9} {:>7} {:>8}",

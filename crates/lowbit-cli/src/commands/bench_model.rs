@@ -13,65 +13,77 @@ use std::time::Instant;
 struct Figure {
     case: String,
     tokens: usize,
-    /// The median over [`RUNS`].
+    /// Tokens of the text before them.
+    depth: usize,
+    /// The median of the runs.
     seconds: f64,
     tokens_per_second: f64,
 }
 
-/// Each case runs this often after a run that compiles kernels, touches weights and, where it writes, captures the step.
-const RUNS: usize = 5;
-/// Prompt tokens before the generated ones.
+/// Tokens before the generated ones at a depth of 0: one has to be there.
 const PROMPT: usize = 16;
 
-/// Times prompts of each length from an empty cache, and generation after a short prompt. All runs share one session, so the
-/// timed ones find its memory and its captured step ready, as replies after the first do.
+/// Times prompts of each length and generation, behind a text of each depth: prompts in a session of their own, generations in
+/// one session, so that the timed ones find its memory and its captured step ready, as replies after the first do.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let spinner = progress::spinner("loading".into());
     let model = arguments.model.load_model()?;
     spinner.finish_and_clear();
     check(arguments, &model)?;
     let mut figures = vec![];
-    let mut measure = |case: String, tokens: usize, run: &mut dyn FnMut() -> Result<f64, Failure>| {
-        let spinner = progress::spinner(case.clone());
-        run()?;
-        let mut times = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
-        times.sort_by(f64::total_cmp);
-        let seconds = times[RUNS / 2];
-        spinner.finish_and_clear();
-        let figure = Figure { case, tokens, seconds, tokens_per_second: tokens as f64 / seconds };
-        if !arguments.json {
-            out::line!(
-                "{:<16} {:>10.3} ms {:>12.1} tokens/s",
-                figure.case,
-                seconds * 1e3,
-                figure.tokens_per_second
-            )?;
-        }
-        figures.push(figure);
-        Ok::<_, Failure>(())
-    };
-    for &tokens in &arguments.prompt_tokens {
-        measure(format!("prompt {tokens}"), tokens, &mut || prompt_seconds(&model, tokens))?;
-    }
-    let tokens = arguments.generated_tokens;
     let mut session = Session::new(&model);
-    measure(format!("generate {tokens}"), tokens, &mut || {
-        generation_seconds(&mut session, &ids(&model, PROMPT), tokens)
-    })?;
+    for &depth in &arguments.depth {
+        let text = ids(&model, depth);
+        for &tokens in &arguments.prompt_tokens {
+            let run = || prompt_seconds(&model, &text, tokens);
+            figures.push(measure(arguments, "prompt", (tokens, depth), run)?);
+        }
+        let text = if depth == 0 { ids(&model, PROMPT) } else { text };
+        let tokens = arguments.generated_tokens;
+        let run = || generation_seconds(&mut session, &text, tokens);
+        figures.push(measure(arguments, "generate", (tokens, depth), run)?);
+    }
     if arguments.json {
         out::line!("{}", serde_json::to_string(&figures)?)?;
     }
     Ok(())
 }
 
+/// The median time of `run`, after a first run that compiles kernels, touches weights and, where it writes, captures the step.
+fn measure(
+    arguments: &Arguments,
+    name: &str,
+    (tokens, depth): (usize, usize),
+    mut run: impl FnMut() -> Result<f64, Failure>,
+) -> Result<Figure, Failure> {
+    let case = format!("{name} {tokens}");
+    let label = if depth == 0 { case.clone() } else { format!("{case} after {depth}") };
+    let spinner = progress::spinner(label.clone());
+    run()?;
+    let mut times = (0..arguments.runs).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+    times.sort_by(f64::total_cmp);
+    let seconds = times[times.len() / 2];
+    spinner.finish_and_clear();
+    let tokens_per_second = tokens as f64 / seconds;
+    if !arguments.json {
+        out::line!("{label:<24} {:>10.3} ms {tokens_per_second:>12.1} tokens/s", seconds * 1e3)?;
+    }
+    Ok(Figure { case, tokens, depth, seconds, tokens_per_second })
+}
+
 /// Checks that every text fits the model's context, before the first is timed.
 fn check(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     let limit = model.config().max_position_embeddings;
-    let written = arguments.generated_tokens.saturating_add(PROMPT);
-    match arguments.prompt_tokens.iter().copied().chain([written]).find(|&tokens| tokens > limit) {
-        Some(tokens) => Err(ModelError::ContextLength { tokens, limit }.into()),
-        None => Ok(()),
+    for &depth in &arguments.depth {
+        let written = arguments.generated_tokens.saturating_add(if depth == 0 { PROMPT } else { 0 });
+        for tokens in arguments.prompt_tokens.iter().copied().chain([written]) {
+            let tokens = tokens.saturating_add(depth);
+            if tokens > limit {
+                return Err(ModelError::ContextLength { tokens, limit }.into());
+            }
+        }
     }
+    Ok(())
 }
 
 /// Pseudo-random ids.
@@ -83,9 +95,14 @@ fn ids(model: &Model, count: usize) -> Vec<u32> {
         .collect()
 }
 
-fn prompt_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
+/// The time of a prompt's logits, after the text before it.
+fn prompt_seconds(model: &Model, text: &[u32], tokens: usize) -> Result<f64, Failure> {
     let prompt = ids(model, tokens);
     let mut session = Session::new(model);
+    if !text.is_empty() {
+        session.prefill(text, |_| Continue(()))?;
+        model.synchronize()?;
+    }
     let start = Instant::now();
     let logits = session.prefill(&prompt, |_| Continue(()))?.ok_or("the prompt was interrupted")?;
     model.synchronize()?;
@@ -95,10 +112,10 @@ fn prompt_seconds(model: &Model, tokens: usize) -> Result<f64, Failure> {
     Ok(seconds)
 }
 
-/// The time from the prompt's logits to the last token, after a text that is cleared first.
-fn generation_seconds(session: &mut Session<'_>, prompt: &[u32], tokens: usize) -> Result<f64, Failure> {
+/// The time from the text's logits to the last token, in a session that is cleared first.
+fn generation_seconds(session: &mut Session<'_>, text: &[u32], tokens: usize) -> Result<f64, Failure> {
     session.clear()?;
-    let logits = session.prefill(prompt, |_| Continue(()))?.ok_or("the prompt was interrupted")?;
+    let logits = session.prefill(text, |_| Continue(()))?.ok_or("the prompt was interrupted")?;
     logits.device().synchronize()?;
     let options = GenerationOptions::default().with_max_tokens(tokens);
     let start = Instant::now();

@@ -148,6 +148,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["-bf", "--binary-file"], Say("--file takes text in UTF-8")),
     // What is written.
     (None, &["--predict"], Is("--max-tokens")),
+    (Some("bench"), &["-r", "--repetitions"], Is("--runs")),
     (None, &["-r", "--reverse-prompt", "--extra-eos-token", "--eos-token"], Is("--stop")),
     (None, &["--n-probs"], Is("--logprobs")),
     (
@@ -190,6 +191,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     // Other commands.
     (Some("bench"), &["-p"], Is("--prompt-tokens")),
     (Some("bench"), &["-n"], Is("--generated-tokens")),
+    (Some("bench"), &["-d", "--n-depth"], Is("--depth")),
     (Some("quantize"), &["--hf-path"], Is("--model")),
     (Some("quantize"), &["--mlx-path"], Is("--output")),
     (Some("quantize"), &["-q", "--quantize"], Nothing(0, "quantize always does")),

@@ -34,6 +34,7 @@ fn flags_are_called_by_their_names_here() {
         ("mlx_lm.generate --model x --prompt hi", "generate --model x --prompt hi"),
         ("convert --hf-path x --mlx-path y -q --q-bits 4", "quantize --model x --output y --q-bits 4"),
         ("bench -m x -p 512 -n 128", "bench -m x --prompt-tokens 512 --generated-tokens 128"),
+        ("bench -m x -d 4096 -r 3", "bench -m x --depth 4096 --runs 3"),
         ("--help", "--help"),
         ("nothing -hf", "nothing -hf"),
     ];

@@ -1,46 +1,96 @@
-//! What a device can do at most, measured: the bandwidth of its memory and the rate of dense products.
+//! What a device can do at most, measured: the bandwidth of its memory and the rates of its arithmetic.
 
-use super::median;
+use super::Case;
 use crate::{
     Cpu, Device, KernelError,
-    simd::{Kernel, Simd},
+    simd::{
+        Isa,
+        peak::{self, Read},
+    },
 };
 use std::time::Instant;
 
-/// The device's measured limits.
+/// What a case multiplies. On a GPU all cases are compared with one rate, that of the vendor BLAS in bf16.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// f32, in fused multiply-adds.
+    #[default]
+    F32,
+    /// Pairs of bf16, summed in f32.
+    Bf16,
+    /// Four int8 at a time, summed in int32.
+    Int8,
+}
+
+/// The device's measured limits. A rate is in additions and multiplications per second, of all threads together.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bandwidth of reading memory that is in no cache; on a GPU, of reading and writing in a copy.
     pub bytes_per_second: f64,
-    /// The best rate of a dense f32 product; on a GPU that of the vendor BLAS in bf16, or infinite without one.
-    pub flops_per_second: f64,
+    /// The rate of f32 multiply-adds in registers; on a GPU that of the vendor BLAS in bf16, or infinite without one.
+    pub f32_per_second: f64,
+    /// The rate of bf16 dot products; `None` where the device has none, or where it is not measured.
+    pub bf16_per_second: Option<f64>,
+    /// The rate of int8 dot products; `None` where the device has none, or where it is not measured.
+    pub int8_per_second: Option<f64>,
 }
 
 impl Limits {
     /// Measures `device` with all of its threads.
     ///
     /// # Errors
-    /// Those of the product.
+    /// Those of the device.
     pub fn measure(device: &Device) -> Result<Self, KernelError> {
-        let bytes_per_second = match device {
-            Device::Cpu(cpu) => read_bandwidth(cpu),
+        match device {
+            Device::Cpu(cpu) => Ok(Self {
+                bytes_per_second: read_bandwidth(cpu),
+                f32_per_second: on_all_threads(cpu, peak::f32_operations_per_second),
+                bf16_per_second: None,
+                int8_per_second: None,
+            }),
             #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => gpu.copy_bandwidth()?,
+            Device::Gpu(gpu) => {
+                let (bytes_per_second, rate) = (gpu.copy_bandwidth()?, vendor_product(device)?);
+                Ok(Self {
+                    bytes_per_second,
+                    f32_per_second: rate,
+                    bf16_per_second: Some(rate),
+                    int8_per_second: Some(rate),
+                })
+            }
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
-        };
-        let mut flops_per_second = f64::INFINITY;
-        for product in inventory::iter::<DenseProduct> {
-            flops_per_second = (product.0)(device)?;
         }
-        Ok(Self { bytes_per_second, flops_per_second })
+    }
+
+    /// The rate of that arithmetic; infinite where it is unknown.
+    pub fn operations_per_second(&self, arithmetic: Arithmetic) -> f64 {
+        match arithmetic {
+            Arithmetic::F32 => self.f32_per_second,
+            Arithmetic::Bf16 => self.bf16_per_second.unwrap_or(f64::INFINITY),
+            Arithmetic::Int8 => self.int8_per_second.unwrap_or(f64::INFINITY),
+        }
+    }
+
+    /// The least time that `case` takes: for moving its bytes or for its arithmetic, whichever is longer.
+    pub fn seconds(&self, case: &Case) -> f64 {
+        let moving = case.bytes as f64 / self.bytes_per_second;
+        moving.max(case.flops as f64 / self.operations_per_second(case.arithmetic))
     }
 }
 
-/// A function that measures the operations per second of the best dense product on a device: infinite where there is nothing
+/// A function that measures the operations per second of the best dense product on a GPU: infinite where there is nothing
 /// to compare with. The op of dense products registers it.
+#[cfg(feature = "gpu")]
 pub struct DenseProduct(pub fn(&Device) -> Result<f64, KernelError>);
+#[cfg(feature = "gpu")]
 inventory::collect!(DenseProduct);
+
+#[cfg(feature = "gpu")]
+fn vendor_product(device: &Device) -> Result<f64, KernelError> {
+    let product = inventory::iter::<DenseProduct>.into_iter().next();
+    product.map_or(Ok(f64::INFINITY), |product| (product.0)(device))
+}
 
 /// Bytes that no cache of `device` holds.
 pub(super) fn cold(device: &Device) -> usize {
@@ -69,42 +119,39 @@ pub(super) fn kibibytes(text: &str) -> Option<usize> {
     text.strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Streams that a thread reads at the same time: one does not saturate memory.
-const STREAMS: usize = 8;
+/// Each limit is the best of so many runs: what another process takes is no limit of the device.
+const RUNS: usize = 5;
 
-fn read_bandwidth(cpu: &Cpu) -> f64 {
-    let part = (last_level_cache() / size_of::<f32>()).div_ceil(cpu.threads()).next_multiple_of(STREAMS * 16);
-    let memory = vec![1.0f32; part * cpu.threads()];
-    let mut times = Vec::new();
-    for _ in 0..7 {
-        let start = Instant::now();
-        let parts: Vec<_> = memory.chunks_exact(part).collect();
-        cpu.for_each(parts, |part| {
-            std::hint::black_box(cpu.isa().dispatch(Read(part)));
-        });
-        times.push(start.elapsed().as_secs_f64());
-    }
-    (memory.len() * size_of::<f32>()) as f64 / median(times)
+/// The sum of what all threads reach at the same time.
+fn on_all_threads(cpu: &Cpu, rate: fn(Isa) -> f64) -> f64 {
+    let run = |_| {
+        let mut rates = vec![0.0; cpu.threads()];
+        cpu.for_each(rates.iter_mut().collect(), |one| *one = rate(cpu.isa()));
+        rates.iter().sum::<f64>()
+    };
+    (0..RUNS).map(run).fold(0.0, f64::max)
 }
 
-/// Sums all numbers, reading [`STREAMS`] streams at the same time.
-struct Read<'a>(&'a [f32]);
-
-impl Kernel for Read<'_> {
-    type Output = f32;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> f32 {
-        let stream = self.0.len() / STREAMS;
-        let streams: [&[f32]; STREAMS] = std::array::from_fn(|i| &self.0[i * stream..][..stream]);
-        let mut sums = [simd.splat(0.0); STREAMS];
-        let mut at = 0;
-        while at + S::LANES <= stream {
-            for (sum, stream) in sums.iter_mut().zip(&streams) {
-                *sum = simd.add(*sum, simd.load(&stream[at..]));
-            }
-            at += S::LANES;
-        }
-        sums.into_iter().map(|sum| simd.sum(sum)).sum()
-    }
+/// Bytes per second of all threads reading at the same time, by the best number of streams per thread.
+fn read_bandwidth(cpu: &Cpu) -> f64 {
+    // Twice what fits a cache: with all of it once, a part would be found there again.
+    let part = (2 * last_level_cache() / size_of::<f32>()).div_ceil(cpu.threads()).next_multiple_of(1 << 12);
+    let memory = vec![1.0f32; part * cpu.threads()];
+    let seconds = |read: fn(Isa, &[f32]) -> f32| {
+        let run = |_| {
+            let start = Instant::now();
+            cpu.for_each(memory.chunks_exact(part).collect(), |part| {
+                std::hint::black_box(read(cpu.isa(), part));
+            });
+            start.elapsed().as_secs_f64()
+        };
+        (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+    };
+    let times = [
+        seconds(|isa, part| isa.dispatch(Read::<2>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<4>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<8>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<16>(part))),
+    ];
+    (memory.len() * size_of::<f32>()) as f64 / times.into_iter().fold(f64::INFINITY, f64::min)
 }

@@ -10,7 +10,9 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-pub use limits::{DenseProduct, Limits, last_level_cache};
+#[cfg(feature = "gpu")]
+pub use limits::DenseProduct;
+pub use limits::{Arithmetic, Limits, last_level_cache};
 pub use row::Row;
 
 use crate::{Device, KernelError, Tensor, inputs};
@@ -31,6 +33,8 @@ pub struct Case {
     pub bytes: usize,
     /// Additions and multiplications.
     pub flops: usize,
+    /// What they are done in on the CPU.
+    pub arithmetic: Arithmetic,
     /// Bytes of the operands that a model reads once per step and so finds in no cache, such as weights; 0 if all
     /// operands come from the previous op.
     pub cold_bytes: usize,

@@ -13,8 +13,7 @@ pub struct Row {
     pub median_us: f64,
     pub bytes: usize,
     pub flops: usize,
-    /// The time for moving the bytes or for the arithmetic at the measured limits, whichever is longer, divided by the
-    /// median time.
+    /// [`Limits::seconds`] divided by the median time.
     pub share_of_limit: f64,
     /// The largest ratio of an error to its bound.
     pub error_over_bound: f64,
@@ -26,8 +25,6 @@ impl Row {
         "op,shape,format,dtype,median_us,bytes,flops,share_of_limit,error_over_bound";
 
     pub(super) fn new(case: &Case, seconds: f64, limits: &Limits, error_over_bound: f64) -> Self {
-        let floor =
-            (case.bytes as f64 / limits.bytes_per_second).max(case.flops as f64 / limits.flops_per_second);
         Self {
             op: case.op.into(),
             shape: case.shape.clone(),
@@ -36,7 +33,7 @@ impl Row {
             median_us: seconds * 1e6,
             bytes: case.bytes,
             flops: case.flops,
-            share_of_limit: floor / seconds,
+            share_of_limit: limits.seconds(case) / seconds,
             error_over_bound,
         }
     }

@@ -1,5 +1,11 @@
 use super::*;
-use crate::bench::limits::kibibytes;
+use crate::{
+    bench::limits::kibibytes,
+    simd::{
+        Isa,
+        peak::{self, Read},
+    },
+};
 use std::collections::HashSet;
 
 fn case(answer: f32, bound: f64) -> Case {
@@ -20,12 +26,14 @@ fn case(answer: f32, bound: f64) -> Case {
         dtype: FloatType::F32,
         bytes: 3_000_000,
         flops: 7,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 1 << 30,
         prepare: Box::new(prepare),
     }
 }
 
-const LIMITS: Limits = Limits { bytes_per_second: 1e9, flops_per_second: 1e9 };
+const LIMITS: Limits =
+    Limits { bytes_per_second: 1e9, f32_per_second: 1e9, bf16_per_second: None, int8_per_second: Some(4e9) };
 
 #[test]
 fn an_answer_within_its_bound_is_timed() {
@@ -45,6 +53,29 @@ fn a_wrong_answer_is_not_timed() {
     }
     assert!(run(&case(2.5, 0.0), &device, &LIMITS).is_err());
     assert!(run(&case(2.5, f64::NAN), &device, &LIMITS).is_err());
+}
+
+#[test]
+fn a_case_is_compared_with_the_rate_of_its_arithmetic() {
+    let seconds = |arithmetic, flops| LIMITS.seconds(&Case { arithmetic, flops, ..case(2.0, 1.0) });
+    assert_eq!(seconds(Arithmetic::F32, 8_000_000), 8e-3);
+    assert_eq!(seconds(Arithmetic::F32, 2_000_000), 3e-3);
+    assert_eq!(seconds(Arithmetic::Int8, 16_000_000), 4e-3);
+    // Of unknown rate: the bytes' time.
+    assert_eq!(seconds(Arithmetic::Bf16, usize::MAX), 3e-3);
+}
+
+#[test]
+fn every_instruction_set_has_limits() {
+    let numbers: Vec<f32> = (0..1 << 12).map(|i| (i % 7) as f32).collect();
+    let sum: f32 = numbers.iter().sum();
+    for isa in Isa::all() {
+        // No thread makes a thousand multiply-adds per nanosecond.
+        let rate = peak::f32_operations_per_second(isa);
+        assert!((1e6..2e12).contains(&rate), "{isa:?}: {rate}");
+        let sums = [isa.dispatch(Read::<2>(&numbers)), isa.dispatch(Read::<16>(&numbers))];
+        assert_eq!(sums, [sum, sum], "{isa:?} reads all numbers once");
+    }
 }
 
 #[test]

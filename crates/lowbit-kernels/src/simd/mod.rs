@@ -9,6 +9,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod math;
+pub(crate) mod peak;
 mod portable;
 pub(crate) mod slices;
 

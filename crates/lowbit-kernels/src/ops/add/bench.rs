@@ -3,7 +3,7 @@
 use super::add;
 use crate::gamma::gamma;
 use crate::{
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -23,6 +23,7 @@ fn case(m: usize, d: usize, dtype: FloatType) -> Case {
         dtype,
         bytes: 3 * m * d * dtype.size(),
         flops: m * d,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

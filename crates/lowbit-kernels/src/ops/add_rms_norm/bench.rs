@@ -2,7 +2,7 @@
 
 use super::{add_rms_norm, reference};
 use crate::{
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::operand,
 };
 use lowbit_formats::FloatType;
@@ -23,6 +23,7 @@ fn case(m: usize, d: usize) -> Case {
         dtype,
         bytes: (4 * m * d + d) * dtype.size(),
         flops: 5 * m * d,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let (h, hs) = operand(&[m, d], dtype, 1, device)?;

@@ -1,7 +1,7 @@
 use super::argmax;
 use crate::{
     Tensor,
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -18,6 +18,7 @@ fn cases() -> Vec<Case> {
         dtype,
         bytes: count * dtype.size(),
         flops: count,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let x = activations(&[count], dtype, 1, device)?;

@@ -1,7 +1,7 @@
 use super::{AttentionParams, attention, reference::Operands};
 use crate::{
     Device, KernelError, Tensor,
-    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
+    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs::{activations, copy},
 };
 use lowbit_formats::{DType, FloatType};
@@ -51,6 +51,7 @@ fn case(
         dtype,
         bytes: cold_bytes + 2 * tokens * query_heads * d * dtype.size(),
         flops: 4 * keys * query_heads * d,
+        arithmetic: Arithmetic::F32,
         cold_bytes,
         prepare: Box::new(move |device, copies| {
             let sizes = [query_heads, heads, context, d, d];

@@ -1,5 +1,5 @@
 use super::{Activation, causal_conv1d, reference};
-use crate::bench::{Case, Cases, Expected, GpuCases, Prepared, Run};
+use crate::bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run};
 use crate::inputs::{activations, rounding};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
@@ -29,6 +29,7 @@ fn case(tokens: usize, dtype: FloatType) -> Case {
         dtype,
         bytes: 2 * tokens * CHANNELS * dtype.size() + cold + CHANNELS * (WIDTH - 1) * size_of::<f32>(),
         flops: 2 * tokens * CHANNELS * WIDTH,
+        arithmetic: Arithmetic::F32,
         cold_bytes: if tokens == 1 { cold } else { 0 },
         prepare: Box::new(move |device, copies| prepare(tokens, dtype, device, copies)),
     }

@@ -1,5 +1,5 @@
 use super::{combine_experts, reference};
-use crate::bench::{Case, Cases, Expected, Prepared};
+use crate::bench::{Arithmetic, Case, Cases, Expected, Prepared};
 use crate::inputs::activations;
 use crate::{Device, KernelError};
 use lowbit_formats::FloatType;
@@ -22,6 +22,7 @@ fn case(tokens: usize) -> Case {
         dtype: FloatType::F32,
         bytes: tokens * (TOP_K * HIDDEN + TOP_K + HIDDEN) * size_of::<f32>(),
         flops: 2 * tokens * TOP_K * HIDDEN,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| prepare(tokens, device)),
     }

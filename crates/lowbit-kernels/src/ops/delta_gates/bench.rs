@@ -1,5 +1,5 @@
 use super::{delta_gates, reference};
-use crate::bench::{Case, Cases, Expected, Prepared};
+use crate::bench::{Arithmetic, Case, Cases, Expected, Prepared};
 use crate::inputs::activations;
 use crate::{Device, KernelError};
 use lowbit_formats::FloatType;
@@ -21,6 +21,7 @@ fn case(tokens: usize) -> Case {
         dtype: FloatType::F32,
         bytes: 4 * tokens * HEADS * size_of::<f32>() + 2 * HEADS * size_of::<f32>(),
         flops: 8 * tokens * HEADS,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| prepare(tokens, device)),
     }

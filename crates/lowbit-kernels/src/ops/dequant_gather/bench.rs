@@ -2,7 +2,7 @@ use super::dequant_gather;
 use crate::random::Random;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Case, Cases, Expected, Prepared, Run},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared, Run},
     inputs,
     ops::quantized_matmul::reference,
 };
@@ -29,6 +29,7 @@ fn case(format: Format) -> Case {
         dtype: FloatType::F32,
         bytes: TOKENS * (row + K * size_of::<f32>()),
         flops: 0,
+        arithmetic: Arithmetic::F32,
         cold_bytes: TOKENS * row,
         prepare: Box::new(move |device, copies| {
             let table = inputs::weight(format, &[VOCAB, K], 2, &device.host()?)?;

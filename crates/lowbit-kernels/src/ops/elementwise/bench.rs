@@ -1,7 +1,7 @@
 //! Benchmark cases of gates, with the sizes of real models.
 
 use super::Gate;
-use crate::bench::{Case, Expected, Prepared};
+use crate::bench::{Arithmetic, Case, Expected, Prepared};
 use crate::gamma::gamma;
 use crate::inputs::activations;
 use lowbit_formats::{DType, FloatType};
@@ -19,6 +19,7 @@ fn case<G: Gate>(m: usize, d: usize, dtype: FloatType) -> Case {
         dtype,
         bytes: 3 * m * d * dtype.size(),
         flops: 20 * m * d,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

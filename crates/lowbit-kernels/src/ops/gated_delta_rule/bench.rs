@@ -1,6 +1,6 @@
 use super::reference::{self, Bounded};
 use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
-use crate::bench::{Case, Cases, Expected, GpuCases, Prepared, Run};
+use crate::bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run};
 use crate::inputs::rounding;
 use crate::random::Random;
 use crate::{Device, KernelError, Tensor};
@@ -41,6 +41,7 @@ fn case(sequences: usize, length: usize, dtype: FloatType, form: Form) -> Case {
         bytes: 2 * state * size_of::<f32>() + activations + 2 * tokens * VALUE_HEADS * size_of::<f32>(),
         // Decay, two reads and an update of the state.
         flops: 7 * tokens * VALUE_HEADS * DIM * DIM,
+        arithmetic: Arithmetic::F32,
         cold_bytes: if length <= 8 { state * size_of::<f32>() } else { 0 },
         prepare: Box::new(move |device, copies| prepare(sequences, length, dtype, form, device, copies)),
     }

@@ -2,7 +2,7 @@ use super::gather_qmm;
 use crate::random::Random;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
+    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs,
     ops::quantized_matmul::{
         bench::{on_device, sampled},
@@ -53,6 +53,7 @@ impl Experts {
             dtype,
             bytes: used * n * row + activations,
             flops: 2 * tokens * top_k * n * k,
+            arithmetic: Arithmetic::F32,
             cold_bytes: used * n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;

@@ -3,7 +3,7 @@
 use super::kv_append;
 use crate::{
     Tensor,
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::{activations, copy},
 };
 use lowbit_formats::{DType, FloatType};
@@ -27,6 +27,7 @@ fn case(tokens: usize, dtype: FloatType) -> Case {
         dtype,
         bytes: 2 * tokens * heads * d * dtype.size(),
         flops: 0,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let x = activations(&[tokens, heads, d], dtype, 1, &device.host()?)?;

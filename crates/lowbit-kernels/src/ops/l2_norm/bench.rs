@@ -3,7 +3,7 @@
 use super::{L2Norm, L2NormConvention, l2_norm, reference};
 use crate::gamma::gamma;
 use crate::{
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -24,6 +24,7 @@ fn case(m: usize, d: usize) -> Case {
         dtype,
         bytes: 2 * m * d * dtype.size(),
         flops: 3 * m * d,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

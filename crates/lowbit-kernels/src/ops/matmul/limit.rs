@@ -1,40 +1,20 @@
-//! The best dense product of a device, which benchmarks compare with.
+//! The vendor's dense product on a GPU, which benchmarks compare with.
 
 use super::matmul;
 use crate::bench::DenseProduct;
 use crate::{Device, KernelError, inputs};
 use lowbit_formats::FloatType;
-use std::time::Instant;
 
 inventory::submit!(DenseProduct(dense_product));
 
 fn dense_product(device: &Device) -> Result<f64, KernelError> {
     match device {
-        Device::Cpu(_) => on_cpu(device),
-        #[cfg(feature = "gpu")]
+        Device::Cpu(_) => Ok(f64::INFINITY),
         Device::Gpu(gpu) => by_vendor(gpu, device),
-        #[cfg(not(feature = "gpu"))]
-        Device::Gpu(gpu) => match *gpu {},
     }
-}
-
-/// The best of some f32 products.
-fn on_cpu(device: &Device) -> Result<f64, KernelError> {
-    let mut best = 0.0f64;
-    for (m, n, k) in [(512, 1024, 1024), (1024, 2048, 2048)] {
-        let x = inputs::activations(&[m, k], FloatType::F32, 1, device)?;
-        let weight = inputs::activations(&[n, k], FloatType::F32, 2, device)?;
-        for _ in 0..5 {
-            let start = Instant::now();
-            matmul(&x, &weight)?;
-            best = best.max((2 * m * n * k) as f64 / start.elapsed().as_secs_f64());
-        }
-    }
-    Ok(best)
 }
 
 /// The best of some bf16 products by the vendor's library.
-#[cfg(feature = "gpu")]
 fn by_vendor(gpu: &crate::gpu::Gpu, device: &Device) -> Result<f64, KernelError> {
     let (m, n, k) = (4096, 8192, 4096);
     if gpu.library().is_none() {

@@ -1,6 +1,7 @@
 //! The product of activations and a dense weight.
 
 mod bench;
+#[cfg(feature = "gpu")]
 mod limit;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use super::narrow;
 use crate::{
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -19,6 +19,7 @@ fn cases() -> Vec<Case> {
         dtype,
         bytes: 2 * m * len * dtype.size(),
         flops: 0,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

@@ -1,7 +1,7 @@
 //! Benchmark cases of `qdq`, with the sizes of real models.
 
 use super::{qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init, reference};
-use crate::bench::{Case, Cases, Expected, Prepared};
+use crate::bench::{Arithmetic, Case, Cases, Expected, Prepared};
 use crate::random::Random;
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
@@ -32,6 +32,7 @@ fn cases() -> Vec<Case> {
         dtype: FloatType::F32,
         bytes,
         flops: 4 * ROWS * K,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| prepare(device)),
     };

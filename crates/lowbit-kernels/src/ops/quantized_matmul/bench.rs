@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
+    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs,
 };
 use lowbit_formats::{DType, FloatType, Format};
@@ -84,6 +84,7 @@ impl Product {
             dtype,
             bytes: n * row + (m * k + m * n) * dtype.size(),
             flops: 2 * m * n * k,
+            arithmetic: Arithmetic::F32,
             cold_bytes: n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;

@@ -3,7 +3,7 @@
 use super::{gated_rms_norm, reference, rms_norm};
 use crate::gamma::gamma;
 use crate::{
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -25,6 +25,7 @@ fn case(m: usize, d: usize, gated: bool) -> Case {
         dtype,
         bytes: ((2 + usize::from(gated)) * m * d + d) * dtype.size(),
         flops: (4 + 20 * usize::from(gated)) * m * d,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

@@ -3,7 +3,7 @@
 use super::{RmsNormRope, reference, rms_norm_rope, rms_norm_rope_append};
 use crate::{
     Device, KernelError, Tensor,
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::{activations, copy},
     ops::{Rope, RopeLayout, RopeParams, RopeScaling},
 };
@@ -34,6 +34,7 @@ fn case(tokens: usize, sizes: [usize; 4]) -> Case {
         dtype: DTYPE,
         bytes: (2 * tokens * heads + 1) * head_dim * DTYPE.size(),
         flops: flops(tokens, sizes),
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let operands = Operands::new(device, tokens, sizes, 1000)?;
@@ -54,6 +55,7 @@ fn append_case(tokens: usize) -> Case {
         dtype: DTYPE,
         bytes: (6 * tokens * heads + 1) * d * DTYPE.size(),
         flops: 2 * flops(tokens, sizes),
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let first = capacity - tokens;

@@ -4,7 +4,7 @@ use super::{Rope, RopeLayout, RopeParams, RopeScaling, reference, rope};
 use crate::gamma::gamma;
 use crate::{
     Tensor,
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -25,6 +25,7 @@ fn case((tokens, heads, d, rotary_dim): (usize, usize, usize, usize)) -> Case {
         dtype,
         bytes: 2 * tokens * heads * d * dtype.size(),
         flops: tokens * (3 * heads * rotary_dim + 60 * rotary_dim / 2),
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

@@ -1,5 +1,5 @@
 use super::{RouterParams, reference, router_top_k};
-use crate::bench::{Case, Cases, Expected, Prepared};
+use crate::bench::{Arithmetic, Case, Cases, Expected, Prepared};
 use crate::inputs::activations;
 use crate::{Device, KernelError};
 use lowbit_formats::FloatType;
@@ -21,6 +21,7 @@ fn case(tokens: usize, experts: usize, top_k: usize) -> Case {
         dtype: FloatType::F32,
         bytes: tokens * (experts + 2 * top_k) * size_of::<f32>(),
         flops: tokens * experts,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| prepare(tokens, experts, top_k, device)),
     }

@@ -1,7 +1,7 @@
 use super::{SampleParams, philox, reference, sample};
 use crate::{
     Tensor,
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -23,6 +23,7 @@ fn case(params: SampleParams) -> Case {
         dtype,
         bytes: count * dtype.size(),
         flops: count,
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             // Sharp, as a model's: a few tokens have most of the probability.

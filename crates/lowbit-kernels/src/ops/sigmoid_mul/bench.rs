@@ -3,7 +3,7 @@
 use super::{reference, sigmoid_mul};
 use crate::gamma::gamma;
 use crate::{
-    bench::{Case, Cases, Expected, Prepared},
+    bench::{Arithmetic, Case, Cases, Expected, Prepared},
     inputs::activations,
 };
 use lowbit_formats::{DType, FloatType};
@@ -25,6 +25,7 @@ fn case((m, d, gates): (usize, usize, usize)) -> Case {
         dtype,
         bytes: m * (2 * d + gates.min(d)) * dtype.size(),
         flops: m * (d + 20 * gates.min(d)),
+        arithmetic: Arithmetic::F32,
         cold_bytes: 0,
         prepare: Box::new(move |device, _| {
             let host = device.host()?;

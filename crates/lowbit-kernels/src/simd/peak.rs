@@ -1,0 +1,61 @@
+//! What the processor's own instructions can do at most: loops that touch registers alone and memory alone.
+use super::{Isa, Kernel, Simd};
+use std::time::Instant;
+
+/// Operations per second of one thread's fused multiply-adds: of each loop as many as its vectors, the best of all.
+pub fn f32_operations_per_second(isa: Isa) -> f64 {
+    // A sum waits for itself: processors need 4 to 10 at once, and a portable vector is several registers.
+    let rates =
+        [isa.dispatch(MultiplyAdd::<4>), isa.dispatch(MultiplyAdd::<8>), isa.dispatch(MultiplyAdd::<12>)];
+    rates.into_iter().fold(0.0, f64::max)
+}
+
+/// `v = v * a + b` again and again, in `N` vectors: operations per second.
+struct MultiplyAdd<const N: usize>;
+
+impl<const N: usize> Kernel for MultiplyAdd<N> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f64 {
+        const TURNS: usize = 100_000;
+        let (a, b) = std::hint::black_box((0.5, 1.0));
+        let (a, b) = (simd.splat(a), simd.splat(b));
+        let mut v: [S::V; N] = std::array::from_fn(|i| simd.splat(i as f32));
+        let start = Instant::now();
+        for _ in 0..TURNS {
+            for v in &mut v {
+                *v = simd.mul_add(*v, a, b);
+            }
+        }
+        let total = v.into_iter().map(|v| simd.sum(v)).sum::<f32>();
+        std::hint::black_box(total);
+        (TURNS * N * S::LANES * 2) as f64 / start.elapsed().as_secs_f64()
+    }
+}
+
+/// Sums all numbers, reading this many parts of them at the same time and asking for each part's lines ahead.
+pub struct Read<'a, const STREAMS: usize>(pub &'a [f32]);
+
+impl<const STREAMS: usize> Kernel for Read<'_, STREAMS> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f32 {
+        const LINE: usize = 64 / size_of::<f32>();
+        const AHEAD: usize = 1024;
+        let stream = self.0.len() / STREAMS;
+        let streams: [&[f32]; STREAMS] = std::array::from_fn(|i| &self.0[i * stream..][..stream]);
+        let mut sums = [simd.splat(0.0); STREAMS];
+        for at in (0..stream - stream % LINE).step_by(LINE) {
+            for (sum, stream) in sums.iter_mut().zip(&streams) {
+                let line = &stream[at..][..LINE];
+                simd.prefetch(bytemuck::cast_slice(line), AHEAD);
+                for lanes in line.chunks_exact(S::LANES) {
+                    *sum = simd.add(*sum, simd.load(lanes));
+                }
+            }
+        }
+        sums.into_iter().map(|sum| simd.sum(sum)).sum()
+    }
+}
