@@ -1,5 +1,6 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
 use super::{Kernel, Simd};
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Eight lanes: AVX2, FMA and F16C.
@@ -49,6 +50,23 @@ impl Simd for Avx2 {
         let x: &[f32; 8] = x.first_chunk().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.
         unsafe { _mm256_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16]) -> __m256 {
+        let x: &[f16; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16]) -> __m256 {
+        let x: &[bf16; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
     }
 
     #[inline(always)]
@@ -136,6 +154,23 @@ impl Simd for Avx2 {
             let half = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let quarter = _mm_max_ps(half, _mm_movehl_ps(half, half));
             _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)))
+        }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, v: &[__m256]) -> __m256 {
+        let v: &[__m256; 8] = v.first_chunk().expect("a vector per lane");
+        // SAFETY: `self` proves the features.
+        unsafe {
+            // `fours[i]`: in each half, the sums of that half of v[4 i ..][..4].
+            let mut fours = [_mm256_setzero_ps(); 2];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let v = &v[4 * i..];
+                *four = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+            }
+            let low = _mm256_permute2f128_ps::<0x20>(fours[0], fours[1]);
+            let high = _mm256_permute2f128_ps::<0x31>(fours[0], fours[1]);
+            _mm256_add_ps(low, high)
         }
     }
 }
