@@ -32,6 +32,13 @@ pub struct Target {
     pub host: Device,
     /// The type of activations, except the residual stream and the logits, which are f32.
     pub activations: FloatType,
+    /// The type of cached keys and values.
+    pub cache: FloatType,
+}
+
+/// What keys and values are cached in by default.
+fn cache_type(_: &Device, activations: FloatType) -> FloatType {
+    activations
 }
 
 impl Target {
@@ -41,7 +48,8 @@ impl Target {
     /// As [`Device::host`].
     pub fn new(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
         let activations = activations.unwrap_or_else(|| device.activations());
-        Ok(Self { device: device.clone(), host: device.host()?, activations })
+        let cache = cache_type(device, activations);
+        Ok(Self { device: device.clone(), host: device.host()?, activations, cache })
     }
 }
 
@@ -117,6 +125,11 @@ impl<'a> Weights<'a> {
     /// The type of activations.
     pub fn activations(&self) -> FloatType {
         self.target.activations
+    }
+
+    /// The type of cached keys and values.
+    pub fn cache(&self) -> FloatType {
+        self.target.cache
     }
 
     /// Whether there is a tensor of this name.
