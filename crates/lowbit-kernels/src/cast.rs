@@ -11,6 +11,11 @@ pub(crate) trait Float: Element {
     fn widen(self) -> f32;
     /// Rounded to nearest, ties to even.
     fn narrow(x: f32) -> Self;
+    /// The first `S::LANES` elements, widened in registers.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load<S: Simd>(simd: S, x: &[Self]) -> S::V;
 }
 
 impl Float for f32 {
@@ -22,6 +27,11 @@ impl Float for f32 {
     #[inline(always)]
     fn narrow(x: f32) -> Self {
         x
+    }
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self]) -> S::V {
+        simd.load(x)
     }
 }
 
@@ -44,6 +54,11 @@ impl Float for f16 {
         let narrow = if magnitude > 0x7f80_0000 { 0x7e00 } else { finite };
         Self::from_bits((narrow | bits >> 16 & 0x8000) as u16)
     }
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self]) -> S::V {
+        simd.load_f16(x)
+    }
 }
 
 impl Float for bf16 {
@@ -59,6 +74,11 @@ impl Float for bf16 {
         // Rounding could carry a NaN into infinity.
         let quiet = bits >> 16 | 0x40;
         Self::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded } as u16)
+    }
+
+    #[inline(always)]
+    fn load<S: Simd>(simd: S, x: &[Self]) -> S::V {
+        simd.load_bf16(x)
     }
 }
 

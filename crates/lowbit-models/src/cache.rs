@@ -19,7 +19,7 @@ pub enum LayerCache {
     DeltaNet(DeltaCache),
 }
 
-/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, in the activations' type.
+/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, of [`Target::cache`](crate::Target::cache)'s type.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,

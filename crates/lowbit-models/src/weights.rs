@@ -36,8 +36,18 @@ pub struct Target {
     pub host: Device,
     /// The type of activations, except the residual stream and the logits, which are f32.
     pub activations: FloatType,
+    /// The type of cached keys and values.
+    pub cache: FloatType,
     /// Whether products on the CPU are exact to f32: see [`Self::with_exact`].
     exact: bool,
+}
+
+/// What keys and values are cached in: where memory is what a step waits for, in f16.
+fn cache_type(device: &Device, activations: FloatType, exact: bool) -> FloatType {
+    match device {
+        Device::Cpu(_) if !exact => FloatType::F16,
+        _ => activations,
+    }
 }
 
 impl Target {
@@ -47,14 +57,15 @@ impl Target {
     /// As [`Device::host`].
     pub fn new(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
         let activations = activations.unwrap_or_else(|| device.activations());
-        Ok(Self { device: device.clone(), host: device.host()?, activations, exact: false })
+        let cache = cache_type(device, activations, false);
+        Ok(Self { device: device.clone(), host: device.host()?, activations, cache, exact: false })
     }
 
     /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
-    /// are repacked at load and activations are rounded to 8 bits, as llama.cpp does: several times as fast
-    /// ([`QuantizedTensor::to_panels`]). Other devices compute the same either way.
+    /// are repacked at load, activations are rounded to 8 bits and keys and values are cached in f16, as llama.cpp does:
+    /// several times as fast ([`QuantizedTensor::to_panels`]). Other devices compute the same either way.
     pub fn with_exact(self, exact: bool) -> Self {
-        Self { exact, ..self }
+        Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
     }
 }
 
@@ -148,6 +159,11 @@ impl<'a> Weights<'a> {
     /// The type of activations.
     pub fn activations(&self) -> FloatType {
         self.target.activations
+    }
+
+    /// The type of cached keys and values.
+    pub fn cache(&self) -> FloatType {
+        self.target.cache
     }
 
     /// Whether there is a tensor of this name.

@@ -6,15 +6,18 @@ mod support;
 use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::SampleParams;
-use lowbit_models::{Finish, Generation, GenerationOptions, Model, ModelError, Session, Target};
+use lowbit_models::{Finish, Generation, GenerationOptions, Logits, Model, ModelError, Session, Target};
 use std::ops::ControlFlow::{Break, Continue};
-use support::{PROMPT, load, root};
+use support::{PROMPT, load, load_with_cache, root};
 
 fn models() -> Vec<Model> {
     let devices = [Device::cpu(Some(2)).unwrap()];
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     let devices = [&devices[..], &[support::gpu()]].concat();
-    devices.iter().map(|device| load(&root().join("models/demo-4bit"), device, FloatType::F32)).collect()
+    let path = root().join("models/demo-4bit");
+    let mut models: Vec<_> = devices.iter().map(|device| load(&path, device, FloatType::F32)).collect();
+    models.push(load_with_cache(&path, &devices[0], FloatType::F16));
+    models
 }
 
 /// Greedy; drawn with a penalty on the last tokens; the same with another seed.
@@ -213,4 +216,32 @@ fn all_devices_leave_the_same_text_however_a_reply_ends() {
     for (i, (device, text)) in others.iter().enumerate() {
         assert_eq!(text, &cpu[i % 6].1, "{device}");
     }
+}
+
+/// Keys and values cached in f16 are half as many bytes, and change logits little.
+#[test]
+fn an_f16_cache_stays_close() {
+    let (path, device) = (root().join("models/demo-4bit"), Device::cpu(Some(2)).unwrap());
+    let text: Vec<u32> = PROMPT.into_iter().cycle().take(300).collect();
+    let logits = |cache| {
+        let model = load_with_cache(&path, &device, cache);
+        // A prompt, then single tokens over the end of the cache's first 256 places.
+        let mut cache = model.cache();
+        let (prompt, steps) = text.split_at(240);
+        let mut all = vec![];
+        for tokens in std::iter::once(prompt).chain(steps.chunks(1)) {
+            let logits = model.forward(tokens, &mut cache, Logits::All).unwrap().unwrap();
+            all.extend_from_slice(logits.as_slice::<f32>().unwrap());
+        }
+        (all, cache.size_bytes())
+    };
+    let ((want, bytes), (got, half)) = (logits(FloatType::F32), logits(FloatType::F16));
+    // The states of gated delta nets stay in f32.
+    assert!(half < bytes, "{half} of {bytes}");
+    let rms = |x: &mut dyn Iterator<Item = f64>| (x.map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
+    let size = rms(&mut want.iter().map(|&x| f64::from(x)));
+    let error = rms(&mut got.iter().zip(&want).map(|(&x, &y)| f64::from(x) - f64::from(y)));
+    println!("rms error {error:e} of rms {size:e}: {:e}", error / size);
+    // Each layer's keys and values err by half a unit in the last place of f16, 2^-11 at most.
+    assert!(error > 0.0 && error <= size * 2f64.powi(-11), "{error:e} of {size:e}");
 }

@@ -1,5 +1,6 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
 use super::{Kernel, Simd};
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Eight lanes: AVX2, FMA and F16C, and AVX-VNNI if so said.
@@ -56,6 +57,23 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         let x: &[f32; 8] = x.first_chunk().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.
         unsafe { _mm256_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16]) -> __m256 {
+        let x: &[f16; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16]) -> __m256 {
+        let x: &[bf16; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(x.as_ptr().cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
     }
 
     #[inline(always)]
@@ -193,6 +211,23 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 let found = _mm256_shuffle_epi8(table, _mm256_loadu_si256(codes.as_ptr().cast()));
                 _mm256_storeu_si256(codes.as_mut_ptr().cast(), found);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, v: &[__m256]) -> __m256 {
+        let v: &[__m256; 8] = v.first_chunk().expect("a vector per lane");
+        // SAFETY: `self` proves the features.
+        unsafe {
+            // `fours[i]`: in each half, the sums of that half of v[4 i ..][..4].
+            let mut fours = [_mm256_setzero_ps(); 2];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let v = &v[4 * i..];
+                *four = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+            }
+            let low = _mm256_permute2f128_ps::<0x20>(fours[0], fours[1]);
+            let high = _mm256_permute2f128_ps::<0x31>(fours[0], fours[1]);
+            _mm256_add_ps(low, high)
         }
     }
 }

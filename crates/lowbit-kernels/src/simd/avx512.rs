@@ -1,5 +1,6 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
 use super::{Kernel, Simd};
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C.
@@ -57,6 +58,23 @@ impl Simd for Avx512 {
         let x: &[f32; 16] = x.first_chunk().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.
         unsafe { _mm512_loadu_ps(x.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16]) -> __m512 {
+        let x: &[f16; 16] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16]) -> __m512 {
+        let x: &[bf16; 16] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
     }
 
     #[inline(always)]
@@ -164,6 +182,37 @@ impl Simd for Avx512 {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
             let found = _mm512_shuffle_epi8(table, _mm512_loadu_si512(codes.as_ptr().cast()));
             _mm512_storeu_si512(codes.as_mut_ptr().cast(), found);
+        }
+    }
+
+    #[inline(always)]
+    fn sum_each(self, v: &[__m512]) -> __m512 {
+        let v: &[__m512; 16] = v.first_chunk().expect("a vector per lane");
+        // SAFETY: `self` proves the features.
+        unsafe {
+            // Each step puts halves of two vectors side by side and adds them up. `pairs[i]`: in each quarter, v[2 i]'s
+            // and v[2 i + 1]'s two halves of it in turn.
+            let mut pairs = [_mm512_setzero_ps(); 8];
+            for (i, pair) in pairs.iter_mut().enumerate() {
+                let (a, b) = (v[2 * i], v[2 * i + 1]);
+                *pair = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            }
+            // `fours[i]`: in each quarter, the sums of that quarter of v[4 i ..][..4].
+            let mut fours = [_mm512_setzero_ps(); 4];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let (a, b) = (_mm512_castps_pd(pairs[2 * i]), _mm512_castps_pd(pairs[2 * i + 1]));
+                let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+                *four = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+            }
+            // Quarters 0, 2, then 1, 3 of a and of b: what is left of each vector's four quarters is two.
+            let halves = |a, b| {
+                let (low, high) = (
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b),
+                );
+                _mm512_add_ps(low, high)
+            };
+            halves(halves(fours[0], fours[1]), halves(fours[2], fours[3]))
         }
     }
 }

@@ -19,6 +19,8 @@ pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use portable::{Lanes, Scalar};
 
+use half::{bf16, f16};
+
 /// A vector type and its operations. A value of an implementing type proves that the processor has them.
 pub trait Simd: Copy + Send + Sync + 'static {
     /// Lanes a vector.
@@ -44,6 +46,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Panics
     /// When there are fewer.
     fn load(self, x: &[f32]) -> Self::V;
+    /// The first `LANES` elements, widened exactly. A NaN may be made quiet.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load_f16(self, x: &[f16]) -> Self::V;
+    /// The first `LANES` elements, widened exactly.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load_bf16(self, x: &[bf16]) -> Self::V;
     /// Writes the first `LANES` elements.
     ///
     /// # Panics
@@ -71,6 +83,12 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn sum(self, v: Self::V) -> f32;
     /// The greatest lane.
     fn max_lane(self, v: Self::V) -> f32;
+    /// Lane i is the sum of the lanes of `v[i]`: one vector for `LANES` sums, by fewer instructions than as many
+    /// [`sum`](Self::sum)s.
+    ///
+    /// # Panics
+    /// When there are not `LANES` vectors.
+    fn sum_each(self, v: &[Self::V]) -> Self::V;
 
     /// All lanes `x`.
     fn splat_i32(self, x: i32) -> Self::I;

@@ -1,4 +1,6 @@
 use super::Simd;
+use crate::cast::Float;
+use half::{bf16, f16};
 
 /// `N` lanes, a power of two, in plain Rust: what the compiler makes of them on the target's baseline.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +27,16 @@ impl<const N: usize> Simd for Lanes<N> {
     #[inline(always)]
     fn load(self, x: &[f32]) -> [f32; N] {
         *x.first_chunk().expect("a whole vector")
+    }
+
+    #[inline(always)]
+    fn load_f16(self, x: &[f16]) -> [f32; N] {
+        x.first_chunk::<N>().expect("a whole vector").map(Float::widen)
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16]) -> [f32; N] {
+        x.first_chunk::<N>().expect("a whole vector").map(Float::widen)
     }
 
     #[inline(always)]
@@ -120,5 +132,10 @@ impl<const N: usize> Simd for Lanes<N> {
     #[inline(always)]
     fn f32_from_bits(self, bits: [[u8; 4]; N]) -> [f32; N] {
         bits.map(f32::from_le_bytes)
+    }
+
+    #[inline(always)]
+    fn sum_each(self, v: &[[f32; N]]) -> [f32; N] {
+        v.first_chunk::<N>().expect("a vector per lane").map(|v| self.sum(v))
     }
 }

@@ -95,3 +95,48 @@ fn every_instruction_set_agrees_at_the_edges() {
         isa.dispatch(Edges);
     }
 }
+
+/// Loads that widen, and many sums at once.
+struct Widening;
+
+impl Kernel for Widening {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut got = vec![f32::NAN; S::LANES];
+        // Every f16 and bf16, subnormals, infinities and NaN among them; one element more than is loaded.
+        for bits in (0..=u16::MAX).step_by(S::LANES) {
+            let all = (0..=S::LANES as u16).map(|i| bits.wrapping_add(i));
+            let halves: Vec<f16> = all.clone().map(f16::from_bits).collect();
+            let brains: Vec<bf16> = all.map(bf16::from_bits).collect();
+            simd.store(simd.load_f16(&halves), &mut got);
+            for (got, want) in got.iter().zip(&halves) {
+                let want = want.to_f32();
+                assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{got} {want}");
+            }
+            simd.store(simd.load_bf16(&brains), &mut got);
+            for (got, want) in got.iter().zip(&brains) {
+                assert_eq!(got.to_bits(), u32::from(want.to_bits()) << 16);
+            }
+        }
+        // Whole numbers that tell lanes and vectors apart: their sums are exact.
+        let rows: Vec<Vec<f32>> =
+            (0..S::LANES).map(|i| (0..S::LANES).map(|j| ((i + 1) * (j * j + 3)) as f32).collect()).collect();
+        let mut vectors = [simd.splat(0.0); MAX_LANES];
+        for (vector, row) in vectors.iter_mut().zip(&rows) {
+            *vector = simd.load(row);
+        }
+        simd.store(simd.sum_each(&vectors[..S::LANES]), &mut got);
+        let want: Vec<f32> = rows.iter().map(|row| row.iter().sum()).collect();
+        assert_eq!(got, want, "{} lanes", S::LANES);
+    }
+}
+
+#[test]
+fn every_instruction_set_widens_and_sums_the_same() {
+    for isa in Isa::all() {
+        isa.dispatch(Widening);
+    }
+    Widening.run::<Scalar>(Lanes);
+}

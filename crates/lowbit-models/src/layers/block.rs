@@ -8,11 +8,11 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 /// One layer of a decoder. Most architectures' are a [`PreNormBlock`]; one whose layers are put together in another way
 /// has its own in its file.
 pub trait Block: std::fmt::Debug + Send + Sync {
-    /// An empty cache for this layer, keys and values in `activations`.
+    /// An empty cache for this layer, keys and values in `dtype`.
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
-    fn cache(&self, activations: DType, device: &Device) -> Result<LayerCache, KernelError>;
+    fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError>;
 
     /// T tokens through the layer. `cache` is one that [`Self::cache`] made.
     ///
@@ -76,9 +76,9 @@ impl PreNormBlock {
 }
 
 impl Block for PreNormBlock {
-    fn cache(&self, activations: DType, device: &Device) -> Result<LayerCache, KernelError> {
+    fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError> {
         match &self.mixer {
-            Mixer::Attention(attention) => attention.cache(activations, device).map(LayerCache::Attention),
+            Mixer::Attention(attention) => attention.cache(dtype, device).map(LayerCache::Attention),
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
         }
     }

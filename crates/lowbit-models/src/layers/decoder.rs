@@ -68,6 +68,8 @@ pub struct Decoder {
     norm: RmsNorm,
     head: Linear,
     activations: FloatType,
+    /// The type of cached keys and values.
+    cache: FloatType,
 }
 
 impl Decoder {
@@ -93,11 +95,12 @@ impl Decoder {
         let blocks =
             (0..config.num_hidden_layers).map(|i| block(i, &model.layer(i))).collect::<Result<_, _>>()?;
         let norm = RmsNorm::load(model, ("norm", "output_norm"), config.hidden_size, config.rms_norm_eps)?;
-        Ok(Self { embedding, blocks, norm, head, activations: weights.activations() })
+        let (activations, cache) = (weights.activations(), weights.cache());
+        Ok(Self { embedding, blocks, norm, head, activations, cache })
     }
 
     fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
-        self.blocks.iter().map(|block| block.cache(self.activations.dtype(), device)).collect()
+        self.blocks.iter().map(|block| block.cache(self.cache.dtype(), device)).collect()
     }
 
     /// The T tokens' states before the final norm and the output layer; `cache` advances by T tokens.

@@ -36,6 +36,14 @@ pub fn load(path: &Path, device: &Device, activations: FloatType) -> crate::Mode
     crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// The same with keys and values cached in a type of their own.
+pub fn load_with_cache(path: &Path, device: &Device, cache: FloatType) -> crate::Model {
+    let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
+    let mut target = crate::Target::new(device, Some(FloatType::F32)).unwrap().with_exact(true);
+    target.cache = cache;
+    crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// Ids of the demo model's vocabulary.
 pub const PROMPT: [u32; 40] = [
     523, 88, 1020, 7, 311, 4096, 17, 902, 2048, 33, 5, 640, 77, 8100, 254, 19, 3111, 61, 908, 12, 400, 733,

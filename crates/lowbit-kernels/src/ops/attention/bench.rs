@@ -12,16 +12,25 @@ inventory::submit!(GpuCases(gpu_cases));
 /// Query heads, key heads and the size of a head of Llama-3-8B and Qwen3.5-9B.
 const LAYERS: [(usize, usize, usize); 2] = [(32, 8, 128), (16, 4, 256)];
 
+/// The same of layers whose key heads have 8 query heads each: Qwen3-30B-A3B and Qwen3-Next-80B-A3B.
+const WIDE_GROUPS: [(usize, usize, usize); 2] = [(32, 4, 128), (16, 2, 256)];
+
 fn cases() -> Vec<Case> {
-    let f32 = FloatType::F32;
+    let [f32, f16, bf16] = [FloatType::F32, FloatType::F16, FloatType::BF16];
     let shapes = [
         (1, 4096, [f32, f32]),
-        (1, 4096, [f32, FloatType::BF16]),
-        (1, 32768, [f32, FloatType::BF16]),
+        (1, 4096, [f32, f16]),
+        (1, 16384, [f32, f16]),
+        (1, 32768, [f32, f16]),
+        (1, 4096, [f32, bf16]),
+        (1, 32768, [f32, bf16]),
         (512, 512, [f32, f32]),
+        (512, 512, [f32, f16]),
         (512, 4096, [f32, f32]),
+        (512, 4096, [f32, f16]),
     ];
-    of_layers(&shapes)
+    let grouped = WIDE_GROUPS.map(|layer| case(layer, 1, 16384, [f32, f16]));
+    of_layers(&shapes).into_iter().chain(grouped).collect()
 }
 
 fn gpu_cases() -> Vec<Case> {

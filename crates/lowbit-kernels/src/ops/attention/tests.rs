@@ -112,6 +112,56 @@ fn windows_and_positions_in_any_order() {
     }
 }
 
+/// One token whose heads are whole vectors: keys and values are streamed.
+#[test]
+fn decode_steps_of_whole_vectors() {
+    for device in devices() {
+        // Vectors below, at and above a tile of four, of 8 lanes and of 16; a tile's heads and what they leave over.
+        for (width, value_width) in [(16, 32), (32, 16), (64, 80), (80, 64), (128, 96), (48, 144)] {
+            let case = Case { query_heads: 12, heads: 2, width, value_width, ..CASE };
+            // Keys below, at and above the four places that they are read from, and above a tile of 64.
+            for position in [0, 1, 2, 3, 4, 62, 63, 64, 65, 67, 130] {
+                case.check(&[position], FloatType::F32, FloatType::F16, &device);
+            }
+            for (dtype, cache) in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|cache| (dtype, cache))) {
+                case.check(&[149], dtype, cache, &device);
+            }
+            let window = Case { window: Some(70), ..case };
+            window.check(&[140], FloatType::F32, FloatType::BF16, &device);
+        }
+        for query_heads in [1, 2, 3, 4, 5, 7, 8, 9, 16] {
+            let case = Case { query_heads, heads: 1, width: 64, value_width: 32, ..CASE };
+            case.check(&[99], FloatType::F32, FloatType::F32, &device);
+        }
+        // Cut for two threads, with an odd number of key heads too.
+        let long = Case { capacity: 2100, query_heads: 6, heads: 3, width: 32, value_width: 16, ..CASE };
+        long.check(&[2077], FloatType::F32, FloatType::F16, &device);
+        let spread = Case { spread: 1000.0, ..long };
+        spread.check(&[2000], FloatType::F32, FloatType::F16, &device);
+    }
+}
+
+#[test]
+fn a_streamed_nan_reaches_its_own_head_only() {
+    for device in devices() {
+        let (mut q, mut k) = (vec![1f32; 4 * 16], vec![1f32; 2 * 80 * 16]);
+        let mut v = k.clone();
+        q[16] = f32::NAN;
+        // Beyond the position; and seen by the second key head alone.
+        k[79 * 16] = f32::NAN;
+        v[79 * 16] = f32::NAN;
+        v[(80 + 70) * 16 + 3] = f32::NAN;
+        let tensor = |x: &[f32], shape: &[usize]| Tensor::new(x, shape, &device).unwrap();
+        let (q, k, v) = (tensor(&q, &[1, 4, 16]), tensor(&k, &[2, 80, 16]), tensor(&v, &[2, 80, 16]));
+        let at = Tensor::new(&[78u32], &[1], &device).unwrap();
+        let y = attention(&q, &k, &v, &at, &AttentionParams { scale: 1.0, sliding_window: None }).unwrap();
+        for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
+            let nan = i / 16 == 1 || i / 16 >= 2 && i % 16 == 3;
+            assert!(if nan { y.is_nan() } else { (y - 1.0).abs() < 1e-6 }, "{i}: {y}");
+        }
+    }
+}
+
 #[test]
 fn long_contexts_are_split() {
     for device in devices() {

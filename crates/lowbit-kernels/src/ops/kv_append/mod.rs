@@ -11,6 +11,7 @@ mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("kv_append");
 
@@ -22,12 +23,15 @@ const CHECK: Check = Check("kv_append");
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's dtype. A cache whose storage is shared is copied first. On a GPU, tokens at positions
+/// x is rounded to the cache's dtype. On the CPU a finite number that would round to infinity is an error: one key that is
+/// infinite makes all later tokens' attention NaN, and one that is cut to the greatest finite number makes it wrong. (A GPU
+/// rounds it to infinity, since the host does not wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is copied first. On a GPU, tokens at positions
 /// beyond the capacity are not stored, and which of several tokens with the same position is stored is undefined.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
-/// dtypes, [`KernelError::Id`] for a position beyond the capacity. After an error the cache is unchanged.
+/// dtypes, [`KernelError::Id`] for a position beyond the capacity, [`KernelError::Value`]
+/// for a number beyond the cache's dtype. After an error the cache is unchanged.
 pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
     check(CHECK, ("cache", cache), ("x", x), positions)?;
     match x.device() {
@@ -36,10 +40,38 @@ pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            cpu::kv_append(cpu, cache, &x.cast(cache.dtype())?, positions.as_slice()?);
+            let x = rounded(CHECK, ("x", x), cache.dtype())?;
+            cpu::kv_append(cpu, cache, &x, positions.as_slice()?);
             Ok(())
         }
     }
+}
+
+/// `x`, on the CPU, as `dtype`.
+///
+/// # Errors
+/// [`KernelError::Value`] for a finite number that is infinite in `dtype`.
+pub(super) fn rounded(
+    check: Check,
+    (name, x): (&'static str, &Tensor),
+    dtype: DType,
+) -> Result<Tensor, KernelError> {
+    // The least magnitudes that round to infinity: half a unit in the last place above the greatest finite number.
+    let limit = match FloatType::from_dtype(dtype) {
+        Some(FloatType::F16) => 65520.0,
+        Some(FloatType::BF16) => f32::from_bits(0x7f7f_8000),
+        _ => f32::INFINITY,
+    };
+    if x.dtype() != dtype && limit.is_finite() {
+        let wide = check.widened(name, x)?;
+        let is_beyond = |x: &f32| (limit..f32::INFINITY).contains(&x.abs());
+        // All numbers are compared, so that the loop has no branch and is vectorised.
+        if wide.as_slice::<f32>()?.iter().fold(false, |any, x| any | is_beyond(x)) {
+            let beyond = wide.as_slice::<f32>()?.iter().find(|x| is_beyond(x)).expect("there is one");
+            return Err(check.value(name, beyond, format!("{dtype}, the cache's type, ends at {limit}")));
+        }
+    }
+    x.cast(dtype)
 }
 
 /// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the operands in errors.

@@ -65,3 +65,36 @@ fn refusals_leave_the_cache_alone() {
     let mut ids = Tensor::zeros(&[2, 4, 3], lowbit_formats::DType::U32, &device);
     assert!(kv_append(&mut ids, &f(&[1, 2, 3]), &at(&[0])).is_err());
 }
+
+#[test]
+fn what_a_cache_cannot_hold_is_refused() {
+    for device in devices() {
+        let [greatest, beyond] = [0x7f7f_0000, 0x7f7f_8000].map(f32::from_bits);
+        for (dtype, greatest, beyond) in
+            [(FloatType::F16, 65504.0, 65520.0), (FloatType::BF16, greatest, beyond)]
+        {
+            let mut cache = Tensor::zeros(&[1, 4, 20], dtype.dtype(), &device);
+            let at = Tensor::new(&[2u32], &[1], &device).unwrap();
+            let mut append = |x: [f32; 3]| {
+                let x = [&x[..], &[0.0; 17]].concat();
+                let result = kv_append(&mut cache, &Tensor::new(&x, &[1, 1, 20], &device).unwrap(), &at);
+                let stored = cache.cast(DType::F32).unwrap().as_slice::<f32>().unwrap()[40..43].to_vec();
+                result.map(|()| stored.clone()).map_err(|error| (error.to_string(), stored))
+            };
+            let stored = append([1.0, -beyond.next_down(), beyond.next_down()]).unwrap();
+            assert_eq!(stored, [1.0, -greatest, greatest]);
+            for x in [beyond, -beyond, f32::MAX] {
+                let (error, stored) = append([5.0, f32::INFINITY, x]).unwrap_err();
+                let name = dtype.dtype();
+                assert_eq!(
+                    error,
+                    format!("kv_append: x is {x}, but {name}, the cache's type, ends at {beyond}")
+                );
+                assert_eq!(stored, [1.0, -greatest, greatest], "the cache is unchanged");
+            }
+            // What is infinite or NaN already was reported, or will be.
+            let stored = append([f32::INFINITY, f32::NEG_INFINITY, f32::NAN]).unwrap();
+            assert!(stored[..2] == [f32::INFINITY, f32::NEG_INFINITY] && stored[2].is_nan());
+        }
+    }
+}

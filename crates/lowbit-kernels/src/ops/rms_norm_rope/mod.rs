@@ -117,8 +117,12 @@ pub fn rms_norm_rope_append(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
             let q = rms_norm_rope(q, positions, queries)?;
-            kv_append(keys, &rms_norm_rope(k, positions, new_keys)?, positions)?;
-            kv_append(values, v, positions)?;
+            // Both are rounded first: what does not fit is an error that leaves both caches as they are.
+            let k = rms_norm_rope(k, positions, new_keys)?;
+            let k = kv_append::rounded(check, ("k", &k), keys.dtype())?;
+            let v = kv_append::rounded(check, ("v", v), values.dtype())?;
+            kv_append(keys, &k, positions)?;
+            kv_append(values, &v, positions)?;
             Ok(q)
         }
     }

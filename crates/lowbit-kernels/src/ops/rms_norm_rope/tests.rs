@@ -181,3 +181,21 @@ fn refusals_leave_the_caches_alone() {
     assert_eq!(error.unwrap_err().to_string(), "rms_norm_rope_append: q is f16, but f32 is wanted");
     assert!(keys.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0));
 }
+
+#[test]
+fn values_that_do_not_fit_leave_both_caches_alone() {
+    let device = device();
+    let mut caches = [(); 2].map(|()| Tensor::zeros(&[1, 4, 2], DType::F16, &device));
+    let x = |x: f32| Tensor::new(&[1.0, x], &[1, 1, 2], &device).unwrap();
+    let (q, rope) = (x(1.0), rotation(2, RopeLayout::HalfSplit));
+    let at = Tensor::new(&[1u32], &[1], &device).unwrap();
+    let params = RmsNormRope { head_dim: 2, norm: None, rope: &rope };
+    let [keys, values] = &mut caches;
+    let append = rms_norm_rope_append([keys, values], [&q, &x(2.0), &x(1e5)], &at, [&params, &params]);
+    let want = "rms_norm_rope_append: v is 100000, but f16, the cache's type, ends at 65520";
+    assert_eq!(append.unwrap_err().to_string(), want);
+    for cache in caches {
+        let cache = cache.cast(DType::F32).unwrap();
+        assert!(cache.as_slice::<f32>().unwrap().iter().all(|&x| x == 0.0));
+    }
+}

@@ -3,6 +3,7 @@
 //! the end: that is how the one token of a decode step keeps all threads busy.
 
 mod pass;
+mod stream;
 mod tile;
 
 use super::AttentionParams;
@@ -14,11 +15,16 @@ use crate::{
 use lowbit_formats::{DType, FloatType};
 use pass::Pass;
 use std::ops::Range;
+use stream::Stream;
 
 /// Query rows of a block: four vectors of 16 lanes.
 const ROWS: usize = 64;
 /// A stretch of fewer keys is not worth a task of its own.
 const STRETCH: usize = 256;
+/// Tasks per thread, where there are enough keys.
+const TASKS: usize = 4;
+/// Fewer products than this stay on the calling thread.
+const SMALL: usize = 1 << 17;
 
 /// The operands' sizes, and how the work is cut: task by task over the key heads, blocks of tokens and stretches.
 struct Plan<'a> {
@@ -73,6 +79,22 @@ impl Plan<'_> {
     }
 }
 
+/// One key head's part of a stretch of keys, for the query rows of some tokens.
+struct Task<'a, T> {
+    plan: &'a Plan<'a>,
+    /// `[T, Hq, D]`.
+    q: &'a [f32],
+    /// This head's, `[capacity, D]`.
+    k: &'a [T],
+    /// This head's, `[capacity, Dv]`.
+    v: &'a [T],
+    head: usize,
+    tokens: Range<usize>,
+    keys: Range<usize>,
+    /// Where the rows' partials go.
+    partials: &'a mut [f32],
+}
+
 pub(super) fn attention(
     cpu: &Cpu,
     q: &Tensor,
@@ -89,11 +111,7 @@ pub(super) fn attention(
     let block = (ROWS / group).clamp(1, positions.len());
     let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
     let mut plan = Plan { positions, params, group, heads, width, value_width, block, stretches: 1 };
-    if cpu.threads() > 1 {
-        // Four tasks a thread even out what some take longer.
-        let wanted = (4 * cpu.threads()).div_ceil(heads * plan.blocks());
-        plan.stretches = wanted.min(plan.longest().div_ceil(STRETCH));
-    }
+    plan.stretches = stretches(cpu.threads(), heads * plan.blocks(), plan.longest());
     let partials = with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
         plan.partials::<T>(cpu, q.as_slice()?, k.as_slice()?, v.as_slice()?)
     });
@@ -103,28 +121,54 @@ pub(super) fn attention(
     Ok(y)
 }
 
+/// How many stretches `keys` keys are cut into, where `blocks` are computed: several tasks per thread even out what some take
+/// longer, and as many for each thread. One thread needs no cuts.
+fn stretches(threads: usize, blocks: usize, keys: usize) -> usize {
+    if threads == 1 || blocks >= TASKS * threads {
+        return 1;
+    }
+    let most = keys.div_ceil(STRETCH).max(1);
+    let wanted = (TASKS * threads).div_ceil(blocks);
+    // Up to `threads` more, so that the tasks are a multiple of the threads.
+    let even = (wanted..wanted + threads).find(|stretches| (stretches * blocks).is_multiple_of(threads));
+    even.unwrap_or(wanted).min(most)
+}
+
 impl Plan<'_> {
     fn partials<T: Float>(&self, cpu: &Cpu, q: &[f32], k: &[T], v: &[T]) -> Vec<f32> {
         let (blocks, longest) = (self.blocks(), self.longest());
         let size = self.rows() * self.partial();
         let mut partials = vec![0.0; self.heads * blocks * self.stretches * size];
-        let cost = self.rows() * longest.div_ceil(self.stretches) * (self.width + self.value_width);
         let capacity = k.len() / self.heads / self.width;
-        cpu.for_each_rows(&mut partials, size, cost, |first, partials| {
-            for (task, partials) in (first..).zip(partials.chunks_exact_mut(size)) {
-                let (block, stretch) = (task / self.stretches, task % self.stretches);
-                let (head, tokens) = (block / blocks, self.tokens(block % blocks));
-                let keys = self.keys(tokens.clone());
-                let len = keys.len().div_ceil(self.stretches);
-                let cut = |stretch: usize| keys.end.min(keys.start + stretch * len);
-                let keys = cut(stretch)..cut(stretch + 1);
-                let head_of = |width: usize| head * capacity * width..(head + 1) * capacity * width;
-                let (k, v) = (&k[head_of(self.width)], &v[head_of(self.value_width)]);
-                cpu.isa().dispatch(Pass { plan: self, q, k, v, head, tokens, keys, partials });
+        let whole = |width: usize| width.is_multiple_of(cpu.isa().lanes());
+        let streams = self.positions.len() == 1 && whole(self.width) && whole(self.value_width);
+        let run = |(task, partials): (usize, &mut [f32])| {
+            let (block, stretch) = (task / self.stretches, task % self.stretches);
+            let (head, tokens) = (block / blocks, self.tokens(block % blocks));
+            let keys = cut(self.keys(tokens.clone()), self.stretches, stretch);
+            let head_of = |width: usize| head * capacity * width..(head + 1) * capacity * width;
+            let (k, v) = (&k[head_of(self.width)], &v[head_of(self.value_width)]);
+            let task = Task { plan: self, q, k, v, head, tokens, keys, partials };
+            match streams {
+                true => cpu.isa().dispatch(Stream(task)),
+                false => cpu.isa().dispatch(Pass(task)),
             }
-        });
+        };
+        let tasks = partials.chunks_exact_mut(size).enumerate();
+        let work = self.heads * blocks * self.rows() * longest * (self.width + self.value_width);
+        match work < SMALL {
+            true => tasks.for_each(run),
+            false => cpu.for_each(tasks.collect(), run),
+        }
         partials
     }
+}
+
+/// Part `index` of `keys` in `parts` of equal length, the last one rounded down.
+fn cut(keys: Range<usize>, parts: usize, index: usize) -> Range<usize> {
+    let len = keys.len().div_ceil(parts);
+    let end = |part: usize| keys.end.min(keys.start + part * len);
+    end(index)..end(index + 1)
 }
 
 /// Puts the stretches of some rows of `y` together.
@@ -154,6 +198,42 @@ impl Kernel for Merge<'_> {
                 y.iter_mut().zip(partial).for_each(|(y, x)| *y += weight * x);
             }
             y.iter_mut().for_each(|y| *y /= total);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_thread_has_as_many_tasks() {
+        for (threads, blocks, keys, want) in [
+            (1, 3, 9000, 1),
+            (2, 8, 9000, 1),
+            (2, 1, 9000, 8),
+            (2, 3, 9000, 4),
+            (2, 5, 9000, 2),
+            (4, 3, 9000, 8),
+            (3, 4, 9000, 3),
+            (16, 8, 9000, 8),
+            // Too few keys for as many stretches.
+            (2, 1, 257, 2),
+            (2, 3, 0, 1),
+        ] {
+            assert_eq!(
+                stretches(threads, blocks, keys),
+                want,
+                "{threads} threads, {blocks} blocks, {keys} keys"
+            );
+        }
+    }
+
+    #[test]
+    fn cuts_cover_all_keys_once() {
+        for (keys, parts) in [(0..0, 3), (5..6, 4), (7..107, 3), (0..512, 2)] {
+            let cuts: Vec<_> = (0..parts).flat_map(|index| cut(keys.clone(), parts, index)).collect();
+            assert_eq!(cuts, keys.collect::<Vec<_>>());
         }
     }
 }

@@ -1,5 +1,5 @@
 use super::{
-    Plan,
+    Plan, Task,
     tile::{Left, Product},
 };
 use crate::{
@@ -12,44 +12,32 @@ use std::ops::Range;
 /// Keys that are scored and summed together: their scores stay in the nearest cache.
 const KEYS: usize = 64;
 
-/// One key head's pass over a stretch of keys, for the query rows of some tokens.
+/// A [`Task`] of several tokens.
 ///
 /// Scores are kept transposed, `[keys, rows]`: the queries are transposed once, neither keys nor values are, and the
 /// softmax of as many rows as there are lanes goes on at once.
-pub(super) struct Pass<'a, T> {
-    pub plan: &'a Plan<'a>,
-    /// `[T, Hq, D]`.
-    pub q: &'a [f32],
-    /// This head's, `[capacity, D]`.
-    pub k: &'a [T],
-    /// This head's, `[capacity, Dv]`.
-    pub v: &'a [T],
-    pub head: usize,
-    pub tokens: Range<usize>,
-    pub keys: Range<usize>,
-    /// Where the rows' partials go.
-    pub partials: &'a mut [f32],
-}
+pub(super) struct Pass<'a, T>(pub Task<'a, T>);
 
 impl<T: Float> Kernel for Pass<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Plan { group, width, value_width, .. } = *self.plan;
-        let rows = self.tokens.len() * group;
+        let Self(task) = self;
+        let Plan { group, width, value_width, .. } = *task.plan;
+        let rows = task.tokens.len() * group;
         let mut softmax = Softmax::new(rows.next_multiple_of(S::LANES));
-        let queries = self.queries(softmax.lanes);
+        let queries = task.queries(softmax.lanes);
         let columns = value_width.next_multiple_of(S::LANES);
         let mut sums = vec![0.0; rows * columns];
         let (mut wide_k, mut wide_v) = (vec![], vec![]);
-        for start in self.keys.clone().step_by(KEYS) {
-            let keys = start..self.keys.end.min(start + KEYS);
-            let runs = self.runs(&keys);
+        for start in task.keys.clone().step_by(KEYS) {
+            let keys = start..task.keys.end.min(start + KEYS);
+            let runs = task.runs(&keys);
             if runs.iter().all(|run| run.keys.is_empty()) {
                 continue;
             }
-            let k = &self.k[keys.start * width..keys.end * width];
+            let k = &task.k[keys.start * width..keys.end * width];
             let k = Left { values: widened(simd, k, width, width, &mut wide_k), row: width, column: 1 };
             let scores = &mut softmax.scores[..keys.len() * softmax.lanes];
             scores.fill(0.0);
@@ -59,7 +47,7 @@ impl<T: Float> Kernel for Pass<'_, T> {
             if softmax.update(simd, keys.len()) {
                 softmax.rescale(&mut sums, columns);
             }
-            let v = &self.v[keys.start * value_width..keys.end * value_width];
+            let v = &task.v[keys.start * value_width..keys.end * value_width];
             let v = widened(simd, v, value_width, columns, &mut wide_v);
             for Run { rows, keys } in runs.into_iter().filter(|run| !run.keys.is_empty()) {
                 let weights = &softmax.scores[keys.start * softmax.lanes..];
@@ -68,7 +56,7 @@ impl<T: Float> Kernel for Pass<'_, T> {
                 Product { a: weights, b: v, rows, depth: keys.len(), columns }.add_to(simd, &mut sums);
             }
         }
-        let rows = self.partials.chunks_exact_mut(value_width + 2).zip(sums.chunks_exact(columns));
+        let rows = task.partials.chunks_exact_mut(value_width + 2).zip(sums.chunks_exact(columns));
         for (row, (partial, sums)) in rows.enumerate() {
             partial[..value_width].copy_from_slice(&sums[..value_width]);
             partial[value_width..].copy_from_slice(&[softmax.max[row], softmax.sum[row]]);
@@ -83,7 +71,7 @@ struct Run {
     keys: Range<usize>,
 }
 
-impl<T: Float> Pass<'_, T> {
+impl<T: Float> Task<'_, T> {
     /// The scaled queries, transposed: `[D, lanes]`.
     #[inline(always)]
     fn queries(&self, lanes: usize) -> Vec<f32> {

@@ -1,0 +1,288 @@
+//! One token's attention, as fast as memory gives keys and values.
+
+use super::{Plan, Task};
+use crate::{
+    cast::Float,
+    simd::{
+        Kernel, MAX_LANES, Simd,
+        math::{self, Math},
+    },
+};
+use std::ops::Range;
+
+/// Keys that are scored and summed together: the sums shrink once for all of them.
+const KEYS: usize = 64;
+/// Places that keys are read from in turn: one stream does not saturate memory.
+const STREAMS: usize = 4;
+/// Bytes of a line of memory.
+const LINE: usize = 64;
+/// Bytes that each place is fetched ahead of its use: processors' own prefetchers stop at pages, and keys and values take
+/// turns.
+const AHEAD: usize = 4096;
+
+/// A [`Task`] of one token: each key and each value is read from memory once, for all query heads that read it, and
+/// widened in registers.
+///
+/// Lanes lie along a head, whose sizes are whole vectors: neither queries, keys nor values are transposed.
+/// [`Pass`](super::pass::Pass), whose lanes are query rows, would leave most of them empty.
+pub(super) struct Stream<'a, T>(pub Task<'a, T>);
+
+impl<T: Float> Kernel for Stream<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Task { plan, k, v, keys, .. } = &self.0;
+        let [k, v] = [Rows { values: k, width: plan.width }, Rows { values: v, width: plan.value_width }];
+        let mut heads = Heads::new(&self.0);
+        for keys in Keys::all(keys) {
+            heads.score(simd, k, keys);
+            heads.weigh(simd, keys.count);
+            heads.sum_values(simd, v, keys);
+        }
+        heads.finish(plan, self.0.partials);
+    }
+}
+
+/// At most [`KEYS`] keys, taken in turn from [`STREAMS`] places in memory.
+#[derive(Clone, Copy)]
+struct Keys {
+    first: usize,
+    /// From one place to the next.
+    stride: usize,
+    count: usize,
+}
+
+impl Keys {
+    /// `keys` in parts: first a quarter of them at each place, then what that leaves over.
+    #[inline(always)]
+    fn all(keys: &Range<usize>) -> impl Iterator<Item = Self> {
+        let (start, stride) = (keys.start, keys.len() / STREAMS);
+        let parts = (0..stride).step_by(KEYS / STREAMS).map(move |at| Self {
+            first: start + at,
+            stride,
+            count: STREAMS * (stride - at).min(KEYS / STREAMS),
+        });
+        let rest = Self { first: start + STREAMS * stride, stride: 1, count: keys.len() % STREAMS };
+        parts.chain((rest.count > 0).then_some(rest))
+    }
+
+    #[inline(always)]
+    fn key(self, index: usize) -> usize {
+        self.first + index % STREAMS * self.stride + index / STREAMS
+    }
+}
+
+/// The rows of this key head's keys or values.
+#[derive(Clone, Copy)]
+struct Rows<'a, T> {
+    values: &'a [T],
+    width: usize,
+}
+
+impl<'a, T: Float> Rows<'a, T> {
+    #[inline(always)]
+    fn row(self, index: usize) -> &'a [T] {
+        &self.values[index * self.width..][..self.width]
+    }
+}
+
+/// Asks for the line of memory that is [`AHEAD`] of element `at` of `row`. (Asking twice costs less than a branch.)
+#[inline(always)]
+fn prefetch<S: Simd, T: Float>(simd: S, row: &[T], at: usize) {
+    simd.prefetch(bytemuck::cast_slice(row), at * size_of::<T>() + AHEAD);
+}
+
+/// The query heads that read one key head, and what they have so far.
+struct Heads {
+    count: usize,
+    /// The scaled queries, `[count, D]`.
+    queries: Vec<f32>,
+    /// `[count, KEYS]`: scores, then weights.
+    scores: Vec<f32>,
+    softmaxes: Vec<Softmax>,
+    /// The sums of values, `[count, Dv]`.
+    sums: Vec<f32>,
+}
+
+/// A head's softmax as it grows.
+#[derive(Clone, Copy)]
+struct Softmax {
+    /// The greatest score so far.
+    max: f32,
+    /// The sum of weights so far, relative to the greatest.
+    sum: f32,
+    /// What the sums so far shrink by, because a greater score was met.
+    factor: f32,
+}
+
+impl Heads {
+    #[inline(always)]
+    fn new<T>(task: &Task<'_, T>) -> Self {
+        let Plan { group: count, width, value_width, heads, params, .. } = *task.plan;
+        let first = (task.tokens.start * heads + task.head) * count * width;
+        let queries = task.q[first..][..count * width].iter().map(|x| x * params.scale).collect();
+        Self {
+            count,
+            queries,
+            scores: vec![0.0; count * KEYS],
+            // Not -inf, whose difference with a masked score would be NaN.
+            softmaxes: vec![Softmax { max: f32::MIN, sum: 0.0, factor: 1.0 }; count],
+            sums: vec![0.0; count * value_width],
+        }
+    }
+
+    /// The scores of at most [`KEYS`] keys.
+    #[inline(always)]
+    fn score<S: Simd, T: Float>(&mut self, simd: S, k: Rows<'_, T>, keys: Keys) {
+        let mut head = 0;
+        while head < self.count {
+            // As many sums as there are lanes hide an addition's latency.
+            head += match (S::LANES, self.count - head) {
+                (16, 4..) => self.score_heads::<S, T, 4, 4>(simd, k, keys, head),
+                (16, 2..) => self.score_heads::<S, T, 2, 8>(simd, k, keys, head),
+                (16, _) => self.score_heads::<S, T, 1, 16>(simd, k, keys, head),
+                (_, 4..) => self.score_heads::<S, T, 4, 2>(simd, k, keys, head),
+                (_, 2..) => self.score_heads::<S, T, 2, 4>(simd, k, keys, head),
+                _ => self.score_heads::<S, T, 1, 8>(simd, k, keys, head),
+            };
+        }
+    }
+
+    /// The scores of `H` heads from `head` on, `J` keys at a time; `H * J` is `S::LANES`. Returns `H`.
+    #[inline(always)]
+    fn score_heads<S: Simd, T: Float, const H: usize, const J: usize>(
+        &mut self,
+        simd: S,
+        k: Rows<'_, T>,
+        keys: Keys,
+        head: usize,
+    ) -> usize {
+        let queries: [&[f32]; H] = std::array::from_fn(|h| &self.queries[(head + h) * k.width..][..k.width]);
+        for first in (0..keys.count).step_by(J) {
+            // Rows beyond the last are the last one again: their scores are not used.
+            let rows: [&[T]; J] = std::array::from_fn(|j| k.row(keys.key((first + j).min(keys.count - 1))));
+            let mut sums = [[simd.splat(0.0); J]; H];
+            let mut at = 0;
+            while at + S::LANES <= k.width {
+                let mut vectors = [simd.splat(0.0); J];
+                for (vector, row) in vectors.iter_mut().zip(rows) {
+                    prefetch(simd, row, at);
+                    *vector = T::load(simd, &row[at..]);
+                }
+                for (sums, query) in sums.iter_mut().zip(queries) {
+                    add_products(simd, simd.load(&query[at..]), &vectors, sums);
+                }
+                at += S::LANES;
+            }
+            let mut scores = [0.0; MAX_LANES];
+            simd.store(simd.sum_each(sums.as_flattened()), &mut scores);
+            for (h, scores) in scores.chunks_exact(J).take(H).enumerate() {
+                self.scores[(head + h) * KEYS + first..][..J].copy_from_slice(scores);
+            }
+        }
+        H
+    }
+
+    /// Turns the scores of `keys` keys into weights.
+    #[inline(always)]
+    fn weigh<S: Simd>(&mut self, simd: S, keys: usize) {
+        for (scores, softmax) in self.scores.chunks_exact_mut(KEYS).zip(&mut self.softmaxes) {
+            scores[keys..].fill(f32::NEG_INFINITY);
+            let mut max = simd.splat(softmax.max);
+            for scores in scores.chunks_exact(S::LANES) {
+                // A NaN score leaves the greatest as it is, and makes the sum NaN.
+                max = simd.max(simd.load(scores), max);
+            }
+            let greatest = simd.max_lane(max);
+            let max = simd.splat(greatest);
+            let mut sum = simd.splat(0.0);
+            for scores in scores.chunks_exact_mut(S::LANES) {
+                let weights = simd.exp(simd.sub(simd.load(scores), max));
+                simd.store(weights, scores);
+                sum = simd.add(sum, weights);
+            }
+            softmax.factor = math::exp(softmax.max - greatest);
+            softmax.sum = softmax.sum * softmax.factor + simd.sum(sum);
+            softmax.max = greatest;
+        }
+    }
+
+    /// Adds the values of `keys` to the sums.
+    #[inline(always)]
+    fn sum_values<S: Simd, T: Float>(&mut self, simd: S, v: Rows<'_, T>, keys: Keys) {
+        let mut column = 0;
+        while column < v.width {
+            let vectors = if column + 4 * S::LANES <= v.width { 4 } else { 1 };
+            let mut head = 0;
+            while head < self.count {
+                let at = (head, column);
+                head += match (vectors, self.count - head) {
+                    (4, 4..) => self.sum_columns::<S, T, 4, 4>(simd, v, keys, at),
+                    (4, 2..) => self.sum_columns::<S, T, 2, 4>(simd, v, keys, at),
+                    (4, _) => self.sum_columns::<S, T, 1, 4>(simd, v, keys, at),
+                    (_, 4..) => self.sum_columns::<S, T, 4, 1>(simd, v, keys, at),
+                    _ => self.sum_columns::<S, T, 1, 1>(simd, v, keys, at),
+                };
+            }
+            column += vectors * S::LANES;
+        }
+    }
+
+    /// Adds `V` vectors of the values' columns to the sums of `H` heads, from `head` and `column` on. Returns `H`.
+    #[inline(always)]
+    fn sum_columns<S: Simd, T: Float, const H: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        v: Rows<'_, T>,
+        keys: Keys,
+        (head, column): (usize, usize),
+    ) -> usize {
+        let place = |h, i| (head + h) * v.width + column + i * S::LANES;
+        let mut sums = [[simd.splat(0.0); V]; H];
+        for (h, sums) in sums.iter_mut().enumerate() {
+            let factor = simd.splat(self.softmaxes[head + h].factor);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = simd.mul(simd.load(&self.sums[place(h, i)..]), factor);
+            }
+        }
+        let weights: [&[f32]; H] = std::array::from_fn(|h| &self.scores[(head + h) * KEYS..][..keys.count]);
+        for j in 0..keys.count {
+            let row = v.row(keys.key(j));
+            for at in (0..V * S::LANES).step_by(LINE / size_of::<T>()) {
+                prefetch(simd, row, column + at);
+            }
+            let row = &row[column..][..V * S::LANES];
+            let mut vectors = [simd.splat(0.0); V];
+            for (i, vector) in vectors.iter_mut().enumerate() {
+                *vector = T::load(simd, &row[i * S::LANES..]);
+            }
+            for (sums, weights) in sums.iter_mut().zip(weights) {
+                add_products(simd, simd.splat(weights[j]), &vectors, sums);
+            }
+        }
+        for (h, sums) in sums.iter().enumerate() {
+            for (i, &sum) in sums.iter().enumerate() {
+                simd.store(sum, &mut self.sums[place(h, i)..]);
+            }
+        }
+        H
+    }
+
+    /// Writes each head's partial.
+    fn finish(&self, plan: &Plan<'_>, partials: &mut [f32]) {
+        let heads = self.sums.chunks_exact(plan.value_width).zip(&self.softmaxes);
+        for (partial, (sums, softmax)) in partials.chunks_exact_mut(plan.partial()).zip(heads) {
+            partial[..plan.value_width].copy_from_slice(sums);
+            partial[plan.value_width..].copy_from_slice(&[softmax.max, softmax.sum]);
+        }
+    }
+}
+
+/// `sums[i] += a * b[i]`.
+#[inline(always)]
+fn add_products<S: Simd, const N: usize>(simd: S, a: S::V, b: &[S::V; N], sums: &mut [S::V; N]) {
+    for (sum, &b) in sums.iter_mut().zip(b) {
+        *sum = simd.mul_add(a, b, *sum);
+    }
+}
