@@ -3,6 +3,7 @@
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::Simd;
 use lowbit_formats::{CODEBOOK, Codes, E4M3, E8M0, FloatType, Minifloat, Scales};
+use std::ops::Range;
 
 /// Panels that are unpacked side by side.
 pub(crate) const PANELS: usize = 2;
@@ -67,16 +68,19 @@ pub(crate) struct Unpack<'a> {
 }
 
 /// Bytes that codes are asked for ahead of their use: processors' own prefetchers stop at pages.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 2048;
 
 impl Unpack<'_> {
-    /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `panel` into place `at` of `chunk`: as many as a chunk or
-    /// the row has.
+    /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `count` panels from `panel` on: as many as a chunk or the
+    /// rows have.
     #[inline(always)]
-    pub fn unpack<S: Simd>(&self, simd: S, panel: usize, k: usize, chunk: &mut Chunk, at: usize) {
+    pub fn unpack<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
         let spans = k / SPAN..self.layout.spans().min((k + CHUNK) / SPAN);
-        self.scales(panel, k, spans.len() * SPAN, &mut chunk.scales[at], &mut chunk.biases[at]);
-        let codes = &mut chunk.codes[at];
+        for at in 0..count {
+            let len = spans.len() * SPAN;
+            self.scales(simd, panel + at, k, len, (&mut chunk.scales[at], &mut chunk.biases[at]));
+        }
+        let codes = &mut chunk.codes[..count];
         match (self.layout.scheme.codes, self.layout.scheme.bits) {
             (Codes::E2M1, _) => self.lookup(simd, panel, spans, &E2M1_TABLE, codes),
             (Codes::Codebook, _) => self.lookup(simd, panel, spans, &CODEBOOK_TABLE, codes),
@@ -91,23 +95,26 @@ impl Unpack<'_> {
         }
     }
 
+    /// Panels take turns span by span: memory is read faster from several places than from one.
     #[inline(always)]
     fn codes<S: Simd, const BITS: usize>(
         &self,
         simd: S,
         panel: usize,
-        spans: std::ops::Range<usize>,
-        out: &mut [[u8; 4 * ROWS]],
+        spans: Range<usize>,
+        out: &mut [[[u8; 4 * ROWS]; CHUNK / 4]],
     ) {
-        let first = panel * self.layout.bytes()[0] + spans.start * BITS * 64;
-        let packed = &self.parts[0][first..][..spans.len() * BITS * 64];
-        for (span, (packed, out)) in
-            packed.chunks_exact(BITS * 64).zip(out.as_chunks_mut::<8>().0).enumerate()
-        {
-            for line in 0..BITS {
-                simd.prefetch(self.parts[0], first + (span * BITS + line) * 64 + AHEAD);
+        let panel_bytes = self.layout.bytes()[0];
+        for span in spans.clone() {
+            for (at, out) in out.iter_mut().enumerate() {
+                let first = (panel + at) * panel_bytes + span * BITS * 64;
+                for line in 0..BITS {
+                    simd.prefetch(self.parts[0], first + line * 64 + AHEAD);
+                }
+                let packed = self.parts[0][first..].as_chunks().0.first_chunk().expect("a span");
+                let quads = (span - spans.start) * 8;
+                split::<BITS>(packed, out[quads..].first_chunk_mut().expect("a span"));
             }
-            split::<BITS>(packed.as_chunks().0.first_chunk().expect("a span"), out);
         }
     }
 
@@ -116,50 +123,52 @@ impl Unpack<'_> {
         &self,
         simd: S,
         panel: usize,
-        spans: std::ops::Range<usize>,
+        spans: Range<usize>,
         table: &[u8; 16],
-        out: &mut [[u8; 4 * ROWS]],
+        out: &mut [[[u8; 4 * ROWS]; CHUNK / 4]],
     ) {
         let quads = spans.len() * 8;
         self.codes::<S, 4>(simd, panel, spans, out);
-        for codes in &mut out[..quads] {
+        for codes in out.iter_mut().flat_map(|out| &mut out[..quads]) {
             simd.lookup(table, codes);
         }
     }
 
-    /// Cuts the scales in place `at` of `chunk` to 22 significant bits, as [`Layout::long_scales`] says.
+    /// Cuts the scales of `chunk` to 22 significant bits, as [`Layout::long_scales`] says.
     #[inline(always)]
-    pub fn cut_scales(&self, chunk: &mut Chunk, at: usize) {
-        for scale in chunk.scales[at].as_flattened_mut() {
+    pub fn cut_scales(&self, chunk: &mut Chunk) {
+        for scale in chunk.scales.as_flattened_mut().as_flattened_mut() {
             *scale = f32::from_bits(scale.to_bits() & !3);
         }
     }
 
     /// The scales and biases of `len` values from `k` on.
     #[inline(always)]
-    fn scales(
+    fn scales<S: Simd>(
         &self,
+        simd: S,
         panel: usize,
         k: usize,
         len: usize,
-        scales: &mut [[f32; ROWS]; CHUNK / 16],
-        biases: &mut [[f32; ROWS]; CHUNK / 16],
+        (scales, biases): (&mut [[f32; ROWS]], &mut [[f32; ROWS]]),
     ) {
         let [_, scale_bytes, bias_bytes] = self.layout.bytes();
         let stored = &self.parts[1][panel * scale_bytes..][..scale_bytes];
         let extra = &self.parts[2][panel * bias_bytes..][..bias_bytes];
-        let (group, groups) = (k / self.layout.group(), len / self.layout.group());
+        let shift = self.layout.group().trailing_zeros();
+        let (group, groups) = (k >> shift, len >> shift);
         match self.layout.scheme.scales {
             Scales::One => scales[..groups].fill([1.0; ROWS]),
             Scales::Group { float, size, biased } => {
                 // Groups of 128 are two of 64.
-                let repeat = size / self.layout.group();
-                for (scale, i) in scales.iter_mut().zip(group..group + groups) {
-                    float.widen(&stored[i / repeat * ROWS * float.size()..], scale);
+                let shift = size.trailing_zeros() - shift;
+                let first = |i: usize| ((group + i) >> shift) * ROWS * float.size();
+                for (i, scale) in scales[..groups].iter_mut().enumerate() {
+                    widen(simd, float, &stored[first(i)..], scale);
                 }
                 if biased {
-                    for (bias, i) in biases.iter_mut().zip(group..group + groups) {
-                        float.widen(&extra[i / repeat * ROWS * float.size()..], bias);
+                    for (i, bias) in biases[..groups].iter_mut().enumerate() {
+                        widen(simd, float, &extra[first(i)..], bias);
                     }
                 }
             }
@@ -182,28 +191,27 @@ impl Unpack<'_> {
                 }
             }
             Scales::Super { size } => {
-                let codes = stored.as_chunks::<ROWS>().0;
-                for (i, (out, codes)) in scales.iter_mut().zip(&codes[group..][..groups]).enumerate() {
-                    let block = super_scale(extra, (group + i) / (SUPERBLOCK / size));
-                    for ((out, &code), block) in out.iter_mut().zip(codes).zip(block) {
-                        *out = block * f32::from(code as i8);
-                    }
+                let shift = (SUPERBLOCK / size).trailing_zeros();
+                let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
+                for (i, (scale, codes)) in scales.iter_mut().zip(codes).enumerate() {
+                    let block = super_scale(simd, extra, (group + i) >> shift);
+                    *scale = multiply(&block, codes, |code| f32::from(code as i8));
                 }
             }
-            Scales::SuperWithMinima { size } => {
-                let pairs = stored.as_chunks::<ROWS>().0;
-                for (i, (scale, bias)) in scales.iter_mut().zip(biases).take(groups).enumerate() {
-                    let block = 2 * ((group + i) / (SUPERBLOCK / size));
-                    let (d, min) = (super_scale(extra, block), super_scale(extra, block + 1));
-                    let (codes, minima, shift) = match size {
-                        16 => (&pairs[group + i], &pairs[group + i], 4),
-                        _ => (&pairs[2 * (group + i)], &pairs[2 * (group + i) + 1], 0),
-                    };
-                    let mask = if shift == 4 { 15 } else { 63 };
-                    for lane in 0..ROWS {
-                        scale[lane] = d[lane] * f32::from(codes[lane] & mask);
-                        bias[lane] = -(min[lane] * f32::from(minima[lane] >> shift));
-                    }
+            Scales::SuperWithMinima { size: 16 } => {
+                let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
+                for (i, ((scale, bias), codes)) in scales.iter_mut().zip(biases).zip(codes).enumerate() {
+                    let [d, min] = super_scales(simd, extra, (group + i) / 16);
+                    *scale = multiply(&d, codes, |code| f32::from(code & 15));
+                    *bias = multiply(&min, codes, |code| -f32::from(code >> 4));
+                }
+            }
+            Scales::SuperWithMinima { .. } => {
+                let pairs = &stored.as_chunks::<ROWS>().0.as_chunks::<2>().0[group..][..groups];
+                for (i, ((scale, bias), pair)) in scales.iter_mut().zip(biases).zip(pairs).enumerate() {
+                    let [d, min] = super_scales(simd, extra, (group + i) / 8);
+                    *scale = multiply(&d, &pair[0], f32::from);
+                    *bias = multiply(&min, &pair[1], |code| -f32::from(code));
                 }
             }
         }
@@ -214,7 +222,7 @@ impl Unpack<'_> {
     pub fn row<S: Simd>(&self, simd: S, (panel, lane): (usize, usize), chunk: &mut Chunk, out: &mut [f32]) {
         let (zero, group, biased) = (self.layout.zero(), self.layout.group(), self.layout.biased());
         for (i, out) in out.chunks_mut(CHUNK).enumerate() {
-            self.unpack(simd, panel, i * CHUNK, chunk, 0);
+            self.unpack(simd, panel, 1, i * CHUNK, chunk);
             for (g, out) in out.chunks_mut(group).enumerate() {
                 let (scale, bias) = (chunk.scales[0][g][lane], chunk.biases[0][g][lane]);
                 for (q, out) in out.chunks_mut(4).enumerate() {
@@ -231,10 +239,40 @@ impl Unpack<'_> {
 
 /// A superblock's f16s, one per row.
 #[inline(always)]
-fn super_scale(stored: &[u8], index: usize) -> [f32; ROWS] {
+fn super_scale<S: Simd>(simd: S, stored: &[u8], index: usize) -> [f32; ROWS] {
     let mut out = [0.0; ROWS];
-    FloatType::F16.widen(&stored[index * ROWS * 2..], &mut out);
+    widen(simd, FloatType::F16, &stored[index * ROWS * 2..], &mut out);
     out
+}
+
+/// A superblock's scale and what multiplies its minima.
+#[inline(always)]
+fn super_scales<S: Simd>(simd: S, stored: &[u8], block: usize) -> [[f32; ROWS]; 2] {
+    [super_scale(simd, stored, 2 * block), super_scale(simd, stored, 2 * block + 1)]
+}
+
+/// `by * value(code)` of each row.
+#[inline(always)]
+fn multiply(by: &[f32; ROWS], codes: &[u8; ROWS], value: impl Fn(u8) -> f32) -> [f32; ROWS] {
+    let mut out = [0.0; ROWS];
+    for ((out, by), &code) in out.iter_mut().zip(by).zip(codes) {
+        *out = by * value(code);
+    }
+    out
+}
+
+/// A float per row.
+#[inline(always)]
+fn widen<S: Simd>(simd: S, float: FloatType, stored: &[u8], out: &mut [f32; ROWS]) {
+    let stored = &stored[..ROWS * float.size()];
+    for at in (0..ROWS).step_by(S::LANES) {
+        let v = match float {
+            FloatType::F32 => simd.load(&bytemuck::cast_slice(stored)[at..]),
+            FloatType::F16 => simd.load_f16(&bytemuck::cast_slice(stored)[at..]),
+            FloatType::BF16 => simd.load_bf16(&bytemuck::cast_slice(stored)[at..]),
+        };
+        simd.store(v, &mut out[at..]);
+    }
 }
 
 /// Half of what e8m0's `code` means, since e2m1's values come doubled.
@@ -251,38 +289,21 @@ fn half_power(code: u8, infinite: bool) -> f32 {
 /// The codes of a span from its planes.
 #[inline(always)]
 fn split<const BITS: usize>(packed: &[[u8; 64]; BITS], out: &mut [[u8; 64]; 8]) {
-    let mut from = 0;
-    if BITS == 8 {
-        *out = std::array::from_fn(|q| packed[q % BITS]);
-        return;
-    }
-    if BITS & 4 != 0 {
-        plane::<4, BITS>(packed, from, 0, out);
-        from += 4;
-    }
-    if BITS & 2 != 0 {
-        plane::<2, BITS>(packed, from, from, out);
-        from += 2;
-    }
-    if BITS & 1 != 0 {
-        plane::<1, BITS>(packed, from, from, out);
-    }
-}
-
-/// Adds a plane of `WIDTH` bits, whose vectors start at `from`, to the codes, from bit `shift` on.
-#[inline(always)]
-fn plane<const WIDTH: usize, const BITS: usize>(
-    packed: &[[u8; 64]; BITS],
-    from: usize,
-    shift: usize,
-    out: &mut [[u8; 64]; 8],
-) {
-    let mask = ((1u16 << WIDTH) - 1) as u8;
     for (q, out) in out.iter_mut().enumerate() {
-        let (vector, right) = (&packed[(from + q * WIDTH / 8) % BITS], q * WIDTH % 8);
-        for (out, &bits) in out.iter_mut().zip(vector) {
-            let code = (bits >> right & mask) << shift;
-            *out = if shift == 0 { code } else { *out | code };
+        // Planes of 8, 4, 2 and 1 bits; each starts at the vector and at the bit where those before it end.
+        let mut codes = [0; 64];
+        let mut at = 0;
+        for width in [8, 4, 2, 1] {
+            if BITS & width != 0 {
+                // By value: LLVM must assume that `out` overlaps what a reference is to.
+                let bits = packed[at + q * width / 8];
+                let mask = (0xffu16 >> (8 - width)) as u8;
+                for (code, bits) in codes.iter_mut().zip(bits) {
+                    *code |= (bits >> (q * width % 8) & mask) << at;
+                }
+                at += width;
+            }
         }
+        *out = codes;
     }
 }

@@ -34,6 +34,8 @@ pub(super) struct Tile<'a> {
     pub scales: &'a [f32],
     /// `scale * sum of codes`, `[group][row]`
     pub sums: &'a [f32],
+    /// Bytes from here to the next tile.
+    pub stride: usize,
 }
 
 /// Values that share a scale at least: finer ones gain little.
@@ -105,6 +107,7 @@ impl Activations {
                 starts: bytemuck::cast_slice(field(0)),
                 scales: bytemuck::cast_slice(field(1)),
                 sums: bytemuck::cast_slice(field(2)),
+                stride: size_of_val(words),
             }
         })
     }

@@ -102,11 +102,9 @@ impl Kernel for Product<'_, '_> {
             let panels = width.div_ceil(ROWS);
             sums.fill(Sums([0.0; WIDTH]));
             for start in (0..k).step_by(CHUNK) {
-                for at in 0..panels {
-                    weight.unpack(simd, self.panel + first / ROWS + at, start, &mut chunk, at);
-                    if weight.layout.long_scales() {
-                        weight.cut_scales(&mut chunk, at);
-                    }
+                weight.unpack(simd, self.panel + first / ROWS, panels, start, &mut chunk);
+                if weight.layout.long_scales() {
+                    weight.cut_scales(&mut chunk);
                 }
                 for tile in x.tiles(simd, self.m..self.m + m, start) {
                     let at = tile.row - self.m;

@@ -40,7 +40,7 @@ pub(super) fn heights(rows: Range<usize>, tallest: usize) -> impl Iterator<Item 
     })
 }
 
-/// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k, `sums [height, WIDTH]`.
+/// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k.
 #[inline(always)]
 pub(super) fn multiply<S: Simd>(
     simd: S,
@@ -50,70 +50,52 @@ pub(super) fn multiply<S: Simd>(
     x: Tile<'_>,
     sums: &mut [Sums],
 ) {
-    // Where any bytes multiply as fast, one kernel is enough.
-    match (layout.group(), layout.narrow() && !S::WIDE_DOT4) {
-        (16, false) => height::<S, 4, false>(simd, layout, chunk, panels, x, sums),
-        (32, false) => height::<S, 8, false>(simd, layout, chunk, panels, x, sums),
-        (64, false) => height::<S, 16, false>(simd, layout, chunk, panels, x, sums),
-        (16, true) => height::<S, 4, true>(simd, layout, chunk, panels, x, sums),
-        (32, true) => height::<S, 8, true>(simd, layout, chunk, panels, x, sums),
-        _ => height::<S, 16, true>(simd, layout, chunk, panels, x, sums),
-    }
-}
-
-#[inline(always)]
-fn height<S: Simd, const QUADS: usize, const NARROW: bool>(
-    simd: S,
-    layout: &Layout,
-    chunk: &Chunk,
-    panels: usize,
-    x: Tile<'_>,
-    sums: &mut [Sums],
-) {
     // Panels side by side in a tile.
     let step = VECTORS * S::LANES / ROWS;
-    let biased = layout.biased();
     for panel in (0..panels).step_by(step) {
-        let weight = Weight { chunk, panel };
-        match x.height {
-            8 => weight.either::<S, 8, QUADS, NARROW>(simd, biased, &x, sums),
-            4 => weight.either::<S, 4, QUADS, NARROW>(simd, biased, &x, sums),
-            2 => weight.either::<S, 2, QUADS, NARROW>(simd, biased, &x, sums),
-            _ => weight.either::<S, 1, QUADS, NARROW>(simd, biased, &x, sums),
+        let weight = Weight { chunk, panel, quads: layout.group() / 4 };
+        // Where any bytes multiply as fast, one kernel is enough.
+        match (layout.narrow() && !S::WIDE_DOT4, layout.biased()) {
+            (false, false) => weight.height::<S, false, false>(simd, &x, sums),
+            (false, true) => weight.height::<S, false, true>(simd, &x, sums),
+            (true, false) => weight.height::<S, true, false>(simd, &x, sums),
+            (true, true) => weight.height::<S, true, true>(simd, &x, sums),
         }
     }
 }
 
-/// Panels of a chunk from `panel` on.
+/// Panels of a chunk from `panel` on, in groups of `quads` quads.
 struct Weight<'a> {
     chunk: &'a Chunk,
     panel: usize,
+    quads: usize,
 }
 
 impl Weight<'_> {
+    #[inline(always)]
+    fn height<S: Simd, const NARROW: bool, const BIASED: bool>(
+        &self,
+        simd: S,
+        x: &Tile<'_>,
+        sums: &mut [Sums],
+    ) {
+        match x.height {
+            8 => self.tile::<S, 8, NARROW, BIASED>(simd, x, sums),
+            4 => self.tile::<S, 4, NARROW, BIASED>(simd, x, sums),
+            2 => self.tile::<S, 2, NARROW, BIASED>(simd, x, sums),
+            _ => self.tile::<S, 1, NARROW, BIASED>(simd, x, sums),
+        }
+    }
+
     /// Where vector `v` of rows lies: its panel, and its first row there.
     #[inline(always)]
     fn place<S: Simd>(&self, v: usize) -> (usize, usize) {
         ((self.panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS)
     }
 
+    /// A tile of `M` rows of x and [`VECTORS`] vectors of weight rows.
     #[inline(always)]
-    fn either<S: Simd, const M: usize, const QUADS: usize, const NARROW: bool>(
-        &self,
-        simd: S,
-        biased: bool,
-        x: &Tile<'_>,
-        sums: &mut [Sums],
-    ) {
-        match biased {
-            true => self.tile::<S, M, QUADS, NARROW, true>(simd, x, sums),
-            false => self.tile::<S, M, QUADS, NARROW, false>(simd, x, sums),
-        }
-    }
-
-    /// A tile of `M` rows of x and [`VECTORS`] vectors of weight rows, in groups of `QUADS` quads.
-    #[inline(always)]
-    fn tile<S: Simd, const M: usize, const QUADS: usize, const NARROW: bool, const BIASED: bool>(
+    fn tile<S: Simd, const M: usize, const NARROW: bool, const BIASED: bool>(
         &self,
         simd: S,
         x: &Tile<'_>,
@@ -122,35 +104,23 @@ impl Weight<'_> {
         let (quads, starts) = (x.codes.as_chunks::<M>().0, x.starts.as_chunks::<M>().0);
         let (scales, x_sums) = (x.scales.as_chunks::<M>().0, x.sums.as_chunks::<M>().0);
         let sums = sums.first_chunk_mut::<M>().expect("sums for the tile's rows");
+        let places: [(usize, usize); VECTORS] = [self.place::<S>(0), self.place::<S>(1)];
         // Stores to more than a few sums per group cost more than what they store takes to compute.
         let kept = if S::REGISTERS >= 32 { M.min(KEPT) } else { 0 };
         let mut totals = [[simd.splat(0.0); VECTORS]; KEPT];
         for (totals, sums) in totals.iter_mut().zip(&sums[..kept]) {
-            for (v, total) in totals.iter_mut().enumerate() {
-                let (panel, row) = self.place::<S>(v);
+            for (total, (panel, row)) in totals.iter_mut().zip(places) {
                 *total = simd.load(&sums.0[panel * ROWS + row..]);
             }
         }
-        for (group, quads) in quads.as_chunks::<QUADS>().0.iter().enumerate() {
-            let mut products = [[simd.splat_i32(0); VECTORS]; M];
-            for (products, &start) in products.iter_mut().zip(&starts[group]) {
-                *products = [simd.splat_i32(start); VECTORS];
+        let bytes: &[u8] = bytemuck::cast_slice(x.codes);
+        for (group, quads) in quads.chunks_exact(self.quads).enumerate() {
+            // The next tile comes from the second-level cache.
+            for line in (0..size_of_val(quads)).step_by(64) {
+                simd.prefetch(bytes, x.stride + group * size_of_val(quads) + line);
             }
-            for (q, codes) in quads.iter().enumerate() {
-                let mut weight = [simd.splat_i32(0); VECTORS];
-                for (v, weight) in weight.iter_mut().enumerate() {
-                    let (panel, row) = self.place::<S>(v);
-                    *weight = simd.load_bytes(&self.chunk.codes[panel][group * QUADS + q][4 * row..]);
-                }
-                for (products, &codes) in products.iter_mut().zip(codes) {
-                    let codes = simd.splat_i32(codes as i32);
-                    for (product, &weight) in products.iter_mut().zip(&weight) {
-                        *product = simd.dot4::<NARROW>(*product, weight, codes);
-                    }
-                }
-            }
-            for v in 0..VECTORS {
-                let (panel, row) = self.place::<S>(v);
+            let products = self.products::<S, M, NARROW>(simd, (group, quads), &starts[group], places);
+            for (v, (panel, row)) in places.into_iter().enumerate() {
                 let scale = simd.load(&self.chunk.scales[panel][group][row..]);
                 let offset = simd.mul(scale, simd.splat(-MAGIC));
                 let bias = simd.load(&self.chunk.biases[panel][group][row..]);
@@ -171,10 +141,38 @@ impl Weight<'_> {
             }
         }
         for (totals, sums) in totals.iter().zip(&mut sums[..kept]) {
-            for (v, total) in totals.iter().enumerate() {
-                let (panel, row) = self.place::<S>(v);
+            for (total, (panel, row)) in totals.iter().zip(places) {
                 simd.store(*total, &mut sums.0[panel * ROWS + row..]);
             }
         }
+    }
+
+    /// A group's integer sums. How many quads it has is not known to the compiler, which would otherwise write them all out
+    /// and sum one row after the other, each waiting for itself.
+    #[inline(always)]
+    fn products<S: Simd, const M: usize, const NARROW: bool>(
+        &self,
+        simd: S,
+        (group, quads): (usize, &[[u32; M]]),
+        starts: &[i32; M],
+        places: [(usize, usize); VECTORS],
+    ) -> [[S::I; VECTORS]; M] {
+        let mut products = [[simd.splat_i32(0); VECTORS]; M];
+        for (products, &start) in products.iter_mut().zip(starts) {
+            *products = [simd.splat_i32(start); VECTORS];
+        }
+        let [(first, first_row), (second, second_row)] = places;
+        let weights = |panel: usize| &self.chunk.codes[panel][group * self.quads..][..quads.len()];
+        for ((codes, first), second) in quads.iter().zip(weights(first)).zip(weights(second)) {
+            let weight =
+                [simd.load_bytes(&first[4 * first_row..]), simd.load_bytes(&second[4 * second_row..])];
+            for (products, &codes) in products.iter_mut().zip(codes) {
+                let codes = simd.splat_i32(codes as i32);
+                for (product, &weight) in products.iter_mut().zip(&weight) {
+                    *product = simd.dot4::<NARROW>(*product, weight, codes);
+                }
+            }
+        }
+        products
     }
 }
