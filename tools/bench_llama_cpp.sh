@@ -13,6 +13,7 @@ version=0.3.36
 cache=$PWD/target/llama.cpp build=native isa=(-DGGML_NATIVE=ON) options=()
 while [ $# -gt 0 ]; do
     case $1 in
+        --help) exec python3 tools/bench_llama_cpp.py --help ;;
         --cache) cache=$(realpath -m "$2"); shift 2 ;;
         --avx2)
             build=avx2 isa=(-DGGML_NATIVE=OFF)

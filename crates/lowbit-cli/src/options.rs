@@ -77,7 +77,7 @@ pub struct DeviceOptions {
     /// CPU threads [default: one per core].
     #[arg(long, short)]
     pub threads: Option<usize>,
-    /// The CPU's instruction set [default: the best that it has; `inspect --device` lists them].
+    /// The CPU's instruction set [default: the best that it has; `inspect --device cpu` lists them].
     #[arg(long, value_name = "ISA", value_parser = isa)]
     isa: Option<Isa>,
     /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
@@ -105,6 +105,11 @@ impl DeviceOptions {
             }
             _ => "cpu",
         }
+    }
+
+    /// Whether a device is named.
+    pub fn is_named(&self) -> bool {
+        self.device.is_some() || self.n_gpu_layers.is_some()
     }
 
     /// The device that the flags name.

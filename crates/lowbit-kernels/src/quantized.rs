@@ -272,6 +272,48 @@ mod tests {
     }
 
     #[test]
+    fn panels_are_cut_between_matrices_alone() {
+        let stack = weight(Q4, &[3, 20, 64], 1).to_panels().unwrap();
+        assert!(stack.is_repacked() && stack.slice(1, 3).unwrap().is_repacked());
+        assert_eq!(stack.slice(1, 3).unwrap().reshape(&[2, 1, 20, 64]).unwrap().shape(), [2, 1, 20, 64]);
+        let both = QuantizedTensor::concat(&[&stack, &stack]).unwrap();
+        assert_eq!((both.shape(), both.slice(3, 6).unwrap().parts()), (&[6, 20, 64][..], stack.parts()));
+        let message = |result: Result<QuantizedTensor, KernelError>| result.unwrap_err().to_string();
+        let one = stack.slice(0, 1).unwrap().reshape(&[20, 64]).unwrap();
+        assert_eq!(message(one.slice(0, 16)), "a part of the rows does not run on a repacked weight");
+        assert_eq!(
+            message(stack.reshape(&[60, 64])),
+            "another number of rows does not run on a repacked weight"
+        );
+        assert_eq!(message(stack.narrow(0, 16)), "narrow does not run on a repacked weight");
+        assert_eq!(
+            message(QuantizedTensor::concat(&[&one, &one])),
+            "concat does not run on a repacked weight"
+        );
+        let plain = weight(Q4, &[3, 20, 64], 1);
+        assert_eq!(
+            message(QuantizedTensor::concat(&[&stack, &plain])),
+            "concat does not run on a repacked weight"
+        );
+    }
+
+    #[test]
+    fn scales_that_products_in_integers_would_overflow_stay() {
+        for (format, group) in [(Format::Mxfp4, 32), (Format::affine(4, 64, FloatType::F32).unwrap(), 64)] {
+            let device = Device::cpu(Some(1)).unwrap();
+            let values: Vec<f32> = (0..4 * group).map(|i| (i as f32 - 50.0) * 1e34).collect();
+            let encoded = format.encode(&values, group).unwrap();
+            let components = format.components(group).unwrap();
+            let tensor = |(bytes, component): (Vec<u8>, &lowbit_formats::Component)| {
+                Tensor::mapped(bytes.into(), &[4, component.columns], component.dtype, &device).unwrap()
+            };
+            let components = encoded.into_iter().zip(&components).map(tensor).collect();
+            let weight = QuantizedTensor::new(format, &[4, group], components).unwrap();
+            assert!(!weight.to_panels().unwrap().is_repacked(), "{format}");
+        }
+    }
+
+    #[test]
     fn refusals_name_both_sides() {
         let [a, b] = [weight(Q4, &[3, 4, 64], 1), weight(Format::Q8_0, &[3, 4, 64], 2)];
         let message = |result: Result<QuantizedTensor, KernelError>| result.unwrap_err().to_string();

@@ -25,7 +25,8 @@ pub enum Logits {
 }
 
 impl Model {
-    /// Loads `checkpoint` for `device`. On the CPU the weights stay in the mapped file.
+    /// Loads `checkpoint` for `device`. On the CPU weights are repacked and activations rounded to 8 bits, see
+    /// [`Target::with_exact`].
     ///
     /// # Errors
     /// [`ModelError`]: an unknown architecture or quantisation, a missing, surplus or misshapen tensor, a

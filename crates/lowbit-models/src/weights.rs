@@ -85,7 +85,7 @@ impl Placement<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// All of `checkpoint`. Its tensors stay in the mapped file where the device can read them there.
+    /// All of `checkpoint`. Tensors that are not repacked stay in the mapped file where the device can read them there.
     pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
         let (prefix, exact) = (String::new(), target.exact);
         let (used, read) = (Rc::default(), Rc::default());

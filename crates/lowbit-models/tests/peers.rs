@@ -123,3 +123,36 @@ fn the_demo_model_agrees_with_transformers() {
         assert_eq!(greedy(&model, &tokens, text.len()), text, "{path}: greedy tokens");
     }
 }
+
+/// Rounding activations to 8 bits, and keys and values to f16, costs little of what the model says. What 8 bits per group
+/// come to: a value is off by up to 1/254 of its group's greatest, some 1 % of a typical one, and a layer adds the errors of
+/// many as noise: 1.6 % of the logits and a KL of 0.0004 here. A fault in one tile, format or scale moves them by far more.
+#[test]
+fn the_default_arithmetic_stays_close_to_the_exact_one() {
+    let checkpoint = Checkpoint::open(&root().join("models/demo-4bit")).unwrap();
+    let device = Device::cpu(Some(2)).unwrap();
+    let target = Target::new(&device, None).unwrap();
+    let exact = Model::load_for(&checkpoint, target.clone().with_exact(true)).unwrap();
+    let fast = Model::load_for(&checkpoint, target).unwrap();
+    let vocab_size = exact.config().vocab_size;
+    let tokens = Vectors::open("demo/expected_mlx_4bit_dequantized").get("tokens").u32s();
+    let [exact, fast] = [&exact, &fast].map(|model| logits(model, &tokens, &[]));
+    let (mut noise, mut signal, mut divergence) = (0.0, 0.0, 0.0);
+    for (exact, fast) in exact.chunks_exact(vocab_size).zip(fast.chunks_exact(vocab_size)) {
+        let [p, q] = [exact, fast].map(log_softmax);
+        let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / vocab_size as f64;
+        divergence += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>();
+        noise += exact.iter().zip(fast).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+        signal += exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
+    }
+    let (noise, divergence) = ((noise / signal).sqrt(), divergence / tokens.len() as f64);
+    println!("noise {noise:.5} of the logits, KL {divergence:.6}");
+    assert!(noise > 0.0, "both computed the same: nothing was repacked");
+    assert!(noise < 0.03 && divergence < 3e-3, "noise {noise} of the logits, KL {divergence}");
+}
+
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|x| f64::from(x - greatest).exp()).sum();
+    logits.iter().map(|x| f64::from(x - greatest) - sum.ln()).collect()
+}

@@ -1,7 +1,8 @@
 use crate::options::ModelOptions;
 use crate::{Failure, out};
-use lowbit::{Checkpoint, Format};
+use lowbit::{Checkpoint, Device, Format};
 use lowbit_files::{Layout, Stored, TensorView, shown};
+use lowbit_kernels::simd::Isa;
 use lowbit_models::{Config, arch};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -47,8 +48,12 @@ struct Total {
     bytes: u64,
 }
 
-/// Prints what a checkpoint holds.
+/// Prints what a checkpoint holds; with `--device`, what the device is instead.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let device = &arguments.model.device;
+    if device.is_named() {
+        return Ok(out::line!("{}", described(&device.device()?))?);
+    }
     let report = report(&arguments.model.open()?)?;
     if arguments.json {
         out::line!("{}", serde_json::to_string(&report)?)?;
@@ -75,6 +80,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         out::line!("{name:<width$}  {format:<12} {bytes:>12}  {shape:?}")?;
     }
     Ok(())
+}
+
+/// A device in a line: of a CPU its threads and its instruction sets, of which one is used.
+fn described(device: &Device) -> String {
+    let Device::Cpu(cpu) = device else { return device.to_string() };
+    let all: Vec<_> = Isa::all().into_iter().map(Isa::name).collect();
+    format!("{device}: {} threads, {} (of {})", cpu.threads(), cpu.isa().name(), all.join(", "))
 }
 
 fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {

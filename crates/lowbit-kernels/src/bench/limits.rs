@@ -46,7 +46,7 @@ impl Limits {
                 bytes_per_second: read_bandwidth(cpu),
                 f32_per_second: on_all_threads(cpu, peak::f32_operations_per_second),
                 bf16_per_second: None,
-                int8_per_second: None,
+                int8_per_second: Some(on_all_threads(cpu, peak::int8_operations_per_second)),
             }),
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {

@@ -2,14 +2,14 @@
 //! panels of [`ROWS`] rows, so that a vector of integer sums has a row per lane, whatever the format:
 //!
 //! ```text
-//! codes   [panel][span][plane][64 bytes]   a span is 32 values of each of the panel's rows
-//! scales  [panel][..][row]                 as the format stores them, a row per element
-//! biases  [panel][..][row]                 what is added to a group; or, in superblocks, the scale of the scales
+//! codes   [panel][span][bit plane][64 bytes]   a span is 32 values of each of the panel's rows
+//! scales  [panel][..][row]                     as the format stores them, a row per element
+//! biases  [panel][..][row]                     what is added to a group; or, in superblocks, the scale of the scales
 //! ```
 //!
 //! Within a span, quad q holds values 4q to 4q + 3 of all rows: byte 4r + i is value 4q + i of row r, which is what a dot
-//! product of four bytes per lane reads. Codes are split into planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 + 1;
-//! 8 bits are one plane): a byte of a plane of p bits has the bits of 8 / p neighbouring quads, the first quad lowest.
+//! product of four bytes per lane reads. Codes are split into bit planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 +
+//! 1; 8 bits are one): a byte of a bit plane of p bits has the bits of 8 / p neighbouring quads, the first quad lowest.
 //!
 //! ```text
 //! 4 bits:  vector 0      1      2      3        6 bits:  vector 0..4 as with 4 bits       4             5
@@ -68,9 +68,10 @@ impl Layout {
         self.k.div_ceil(SPAN)
     }
 
-    /// Values whose products are summed in integers: 16, 32 or 64. They share a scale.
+    /// Values whose products are summed in integers: 16 or 32. They share a scale. (With 64, where 64 or more share one,
+    /// prompts are a sixth faster, but rounding x to 8 bits costs twice as much of the demo model's perplexity.)
     pub fn group(&self) -> usize {
-        self.scale_group().min(64)
+        self.scale_group().min(32)
     }
 
     /// Values that share a scale.

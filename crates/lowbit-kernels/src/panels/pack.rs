@@ -177,7 +177,7 @@ impl Source {
     }
 }
 
-/// Splits the codes of a panel into planes.
+/// Splits the codes of a panel into bit planes.
 struct Join<'a> {
     /// `[row][span]`
     values: &'a [[u8; SPAN]],
@@ -213,7 +213,7 @@ impl Kernel for Join<'_> {
     }
 }
 
-/// The plane of bits `shift` to `shift + width - 1` of the codes.
+/// The bit plane of bits `shift` to `shift + width - 1` of the codes.
 #[inline(always)]
 fn join(quads: &[[u8; 64]; 8], shift: usize, width: usize, plane: &mut [[u8; 64]]) {
     let per_byte = 8 / width;

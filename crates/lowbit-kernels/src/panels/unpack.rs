@@ -160,7 +160,7 @@ impl Unpack<'_> {
         match self.layout.scheme.scales {
             Scales::One => scales[..groups].fill([1.0; ROWS]),
             Scales::Group { float, size, biased } => {
-                // Groups of 128 are two of 64.
+                // Groups of 64 and 128 are several of 32.
                 let shift = size.trailing_zeros() - shift;
                 let first = |i: usize| ((group + i) >> shift) * ROWS * float.size();
                 for (i, scale) in scales[..groups].iter_mut().enumerate() {
@@ -286,11 +286,11 @@ fn half_power(code: u8, infinite: bool) -> f32 {
     }
 }
 
-/// The codes of a span from its planes.
+/// The codes of a span from its bit planes.
 #[inline(always)]
 fn split<const BITS: usize>(packed: &[[u8; 64]; BITS], out: &mut [[u8; 64]; 8]) {
     for (q, out) in out.iter_mut().enumerate() {
-        // Planes of 8, 4, 2 and 1 bits; each starts at the vector and at the bit where those before it end.
+        // Bit planes of 8, 4, 2 and 1 bits; each starts at the vector and at the bit where those before it end.
         let mut codes = [0; 64];
         let mut at = 0;
         for width in [8, 4, 2, 1] {

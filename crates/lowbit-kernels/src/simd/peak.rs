@@ -34,6 +34,37 @@ impl<const N: usize> Kernel for MultiplyAdd<N> {
     }
 }
 
+/// As [`f32_operations_per_second`], of dot products of bytes.
+pub fn int8_operations_per_second(isa: Isa) -> f64 {
+    let rates = [isa.dispatch(DotBytes::<4>), isa.dispatch(DotBytes::<8>), isa.dispatch(DotBytes::<12>)];
+    rates.into_iter().fold(0.0, f64::max)
+}
+
+/// Sums of products of bytes again and again, in `N` vectors: operations per second.
+struct DotBytes<const N: usize>;
+
+impl<const N: usize> Kernel for DotBytes<N> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> f64 {
+        const TURNS: i32 = 100_000;
+        let u = simd.splat_i32(std::hint::black_box(0x0102_0304));
+        let mut sums = [simd.splat_i32(0); N];
+        let start = Instant::now();
+        for turn in 0..TURNS {
+            // Another operand each time: else the sum is computed at once.
+            let s = simd.splat_i32(turn);
+            for sum in &mut sums {
+                *sum = simd.dot4::<true>(*sum, u, s);
+            }
+        }
+        let total = sums.into_iter().map(|sum| simd.sum(simd.f32_from_bits(sum))).sum::<f32>();
+        std::hint::black_box(total);
+        (TURNS as usize * N * S::LANES * 8) as f64 / start.elapsed().as_secs_f64()
+    }
+}
+
 /// Sums all numbers, reading this many parts of them at the same time and asking for each part's lines ahead.
 pub struct Read<'a, const STREAMS: usize>(pub &'a [f32]);
 

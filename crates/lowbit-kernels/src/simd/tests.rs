@@ -140,3 +140,59 @@ fn every_instruction_set_widens_and_sums_the_same() {
     }
     Widening.run::<Scalar>(Lanes);
 }
+
+/// Dot products of bytes and tables, against plain integers.
+struct Bytes;
+
+impl Kernel for Bytes {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // Every pair of an extreme and something else; -128 is no operand.
+        for (narrow, most) in [(true, 127), (false, 255)] {
+            for shift in 0..40usize {
+                let unsigned = |i: usize| {
+                    if i.is_multiple_of(5) {
+                        most
+                    } else {
+                        ((i * 37 + shift * 11) % (usize::from(most) + 1)) as u8
+                    }
+                };
+                let signed = |i: usize| {
+                    if i.is_multiple_of(3) { 127 } else { ((i * 29 + shift * 7) % 255) as i32 - 127 }
+                };
+                let u: [u8; 64] = std::array::from_fn(unsigned);
+                let s: [u8; 64] = std::array::from_fn(|i| signed(i) as i8 as u8);
+                let (start, mut bits) = (0x4b40_0000, vec![0.0; S::LANES]);
+                let (sum, u_v, s_v) = (simd.splat_i32(start), simd.load_bytes(&u), simd.load_bytes(&s));
+                let product =
+                    if narrow { simd.dot4::<true>(sum, u_v, s_v) } else { simd.dot4::<false>(sum, u_v, s_v) };
+                simd.store(simd.f32_from_bits(product), &mut bits);
+                for (lane, bits) in bits.iter().enumerate() {
+                    let products = (4 * lane..4 * lane + 4).map(|i| i32::from(u[i]) * signed(i));
+                    assert_eq!(
+                        bits.to_bits() as i32,
+                        start + products.sum::<i32>(),
+                        "{} lanes, lane {lane}",
+                        S::LANES
+                    );
+                }
+            }
+        }
+        let table = std::array::from_fn(|i| (i * i) as u8 ^ 0xa5);
+        let mut codes = std::array::from_fn(|i| (i * 7 % 16) as u8);
+        simd.lookup(&table, &mut codes);
+        assert_eq!(codes, std::array::from_fn(|i| table[i * 7 % 16]));
+    }
+}
+
+#[test]
+fn every_instruction_set_multiplies_bytes_exactly() {
+    for isa in Isa::all() {
+        isa.dispatch(Bytes);
+        assert_eq!(Isa::named(isa.name()).map(Isa::name), Some(isa.name()));
+    }
+    Bytes.run::<Scalar>(Lanes);
+    assert!(Isa::named("sse2").is_none());
+}

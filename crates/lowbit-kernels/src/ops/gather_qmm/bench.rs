@@ -2,10 +2,10 @@ use super::gather_qmm;
 use crate::random::Random;
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run},
+    bench::{Case, Cases, Expected, GpuCases, Prepared, Run},
     inputs,
     ops::quantized_matmul::{
-        bench::{on_device, sampled},
+        bench::{arithmetic, on_device, sampled},
         reference::{self, Rounded},
     },
 };
@@ -53,7 +53,7 @@ impl Experts {
             dtype,
             bytes: used * n * row + activations,
             flops: 2 * tokens * top_k * n * k,
-            arithmetic: Arithmetic::F32,
+            arithmetic: arithmetic(format),
             cold_bytes: used * n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;

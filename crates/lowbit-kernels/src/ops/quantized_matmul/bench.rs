@@ -84,7 +84,7 @@ impl Product {
             dtype,
             bytes: n * row + (m * k + m * n) * dtype.size(),
             flops: 2 * m * n * k,
-            arithmetic: Arithmetic::F32,
+            arithmetic: arithmetic(format),
             cold_bytes: n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;
@@ -126,6 +126,14 @@ impl Product {
             all.extend((0..n).map(|n_| Expected { index: row * n + n_, ..of_row[n_ % of_row.len()] }));
         }
         Ok(all)
+    }
+}
+
+/// What products with weights of `format` are computed in where the device is a CPU.
+pub(crate) fn arithmetic(format: Format) -> Arithmetic {
+    match crate::panels::Layout::of(format, 1, format.block()) {
+        Some(_) => Arithmetic::Int8,
+        None => Arithmetic::F32,
     }
 }
 

@@ -30,6 +30,9 @@ use lowbit_formats::FloatType;
 
 use input::CHECK;
 
+/// Values of x that share a scale where x is rounded to 8 bits: as many as in llama.cpp's Q8_0.
+pub(crate) const X_GROUP: usize = 32;
+
 /// `y[.., n] = sum over k of x[.., k] * weight[n, k]`
 ///
 /// | operand | shape | dtype |
@@ -42,7 +45,8 @@ use input::CHECK;
 /// `x` from `r*b` on.
 ///
 /// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
-/// rounded to `x`'s dtype once. Where a GPU's tensor cores multiply (many rows of f16 or bf16), decoded weights are
+/// rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where the weight is repacked
+/// ([`QuantizedTensor::to_panels`]): each 32 values of a row to multiples of a 127th of the greatest magnitude among them. A value that is not finite then makes its row of the result NaN. Where a GPU's tensor cores multiply (many rows of f16 or bf16), decoded weights are
 /// rounded to `x`'s dtype too, as MLX does.
 ///
 /// # Errors

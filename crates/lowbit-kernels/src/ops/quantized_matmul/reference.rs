@@ -10,8 +10,8 @@ pub(crate) enum Rounded {
     Nothing,
     /// The weight, to x's type.
     Weight,
-    /// Groups of so many values of x, to multiples of a 127th of the greatest magnitude among them.
-    X(usize),
+    /// Each [`X_GROUP`](super::X_GROUP) values of x, to multiples of a 127th of the greatest magnitude among them.
+    X,
 }
 
 impl Rounded {
@@ -23,25 +23,27 @@ impl Rounded {
 
     /// What products with `weight` round on the CPU.
     pub fn on_cpu(weight: &QuantizedTensor) -> Self {
-        weight.panels().map_or(Self::Nothing, |panels| Self::X(panels.layout.group().max(32)))
+        if weight.is_repacked() { Self::X } else { Self::Nothing }
     }
 
     /// Code times scale and the bias are summed apart in integer products: what their magnitudes come to at most. A bias
     /// is about the extreme value of its group.
     fn parts(self, weight: &[f32]) -> f64 {
         match self {
-            Self::X(_) => 4.0 * f64::from(weight.iter().fold(0.0, |most: f32, w| most.max(w.abs()))),
+            Self::X => 4.0 * f64::from(weight.iter().fold(0.0, |most: f32, w| most.max(w.abs()))),
             _ => 0.0,
         }
     }
 
     /// The most that each of a row's values can change.
     fn of_x(self, x: &[f32]) -> Vec<f64> {
-        let Self::X(group) = self else { return vec![0.0; x.len()] };
+        if self != Self::X {
+            return vec![0.0; x.len()];
+        }
         let step = |x: &[f32]| x.iter().fold(0.0, |most: f32, x| most.max(x.abs())) / 127.0;
         // Values below 1e-35 are lost; the scale and its reciprocal are rounded.
         let error = |x: &[f32]| f64::from(step(x)) * (0.5 + 127.0 * 2e-7) + 1e-35;
-        x.chunks(group).flat_map(|x| vec![error(x); x.len()]).collect()
+        x.chunks(super::X_GROUP).flat_map(|x| vec![error(x); x.len()]).collect()
     }
 }
 

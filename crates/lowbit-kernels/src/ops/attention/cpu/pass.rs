@@ -3,7 +3,7 @@ use super::{
     tile::{Left, Product},
 };
 use crate::{
-    cast::{Cast, Float},
+    cast::Float,
     simd::{Kernel, Simd, math::Math},
 };
 use lowbit_formats::DType;
@@ -118,11 +118,13 @@ fn widened<'a, S: Simd, T: Float>(
         return bytemuck::cast_slice(x);
     }
     wide.resize(x.len() / width * columns, 0.0);
-    if width == columns {
-        Cast(x, wide).run(simd);
-    } else {
-        for (x, y) in x.chunks_exact(width).zip(wide.chunks_exact_mut(columns)) {
-            Cast(x, y).run(simd);
+    for (x, y) in x.chunks_exact(width).zip(wide.chunks_exact_mut(columns)) {
+        let whole = width / S::LANES * S::LANES;
+        for (x, y) in x.chunks_exact(S::LANES).zip(y.chunks_exact_mut(S::LANES)) {
+            simd.store(T::load(simd, x), y);
+        }
+        for (x, y) in x[whole..].iter().zip(&mut y[whole..]) {
+            *y = x.widen();
         }
     }
     wide

@@ -3,6 +3,7 @@
 use super::tile::{self, MAGIC};
 use crate::Cpu;
 use crate::buffer::Buffer;
+use crate::ops::quantized_matmul::X_GROUP;
 use crate::panels::{CHUNK, Layout};
 use crate::simd::{Kernel, Simd};
 use std::ops::Range;
@@ -38,9 +39,6 @@ pub(super) struct Tile<'a> {
     pub stride: usize,
 }
 
-/// Values that share a scale at least: finer ones gain little.
-const FINEST: usize = 32;
-
 impl Activations {
     pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self {
         struct Tallest;
@@ -52,7 +50,7 @@ impl Activations {
             }
         }
         let tallest = cpu.isa().dispatch(Tallest);
-        let (k, group) = (layout.k().next_multiple_of(FINEST), layout.group());
+        let (k, group) = (layout.k().next_multiple_of(X_GROUP), layout.group());
         let words = m * (k / 4 + 3 * (k / group));
         let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
         let mut all = Self { words, m, tallest, k, group };
@@ -135,27 +133,33 @@ impl Kernel for Round<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, simd: S) {
         match self.group {
-            64 => self.rows::<64, 1>(),
-            32 => self.rows::<32, 1>(),
-            _ => self.rows::<32, 2>(),
+            32 => self.rows::<S, 1>(simd),
+            _ => self.rows::<S, 2>(simd),
         }
     }
 }
 
 impl Round<'_> {
-    /// `VALUES` values share a scale: `PARTS` groups.
+    /// `PARTS` groups share a scale.
     #[inline(always)]
-    fn rows<const VALUES: usize, const PARTS: usize>(self) {
-        let (height, size) = (self.tile.height, VALUES / PARTS);
+    fn rows<S: Simd, const PARTS: usize>(self, simd: S) {
+        let (height, size) = (self.tile.height, X_GROUP / PARTS);
         for (row, x) in self.x.chunks_exact(self.k).enumerate() {
-            for (index, x) in x.chunks(VALUES).enumerate() {
-                let mut values = [0.0; VALUES];
-                values[..x.len()].copy_from_slice(x);
-                let (scale, codes) = round(&values);
+            for (index, x) in x.chunks(X_GROUP).enumerate() {
+                let mut padded = [0.0; X_GROUP];
+                let x = match x.first_chunk() {
+                    Some(x) => x,
+                    None => {
+                        padded[..x.len()].copy_from_slice(x);
+                        &padded
+                    }
+                };
+                let (scale, factor) = scale(simd, x);
+                let codes = round(simd, x, factor);
                 for (q, code) in codes.as_chunks::<4>().0.iter().enumerate() {
-                    self.tile.codes[(index * VALUES / 4 + q) * height + row] = u32::from_le_bytes(*code);
+                    self.tile.codes[(index * X_GROUP / 4 + q) * height + row] = u32::from_le_bytes(*code);
                 }
                 for (part, codes) in codes.chunks_exact(size).enumerate() {
                     let sum: i32 = codes.iter().map(|&code| i32::from(code as i8)).sum();
@@ -169,21 +173,39 @@ impl Round<'_> {
     }
 }
 
-/// The scale and the codes of values that share it. The scale is NaN where a value is not finite.
+/// The scale of values that share it, and its reciprocal. The scale is NaN where a value is not finite.
 #[inline(always)]
-fn round<const VALUES: usize>(values: &[f32; VALUES]) -> (f32, [u8; VALUES]) {
+fn scale<S: Simd>(simd: S, values: &[f32; X_GROUP]) -> (f32, f32) {
     /// Where the reciprocal of the scale would overflow, values are so small that they count as zero.
     const SMALLEST: f32 = 1e-35;
-    // As bits, so that NaN is the greatest.
-    let greatest = values.iter().fold(0, |greatest, value| (value.to_bits() & 0x7fff_ffff).max(greatest));
-    let greatest = f32::from_bits(greatest);
-    let finite = greatest < f32::INFINITY;
-    let factor = if finite && greatest > SMALLEST { 127.0 / greatest } else { 0.0 };
-    let mut codes = [0; VALUES];
-    for (code, value) in codes.iter_mut().zip(values) {
-        // Rounded to nearest, ties to even; the integer is in the lowest bits.
-        *code = (value * factor + MAGIC).to_bits() as u8;
+    let zero = simd.splat(0.0);
+    // Infinity and NaN times 0 are NaN.
+    let (mut greatest, mut zeros) = (zero, zero);
+    for values in values.chunks_exact(S::LANES) {
+        let v = simd.load(values);
+        greatest = simd.max(greatest, simd.max(v, simd.sub(zero, v)));
+        zeros = simd.mul_add(v, zero, zeros);
     }
-    let scale = if finite { greatest * (1.0 / 127.0) } else { f32::NAN };
-    (scale, codes)
+    let greatest = simd.max_lane(greatest);
+    if simd.sum(zeros) != 0.0 {
+        return (f32::NAN, 0.0);
+    }
+    let factor = if greatest > SMALLEST { 127.0 / greatest } else { 0.0 };
+    (greatest * (1.0 / 127.0), factor)
+}
+
+/// `values * factor` to the nearest integers, as bytes.
+#[inline(always)]
+fn round<S: Simd>(simd: S, values: &[f32; X_GROUP], factor: f32) -> [u8; X_GROUP] {
+    let (factor, magic) = (simd.splat(factor), simd.splat(MAGIC));
+    let mut rounded = [0.0; X_GROUP];
+    for (values, rounded) in values.chunks_exact(S::LANES).zip(rounded.chunks_exact_mut(S::LANES)) {
+        // The last place of the sum is 1, so that its lowest bits are the integer.
+        simd.store(simd.mul_add(simd.load(values), factor, magic), rounded);
+    }
+    let mut codes = [0; X_GROUP];
+    for (code, value) in codes.iter_mut().zip(rounded) {
+        *code = value.to_bits() as u8;
+    }
+    codes
 }
