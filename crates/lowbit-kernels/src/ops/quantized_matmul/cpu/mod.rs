@@ -48,6 +48,10 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, weight: &QuantizedTensor, groups: Ve
         return;
     }
     if let Some(panels) = weight.panels() {
+        let sizes = |group: &Group<'_>| {
+            format!("m={} n={} k={}: Int8", group.y.len() / weight.n(), weight.n(), weight.k())
+        };
+        log::trace!(target: PLAN, "{}", groups.iter().map(sizes).collect::<Vec<_>>().join("; "));
         return int8::run(cpu, panels, weight.n(), groups);
     }
     with_codec!(weight.format(), codec => {
