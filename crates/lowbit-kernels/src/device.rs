@@ -2,7 +2,6 @@ use crate::{KernelError, buffer::Spares, gpu::Gpu, simd::Isa};
 use lowbit_formats::FloatType;
 use rayon::prelude::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where tensors live and ops run.
 #[derive(Clone, Debug)]
@@ -159,24 +158,9 @@ impl Cpu {
         self.isa
     }
 
-    /// Runs `work` in the pool, whose other threads stay awake meanwhile where each has a core: to wake one takes longer than
-    /// its part of a small product.
+    /// Runs `work` in the pool.
     pub(crate) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let within = self.pool.current_thread_index().is_some();
-        if within || self.threads() == 1 || self.threads() > cores {
-            return self.pool.install(work);
-        }
-        let done = AtomicBool::new(false);
-        self.pool.scope(|scope| {
-            let (owner, done) = (self.pool.current_thread_index(), &done);
-            for _ in 1..self.threads() {
-                scope.spawn(move |_| take_tasks(&self.pool, owner, done));
-            }
-            // Even if `work` panics: else the scope would wait for ever.
-            let _done = Done(done);
-            work()
-        })
+        self.pool.install(work)
     }
 
     /// Threads in the pool.
@@ -212,32 +196,5 @@ impl Cpu {
             return tasks.into_iter().for_each(f);
         }
         self.pool.install(|| tasks.into_par_iter().for_each(f));
-    }
-}
-
-/// Says that the work is done when it goes out of scope.
-struct Done<'a>(&'a AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
-/// Runs the pool's tasks as they come, until `done`. The `owner` of the work finds this among its own tasks where no other
-/// thread has taken it, and goes on at once.
-fn take_tasks(pool: &rayon::ThreadPool, owner: Option<usize>, done: &AtomicBool) {
-    /// Turns without a task before the system may give the core to another process.
-    const PATIENCE: usize = 1000;
-    let mut turns = 0;
-    while pool.current_thread_index() != owner && !done.load(Ordering::Acquire) {
-        if pool.yield_now() == Some(rayon::Yield::Executed) {
-            turns = 0;
-        } else if turns < PATIENCE {
-            turns += 1;
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
-        }
     }
 }
