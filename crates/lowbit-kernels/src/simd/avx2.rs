@@ -197,6 +197,17 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn store_low_bytes(self, v: __m256, y: &mut [u8]) {
+        let y: &mut [u8; 8] = y.first_chunk_mut().expect("a byte per lane");
+        // SAFETY: `self` proves the features; the array is half of what is left in the vector.
+        unsafe {
+            let low = _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0xff));
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256::<1>(low));
+            _mm_storel_epi64(y.as_mut_ptr().cast(), _mm_packus_epi16(words, words));
+        }
+    }
+
+    #[inline(always)]
     fn f32_from_bits(self, bits: __m256i) -> __m256 {
         // SAFETY: `self` proves the features.
         unsafe { _mm256_castsi256_ps(bits) }

@@ -170,6 +170,13 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn store_low_bytes(self, v: __m512, y: &mut [u8]) {
+        let y: &mut [u8; 16] = y.first_chunk_mut().expect("a byte per lane");
+        // SAFETY: `self` proves the features; the array is what the conversion gives.
+        unsafe { _mm_storeu_si128(y.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v))) }
+    }
+
+    #[inline(always)]
     fn f32_from_bits(self, bits: __m512i) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_castsi512_ps(bits) }

@@ -100,6 +100,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// In lane i: `sum[i] + u[4i] * s[4i] + .. + u[4i + 3] * s[4i + 3]`, of unsigned bytes `u` and signed bytes `s`, none of
     /// which is -128. `NARROW` promises that no byte of `u` is above 127.
     fn dot4<const NARROW: bool>(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// Writes the lowest byte of each lane's bits to the first `LANES` elements.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[inline(always)]
+    fn store_low_bytes(self, v: Self::V, y: &mut [u8]) {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(v, &mut lanes);
+        for (y, x) in y[..Self::LANES].iter_mut().zip(lanes) {
+            *y = x.to_bits() as u8;
+        }
+    }
     /// The f32 of these bits.
     fn f32_from_bits(self, bits: Self::I) -> Self::V;
     /// Each code, which is below 16, becomes the table's element.

@@ -180,6 +180,12 @@ impl Kernel for Bytes {
                 }
             }
         }
+        let words: Vec<f32> =
+            (0..MAX_LANES as u32).map(|i| f32::from_bits((i * 0x0123_4567) ^ 0x80ff)).collect();
+        let mut low = vec![0xa5; S::LANES + 1];
+        simd.store_low_bytes(simd.load(&words), &mut low);
+        let want = words[..S::LANES].iter().map(|word| word.to_bits() as u8).chain([0xa5]);
+        assert_eq!(low, want.collect::<Vec<_>>(), "{} lanes", S::LANES);
         let table = std::array::from_fn(|i| (i * i) as u8 ^ 0xa5);
         let mut codes = std::array::from_fn(|i| (i * 7 % 16) as u8);
         simd.lookup(&table, &mut codes);

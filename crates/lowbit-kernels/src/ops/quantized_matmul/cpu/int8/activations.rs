@@ -145,7 +145,7 @@ impl Round<'_> {
     /// `PARTS` groups share a scale.
     #[inline(always)]
     fn rows<S: Simd, const PARTS: usize>(self, simd: S) {
-        let (height, size) = (self.tile.height, X_GROUP / PARTS);
+        let height = self.tile.height;
         for (row, x) in self.x.chunks_exact(self.k).enumerate() {
             for (index, x) in x.chunks(X_GROUP).enumerate() {
                 let mut padded = [0.0; X_GROUP];
@@ -156,56 +156,63 @@ impl Round<'_> {
                         &padded
                     }
                 };
-                let (scale, factor) = scale(simd, x);
-                let codes = round(simd, x, factor);
-                for (q, code) in codes.as_chunks::<4>().0.iter().enumerate() {
-                    self.tile.codes[(index * X_GROUP / 4 + q) * height + row] = u32::from_le_bytes(*code);
+                let rounded = Rounded::<PARTS>::new(simd, x);
+                let quads = &mut self.tile.codes[index * X_GROUP / 4 * height..][..X_GROUP / 4 * height];
+                let quads = quads[row..].iter_mut().step_by(height);
+                for (quad, codes) in quads.zip(rounded.codes.as_chunks().0) {
+                    *quad = u32::from_le_bytes(*codes);
                 }
-                for (part, codes) in codes.chunks_exact(size).enumerate() {
-                    let sum: i32 = codes.iter().map(|&code| i32::from(code as i8)).sum();
+                for (part, sum) in rounded.sums.into_iter().enumerate() {
                     let at = (index * PARTS + part) * height + row;
-                    self.tile.starts[at] = MAGIC.to_bits() as i32 - self.zero * sum;
-                    self.tile.scales[at] = scale;
-                    self.tile.sums[at] = scale * sum as f32;
+                    self.tile.starts[at] = MAGIC.to_bits() as i32 - self.zero * sum as i32;
+                    self.tile.scales[at] = rounded.scale;
+                    self.tile.sums[at] = rounded.scale * sum;
                 }
             }
         }
     }
 }
 
-/// The scale of values that share it, and its reciprocal. The scale is NaN where a value is not finite.
-#[inline(always)]
-fn scale<S: Simd>(simd: S, values: &[f32; X_GROUP]) -> (f32, f32) {
-    /// Where the reciprocal of the scale would overflow, values are so small that they count as zero.
-    const SMALLEST: f32 = 1e-35;
-    let zero = simd.splat(0.0);
-    // Infinity and NaN times 0 are NaN.
-    let (mut greatest, mut zeros) = (zero, zero);
-    for values in values.chunks_exact(S::LANES) {
-        let v = simd.load(values);
-        greatest = simd.max(greatest, simd.max(v, simd.sub(zero, v)));
-        zeros = simd.mul_add(v, zero, zeros);
-    }
-    let greatest = simd.max_lane(greatest);
-    if simd.sum(zeros) != 0.0 {
-        return (f32::NAN, 0.0);
-    }
-    let factor = if greatest > SMALLEST { 127.0 / greatest } else { 0.0 };
-    (greatest * (1.0 / 127.0), factor)
+/// Values that share a scale, in 8 bits.
+struct Rounded<const PARTS: usize> {
+    codes: [u8; X_GROUP],
+    /// NaN where a value is not finite.
+    scale: f32,
+    /// The sums of the codes of each part.
+    sums: [f32; PARTS],
 }
 
-/// `values * factor` to the nearest integers, as bytes.
-#[inline(always)]
-fn round<S: Simd>(simd: S, values: &[f32; X_GROUP], factor: f32) -> [u8; X_GROUP] {
-    let (factor, magic) = (simd.splat(factor), simd.splat(MAGIC));
-    let mut rounded = [0.0; X_GROUP];
-    for (values, rounded) in values.chunks_exact(S::LANES).zip(rounded.chunks_exact_mut(S::LANES)) {
-        // The last place of the sum is 1, so that its lowest bits are the integer.
-        simd.store(simd.mul_add(simd.load(values), factor, magic), rounded);
+impl<const PARTS: usize> Rounded<PARTS> {
+    #[inline(always)]
+    fn new<S: Simd>(simd: S, values: &[f32; X_GROUP]) -> Self {
+        /// Where the reciprocal of the scale would overflow, values are so small that they count as zero.
+        const SMALLEST: f32 = 1e-35;
+        let zero = simd.splat(0.0);
+        let mut greatest = zero;
+        for values in values.chunks_exact(S::LANES) {
+            let v = simd.load(values);
+            greatest = simd.max(greatest, simd.max(v, simd.sub(zero, v)));
+        }
+        let greatest = simd.max_lane(greatest);
+        let factor = if greatest > SMALLEST { 127.0 / greatest } else { 0.0 };
+        let mut rounded = Self { codes: [0; X_GROUP], scale: greatest * (1.0 / 127.0), sums: [0.0; PARTS] };
+        let (factor, magic) = (simd.splat(factor), simd.splat(MAGIC));
+        let size = X_GROUP / PARTS;
+        let parts = values.chunks_exact(size).zip(rounded.codes.chunks_exact_mut(size));
+        for ((values, codes), sum) in parts.zip(&mut rounded.sums) {
+            let mut total = zero;
+            for (values, codes) in values.chunks_exact(S::LANES).zip(codes.chunks_exact_mut(S::LANES)) {
+                // The last place of the sum is 1, so that its lowest bits are the integer.
+                let code = simd.mul_add(simd.load(values), factor, magic);
+                simd.store_low_bytes(code, codes);
+                total = simd.add(total, simd.sub(code, magic));
+            }
+            *sum = simd.sum(total);
+        }
+        // NaN times anything is NaN, and so is infinity times the factor of 0 that it gives.
+        if !rounded.sums.iter().all(|sum| sum.is_finite()) {
+            rounded.scale = f32::NAN;
+        }
+        rounded
     }
-    let mut codes = [0; X_GROUP];
-    for (code, value) in codes.iter_mut().zip(rounded) {
-        *code = value.to_bits() as u8;
-    }
-    codes
 }
