@@ -38,20 +38,26 @@ impl<T: Float> Kernel for Pass<'_, T> {
                 continue;
             }
             let k = &task.k[keys.start * width..keys.end * width];
-            let k = Left { values: widened(simd, k, width, width, &mut wide_k), row: width, column: 1 };
+            let k = Left::Rows { values: widened(simd, k, width, width, &mut wide_k), stride: width };
             let scores = &mut softmax.scores[..keys.len() * softmax.lanes];
             scores.fill(0.0);
-            let rows = 0..keys.len();
-            Product { a: k, b: &queries, rows, depth: width, columns: softmax.lanes }.add_to(simd, scores);
+            let all = 0..keys.len();
+            Product { a: k, b: &queries, rows: all, depth: width, columns: softmax.lanes }
+                .add_to(simd, scores);
             softmax.mask(&runs, keys.len());
             if softmax.update(simd, keys.len()) {
                 softmax.rescale(&mut sums, columns);
             }
             let v = &task.v[keys.start * value_width..keys.end * value_width];
             let v = widened(simd, v, value_width, columns, &mut wide_v);
+            // Weights of keys that are not seen are 0, which keeps out what is finite.
+            let runs = match runs.len() > 1 && are_finite(simd, v) {
+                true => vec![Run { rows: 0..rows, keys: 0..keys.len() }],
+                false => runs,
+            };
             for Run { rows, keys } in runs.into_iter().filter(|run| !run.keys.is_empty()) {
                 let weights = &softmax.scores[keys.start * softmax.lanes..];
-                let weights = Left { values: weights, row: 1, column: softmax.lanes };
+                let weights = Left::Columns { values: weights, stride: softmax.lanes };
                 let v = &v[keys.start * columns..];
                 Product { a: weights, b: v, rows, depth: keys.len(), columns }.add_to(simd, &mut sums);
             }
@@ -64,8 +70,8 @@ impl<T: Float> Kernel for Pass<'_, T> {
     }
 }
 
-/// Rows of one or more tokens that see the same of some keys. The sums of a row take no other keys: where a value is
-/// NaN, a weight of 0 would not keep it out.
+/// Rows of one or more tokens that see the same of some keys. Where a value is not finite, the sums of a row take no other
+/// keys: a weight of 0 would not keep it out.
 struct Run {
     rows: Range<usize>,
     keys: Range<usize>,
@@ -103,6 +109,20 @@ impl<T: Float> Task<'_, T> {
         }
         runs
     }
+}
+
+/// Whether all of `x`, a multiple of the lanes, is finite.
+#[inline(always)]
+fn are_finite<S: Simd>(simd: S, x: &[f32]) -> bool {
+    let zero = simd.splat(0.0);
+    let mut sums = [zero; 4];
+    for x in x.chunks(4 * S::LANES) {
+        for (x, sum) in x.chunks_exact(S::LANES).zip(&mut sums) {
+            // Infinity and NaN times 0 are NaN.
+            *sum = simd.mul_add(simd.load(x), zero, *sum);
+        }
+    }
+    simd.sum(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]))) == 0.0
 }
 
 /// Rows of `width` in f32, `columns` apart; `wide` holds them where they are not that already.

@@ -3,13 +3,46 @@
 use crate::simd::Simd;
 use std::ops::Range;
 
-/// A matrix whose element `[i][p]` is `values[i * row + p * column]`: one of the two is 1 in a plain matrix, the
-/// other in its transpose.
+/// The left operand of a product: rows or columns a stride apart.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a> {
-    pub values: &'a [f32],
-    pub row: usize,
-    pub column: usize,
+pub(super) enum Left<'a> {
+    /// Element `[i][p]` is `values[i * stride + p]`.
+    Rows { values: &'a [f32], stride: usize },
+    /// Element `[i][p]` is `values[p * stride + i]`.
+    Columns { values: &'a [f32], stride: usize },
+}
+
+/// `M` rows of a left operand. (Not closures: kernels' vectors may only pass through what is always inlined.)
+trait Strip<const M: usize> {
+    /// The rows' elements `p`.
+    fn column(&self, p: usize) -> [f32; M];
+}
+
+/// Rows of as many elements.
+struct Rows<'a, const M: usize>([&'a [f32]; M]);
+
+impl<const M: usize> Strip<M> for Rows<'_, M> {
+    #[inline(always)]
+    fn column(&self, p: usize) -> [f32; M] {
+        let mut column = [0.0; M];
+        for (x, row) in column.iter_mut().zip(self.0) {
+            *x = row[p];
+        }
+        column
+    }
+}
+
+/// What begins with the first row's first element.
+struct Columns<'a> {
+    values: &'a [f32],
+    stride: usize,
+}
+
+impl<const M: usize> Strip<M> for Columns<'_> {
+    #[inline(always)]
+    fn column(&self, p: usize) -> [f32; M] {
+        *self.values[p * self.stride..].first_chunk().expect("rows of the left operand")
+    }
 }
 
 /// `c[i][j] += sum over p of a[i][p] * b[p][j]` for the rows `i` of `rows` and `p` below `depth`. The rows of `b` and
@@ -78,21 +111,18 @@ impl Product<'_> {
         row: usize,
         column: usize,
     ) {
-        let Left { values, row: row_stride, column: column_stride } = self.a;
-        let mut sums = [[simd.splat(0.0); V]; M];
-        let b = &self.b[..self.depth * self.columns];
-        for (p, b) in b.chunks_exact(self.columns).enumerate() {
-            let mut vectors = [simd.splat(0.0); V];
-            for (v, vector) in vectors.iter_mut().enumerate() {
-                *vector = simd.load(&b[column + v * S::LANES..]);
-            }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let a = simd.splat(values[(row + i) * row_stride + p * column_stride]);
-                for (sum, &vector) in sums.iter_mut().zip(&vectors) {
-                    *sum = simd.mul_add(a, vector, *sum);
+        let sums = match self.a {
+            Left::Rows { values, stride } => {
+                let mut rows = [&values[..0]; M];
+                for (i, row_values) in rows.iter_mut().enumerate() {
+                    *row_values = &values[(row + i) * stride..][..self.depth];
                 }
+                self.sums::<S, M, V>(simd, &Rows(rows), column)
             }
-        }
+            Left::Columns { values, stride } => {
+                self.sums::<S, M, V>(simd, &Columns { values: &values[row..], stride }, column)
+            }
+        };
         for (i, sums) in sums.iter().enumerate() {
             let c = &mut c[(row + i) * self.columns + column..][..V * S::LANES];
             for (v, &sum) in sums.iter().enumerate() {
@@ -100,5 +130,31 @@ impl Product<'_> {
                 simd.store(simd.add(sum, simd.load(c)), c);
             }
         }
+    }
+
+    /// The tile's sums, of which there are as many as registers take.
+    #[inline(always)]
+    fn sums<S: Simd, const M: usize, const V: usize>(
+        &self,
+        simd: S,
+        a: &impl Strip<M>,
+        column: usize,
+    ) -> [[S::V; V]; M] {
+        let mut sums = [[simd.splat(0.0); V]; M];
+        let b = &self.b[..self.depth * self.columns];
+        for (p, b) in b.chunks_exact(self.columns).take(self.depth).enumerate() {
+            let b = &b[column..][..V * S::LANES];
+            let mut vectors = [simd.splat(0.0); V];
+            for (v, vector) in vectors.iter_mut().enumerate() {
+                *vector = simd.load(&b[v * S::LANES..]);
+            }
+            for (sums, a) in sums.iter_mut().zip(a.column(p)) {
+                let a = simd.splat(a);
+                for (sum, &vector) in sums.iter_mut().zip(&vectors) {
+                    *sum = simd.mul_add(a, vector, *sum);
+                }
+            }
+        }
+        sums
     }
 }
