@@ -1,7 +1,6 @@
-use crate::{KernelError, buffer::Spares, gpu::Gpu, simd::Isa};
+use crate::{KernelError, buffer::Spares, gpu::Gpu, pool::Pool, simd::Isa};
 use lowbit_formats::FloatType;
-use rayon::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Where tensors live and ops run.
 #[derive(Clone, Debug)]
@@ -15,7 +14,7 @@ pub enum Device {
 /// The processor: its threads and the instruction set found on it.
 #[derive(Debug)]
 pub struct Cpu {
-    pool: rayon::ThreadPool,
+    pool: Pool,
     isa: Isa,
     pub(crate) spares: Spares,
 }
@@ -42,10 +41,7 @@ impl Device {
         if !(1..=limit).contains(&threads) {
             return Err(KernelError::Threads { threads, cores, limit });
         }
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("lowbit-{i}"))
-            .build()?;
+        let pool = Pool::new(threads).map_err(KernelError::ThreadPool)?;
         Ok(Self::Cpu(Arc::new(Cpu { pool, isa, spares: Spares::default() })))
     }
 
@@ -129,15 +125,6 @@ impl Device {
             _ => false,
         }
     }
-
-    /// Runs `work` where this device's ops cost least to start: on the CPU inside its thread pool. A whole forward
-    /// pass goes into one call.
-    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match self {
-            Self::Cpu(cpu) => cpu.run(work),
-            Self::Gpu(_) => work(),
-        }
-    }
 }
 
 impl std::fmt::Display for Device {
@@ -158,14 +145,9 @@ impl Cpu {
         self.isa
     }
 
-    /// Runs `work` in the pool.
-    pub(crate) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(work)
-    }
-
-    /// Threads in the pool.
+    /// Threads that ops run on, the caller's own among them.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.pool.threads()
     }
 
     /// Cuts `y` into rows of `row` elements and calls `f(first_row, rows)` on runs of whole rows, on all threads.
@@ -185,16 +167,22 @@ impl Cpu {
         if self.threads() == 1 || per_task >= rows {
             return f(0, y);
         }
-        self.pool.install(|| {
-            y.par_chunks_mut(per_task * row).enumerate().for_each(|(task, rows)| f(task * per_task, rows));
-        });
+        let rows = y.chunks_mut(per_task * row).enumerate().collect();
+        self.for_each(rows, |(task, rows)| f(task * per_task, rows));
     }
 
     /// Calls `f` on every one of `tasks`, on all threads; a single task stays on the calling thread.
+    ///
+    /// # Panics
+    /// With what a call panicked with, after the others have ended.
     pub fn for_each<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync + Send) {
         if self.threads() == 1 || tasks.len() <= 1 {
             return tasks.into_iter().for_each(f);
         }
-        self.pool.install(|| tasks.into_par_iter().for_each(f));
+        let tasks: Vec<_> = tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
+        self.pool.run(tasks.len(), &|i| {
+            let task = tasks[i].lock().expect("a task's lock is held only to take it").take();
+            f(task.expect("each task is taken once"));
+        });
     }
 }

@@ -30,5 +30,5 @@ pub enum KernelError {
     )]
     Threads { threads: usize, cores: usize, limit: usize },
     #[error("the thread pool could not be started: {0}")]
-    ThreadPool(#[from] rayon::ThreadPoolBuildError),
+    ThreadPool(#[source] std::io::Error),
 }

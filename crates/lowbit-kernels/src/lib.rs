@@ -30,6 +30,7 @@ pub mod gpu;
 mod inputs;
 pub mod ops;
 mod panels;
+mod pool;
 mod quantized;
 mod random;
 mod scan;

@@ -114,7 +114,7 @@ impl QuantizedTensor {
         let mut components = [allocate(codes)?, allocate(scales)?, allocate(biases)?];
         let [codes, scales, biases] = components.each_mut().map(|component| component.as_mut_slice::<u8>());
         let out = [codes?, scales?, biases?];
-        let packed = cpu.run(|| panels::pack(cpu.isa(), &layout, self.format, &self.parts(), out));
+        let packed = panels::pack(cpu, &layout, self.format, &self.parts(), out);
         Ok(match packed {
             true => Self { components: components.into(), panels: Some(layout), ..self.clone() },
             false => self.clone(),

@@ -100,16 +100,13 @@ impl Model {
     ) -> Result<Option<Tensor>, ModelError> {
         self.check(tokens, cache)?;
         let device = self.device();
-        let result = device.run(|| -> Result<Option<Tensor>, KernelError> {
-            let ids = Tensor::new(tokens, &[tokens.len()], device)?;
-            let hidden = self.decoder.hidden(&ids, cache)?;
-            match logits {
-                Logits::None => Ok(None),
-                Logits::Last => Ok(Some(self.decoder.logits(&hidden.rows(tokens.len() - 1, tokens.len())?)?)),
-                Logits::All => Ok(Some(self.decoder.logits(&hidden)?)),
-            }
-        });
-        Ok(result?)
+        let ids = Tensor::new(tokens, &[tokens.len()], device)?;
+        let hidden = self.decoder.hidden(&ids, cache)?;
+        Ok(match logits {
+            Logits::None => None,
+            Logits::Last => Some(self.decoder.logits(&hidden.rows(tokens.len() - 1, tokens.len())?)?),
+            Logits::All => Some(self.decoder.logits(&hidden)?),
+        })
     }
 
     /// The logits after one token, f32 `[1, vocab_size]`, recorded from device buffers alone.

@@ -67,7 +67,7 @@ impl Steps {
                 pass.replay()?;
                 cache.advance(1);
             }
-            (device @ Device::Cpu(_), None) => device.run(|| self.step(model, cache))?,
+            (Device::Cpu(_), None) => self.step(model, cache)?,
             (Device::Gpu(gpu), None) => {
                 model.reserve(cache, 2)?;
                 let before = cache.position();

@@ -129,7 +129,7 @@ pub fn run(case: &Case, device: &Device, limits: &Limits) -> Result<Row, KernelE
     let Prepared { mut runs, expected } = (case.prepare)(device, copies)?;
     let error_over_bound = error_over_bound(case, &runs[0]()?, &expected)?;
     let seconds = match device {
-        Device::Cpu(_) => device.run(|| each(&mut runs))?,
+        Device::Cpu(_) => each(&mut runs)?,
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => replayed(gpu, &mut runs)?,
         #[cfg(not(feature = "gpu"))]

@@ -1,14 +1,14 @@
 //! From a format's own components to panels.
 
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
-use crate::simd::{Isa, Kernel, Simd};
+use crate::Cpu;
+use crate::simd::{Kernel, Simd};
 use lowbit_formats::{BlockScales, Format, Parts, Scales, Unpacked};
-use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fills the components of all panels of a weight. False if its scales are too large for products in panels.
 pub(crate) fn pack(
-    isa: Isa,
+    cpu: &Cpu,
     layout: &Layout,
     format: Format,
     parts: &Parts<'_>,
@@ -20,17 +20,21 @@ pub(crate) fn pack(
     }
     let are_small = AtomicBool::new(true);
     let source = Source::new(format, layout);
-    let panels = out[0].len() / code_bytes;
+    let count = out[0].len() / code_bytes;
     let [codes, scales, biases] = out;
-    let out = codes.par_chunks_exact_mut(code_bytes).zip(pieces(scales, scale_bytes, panels));
-    out.zip(pieces(biases, bias_bytes, panels)).enumerate().for_each_init(
-        || vec![[0; SPAN]; ROWS * layout.spans()],
-        |values, (panel, ((codes, scales), biases))| {
+    let codes = codes.chunks_exact_mut(code_bytes);
+    let out = codes.zip(pieces(scales, scale_bytes, count)).zip(pieces(biases, bias_bytes, count));
+    let mut out = out.enumerate();
+    let per_task = count.div_ceil(cpu.threads() * 8);
+    let tasks = (0..count).step_by(per_task.max(1)).map(|_| out.by_ref().take(per_task).collect::<Vec<_>>());
+    cpu.for_each(tasks.collect(), |task| {
+        let mut values = vec![[0; SPAN]; ROWS * layout.spans()];
+        for (panel, ((codes, scales), biases)) in task {
             let first = panel % layout.panels() * ROWS;
             let row = panel / layout.panels() * layout.n + first;
             scales.fill(0);
             biases.fill(0);
-            let mut panel = Panel { layout, values, scales, biases };
+            let mut panel = Panel { layout, values: &mut values, scales, biases };
             for lane in 0..ROWS.min(layout.n - first) {
                 source.take_row(parts, row + lane, lane, &mut panel);
             }
@@ -41,9 +45,9 @@ pub(crate) fn pack(
                 are_small.store(false, Ordering::Relaxed);
             }
             let (spans, bits) = (layout.spans(), layout.scheme.bits);
-            isa.dispatch(Join { values: panel.values, spans, bits, out: codes });
-        },
-    );
+            cpu.isa().dispatch(Join { values: panel.values, spans, bits, out: codes });
+        }
+    });
     are_small.into_inner()
 }
 

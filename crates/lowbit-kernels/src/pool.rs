@@ -1,0 +1,328 @@
+//! The CPU's threads. A decoded token is some hundred products of about 0.1 ms each, one after the other, and a thread that
+//! sleeps in the system takes longer to wake than its part of one takes. So threads look for the next job for a while before
+//! they sleep.
+//!
+//! A job is cut into pieces, which the threads and the caller take one by one: a thread that another process holds up takes
+//! fewer. The caller waits for pieces that have begun, never for a thread to come, and takes part in nothing but its own job:
+//! jobs may start jobs, and any number of callers may share a pool.
+#![allow(unsafe_code)] // `Job` keeps a closure whose lifetime the compiler cannot follow.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// How long a thread looks for the next job, and a caller for the end of its own, before it sleeps: longer than a model's
+/// steps between products, and too short to be seen in a process that rests.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// Threads that run the pieces of jobs.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Jobs begun so far: a thread that waits sees it change without a lock.
+    begun: AtomicUsize,
+    wake: Condvar,
+    patience: Duration,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Jobs that may have pieces left.
+    jobs: Vec<Arc<Job>>,
+    asleep: usize,
+    stop: bool,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's own among them.
+    ///
+    /// # Errors
+    /// When the system refuses one.
+    pub fn new(threads: usize) -> io::Result<Self> {
+        // Where threads share cores, one that waits holds up one that works.
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let patience = if threads <= cores { PATIENCE } else { Duration::ZERO };
+        let shared =
+            Shared { state: Mutex::default(), begun: AtomicUsize::new(0), wake: Condvar::new(), patience };
+        let mut pool = Self { shared: Arc::new(shared), threads: Vec::with_capacity(threads - 1) };
+        for i in 1..threads {
+            let shared = pool.shared.clone();
+            let builder = thread::Builder::new().name(format!("lowbit-{i}"));
+            // Where one cannot be had, those before it end with the pool.
+            pool.threads.push(builder.spawn(move || shared.work())?);
+        }
+        Ok(pool)
+    }
+
+    /// How many threads take part, the caller's own among them.
+    pub fn threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Calls `piece` with every number below `pieces`, on all threads and in no order, and returns when all have ended.
+    ///
+    /// # Panics
+    /// With what a piece panicked with, after the others have ended.
+    pub fn run(&self, pieces: usize, piece: &(dyn Fn(usize) + Sync)) {
+        if pieces <= 1 || self.threads.is_empty() {
+            return (0..pieces).for_each(piece);
+        }
+        let job = Arc::new(Job::new(piece, pieces));
+        self.shared.begin(&job);
+        job.take_part();
+        self.shared.state().jobs.retain(|other| !Arc::ptr_eq(other, &job));
+        job.wait(self.shared.patience);
+        let panic = job.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.state().stop = true;
+        self.shared.begun.fetch_add(1, Ordering::Release);
+        self.shared.wake.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread catches what its pieces panic with.
+            thread.join().expect("a thread of the pool ends by itself");
+        }
+    }
+}
+
+impl Shared {
+    /// Nothing panics while it holds the lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, job: &Arc<Job>) {
+        let mut state = self.state();
+        state.jobs.push(job.clone());
+        let woken = state.asleep.min(job.pieces - 1);
+        drop(state);
+        self.begun.fetch_add(1, Ordering::Release);
+        (0..woken).for_each(|_| self.wake.notify_one());
+    }
+
+    /// What a thread does.
+    fn work(&self) {
+        while let Some(job) = self.next() {
+            job.take_part();
+        }
+    }
+
+    /// A job with pieces left, as soon as there is one; `None` when the pool ends.
+    fn next(&self) -> Option<Arc<Job>> {
+        loop {
+            let begun = self.begun.load(Ordering::Acquire);
+            let state = self.state();
+            // `Some` of what a thread goes on with. Others take pieces meanwhile: a job is looked at once.
+            let found = |state: &State| match state.stop {
+                true => Some(None),
+                false => state.jobs.iter().find(|job| job.is_open()).cloned().map(Some),
+            };
+            if let Some(found) = found(&state) {
+                return found;
+            }
+            drop(state);
+            if spin(self.patience, || self.begun.load(Ordering::Acquire) != begun) {
+                continue;
+            }
+            let mut state = self.state();
+            if let Some(found) = found(&state) {
+                return found;
+            }
+            state.asleep += 1;
+            let mut state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.asleep -= 1;
+        }
+    }
+}
+
+/// Waits until `ready`, for `patience` at most; whether it came to be.
+fn spin(patience: Duration, ready: impl Fn() -> bool) -> bool {
+    /// Looks between two at the clock.
+    const TURNS: usize = 16;
+    if patience.is_zero() {
+        return ready();
+    }
+    let start = Instant::now();
+    loop {
+        for _ in 0..TURNS {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > patience {
+            return false;
+        }
+    }
+}
+
+/// What one caller wants done.
+struct Job {
+    piece: *const (dyn Fn(usize) + Sync),
+    pieces: usize,
+    /// The first piece that nobody has taken.
+    next: AtomicUsize,
+    /// Pieces that have ended.
+    ended: AtomicUsize,
+    owner: Thread,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `piece` is the only field that is not Send and Sync by itself. It points to a closure that is Sync, and it is read in
+// `take_part` alone, whose comment says why the closure lives.
+unsafe impl Send for Job {}
+// SAFETY: as above.
+unsafe impl Sync for Job {}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job").field("pieces", &self.pieces).field("ended", &self.ended).finish()
+    }
+}
+
+impl Job {
+    fn new<'a>(piece: &'a (dyn Fn(usize) + Sync + 'a), pieces: usize) -> Self {
+        let piece: *const (dyn Fn(usize) + Sync + 'a) = piece;
+        // SAFETY: the two types differ in a lifetime alone.
+        let piece: *const (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(piece) };
+        let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { piece, pieces, next, ended, owner: thread::current(), panic: Mutex::default() }
+    }
+
+    fn is_open(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.pieces
+    }
+
+    /// Runs pieces until all are taken.
+    fn take_part(&self) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= self.pieces {
+                return;
+            }
+            // SAFETY: this piece has not ended, so `Pool::run`, which borrows the closure, still waits in `Job::wait`: nothing
+            // before that panics or returns.
+            let piece = unsafe { &*self.piece };
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| piece(index))) {
+                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+            }
+            // What the piece wrote is seen by the owner, which reads this count.
+            if self.ended.fetch_add(1, Ordering::AcqRel) + 1 == self.pieces {
+                self.owner.unpark();
+            }
+        }
+    }
+
+    /// Waits for the pieces that others have taken.
+    fn wait(&self, patience: Duration) {
+        let ended = || self.ended.load(Ordering::Acquire) == self.pieces;
+        if !spin(patience, ended) {
+            while !ended() {
+                thread::park();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    fn sum(pool: &Pool, pieces: usize) -> u64 {
+        let sum = AtomicU64::new(0);
+        pool.run(pieces, &|i| {
+            sum.fetch_add(i as u64 + 1, Ordering::Relaxed);
+        });
+        sum.into_inner()
+    }
+
+    #[test]
+    fn every_piece_runs_once() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads).unwrap();
+            assert_eq!(pool.threads(), threads);
+            for pieces in [0, 1, 2, 3, 100] {
+                for _ in 0..100 {
+                    assert_eq!(sum(&pool, pieces), (pieces * (pieces + 1) / 2) as u64);
+                }
+            }
+        }
+    }
+
+    /// Jobs that end while a thread looks at them end no thread.
+    #[test]
+    fn threads_stay() {
+        let pool = Pool::new(4).unwrap();
+        for _ in 0..20_000 {
+            pool.run(2, &|_| ());
+        }
+        assert!(!pool.threads.iter().any(JoinHandle::is_finished));
+    }
+
+    /// Threads that sleep are woken.
+    #[test]
+    fn work_after_a_rest() {
+        let pool = Pool::new(3).unwrap();
+        for _ in 0..5 {
+            thread::sleep(2 * PATIENCE);
+            assert_eq!(sum(&pool, 10), 55);
+            while pool.shared.state().asleep < 2 {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn jobs_within_jobs_and_beside_each_other() {
+        let pool = Pool::new(3).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let total = AtomicU64::new(0);
+                        pool.run(4, &|_| {
+                            total.fetch_add(sum(&pool, 10), Ordering::Relaxed);
+                        });
+                        assert_eq!(total.into_inner(), 4 * 55);
+                    }
+                });
+            }
+        });
+    }
+
+    /// All other pieces end before the panic reaches the caller, and the pool goes on.
+    #[test]
+    fn a_panic_reaches_the_caller() {
+        let pool = Pool::new(2).unwrap();
+        for bad in [0, 7] {
+            let ended = AtomicUsize::new(0);
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(8, &|i| {
+                    assert_ne!(i, bad, "the bad piece");
+                    ended.fetch_add(1, Ordering::Relaxed);
+                });
+            }));
+            let payload = caught.unwrap_err();
+            assert!(payload.downcast_ref::<String>().unwrap().contains("the bad piece"));
+            assert_eq!(ended.into_inner(), 7);
+            assert_eq!(sum(&pool, 4), 10);
+        }
+    }
+}
