@@ -97,8 +97,8 @@ impl QuantizedTensor {
         Err(KernelError::Unsupported { op: "moving a weight", device: self.device().to_string() })
     }
 
-    /// The same weight repacked for the CPU's integer products (`panels/`), which round x to 8 bits per group of values
-    /// that share a scale. Weights that these do not compute (floats, mxfp8, and those with scales of 2^100 and more) stay as
+    /// The same weight repacked for the CPU's products in integers (`panels/`), which round x to 8 bits per group of values
+    /// that share a scale, or on a processor with AMX x and the weight to bf16. Weights that these do not compute (floats, mxfp8, and those with scales of 2^100 and more) stay as
     /// they are, and so do those on a GPU. Products of a weight that is not repacked are in f32.
     ///
     /// # Errors

@@ -20,6 +20,8 @@ pub enum Arithmetic {
     Bf16,
     /// Four int8 at a time, summed in int32.
     Int8,
+    /// Tiles of bf16 where the processor has a unit for them, else int8.
+    Tiles,
 }
 
 /// The device's measured limits. A rate is in additions and multiplications per second, of all threads together.
@@ -29,7 +31,7 @@ pub struct Limits {
     pub bytes_per_second: f64,
     /// The rate of f32 multiply-adds in registers; on a GPU that of the vendor BLAS in bf16, or infinite without one.
     pub f32_per_second: f64,
-    /// The rate of bf16 dot products; `None` where the device has none, or where it is not measured.
+    /// The rate of bf16 products, on a CPU that of its unit for tiles; `None` where the device has none, or where it is not measured.
     pub bf16_per_second: Option<f64>,
     /// The rate of int8 dot products; `None` where the device has none, or where it is not measured.
     pub int8_per_second: Option<f64>,
@@ -45,7 +47,9 @@ impl Limits {
             Device::Cpu(cpu) => Ok(Self {
                 bytes_per_second: read_bandwidth(cpu),
                 f32_per_second: on_all_threads(cpu, peak::f32_operations_per_second),
-                bf16_per_second: None,
+                bf16_per_second: cpu.isa().has_tiles().then(|| {
+                    on_all_threads(cpu, |isa| peak::bf16_operations_per_second(isa).unwrap_or_default())
+                }),
                 int8_per_second: Some(on_all_threads(cpu, peak::int8_operations_per_second)),
             }),
             #[cfg(feature = "gpu")]
@@ -69,6 +73,7 @@ impl Limits {
             Arithmetic::F32 => self.f32_per_second,
             Arithmetic::Bf16 => self.bf16_per_second.unwrap_or(f64::INFINITY),
             Arithmetic::Int8 => self.int8_per_second.unwrap_or(f64::INFINITY),
+            Arithmetic::Tiles => self.bf16_per_second.or(self.int8_per_second).unwrap_or(f64::INFINITY),
         }
     }
 

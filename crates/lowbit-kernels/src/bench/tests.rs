@@ -61,6 +61,7 @@ fn a_case_is_compared_with_the_rate_of_its_arithmetic() {
     assert_eq!(seconds(Arithmetic::F32, 8_000_000), 8e-3);
     assert_eq!(seconds(Arithmetic::F32, 2_000_000), 3e-3);
     assert_eq!(seconds(Arithmetic::Int8, 16_000_000), 4e-3);
+    assert_eq!(seconds(Arithmetic::Tiles, 16_000_000), 4e-3);
     // Of unknown rate: the bytes' time.
     assert_eq!(seconds(Arithmetic::Bf16, usize::MAX), 3e-3);
 }

@@ -1,4 +1,4 @@
-//! How weights lie for the CPU's integer products. Formats whose codes are small integers are repacked at load into
+//! How weights lie for the CPU's products in integers and in tiles of bf16. Formats whose codes are small integers are repacked at load into
 //! panels of [`ROWS`] rows, so that a vector of integer sums has a row per lane, whatever the format:
 //!
 //! ```text

@@ -214,6 +214,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn byte<const I: u32>(self, bytes: __m256i) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let byte = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(8 * I as i32));
+            _mm256_cvtepi32_ps(_mm256_and_si256(byte, _mm256_set1_epi32(0xff)))
+        }
+    }
+
+    #[inline(always)]
     fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
         // SAFETY: `self` proves the features; the arrays are whole vectors.
         unsafe {

@@ -3,11 +3,11 @@ use super::{Kernel, Simd};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C.
+/// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C, and AVX512-BF16 if so said.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx512(());
+pub struct Avx512<const BF16: bool>(());
 
-impl Avx512 {
+impl<const BF16: bool> Avx512<BF16> {
     /// `None` when this processor lacks any of them.
     pub fn detect() -> Option<Self> {
         let found = is_x86_feature_detected!("avx512f")
@@ -18,7 +18,8 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c");
+            && is_x86_feature_detected!("f16c")
+            && (!BF16 || is_x86_feature_detected!("avx512bf16"));
         found.then_some(Self(()))
     }
 
@@ -26,15 +27,28 @@ impl Avx512 {
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c")]
-        fn run<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+        fn run<const BF16: bool, K: Kernel>(simd: Avx512<BF16>, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        #[target_feature(
+            enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16,avx2,fma,f16c"
+        )]
+        fn run_bf16<const BF16: bool, K: Kernel>(simd: Avx512<BF16>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         // SAFETY: `self` exists only where `detect` found the features.
-        unsafe { run(self, kernel) }
+        unsafe { if BF16 { run_bf16(self, kernel) } else { run(self, kernel) } }
     }
 }
 
-impl Simd for Avx512 {
+impl Avx512<true> {
+    /// The same without AVX512-BF16, for kernels that gain nothing by it: they are then compiled once for both.
+    pub(super) fn without_bf16(self) -> Avx512<false> {
+        Avx512(())
+    }
+}
+
+impl<const BF16: bool> Simd for Avx512<BF16> {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
     const WIDE_DOT4: bool = true;
@@ -180,6 +194,40 @@ impl Simd for Avx512 {
     fn f32_from_bits(self, bits: __m512i) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_castsi512_ps(bits) }
+    }
+
+    #[inline(always)]
+    fn byte<const I: u32>(self, bytes: __m512i) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let byte = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(8 * I as i32));
+            let byte = if I == 3 { byte } else { _mm512_and_si512(byte, _mm512_set1_epi32(0xff)) };
+            _mm512_cvtepi32_ps(byte)
+        }
+    }
+
+    #[inline(always)]
+    fn store_bf16_pairs(self, first: __m512, second: __m512, y: &mut [[bf16; 2]]) {
+        if !BF16 {
+            return super::round_pairs(self, first, second, y);
+        }
+        let y: &mut [[bf16; 2]; 16] = y.first_chunk_mut().expect("a whole vector");
+        // Lane i of `first`, then lane i of `second`.
+        const ORDER: [u16; 32] = {
+            let mut order = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                order[i] = (i / 2 + i % 2 * 16) as u16;
+                i += 1;
+            }
+            order
+        };
+        // SAFETY: `self` proves the features, AVX512-BF16 among them; the arrays are whole vectors, and so are 32 bf16.
+        unsafe {
+            let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(second, first));
+            let order = _mm512_loadu_si512(ORDER.as_ptr().cast());
+            _mm512_storeu_si512(y.as_mut_ptr().cast(), _mm512_permutexvar_epi16(order, halves));
+        }
     }
 
     #[inline(always)]

@@ -12,12 +12,15 @@ pub mod math;
 pub(crate) mod peak;
 mod portable;
 pub(crate) mod slices;
+pub(crate) mod tiles;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
 pub use portable::{Lanes, Scalar};
+#[cfg(target_arch = "x86_64")]
+pub use tiles::Amx;
 
 use half::{bf16, f16};
 
@@ -114,6 +117,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
     }
     /// The f32 of these bits.
     fn f32_from_bits(self, bits: Self::I) -> Self::V;
+    /// Byte `I` of each lane, unsigned.
+    fn byte<const I: u32>(self, bytes: Self::I) -> Self::V;
+    /// Element i of `y` becomes lane i of both, each rounded to the nearest bf16, ties to even. Subnormals may become zero.
+    ///
+    /// # Panics
+    /// When `y` has fewer than `LANES` elements.
+    #[inline(always)]
+    fn store_bf16_pairs(self, first: Self::V, second: Self::V, y: &mut [[bf16; 2]]) {
+        round_pairs(self, first, second, y);
+    }
     /// Each code, which is below 16, becomes the table's element.
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
@@ -137,6 +150,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
         let mut lanes = [0.0; MAX_LANES];
         self.store(v, &mut lanes);
         y.copy_from_slice(&lanes[..y.len()]);
+    }
+}
+
+/// [`Simd::store_bf16_pairs`] where the processor has no instruction for it.
+#[inline(always)]
+fn round_pairs<S: Simd>(simd: S, first: S::V, second: S::V, y: &mut [[bf16; 2]]) {
+    let mut values = [[0.0; MAX_LANES]; 2];
+    for (v, values) in [first, second].into_iter().zip(&mut values) {
+        simd.store(v, values);
+    }
+    for (i, y) in y[..S::LANES].iter_mut().enumerate() {
+        *y = [bf16::from_f32(values[0][i]), bf16::from_f32(values[1][i])];
     }
 }
 
@@ -165,7 +190,10 @@ pub enum Isa {
     Avx2Vnni(avx2::Avx2<true>),
     /// AVX-512 F, BW, DQ, VL, VBMI and VNNI.
     #[cfg(target_arch = "x86_64")]
-    Avx512(avx512::Avx512),
+    Avx512(avx512::Avx512<false>),
+    /// AVX512-BF16 and AMX's tiles of bf16 besides.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
 }
 
 impl Isa {
@@ -182,6 +210,7 @@ impl Isa {
             all.extend(avx2::Avx2::detect().map(Self::Avx2));
             all.extend(avx2::Avx2::detect().map(Self::Avx2Vnni));
             all.extend(avx512::Avx512::detect().map(Self::Avx512));
+            all.extend(Amx::detect().map(Self::Amx));
         }
         all
     }
@@ -201,6 +230,8 @@ impl Isa {
             Self::Avx2Vnni(_) => "avx2-vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => "amx",
         }
     }
 
@@ -217,7 +248,24 @@ impl Isa {
         self.dispatch(Lanes)
     }
 
-    /// Runs `kernel` compiled for this instruction set.
+    /// Whether it has a unit that multiplies tiles of bf16.
+    pub(crate) fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.tiles().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
+    /// Its unit that multiplies tiles of bf16, if it has one.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn tiles(self) -> Option<Amx> {
+        match self {
+            Self::Amx(amx) => Some(amx),
+            _ => None,
+        }
+    }
+
+    /// Runs `kernel` compiled for this instruction set; what multiplies tiles runs by [`tiles::TileUnit::dispatch`].
     #[inline]
     pub fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
@@ -228,6 +276,8 @@ impl Isa {
             Self::Avx2Vnni(simd) => simd.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(amx) => amx.simd().without_bf16().run(kernel),
         }
     }
 }

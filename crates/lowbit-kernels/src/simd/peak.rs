@@ -65,6 +65,14 @@ impl<const N: usize> Kernel for DotBytes<N> {
     }
 }
 
+/// As [`f32_operations_per_second`], of products of tiles of bf16; `None` without a unit that multiplies them.
+pub fn bf16_operations_per_second(isa: Isa) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    return isa.tiles().map(super::tiles::operations_per_second);
+    #[cfg(not(target_arch = "x86_64"))]
+    return None;
+}
+
 /// Sums all numbers, reading this many parts of them at the same time and asking for each part's lines ahead.
 pub struct Read<'a, const STREAMS: usize>(pub &'a [f32]);
 

@@ -135,6 +135,11 @@ impl<const N: usize> Simd for Lanes<N> {
     }
 
     #[inline(always)]
+    fn byte<const I: u32>(self, bytes: [[u8; 4]; N]) -> [f32; N] {
+        bytes.map(|bytes| f32::from(bytes[I as usize]))
+    }
+
+    #[inline(always)]
     fn sum_each(self, v: &[[f32; N]]) -> [f32; N] {
         v.first_chunk::<N>().expect("a vector per lane").map(|v| self.sum(v))
     }

@@ -141,6 +141,50 @@ fn every_instruction_set_widens_and_sums_the_same() {
     Widening.run::<Scalar>(Lanes);
 }
 
+/// Rounding to bf16.
+struct Rounding;
+
+impl Kernel for Rounding {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut random = crate::random::Random::new(1);
+        for turn in 0..20_000 {
+            let mut values = || -> Vec<f32> {
+                // Every second turn halfway between two bf16, or next to it.
+                let near = |bits: u32| (bits & 0xffff_0000) + 0x7fff + (bits & 3);
+                let bits = || random.bits() as u32;
+                let values = std::iter::repeat_with(bits).take(S::LANES);
+                values.map(|bits| f32::from_bits(if turn % 2 == 0 { bits } else { near(bits) })).collect()
+            };
+            let (first, second) = (values(), values());
+            let mut pairs = vec![[bf16::ZERO; 2]; S::LANES + 1];
+            simd.store_bf16_pairs(simd.load(&first), simd.load(&second), &mut pairs);
+            for (pair, values) in pairs.iter().zip(first.iter().zip(&second)) {
+                for (got, &value) in pair.iter().zip([values.0, values.1]) {
+                    let want = bf16::from_f32(value);
+                    let lost = value.abs() <= f32::MIN_POSITIVE && got.to_f32().abs() <= f32::MIN_POSITIVE;
+                    let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                    assert!(same || lost, "{} lanes: {got} of {value:e}", S::LANES);
+                }
+            }
+            assert_eq!(pairs[S::LANES], [bf16::ZERO; 2]);
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_rounds_to_bf16_the_same() {
+    for isa in Isa::all() {
+        isa.dispatch(Rounding);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = Avx512::<true>::detect() {
+        simd.run(Rounding);
+    }
+}
+
 /// Dot products of bytes and tables, against plain integers.
 struct Bytes;
 
@@ -186,6 +230,18 @@ impl Kernel for Bytes {
         simd.store_low_bytes(simd.load(&words), &mut low);
         let want = words[..S::LANES].iter().map(|word| word.to_bits() as u8).chain([0xa5]);
         assert_eq!(low, want.collect::<Vec<_>>(), "{} lanes", S::LANES);
+        let bytes: [u8; 64] = std::array::from_fn(|i| (i * 101) as u8);
+        let lanes = simd.load_bytes(&bytes);
+        let all =
+            [simd.byte::<0>(lanes), simd.byte::<1>(lanes), simd.byte::<2>(lanes), simd.byte::<3>(lanes)];
+        for (i, v) in all.into_iter().enumerate() {
+            let mut got = vec![f32::NAN; S::LANES];
+            simd.store(v, &mut got);
+            assert!(
+                got.iter().zip(bytes.chunks(4)).all(|(&got, bytes)| got == f32::from(bytes[i])),
+                "byte {i}"
+            );
+        }
         let table = std::array::from_fn(|i| (i * i) as u8 ^ 0xa5);
         let mut codes = std::array::from_fn(|i| (i * 7 % 16) as u8);
         simd.lookup(&table, &mut codes);

@@ -53,7 +53,7 @@ impl Experts {
             dtype,
             bytes: used * n * row + activations,
             flops: 2 * tokens * top_k * n * k,
-            arithmetic: arithmetic(format),
+            arithmetic: arithmetic(format, tokens * top_k / experts),
             cold_bytes: used * n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;
@@ -62,7 +62,7 @@ impl Experts {
                 let rounded = match device {
                     Device::Gpu(_) if dtype != FloatType::F32 => Rounded::Weight,
                     Device::Gpu(_) => Rounded::Nothing,
-                    Device::Cpu(_) => Rounded::on_cpu(&weight.to_panels()?),
+                    Device::Cpu(_) => Rounded::of_any_m(&weight.to_panels()?),
                 };
                 let expected = self.expected(&x, &weight, &self.ids(tokens, 0), rounded)?;
                 let x = x.to_device(device)?;

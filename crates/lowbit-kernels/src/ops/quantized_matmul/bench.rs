@@ -1,5 +1,5 @@
 use super::{
-    quantized_matmul,
+    policy, quantized_matmul,
     reference::{self, Rounded},
 };
 use crate::{
@@ -84,7 +84,7 @@ impl Product {
             dtype,
             bytes: n * row + (m * k + m * n) * dtype.size(),
             flops: 2 * m * n * k,
-            arithmetic: arithmetic(format),
+            arithmetic: arithmetic(format, m),
             cold_bytes: n * row,
             prepare: Box::new(move |device, copies| {
                 let host = device.host()?;
@@ -115,7 +115,7 @@ impl Product {
         let rounded = match device {
             Device::Gpu(_) if dtype != FloatType::F32 => Rounded::Weight,
             Device::Gpu(_) => Rounded::Nothing,
-            Device::Cpu(_) => Rounded::on_cpu(&on_device(weight, device)?),
+            Device::Cpu(_) => Rounded::on_cpu(&on_device(weight, device)?, m),
         };
         let x = x.cast(DType::F32)?;
         let distinct = reference::decoded(weight, n.min(inputs::DISTINCT))?;
@@ -129,9 +129,10 @@ impl Product {
     }
 }
 
-/// What products with weights of `format` are computed in where the device is a CPU.
-pub(crate) fn arithmetic(format: Format) -> Arithmetic {
+/// What products of `m` rows of x with weights of `format` are computed in where the device is a CPU.
+pub(crate) fn arithmetic(format: Format, m: usize) -> Arithmetic {
     match crate::panels::Layout::of(format, 1, format.block()) {
+        Some(_) if m >= policy::TILES_FROM => Arithmetic::Tiles,
         Some(_) => Arithmetic::Int8,
         None => Arithmetic::F32,
     }

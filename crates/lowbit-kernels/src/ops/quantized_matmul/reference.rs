@@ -1,6 +1,7 @@
 //! The product in f64, as its formula says.
 
-use crate::{KernelError, QuantizedTensor, bench::Expected, inputs};
+use super::policy;
+use crate::{Device, KernelError, QuantizedTensor, bench::Expected, inputs};
 use lowbit_formats::FloatType;
 
 /// What a kernel may round before it multiplies.
@@ -12,6 +13,10 @@ pub(crate) enum Rounded {
     Weight,
     /// Each [`X_GROUP`](super::X_GROUP) values of x, to multiples of a 127th of the greatest magnitude among them.
     X,
+    /// x and the weight, to bf16.
+    Bf16,
+    /// As [`Rounded::X`] or as [`Rounded::Bf16`].
+    Either,
 }
 
 impl Rounded {
@@ -21,16 +26,30 @@ impl Rounded {
         if rounded { Self::Weight } else { Self::Nothing }
     }
 
-    /// What products with `weight` round on the CPU.
-    pub fn on_cpu(weight: &QuantizedTensor) -> Self {
-        if weight.is_repacked() { Self::X } else { Self::Nothing }
+    /// What products of `m` rows of x with each matrix of `weight` round on the CPU.
+    pub fn on_cpu(weight: &QuantizedTensor, m: usize) -> Self {
+        match weight.device() {
+            _ if !weight.is_repacked() => Self::Nothing,
+            Device::Cpu(cpu) if policy::in_tiles(cpu.isa(), m) => Self::Bf16,
+            _ => Self::X,
+        }
     }
 
-    /// Code times scale and the bias are summed apart in integer products: what their magnitudes come to at most. A bias
-    /// is about the extreme value of its group.
+    /// What they round with some number of rows.
+    pub fn of_any_m(weight: &QuantizedTensor) -> Self {
+        match [Self::on_cpu(weight, 1), Self::on_cpu(weight, usize::MAX)] {
+            [few, many] if few == many => few,
+            _ => Self::Either,
+        }
+    }
+
+    /// Code times scale and the bias are summed apart in integer products, and fused in tiles: what their magnitudes come to
+    /// at most. A bias is about the extreme value of its group.
     fn parts(self, weight: &[f32]) -> f64 {
         match self {
-            Self::X => 4.0 * f64::from(weight.iter().fold(0.0, |most: f32, w| most.max(w.abs()))),
+            Self::X | Self::Bf16 => {
+                4.0 * f64::from(weight.iter().fold(0.0, |most: f32, w| most.max(w.abs())))
+            }
             _ => 0.0,
         }
     }
@@ -44,6 +63,15 @@ impl Rounded {
         // Values below 1e-35 are lost; the scale and its reciprocal are rounded.
         let error = |x: &[f32]| f64::from(step(x)) * (0.5 + 127.0 * 2e-7) + 1e-35;
         x.chunks(super::X_GROUP).flat_map(|x| vec![error(x); x.len()]).collect()
+    }
+
+    /// The most that a product changes with both of its operands rounded, and in units that take subnormals for zero.
+    fn of_both(self, x: f64, w: f64) -> f64 {
+        if self != Self::Bf16 {
+            return 0.0;
+        }
+        let relative = 2f64.powi(-7) + 2f64.powi(-16);
+        relative * (x * w).abs() + 2f64.powi(-125) * (1.0 + x.abs() + w.abs())
     }
 }
 
@@ -63,6 +91,11 @@ pub(crate) fn matmul_bounded(
     dtype: FloatType,
     rounded: Rounded,
 ) -> Vec<Expected> {
+    if rounded == Rounded::Either {
+        let of = |rounded| matmul_bounded(x, weight, k, dtype, rounded);
+        let wider = |(a, b): (Expected, Expected)| if a.bound > b.bound { a } else { b };
+        return of(Rounded::X).into_iter().zip(of(Rounded::Bf16)).map(wider).collect();
+    }
     let mut y: Vec<Expected> = Vec::new();
     for x in x.chunks_exact(k) {
         let errors = rounded.of_x(x);
@@ -73,7 +106,7 @@ pub(crate) fn matmul_bounded(
                 let product = f64::from(x) * f64::from(w);
                 value += product;
                 magnitude += product.abs() + parts * (f64::from(x).abs() + error);
-                rounding += f64::from(w).abs() * error;
+                rounding += f64::from(w).abs() * error + rounded.of_both(x.into(), w.into());
                 if rounded == Rounded::Weight {
                     rounding += f64::from(x).abs() * inputs::rounding(dtype, w.into());
                 }

@@ -1,6 +1,8 @@
 //! The product on the CPU, of one weight or of many experts at once: rows of x are cut into [`Group`]s, groups into
 //! tasks, and each task runs the kernel that [`policy`](super::policy) chooses.
 
+#[cfg(any(test, target_arch = "x86_64"))]
+mod bf16;
 mod inner;
 mod int8;
 mod outer;
@@ -8,6 +10,7 @@ mod rows;
 
 use super::input::PLAN;
 use super::policy::{self, MC, Variant};
+use crate::panels::Unpack;
 use crate::{Cpu, QuantizedTensor};
 use lowbit_formats::with_codec;
 use outer::Packed;
@@ -48,15 +51,29 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, weight: &QuantizedTensor, groups: Ve
         return;
     }
     if let Some(panels) = weight.panels() {
-        let sizes = |group: &Group<'_>| {
-            format!("m={} n={} k={}: Int8", group.y.len() / weight.n(), weight.n(), weight.k())
-        };
-        log::trace!(target: PLAN, "{}", groups.iter().map(sizes).collect::<Vec<_>>().join("; "));
-        return int8::run(cpu, panels, weight.n(), groups);
+        return in_panels(cpu, panels, (weight.n(), weight.k()), groups);
     }
     with_codec!(weight.format(), codec => {
         run(cpu, &WeightRows { codec, parts: weight.parts(), rows: weight.rows(), k: weight.k() }, (weight.n(), weight.k()), groups)
     })
+}
+
+/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers.
+fn in_panels(cpu: &Arc<Cpu>, weight: Unpack<'_>, (n, k): (usize, usize), groups: Vec<Group<'_>>) {
+    let in_tiles = |group: &Group<'_>| policy::in_tiles(cpu.isa(), group.y.len() / n);
+    let explain = |group: &Group<'_>| {
+        let kernel = if in_tiles(group) { "Bf16" } else { "Int8" };
+        format!("m={} n={n} k={k}: {kernel}", group.y.len() / n)
+    };
+    log::trace!(target: PLAN, "{}", groups.iter().map(explain).collect::<Vec<_>>().join("; "));
+    let (many, few): (Vec<_>, Vec<_>) = groups.into_iter().partition(in_tiles);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(amx) = cpu.isa().tiles() {
+        bf16::run(cpu, amx, weight, n, many);
+        return int8::run(cpu, weight, n, few);
+    }
+    debug_assert!(many.is_empty(), "no unit multiplies tiles");
+    int8::run(cpu, weight, n, few);
 }
 
 fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'_>>) {

@@ -1,0 +1,95 @@
+//! Rows of x, rounded to bf16.
+
+use super::{DEPTH, STEPS};
+use crate::Cpu;
+use crate::buffer::Buffer;
+use crate::simd::tiles::{Pairs, STEP, TILE};
+use crate::simd::{Kernel, Simd};
+use half::bf16;
+use std::sync::Arc;
+
+/// x `[m, k]` in tiles of bf16: `[stretch of k][16 rows][step][row][pair]`, so that what a task multiplies with one stretch of
+/// the weight lies in one piece. Rows are padded with zeros to whole steps, and their number to whole tiles.
+pub(super) struct Activations {
+    tiles: Buffer,
+    /// Tiles above each other, and side by side.
+    rows: usize,
+    steps: usize,
+}
+
+impl Activations {
+    /// Rounds `x`. A number that is too large for bf16 becomes infinite, a subnormal one zero.
+    pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, k: usize) -> Self {
+        let (rows, steps) = (m.div_ceil(TILE), k.div_ceil(STEP));
+        let bytes = rows * steps * size_of::<Pairs>();
+        let mut all = Self { tiles: Buffer::any(bytes, cpu).expect("memory for x in bf16"), rows, steps };
+        if k == 0 {
+            return all;
+        }
+        let tiles: &mut [Pairs] = bytemuck::cast_slice_mut(&mut all.tiles.bytes_mut()[..bytes]);
+        let mut tasks = Vec::new();
+        for (stretch, tiles) in tiles.chunks_mut(rows * STEPS).enumerate() {
+            let steps = tiles.len() / rows;
+            for (row, tiles) in tiles.chunks_exact_mut(steps).enumerate() {
+                let last = k.min(stretch * DEPTH + DEPTH);
+                tasks.push(Round { x: &x[row * TILE * k..], k, columns: stretch * DEPTH..last, tiles });
+            }
+        }
+        cpu.for_each(tasks, |task| cpu.isa().dispatch(task));
+        all
+    }
+
+    /// The tiles of the 16 rows from `row` on, of the stretch that starts with value `k`.
+    #[inline(always)]
+    pub fn tiles(&self, row: usize, k: usize) -> &[Pairs] {
+        let (first, len) = (k / STEP, STEPS.min(self.steps - k / STEP));
+        let tiles: &[Pairs] = bytemuck::cast_slice(self.tiles.bytes());
+        &tiles[first * self.rows + row / TILE * len..][..len]
+    }
+}
+
+/// Rounds some values of up to 16 rows.
+struct Round<'a> {
+    /// Rows of `k` values, the first ones of them of these tiles.
+    x: &'a [f32],
+    k: usize,
+    columns: std::ops::Range<usize>,
+    tiles: &'a mut [Pairs],
+}
+
+impl Kernel for Round<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let mut rows = self.x.chunks_exact(self.k).map(|x| &x[self.columns.clone()]);
+        for row in 0..TILE {
+            let x = rows.next().unwrap_or_default();
+            let mut x = x.chunks(STEP);
+            for tile in self.tiles.iter_mut() {
+                let out = tile.0[row].as_flattened_mut().first_chunk_mut::<STEP>().expect("a row of a tile");
+                let x = x.next().unwrap_or_default();
+                match x.first_chunk::<STEP>() {
+                    Some(x) => round(x, out),
+                    None => {
+                        let mut padded = [0.0; STEP];
+                        padded[..x.len()].copy_from_slice(x);
+                        round(&padded, out);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// To the nearest, ties to even; written so that it becomes vectors.
+#[inline(always)]
+fn round(x: &[f32; STEP], out: &mut [bf16; STEP]) {
+    for (x, out) in x.iter().zip(out) {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        // A NaN could become infinite.
+        let bits = if x.is_nan() { bits >> 16 | 0x40 } else { rounded };
+        *out = bf16::from_bits(bits as u16);
+    }
+}

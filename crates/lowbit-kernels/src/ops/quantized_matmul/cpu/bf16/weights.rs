@@ -1,0 +1,96 @@
+//! A stretch of a weight's panels, decoded to tiles of bf16.
+
+use super::{DEPTH, STEPS};
+use crate::panels::{CHUNK, Chunk, PANELS, ROWS, SPAN, Unpack};
+use crate::simd::Simd;
+use crate::simd::tiles::{Pairs, STEP};
+use std::ops::Range;
+
+const _: () = assert!(SPAN == STEP && ROWS == 16 && DEPTH.is_multiple_of(CHUNK));
+/// Steps of a chunk.
+const CHUNK_STEPS: usize = CHUNK / STEP;
+
+/// Up to [`DEPTH`] values of the rows of up to [`PANELS`] panels.
+pub(super) struct Stretch {
+    chunk: Box<Chunk>,
+    /// `[panel][step]`
+    tiles: Box<[[Pairs; STEPS]; PANELS]>,
+    panels: usize,
+    steps: usize,
+}
+
+impl Stretch {
+    pub fn new() -> Self {
+        let tiles = bytemuck::allocation::zeroed_box();
+        Self { chunk: Chunk::new(), tiles, panels: 0, steps: 0 }
+    }
+
+    /// How many panels there are.
+    pub fn panels(&self) -> usize {
+        self.panels
+    }
+
+    /// The tiles of a panel, one per step.
+    #[inline(always)]
+    pub fn tiles(&self, panel: usize) -> &[Pairs] {
+        &self.tiles[panel][..self.steps]
+    }
+
+    /// Decodes the values from `k` on of these panels.
+    #[inline(always)]
+    pub fn decode<S: Simd>(&mut self, simd: S, weight: &Unpack<'_>, panels: Range<usize>, k: usize) {
+        let layout = &weight.layout;
+        self.panels = panels.len();
+        self.steps = layout.spans().saturating_sub(k / SPAN).min(STEPS);
+        for first in (0..self.steps).step_by(CHUNK_STEPS) {
+            let steps = CHUNK_STEPS.min(self.steps - first);
+            let start = k + first * STEP;
+            weight.unpack(simd, panels.start, panels.len(), start, &mut self.chunk);
+            let (group, len) = (layout.group(), layout.k().saturating_sub(start));
+            for panel in 0..panels.len() {
+                // A row of nvfp4 may end in the middle of a span, where the scales' place was not written.
+                if len < steps * STEP {
+                    self.chunk.scales[panel][len.div_ceil(group)..].fill([0.0; ROWS]);
+                }
+                let codes = self.chunk.codes[panel].as_chunks::<8>().0;
+                let tiles = self.tiles[panel][first..].iter_mut().zip(codes).take(steps).enumerate();
+                for (step, (tile, codes)) in tiles {
+                    let groups = step * STEP / group..(step + 1) * STEP / group;
+                    let scales = &self.chunk.scales[panel][groups.clone()];
+                    let biases = &self.chunk.biases[panel][groups];
+                    to_bf16(simd, layout.zero(), codes, (scales, biases), tile);
+                }
+            }
+        }
+    }
+}
+
+/// A tile of `(code - zero) * scale + bias`; the scales and biases are of one or two groups of the tile's 32 values. `zero *
+/// scale` is exact where nothing is added, so that the sum is what the format decodes to.
+#[inline(always)]
+fn to_bf16<S: Simd>(
+    simd: S,
+    zero: i32,
+    codes: &[[u8; 4 * ROWS]; 8],
+    (scales, biases): (&[[f32; ROWS]], &[[f32; ROWS]]),
+    tile: &mut Pairs,
+) {
+    let minus_zero = simd.splat(-zero as f32);
+    let quads = codes.len() / scales.len();
+    for row in (0..ROWS).step_by(S::LANES) {
+        let groups = scales.iter().zip(biases).zip(codes.chunks_exact(quads));
+        for (((scale, bias), codes), tile) in groups.zip(tile.0.chunks_exact_mut(2 * quads)) {
+            let scale = simd.load(&scale[row..]);
+            let offset = simd.mul_add(minus_zero, scale, simd.load(&bias[row..]));
+            for (codes, pairs) in codes.iter().zip(tile.as_chunks_mut::<2>().0) {
+                let codes = simd.load_bytes(&codes[4 * row..]);
+                let first = simd.mul_add(simd.byte::<0>(codes), scale, offset);
+                let second = simd.mul_add(simd.byte::<1>(codes), scale, offset);
+                simd.store_bf16_pairs(first, second, &mut pairs[0][row..]);
+                let first = simd.mul_add(simd.byte::<2>(codes), scale, offset);
+                let second = simd.mul_add(simd.byte::<3>(codes), scale, offset);
+                simd.store_bf16_pairs(first, second, &mut pairs[1][row..]);
+            }
+        }
+    }
+}
