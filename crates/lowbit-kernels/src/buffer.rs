@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 struct Line([u8; 64]);
 
 /// Bytes that go back to their processor's [`Spares`] when the last tensor over them is gone.
-#[derive(Debug)]
 pub(crate) struct Buffer {
     lines: Vec<Line>,
     home: Arc<Cpu>,
@@ -56,6 +55,13 @@ impl Clone for Buffer {
     }
 }
 
+impl std::fmt::Debug for Buffer {
+    /// Not the bytes, of which there may be gigabytes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer").field("bytes", &self.bytes().len()).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.home.spares.put(std::mem::take(&mut self.lines));
@@ -64,8 +70,15 @@ impl Drop for Buffer {
 
 /// Buffers for the next tensors: the first touch of fresh memory costs a page fault every few kilobytes, which is
 /// more than what most ops do with it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Spares(Mutex<Vec<Vec<Line>>>);
+
+impl std::fmt::Debug for Spares {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        f.debug_struct("Spares").field("buffers", &spares.len()).finish_non_exhaustive()
+    }
+}
 
 impl Spares {
     /// Smaller buffers come from the allocator's own lists without a page fault.

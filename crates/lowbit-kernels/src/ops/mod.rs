@@ -52,7 +52,7 @@ pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{
-    AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_to,
+    AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_each, quantized_matmul_to,
 };
 pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
 pub use rms_norm_rope::{RmsNormRope, rms_norm_rope, rms_norm_rope_append};

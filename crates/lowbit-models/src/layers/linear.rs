@@ -28,21 +28,18 @@ impl Linear {
     /// # Errors
     /// As [`ops::quantized_matmul()`].
     pub fn forward<'a>(&self, x: impl Into<Input<'a>>) -> Result<Tensor, KernelError> {
-        let y = ops::quantized_matmul(x, &self.weight)?;
-        match &self.bias {
-            Some(bias) => ops::add(&y, bias),
-            None => Ok(y),
-        }
+        self.biased(ops::quantized_matmul(x, &self.weight)?)
     }
-}
 
-impl Linear {
     /// `[.., K]` of any activation type to f32 `[.., N]`, without rounding to that type: for logits.
     ///
     /// # Errors
     /// As [`ops::quantized_matmul()`].
     pub fn forward_f32<'a>(&self, x: impl Into<Input<'a>>) -> Result<Tensor, KernelError> {
-        let y = ops::quantized_matmul_to(x, &self.weight, FloatType::F32)?;
+        self.biased(ops::quantized_matmul_to(x, &self.weight, FloatType::F32)?)
+    }
+
+    fn biased(&self, y: Tensor) -> Result<Tensor, KernelError> {
         match &self.bias {
             Some(bias) => ops::add(&y, bias),
             None => Ok(y),
@@ -102,8 +99,10 @@ impl<const N: usize> MergedLinear<N> {
         match &self.whole {
             Some(whole) if x.dim(0) == 1 => self.split(ops::quantized_matmul(x, whole)?),
             _ => {
-                let results: Vec<_> =
-                    self.parts.iter().map(|part| part.forward(x)).collect::<Result<_, _>>()?;
+                let products =
+                    ops::quantized_matmul_each(x, &self.parts.each_ref().map(|part| &*part.weight))?;
+                let parts = self.parts.iter().zip(products);
+                let results: Vec<_> = parts.map(|(part, y)| part.biased(y)).collect::<Result<_, _>>()?;
                 Ok(results.try_into().expect("one per part"))
             }
         }

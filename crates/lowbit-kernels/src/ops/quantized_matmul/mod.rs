@@ -22,11 +22,12 @@ pub(crate) mod reference;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use cpu::{Group, matmul_groups};
+pub(crate) use cpu::{Group, Product, matmul_groups};
 pub use input::{AddRmsNorm, Input};
 
-use crate::{Device, KernelError, QuantizedTensor, Tensor};
+use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
+use std::sync::Arc;
 
 use input::CHECK;
 
@@ -89,6 +90,23 @@ pub fn quantized_matmul_and_sum(
     Ok((sum.expect("the norm of a sum comes with it"), y))
 }
 
+/// [`quantized_matmul()`] of one `x` and several weights. A CPU reads and rounds x once, and its threads wait for each other
+/// once.
+///
+/// # Errors
+/// As [`quantized_matmul()`].
+pub fn quantized_matmul_each(x: &Tensor, weights: &[&QuantizedTensor]) -> Result<Vec<Tensor>, KernelError> {
+    match x.device() {
+        Device::Cpu(cpu) => {
+            let input = Input::from(x);
+            let dtype = input.dtype(CHECK)?;
+            input.check(CHECK)?;
+            on_cpu(cpu, x, weights, dtype)
+        }
+        Device::Gpu(_) => weights.iter().map(|weight| quantized_matmul(x, weight)).collect(),
+    }
+}
+
 /// The product, and the sum where x is the norm of one.
 fn product(
     x: &Input<'_>,
@@ -96,31 +114,53 @@ fn product(
     dtype: FloatType,
 ) -> Result<(Tensor, Option<Tensor>), KernelError> {
     x.check(CHECK)?;
-    let shape = output_shape(&x.shape(), weight)?;
-    CHECK.same_device("weight", weight.device(), x.device())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::multiply(gpu, x, weight, None, &shape, dtype),
+        Device::Gpu(gpu) => {
+            let shape = output_shape(&x.shape(), weight)?;
+            CHECK.same_device("weight", weight.device(), x.device())?;
+            gpu::multiply(gpu, x, weight, None, &shape, dtype)
+        }
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
+            // Before x is made, which may be long.
+            output_shape(&x.shape(), weight)?;
             let (x, sum) = x.tensor()?;
-            let mut y = CHECK.result(&shape, x.device())?;
-            let x = CHECK.widened("x", &x)?;
-            let values = x.as_slice::<f32>()?;
-            let (n, batches) = (weight.n(), weight.rows() / weight.n().max(1));
-            let (x_batch, y_batch) = (values.len() / batches.max(1), y.len() / batches.max(1));
-            let mut rest = y.as_mut_slice::<f32>()?;
-            let mut groups = Vec::with_capacity(batches);
-            for batch in 0..batches {
-                let (y, after) = rest.split_at_mut(y_batch);
-                groups.push(Group { weight_row: batch * n, x: &values[batch * x_batch..][..x_batch], y });
-                rest = after;
-            }
-            matmul_groups(cpu, weight, groups);
-            Ok((y.cast(dtype.dtype())?, sum))
+            let mut y = on_cpu(cpu, &x, &[weight], dtype)?;
+            Ok((y.pop().expect("a result per weight"), sum))
         }
     }
+}
+
+/// The products of x and each of `weights`, of `dtype`.
+fn on_cpu(
+    cpu: &Arc<Cpu>,
+    x: &Tensor,
+    weights: &[&QuantizedTensor],
+    dtype: FloatType,
+) -> Result<Vec<Tensor>, KernelError> {
+    let mut results = Vec::with_capacity(weights.len());
+    for weight in weights {
+        CHECK.same_device("weight", weight.device(), x.device())?;
+        results.push(CHECK.result(&output_shape(x.shape(), weight)?, x.device())?);
+    }
+    let x = CHECK.widened("x", x)?;
+    let values = x.as_slice::<f32>()?;
+    let mut products = Vec::with_capacity(weights.len());
+    for (&weight, y) in weights.iter().zip(&mut results) {
+        let (n, batches) = (weight.n(), weight.rows() / weight.n().max(1));
+        let (x_batch, y_batch) = (values.len() / batches.max(1), y.len() / batches.max(1));
+        let mut rest = y.as_mut_slice::<f32>()?;
+        let mut groups = Vec::with_capacity(batches);
+        for batch in 0..batches {
+            let y = rest.split_off_mut(..y_batch).expect("a part per batch");
+            groups.push(Group { weight_row: batch * n, x: &values[batch * x_batch..][..x_batch], y });
+        }
+        products.push(Product { weight, groups });
+    }
+    matmul_groups(cpu, products);
+    results.into_iter().map(|y| y.cast(dtype.dtype())).collect()
 }
 
 fn output_shape(x: &[usize], weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {

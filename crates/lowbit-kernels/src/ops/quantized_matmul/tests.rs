@@ -1,5 +1,5 @@
 use super::{
-    quantized_matmul,
+    quantized_matmul, quantized_matmul_each,
     reference::{self, Rounded},
 };
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     ops::testing::{FLOATS, devices, values},
 };
 use lowbit_formats::{Component, FloatType, Format};
-use numcheck::Vectors;
+use numcheck::{Vectors, assert_bits};
 use proptest::prelude::*;
 
 /// Every format; affine with scales of every type.
@@ -49,6 +49,36 @@ fn check(device: &Device, format: Format, (m, n, k): (usize, usize, usize), dtyp
             &y,
             &want,
         );
+    }
+}
+
+/// Formats whose x is rounded alike and otherwise, panels or not, other numbers of rows.
+#[test]
+fn each_of_several_weights_is_multiplied_as_alone() {
+    let q8 = Format::affine(8, 64, FloatType::F16).unwrap();
+    let formats = [Format::Q4_K, Format::Q6_K, Format::Q4_K, q8, Format::Q4_0, Format::Mxfp8];
+    for device in devices() {
+        for (m, dtype) in [(1, FloatType::F32), (5, FloatType::BF16), (67, FloatType::F32)] {
+            let x = inputs::activations(&[m, 512], dtype, 3, &device).unwrap();
+            let mut weights = vec![];
+            for (i, format) in formats.into_iter().enumerate() {
+                let weight = inputs::weight(format, &[19 + 7 * i, 512], i as u64, &device).unwrap();
+                weights.push(if i == 2 { weight } else { weight.to_panels().unwrap() });
+            }
+            let all = quantized_matmul_each(&x, &weights.iter().collect::<Vec<_>>()).unwrap();
+            assert_eq!(all.len(), weights.len());
+            for (weight, y) in weights.iter().zip(all) {
+                let want = quantized_matmul(&x, weight).unwrap();
+                assert_eq!((y.shape(), y.dtype()), (want.shape(), want.dtype()));
+                assert_bits(&format!("{} M={m} on {device:?}", weight.format()), &values(&y), &values(&want));
+            }
+        }
+        let x = inputs::activations(&[2, 64], FloatType::F32, 3, &device).unwrap();
+        assert!(quantized_matmul_each(&x, &[]).unwrap().is_empty());
+        let other = inputs::weight(Format::Q8_0, &[4, 32], 1, &device).unwrap();
+        let fits = inputs::weight(Format::Q8_0, &[4, 64], 1, &device).unwrap();
+        let error = quantized_matmul_each(&x, &[&fits, &other]).unwrap_err().to_string();
+        assert!(error.contains("[2, 64]") && error.contains("[4, 32]"), "{error}");
     }
 }
 

@@ -6,16 +6,17 @@ mod bf16;
 mod inner;
 mod int8;
 mod outer;
+mod panels;
 mod rows;
 
 use super::input::PLAN;
 use super::policy::{self, MC, Variant};
-use crate::panels::Unpack;
 use crate::{Cpu, QuantizedTensor};
 use lowbit_formats::with_codec;
 use outer::Packed;
 use rows::{Rows, WeightRows};
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::sync::Arc;
 
 /// Rows of x that meet the same `N` rows of a weight.
@@ -45,41 +46,54 @@ struct Task<'a> {
     y: Vec<&'a mut [f32]>,
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group.
-pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, weight: &QuantizedTensor, groups: Vec<Group<'_>>) {
-    if weight.n() == 0 {
-        return;
+/// A weight and the groups of rows that it multiplies.
+pub(crate) struct Product<'a> {
+    pub weight: &'a QuantizedTensor,
+    pub groups: Vec<Group<'a>>,
+}
+
+/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group of all `products`. What several weights in panels
+/// read is rounded once.
+pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
+    let mut repacked = Vec::new();
+    for Product { weight, groups } in products {
+        let (n, k) = (weight.n(), weight.k());
+        match weight.panels() {
+            _ if n == 0 => {}
+            Some(weight) => repacked.push(panels::Product { weight, n, groups }),
+            None => with_codec!(weight.format(), codec => {
+                let rows = WeightRows { codec, parts: weight.parts(), rows: weight.rows(), k };
+                run(cpu, &rows, (n, k), groups);
+            }),
+        }
     }
-    if let Some(panels) = weight.panels() {
-        return in_panels(cpu, panels, (weight.n(), weight.k()), groups);
-    }
-    with_codec!(weight.format(), codec => {
-        run(cpu, &WeightRows { codec, parts: weight.parts(), rows: weight.rows(), k: weight.k() }, (weight.n(), weight.k()), groups)
-    })
+    in_panels(cpu, repacked);
 }
 
 /// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers.
-fn in_panels(cpu: &Arc<Cpu>, weight: Unpack<'_>, (n, k): (usize, usize), groups: Vec<Group<'_>>) {
-    let in_tiles = |group: &Group<'_>| policy::in_tiles(cpu.isa(), group.y.len() / n);
-    let explain = |group: &Group<'_>| {
-        let kernel = if in_tiles(group) { "Bf16" } else { "Int8" };
-        format!("m={} n={n} k={k}: {kernel}", group.y.len() / n)
-    };
-    log::trace!(target: PLAN, "{}", groups.iter().map(explain).collect::<Vec<_>>().join("; "));
-    let (many, few): (Vec<_>, Vec<_>) = groups.into_iter().partition(in_tiles);
+fn in_panels(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
+    let mut tiles = Vec::with_capacity(products.len());
+    let mut integers = Vec::with_capacity(products.len());
+    for panels::Product { weight, n, groups } in products {
+        let in_tiles = |m: usize| policy::in_tiles(cpu.isa(), m);
+        let sizes = (n, weight.layout.k());
+        log::trace!(target: PLAN, "{}", explain(&groups, sizes, |m| if in_tiles(m) { "Bf16" } else { "Int8" }));
+        let (many, few) = groups.into_iter().partition(|group| in_tiles(group.y.len() / n));
+        tiles.push(panels::Product { weight, n, groups: many });
+        integers.push(panels::Product { weight, n, groups: few });
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = cpu.isa().tiles() {
-        bf16::run(cpu, amx, weight, n, many);
-        return int8::run(cpu, weight, n, few);
+        panels::run(cpu, &bf16::Bf16(amx), std::mem::take(&mut tiles));
     }
-    debug_assert!(many.is_empty(), "no unit multiplies tiles");
-    int8::run(cpu, weight, n, few);
+    debug_assert!(tiles.iter().all(|product| product.groups.is_empty()), "no unit multiplies tiles");
+    panels::run(cpu, &int8::Int8, integers);
 }
 
 fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'_>>) {
     let isa = cpu.isa();
     let padded_k = k.next_multiple_of(rows::STEP);
-    log::trace!(target: PLAN, "{}", explain(&groups, (n, k), isa.lanes()));
+    log::trace!(target: PLAN, "{}", explain(&groups, (n, k), |m| format!("{:?}", policy::variant(m, isa.lanes()))));
     let mut operands = Vec::with_capacity(groups.len());
     let mut tasks = Vec::new();
     let count = groups.len();
@@ -106,13 +120,13 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
     });
 }
 
-/// The sizes of a product, and how each of its groups is computed.
-fn explain(groups: &[Group<'_>], (n, k): (usize, usize), lanes: usize) -> String {
-    let variant = |group: &Group<'_>| {
+/// The sizes of a product, and which kernel each of its groups, of `m` rows, takes.
+fn explain<K: Display>(groups: &[Group<'_>], (n, k): (usize, usize), kernel: impl Fn(usize) -> K) -> String {
+    let one = |group: &Group<'_>| {
         let m = group.y.len() / n;
-        format!("m={m} n={n} k={k}: {:?}", policy::variant(m, lanes))
+        format!("m={m} n={n} k={k}: {}", kernel(m))
     };
-    groups.iter().map(variant).collect::<Vec<_>>().join("; ")
+    groups.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Cuts `y`, `[m, n]`, into pieces of at most `height` rows and `strip` columns.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// x `[m, k]` in tiles of bf16: `[stretch of k][16 rows][step][row][pair]`, so that what a task multiplies with one stretch of
 /// the weight lies in one piece. Rows are padded with zeros to whole steps, and their number to whole tiles.
-pub(super) struct Activations {
+pub(in super::super) struct Activations {
     tiles: Buffer,
     /// Tiles above each other, and side by side.
     rows: usize,

@@ -8,17 +8,17 @@
 //! conversion and two fused operations each.
 //!
 //! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and a value of the
-//! weight costs about 5 operations of a vector, once per [`MAX_M`] rows of x.
+//! weight costs about 5 operations of a vector, once per [`Method::MAX_M`] rows of x.
 
 mod activations;
 #[cfg(test)]
 mod tests;
 mod weights;
 
-use super::{Group, cut};
+use super::panels::{Method, Piece, WIDTH};
 use crate::Cpu;
 use crate::buffer::Buffer;
-use crate::panels::{PANELS, ROWS, Unpack};
+use crate::panels::{Layout, ROWS};
 use crate::simd::Simd;
 use crate::simd::tiles::{STEP, Start, Sums, TILE, TileKernel, TileUnit, Tiles};
 use activations::Activations;
@@ -26,12 +26,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use weights::Stretch;
 
-/// Weight rows that are decoded side by side: tasks' borders fall on multiples of this.
-const WIDTH: usize = PANELS * ROWS;
 /// Rows of x whose sums are computed at a time.
 const HEIGHT: usize = 2 * TILE;
-/// Rows of x that one task takes at most.
-const MAX_M: usize = 512;
 /// Values of a row that are decoded at a time: two panels' tiles take 32 KiB, which the first-level cache holds.
 const DEPTH: usize = 512;
 /// Steps of a stretch.
@@ -40,68 +36,26 @@ const STEPS: usize = DEPTH / STEP;
 const X_CACHED: usize = 768 << 10;
 /// Bytes of sums that stay there, where not all of x does.
 const SUMS_CACHED: usize = 512 << 10;
-/// Multiplications that are worth handing to another thread.
-const GRAIN: usize = 1 << 21;
-/// What decoding a value costs, in multiplications.
-const DECODE: usize = 96;
 
-/// A piece of one group's result.
-struct Task<'a> {
-    group: usize,
-    /// The first row of x, and the first panel, counted over all matrices.
-    m: usize,
-    panel: usize,
-    /// The piece, row by row.
-    y: Vec<&'a mut [f32]>,
-}
+/// By tiles of a unit.
+pub(super) struct Bf16<U>(pub U);
 
-/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group, whose weights are whole matrices.
-pub(super) fn run<U: TileUnit>(
-    cpu: &Arc<Cpu>,
-    unit: U,
-    weight: Unpack<'_>,
-    n: usize,
-    groups: Vec<Group<'_>>,
-) {
-    let layout = weight.layout;
-    let (mut operands, mut tasks) = (Vec::with_capacity(groups.len()), Vec::new());
-    let count = groups.len();
-    for (index, group) in groups.into_iter().enumerate() {
-        let m = group.y.len() / n;
-        operands.push(Activations::new(cpu, group.x, m, layout.k()));
-        let first_panel = group.weight_row / n * layout.panels();
-        let size = Size { m, n, k: layout.k() };
-        cut(group.y, n, size.block(), size.strip(count, cpu.threads()), |first_m, first_n, y| {
-            tasks.push(Task { group: index, m: first_m, panel: first_panel + first_n / ROWS, y });
-        });
-    }
-    cpu.for_each(tasks, |mut task| {
-        let x = &operands[task.group];
-        let product = Product { cpu, weight, x, m: task.m, panel: task.panel, y: &mut task.y };
-        unit.dispatch(cpu.isa(), product);
-    });
-}
+impl<U: TileUnit> Method for Bf16<U> {
+    type X = Activations;
+    const MAX_M: usize = 512;
+    const HEIGHT: usize = HEIGHT;
+    const GRAIN: usize = 1 << 21;
+    const UNPACK: usize = 96;
 
-/// The sizes of a product.
-struct Size {
-    m: usize,
-    n: usize,
-    k: usize,
-}
-
-impl Size {
-    /// Rows of x per task: as many in each as possible, in whole tiles.
-    fn block(&self) -> usize {
-        let blocks = self.m.div_ceil(MAX_M).max(1);
-        self.m.div_ceil(blocks).max(1).next_multiple_of(HEIGHT)
+    fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Activations {
+        Activations::new(cpu, x, m, layout.k())
     }
 
-    /// Weight rows per task, for a product that is one of `groups` equal ones.
-    fn strip(&self, groups: usize, threads: usize) -> usize {
-        let row = self.k.saturating_mul(self.m.min(self.block()) + DECODE).max(1);
-        let tasks = (threads * 4).div_ceil(groups * self.m.div_ceil(self.block()).max(1));
-        let balanced = if threads == 1 { self.n } else { self.n.div_ceil(tasks) };
-        balanced.max(GRAIN / row).next_multiple_of(WIDTH)
+    type Key = ();
+    fn key(_: &Layout) {}
+
+    fn multiply(&self, cpu: &Arc<Cpu>, piece: Piece<'_, '_, Activations>) {
+        self.0.dispatch(cpu.isa(), Product { cpu, piece });
     }
 }
 
@@ -118,14 +72,9 @@ fn width(m: usize, k: usize) -> usize {
 /// Sums of [`HEIGHT`] rows of x and [`WIDTH`] weight rows.
 type Block = [[Sums; 2]; 2];
 
-/// One task's product.
 struct Product<'a, 'y> {
     cpu: &'a Arc<Cpu>,
-    weight: Unpack<'a>,
-    x: &'a Activations,
-    m: usize,
-    panel: usize,
-    y: &'a mut [&'y mut [f32]],
+    piece: Piece<'a, 'y, Activations>,
 }
 
 impl TileKernel for Product<'_, '_> {
@@ -133,7 +82,7 @@ impl TileKernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd, T: Tiles>(mut self, simd: S, tiles: &mut T) {
-        let (m, n, k) = (self.y.len(), self.y[0].len(), self.weight.layout.k());
+        let (m, n, k) = (self.piece.y.len(), self.piece.y[0].len(), self.piece.weight.layout.k());
         let (blocks, width) = (m.div_ceil(HEIGHT), width(m, k).min(n.next_multiple_of(WIDTH)));
         let bytes = width / WIDTH * blocks * size_of::<Block>();
         let mut sums = Buffer::any(bytes, self.cpu).expect("memory for sums");
@@ -144,8 +93,8 @@ impl TileKernel for Product<'_, '_> {
             for start in (0..k.max(1)).step_by(DEPTH) {
                 for (strip, sums) in (0..width).step_by(WIDTH).zip(sums.chunks_exact_mut(blocks)) {
                     let panels = WIDTH.min(width - strip).div_ceil(ROWS);
-                    let panel = self.panel + (first + strip) / ROWS;
-                    stretch.decode(simd, &self.weight, panel..panel + panels, start);
+                    let panel = self.piece.panel + (first + strip) / ROWS;
+                    stretch.decode(simd, &self.piece.weight, panel..panel + panels, start);
                     self.multiply(tiles, &stretch, start, sums);
                 }
             }
@@ -160,9 +109,9 @@ impl Product<'_, '_> {
     fn multiply<T: Tiles>(&self, tiles: &mut T, stretch: &Stretch, k: usize, sums: &mut [Block]) {
         let start = if k == 0 { Start::Zero } else { Start::Sums };
         let weight = |panel: usize| stretch.tiles(panel);
-        for (row, sums) in (0..self.y.len()).step_by(HEIGHT).zip(sums) {
-            let x = |row: usize| self.x.tiles(self.m + row, k);
-            match (row + TILE < self.y.len(), stretch.panels()) {
+        for (row, sums) in (0..self.piece.y.len()).step_by(HEIGHT).zip(sums) {
+            let x = |row: usize| self.piece.x.tiles(self.piece.m + row, k);
+            match (row + TILE < self.piece.y.len(), stretch.panels()) {
                 (true, 2) => tiles.multiply([x(row), x(row + TILE)], [weight(0), weight(1)], sums, start),
                 (false, 2) => tiles.multiply([x(row)], [weight(0), weight(1)], sums, start),
                 (true, _) => tiles.multiply([x(row), x(row + TILE)], [weight(0)], sums, start),
@@ -174,8 +123,8 @@ impl Product<'_, '_> {
     /// Writes the sums of weight rows `columns` to the result; `sums` are of [`WIDTH`] of them after the other.
     #[inline(always)]
     fn finish<S: Simd>(&mut self, simd: S, columns: Range<usize>, sums: &[Block]) {
-        let blocks = self.y.len().div_ceil(HEIGHT);
-        for (row, y) in self.y.iter_mut().enumerate() {
+        let blocks = self.piece.y.len().div_ceil(HEIGHT);
+        for (row, y) in self.piece.y.iter_mut().enumerate() {
             let y = &mut y[columns.clone()];
             for (strip, y) in y.chunks_mut(WIDTH).enumerate() {
                 let sums = &sums[strip * blocks + row / HEIGHT][row % HEIGHT / TILE];

@@ -1,4 +1,9 @@
+use super::super::{
+    Group,
+    panels::{self, Size},
+};
 use super::*;
+use crate::panels::Unpack;
 use crate::{
     Device, QuantizedTensor, inputs,
     ops::quantized_matmul::{
@@ -10,16 +15,20 @@ use crate::{
 };
 use lowbit_formats::{FloatType, Format};
 
+fn multiply<U: TileUnit>(cpu: &Arc<Cpu>, method: Bf16<U>, weight: Unpack<'_>, n: usize, group: Group<'_>) {
+    panels::run(cpu, &method, vec![panels::Product { weight, n, groups: vec![group] }]);
+}
+
 /// The product by the model of a unit, and by the device's own unit if it has one.
 fn products(device: &Device, x: &[f32], weight: &QuantizedTensor, m: usize) -> Vec<Vec<f32>> {
     let (cpu, n) = (device.as_cpu("test").unwrap(), weight.n());
     let mut y = vec![vec![f32::NAN; m * n]];
     let panels = weight.panels().unwrap();
-    run(cpu, Model, panels, n, vec![Group { weight_row: 0, x, y: &mut y[0] }]);
+    multiply(cpu, Bf16(Model), panels, n, Group { weight_row: 0, x, y: &mut y[0] });
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = cpu.isa().tiles() {
         y.push(vec![f32::NAN; m * n]);
-        run(cpu, amx, panels, n, vec![Group { weight_row: 0, x, y: &mut y[1] }]);
+        multiply(cpu, Bf16(amx), panels, n, Group { weight_row: 0, x, y: &mut y[1] });
     }
     y
 }
@@ -76,12 +85,12 @@ fn sizes_around_every_tile() {
 fn tasks_are_cut_at_tiles() {
     for (m, block) in [(1, 32), (32, 32), (33, 64), (512, 512), (513, 288), (1100, 384)] {
         let size = Size { m, n: 4096, k: 4096 };
-        assert_eq!(size.block(), block, "M={m}");
+        assert_eq!(size.block::<Bf16<Model>>(), block, "M={m}");
         for threads in [1, 3, 16] {
-            assert!(size.strip(1, threads).is_multiple_of(WIDTH));
+            assert!(size.strip::<Bf16<Model>>(1, threads).is_multiple_of(WIDTH));
         }
     }
-    assert_eq!(Size { m: 512, n: 4096, k: 4096 }.strip(1, 1), 4096);
+    assert_eq!(Size { m: 512, n: 4096, k: 4096 }.strip::<Bf16<Model>>(1, 1), 4096);
     assert_eq!(width(64, 4096), WIDTH);
     assert_eq!(width(512, 4096), 256);
     assert_eq!(width(512, 512), WIDTH);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the scale that makes its greatest
 /// magnitude 127. Rows lie in tiles, as [`tile::heights`] cuts them: `[tile][..][row of the tile]`.
-pub(super) struct Activations {
+pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
     m: usize,
@@ -90,7 +90,12 @@ impl Activations {
 
     /// The tiles of `rows`, which start where one of [`tile::heights`] does; of each the chunk that starts with value `k`.
     #[inline(always)]
-    pub fn tiles<S: Simd>(&self, _: S, rows: Range<usize>, k: usize) -> impl Iterator<Item = Tile<'_>> {
+    pub(super) fn tiles<S: Simd>(
+        &self,
+        _: S,
+        rows: Range<usize>,
+        k: usize,
+    ) -> impl Iterator<Item = Tile<'_>> {
         let (quads, groups) = self.row_words();
         let (first, len) = (k / self.group, CHUNK.min(self.k - k));
         let words: &[u32] = bytemuck::cast_slice(self.words.bytes());

@@ -5,72 +5,34 @@
 mod activations;
 mod tile;
 
-use super::{Group, cut};
+use super::panels::{Method, Piece, WIDTH};
 use crate::Cpu;
-use crate::panels::{CHUNK, Chunk, PANELS, ROWS, Unpack};
+use crate::panels::{CHUNK, Chunk, Layout, ROWS};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
 use std::sync::Arc;
 
-/// Weight rows that are unpacked side by side: tasks' borders fall on multiples of this.
-const WIDTH: usize = PANELS * ROWS;
-/// Rows of x that one task takes at most: their bytes stay in the second-level cache. Every tile's height divides it.
-const MAX_M: usize = 256;
-/// Multiplications that are worth handing to another thread.
-const GRAIN: usize = 1 << 19;
-/// What unpacking a code costs, in multiplications.
-const UNPACK: usize = 4;
+/// By dot products of bytes.
+pub(super) struct Int8;
 
-/// A piece of one group's result.
-struct Task<'a> {
-    group: usize,
-    /// The first row of x, and the first panel, counted over all matrices.
-    m: usize,
-    panel: usize,
-    /// The piece, row by row.
-    y: Vec<&'a mut [f32]>,
-}
+impl Method for Int8 {
+    type X = Activations;
+    const MAX_M: usize = 256;
+    const HEIGHT: usize = tile::TALLEST;
+    const GRAIN: usize = 1 << 19;
+    const UNPACK: usize = 4;
 
-/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group, whose weights are whole matrices.
-pub(super) fn run(cpu: &Arc<Cpu>, weight: Unpack<'_>, n: usize, groups: Vec<Group<'_>>) {
-    let (isa, layout) = (cpu.isa(), weight.layout);
-    let (mut operands, mut tasks) = (Vec::with_capacity(groups.len()), Vec::new());
-    let count = groups.len();
-    for (index, group) in groups.into_iter().enumerate() {
-        let m = group.y.len() / n;
-        operands.push(Activations::new(cpu, group.x, m, &layout));
-        let first_panel = group.weight_row / n * layout.panels();
-        let size = Size { m, n, k: layout.k() };
-        cut(group.y, n, size.block(), size.strip(count, cpu.threads()), |first_m, first_n, y| {
-            tasks.push(Task { group: index, m: first_m, panel: first_panel + first_n / ROWS, y });
-        });
-    }
-    cpu.for_each(tasks, |mut task| {
-        let x = &operands[task.group];
-        isa.dispatch(Product { weight, x, m: task.m, panel: task.panel, y: &mut task.y });
-    });
-}
-
-/// The sizes of a product.
-struct Size {
-    m: usize,
-    n: usize,
-    k: usize,
-}
-
-impl Size {
-    /// Rows of x per task: as many in each as possible, in whole tiles.
-    fn block(&self) -> usize {
-        let blocks = self.m.div_ceil(MAX_M).max(1);
-        self.m.div_ceil(blocks).max(1).next_multiple_of(tile::TALLEST)
+    fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Activations {
+        Activations::new(cpu, x, m, layout)
     }
 
-    /// Weight rows per task, for a product that is one of `groups` equal ones.
-    fn strip(&self, groups: usize, threads: usize) -> usize {
-        let row = self.k.saturating_mul(self.m.min(self.block()) + UNPACK).max(1);
-        let tasks = (threads * 4).div_ceil(groups * self.m.div_ceil(self.block()).max(1));
-        let balanced = if threads == 1 { self.n } else { self.n.div_ceil(tasks) };
-        balanced.max(GRAIN / row).next_multiple_of(WIDTH)
+    type Key = (i32, usize);
+    fn key(layout: &Layout) -> (i32, usize) {
+        (layout.zero(), layout.group())
+    }
+
+    fn multiply(&self, cpu: &Arc<Cpu>, piece: Piece<'_, '_, Activations>) {
+        cpu.isa().dispatch(Product(piece));
     }
 }
 
@@ -79,21 +41,14 @@ impl Size {
 #[repr(align(64))]
 struct Sums([f32; WIDTH]);
 
-/// One task's product.
-struct Product<'a, 'y> {
-    weight: Unpack<'a>,
-    x: &'a Activations,
-    m: usize,
-    panel: usize,
-    y: &'a mut [&'y mut [f32]],
-}
+struct Product<'a, 'y>(Piece<'a, 'y, Activations>);
 
 impl Kernel for Product<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { weight, x, y, .. } = self;
+        let Piece { weight, x, m: first_m, panel: first_panel, y } = self.0;
         let (m, n, k) = (y.len(), y[0].len(), weight.layout.k());
         let mut chunk = Chunk::new();
         let mut sums = vec![Sums([0.0; WIDTH]); m];
@@ -102,12 +57,12 @@ impl Kernel for Product<'_, '_> {
             let panels = width.div_ceil(ROWS);
             sums.fill(Sums([0.0; WIDTH]));
             for start in (0..k).step_by(CHUNK) {
-                weight.unpack(simd, self.panel + first / ROWS, panels, start, &mut chunk);
+                weight.unpack(simd, first_panel + first / ROWS, panels, start, &mut chunk);
                 if weight.layout.long_scales() {
                     weight.cut_scales(&mut chunk);
                 }
-                for tile in x.tiles(simd, self.m..self.m + m, start) {
-                    let at = tile.row - self.m;
+                for tile in x.tiles(simd, first_m..first_m + m, start) {
+                    let at = tile.row - first_m;
                     tile::multiply(simd, &weight.layout, &chunk, panels, tile, &mut sums[at..]);
                 }
             }
