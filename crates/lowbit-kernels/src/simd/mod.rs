@@ -265,7 +265,7 @@ impl Isa {
         }
     }
 
-    /// Runs `kernel` compiled for this instruction set; what multiplies tiles runs by [`tiles::TileUnit::dispatch`].
+    /// Runs `kernel` compiled for this instruction set; what multiplies tiles runs by `tiles::TileUnit`.
     #[inline]
     pub fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
         match self {

@@ -39,13 +39,19 @@ fn check(device: &Device, format: Format, (m, n, k): (usize, usize, usize), dtyp
     let weight = inputs::weight(format, &[n, k], 7, device).unwrap();
     let x = inputs::activations(&[m, k], dtype, 8, device).unwrap();
     let decoded = reference::decoded(&weight, weight.rows()).unwrap();
+    // Not the device's `Debug`, which has the bytes of its spare buffers.
+    let cpu = device.as_cpu("test").unwrap();
     for weight in layouts(&weight) {
         let y = quantized_matmul(&x, &weight).unwrap();
         assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
         let rounded = Rounded::on_cpu(&weight, m);
         let want = reference::matmul_bounded(&values(&x), &decoded, k, dtype, rounded);
         assert_expected(
-            &format!("{format} M={m} N={n} K={k} {dtype:?} {rounded:?} on {device:?}"),
+            &format!(
+                "{format} M={m} N={n} K={k} {dtype:?} {rounded:?}, {}, {} threads",
+                cpu.isa().name(),
+                cpu.threads()
+            ),
             &y,
             &want,
         );

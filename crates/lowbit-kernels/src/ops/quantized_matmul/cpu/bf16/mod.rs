@@ -4,8 +4,8 @@
 //! all formats.
 //!
 //! Both operands are rounded to nearest even, each with a relative error of at most 2^-8; sums are f32. Why not tiles of int8,
-//! which multiply twice as fast: scales are per 16 or 32 values, so sums of int32 would leave the tiles every half step, for a
-//! conversion and two fused operations each.
+//! which multiply twice as fast: scales are per 16 or 32 values, and such a product sums up 64, so sums of int32 would leave the
+//! tiles after every half product, for a conversion and two fused operations each.
 //!
 //! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and a value of the
 //! weight costs about 5 operations of a vector, once per [`Method::MAX_M`] rows of x.
