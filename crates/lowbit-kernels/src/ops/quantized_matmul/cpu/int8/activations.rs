@@ -57,11 +57,11 @@ impl Activations {
         if k == 0 {
             return all;
         }
-        let zero = layout.zero();
+        let (zero, narrow) = (layout.zero(), layout.narrow());
         let tiles = all.tiles_mut();
         cpu.for_each(tiles, |tile| {
             let x = &x[tile.row * layout.k()..][..tile.height * layout.k()];
-            cpu.isa().dispatch(Round { x, zero, k: layout.k(), group, tile });
+            cpu.isa().dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
         });
         all
     }
@@ -123,7 +123,9 @@ struct TileMut<'a> {
 /// Rounds the rows of a tile.
 struct Round<'a> {
     x: &'a [f32],
+    /// The weight's, as [`Layout`] says.
     zero: i32,
+    narrow: bool,
     k: usize,
     group: usize,
     tile: TileMut<'a>,
@@ -146,6 +148,7 @@ impl Round<'_> {
     #[inline(always)]
     fn rows<S: Simd, const PARTS: usize>(self, simd: S) {
         let (height, size) = (self.tile.height, X_GROUP / PARTS);
+        let zero = if self.narrow { self.zero } else { self.zero - S::DOT4_OFFSET };
         for (row, x) in self.x.chunks_exact(self.k).enumerate() {
             for (index, x) in x.chunks(X_GROUP).enumerate() {
                 let mut padded = [0.0; X_GROUP];
@@ -164,7 +167,7 @@ impl Round<'_> {
                 for (part, codes) in codes.chunks_exact(size).enumerate() {
                     let sum: i32 = codes.iter().map(|&code| i32::from(code as i8)).sum();
                     let at = (index * PARTS + part) * height + row;
-                    self.tile.starts[at] = MAGIC.to_bits() as i32 - self.zero * sum;
+                    self.tile.starts[at] = MAGIC.to_bits() as i32 - zero * sum;
                     self.tile.scales[at] = scale;
                     self.tile.sums[at] = scale * sum as f32;
                 }
