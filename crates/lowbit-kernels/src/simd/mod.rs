@@ -9,6 +9,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub(crate) mod peak;
 mod portable;
 pub(crate) mod slices;
@@ -18,6 +20,8 @@ pub(crate) mod tiles;
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use portable::{Lanes, Scalar};
 #[cfg(target_arch = "x86_64")]
 pub use tiles::Amx;
@@ -32,6 +36,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const REGISTERS: usize;
     /// Whether [`Simd::dot4`] is as fast for any unsigned bytes as for those below 128.
     const WIDE_DOT4: bool;
+    /// What `dot4::<false>` subtracts from each unsigned byte: 128 where the processor only multiplies signed bytes. The
+    /// caller adds it to the sum's start, times the sum of the signed bytes. 0 where `WIDE_DOT4`.
+    const DOT4_OFFSET: i32 = 0;
     /// `LANES` f32.
     type V: Copy;
     /// `LANES` i32, or four bytes for each of them.
@@ -101,7 +108,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// When there are fewer.
     fn load_bytes(self, x: &[u8]) -> Self::I;
     /// In lane i: `sum[i] + u[4i] * s[4i] + .. + u[4i + 3] * s[4i + 3]`, of unsigned bytes `u` and signed bytes `s`, none of
-    /// which is -128. `NARROW` promises that no byte of `u` is above 127.
+    /// which is -128. `NARROW` promises that no byte of `u` is above 127; without it,
+    /// [`Simd::DOT4_OFFSET`] is subtracted from each.
     fn dot4<const NARROW: bool>(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I;
     /// Writes the lowest byte of each lane's bits to the first `LANES` elements.
     ///
@@ -194,6 +202,15 @@ pub enum Isa {
     /// AVX512-BF16 and AMX's tiles of bf16 besides.
     #[cfg(target_arch = "x86_64")]
     Amx(Amx),
+    /// NEON.
+    #[cfg(target_arch = "aarch64")]
+    Neon(neon::Neon<{ neon::BASE }>),
+    /// The dot products of signed bytes besides (Armv8.2).
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod(neon::Neon<{ neon::DOTPROD }>),
+    /// And those of unsigned by signed bytes (Armv8.6).
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(neon::Neon<{ neon::I8MM }>),
 }
 
 impl Isa {
@@ -211,6 +228,12 @@ impl Isa {
             all.extend(avx2::Avx2::detect().map(Self::Avx2Vnni));
             all.extend(avx512::Avx512::detect().map(Self::Avx512));
             all.extend(Amx::detect().map(Self::Amx));
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            all.extend(neon::Neon::detect().map(Self::Neon));
+            all.extend(neon::Neon::detect().map(Self::NeonDotprod));
+            all.extend(neon::Neon::detect().map(Self::NeonI8mm));
         }
         all
     }
@@ -232,6 +255,12 @@ impl Isa {
             Self::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Amx(_) => "amx",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(_) => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod(_) => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(_) => "neon-i8mm",
         }
     }
 
@@ -278,6 +307,12 @@ impl Isa {
             Self::Avx512(simd) => simd.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Amx(amx) => amx.simd().without_bf16().run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(simd) => simd.run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod(simd) => simd.run(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(simd) => simd.run(kernel),
         }
     }
 }

@@ -214,7 +214,8 @@ impl Kernel for Bytes {
                     if narrow { simd.dot4::<true>(sum, u_v, s_v) } else { simd.dot4::<false>(sum, u_v, s_v) };
                 simd.store(simd.f32_from_bits(product), &mut bits);
                 for (lane, bits) in bits.iter().enumerate() {
-                    let products = (4 * lane..4 * lane + 4).map(|i| i32::from(u[i]) * signed(i));
+                    let offset = if narrow { 0 } else { S::DOT4_OFFSET };
+                    let products = (4 * lane..4 * lane + 4).map(|i| (i32::from(u[i]) - offset) * signed(i));
                     assert_eq!(
                         bits.to_bits() as i32,
                         start + products.sum::<i32>(),

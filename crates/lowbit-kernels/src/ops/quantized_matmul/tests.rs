@@ -35,26 +35,27 @@ pub(crate) fn assert_expected(what: &str, got: &Tensor, want: &[Expected]) {
     }
 }
 
-fn check(device: &Device, format: Format, (m, n, k): (usize, usize, usize), dtype: FloatType) {
-    let weight = inputs::weight(format, &[n, k], 7, device).unwrap();
-    let x = inputs::activations(&[m, k], dtype, 8, device).unwrap();
-    let decoded = reference::decoded(&weight, weight.rows()).unwrap();
-    // Not the device's `Debug`, which has the bytes of its spare buffers.
-    let cpu = device.as_cpu("test").unwrap();
-    for weight in layouts(&weight) {
-        let y = quantized_matmul(&x, &weight).unwrap();
-        assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
-        let rounded = Rounded::on_cpu(&weight, m);
-        let want = reference::matmul_bounded(&values(&x), &decoded, k, dtype, rounded);
-        assert_expected(
-            &format!(
-                "{format} M={m} N={n} K={k} {dtype:?} {rounded:?}, {}, {} threads",
-                cpu.isa().name(),
-                cpu.threads()
-            ),
-            &y,
-            &want,
-        );
+fn check(devices: &[Device], format: Format, (m, n, k): (usize, usize, usize), dtype: FloatType) {
+    // One for all that round alike: devices differ in nothing else that the reference reads.
+    let mut wanted: Vec<(Rounded, Vec<Expected>)> = Vec::new();
+    for device in devices {
+        let weight = inputs::weight(format, &[n, k], 7, device).unwrap();
+        let x = inputs::activations(&[m, k], dtype, 8, device).unwrap();
+        for repacked in layouts(&weight) {
+            let y = quantized_matmul(&x, &repacked).unwrap();
+            assert_eq!((y.shape(), y.dtype()), (&[m, n][..], dtype.dtype()));
+            let rounded = Rounded::on_cpu(&repacked, m);
+            let known = wanted.iter().position(|(like, _)| *like == rounded).unwrap_or_else(|| {
+                let decoded = reference::decoded(&weight, n).unwrap();
+                wanted.push((rounded, reference::matmul_bounded(&values(&x), &decoded, k, dtype, rounded)));
+                wanted.len() - 1
+            });
+            assert_expected(
+                &format!("{format} M={m} N={n} K={k} {dtype:?} {rounded:?} on {device:?}"),
+                &y,
+                &wanted[known].1,
+            );
+        }
     }
 }
 
@@ -98,11 +99,10 @@ pub(crate) fn layouts(weight: &QuantizedTensor) -> Vec<QuantizedTensor> {
 
 #[test]
 fn every_format_on_every_instruction_set() {
-    for device in devices() {
-        for format in formats() {
-            for m in [1, 3, 17] {
-                check(&device, format, (m, 29, 768), FloatType::F32);
-            }
+    let devices = devices();
+    for format in formats() {
+        for m in [1, 3, 17] {
+            check(&devices, format, (m, 29, 768), FloatType::F32);
         }
     }
 }
@@ -171,44 +171,42 @@ fn agrees_with_products_of_the_peers_values() {
 #[test]
 fn sizes_around_every_tile() {
     let q4 = Format::affine(4, 32, FloatType::BF16).unwrap();
-    for device in devices() {
-        for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65, 130, 257] {
-            check(&device, q4, (m, 27, 544), FloatType::F32);
+    let devices = devices();
+    for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65, 130, 257] {
+        check(&devices, q4, (m, 27, 544), FloatType::F32);
+    }
+    for n in [1, 2, 3, 4, 5, 7, 11, 12, 13, 16, 17, 23, 24, 25, 33, 49, 250] {
+        for m in [1, 6, 18] {
+            check(&devices, q4, (m, n, 96), FloatType::F32);
         }
-        for n in [1, 2, 3, 4, 5, 7, 11, 12, 13, 16, 17, 23, 24, 25, 33, 49, 250] {
-            for m in [1, 6, 18] {
-                check(&device, q4, (m, n, 96), FloatType::F32);
-            }
+    }
+    for k in [32, 64, 96, 256, 288, 480, 512, 544, 1024, 1056] {
+        for m in [1, 6, 18] {
+            check(&devices, q4, (m, 14, k), FloatType::F32);
         }
-        for k in [32, 64, 96, 256, 288, 480, 512, 544, 1024, 1056] {
-            for m in [1, 6, 18] {
-                check(&device, q4, (m, 14, k), FloatType::F32);
-            }
-        }
-        for k in [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 511, 513] {
-            for m in [1, 6, 18] {
-                check(&device, Format::Float(FloatType::F32), (m, 14, k), FloatType::F32);
-            }
+    }
+    for k in [1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 511, 513] {
+        for m in [1, 6, 18] {
+            check(&devices, Format::Float(FloatType::F32), (m, 14, k), FloatType::F32);
         }
     }
 }
 
 #[test]
 fn every_activation_type() {
-    for device in devices() {
-        for dtype in [FloatType::F16, FloatType::BF16] {
-            for m in [1, 5, 20] {
-                check(&device, Format::Q4_0, (m, 19, 160), dtype);
-            }
+    let devices = devices();
+    for dtype in [FloatType::F16, FloatType::BF16] {
+        for m in [1, 5, 20] {
+            check(&devices, Format::Q4_0, (m, 19, 160), dtype);
         }
     }
 }
 
 #[test]
 fn work_is_cut_for_two_threads() {
-    let device = Device::cpu(Some(2)).unwrap();
+    let devices = [Device::cpu(Some(2)).unwrap()];
     for m in [1, 9, 40, 300] {
-        check(&device, Format::Q4_0, (m, 500, 1024), FloatType::F32);
+        check(&devices, Format::Q4_0, (m, 500, 1024), FloatType::F32);
     }
 }
 
@@ -307,7 +305,7 @@ proptest! {
     #[test]
     fn any_shape(m in 1usize..70, n in 1usize..70, blocks in 1usize..40, format in prop::sample::select(formats())) {
         let device = Device::cpu(Some(2)).unwrap();
-        check(&device, format, (m, n, blocks * format.block()), FloatType::F32);
+        check(&[device], format, (m, n, blocks * format.block()), FloatType::F32);
     }
 }
 

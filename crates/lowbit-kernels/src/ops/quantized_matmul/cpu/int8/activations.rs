@@ -57,11 +57,11 @@ impl Activations {
         if k == 0 {
             return all;
         }
-        let zero = layout.zero();
+        let (zero, narrow) = (layout.zero(), layout.narrow());
         let tiles = all.tiles_mut();
         cpu.for_each(tiles, |tile| {
             let x = &x[tile.row * layout.k()..][..tile.height * layout.k()];
-            cpu.isa().dispatch(Round { x, zero, k: layout.k(), group, tile });
+            cpu.isa().dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
         });
         all
     }
@@ -128,7 +128,9 @@ struct TileMut<'a> {
 /// Rounds the rows of a tile.
 struct Round<'a> {
     x: &'a [f32],
+    /// The weight's, as [`Layout`] says.
     zero: i32,
+    narrow: bool,
     k: usize,
     group: usize,
     tile: TileMut<'a>,
@@ -151,6 +153,7 @@ impl Round<'_> {
     #[inline(always)]
     fn rows<S: Simd, const PARTS: usize>(self, simd: S) {
         let height = self.tile.height;
+        let zero = if self.narrow { self.zero } else { self.zero - S::DOT4_OFFSET };
         for (row, x) in self.x.chunks_exact(self.k).enumerate() {
             for (index, x) in x.chunks(X_GROUP).enumerate() {
                 let mut padded = [0.0; X_GROUP];
@@ -169,7 +172,7 @@ impl Round<'_> {
                 }
                 for (part, sum) in rounded.sums.into_iter().enumerate() {
                     let at = (index * PARTS + part) * height + row;
-                    self.tile.starts[at] = MAGIC.to_bits() as i32 - self.zero * sum as i32;
+                    self.tile.starts[at] = MAGIC.to_bits() as i32 - zero * sum as i32;
                     self.tile.scales[at] = rounded.scale;
                     self.tile.sums[at] = rounded.scale * sum;
                 }

@@ -26,9 +26,9 @@ impl Method for Int8 {
         Activations::new(cpu, x, m, layout)
     }
 
-    type Key = (i32, usize);
-    fn key(layout: &Layout) -> (i32, usize) {
-        (layout.zero(), layout.group())
+    type Key = (i32, usize, bool);
+    fn key(layout: &Layout) -> Self::Key {
+        (layout.zero(), layout.group(), layout.narrow())
     }
 
     fn multiply(&self, cpu: &Arc<Cpu>, piece: Piece<'_, '_, Activations>) {

@@ -19,7 +19,7 @@ pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of weight rows in a tile.
 const VECTORS: usize = 2;
-/// Rows of x whose sums of f32 stay in registers; those of the others do not fit.
+/// Rows of x whose sums of f32 stay in registers, at most.
 const KEPT: usize = 5;
 /// Rows of x in the tallest tile of any instruction set.
 pub(super) const TALLEST: usize = 8;
@@ -27,6 +27,16 @@ pub(super) const TALLEST: usize = 8;
 /// Rows of x in a tile: their sums, a few vectors of weights and one of x fit the registers.
 pub(super) const fn tallest<S: Simd>() -> usize {
     if S::REGISTERS >= 32 { TALLEST } else { 4 }
+}
+
+/// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those of the others do not fit.
+const fn kept<S: Simd>(m: usize) -> usize {
+    match m {
+        0..=2 => m,
+        _ if S::REGISTERS < 32 => 0,
+        3..=KEPT => m,
+        _ => KEPT,
+    }
 }
 
 /// The tiles that `rows` are cut into: first row and height.
@@ -106,7 +116,7 @@ impl Weight<'_> {
         let sums = sums.first_chunk_mut::<M>().expect("sums for the tile's rows");
         let places: [(usize, usize); VECTORS] = [self.place::<S>(0), self.place::<S>(1)];
         // Stores to more than a few sums per group cost more than what they store takes to compute.
-        let kept = if S::REGISTERS >= 32 { M.min(KEPT) } else { 0 };
+        let kept = const { kept::<S>(M) };
         let mut totals = [[simd.splat(0.0); VECTORS]; KEPT];
         for (totals, sums) in totals.iter_mut().zip(&sums[..kept]) {
             for (total, (panel, row)) in totals.iter_mut().zip(places) {
