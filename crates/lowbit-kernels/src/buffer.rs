@@ -3,15 +3,47 @@
 use crate::Cpu;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A cache line: storage is aligned to it, so that it can be viewed as any element type and vector loads do not
-/// straddle lines.
-#[derive(Clone, Copy, Debug, bytemuck::Zeroable, bytemuck::Pod)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+/// Cache lines: storage is aligned to them, so that it can be viewed as any element type and vector loads do not straddle lines.
+struct Lines {
+    /// Not of an alignment of 64, with which the allocator writes zeros itself, on one thread, instead of asking the system for
+    /// memory that is zero when it is first touched.
+    words: Vec<u128>,
+    count: usize,
+}
+
+impl Lines {
+    const SIZE: usize = 64;
+    /// Words per line.
+    const WORDS: usize = Self::SIZE / size_of::<u128>();
+
+    /// Zeros. None where the system does not give as many.
+    fn zeros(count: usize) -> Option<Self> {
+        let words = count.checked_mul(Self::WORDS)?.checked_add(Self::WORDS - 1)?;
+        Some(Self { words: bytemuck::allocation::try_zeroed_vec(words).ok()?, count })
+    }
+
+    /// The first word of the first line.
+    fn start(&self) -> usize {
+        let past = self.words.as_ptr().addr() % Self::SIZE;
+        (Self::SIZE - past) % Self::SIZE / size_of::<u128>()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words[self.start()..][..self.count * Self::WORDS])
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let start = self.start();
+        bytemuck::cast_slice_mut(&mut self.words[start..][..self.count * Self::WORDS])
+    }
+}
 
 /// Bytes that go back to their processor's [`Spares`] when the last tensor over them is gone.
 pub(crate) struct Buffer {
-    lines: Vec<Line>,
+    /// `None` in `drop` alone.
+    lines: Option<Lines>,
+    /// A multiple of a line.
+    len: usize,
     home: Arc<Cpu>,
 }
 
@@ -19,38 +51,37 @@ impl Buffer {
     /// At least `bytes` bytes with anything in them. In debug builds they are all ones (NaN in every float, an absurd
     /// id), so that an element left unwritten shows. None where the system does not give as many.
     pub fn any(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
-        let count = bytes.div_ceil(size_of::<Line>());
-        let mut lines = match home.spares.take(count) {
-            Some(lines) => lines,
-            None => bytemuck::allocation::try_zeroed_vec(count).ok()?,
+        let count = bytes.div_ceil(Lines::SIZE);
+        let mut buffer = match home.spares.take(count) {
+            Some(lines) => Self { lines: Some(lines), len: count * Lines::SIZE, home: home.clone() },
+            None => Self::zeros(bytes, home)?,
         };
-        lines.resize(count, Line([0; 64]));
         if cfg!(debug_assertions) {
-            lines.fill(Line([0xff; 64]));
+            buffer.bytes_mut().fill(0xff);
         }
-        Some(Self { lines, home: home.clone() })
+        Some(buffer)
     }
 
     /// At least `bytes` bytes of zeros. None where the system does not give as many.
     pub fn zeros(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         // Fresh memory: the system has zeroed it, and takes it from no one before it is touched.
-        let lines = bytemuck::allocation::try_zeroed_vec(bytes.div_ceil(size_of::<Line>())).ok()?;
-        Some(Self { lines, home: home.clone() })
+        let lines = Lines::zeros(bytes.div_ceil(Lines::SIZE))?;
+        Some(Self { len: lines.count * Lines::SIZE, lines: Some(lines), home: home.clone() })
     }
 
     pub fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.lines)
+        &self.lines.as_ref().expect("lines until it is dropped").bytes()[..self.len]
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.lines)
+        &mut self.lines.as_mut().expect("lines until it is dropped").bytes_mut()[..self.len]
     }
 }
 
 impl Clone for Buffer {
     fn clone(&self) -> Self {
         let mut copy = Self::any(self.bytes().len(), &self.home).expect("memory for a copy");
-        copy.lines.copy_from_slice(&self.lines);
+        copy.bytes_mut().copy_from_slice(self.bytes());
         copy
     }
 }
@@ -64,14 +95,14 @@ impl std::fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.home.spares.put(std::mem::take(&mut self.lines));
+        self.lines.take().into_iter().for_each(|lines| self.home.spares.put(lines));
     }
 }
 
 /// Buffers for the next tensors: the first touch of fresh memory costs a page fault every few kilobytes, which is
 /// more than what most ops do with it.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Vec<Line>>>);
+pub(crate) struct Spares(Mutex<Vec<Lines>>);
 
 impl std::fmt::Debug for Spares {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -82,30 +113,29 @@ impl std::fmt::Debug for Spares {
 
 impl Spares {
     /// Smaller buffers come from the allocator's own lists without a page fault.
-    const SMALLEST: usize = (64 << 10) / size_of::<Line>();
-    /// Lines kept in all.
-    const MOST: usize = (48 << 20) / size_of::<Line>();
+    const SMALLEST: usize = (4 << 10) / Lines::SIZE;
+    /// Lines kept in all: what a prompt of 512 tokens needs at once in a model of some 30 billion parameters.
+    const MOST: usize = (256 << 20) / Lines::SIZE;
 
     /// The smallest spare buffer of at least `count` lines, unless it is twice as large.
-    fn take(&self, count: usize) -> Option<Vec<Line>> {
+    fn take(&self, count: usize) -> Option<Lines> {
         if count < Self::SMALLEST {
             return None;
         }
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |lines: &Vec<Line>| (count..2 * count).contains(&lines.capacity());
+        let fits = |lines: &Lines| (count..2 * count).contains(&lines.count);
         let fitting = spares.iter().enumerate().filter(|(_, lines)| fits(lines));
-        let (index, _) = fitting.min_by_key(|(_, lines)| lines.capacity())?;
+        let (index, _) = fitting.min_by_key(|(_, lines)| lines.count)?;
         Some(spares.swap_remove(index))
     }
 
-    fn put(&self, lines: Vec<Line>) {
-        let capacity = lines.capacity();
-        if !(Self::SMALLEST..=Self::MOST).contains(&capacity) {
+    fn put(&self, lines: Lines) {
+        if !(Self::SMALLEST..=Self::MOST).contains(&lines.count) {
             return;
         }
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // The oldest go first: sizes that a model has stopped using.
-        while spares.iter().map(Vec::capacity).sum::<usize>() + capacity > Self::MOST {
+        while spares.iter().map(|lines| lines.count).sum::<usize>() + lines.count > Self::MOST {
             spares.remove(0);
         }
         spares.push(lines);
@@ -141,14 +171,15 @@ mod tests {
     fn only_so_much_is_kept() {
         let cpu = cpu();
         for _ in 0..3 {
-            let all: Vec<_> = (0..20).map(|_| Buffer::any(8 << 20, &cpu).unwrap()).collect();
+            let all: Vec<_> = (0..40).map(|_| Buffer::any(8 << 20, &cpu).unwrap()).collect();
             drop(all);
         }
-        let held: usize = cpu.spares.0.lock().unwrap().iter().map(Vec::capacity).sum();
+        let held: usize = cpu.spares.0.lock().unwrap().iter().map(|lines| lines.count).sum();
         assert!(held > 0 && held <= Spares::MOST, "{held} lines");
         drop(Buffer::any(Spares::MOST * 64 + 64, &cpu).unwrap());
         drop(Buffer::any(64, &cpu).unwrap());
-        assert_eq!(cpu.spares.0.lock().unwrap().iter().map(Vec::capacity).sum::<usize>(), held);
+        let now: usize = cpu.spares.0.lock().unwrap().iter().map(|lines| lines.count).sum();
+        assert_eq!(now, held);
     }
 
     #[test]
