@@ -9,6 +9,8 @@ use std::ops::Range;
 pub(crate) const PANELS: usize = 2;
 /// Values of each row that are unpacked at a time: with a few rows of x they stay in the first-level cache.
 pub(crate) const CHUNK: usize = 256;
+// A chunk of a format with superblocks has one scale of scales per row.
+const _: () = assert!(CHUNK == SUPERBLOCK);
 
 /// e2m1's values are halves of integers from -12 to 12: unpacked, 12 is added.
 pub(super) const E2M1_ZERO: i32 = 12;
@@ -190,26 +192,25 @@ impl Unpack<'_> {
                     }
                 }
             }
-            Scales::Super { size } => {
-                let shift = (SUPERBLOCK / size).trailing_zeros();
+            Scales::Super { .. } => {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
-                for (i, (scale, codes)) in scales.iter_mut().zip(codes).enumerate() {
-                    let block = super_scale(simd, extra, (group + i) >> shift);
-                    *scale = multiply(&block, codes, |code| f32::from(code as i8));
+                let d = super_scale(simd, extra, k / SUPERBLOCK);
+                for (scale, codes) in scales.iter_mut().zip(codes) {
+                    *scale = multiply(&d, codes, |code| f32::from(code as i8));
                 }
             }
             Scales::SuperWithMinima { size: 16 } => {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
-                for (i, ((scale, bias), codes)) in scales.iter_mut().zip(biases).zip(codes).enumerate() {
-                    let [d, min] = super_scales(simd, extra, (group + i) / 16);
+                let [d, min] = super_scales(simd, extra, k / SUPERBLOCK);
+                for ((scale, bias), codes) in scales.iter_mut().zip(biases).zip(codes) {
                     *scale = multiply(&d, codes, |code| f32::from(code & 15));
                     *bias = multiply(&min, codes, |code| -f32::from(code >> 4));
                 }
             }
             Scales::SuperWithMinima { .. } => {
                 let pairs = &stored.as_chunks::<ROWS>().0.as_chunks::<2>().0[group..][..groups];
-                for (i, ((scale, bias), pair)) in scales.iter_mut().zip(biases).zip(pairs).enumerate() {
-                    let [d, min] = super_scales(simd, extra, (group + i) / 8);
+                let [d, min] = super_scales(simd, extra, k / SUPERBLOCK);
+                for ((scale, bias), pair) in scales.iter_mut().zip(biases).zip(pairs) {
                     *scale = multiply(&d, &pair[0], f32::from);
                     *bias = multiply(&min, &pair[1], |code| -f32::from(code));
                 }
@@ -286,24 +287,46 @@ fn half_power(code: u8, infinite: bool) -> f32 {
     }
 }
 
-/// The codes of a span from its bit planes.
+/// The codes of a span from its bit planes. Quads are written out one by one: their shifts are constants then, which take a
+/// third of the instructions of shifts by variables.
 #[inline(always)]
 fn split<const BITS: usize>(packed: &[[u8; 64]; BITS], out: &mut [[u8; 64]; 8]) {
-    for (q, out) in out.iter_mut().enumerate() {
-        // Bit planes of 8, 4, 2 and 1 bits; each starts at the vector and at the bit where those before it end.
-        let mut codes = [0; 64];
-        let mut at = 0;
-        for width in [8, 4, 2, 1] {
-            if BITS & width != 0 {
-                // By value: LLVM must assume that `out` overlaps what a reference is to.
-                let bits = packed[at + q * width / 8];
-                let mask = (0xffu16 >> (8 - width)) as u8;
-                for (code, bits) in codes.iter_mut().zip(bits) {
-                    *code |= (bits >> (q * width % 8) & mask) << at;
-                }
-                at += width;
-            }
-        }
-        *out = codes;
+    out[0] = quad::<BITS, 0>(packed);
+    out[1] = quad::<BITS, 1>(packed);
+    out[2] = quad::<BITS, 2>(packed);
+    out[3] = quad::<BITS, 3>(packed);
+    out[4] = quad::<BITS, 4>(packed);
+    out[5] = quad::<BITS, 5>(packed);
+    out[6] = quad::<BITS, 6>(packed);
+    out[7] = quad::<BITS, 7>(packed);
+}
+
+/// The codes of quad `Q`.
+#[inline(always)]
+fn quad<const BITS: usize, const Q: usize>(packed: &[[u8; 64]; BITS]) -> [u8; 64] {
+    let mut codes = [0; 64];
+    plane::<BITS, Q, 8>(packed, &mut codes);
+    plane::<BITS, Q, 4>(packed, &mut codes);
+    plane::<BITS, Q, 2>(packed, &mut codes);
+    plane::<BITS, Q, 1>(packed, &mut codes);
+    codes
+}
+
+/// Adds to the codes of quad `Q` those bits that lie in the bit plane of `WIDTH` bits, if there is one.
+#[inline(always)]
+fn plane<const BITS: usize, const Q: usize, const WIDTH: usize>(
+    packed: &[[u8; 64]; BITS],
+    codes: &mut [u8; 64],
+) {
+    if BITS & WIDTH == 0 {
+        return;
+    }
+    // It starts at the vector and at the bit where the wider ones end.
+    let at = BITS & !(2 * WIDTH - 1);
+    // By value: LLVM must assume that what is written overlaps what a reference is to.
+    let bits = packed[at + Q * WIDTH / 8];
+    let mask = (0xffu16 >> (8 - WIDTH)) as u8;
+    for (code, bits) in codes.iter_mut().zip(bits) {
+        *code |= (bits >> (Q * WIDTH % 8) & mask) << at;
     }
 }
