@@ -14,6 +14,7 @@ mod neon;
 pub(crate) mod peak;
 mod portable;
 pub(crate) mod slices;
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) mod tiles;
 
 #[cfg(target_arch = "x86_64")]
