@@ -68,9 +68,9 @@ pub(crate) trait Left: Copy {
     fn rows<const M: usize>(self, first: usize, start: usize) -> impl Columns<M>;
 }
 
-/// `M` rows of a block of columns. (Not closures: kernels' vectors may only pass through what is always inlined.)
+/// `M` rows of some columns. (Not closures: kernels' vectors may only pass through what is always inlined.)
 pub(crate) trait Columns<const M: usize> {
-    /// Column `p < DEPTH` of the block.
+    /// Column `p`.
     fn column(&self, p: usize) -> [f32; M];
 }
 

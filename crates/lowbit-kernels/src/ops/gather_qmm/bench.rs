@@ -59,11 +59,7 @@ impl Experts {
                 let host = device.host()?;
                 let x = inputs::activations(&[tokens, 1, k], dtype, 1, &host)?;
                 let weight = inputs::weight(format, &[experts, n, k], 2, &host)?;
-                let rounded = match device {
-                    Device::Gpu(_) if dtype != FloatType::F32 => Rounded::Weight,
-                    Device::Gpu(_) => Rounded::Nothing,
-                    Device::Cpu(_) => Rounded::of_any_m(&weight.to_panels()?),
-                };
+                let rounded = Rounded::on(device, dtype, || Ok(Rounded::of_any_m(&weight.to_panels()?)))?;
                 let expected = self.expected(&x, &weight, &self.ids(tokens, 0), rounded)?;
                 let x = x.to_device(device)?;
                 // Each run reads other experts.

@@ -112,11 +112,7 @@ impl Product {
         device: &Device,
     ) -> Result<Vec<Expected>, KernelError> {
         let Self { m, n, k, dtype, .. } = self;
-        let rounded = match device {
-            Device::Gpu(_) if dtype != FloatType::F32 => Rounded::Weight,
-            Device::Gpu(_) => Rounded::Nothing,
-            Device::Cpu(_) => Rounded::on_cpu(&on_device(weight, device)?, m),
-        };
+        let rounded = Rounded::on(device, dtype, || Ok(Rounded::on_cpu(&on_device(weight, device)?, m)))?;
         let x = x.cast(DType::F32)?;
         let distinct = reference::decoded(weight, n.min(inputs::DISTINCT))?;
         let mut all = Vec::new();

@@ -26,6 +26,19 @@ impl Rounded {
         if rounded { Self::Weight } else { Self::Nothing }
     }
 
+    /// What products of x of `dtype` round on a GPU, or what `on_cpu` says.
+    pub fn on(
+        device: &Device,
+        dtype: FloatType,
+        on_cpu: impl FnOnce() -> Result<Self, KernelError>,
+    ) -> Result<Self, KernelError> {
+        match device {
+            Device::Gpu(_) if dtype != FloatType::F32 => Ok(Self::Weight),
+            Device::Gpu(_) => Ok(Self::Nothing),
+            Device::Cpu(_) => on_cpu(),
+        }
+    }
+
     /// What products of `m` rows of x with each matrix of `weight` round on the CPU.
     pub fn on_cpu(weight: &QuantizedTensor, m: usize) -> Self {
         match weight.device() {

@@ -1,6 +1,6 @@
 //! Products of matrices that fit the nearest caches.
 
-use crate::simd::Simd;
+use crate::{gemm, simd::Simd};
 use std::ops::Range;
 
 /// The left operand of a product: rows or columns a stride apart.
@@ -12,16 +12,10 @@ pub(super) enum Left<'a> {
     Columns { values: &'a [f32], stride: usize },
 }
 
-/// `M` rows of a left operand. (Not closures: kernels' vectors may only pass through what is always inlined.)
-trait Strip<const M: usize> {
-    /// The rows' elements `p`.
-    fn column(&self, p: usize) -> [f32; M];
-}
-
 /// Rows of as many elements.
 struct Rows<'a, const M: usize>([&'a [f32]; M]);
 
-impl<const M: usize> Strip<M> for Rows<'_, M> {
+impl<const M: usize> gemm::Columns<M> for Rows<'_, M> {
     #[inline(always)]
     fn column(&self, p: usize) -> [f32; M] {
         let mut column = [0.0; M];
@@ -38,7 +32,7 @@ struct Columns<'a> {
     stride: usize,
 }
 
-impl<const M: usize> Strip<M> for Columns<'_> {
+impl<const M: usize> gemm::Columns<M> for Columns<'_> {
     #[inline(always)]
     fn column(&self, p: usize) -> [f32; M] {
         *self.values[p * self.stride..].first_chunk().expect("rows of the left operand")
@@ -137,11 +131,12 @@ impl Product<'_> {
     fn sums<S: Simd, const M: usize, const V: usize>(
         &self,
         simd: S,
-        a: &impl Strip<M>,
+        a: &impl gemm::Columns<M>,
         column: usize,
     ) -> [[S::V; V]; M] {
         let mut sums = [[simd.splat(0.0); V]; M];
         let b = &self.b[..self.depth * self.columns];
+        // `take` says that p is within a row of the left operand, which is this long: its elements need no check then.
         for (p, b) in b.chunks_exact(self.columns).take(self.depth).enumerate() {
             let b = &b[column..][..V * S::LANES];
             let mut vectors = [simd.splat(0.0); V];

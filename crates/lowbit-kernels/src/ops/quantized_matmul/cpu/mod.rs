@@ -72,22 +72,23 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
 
 /// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers.
 fn in_panels(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
-    let mut tiles = Vec::with_capacity(products.len());
-    let mut integers = Vec::with_capacity(products.len());
-    for panels::Product { weight, n, groups } in products {
-        let in_tiles = |m: usize| policy::in_tiles(cpu.isa(), m);
-        let sizes = (n, weight.layout.k());
-        log::trace!(target: PLAN, "{}", explain(&groups, sizes, |m| if in_tiles(m) { "Bf16" } else { "Int8" }));
-        let (many, few) = groups.into_iter().partition(|group| in_tiles(group.y.len() / n));
-        tiles.push(panels::Product { weight, n, groups: many });
-        integers.push(panels::Product { weight, n, groups: few });
+    let in_tiles = |m: usize| policy::in_tiles(cpu.isa(), m);
+    for panels::Product { weight, n, groups } in &products {
+        let kernel = |m: usize| if in_tiles(m) { "Bf16" } else { "Int8" };
+        log::trace!(target: PLAN, "{}", explain(groups, (*n, weight.layout.k()), kernel));
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = cpu.isa().tiles() {
-        panels::run(cpu, &bf16::Bf16(amx), std::mem::take(&mut tiles));
+        let split = |panels::Product { weight, n, groups }| {
+            let (many, few) = groups.into_iter().partition(|group: &Group<'_>| in_tiles(group.y.len() / n));
+            let product = |groups| panels::Product { weight, n, groups };
+            (product(many), product(few))
+        };
+        let (many, few) = products.into_iter().map(split).unzip();
+        panels::run(cpu, &bf16::Bf16(amx), many);
+        return panels::run(cpu, &int8::Int8, few);
     }
-    debug_assert!(tiles.iter().all(|product| product.groups.is_empty()), "no unit multiplies tiles");
-    panels::run(cpu, &int8::Int8, integers);
+    panels::run(cpu, &int8::Int8, products);
 }
 
 fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'_>>) {
