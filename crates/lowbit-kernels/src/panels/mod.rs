@@ -24,7 +24,7 @@ mod pack;
 mod unpack;
 
 pub(crate) use pack::pack;
-pub(crate) use unpack::{CHUNK, Chunk, PANELS, Unpack};
+pub(crate) use unpack::{CHUNK, Chunk, PANELS, Unpack, half_span, with_bits};
 
 use lowbit_formats::{Codes, FloatType, Format, Scales, Scheme};
 
@@ -89,6 +89,20 @@ impl Layout {
             Codes::Integer { zero } => zero as i32,
             Codes::E2M1 => unpack::E2M1_ZERO,
             _ => unpack::CODEBOOK_ZERO,
+        }
+    }
+
+    /// Bits per packed code.
+    pub fn bits(&self) -> usize {
+        self.scheme.bits
+    }
+
+    /// What packed codes become, where they are not numbers.
+    pub fn table(&self) -> Option<&'static [u8; 16]> {
+        match self.scheme.codes {
+            Codes::E2M1 => Some(&unpack::E2M1_TABLE),
+            Codes::Codebook => Some(&unpack::CODEBOOK_TABLE),
+            _ => None,
         }
     }
 

@@ -2,7 +2,8 @@
 
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::Simd;
-use lowbit_formats::{CODEBOOK, Codes, E4M3, E8M0, FloatType, Minifloat, Scales};
+use half::f16;
+use lowbit_formats::{CODEBOOK, FloatType, Scales};
 use std::ops::Range;
 
 /// Panels that are unpacked side by side.
@@ -17,7 +18,7 @@ pub(super) const E2M1_ZERO: i32 = 12;
 /// The codebook's values are from -127 to 113: unpacked, 128 is added.
 pub(super) const CODEBOOK_ZERO: i32 = 128;
 
-const E2M1_TABLE: [u8; 16] = {
+pub(super) const E2M1_TABLE: [u8; 16] = {
     // 0, 0.5, 1, 1.5, 2, 3, 4 and 6, then their negatives.
     const DOUBLED: [i32; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
     let mut table = [0; 16];
@@ -30,7 +31,7 @@ const E2M1_TABLE: [u8; 16] = {
     table
 };
 
-const CODEBOOK_TABLE: [u8; 16] = {
+pub(super) const CODEBOOK_TABLE: [u8; 16] = {
     let mut table = [0; 16];
     let mut i = 0;
     while i < 16 {
@@ -72,29 +73,62 @@ pub(crate) struct Unpack<'a> {
 /// Bytes that codes are asked for ahead of their use: processors' own prefetchers stop at pages.
 const AHEAD: usize = 2048;
 
+/// `$body` with the constant `$BITS`, the width of the codes of `$layout`.
+macro_rules! with_bits {
+    ($layout:expr, $BITS:ident => $body:expr) => {
+        with_bits!($layout, $BITS => $body, 2 3 4 5 6 7 8)
+    };
+    ($layout:expr, $BITS:ident => $body:expr, $($bits:literal)*) => {
+        match $layout.bits() {
+            $($bits => {
+                const $BITS: usize = $bits;
+                $body
+            })*
+            bits => unreachable!("no format has codes of {bits} bits"),
+        }
+    };
+}
+pub(crate) use with_bits;
+
 impl Unpack<'_> {
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `count` panels from `panel` on: as many as a chunk or the
     /// rows have.
     #[inline(always)]
     pub fn unpack<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
-        let spans = k / SPAN..self.layout.spans().min((k + CHUNK) / SPAN);
+        self.unpack_scales(simd, panel, count, k, chunk);
+        self.unpack_codes(simd, panel, count, k, chunk);
+    }
+
+    /// Of what [`unpack`](Self::unpack) does the codes alone.
+    #[inline(always)]
+    pub fn unpack_codes<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
+        let (spans, codes) = (self.spans(k), &mut chunk.codes[..count]);
+        with_bits!(self.layout, BITS => self.codes::<S, BITS>(simd, panel, spans, codes));
+    }
+
+    /// Of what [`unpack`](Self::unpack) does the scales and biases alone.
+    #[inline(always)]
+    pub fn unpack_scales<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
+        let len = self.spans(k).len() * SPAN;
         for at in 0..count {
-            let len = spans.len() * SPAN;
             self.scales(simd, panel + at, k, len, (&mut chunk.scales[at], &mut chunk.biases[at]));
         }
-        let codes = &mut chunk.codes[..count];
-        match (self.layout.scheme.codes, self.layout.scheme.bits) {
-            (Codes::E2M1, _) => self.lookup(simd, panel, spans, &E2M1_TABLE, codes),
-            (Codes::Codebook, _) => self.lookup(simd, panel, spans, &CODEBOOK_TABLE, codes),
-            (_, 2) => self.codes::<S, 2>(simd, panel, spans, codes),
-            (_, 3) => self.codes::<S, 3>(simd, panel, spans, codes),
-            (_, 4) => self.codes::<S, 4>(simd, panel, spans, codes),
-            (_, 5) => self.codes::<S, 5>(simd, panel, spans, codes),
-            (_, 6) => self.codes::<S, 6>(simd, panel, spans, codes),
-            (_, 7) => self.codes::<S, 7>(simd, panel, spans, codes),
-            (_, 8) => self.codes::<S, 8>(simd, panel, spans, codes),
-            (_, bits) => unreachable!("no format has codes of {bits} bits"),
+    }
+
+    /// The spans of the chunk that starts with value `k`.
+    #[inline(always)]
+    pub fn spans(&self, k: usize) -> Range<usize> {
+        k / SPAN..self.layout.spans().min((k + CHUNK) / SPAN)
+    }
+
+    /// The bit planes of a span.
+    #[inline(always)]
+    pub fn span<S: Simd, const BITS: usize>(&self, simd: S, panel: usize, span: usize) -> &[[u8; 64]; BITS] {
+        let first = panel * self.layout.bytes()[0] + span * BITS * 64;
+        for line in 0..BITS {
+            simd.prefetch(self.parts[0], first + line * 64 + AHEAD);
         }
+        self.parts[0][first..].as_chunks().0.first_chunk().expect("a span")
     }
 
     /// Panels take turns span by span: memory is read faster from several places than from one.
@@ -106,33 +140,20 @@ impl Unpack<'_> {
         spans: Range<usize>,
         out: &mut [[[u8; 4 * ROWS]; CHUNK / 4]],
     ) {
-        let panel_bytes = self.layout.bytes()[0];
         for span in spans.clone() {
             for (at, out) in out.iter_mut().enumerate() {
-                let first = (panel + at) * panel_bytes + span * BITS * 64;
-                for line in 0..BITS {
-                    simd.prefetch(self.parts[0], first + line * 64 + AHEAD);
-                }
-                let packed = self.parts[0][first..].as_chunks().0.first_chunk().expect("a span");
+                let packed = self.span::<S, BITS>(simd, panel + at, span);
                 let quads = (span - spans.start) * 8;
-                split::<BITS>(packed, out[quads..].first_chunk_mut().expect("a span"));
+                let out: &mut [[u8; 64]; 8] = out[quads..].first_chunk_mut().expect("a span");
+                let (first, second) = out.split_at_mut(4);
+                first.copy_from_slice(&half_span::<BITS, 0>(packed));
+                second.copy_from_slice(&half_span::<BITS, 4>(packed));
             }
         }
-    }
-
-    #[inline(always)]
-    fn lookup<S: Simd>(
-        &self,
-        simd: S,
-        panel: usize,
-        spans: Range<usize>,
-        table: &[u8; 16],
-        out: &mut [[[u8; 4 * ROWS]; CHUNK / 4]],
-    ) {
-        let quads = spans.len() * 8;
-        self.codes::<S, 4>(simd, panel, spans, out);
-        for codes in out.iter_mut().flat_map(|out| &mut out[..quads]) {
-            simd.lookup(table, codes);
+        if let Some(table) = self.layout.table() {
+            for codes in out.iter_mut().flat_map(|out| &mut out[..spans.len() * 8]) {
+                simd.lookup(table, codes);
+            }
         }
     }
 
@@ -155,6 +176,13 @@ impl Unpack<'_> {
         (scales, biases): (&mut [[f32; ROWS]], &mut [[f32; ROWS]]),
     ) {
         let [_, scale_bytes, bias_bytes] = self.layout.bytes();
+        for (part, bytes) in [(1, scale_bytes), (2, bias_bytes)] {
+            // Those of the chunk after next.
+            let chunk = bytes * CHUNK / (self.layout.spans() * SPAN);
+            for line in (0..chunk).step_by(64) {
+                simd.prefetch(self.parts[part], panel * bytes + chunk * (k / CHUNK + 2) + line);
+            }
+        }
         let stored = &self.parts[1][panel * scale_bytes..][..scale_bytes];
         let extra = &self.parts[2][panel * bias_bytes..][..bias_bytes];
         let shift = self.layout.group().trailing_zeros();
@@ -177,42 +205,38 @@ impl Unpack<'_> {
             Scales::E8M0 { infinite } => {
                 let codes = stored.as_chunks::<ROWS>().0;
                 for (scale, codes) in scales.iter_mut().zip(&codes[group..][..groups]) {
-                    for (scale, &code) in scale.iter_mut().zip(codes) {
-                        *scale = half_power(code, infinite);
-                    }
+                    half_powers(simd, codes, infinite, scale);
                 }
             }
             Scales::E4M3 => {
                 let codes = stored.as_chunks::<ROWS>().0;
                 // A row may end within a span.
                 for (scale, codes) in scales.iter_mut().zip(codes[group..].iter().take(groups)) {
-                    for (scale, &code) in scale.iter_mut().zip(codes) {
-                        // e2m1's values come doubled.
-                        *scale = E4M3::decode(code) * 0.5;
-                    }
+                    halves_of_e4m3(simd, codes, scale);
                 }
             }
             Scales::Super { .. } => {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
                 let d = super_scale(simd, extra, k / SUPERBLOCK);
                 for (scale, codes) in scales.iter_mut().zip(codes) {
-                    *scale = multiply(&d, codes, |code| f32::from(code as i8));
+                    // Two's complement with the sign flipped is 128 more.
+                    multiply(simd, &d, codes.map(|code| code ^ 128), -128.0, scale);
                 }
             }
             Scales::SuperWithMinima { size: 16 } => {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
                 let [d, min] = super_scales(simd, extra, k / SUPERBLOCK);
                 for ((scale, bias), codes) in scales.iter_mut().zip(biases).zip(codes) {
-                    *scale = multiply(&d, codes, |code| f32::from(code & 15));
-                    *bias = multiply(&min, codes, |code| -f32::from(code >> 4));
+                    multiply(simd, &d, codes.map(|code| code & 15), 0.0, scale);
+                    multiply(simd, &min, codes.map(|code| code >> 4), 0.0, bias);
                 }
             }
             Scales::SuperWithMinima { .. } => {
                 let pairs = &stored.as_chunks::<ROWS>().0.as_chunks::<2>().0[group..][..groups];
                 let [d, min] = super_scales(simd, extra, k / SUPERBLOCK);
                 for ((scale, bias), pair) in scales.iter_mut().zip(biases).zip(pairs) {
-                    *scale = multiply(&d, &pair[0], f32::from);
-                    *bias = multiply(&min, &pair[1], |code| -f32::from(code));
+                    multiply(simd, &d, pair[0], 0.0, scale);
+                    multiply(simd, &min, pair[1], 0.0, bias);
                 }
             }
         }
@@ -246,20 +270,20 @@ fn super_scale<S: Simd>(simd: S, stored: &[u8], index: usize) -> [f32; ROWS] {
     out
 }
 
-/// A superblock's scale and what multiplies its minima.
+/// A superblock's scale, and the negative of what multiplies its minima.
 #[inline(always)]
 fn super_scales<S: Simd>(simd: S, stored: &[u8], block: usize) -> [[f32; ROWS]; 2] {
-    [super_scale(simd, stored, 2 * block), super_scale(simd, stored, 2 * block + 1)]
+    [super_scale(simd, stored, 2 * block), super_scale(simd, stored, 2 * block + 1).map(|min| -min)]
 }
 
-/// `by * value(code)` of each row.
+/// `out = by * (code + offset)` of each row. In vectors: LLVM takes plain loops apart row by row, not group by group, and then
+/// scatters what it computed.
 #[inline(always)]
-fn multiply(by: &[f32; ROWS], codes: &[u8; ROWS], value: impl Fn(u8) -> f32) -> [f32; ROWS] {
-    let mut out = [0.0; ROWS];
-    for ((out, by), &code) in out.iter_mut().zip(by).zip(codes) {
-        *out = by * value(code);
+fn multiply<S: Simd>(simd: S, by: &[f32; ROWS], codes: [u8; ROWS], offset: f32, out: &mut [f32; ROWS]) {
+    for at in (0..ROWS).step_by(S::LANES) {
+        let code = simd.add(simd.load_u8(&codes[at..]), simd.splat(offset));
+        simd.store(simd.mul(simd.load(&by[at..]), code), &mut out[at..]);
     }
-    out
 }
 
 /// A float per row.
@@ -276,29 +300,49 @@ fn widen<S: Simd>(simd: S, float: FloatType, stored: &[u8], out: &mut [f32; ROWS
     }
 }
 
-/// Half of what e8m0's `code` means, since e2m1's values come doubled.
+/// Halves of what e8m0's `codes` mean, since e2m1's values come doubled.
 #[inline(always)]
-fn half_power(code: u8, infinite: bool) -> f32 {
-    match u32::from(code) {
-        255 if infinite => E8M0::decode(code),
-        // 2^-127 and 2^-128 are subnormal.
-        code @ 0..=1 => f32::from_bits(1 << (21 + code)),
-        code => f32::from_bits((code - 1) << 23),
+fn half_powers<S: Simd>(simd: S, codes: &[u8; ROWS], infinite: bool, out: &mut [f32; ROWS]) {
+    // Infinity begins above the last code, or at it.
+    let first_infinite = simd.splat(if infinite { 254.5 } else { 255.5 });
+    for at in (0..ROWS).step_by(S::LANES) {
+        let code = simd.load_u8(&codes[at..]);
+        let power = simd.scale_exp2(simd.splat(1.0), simd.add(code, simd.splat(-128.0)));
+        simd.store(simd.select_lt(code, first_infinite, power, simd.splat(f32::INFINITY)), &mut out[at..]);
     }
 }
 
-/// The codes of a span from its bit planes. Quads are written out one by one: their shifts are constants then, which take a
-/// third of the instructions of shifts by variables.
+/// Halves of what e4m3's `codes` mean. Its bits, in the places of f16's, are 2^-8 of that.
 #[inline(always)]
-fn split<const BITS: usize>(packed: &[[u8; 64]; BITS], out: &mut [[u8; 64]; 8]) {
-    out[0] = quad::<BITS, 0>(packed);
-    out[1] = quad::<BITS, 1>(packed);
-    out[2] = quad::<BITS, 2>(packed);
-    out[3] = quad::<BITS, 3>(packed);
-    out[4] = quad::<BITS, 4>(packed);
-    out[5] = quad::<BITS, 5>(packed);
-    out[6] = quad::<BITS, 6>(packed);
-    out[7] = quad::<BITS, 7>(packed);
+fn halves_of_e4m3<S: Simd>(simd: S, codes: &[u8; ROWS], out: &mut [f32; ROWS]) {
+    let bits = codes.map(|code| {
+        let (sign, magnitude) = (u16::from(code & 128) << 8, u16::from(code & 127) << 7);
+        sign | if code & 127 == 127 { f16::NAN.to_bits() } else { magnitude }
+    });
+    for at in (0..ROWS).step_by(S::LANES) {
+        let v = simd.load_f16(&bytemuck::cast_slice(&bits)[at..]);
+        simd.store(simd.mul(v, simd.splat(128.0)), &mut out[at..]);
+    }
+}
+
+/// Four quads of a span, `FIRST` and those after it, from its bit planes. They are written out one by one: their shifts are
+/// constants then, which take a third of the instructions of shifts by variables.
+#[inline(always)]
+pub(crate) fn half_span<const BITS: usize, const FIRST: usize>(packed: &[[u8; 64]; BITS]) -> [[u8; 64]; 4] {
+    match FIRST {
+        0 => [
+            quad::<BITS, 0>(packed),
+            quad::<BITS, 1>(packed),
+            quad::<BITS, 2>(packed),
+            quad::<BITS, 3>(packed),
+        ],
+        _ => [
+            quad::<BITS, 4>(packed),
+            quad::<BITS, 5>(packed),
+            quad::<BITS, 6>(packed),
+            quad::<BITS, 7>(packed),
+        ],
+    }
 }
 
 /// The codes of quad `Q`.

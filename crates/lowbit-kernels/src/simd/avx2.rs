@@ -77,6 +77,13 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_u8(self, x: &[u8]) -> __m256 {
+        let x: &[u8; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
     fn store(self, v: __m256, y: &mut [f32]) {
         let y: &mut [f32; 8] = y.first_chunk_mut().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.

@@ -67,6 +67,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Panics
     /// When there are fewer.
     fn load_bf16(self, x: &[bf16]) -> Self::V;
+    /// The first `LANES` elements as numbers.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load_u8(self, x: &[u8]) -> Self::V;
     /// Writes the first `LANES` elements.
     ///
     /// # Panics

@@ -120,6 +120,11 @@ impl Kernel for Widening {
                 assert_eq!(got.to_bits(), u32::from(want.to_bits()) << 16);
             }
         }
+        for first in (0..=u8::MAX).step_by(S::LANES) {
+            let bytes: Vec<u8> = (0..=S::LANES as u8).map(|i| first.wrapping_add(i)).collect();
+            simd.store(simd.load_u8(&bytes), &mut got);
+            assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == f32::from(want)), "{got:?} {bytes:?}");
+        }
         // Whole numbers that tell lanes and vectors apart: their sums are exact.
         let rows: Vec<Vec<f32>> =
             (0..S::LANES).map(|i| (0..S::LANES).map(|j| ((i + 1) * (j * j + 3)) as f32).collect()).collect();

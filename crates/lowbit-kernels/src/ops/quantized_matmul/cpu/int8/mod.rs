@@ -1,8 +1,10 @@
 //! Products in integers, for weights in [panels](crate::panels): x is rounded to 8 bits per group ([`activations`]), a
 //! chunk of a few panels is unpacked to bytes in the first-level cache, and all rows of x pass over it, a few at a time
-//! ([`tile`]). This is one kernel for all formats and numbers of rows.
+//! ([`tile`]). One or two rows are bound by memory and multiply what they unpack at once ([`few`]). These are the kernels for all
+//! formats.
 
 mod activations;
+mod few;
 mod tile;
 
 use super::panels::{Method, Piece, WIDTH};
@@ -10,6 +12,7 @@ use crate::Cpu;
 use crate::panels::{CHUNK, Chunk, Layout, ROWS};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
+use few::{FEW, Few};
 use std::sync::Arc;
 
 /// By dot products of bytes.
@@ -56,11 +59,20 @@ impl Kernel for Product<'_, '_> {
             let width = WIDTH.min(n - first);
             let panels = width.div_ceil(ROWS);
             sums.fill(Sums([0.0; WIDTH]));
+            let panel = first_panel + first / ROWS;
             for start in (0..k).step_by(CHUNK) {
-                weight.unpack(simd, first_panel + first / ROWS, panels, start, &mut chunk);
+                weight.unpack_scales(simd, panel, panels, start, &mut chunk);
                 if weight.layout.long_scales() {
                     weight.cut_scales(&mut chunk);
                 }
+                if m <= FEW {
+                    let few = Few { weight, panel, panels, k: start, chunk: &chunk };
+                    for tile in x.tiles(simd, first_m..first_m + m, start) {
+                        few.multiply(simd, &tile, &mut sums);
+                    }
+                    continue;
+                }
+                weight.unpack_codes(simd, panel, panels, start, &mut chunk);
                 for tile in x.tiles(simd, first_m..first_m + m, start) {
                     let at = tile.row - first_m;
                     tile::multiply(simd, &weight.layout, &chunk, panels, tile, &mut sums[at..]);

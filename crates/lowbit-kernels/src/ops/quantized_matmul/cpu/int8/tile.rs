@@ -18,7 +18,7 @@ use std::ops::Range;
 pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of weight rows in a tile.
-const VECTORS: usize = 2;
+pub(super) const VECTORS: usize = 2;
 /// Rows of x whose sums of f32 stay in registers, at most.
 const KEPT: usize = 5;
 /// Rows of x in the tallest tile of any instruction set.
@@ -74,6 +74,33 @@ pub(super) fn multiply<S: Simd>(
     }
 }
 
+/// Where vector `v` of rows of a tile lies that starts with `panel`: its panel in the chunk, and its first row there.
+#[inline(always)]
+pub(super) fn place<S: Simd>(panel: usize, v: usize) -> (usize, usize) {
+    ((panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS)
+}
+
+/// The scales of a group's rows.
+pub(super) struct Scale<S: Simd> {
+    scale: S::V,
+    offset: S::V,
+}
+
+impl<S: Simd> Scale<S> {
+    #[inline(always)]
+    pub fn new(simd: S, scales: &[f32]) -> Self {
+        let scale = simd.load(scales);
+        Self { scale, offset: simd.mul(scale, simd.splat(-MAGIC)) }
+    }
+
+    /// `sum`, and an integer sum times the scales of the weight and of x.
+    #[inline(always)]
+    pub fn add(&self, simd: S, product: S::I, x_scale: f32, sum: S::V) -> S::V {
+        let product = simd.mul_add(simd.f32_from_bits(product), self.scale, self.offset);
+        simd.mul_add(product, simd.splat(x_scale), sum)
+    }
+}
+
 /// Panels of a chunk from `panel` on, in groups of `quads` quads.
 struct Weight<'a> {
     chunk: &'a Chunk,
@@ -97,12 +124,6 @@ impl Weight<'_> {
         }
     }
 
-    /// Where vector `v` of rows lies: its panel, and its first row there.
-    #[inline(always)]
-    fn place<S: Simd>(&self, v: usize) -> (usize, usize) {
-        ((self.panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS)
-    }
-
     /// A tile of `M` rows of x and [`VECTORS`] vectors of weight rows.
     #[inline(always)]
     fn tile<S: Simd, const M: usize, const NARROW: bool, const BIASED: bool>(
@@ -114,7 +135,7 @@ impl Weight<'_> {
         let (quads, starts) = (x.codes.as_chunks::<M>().0, x.starts.as_chunks::<M>().0);
         let (scales, x_sums) = (x.scales.as_chunks::<M>().0, x.sums.as_chunks::<M>().0);
         let sums = sums.first_chunk_mut::<M>().expect("sums for the tile's rows");
-        let places: [(usize, usize); VECTORS] = [self.place::<S>(0), self.place::<S>(1)];
+        let places: [(usize, usize); VECTORS] = [place::<S>(self.panel, 0), place::<S>(self.panel, 1)];
         // Stores to more than a few sums per group cost more than what they store takes to compute.
         let kept = const { kept::<S>(M) };
         let mut totals = [[simd.splat(0.0); VECTORS]; KEPT];
@@ -131,14 +152,12 @@ impl Weight<'_> {
             }
             let products = self.products::<S, M, NARROW>(simd, (group, quads), &starts[group], places);
             for (v, (panel, row)) in places.into_iter().enumerate() {
-                let scale = simd.load(&self.chunk.scales[panel][group][row..]);
-                let offset = simd.mul(scale, simd.splat(-MAGIC));
+                let scale = Scale::new(simd, &self.chunk.scales[panel][group][row..]);
                 let bias = simd.load(&self.chunk.biases[panel][group][row..]);
                 for m in 0..M {
-                    let product = simd.mul_add(simd.f32_from_bits(products[m][v]), scale, offset);
                     let sums = &mut sums[m].0[panel * ROWS + row..];
                     let sum = if m < kept { totals[m % KEPT][v] } else { simd.load(sums) };
-                    let mut sum = simd.mul_add(product, simd.splat(scales[group][m]), sum);
+                    let mut sum = scale.add(simd, products[m][v], scales[group][m], sum);
                     if BIASED {
                         sum = simd.mul_add(bias, simd.splat(x_sums[group][m]), sum);
                     }
