@@ -68,7 +68,7 @@ const DEVICES: &[&str] = &[
 ];
 
 /// Where ops run.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
     /// Where to run [default: cpu].
@@ -110,6 +110,11 @@ impl DeviceOptions {
     /// Whether a device is named.
     pub fn is_named(&self) -> bool {
         self.device.is_some() || self.n_gpu_layers.is_some()
+    }
+
+    /// The same with this many threads.
+    pub fn with_threads(&self, threads: usize) -> Self {
+        Self { threads: Some(threads), ..self.clone() }
     }
 
     /// The device that the flags name.

@@ -1,9 +1,9 @@
-use super::bench_model;
+use super::{bench_model, bench_scaling};
 use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
 use crate::{Failure, explain, out, progress};
 use lowbit::Device;
-use lowbit_kernels::bench::{self, Limits, Row};
+use lowbit_kernels::bench::{self, Case, Limits, Row};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,10 +30,13 @@ pub struct Arguments {
     pub runs: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
-    record: bool,
+    pub record: bool,
     /// Print a JSON array.
     #[arg(long)]
     pub json: bool,
+    /// Time how ops grow with their sizes and with threads, instead of the layers of known models.
+    #[arg(long, conflicts_with = "model")]
+    scaling: bool,
     /// Say on standard error which kernel each product takes, how it is cut, and why.
     #[arg(long)]
     explain: bool,
@@ -47,35 +50,44 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.model.is_named() {
         return bench_model::run(arguments);
     }
+    let filter = arguments.filter.join(" ");
+    if arguments.scaling {
+        return bench_scaling::run(arguments, &filter);
+    }
     let device = arguments.model.device.device()?;
-    let cases = bench::cases(&arguments.filter.join(" "), &device);
-    if cases.is_empty() {
-        return Err(format!("no benchmark case matches {:?}", arguments.filter.join(" ")).into());
-    }
-    let spinner = progress::spinner("measuring the limits".into());
-    let limits = Limits::measure(&device)?;
-    spinner.finish_and_clear();
-    if !arguments.json {
-        print_header(&device, &limits)?;
-    }
-    let mut rows = vec![];
-    for case in &cases {
-        let spinner = progress::spinner(case.to_string());
-        let row = bench::run(case, &device, &limits)?;
-        spinner.finish_and_clear();
-        if !arguments.json {
-            print_row(&row)?;
-        }
-        rows.push(row);
-    }
+    let rows = time(&bench::cases(&filter, &device), &filter, &device, arguments.json)?;
     if arguments.json {
         out::line!("{}", serde_json::Value::Array(rows.iter().map(json).collect()))?;
     }
     if arguments.record {
-        let path = record(&device, &rows)?;
-        out::note!("recorded in {}", path.display());
+        let lines: String = rows.iter().map(|row| format!("{}\n", row.csv())).collect();
+        record(&device, "", Row::HEADER, &lines)?;
     }
     Ok(())
+}
+
+/// Checks and times `cases`, those that `filter` left, and prints them unless `quiet`.
+pub(super) fn time(cases: &[Case], filter: &str, device: &Device, quiet: bool) -> Result<Vec<Row>, Failure> {
+    if cases.is_empty() {
+        return Err(format!("no benchmark case matches {filter:?}").into());
+    }
+    let spinner = progress::spinner("measuring the limits".into());
+    let limits = Limits::measure(device)?;
+    spinner.finish_and_clear();
+    if !quiet {
+        print_header(device, &limits)?;
+    }
+    let mut rows = vec![];
+    for case in cases {
+        let spinner = progress::spinner(case.to_string());
+        let row = bench::run(case, device, &limits)?;
+        spinner.finish_and_clear();
+        if !quiet {
+            print_row(&row)?;
+        }
+        rows.push(row);
+    }
+    Ok(rows)
 }
 
 fn print_header(device: &Device, limits: &Limits) -> Result<(), Unwritable> {
@@ -124,7 +136,7 @@ fn print_row(row: &Row) -> Result<(), Unwritable> {
     )
 }
 
-fn json(row: &Row) -> serde_json::Value {
+pub(super) fn json(row: &Row) -> serde_json::Value {
     let Row { op, shape, format, dtype, median_us, bytes, flops, share_of_limit, error_over_bound } = row;
     serde_json::json!({
         "op": op, "shape": shape, "format": format, "dtype": dtype, "median_us": median_us, "bytes": bytes,
@@ -132,15 +144,15 @@ fn json(row: &Row) -> serde_json::Value {
     })
 }
 
-/// Appends the rows to today's record.
-fn record(device: &Device, rows: &[Row]) -> Result<PathBuf, Failure> {
+/// Appends lines to today's record, whose name ends in `suffix`.
+pub(super) fn record(device: &Device, suffix: &str, header: &str, lines: &str) -> Result<(), Failure> {
     let folder = PathBuf::from(format!("bench/record/{device}"));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86400;
-    let path = folder.join(format!("{}.csv", date(days)));
-    let lines: String = rows.iter().map(|row| format!("{}\n", row.csv())).collect();
-    append(&path, Row::HEADER, &lines).map_err(|error| format!("{}: {error}", path.display()))?;
-    Ok(path)
+    let path = folder.join(format!("{}{suffix}.csv", date(days)));
+    append(&path, header, lines).map_err(|error| format!("{}: {error}", path.display()))?;
+    out::note!("recorded in {}", path.display());
+    Ok(())
 }
 
 /// Appends all lines or, where the disk is full, none; one process at a time. A new file begins with `header`.

@@ -2,6 +2,7 @@
 
 pub mod bench;
 mod bench_model;
+mod bench_scaling;
 pub mod chat;
 pub mod generate;
 pub mod inspect;

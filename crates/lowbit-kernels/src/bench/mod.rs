@@ -97,15 +97,33 @@ inventory::collect!(Cases);
 pub struct GpuCases(pub fn() -> Vec<Case>);
 inventory::collect!(GpuCases);
 
+/// A function that lists cases whose sizes grow in small steps, in the order of their sizes.
+pub struct ScalingCases(pub fn() -> Vec<Case>);
+inventory::collect!(ScalingCases);
+
+/// All cases whose sizes grow and whose description has every word of `filter`.
+pub fn scaling_cases(filter: &str) -> Vec<Case> {
+    let mut cases: Vec<_> = inventory::iter::<ScalingCases>.into_iter().flat_map(|cases| cases.0()).collect();
+    cases.retain(|case| case.has_words(filter));
+    cases.sort_by_key(|case| case.op);
+    cases
+}
+
 /// All cases for a device like `device` whose description has every word of `filter`, sorted by op and dtype.
 pub fn cases(filter: &str, device: &Device) -> Vec<Case> {
     let mut cases: Vec<_> = inventory::iter::<Cases>.into_iter().flat_map(|cases| cases.0()).collect();
     if let Device::Gpu(_) = device {
         cases.extend(inventory::iter::<GpuCases>.into_iter().flat_map(|cases| cases.0()));
     }
-    cases.retain(|case| filter.split_whitespace().all(|word| case.to_string().contains(word)));
+    cases.retain(|case| case.has_words(filter));
     cases.sort_by(|a, b| (a.op, a.dtype).cmp(&(b.op, b.dtype)));
     cases
+}
+
+impl Case {
+    fn has_words(&self, filter: &str) -> bool {
+        filter.split_whitespace().all(|word| self.to_string().contains(word))
+    }
 }
 
 impl std::fmt::Display for Case {

@@ -2,7 +2,6 @@
 
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::Simd;
-use half::f16;
 use lowbit_formats::{CODEBOOK, FloatType, Scales};
 use std::ops::Range;
 
@@ -76,7 +75,7 @@ const AHEAD: usize = 2048;
 /// `$body` with the constant `$BITS`, the width of the codes of `$layout`.
 macro_rules! with_bits {
     ($layout:expr, $BITS:ident => $body:expr) => {
-        with_bits!($layout, $BITS => $body, 2 3 4 5 6 7 8)
+        with_bits!($layout, $BITS => $body, 2 3 4 5 6 8)
     };
     ($layout:expr, $BITS:ident => $body:expr, $($bits:literal)*) => {
         match $layout.bits() {
@@ -192,14 +191,10 @@ impl Unpack<'_> {
             Scales::Group { float, size, biased } => {
                 // Groups of 64 and 128 are several of 32.
                 let shift = size.trailing_zeros() - shift;
-                let first = |i: usize| ((group + i) >> shift) * ROWS * float.size();
-                for (i, scale) in scales[..groups].iter_mut().enumerate() {
-                    widen(simd, float, &stored[first(i)..], scale);
-                }
+                let first = (group >> shift) * ROWS * float.size();
+                widen(simd, float, &stored[first..], 1 << shift, &mut scales[..groups]);
                 if biased {
-                    for (i, bias) in biases[..groups].iter_mut().enumerate() {
-                        widen(simd, float, &extra[first(i)..], bias);
-                    }
+                    widen(simd, float, &extra[first..], 1 << shift, &mut biases[..groups]);
                 }
             }
             Scales::E8M0 { infinite } => {
@@ -265,9 +260,9 @@ impl Unpack<'_> {
 /// A superblock's f16s, one per row.
 #[inline(always)]
 fn super_scale<S: Simd>(simd: S, stored: &[u8], index: usize) -> [f32; ROWS] {
-    let mut out = [0.0; ROWS];
-    widen(simd, FloatType::F16, &stored[index * ROWS * 2..], &mut out);
-    out
+    let mut out = [[0.0; ROWS]];
+    widen(simd, FloatType::F16, &stored[index * ROWS * 2..], 1, &mut out);
+    out[0]
 }
 
 /// A superblock's scale, and the negative of what multiplies its minima.
@@ -286,17 +281,33 @@ fn multiply<S: Simd>(simd: S, by: &[f32; ROWS], codes: [u8; ROWS], offset: f32, 
     }
 }
 
-/// A float per row.
+/// A float per row of each group; `count` groups share them.
 #[inline(always)]
-fn widen<S: Simd>(simd: S, float: FloatType, stored: &[u8], out: &mut [f32; ROWS]) {
-    let stored = &stored[..ROWS * float.size()];
-    for at in (0..ROWS).step_by(S::LANES) {
-        let v = match float {
-            FloatType::F32 => simd.load(&bytemuck::cast_slice(stored)[at..]),
-            FloatType::F16 => simd.load_f16(&bytemuck::cast_slice(stored)[at..]),
-            FloatType::BF16 => simd.load_bf16(&bytemuck::cast_slice(stored)[at..]),
+fn widen<S: Simd>(simd: S, float: FloatType, stored: &[u8], count: usize, out: &mut [[f32; ROWS]]) {
+    /// A loop for each type: inside of one, choosing would take longer than loading.
+    macro_rules! by {
+        ($load:ident) => {
+            let stored = bytemuck::cast_slice(&stored[..out.len().div_ceil(count) * ROWS * float.size()]);
+            for (stored, out) in stored.chunks_exact(ROWS).zip(out.chunks_mut(count)) {
+                for at in (0..ROWS).step_by(S::LANES) {
+                    let v = simd.$load(&stored[at..]);
+                    for out in &mut *out {
+                        simd.store(v, &mut out[at..]);
+                    }
+                }
+            }
         };
-        simd.store(v, &mut out[at..]);
+    }
+    match float {
+        FloatType::F32 => {
+            by!(load);
+        }
+        FloatType::F16 => {
+            by!(load_f16);
+        }
+        FloatType::BF16 => {
+            by!(load_bf16);
+        }
     }
 }
 
@@ -315,13 +326,18 @@ fn half_powers<S: Simd>(simd: S, codes: &[u8; ROWS], infinite: bool, out: &mut [
 /// Halves of what e4m3's `codes` mean. Its bits, in the places of f16's, are 2^-8 of that.
 #[inline(always)]
 fn halves_of_e4m3<S: Simd>(simd: S, codes: &[u8; ROWS], out: &mut [f32; ROWS]) {
-    let bits = codes.map(|code| {
-        let (sign, magnitude) = (u16::from(code & 128) << 8, u16::from(code & 127) << 7);
-        sign | if code & 127 == 127 { f16::NAN.to_bits() } else { magnitude }
-    });
+    let mut bits = [0; ROWS];
+    for (bits, &code) in bits.iter_mut().zip(codes) {
+        let code = u16::from(code);
+        *bits = (code << 8 & 0x8000) | (code << 7 & 0x3f80);
+    }
+    let magnitudes = codes.map(|code| code & 127);
     for at in (0..ROWS).step_by(S::LANES) {
-        let v = simd.load_f16(&bytemuck::cast_slice(&bits)[at..]);
-        simd.store(simd.mul(v, simd.splat(128.0)), &mut out[at..]);
+        let v = simd.mul(simd.load_f16(&bytemuck::cast_slice(&bits)[at..]), simd.splat(128.0));
+        // The greatest magnitude is NaN.
+        let magnitude = simd.load_u8(&magnitudes[at..]);
+        let v = simd.select_lt(magnitude, simd.splat(126.5), v, simd.splat(f32::NAN));
+        simd.store(v, &mut out[at..]);
     }
 }
 

@@ -1,13 +1,14 @@
 use super::{AttentionParams, attention, reference::Operands};
 use crate::{
     Device, KernelError, Tensor,
-    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run},
+    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run, ScalingCases},
     inputs::{activations, copy},
 };
 use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 inventory::submit!(GpuCases(gpu_cases));
+inventory::submit!(ScalingCases(scaling_cases));
 
 /// Query heads, key heads and the size of a head of Llama-3-8B and Qwen3.5-9B.
 const LAYERS: [(usize, usize, usize); 2] = [(32, 8, 128), (16, 4, 256)];
@@ -36,6 +37,12 @@ fn cases() -> Vec<Case> {
 fn gpu_cases() -> Vec<Case> {
     let half = [FloatType::BF16; 2];
     of_layers(&[(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half)])
+}
+
+/// A token behind longer and longer texts.
+fn scaling_cases() -> Vec<Case> {
+    let contexts = (7..=15).map(|power| 1 << power);
+    contexts.map(|context| case(LAYERS[0], 1, context, [FloatType::F32, FloatType::F16])).collect()
 }
 
 /// Of tokens, context and types, for each layer.

@@ -1,6 +1,6 @@
 use super::reference::{self, Bounded};
 use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
-use crate::bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run};
+use crate::bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run, ScalingCases};
 use crate::inputs::rounding;
 use crate::random::Random;
 use crate::{Device, KernelError, Tensor};
@@ -8,6 +8,7 @@ use lowbit_formats::FloatType;
 
 inventory::submit!(Cases(cases));
 inventory::submit!(GpuCases(gpu_cases));
+inventory::submit!(ScalingCases(scaling_cases));
 
 /// Key and value heads of Qwen3.5-9B and 35B-A3B, and their size.
 const KEY_HEADS: usize = 16;
@@ -25,6 +26,11 @@ fn cases() -> Vec<Case> {
 fn gpu_cases() -> Vec<Case> {
     let sizes = [(1, 1), (64, 1), (1, 2048), (1, 8192), (1, 32768)];
     sizes.map(|(s, t)| case(s, t, FloatType::BF16, Form::Auto)).into()
+}
+
+/// Longer and longer texts.
+fn scaling_cases() -> Vec<Case> {
+    (0..=12).map(|power| case(1, 1 << power, FloatType::F32, Form::Auto)).collect()
 }
 
 /// `sequences` sequences of `length` tokens. Decoding finds the states cold.

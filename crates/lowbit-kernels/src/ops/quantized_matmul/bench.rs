@@ -4,13 +4,14 @@ use super::{
 };
 use crate::{
     Device, KernelError, QuantizedTensor, Tensor,
-    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run},
+    bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run, ScalingCases},
     inputs,
 };
 use lowbit_formats::{DType, FloatType, Format};
 
 inventory::submit!(Cases(cases));
 inventory::submit!(GpuCases(gpu_cases));
+inventory::submit!(ScalingCases(scaling_cases));
 
 fn multiply(x: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
     quantized_matmul(x, weight)
@@ -44,6 +45,23 @@ fn gpu_cases() -> Vec<Case> {
         for m in [8, 16, 32, 64, 512, 4096] {
             cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
         }
+    }
+    cases
+}
+
+/// Rows of x around every tile, then K and N at one row.
+fn scaling_cases() -> Vec<Case> {
+    const ROWS: [usize; 27] = [
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 47, 48, 64, 96, 128, 192, 256, 257, 384, 512, 1024,
+        2048, 4096,
+    ];
+    const SIZES: [usize; 7] = [256, 512, 1024, 2048, 4096, 8192, 16384];
+    let mut cases = Vec::new();
+    let names = ["affine4g64", "Q4_0", "Q4_K", "Q6_K", "Q8_0"];
+    for format in formats().filter(|format| names.contains(&format.to_string().as_str())) {
+        let shapes = ROWS.map(|m| (m, 4096, 4096)).into_iter();
+        let shapes = shapes.chain(SIZES.map(|k| (1, 4096, k))).chain(SIZES.map(|n| (1, n, 4096)));
+        cases.extend(shapes.map(|shape| product(format, FloatType::F32, shape).case(multiply)));
     }
     cases
 }

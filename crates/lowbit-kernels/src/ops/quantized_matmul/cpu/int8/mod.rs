@@ -1,10 +1,9 @@
 //! Products in integers, for weights in [panels](crate::panels): x is rounded to 8 bits per group ([`activations`]), a
 //! chunk of a few panels is unpacked to bytes in the first-level cache, and all rows of x pass over it, a few at a time
-//! ([`tile`]). One or two rows are bound by memory and multiply what they unpack at once ([`few`]). These are the kernels for all
-//! formats.
+//! ([`tile`]). A single row multiplies what is unpacked at once ([`row`]). These are the kernels for all formats.
 
 mod activations;
-mod few;
+mod row;
 mod tile;
 
 use super::panels::{Method, Piece, WIDTH};
@@ -12,7 +11,7 @@ use crate::Cpu;
 use crate::panels::{CHUNK, Chunk, Layout, ROWS};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
-use few::{FEW, Few};
+use row::Row;
 use std::sync::Arc;
 
 /// By dot products of bytes.
@@ -65,10 +64,10 @@ impl Kernel for Product<'_, '_> {
                 if weight.layout.long_scales() {
                     weight.cut_scales(&mut chunk);
                 }
-                if m <= FEW {
-                    let few = Few { weight, panel, panels, k: start, chunk: &chunk };
-                    for tile in x.tiles(simd, first_m..first_m + m, start) {
-                        few.multiply(simd, &tile, &mut sums);
+                if let [sums] = &mut sums[..] {
+                    let row = Row { weight, panel, panels, k: start, chunk: &chunk };
+                    for x in x.tiles(simd, first_m..first_m + 1, start) {
+                        row.multiply(simd, &x, sums);
                     }
                     continue;
                 }

@@ -1,0 +1,80 @@
+//! `bench --scaling`: how times grow with sizes and threads.
+
+use super::bench::{Arguments, json, record, time};
+use crate::{Failure, out};
+use lowbit::Device;
+use lowbit_kernels::bench::{Row, scaling_cases};
+
+/// A time may grow this much more than the work does from one size to the next.
+const STEP: f64 = 1.3;
+
+/// Times the cases with 1, 2, 4, .. threads, up to those asked for, and names every step in time that the work does not explain.
+pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
+    let mut all = vec![];
+    let most = match arguments.model.device.device()? {
+        Device::Cpu(cpu) => cpu.threads(),
+        Device::Gpu(_) => 1,
+    };
+    let halves = std::iter::successors(Some(most), |&threads| (threads > 1).then_some(threads / 2));
+    let mut counts: Vec<_> = halves.collect();
+    counts.reverse();
+    for threads in counts {
+        let device = arguments.model.device.with_threads(threads).device()?;
+        let rows = time(&scaling_cases(filter), filter, &device, arguments.json)?;
+        if arguments.record {
+            let line = |row: &Row| format!("{threads},{}\n", row.csv());
+            let header = format!("threads,{}", Row::HEADER);
+            record(&device, "-scaling", &header, &rows.iter().map(line).collect::<String>())?;
+        }
+        all.extend(rows.into_iter().map(|row| (threads, row)));
+    }
+    if arguments.json {
+        let rows = all.iter().map(|(threads, row)| {
+            let mut row = json(row);
+            row["threads"] = (*threads).into();
+            row
+        });
+        out::line!("{}", serde_json::Value::Array(rows.collect()))?;
+    }
+    for pair in all.windows(2) {
+        let [(threads, before), (_, after)] = pair else { unreachable!("windows of two") };
+        if let Some(step) = unexplained_step(before, after).filter(|_| pair[0].0 == pair[1].0) {
+            let Row { op, format, .. } = before;
+            let (from, to) = (&before.shape, &after.shape);
+            out::note!(
+                "{op} {format}, {threads} threads: {step:.2} times the work's growth from {from} to {to}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// How much more the time grows than the work, if that is too much. The work is operations or bytes, whichever grows more.
+fn unexplained_step(before: &Row, after: &Row) -> Option<f64> {
+    if (&before.op, &before.format) != (&after.op, &after.format) || after.flops <= before.flops {
+        return None;
+    }
+    let work = f64::max(after.flops as f64 / before.flops as f64, after.bytes as f64 / before.bytes as f64);
+    let step = after.median_us / before.median_us / work;
+    (step > STEP).then_some(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(flops: usize, median_us: f64) -> Row {
+        let [op, shape, format, dtype] = ["quantized_matmul", "M=1", "Q4_0", "f32"].map(String::from);
+        let (share_of_limit, error_over_bound) = (0.5, 0.0);
+        Row { op, shape, format, dtype, median_us, bytes: 100, flops, share_of_limit, error_over_bound }
+    }
+
+    #[test]
+    fn steps_beyond_the_work_are_found() {
+        assert_eq!(unexplained_step(&row(100, 10.0), &row(200, 25.9)), None);
+        assert_eq!(unexplained_step(&row(100, 10.0), &row(200, 30.0)), Some(1.5));
+        // The next sweep begins.
+        assert_eq!(unexplained_step(&row(400, 10.0), &row(200, 30.0)), None);
+        assert_eq!(unexplained_step(&row(100, 10.0), &Row { format: "Q8_0".into(), ..row(200, 90.0) }), None);
+    }
+}
