@@ -72,6 +72,7 @@ def lowbit(options, path, threads):
     command += ["--prompt-tokens", options.prompt, "--generated-tokens", options.generated]
     command += ["--runs", 1] if options.has_runs else []
     command += ["--depth", options.depth] if options.depth else []
+    command += ["--isa", options.isa] if options.isa else []
     figures, others = run(command)
     kinds = {"prompt": "pp", "generate": "tg"}
     return {kinds[figure["case"].split()[0]]: figure["tokens_per_second"] for figure in figures}, others
@@ -106,6 +107,7 @@ def main():
     parser.add_argument("--bin", type=Path, required=True, help="the folder of llama-bench and llama-quantize")
     parser.add_argument("--models", type=Path, required=True, help="the folder of the models")
     parser.add_argument("--lowbit", type=Path, help="the program; built here if none is named")
+    parser.add_argument("--isa", help="lowbit's instruction set, instead of the best")
     parser.add_argument("--types", default=f"Q4_0,Q4_K,Q6_K,Q8_0,{MLX}")
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3, help="of one run of each program; 0 only makes the models")

@@ -5,8 +5,8 @@
 #
 # The first run builds llama.cpp from the source package of llama-cpp-python on PyPI and makes the models, in FOLDER
 # (target/llama.cpp by default): 20 minutes on two cores, 5 GB. Needs a C++ compiler, and Python with venv. llama.cpp is built
-# for this machine's processor; --avx2 builds and times a second one that knows AVX2, FMA and F16C alone, which is sometimes
-# the faster one. --rounds 0 only builds.
+# for this machine's processor; --avx2 builds and times a second one that knows AVX2, FMA and F16C alone, beside lowbit's AVX2
+# kernels. --rounds 0 only builds.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=0.3.36
@@ -17,6 +17,7 @@ while [ $# -gt 0 ]; do
         --cache) cache=$(realpath -m "$2"); shift 2 ;;
         --avx2)
             build=avx2 isa=(-DGGML_NATIVE=OFF)
+            options+=(--isa avx2)
             for set in SSE42 AVX AVX2 BMI2 FMA F16C; do isa+=("-DGGML_$set=ON"); done
             shift ;;
         *) options+=("$1"); shift ;;

@@ -55,7 +55,7 @@ fn what_is_not_computed_is_refused() {
         ("qwen3_moe-gguf", "qwen3moe.expert_gating_func", Value::U32(2)),
         ("qwen3_moe-gguf", "qwen3moe.expert_weights_scale", Value::F32(2.5)),
         ("qwen3_moe-gguf", "qwen3moe.expert_weights_norm", Value::Bool(false)),
-        ("qwen3_5-gguf", "qwen35.rope.dimension_sections", sections([3, 0, 1, 0])),
+        ("qwen3_5-gguf", "qwen35.rope.dimension_sections", sections([3, 0, 1000, 0])),
         ("qwen3_5-gguf", "qwen35.rope.dimension_sections", sections([0; 4])),
     ] {
         let message = with(name, key, value).map(drop).expect_err(key).to_string();
@@ -77,6 +77,19 @@ fn rope_is_scaled_as_llama_cpp_does() {
     let key = "qwen3.rope.scaling.attn_factor";
     assert_eq!(run("qwen3-yarn", key, 1.0), yarn, "1 leaves YaRN's own factor");
     assert_ne!(run("qwen3-yarn", key, 0.5), yarn);
+}
+
+#[test]
+fn pairs_of_no_section_are_not_rotated() {
+    let run = |sections: [i32; 4]| {
+        let value = Value::Array(Array::I32(sections.to_vec()));
+        logits(&with("qwen3_5-gguf", "qwen35.rope.dimension_sections", value).unwrap())
+    };
+    let own = plain("qwen3_5-gguf");
+    // Sections interleave: of four pairs the fourth is the first section's second, and the sixth the third's second.
+    assert_eq!(run([2, 1, 1, 0]), own);
+    assert_ne!(run([1, 1, 1, 1]), own);
+    assert_ne!(run([3, 0, 1, 0]), own);
 }
 
 #[test]

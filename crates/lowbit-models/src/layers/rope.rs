@@ -172,7 +172,6 @@ fn from_gguf(
         let want = format!("heads have {head_dim} elements");
         return Err(config.refuse("rope.dimension_count", &rotary_dim.to_string(), &want));
     }
-    check_sections(config, rotary_dim)?;
     let factor = match config.optional_float("", "rope.scaling.factor")? {
         None => config.optional_float("", "rope.scale_linear")?.unwrap_or(1.0),
         Some(factor) => factor,
@@ -200,7 +199,16 @@ fn from_gguf(
     // Llama 3's scaling comes as a tensor of divisors.
     let divisors =
         weights.has("", "rope_freqs.weight").then(|| weights.values("", "rope_freqs.weight", rotary_dim / 2));
-    Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: divisors.transpose()? })
+    let still = still_pairs(config, rotary_dim / 2, head_dim)?;
+    let freq_factors = match divisors.transpose()? {
+        None if still.is_empty() => None,
+        divisors => {
+            let mut divisors = divisors.unwrap_or_else(|| vec![1.0; rotary_dim / 2]);
+            still.into_iter().for_each(|pair| divisors[pair] = f32::INFINITY);
+            Some(divisors)
+        }
+    };
+    Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors })
 }
 
 /// YaRN as llama.cpp computes it: the attention factor is YaRN's own times `attn_factor`.
@@ -221,25 +229,22 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
 }
 
-/// Checks that the sections of the multimodal embedding cover all pairs: llama.cpp gives the others position 0.
-fn check_sections(config: &Config<'_>, rotary_dim: usize) -> Result<(), ModelError> {
+/// The pairs that no section of the interleaved multimodal embedding covers. llama.cpp (`GGML_ROPE_TYPE_IMROPE`) rotates them
+/// by a fourth position, which is 0 in text, while transformers takes the first position.
+fn still_pairs(config: &Config<'_>, pairs: usize, head_dim: usize) -> Result<Vec<usize>, ModelError> {
     let key = "rope.dimension_sections";
     if !config.computes(key) {
-        return Ok(());
+        return Ok(vec![]);
     }
-    let Some(sections) = config.gguf_sizes(key)? else { return Ok(()) };
+    let Some(sections) = config.gguf_sizes(key)? else { return Ok(vec![]) };
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+    if sections.iter().take(3).all(|&n| n == 0) || total > head_dim {
+        let want = format!("up to {head_dim} pairs, of text's sections some, are wanted");
+        return Err(config.refuse(key, &format!("{sections:?}"), &want));
+    }
     let covered = |pair: usize| {
-        let place = pair % total.max(1);
+        let place = pair % total;
         sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
     };
-    // Pairs repeat with period `total`, and each section covers all pairs below its last one.
-    let pairs = (rotary_dim / 2).min(total.max(1));
-    match (pairs.saturating_sub(3)..pairs).all(covered) {
-        true => Ok(()),
-        false => {
-            let want = format!("they do not cover the {rotary_dim} rotated elements of a head");
-            Err(config.refuse(key, &format!("{sections:?}"), &want))
-        }
-    }
+    Ok((0..pairs).filter(|&pair| !covered(pair)).collect())
 }

@@ -86,7 +86,9 @@ pub(super) fn compute(params: &RopeParams) -> Result<(Vec<f32>, f32), KernelErro
             return Err(CHECK.value("freq_factors", format!("{} numbers", factors.len()), want));
         }
         for (f, &factor) in inv_freq.iter_mut().zip(factors) {
-            positive("freq_factors", f64::from(factor))?;
+            if factor.is_nan() || factor <= 0.0 {
+                return Err(CHECK.value("freq_factors", factor, "a number above 0 is wanted"));
+            }
             *f /= factor;
         }
     }

@@ -53,7 +53,8 @@ pub struct RopeParams {
     pub layout: RopeLayout,
     /// How frequencies are scaled.
     pub scaling: RopeScaling,
-    /// Further divisors, one per frequency: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`.
+    /// Further divisors, one per frequency: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`. A pair whose divisor is infinite is
+    /// not rotated.
     pub freq_factors: Option<Vec<f32>>,
 }
 

@@ -111,6 +111,10 @@ fn parameters_that_make_no_sense() {
         refused(RopeParams { freq_factors: Some(vec![1.0]), ..PARAMS }),
         "rope: freq_factors is 1 numbers, but rotary_dim 6 wants 3"
     );
+    assert_eq!(
+        refused(RopeParams { freq_factors: Some(vec![1.0, 0.0, f32::INFINITY]), ..PARAMS }),
+        "rope: freq_factors is 0, but a number above 0 is wanted"
+    );
     let scaled = |scaling| refused(RopeParams { scaling, ..PARAMS });
     assert_eq!(
         scaled(RopeScaling::Linear { factor: f32::NAN }),
