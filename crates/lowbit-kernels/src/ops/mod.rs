@@ -1,5 +1,5 @@
 //! One folder per op: `mod.rs` has the contract and the checks, `cpu.rs` and `gpu.rs` the implementations,
-//! `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
+//! `gradient.rs` the derivatives, `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
 //! say.
 
 pub mod add;
@@ -52,7 +52,9 @@ pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{
-    AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_each, quantized_matmul_to,
+    AddRmsNorm, Input, ScalesGradient, quantized_matmul, quantized_matmul_and_sum,
+    quantized_matmul_backward_scales, quantized_matmul_backward_weight, quantized_matmul_backward_x,
+    quantized_matmul_each, quantized_matmul_to,
 };
 pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
 pub use rms_norm_rope::{RmsNormRope, rms_norm_rope, rms_norm_rope_append};
