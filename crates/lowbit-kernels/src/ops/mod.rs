@@ -33,7 +33,7 @@ pub mod silu_mul;
 pub(crate) mod testing;
 
 pub use add::add;
-pub use add_rms_norm::add_rms_norm;
+pub use add_rms_norm::{AddRmsNormGradient, add_rms_norm, add_rms_norm_backward};
 pub use argmax::argmax;
 pub use attention::{AttentionParams, attention};
 pub use causal_conv1d::{Activation, causal_conv1d};
@@ -47,7 +47,7 @@ pub use gated_delta_rule::{
 pub use gather_qmm::gather_qmm;
 pub use grow::grow;
 pub use kv_append::kv_append;
-pub use l2_norm::{L2Norm, L2NormConvention, l2_norm};
+pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
 pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
@@ -56,12 +56,15 @@ pub use quantized_matmul::{
     quantized_matmul_backward_scales, quantized_matmul_backward_weight, quantized_matmul_backward_x,
     quantized_matmul_each, quantized_matmul_to,
 };
-pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
+pub use rms_norm::{
+    GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
+    rms_norm_backward, rms_norm_to,
+};
 pub use rms_norm_rope::{RmsNormRope, rms_norm_rope, rms_norm_rope_append};
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
 pub use router_top_k::{RouterParams, router_top_k};
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
-pub use sigmoid_mul::sigmoid_mul;
-pub use silu_mul::silu_mul;
+pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
+pub use silu_mul::{SiluMulGradient, silu_mul, silu_mul_backward};
 
 use check::Check;
