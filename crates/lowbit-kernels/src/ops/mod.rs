@@ -12,6 +12,7 @@ pub mod combine_experts;
 pub mod concat;
 pub mod delta_gates;
 pub mod dequant_gather;
+pub mod distillation_loss;
 mod elementwise;
 pub mod gated_delta_rule;
 pub mod gather_qmm;
@@ -41,6 +42,10 @@ pub use combine_experts::combine_experts;
 pub use concat::concat;
 pub use delta_gates::delta_gates;
 pub use dequant_gather::dequant_gather;
+pub use distillation_loss::{
+    DistillationLoss, OutputDistillation, OutputDistillationGradient, OutputWeightGradient,
+    distillation_loss, output_distillation,
+};
 pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, gated_delta_rule,
 };
