@@ -36,7 +36,7 @@ pub(crate) mod testing;
 pub use add::add;
 pub use add_rms_norm::{AddRmsNormGradient, add_rms_norm, add_rms_norm_backward};
 pub use argmax::argmax;
-pub use attention::{AttentionParams, attention};
+pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward};
 pub use causal_conv1d::{Activation, causal_conv1d};
 pub use combine_experts::combine_experts;
 pub use concat::concat;
@@ -65,8 +65,10 @@ pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
     rms_norm_backward, rms_norm_to,
 };
-pub use rms_norm_rope::{RmsNormRope, rms_norm_rope, rms_norm_rope_append};
-pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
+pub use rms_norm_rope::{
+    RmsNormRope, RmsNormRopeGradient, rms_norm_rope, rms_norm_rope_append, rms_norm_rope_backward,
+};
+pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
 pub use router_top_k::{RouterParams, router_top_k};
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
 pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
