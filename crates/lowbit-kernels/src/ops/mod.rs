@@ -37,10 +37,12 @@ pub use add::add;
 pub use add_rms_norm::{AddRmsNormGradient, add_rms_norm, add_rms_norm_backward};
 pub use argmax::argmax;
 pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward};
-pub use causal_conv1d::{Activation, causal_conv1d};
+pub use causal_conv1d::{
+    Activation, CausalConv1dGradient, CausalConv1dInputs, causal_conv1d, causal_conv1d_backward,
+};
 pub use combine_experts::combine_experts;
 pub use concat::concat;
-pub use delta_gates::delta_gates;
+pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
 pub use dequant_gather::dequant_gather;
 pub use distillation_loss::{
     DistillationLoss, OutputDistillation, OutputDistillationGradient, OutputWeightGradient,
