@@ -49,7 +49,8 @@ pub use distillation_loss::{
     distillation_loss, output_distillation,
 };
 pub use gated_delta_rule::{
-    DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, gated_delta_rule,
+    DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
+    HeadMap, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
 pub use gather_qmm::gather_qmm;
 pub use grow::grow;
