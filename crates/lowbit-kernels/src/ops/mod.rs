@@ -40,7 +40,7 @@ pub use attention::{AttentionGradient, AttentionParams, attention, attention_bac
 pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, causal_conv1d, causal_conv1d_backward,
 };
-pub use combine_experts::combine_experts;
+pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_experts_backward};
 pub use concat::concat;
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
 pub use dequant_gather::dequant_gather;
@@ -72,7 +72,7 @@ pub use rms_norm_rope::{
     RmsNormRope, RmsNormRopeGradient, rms_norm_rope, rms_norm_rope_append, rms_norm_rope_backward,
 };
 pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
-pub use router_top_k::{RouterParams, router_top_k};
+pub use router_top_k::{RouterParams, RouterTopKGradient, router_top_k, router_top_k_backward};
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
 pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
 pub use silu_mul::{SiluMulGradient, silu_mul, silu_mul_backward};
