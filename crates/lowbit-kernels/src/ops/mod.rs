@@ -52,7 +52,7 @@ pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
-pub use gather_qmm::gather_qmm;
+pub use gather_qmm::{gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_x};
 pub use grow::grow;
 pub use kv_append::kv_append;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
