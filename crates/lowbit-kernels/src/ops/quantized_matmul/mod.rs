@@ -8,7 +8,7 @@ mod cuda;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod gpu_tests;
-pub(in crate::ops) mod gradient;
+pub mod gradient;
 mod input;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod input_gpu_tests;
