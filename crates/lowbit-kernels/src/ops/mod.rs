@@ -43,7 +43,7 @@ pub use causal_conv1d::{
 pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_experts_backward};
 pub use concat::concat;
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
-pub use dequant_gather::dequant_gather;
+pub use dequant_gather::{dequant_gather, dequant_gather_backward};
 pub use distillation_loss::{
     DistillationLoss, OutputDistillation, OutputDistillationGradient, OutputWeightGradient,
     distillation_loss, output_distillation,
