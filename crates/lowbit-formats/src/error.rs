@@ -29,6 +29,8 @@ pub enum FormatError {
     Bytes { format: Format, component: &'static str, n: usize, k: usize, want: usize, got: usize },
     #[error("{component} of a weight in {format} is {want}, but {got} was given")]
     Type { format: Format, component: &'static str, want: DType, got: DType },
+    #[error("{0} has no codes, but codes of 8 bits or fewer are wanted")]
+    Codes(Format),
     #[error("{values} values are not whole rows of {k}")]
     Rows { values: usize, k: usize },
     #[error("value {index} is {value}, which {format} cannot store")]

@@ -126,6 +126,41 @@ impl Format {
         with_codec!(self, codec => of(codec))
     }
 
+    /// The codes of some rows, one byte per code: `first` holds the rows' bytes of the first component, `codes` is
+    /// `[rows, k]`. [`Scheme::code_values`] says what they stand for.
+    ///
+    /// # Errors
+    /// As [`Self::components`]; [`FormatError::Codes`] for plain floats.
+    ///
+    /// # Panics
+    /// When the two are not of the same number of whole rows.
+    pub fn codes(self, first: &[u8], k: usize, codes: &mut [u8]) -> Result<(), FormatError> {
+        let row_bytes = self.components(k)?[0].row_bytes();
+        if let Self::Float(_) = self {
+            return Err(FormatError::Codes(self));
+        }
+        if k == 0 {
+            return Ok(());
+        }
+        assert!(
+            first.len().is_multiple_of(row_bytes) && first.len() / row_bytes * k == codes.len(),
+            "whole rows"
+        );
+        let Some(unpack) = self.unpack() else {
+            let scheme = self.scheme();
+            let rows = first.chunks_exact(row_bytes).zip(codes.chunks_exact_mut(k));
+            rows.for_each(|(stream, codes)| scheme.unpack_stream(stream, codes));
+            return Ok(());
+        };
+        let (values, mut block) = (self.block(), Unpacked::default());
+        for (bytes, codes) in first.chunks_exact(row_bytes / (k / values)).zip(codes.chunks_exact_mut(values))
+        {
+            unpack(bytes, &mut block);
+            codes.copy_from_slice(&block.codes[..values]);
+        }
+        Ok(())
+    }
+
     /// The tensors that hold rows of `k` values, in the order of [`Parts`].
     ///
     /// # Errors

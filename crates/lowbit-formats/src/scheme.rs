@@ -1,7 +1,7 @@
 //! What a format's codes and scales mean, however a file packs them. Code that repacks weights (the upload to a GPU)
 //! needs this and [`Unpacked`], and no match on formats.
 
-use crate::{FloatType, MAX_RUN};
+use crate::{CODEBOOK, E2M1, E4M3, FloatType, MAX_RUN, Minifloat};
 
 /// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a group's scale and bias
 /// are stored as these fields say.
@@ -13,6 +13,60 @@ pub struct Scheme {
     pub codes: Codes,
     /// What multiplies them.
     pub scales: Scales,
+}
+
+impl Scheme {
+    /// Values that share a scale; none where nothing multiplies the codes.
+    pub fn group_size(&self) -> Option<usize> {
+        match self.scales {
+            Scales::One => None,
+            Scales::E8M0 { .. } => Some(32),
+            Scales::E4M3 => Some(16),
+            Scales::Group { size, .. } | Scales::Super { size } | Scales::SuperWithMinima { size } => {
+                Some(size)
+            }
+        }
+    }
+
+    /// Whether something is added to a group's scaled codes.
+    pub fn biased(&self) -> bool {
+        matches!(self.scales, Scales::Group { biased: true, .. } | Scales::SuperWithMinima { .. })
+    }
+
+    /// What each code stands for before it is scaled, by code; 0 for bytes that are no code. `None` for plain floats, whose
+    /// codes are the values.
+    pub fn code_values(&self) -> Option<[f32; 256]> {
+        let mut values = [0.0; 256];
+        for (code, value) in (0..=u8::MAX).zip(&mut values).take(1 << self.bits.min(8)) {
+            *value = match self.codes {
+                Codes::Integer { zero } => f32::from(code) - zero as f32,
+                Codes::E2M1 => E2M1::decode(code),
+                Codes::E4M3 => E4M3::decode(code),
+                Codes::Codebook => CODEBOOK[usize::from(code)].into(),
+                Codes::Float(_) => return None,
+            };
+        }
+        Some(values)
+    }
+
+    /// Takes a row's stream of codes apart, one byte per code, least significant bits first: the first component of formats
+    /// without [`Codec::UNPACK`](crate::Codec::UNPACK).
+    ///
+    /// # Panics
+    /// When `codes` has room for fewer than the stream has, or codes have more than 8 bits.
+    pub fn unpack_stream(&self, stream: &[u8], codes: &mut [u8]) {
+        let mask = 0xff >> (8 - self.bits);
+        // Eight codes fill `bits` bytes.
+        let eights = &mut codes.as_chunks_mut::<8>().0[..stream.len() / self.bits];
+        for (codes, packed) in eights.iter_mut().zip(stream.chunks_exact(self.bits)) {
+            let mut word = [0; 8];
+            word[..self.bits].copy_from_slice(packed);
+            let word = u64::from_le_bytes(word);
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code = (word >> (i * self.bits)) as u8 & mask;
+            }
+        }
+    }
 }
 
 /// What codes mean.

@@ -4,7 +4,7 @@ use crate::simd::Simd;
 use std::ops::Range;
 
 /// Terms of a sum that are added together: rows of a right operand that a near cache holds whatever their stride.
-const DEPTH: usize = 64;
+pub(crate) const DEPTH: usize = 64;
 
 /// A matrix packed for products: blocks of [`DEPTH`] columns, each block row after row, zeros at the end.
 #[derive(Clone, Debug, Default)]

@@ -1,5 +1,5 @@
 //! One folder per op: `mod.rs` has the contract and the checks, `cpu.rs` and `gpu.rs` the implementations,
-//! `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
+//! `gradient.rs` the derivatives, `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
 //! say.
 
 pub mod add;
@@ -12,6 +12,7 @@ pub mod combine_experts;
 pub mod concat;
 pub mod delta_gates;
 pub mod dequant_gather;
+pub mod distillation_loss;
 mod elementwise;
 pub mod gated_delta_rule;
 pub mod gather_qmm;
@@ -33,33 +34,47 @@ pub mod silu_mul;
 pub(crate) mod testing;
 
 pub use add::add;
-pub use add_rms_norm::add_rms_norm;
+pub use add_rms_norm::{AddRmsNormGradient, add_rms_norm, add_rms_norm_backward};
 pub use argmax::argmax;
-pub use attention::{AttentionParams, attention};
-pub use causal_conv1d::{Activation, causal_conv1d};
-pub use combine_experts::combine_experts;
-pub use concat::concat;
-pub use delta_gates::delta_gates;
-pub use dequant_gather::dequant_gather;
-pub use gated_delta_rule::{
-    DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, StateLayout, gated_delta_rule,
+pub use attention::{AttentionGradient, AttentionParams, attention, attention_backward};
+pub use causal_conv1d::{
+    Activation, CausalConv1dGradient, CausalConv1dInputs, causal_conv1d, causal_conv1d_backward,
 };
-pub use gather_qmm::gather_qmm;
+pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_experts_backward};
+pub use concat::concat;
+pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
+pub use dequant_gather::{dequant_gather, dequant_gather_backward};
+pub use distillation_loss::{
+    DistillationLoss, OutputDistillation, OutputDistillationGradient, OutputWeightGradient,
+    distillation_loss, output_distillation,
+};
+pub use gated_delta_rule::{
+    DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
+    HeadMap, StateLayout, gated_delta_rule, gated_delta_rule_backward,
+};
+pub use gather_qmm::{gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_x};
 pub use grow::grow;
 pub use kv_append::kv_append;
-pub use l2_norm::{L2Norm, L2NormConvention, l2_norm};
+pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
 pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{
-    AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_each, quantized_matmul_to,
+    AddRmsNorm, Input, ScalesGradient, quantized_matmul, quantized_matmul_and_sum,
+    quantized_matmul_backward_scales, quantized_matmul_backward_weight, quantized_matmul_backward_x,
+    quantized_matmul_each, quantized_matmul_to,
 };
-pub use rms_norm::{gated_rms_norm, rms_norm, rms_norm_to};
-pub use rms_norm_rope::{RmsNormRope, rms_norm_rope, rms_norm_rope_append};
-pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope};
-pub use router_top_k::{RouterParams, router_top_k};
+pub use rms_norm::{
+    GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
+    rms_norm_backward, rms_norm_to,
+};
+pub use rms_norm_rope::{
+    RmsNormRope, RmsNormRopeGradient, rms_norm_rope, rms_norm_rope_append, rms_norm_rope_backward,
+};
+pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
+pub use router_top_k::{RouterParams, RouterTopKGradient, router_top_k, router_top_k_backward};
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
-pub use sigmoid_mul::sigmoid_mul;
-pub use silu_mul::silu_mul;
+pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
+pub use silu_mul::{SiluMulGradient, silu_mul, silu_mul_backward};
 
 use check::Check;

@@ -138,3 +138,37 @@ pub(crate) fn assert_close(
     let rounding = |i: usize| relative * (want[i].abs() + bound(i)) + least;
     numcheck::assert_within(y.as_slice().unwrap(), want, |i| bound(i) + rounding(i));
 }
+
+/// `n` roughly normal numbers that are multiples of 2^-8, for [`assert_derivatives`].
+pub(crate) fn coarse(random: &mut Random, n: usize) -> Vec<f32> {
+    random.normal(n, 1.0).iter().map(|x| (x * 256.0).round() / 256.0).collect()
+}
+
+/// Asserts that `want` are the derivatives of `f` by the elements of `x`, multiples of 2^-8: central differences of three steps
+/// that are exact in f32, extrapolated to step 0 (Romberg). The last extrapolation's change bounds the error, and f64's rounding
+/// of `f` comes on top.
+#[track_caller]
+pub(crate) fn assert_derivatives(what: &str, x: &[f32], want: &[f64], f: impl Fn(&[f32]) -> f64) {
+    assert_eq!(x.len(), want.len(), "{what}: length");
+    let steps = [10, 9, 8].map(|power| 2f64.powi(-power));
+    let rounding = 64.0 * f64::EPSILON * (1.0 + f(x).abs()) / steps[0];
+    for (i, &want) in want.iter().enumerate() {
+        let moved = |step: f64| {
+            let mut x = x.to_vec();
+            x[i] += step as f32;
+            f(&x)
+        };
+        let [a, b, c] = steps.map(|step| (moved(step) - moved(-step)) / (2.0 * step));
+        let [ab, bc] = [(a, b), (b, c)].map(|(fine, rough)| fine + (fine - rough) / 3.0);
+        let slope = ab + (ab - bc) / 15.0;
+        let bound = (slope - ab).abs() + rounding;
+        assert!(bound < 1e-6 * (1.0 + want.abs()), "{what} [{i}]: the differences say too little: {bound:e}");
+        assert!((slope - want).abs() <= bound, "{what} [{i}]: slope {slope}, but {want}: over {bound:e}");
+    }
+}
+
+/// `sum a[i] b[i]`.
+pub(crate) fn dot(a: &[f64], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, &b)| a * f64::from(b)).sum()
+}

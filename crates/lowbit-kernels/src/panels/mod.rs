@@ -76,11 +76,7 @@ impl Layout {
 
     /// Values that share a scale.
     fn scale_group(&self) -> usize {
-        match self.scheme.scales {
-            Scales::One | Scales::E8M0 { .. } => 32,
-            Scales::E4M3 => 16,
-            Scales::Group { size, .. } | Scales::Super { size } | Scales::SuperWithMinima { size } => size,
-        }
+        self.scheme.group_size().unwrap_or(32)
     }
 
     /// What the unpacked code of value 0 is.
@@ -133,7 +129,7 @@ impl Layout {
 
     /// Whether something is added to groups.
     pub fn biased(&self) -> bool {
-        matches!(self.scheme.scales, Scales::Group { biased: true, .. } | Scales::SuperWithMinima { .. })
+        self.scheme.biased()
     }
 
     /// Bytes per panel of the codes, the scales and the biases.

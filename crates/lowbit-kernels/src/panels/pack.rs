@@ -3,7 +3,7 @@
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
 use crate::Cpu;
 use crate::simd::{Kernel, Simd};
-use lowbit_formats::{BlockScales, Format, Parts, Scales, Unpacked};
+use lowbit_formats::{BlockScales, Format, Parts, Scales, Scheme, Unpacked};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fills the components of all panels of a weight. False if its scales are too large for products in panels.
@@ -120,7 +120,7 @@ fn put<const SIZE: usize>(bytes: &mut [u8], index: usize, value: [u8; SIZE]) {
 /// How rows are read.
 struct Source {
     unpack: Option<fn(&[u8], &mut Unpacked)>,
-    bits: usize,
+    scheme: Scheme,
     /// Values per block.
     block: usize,
     /// Bytes of a row, and of an element, per component.
@@ -136,7 +136,7 @@ impl Source {
         };
         let rows = of(lowbit_formats::Component::row_bytes);
         let elements = of(|component| component.dtype.size());
-        Self { unpack: format.unpack(), bits: layout.scheme.bits, block: format.block(), rows, elements }
+        Self { unpack: format.unpack(), scheme: layout.scheme, block: format.block(), rows, elements }
     }
 
     /// Row `row` of a weight becomes row `lane` of the panel.
@@ -164,19 +164,9 @@ impl Source {
 
     /// Codes from one stream of bits, least significant first.
     fn take_codes(&self, stream: &[u8], out: &mut [[u8; SPAN]]) {
-        let mask = 0xff >> (8 - self.bits);
-        // Eight codes fill `bits` bytes.
-        let eights = out.as_flattened_mut().as_chunks_mut::<8>().0;
-        for (codes, packed) in eights.iter_mut().zip(stream.chunks_exact(self.bits)) {
-            let mut word = [0; 8];
-            word[..self.bits].copy_from_slice(packed);
-            let word = u64::from_le_bytes(word);
-            for (i, code) in codes.iter_mut().enumerate() {
-                *code = (word >> (i * self.bits)) as u8 & mask;
-            }
-        }
+        self.scheme.unpack_stream(stream, out.as_flattened_mut());
         // nvfp4's rows may end within a span.
-        let written = stream.len() / self.bits * 8;
+        let written = stream.len() / self.scheme.bits * 8;
         out.as_flattened_mut()[written..].fill(0);
     }
 }

@@ -72,3 +72,14 @@ pub fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
     }
     simd.sum(simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3])))
 }
+
+/// `sum a[i]`, in `LANES` partial sums.
+#[inline(always)]
+pub fn sum<S: Simd>(simd: S, a: &[f32]) -> f32 {
+    let mut sums = simd.splat(0.0);
+    for a in a.chunks(S::LANES) {
+        let a = if a.len() == S::LANES { simd.load(a) } else { simd.load_partial(a, 0.0) };
+        sums = simd.add(sums, a);
+    }
+    simd.sum(sums)
+}

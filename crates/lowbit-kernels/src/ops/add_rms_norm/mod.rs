@@ -6,9 +6,12 @@ mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{AddRmsNormGradient, add_rms_norm_backward};
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};

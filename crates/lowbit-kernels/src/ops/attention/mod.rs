@@ -8,11 +8,14 @@ mod cuda;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 #[cfg(feature = "gpu")]
 mod policy;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{AttentionGradient, attention_backward};
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
@@ -62,31 +65,7 @@ pub fn attention(
     positions: &Tensor,
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
-    let [tokens, query_heads, width] = CHECK.dims("q", q, "[T, Hq, D]")?;
-    if width == 0 {
-        return Err(CHECK.shape_error("q", q, "heads of at least 1 are wanted".into()));
-    }
-    let [heads, capacity, _] = CHECK.dims("k", k, "[Hkv, capacity, D]")?;
-    CHECK.shape("k", k, &[heads, capacity, width], || format!("q {:?}", q.shape()))?;
-    if heads == 0 || query_heads % heads != 0 {
-        return Err(CHECK.shape_error("k", k, format!("its heads must divide the {query_heads} of q")));
-    }
-    let [.., value_width] = CHECK.dims::<3>("v", v, "[Hkv, capacity, Dv]")?;
-    CHECK.shape("v", v, &[heads, capacity, value_width], || format!("k {:?}", k.shape()))?;
-    CHECK.float("k", k)?;
-    CHECK.dtype("v", v, k.dtype())?;
-    CHECK.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
-    CHECK.ids("positions", positions, capacity)?;
-    if params.sliding_window == Some(0) {
-        return Err(CHECK.value("sliding_window", 0, "a query sees itself at least"));
-    }
-    if !params.scale.is_finite() {
-        return Err(CHECK.value("scale", params.scale, "a finite number is wanted"));
-    }
-    CHECK.float("q", q)?;
-    for (operand, x) in [("k", k), ("v", v), ("positions", positions)] {
-        CHECK.same_device(operand, x.device(), q.device())?;
-    }
+    check_operands(CHECK, [q, k, v], positions, params)?;
     match q.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::attention(gpu, q, k, v, positions, params),
@@ -97,6 +76,41 @@ pub fn attention(
             cpu::attention(cpu, &q, k, v, positions.as_slice()?, params)?.cast(dtype)
         }
     }
+}
+
+/// Checks that the op takes these operands.
+fn check_operands(
+    check: Check,
+    [q, k, v]: [&Tensor; 3],
+    positions: &Tensor,
+    params: &AttentionParams,
+) -> Result<(), KernelError> {
+    let [tokens, query_heads, width] = check.dims("q", q, "[T, Hq, D]")?;
+    if width == 0 {
+        return Err(check.shape_error("q", q, "heads of at least 1 are wanted".into()));
+    }
+    let [heads, capacity, _] = check.dims("k", k, "[Hkv, capacity, D]")?;
+    check.shape("k", k, &[heads, capacity, width], || format!("q {:?}", q.shape()))?;
+    if heads == 0 || query_heads % heads != 0 {
+        return Err(check.shape_error("k", k, format!("its heads must divide the {query_heads} of q")));
+    }
+    let [.., value_width] = check.dims::<3>("v", v, "[Hkv, capacity, Dv]")?;
+    check.shape("v", v, &[heads, capacity, value_width], || format!("k {:?}", k.shape()))?;
+    check.float("k", k)?;
+    check.dtype("v", v, k.dtype())?;
+    check.shape("positions", positions, &[tokens], || format!("q {:?}", q.shape()))?;
+    check.ids("positions", positions, capacity)?;
+    if params.sliding_window == Some(0) {
+        return Err(check.value("sliding_window", 0, "a query sees itself at least"));
+    }
+    if !params.scale.is_finite() {
+        return Err(check.value("scale", params.scale, "a finite number is wanted"));
+    }
+    check.float("q", q)?;
+    for (operand, x) in [("k", k), ("v", v), ("positions", positions)] {
+        check.same_device(operand, x.device(), q.device())?;
+    }
+    Ok(())
 }
 
 impl AttentionParams {

@@ -69,7 +69,7 @@ impl Answer {
 /// the greatest ones in turn (together at most twice the product, once a stretch and once at the end): absolutely,
 /// so its exponential does relatively, and by an ulp of its own. That holds of the weights above and below the
 /// line; each sum has as many terms, and shrinks (by an exponential and a product, 3 roundings) once in 16 keys at most.
-fn relative(keys: usize, width: usize, products: f64) -> f64 {
+pub(super) fn relative(keys: usize, width: usize, products: f64) -> f64 {
     let weight = gamma(width + 8) * products + gamma(2);
     (2.0 * weight).exp_m1() + 2.0 * gamma(keys + 3 * keys.div_ceil(16) + 8)
 }

@@ -26,9 +26,12 @@ mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{CausalConv1dGradient, CausalConv1dInputs, causal_conv1d_backward};
 
 use super::Check;
 use crate::{Device, KernelError, Tensor};
@@ -57,24 +60,7 @@ pub fn causal_conv1d(
     activation: Option<Activation>,
 ) -> Result<Tensor, KernelError> {
     let op = CHECK;
-    let [tokens, channels] = op.dims("x", x, "[T, C]")?;
-    let [_, width] = op.dims("weight", weight, "[C, W]")?;
-    op.shape("weight", weight, &[channels, width], || format!("x {:?}", x.shape()))?;
-    if width == 0 {
-        return Err(op.shape_error("weight", weight, "at least one tap is wanted".into()));
-    }
-    if let Some(bias) = bias {
-        op.shape("bias", bias, &[channels], || format!("x {:?}", x.shape()))?;
-    }
-    let [sequences, ..] = op.dims::<3>("state", state, "[S, C, W-1]")?;
-    op.shape("state", state, &[sequences, channels, width - 1], || format!("weight {:?}", weight.shape()))?;
-    op.dtype("state", state, DType::F32)?;
-    op.offsets(cu_seqlens, state)?;
-    op.float("x", x)?;
-    let others = [("weight", weight), ("state", state), ("cu_seqlens", cu_seqlens)];
-    for (operand, other) in others.into_iter().chain(bias.map(|bias| ("bias", bias))) {
-        op.same_device(operand, other.device(), x.device())?;
-    }
+    let [tokens, channels, width] = check_operands(op, [x, weight, cu_seqlens], bias, state)?;
     match x.device().clone() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::causal_conv1d(&gpu, [x, weight, cu_seqlens], bias, state, activation),
@@ -97,4 +83,32 @@ pub fn causal_conv1d(
             y.cast(x.dtype())
         }
     }
+}
+
+/// Checks the operands against the [module](self)'s table; returns T, C and W.
+fn check_operands(
+    op: Check,
+    [x, weight, cu_seqlens]: [&Tensor; 3],
+    bias: Option<&Tensor>,
+    state: &Tensor,
+) -> Result<[usize; 3], KernelError> {
+    let [tokens, channels] = op.dims("x", x, "[T, C]")?;
+    let [_, width] = op.dims("weight", weight, "[C, W]")?;
+    op.shape("weight", weight, &[channels, width], || format!("x {:?}", x.shape()))?;
+    if width == 0 {
+        return Err(op.shape_error("weight", weight, "at least one tap is wanted".into()));
+    }
+    if let Some(bias) = bias {
+        op.shape("bias", bias, &[channels], || format!("x {:?}", x.shape()))?;
+    }
+    let [sequences, ..] = op.dims::<3>("state", state, "[S, C, W-1]")?;
+    op.shape("state", state, &[sequences, channels, width - 1], || format!("weight {:?}", weight.shape()))?;
+    op.dtype("state", state, DType::F32)?;
+    op.offsets(cu_seqlens, state)?;
+    op.float("x", x)?;
+    let others = [("weight", weight), ("state", state), ("cu_seqlens", cu_seqlens)];
+    for (operand, other) in others.into_iter().chain(bias.map(|bias| ("bias", bias))) {
+        op.same_device(operand, other.device(), x.device())?;
+    }
+    Ok([tokens, channels, width])
 }

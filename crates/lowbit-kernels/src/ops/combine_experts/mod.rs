@@ -16,9 +16,12 @@ mod bench;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{CombineExpertsGradient, combine_experts_backward};
 
 use super::Check;
 use crate::simd::{Kernel, Simd};
@@ -32,11 +35,7 @@ use lowbit_formats::DType;
 /// the [module](self)'s table. NaN and infinity pass through.
 pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelError> {
     let op = Check("combine_experts");
-    let [tokens, top_k, n] = op.dims("x", x, "[T, top_k, N]")?;
-    op.shape("weights", weights, &[tokens, top_k], || format!("x {:?}", x.shape()))?;
-    op.dtype("weights", weights, DType::F32)?;
-    op.float("x", x)?;
-    op.same_device("weights", weights.device(), x.device())?;
+    let [tokens, top_k, n] = check(op, x, weights)?;
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::launch(op, gpu, x, weights),
@@ -53,6 +52,16 @@ pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelErr
             y.cast(x.dtype())
         }
     }
+}
+
+/// Checks the operands against the [module](self)'s table; returns T, top_k and N.
+fn check(op: Check, x: &Tensor, weights: &Tensor) -> Result<[usize; 3], KernelError> {
+    let [tokens, top_k, n] = op.dims("x", x, "[T, top_k, N]")?;
+    op.shape("weights", weights, &[tokens, top_k], || format!("x {:?}", x.shape()))?;
+    op.dtype("weights", weights, DType::F32)?;
+    op.float("x", x)?;
+    op.same_device("weights", weights.device(), x.device())?;
+    Ok([tokens, top_k, n])
 }
 
 /// Some whole rows of y.

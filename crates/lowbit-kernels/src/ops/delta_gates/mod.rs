@@ -20,9 +20,12 @@ mod bench;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{DeltaGatesGradient, delta_gates_backward};
 
 use super::Check;
 use crate::simd::math;

@@ -6,8 +6,11 @@ mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::dequant_gather_backward;
 
 use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
@@ -37,12 +40,7 @@ pub fn dequant_gather(
     ids: &Tensor,
     dtype: FloatType,
 ) -> Result<Tensor, KernelError> {
-    let &[count, k] = table.shape() else {
-        let (got, want) = (table.shape().to_vec(), "[V, K] is wanted".into());
-        return Err(KernelError::Shape { op: CHECK.0, operand: "table", got, want });
-    };
-    CHECK.ids("ids", ids, count)?;
-    CHECK.same_device("ids", ids.device(), table.device())?;
+    let [_, k] = check_table(CHECK, table, ids)?;
     let shape = [ids.shape(), &[k]].concat();
     match table.device() {
         #[cfg(feature = "gpu")]
@@ -55,4 +53,15 @@ pub fn dequant_gather(
             y.cast(dtype.dtype())
         }
     }
+}
+
+/// Checks that `ids` name rows of the table; returns V and K.
+fn check_table(check: Check, table: &QuantizedTensor, ids: &Tensor) -> Result<[usize; 2], KernelError> {
+    let &[count, k] = table.shape() else {
+        let (got, want) = (table.shape().to_vec(), "[V, K] is wanted".into());
+        return Err(KernelError::Shape { op: check.0, operand: "table", got, want });
+    };
+    check.ids("ids", ids, count)?;
+    check.same_device("ids", ids.device(), table.device())?;
+    Ok([count, k])
 }

@@ -34,12 +34,15 @@ mod cuda;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 mod policy;
 mod reference;
 #[cfg(feature = "gpu")]
 mod rounded;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{GatedDeltaRuleGradient, GatesGradient, gated_delta_rule_backward};
 
 use super::{Check, L2Norm, delta_gates, l2_norm};
 use crate::{Device, KernelError, Tensor};

@@ -4,9 +4,12 @@ mod bench;
 mod cpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 mod policy;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{gather_qmm_backward_scales, gather_qmm_backward_x};
 
 #[cfg(feature = "gpu")]
 use super::quantized_matmul::gpu::{Experts, multiply};
@@ -68,23 +71,33 @@ pub fn gather_qmm<'a>(
 }
 
 fn output_shape(x: &[usize], weight: &QuantizedTensor, ids: &Tensor) -> Result<Vec<usize>, KernelError> {
+    product_shape(CHECK, x, weight, ids)
+}
+
+/// The shape of the products of an x of this shape; errors name `check`'s op.
+fn product_shape(
+    check: Check,
+    x: &[usize],
+    weight: &QuantizedTensor,
+    ids: &Tensor,
+) -> Result<Vec<usize>, KernelError> {
     let (products, n, k) = match *weight.shape() {
         [experts, n, k] if experts > 0 => (None, n, k),
         [products, experts, n, k] if experts > 0 => (Some(products), n, k),
         _ => {
             let want = "[E, N, K] or [P, E, N, K] with an expert at least is wanted".into();
             let got = weight.shape().to_vec();
-            return Err(KernelError::Shape { op: CHECK.0, operand: "weight", got, want });
+            return Err(KernelError::Shape { op: check.0, operand: "weight", got, want });
         }
     };
-    let [tokens, top_k] = CHECK.dims("ids", ids, "[T, top_k]")?;
+    let [tokens, top_k] = check.dims("ids", ids, "[T, top_k]")?;
     match *x {
         [t, slots, last] if t == tokens && (slots == 1 || slots == top_k) && last == k => {
             Ok(products.into_iter().chain([tokens, top_k, n]).collect())
         }
         _ => {
             let want = format!("ids are {:?} and weight is {:?}", ids.shape(), weight.shape());
-            Err(KernelError::Shape { op: CHECK.0, operand: "x", got: x.to_vec(), want })
+            Err(KernelError::Shape { op: check.0, operand: "x", got: x.to_vec(), want })
         }
     }
 }

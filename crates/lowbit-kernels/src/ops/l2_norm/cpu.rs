@@ -8,6 +8,20 @@ use crate::{
 };
 use lowbit_formats::DType;
 
+impl L2Norm {
+    /// What a row of `width` elements whose squares add up to `sum` is divided by.
+    #[inline(always)]
+    pub(super) fn length(&self, sum: f32, width: usize) -> f32 {
+        match self.convention {
+            L2NormConvention::Sum => (sum + self.eps).sqrt(),
+            L2NormConvention::Mean => (sum + width as f32 * self.eps).sqrt(),
+            // Not `f32::max`, which would hide a NaN.
+            L2NormConvention::Max if sum.sqrt() < self.eps => self.eps,
+            L2NormConvention::Max => sum.sqrt(),
+        }
+    }
+}
+
 struct Rows<'a> {
     x: &'a [f32],
     width: usize,
@@ -20,16 +34,8 @@ impl Kernel for Rows<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let eps = self.params.eps;
         for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
-            let sum = slices::dot(simd, x, x);
-            let length = match self.params.convention {
-                L2NormConvention::Sum => (sum + eps).sqrt(),
-                L2NormConvention::Mean => (sum + self.width as f32 * eps).sqrt(),
-                // Not `f32::max`, which would hide a NaN.
-                L2NormConvention::Max if sum.sqrt() < eps => eps,
-                L2NormConvention::Max => sum.sqrt(),
-            };
+            let length = self.params.length(slices::dot(simd, x, x), self.width);
             slices::map(simd, &Scale(slices::reciprocal(length)), [x], y);
         }
     }

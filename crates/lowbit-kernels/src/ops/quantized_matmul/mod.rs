@@ -8,6 +8,7 @@ mod cuda;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod gpu_tests;
+pub mod gradient;
 mod input;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod input_gpu_tests;
@@ -23,8 +24,13 @@ pub(crate) mod reference;
 pub(crate) mod tests;
 
 pub(crate) use cpu::{Group, Product, matmul_groups};
+pub use gradient::{
+    ScalesGradient, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
+    quantized_matmul_backward_x,
+};
 pub use input::{AddRmsNorm, Input};
 
+use super::Check;
 use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 use std::sync::Arc;
@@ -164,7 +170,12 @@ fn on_cpu(
 }
 
 fn output_shape(x: &[usize], weight: &QuantizedTensor) -> Result<Vec<usize>, KernelError> {
-    let fits = match (weight.shape(), x) {
+    product_shape(CHECK, x, weight.shape())
+}
+
+/// The shape of the product of an x and a weight of these shapes.
+fn product_shape(check: Check, x: &[usize], weight: &[usize]) -> Result<Vec<usize>, KernelError> {
+    let fits = match (weight, x) {
         ([_, k], [.., last]) => k == last,
         ([b, _, k], [batches, _, last]) => {
             k == last && (batches == b || *b > 0 && batches.is_multiple_of(*b))
@@ -172,10 +183,10 @@ fn output_shape(x: &[usize], weight: &QuantizedTensor) -> Result<Vec<usize>, Ker
         _ => false,
     };
     if !fits {
-        let want = format!("weight is {:?}", weight.shape());
-        return Err(KernelError::Shape { op: CHECK.0, operand: "x", got: x.to_vec(), want });
+        let want = format!("weight is {weight:?}");
+        return Err(KernelError::Shape { op: check.0, operand: "x", got: x.to_vec(), want });
     }
     let mut shape = x.to_vec();
-    *shape.last_mut().expect("x has a last dimension: it was matched above") = weight.n();
+    *shape.last_mut().expect("x has a last dimension: it was matched above") = weight[weight.len() - 2];
     Ok(shape)
 }

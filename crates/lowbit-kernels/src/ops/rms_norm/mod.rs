@@ -6,9 +6,12 @@ pub(super) mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+pub(in crate::ops) mod gradient;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{GatedRmsNormGradient, RmsNormGradient, gated_rms_norm_backward, rms_norm_backward};
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};

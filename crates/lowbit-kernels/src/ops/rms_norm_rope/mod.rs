@@ -5,9 +5,12 @@ mod bench;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{RmsNormRopeGradient, rms_norm_rope_backward};
 
 use super::check::Check;
 use super::kv_append::{self, kv_append};

@@ -53,7 +53,22 @@ fn interleaved(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
     }
 }
 
-pub(super) fn rope(cpu: &Cpu, x: &Tensor, positions: &[u32], rope: &Rope) -> Result<Tensor, KernelError> {
+/// Which way heads are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// By the angle.
+    Forth,
+    /// By the angle's negative.
+    Back,
+}
+
+pub(super) fn rope(
+    cpu: &Cpu,
+    x: &Tensor,
+    positions: &[u32],
+    (rope, direction): (&Rope, Direction),
+) -> Result<Tensor, KernelError> {
+    let sign = if direction == Direction::Forth { 1.0 } else { -1.0 };
     let mut y = Tensor::empty(x.shape(), DType::F32, x.device());
     let (width, row) = (x.dim(2), x.dim(1) * x.dim(2));
     let (x, pairs) = (x.as_slice::<f32>()?, rope.inv_freq.len());
@@ -63,7 +78,7 @@ pub(super) fn rope(cpu: &Cpu, x: &Tensor, positions: &[u32], rope: &Rope) -> Res
         for (t, y) in (first..).zip(y.chunks_exact_mut(row)) {
             for ((cos, sin), f) in cos.iter_mut().zip(&mut sin).zip(&rope.inv_freq) {
                 let (s, c) = (positions[t] as f32 * f).sin_cos();
-                (*cos, *sin) = (c * rope.attention_factor, s * rope.attention_factor);
+                (*cos, *sin) = (c * rope.attention_factor, sign * s * rope.attention_factor);
             }
             let (x, layout) = (&x[t * row..(t + 1) * row], rope.layout);
             cpu.isa().dispatch(Token { x, width, cos: &cos, sin: &sin, layout, y });

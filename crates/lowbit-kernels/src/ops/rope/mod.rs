@@ -7,6 +7,7 @@ mod frequencies;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 #[cfg(test)]
 mod peer;
 pub(crate) mod reference;
@@ -16,6 +17,7 @@ mod tests;
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 pub use frequencies::{Llama3, Yarn};
+pub use gradient::rope_backward;
 
 /// Which elements of a head make a pair that is rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -160,7 +162,8 @@ pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, Kerne
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            cpu::rope(cpu, &check.widened("x", x)?, positions.as_slice()?, rope)?.cast(dtype.dtype())
+            let x = check.widened("x", x)?;
+            cpu::rope(cpu, &x, positions.as_slice()?, (rope, cpu::Direction::Forth))?.cast(dtype.dtype())
         }
     }
 }

@@ -27,9 +27,12 @@ mod cpu;
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
 mod gpu_tests;
+mod gradient;
 mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{RouterTopKGradient, router_top_k_backward};
 
 use super::Check;
 use crate::simd::math;
@@ -57,17 +60,8 @@ pub fn router_top_k(
     params: RouterParams,
 ) -> Result<(Tensor, Tensor), KernelError> {
     let op = Check("router_top_k");
-    let [tokens, experts] = op.dims("logits", logits, "[T, E]")?;
+    let [tokens, experts] = check(op, logits, shared, params)?;
     let RouterParams { top_k, .. } = params;
-    if top_k == 0 || top_k > experts {
-        return Err(op.shape_error("logits", logits, format!("top_k is {top_k}: 1 to E are wanted")));
-    }
-    op.float("logits", logits)?;
-    if let Some(shared) = shared {
-        op.shape("shared", shared, &[tokens, 1], || format!("logits {:?}", logits.shape()))?;
-        op.dtype("shared", shared, logits.dtype())?;
-        op.same_device("shared", shared.device(), logits.device())?;
-    }
     match logits.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::router_top_k(op, gpu, logits, shared, params),
@@ -93,6 +87,27 @@ pub fn router_top_k(
             Ok((Tensor::new(&ids, &shape, logits.device())?, Tensor::new(&weights, &shape, logits.device())?))
         }
     }
+}
+
+/// Checks the operands against the [module](self)'s table; returns T and E.
+fn check(
+    op: Check,
+    logits: &Tensor,
+    shared: Option<&Tensor>,
+    params: RouterParams,
+) -> Result<[usize; 2], KernelError> {
+    let [tokens, experts] = op.dims("logits", logits, "[T, E]")?;
+    let RouterParams { top_k, .. } = params;
+    if top_k == 0 || top_k > experts {
+        return Err(op.shape_error("logits", logits, format!("top_k is {top_k}: 1 to E are wanted")));
+    }
+    op.float("logits", logits)?;
+    if let Some(shared) = shared {
+        op.shape("shared", shared, &[tokens, 1], || format!("logits {:?}", logits.shape()))?;
+        op.dtype("shared", shared, logits.dtype())?;
+        op.same_device("shared", shared.device(), logits.device())?;
+    }
+    Ok([tokens, experts])
 }
 
 /// A logit for which the row has no right answer.

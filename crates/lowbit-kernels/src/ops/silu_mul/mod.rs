@@ -1,7 +1,10 @@
 //! The SwiGLU gate: `silu(gate) * up`.
 
+mod gradient;
 #[cfg(test)]
 mod tests;
+
+pub use gradient::{SiluMulGradient, silu_mul_backward};
 
 use super::check::Check;
 use super::elementwise::{self, Gate};

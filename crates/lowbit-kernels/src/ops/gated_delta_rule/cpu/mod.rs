@@ -25,12 +25,12 @@ pub(super) struct Problem<'a> {
 
 /// What a value head's step needs of one token.
 #[derive(Clone, Copy)]
-struct Token<'a> {
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    decay: f32,
-    beta: f32,
+pub(super) struct Token<'a> {
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    pub v: &'a [f32],
+    pub decay: f32,
+    pub beta: f32,
 }
 
 impl Problem<'_> {
@@ -46,7 +46,7 @@ impl Problem<'_> {
     }
 
     #[inline(always)]
-    fn token(&self, t: usize, head: usize) -> Token<'_> {
+    pub(super) fn token(&self, t: usize, head: usize) -> Token<'_> {
         let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
         let key = (t * key_heads + self.dims.key_head(self.params.head_map, head)) * key_dim;
         let gate = t * value_heads + head;

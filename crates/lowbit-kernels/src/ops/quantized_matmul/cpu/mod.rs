@@ -7,7 +7,7 @@ mod inner;
 mod int8;
 mod outer;
 mod panels;
-mod rows;
+pub(super) mod rows;
 
 use super::input::PLAN;
 use super::policy::{self, MC, Variant};
@@ -131,7 +131,7 @@ fn explain<K: Display>(groups: &[Group<'_>], (n, k): (usize, usize), kernel: imp
 }
 
 /// Cuts `y`, `[m, n]`, into pieces of at most `height` rows and `strip` columns.
-fn cut<'a>(
+pub(super) fn cut<'a>(
     y: &'a mut [f32],
     n: usize,
     height: usize,

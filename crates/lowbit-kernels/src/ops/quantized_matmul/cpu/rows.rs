@@ -4,16 +4,16 @@ use crate::simd::{Isa, Kernel, Simd};
 use lowbit_formats::{Codec, MAX_RUN, Parts};
 
 /// Values of a row that a panel holds: a whole number of runs of every format.
-pub(super) const KC: usize = 512;
+pub(in crate::ops::quantized_matmul) const KC: usize = 512;
 /// Rows of x are padded to a multiple of this: whole vectors, and whole runs of [`lowbit_formats::Float`].
-pub(super) const STEP: usize = 32;
+pub(in crate::ops::quantized_matmul) const STEP: usize = 32;
 const _: () = assert!(KC.is_multiple_of(MAX_RUN) && KC.is_multiple_of(STEP));
 
 /// Decoded values of consecutive rows.
-pub(super) type Panel = [[f32; KC]];
+pub(in crate::ops::quantized_matmul) type Panel = [[f32; KC]];
 
 /// The rows of a weight, whatever its format.
-pub(super) trait Rows: Sync {
+pub(in crate::ops::quantized_matmul) trait Rows: Sync {
     /// Decodes the values from `k` on (a multiple of [`KC`]) of the rows from `row` on. Past the end of a row the
     /// panel is zero up to a multiple of [`STEP`] and untouched after that.
     fn decode(&self, isa: Isa, row: usize, k: usize, panel: &mut Panel);
@@ -23,7 +23,7 @@ pub(super) trait Rows: Sync {
 }
 
 /// A weight of one format.
-pub(super) struct WeightRows<'a, C> {
+pub(in crate::ops::quantized_matmul) struct WeightRows<'a, C> {
     pub codec: C,
     pub parts: Parts<'a>,
     pub rows: usize,

@@ -1,0 +1,114 @@
+use super::*;
+use crate::Device;
+use crate::ops::attention;
+use crate::ops::attention::reference::Operands;
+use crate::ops::testing::{
+    FLOATS, assert_close, assert_derivatives, coarse, device, devices, dot, normal, values,
+};
+use numcheck::{Random, assert_bits};
+
+#[test]
+fn formulas_are_the_derivatives_of_the_forward_reference() {
+    let mut random = Random::new(1);
+    // Hq, Hkv, capacity, D, Dv; two queries of one cache, out of order.
+    let (sizes, positions) = ([4, 2, 5, 3, 2], [3, 1]);
+    let [query_heads, heads, capacity, width, value_width] = sizes;
+    let q = coarse(&mut random, 2 * query_heads * width);
+    let k = coarse(&mut random, heads * capacity * width);
+    let v = coarse(&mut random, heads * capacity * value_width);
+    let dy = coarse(&mut random, 2 * query_heads * value_width);
+    for sliding_window in [None, Some(2)] {
+        let params = AttentionParams { scale: 0.5, sliding_window };
+        let loss = |q: &[f32], k: &[f32], v: &[f32]| {
+            dot(&Operands { q, k, v, positions: &positions, sizes }.attention(&params).y, &dy)
+        };
+        let of = Operands { q: &q, k: &k, v: &v, positions: &positions, sizes };
+        let [dq, dk, dv] = reference::attention_backward(&of, &dy, &params);
+        assert_derivatives("dq", &q, &dq.values, |q| loss(q, &k, &v));
+        assert_derivatives("dk", &k, &dk.values, |k| loss(&q, k, &v));
+        assert_derivatives("dv", &v, &dv.values, |v| loss(&q, &k, v));
+    }
+}
+
+/// A call's operands and dy; keys and values that no query sees are NaN.
+fn operands(
+    device: &Device,
+    sizes: [usize; 5],
+    positions: &[u32],
+    window: Option<usize>,
+) -> ([Tensor; 5], AttentionParams) {
+    let [query_heads, heads, capacity, width, value_width] = sizes;
+    let params = AttentionParams { scale: 0.3, sliding_window: window };
+    let mut random = Random::new(positions.len() as u64);
+    let mut float = |shape: &[usize]| normal(&mut random, shape, FLOATS[0], device).0;
+    let (q, dy) =
+        (float(&[positions.len(), query_heads, width]), float(&[positions.len(), query_heads, value_width]));
+    let (mut k, mut v) = (float(&[heads, capacity, width]), float(&[heads, capacity, value_width]));
+    let seen = |j: usize| positions.iter().any(|&position| params.visible(position).contains(&j));
+    for (x, width) in [(&mut k, width), (&mut v, value_width)] {
+        for (row, x) in x.as_mut_slice::<f32>().unwrap().chunks_mut(width).enumerate() {
+            x.iter_mut().filter(|_| !seen(row % capacity)).for_each(|x| *x = f32::NAN);
+        }
+    }
+    let at = Tensor::new(positions, &[positions.len()], device).unwrap();
+    ([q, k, v, dy, at], params)
+}
+
+fn check(device: &Device, sizes: [usize; 5], positions: &[u32], window: Option<usize>) {
+    let ([q, k, v, dy, at], params) = operands(device, sizes, positions, window);
+    let y = attention(&q, &k, &v, &at, &params).unwrap();
+    let got = attention_backward([&q, &k, &v], &at, &params, [&y, &dy]).unwrap();
+    let [qs, ks, vs, dys] = [&q, &k, &v, &dy].map(values);
+    let of = Operands { q: &qs, k: &ks, v: &vs, positions, sizes };
+    let [dq, dk, dv] = reference::attention_backward(&of, &dys, &params);
+    for (got, like, want) in [(&got.dq, &q, dq), (&got.dk, &k, dk), (&got.dv, &v, dv)] {
+        assert_close(got, like.shape(), FLOATS[0], &want.values, |i| want.bounds[i]);
+    }
+}
+
+#[test]
+fn agrees_with_f64() {
+    for device in devices() {
+        let prefill: Vec<u32> = (0..75).collect();
+        check(&device, [6, 2, 150, 20, 13], &prefill, None);
+        check(&device, [6, 2, 150, 20, 13], &prefill, Some(10));
+        check(&device, [3, 3, 140, 16, 32], &(60..130).collect::<Vec<u32>>(), None);
+        check(&device, [2, 1, 100, 65, 7], &[99, 3, 64, 63], Some(40));
+        check(&device, [70, 1, 9, 5, 3], &[8, 0], None);
+        check(&device, [1, 1, 1, 1, 1], &[0], None);
+    }
+}
+
+#[test]
+fn the_same_for_every_number_of_threads() {
+    let of = |threads| {
+        let device = Device::cpu(Some(threads)).unwrap();
+        let positions: Vec<u32> = (0..130).collect();
+        let ([q, k, v, dy, at], params) = operands(&device, [4, 2, 130, 24, 16], &positions, None);
+        // The forward op's stretches do depend on it.
+        let AttentionGradient { dq, dk, dv } =
+            attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
+        [dq, dk, dv].map(|x| values(&x))
+    };
+    let one = of(1);
+    for (got, want) in of(3).iter().zip(&one) {
+        assert_bits("threads", got, want);
+    }
+}
+
+#[test]
+fn empty_and_refused() {
+    let device = device();
+    let ([q, k, v, dy, at], params) = operands(&device, [4, 2, 6, 3, 5], &[5], None);
+    let error = attention_backward([&q, &k, &v], &at, &params, [&dy, &q]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "attention_backward: dy is [1, 4, 3], but q [1, 4, 3] with v [2, 6, 5] wants [1, 4, 5]"
+    );
+    let [q, dy, at] = [&q, &dy, &at].map(|x| x.rows(0, 0).unwrap());
+    let got = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
+    assert_eq!(
+        (got.dq.shape(), values(&got.dk), values(&got.dv)),
+        (&[0, 4, 3][..], vec![0.0; 36], vec![0.0; 60])
+    );
+}

@@ -1,0 +1,217 @@
+//! The loss of distillation: the Kullback-Leibler divergence of a student's next-token distribution from its teacher's, and its
+//! gradients.
+//! ```text
+//! p = softmax(teacher[t] / temperature), q = softmax(logits[t] / temperature)     over the vocabulary
+//! kl[t] = sum over v of p[v] * (ln p[v] - ln q[v])
+//! dlogits[t, v] = dkl[t] / temperature * (q[v] - p[v])
+//! ```
+//! | operand | shape | dtype |
+//! |---|---|---|
+//! | `logits`, `teacher` | `[T, V]` | f32, f16, bf16 |
+//! | `dkl` | `[T]`: the gradient of what is minimised by each token's kl, 1/T for their mean, 0 for padding | f32 |
+//! | `kl` | `[T]` | f32 |
+//! | `dlogits` | `[T, V]` | f32 |
+//!
+//! A teacher's probability of 0 contributes nothing, whatever the student's is; NaN passes through. All arithmetic is f32, but sums over the vocabulary are f64 from 1024
+//! terms to the next.
+//!
+//! Source: mlx-lm 0.32 `quant/dwq.py` (`kl_div_loss` with logits times `1 / temperature`).
+
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use super::check::Check;
+use super::{
+    ScalesGradient, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
+    quantized_matmul_backward_x, quantized_matmul_to,
+};
+use crate::{KernelError, QuantizedTensor, Tensor};
+use lowbit_formats::{DType, FloatType};
+use std::ops::Range;
+
+/// What [`distillation_loss`] returns; shapes and dtypes as the [module](self) says.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct DistillationLoss {
+    pub kl: Tensor,
+    pub dlogits: Tensor,
+}
+
+/// The loss of some tokens and its gradient by the student's logits.
+///
+/// # Errors
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the [module](self) says,
+/// and for a temperature that is not above 0 and finite; [`KernelError::Unsupported`] on a GPU.
+pub fn distillation_loss(
+    logits: &Tensor,
+    teacher: &Tensor,
+    dkl: &Tensor,
+    temperature: f32,
+) -> Result<DistillationLoss, KernelError> {
+    let check = Check("distillation_loss");
+    let [tokens, vocabulary] = check.dims("logits", logits, "[T, V]")?;
+    check.shape("teacher", teacher, logits.shape(), || "logits".into())?;
+    check_dkl(check, dkl, ("logits", logits))?;
+    check_temperature(check, temperature)?;
+    for (name, operand) in [("teacher", teacher), ("dkl", dkl)] {
+        check.same_device(name, operand.device(), logits.device())?;
+    }
+    let cpu = logits.device().as_cpu(check.0)?;
+    let (student, teacher) = (check.widened("logits", logits)?, check.widened("teacher", teacher)?);
+    let mut kl = Tensor::allocate_zeros(&[tokens], DType::F32, logits.device())?;
+    let mut dlogits = check.result(logits.shape(), logits.device())?;
+    let rows = cpu::Rows {
+        student: student.as_slice()?,
+        teacher: teacher.as_slice()?,
+        dkl: dkl.as_slice()?,
+        temperature,
+        vocabulary,
+    };
+    rows.run(cpu, kl.as_mut_slice()?, dlogits.as_mut_slice()?);
+    Ok(DistillationLoss { kl, dlogits })
+}
+
+/// How [`output_distillation`] goes about it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OutputDistillation {
+    /// Both models' logits are divided by this.
+    pub temperature: f32,
+    /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and the teacher's.
+    pub block: usize,
+    /// Whether the gradient of the output weight is wanted.
+    pub dweight: bool,
+}
+
+/// What [`output_distillation`] returns.
+#[derive(Clone, Debug)]
+pub struct OutputDistillationGradient {
+    /// `[T]`: each token's loss.
+    pub kl: Tensor,
+    /// `[T, H]`, of x.
+    pub dx: Tensor,
+    /// Of the output weight, if it was asked for.
+    pub dweight: Option<OutputWeightGradient>,
+}
+
+/// The gradient of an output weight.
+#[derive(Clone, Debug)]
+pub enum OutputWeightGradient {
+    /// Of the scales and biases of a weight that has codes.
+    Scales(ScalesGradient),
+    /// Of all values of a weight of plain floats, `[V, H]`.
+    Values(Tensor),
+}
+
+/// [`distillation_loss`] of the logits `x weight^T`, a block of tokens at a time, so that the logits of all never exist, and its
+/// gradients by what makes them. `teacher` is called for each block of tokens in order, and returns its logits, `[block, V]`.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | x | `[T, H]` | f32, f16, bf16 |
+/// | weight | `[V, H]` | any format, not repacked |
+/// | dkl | `[T]` | f32 |
+/// | dx | `[T, H]` | x's |
+///
+/// # Errors
+/// As [`distillation_loss`] and those of `teacher`; [`KernelError::Shape`] when x and weight do not fit; [`KernelError::Value`] for a
+/// block of 0; [`KernelError::Unsupported`] for a repacked weight.
+pub fn output_distillation(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    dkl: &Tensor,
+    mut teacher: impl FnMut(Range<usize>) -> Result<Tensor, KernelError>,
+    params: &OutputDistillation,
+) -> Result<OutputDistillationGradient, KernelError> {
+    let check = Check("output_distillation");
+    let [tokens, _] = check.dims("x", x, "[T, H]")?;
+    check_dkl(check, dkl, ("x", x))?;
+    check_temperature(check, params.temperature)?;
+    weight.by_rows(check.0)?;
+    if params.block == 0 {
+        return Err(check.value("block", 0, "1 token or more are wanted"));
+    }
+    x.device().as_cpu(check.0)?;
+    let wide = check.widened("x", x)?;
+    let mut kl = Tensor::allocate(&[tokens], DType::F32, x.device())?;
+    let mut dx = Tensor::allocate(x.shape(), DType::F32, x.device())?;
+    let mut sum = None;
+    // Without tokens once, for gradients of zero.
+    for start in (0..tokens.max(1)).step_by(params.block) {
+        let block = start..tokens.min(start + params.block);
+        let part = |x: &Tensor| x.rows(block.start, block.end);
+        let x = part(&wide)?;
+        let logits = quantized_matmul_to(&x, weight, FloatType::F32)?;
+        let loss = distillation_loss(&logits, &teacher(block.clone())?, &part(dkl)?, params.temperature)?;
+        drop(logits);
+        put(&mut kl, block.start, &loss.kl)?;
+        put(&mut dx, block.start, &quantized_matmul_backward_x(&loss.dlogits, weight)?)?;
+        if params.dweight {
+            let gradient = of_weight(&x, weight, &loss.dlogits)?;
+            sum = Some(match sum {
+                None => gradient,
+                Some(sum) => add(sum, &gradient)?,
+            });
+        }
+    }
+    Ok(OutputDistillationGradient { kl, dx: dx.cast(x.dtype())?, dweight: sum })
+}
+
+fn check_dkl(check: Check, dkl: &Tensor, (name, x): (&str, &Tensor)) -> Result<(), KernelError> {
+    check.shape("dkl", dkl, &x.shape()[..1], || format!("{name} {:?}", x.shape()))?;
+    check.dtype("dkl", dkl, DType::F32)
+}
+
+fn check_temperature(check: Check, temperature: f32) -> Result<(), KernelError> {
+    if temperature > 0.0 && temperature.is_finite() {
+        return Ok(());
+    }
+    Err(check.value("temperature", temperature, "a finite number above 0 is wanted"))
+}
+
+/// Copies the rows of `part` over those of `whole` from `first` on.
+fn put(whole: &mut Tensor, first: usize, part: &Tensor) -> Result<(), KernelError> {
+    let row: usize = part.shape()[1..].iter().product();
+    let part = part.as_slice::<f32>()?;
+    whole.as_mut_slice::<f32>()?[first * row..][..part.len()].copy_from_slice(part);
+    Ok(())
+}
+
+fn of_weight(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    dlogits: &Tensor,
+) -> Result<OutputWeightGradient, KernelError> {
+    Ok(match weight.format().scheme().group_size() {
+        Some(_) => OutputWeightGradient::Scales(quantized_matmul_backward_scales(x, weight, dlogits)?),
+        None => OutputWeightGradient::Values(quantized_matmul_backward_weight(x, dlogits, weight.shape())?),
+    })
+}
+
+/// The sum of two gradients of one weight.
+fn add(
+    mut sum: OutputWeightGradient,
+    other: &OutputWeightGradient,
+) -> Result<OutputWeightGradient, KernelError> {
+    fn parts(gradient: &OutputWeightGradient) -> Vec<&Tensor> {
+        match gradient {
+            OutputWeightGradient::Scales(scales) => {
+                [&scales.dscales].into_iter().chain(&scales.dbiases).collect()
+            }
+            OutputWeightGradient::Values(values) => vec![values],
+        }
+    }
+    let sums: Vec<&mut Tensor> = match &mut sum {
+        OutputWeightGradient::Scales(scales) => {
+            [&mut scales.dscales].into_iter().chain(&mut scales.dbiases).collect()
+        }
+        OutputWeightGradient::Values(values) => vec![values],
+    };
+    for (sum, other) in sums.into_iter().zip(parts(other)) {
+        let others = other.as_slice::<f32>()?;
+        sum.as_mut_slice::<f32>()?.iter_mut().zip(others).for_each(|(sum, x)| *sum += x);
+    }
+    Ok(sum)
+}
