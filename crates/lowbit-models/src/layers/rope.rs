@@ -198,8 +198,9 @@ fn from_gguf(
         return Err(config.refuse("rope.scaling.attn_factor", &attn_factor.to_string(), want));
     }
     // Llama 3's scaling comes as a tensor of divisors.
-    let divisors =
-        weights.has("", "rope_freqs.weight").then(|| weights.values("", "rope_freqs.weight", rotary_dim / 2));
+    let divisors = weights
+        .has("", "rope_freqs.weight")
+        .then(|| weights.values(("", "rope_freqs.weight"), rotary_dim / 2));
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: divisors.transpose()? })
 }
 
