@@ -2,19 +2,10 @@
 //! mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
 
 use crate::QuantizeError;
+use crate::source::Source;
+use crate::tensor::{Change, Tensor};
 use lowbit_files::{Checkpoint, TensorView};
 use lowbit_models::arch::{self, Architecture, is_extra};
-use std::ops::Range;
-
-/// A tensor of the new checkpoint and where its values come from.
-pub struct Target {
-    pub name: String,
-    pub shape: Vec<usize>,
-    /// Ranges of bytes that follow one another in the new tensor.
-    pub pieces: Vec<(TensorView, Range<usize>)>,
-    /// The norm is stored as `w - 1`; MLX stores `w`.
-    pub add_one: bool,
-}
 
 /// What the renaming depends on.
 struct Names<'a> {
@@ -29,7 +20,7 @@ struct Names<'a> {
 ///
 /// # Errors
 /// [`QuantizeError`] for shapes that do not split, and experts that are missing or surplus.
-pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Target>, QuantizeError> {
+pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Tensor>, QuantizeError> {
     let config = checkpoint.config()?;
     let text = config.get("text_config").unwrap_or(config);
     let size = |key: &str| text.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
@@ -68,7 +59,7 @@ fn has_no_other_head(checkpoint: &Checkpoint) -> bool {
 }
 
 impl Names<'_> {
-    fn rename(&self, view: &TensorView, targets: &mut Vec<Target>) -> Result<(), QuantizeError> {
+    fn rename(&self, view: &TensorView, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
         let name = self.nest(&view.name);
         if self.tied && name.ends_with("lm_head.weight") {
             return Ok(());
@@ -79,15 +70,16 @@ impl Names<'_> {
         if let Some((mlp, expert, part)) = single_expert(&name) {
             return if expert == 0 { self.stack(view, mlp, part, targets) } else { self.known(view, expert) };
         }
-        let whole = vec![(view.clone(), 0..view.bytes.len())];
         let (mut name, mut shape) = (name, view.shape.clone());
         if let Some(mlp) = name.strip_suffix("experts.down_proj") {
             name = format!("{mlp}switch_mlp.down_proj.weight");
         } else if name.ends_with("conv1d.weight") && shape.len() == 3 {
             shape.swap(1, 2);
         }
-        let add_one = self.is_offset_norm(&view.name);
-        targets.push(Target { name, shape, pieces: whole, add_one });
+        // MLX stores `w` where this checkpoint has `w - 1`.
+        let change = Change { add_one: self.is_offset_norm(&view.name), ..Change::default() };
+        let source = Source::new(view)?.with_k(shape.last().copied().unwrap_or(1));
+        targets.push(Tensor { name, shape, source, change });
         Ok(())
     }
 
@@ -113,9 +105,9 @@ impl Names<'_> {
         first: &TensorView,
         mlp: &str,
         part: &str,
-        targets: &mut Vec<Target>,
+        targets: &mut Vec<Tensor>,
     ) -> Result<(), QuantizeError> {
-        let mut pieces = vec![];
+        let mut source = Source::new(first)?.empty();
         for expert in 0..self.experts {
             let name = first.name.replace(".experts.0.", &format!(".experts.{expert}."));
             let view = self.checkpoint.tensors().get(&name);
@@ -126,11 +118,11 @@ impl Names<'_> {
                 let (shape, want) = (view.shape.clone(), "the experts before it have another shape or type");
                 return Err(QuantizeError::Shape { name, shape, want });
             }
-            pieces.push((view.clone(), 0..view.bytes.len()));
+            source.push(view, 0..view.bytes.len());
         }
         let name = format!("{mlp}switch_mlp.{part}");
         let shape = [&[self.experts], &first.shape[..]].concat();
-        targets.push(Target { name, shape, pieces, add_one: false });
+        targets.push(Tensor { name, shape, source, change: Change::default() });
         Ok(())
     }
 
@@ -151,7 +143,7 @@ fn single_expert(name: &str) -> Option<(&str, usize, &str)> {
 }
 
 /// `[E, 2I, H]` becomes gate `[E, I, H]` and up `[E, I, H]`.
-fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Result<(), QuantizeError> {
+fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
     let &[experts, both, hidden] = &view.shape[..] else {
         let (shape, want) = (view.shape.clone(), "fused experts are [E, 2 I, H]");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
@@ -163,10 +155,13 @@ fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Res
     }
     let half = view.bytes.len() / experts / 2;
     for (index, part) in ["gate_proj", "up_proj"].iter().enumerate() {
-        let piece = |expert: usize| (2 * expert + index) * half..(2 * expert + index + 1) * half;
-        let pieces = (0..experts).map(|expert| (view.clone(), piece(expert))).collect();
+        let mut source = Source::new(view)?.empty();
+        for expert in 0..experts {
+            source.push(view, (2 * expert + index) * half..(2 * expert + index + 1) * half);
+        }
         let name = format!("{mlp}switch_mlp.{part}.weight");
-        targets.push(Target { name, shape: vec![experts, both / 2, hidden], pieces, add_one: false });
+        let shape = vec![experts, both / 2, hidden];
+        targets.push(Tensor { name, shape, source, change: Change::default() });
     }
     Ok(())
 }
@@ -186,7 +181,7 @@ mod tests {
             std::fs::write(folder.path().join("config.json"), config).unwrap();
             let targets = targets(&Checkpoint::open(folder.path()).unwrap()).unwrap();
             assert_eq!(
-                targets.iter().map(|target| target.add_one).collect::<Vec<_>>(),
+                targets.iter().map(|target| target.change.add_one).collect::<Vec<_>>(),
                 [want],
                 "{model_type}"
             );

@@ -1,8 +1,9 @@
-use crate::mlx::{Target, targets};
-use crate::{QuantizeError, output_path};
+use crate::mlx::targets;
+use crate::tensor::Tensor;
+use crate::{QuantizeError, Summary, output_path};
 use lowbit_files::staging::{Existing, Staged};
-use lowbit_files::{Checkpoint, Layout, Stored, safetensors};
-use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
+use lowbit_files::{Checkpoint, Layout, safetensors};
+use lowbit_formats::{Component, DType, FloatType, Format};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -66,16 +67,6 @@ impl Default for QuantizeOptions {
     }
 }
 
-/// What quantising made.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Summary {
-    /// Values in all tensors.
-    pub parameters: u64,
-    /// Bytes of all tensors.
-    pub bytes: u64,
-}
-
 /// Bits and group size of routers and shared-expert gates: they are small, and choosing a wrong expert costs most.
 const ROUTER: (usize, usize) = (8, 64);
 
@@ -101,13 +92,10 @@ pub fn quantize(
 ) -> Result<Summary, QuantizeError> {
     // Checked before anything is written.
     Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-    let found = match checkpoint.layout() {
-        Layout::HuggingFace => None,
-        Layout::Mlx => Some("MLX"),
-        Layout::Gguf => Some("GGUF"),
-    };
-    if let Some(found) = found {
-        return Err(QuantizeError::Layout { path: checkpoint.path().to_path_buf(), found });
+    if checkpoint.layout() != Layout::HuggingFace {
+        let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
+        let want = "Hugging Face checkpoints in f32, f16 or bf16";
+        return Err(QuantizeError::Layout { path, found, want });
     }
     output_path::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
@@ -141,25 +129,31 @@ fn write_tensors(
 ) -> Result<Summary, QuantizeError> {
     let mut writer = safetensors::Writer::new();
     writer.metadata("format", "mlx");
-    let (mut bytes, mut parameters) = (0, 0);
     for job in jobs {
-        parameters += job.target.shape.iter().map(|&n| n as u64).product::<u64>();
         for (name, dtype, shape) in job.components()? {
             let named = |error| QuantizeError::Write { name: name.clone(), error };
-            bytes += writer.tensor(&name, dtype, &shape).map_err(named)? as u64;
+            writer.tensor(&name, dtype, &shape).map_err(named)?;
         }
     }
+    let mut summary = Summary::default();
     let mut body = writer.begin(folder, SHARD_BYTES)?;
     for (done, job) in jobs.iter().enumerate() {
-        for component in job.encode()? {
-            body.tensor(&component)?;
+        let Tensor { name, shape, source, .. } = &job.tensor;
+        let named = |error| QuantizeError::Encode { name: name.clone(), error };
+        let encoded = job.tensor.encode(job.format, job.dtype).map_err(named)?;
+        for component in &encoded.components {
+            body.tensor(component)?;
         }
+        let parameters = shape.iter().map(|&n| n as u64).product();
+        let bytes = encoded.components.iter().map(|component| component.len() as u64).sum();
+        summary.add(name, job.format.to_string(), parameters, bytes, encoded.loss);
+        source.release();
         if progress(done + 1, jobs.len()).is_break() {
             return Err(QuantizeError::Interrupted);
         }
     }
     body.finish()?;
-    Ok(Summary { parameters, bytes })
+    Ok(summary)
 }
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
@@ -184,9 +178,9 @@ impl Choice {
 }
 
 /// How a tensor is quantised; `None` for what stays as it is.
-fn choose(target: &Target, options: &QuantizeOptions) -> Option<Choice> {
-    let path = target.name.strip_suffix(".weight")?;
-    let &[.., _, k] = &target.shape[..] else { return None };
+fn choose(tensor: &Tensor, options: &QuantizeOptions) -> Option<Choice> {
+    let path = tensor.name.strip_suffix(".weight")?;
+    let &[.., _, k] = &tensor.shape[..] else { return None };
     if path.ends_with("conv1d") || !k.is_multiple_of(options.group_size) {
         return None;
     }
@@ -210,8 +204,7 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
 
 /// A tensor of the new checkpoint, and how it gets there.
 struct Job {
-    target: Target,
-    stored: FloatType,
+    tensor: Tensor,
     dtype: FloatType,
     choice: Option<Choice>,
     format: Format,
@@ -220,81 +213,38 @@ struct Job {
 impl Job {
     /// `wanted` is the type of all written tensors except the decay rates, as in mlx-lm.
     fn new(
-        target: Target,
+        mut tensor: Tensor,
         wanted: Option<FloatType>,
         options: &QuantizeOptions,
     ) -> Result<Self, QuantizeError> {
-        let (first, _) =
-            target.pieces.first().ok_or_else(|| QuantizeError::Missing { name: target.name.clone() })?;
-        let stored = match first.stored {
-            Stored::Plain(dtype) => FloatType::from_dtype(dtype),
-            Stored::Blocks(_) => None,
+        let Format::Float(stored) = tensor.source.format else {
+            let (name, stored) = (tensor.name.clone(), tensor.source.format.to_string());
+            return Err(QuantizeError::Type { name, stored });
         };
-        let refuse = || QuantizeError::Type { name: first.name.clone(), stored: first.stored.to_string() };
-        let stored = stored.ok_or_else(refuse)?;
-        let dtype = if target.name.ends_with("A_log") { stored } else { wanted.unwrap_or(stored) };
-        let choice = choose(&target, options);
+        let dtype = if tensor.name.ends_with("A_log") { stored } else { wanted.unwrap_or(stored) };
+        // mlx-lm adds in the stored type, before it converts.
+        (tensor.change.sum, tensor.change.rounded) = (stored, dtype);
+        let choice = choose(&tensor, options);
         let format = choice.map_or(Ok(Format::Float(dtype)), |choice| choice.format(options, dtype))?;
-        Ok(Self { target, stored, dtype, choice, format })
+        Ok(Self { tensor, dtype, choice, format })
     }
 
     /// The path of the module that the tensor is the weight of.
     fn module(&self) -> &str {
-        self.target.name.strip_suffix(".weight").unwrap_or(&self.target.name)
+        self.tensor.name.strip_suffix(".weight").unwrap_or(&self.tensor.name)
     }
 
     /// Name, type and shape of what is written.
     fn components(&self) -> Result<Vec<(String, DType, Vec<usize>)>, QuantizeError> {
         if self.choice.is_none() {
-            return Ok(vec![(self.target.name.clone(), self.dtype.dtype(), self.target.shape.clone())]);
+            return Ok(vec![(self.tensor.name.clone(), self.dtype.dtype(), self.tensor.shape.clone())]);
         }
-        let (&k, rows) = self.target.shape.split_last().expect("a module's weight is a matrix");
+        let (&k, rows) = self.tensor.shape.split_last().expect("a module's weight is a matrix");
         let component = |component: &Component| {
             let name = format!("{}.{}", self.module(), component.name);
             (name, component.dtype, [rows, &[component.columns]].concat())
         };
         Ok(self.format.components(k)?.iter().map(component).collect())
-    }
-
-    /// The components' bytes, encoded row by row on all cores.
-    fn encode(&self) -> Result<Vec<Vec<u8>>, QuantizeError> {
-        let values = self.values();
-        let k =
-            if self.choice.is_some() { self.target.shape.last().copied().unwrap_or(1) } else { values.len() };
-        let rows = values.len().checked_div(k).unwrap_or(0);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let run = rows.div_ceil(threads).max(1) * k.max(1);
-        let encode = |(part, values): (usize, &[f32])| {
-            self.format.encode_from(self.dtype, values, k).map_err(|error| match error {
-                FormatError::NotFinite { format, index, value } => {
-                    FormatError::NotFinite { format, index: part * run + index, value }
-                }
-                error => error,
-            })
-        };
-        let encoded: Vec<_> = std::thread::scope(|scope| {
-            let workers: Vec<_> =
-                values.chunks(run).enumerate().map(|part| scope.spawn(move || encode(part))).collect();
-            workers.into_iter().map(|worker| worker.join().expect("encoders do not panic")).collect()
-        });
-        let named = |error| QuantizeError::Encode { name: self.target.name.clone(), error };
-        let encoded = encoded.into_iter().collect::<Result<Vec<_>, _>>().map_err(named)?;
-        let component = |index: usize| encoded.iter().flat_map(|parts| &parts[index]).copied().collect();
-        Ok((0..self.components()?.len()).map(component).collect())
-    }
-
-    /// The values, rounded to their new type.
-    fn values(&self) -> Vec<f32> {
-        let Self { target, stored, dtype, .. } = self;
-        let one = if target.add_one { 1.0 } else { 0.0 };
-        let mut values = vec![];
-        for (view, range) in &target.pieces {
-            let bytes = &view.bytes[range.clone()];
-            // mlx-lm adds in the stored type, before it converts.
-            let value = |i| dtype.round(stored.round(stored.get(bytes, i) + one));
-            values.extend((0..bytes.len() / stored.size()).map(value));
-        }
-        values
     }
 }
 

@@ -199,7 +199,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (
         Some("quantize"),
         &["--dequantize", "--quant-predicate"],
-        Say("all weights of one model are quantised alike: --mode, --bits, --group-size"),
+        Say("all weights of one model are quantised alike: --format, --bits, --group-size"),
     ),
     (Some("perplexity"), &["--chunks", "--ppl-stride"], Say("the whole file is scored; name a shorter one")),
 ];
