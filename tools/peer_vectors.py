@@ -4,7 +4,7 @@
     python tools/peer_vectors.py models --llama-cpp llama.cpp --tools build/bin
     python tools/peer_vectors.py demo
     python tools/peer_vectors.py config_keys
-    python tools/peer_vectors.py quantize --tools build/bin
+    python tools/peer_vectors.py quantize --llama-cpp llama.cpp --tools build/bin
 
 Each subject is a module of peer_vectors/ with `arguments(parser)` and `write(folder, options)`; its docstring says
 what it needs. The vectors are committed: run this only to add to them or to follow a new version of a peer.

@@ -1,10 +1,14 @@
 """What llama-quantize makes of the tiny checkpoints, and which types it gives the tensors of larger models.
 
-Packages: numpy, gguf. `--llama-cpp` and `--tools` as for the subject models, whose GGUF files are read.
+Packages: numpy, gguf, and for the converter torch, transformers and sentencepiece. `--llama-cpp` and `--tools` as for the
+subject models, whose files are read.
 
 files.json: for each GGUF file below tests/vectors/models and each type of file, the SHA-256 of llama-quantize's output.
 types.json: models by their metadata and tensors, and the type that each tensor gets in each type of file: a letter per
 tensor, which `letters` explains.
+converted.json: for each checkpoint, the metadata and the tensors (type, shape, SHA-256) of the file that the converter and then
+llama-quantize make of it as Q4_K_M. Of longer lists there is the digest of their JSON; of `ssm_a`, which hangs on the
+last bit of exp, the values.
 """
 
 import hashlib
@@ -18,9 +22,14 @@ import numpy as np
 
 MIXES = "F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ4_NL IQ4_XS MXFP4_MOE"
 MODELS = Path(__file__).resolve().parent.parent.parent / "tests" / "vectors" / "models"
+CHECKPOINTS = ["llama-bias", "llama2", "llama3", "qwen3", "qwen3-yarn", "qwen3_5", "qwen3_5_moe", "qwen3_next"]
+OUT_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+# The converter knows tokenizers by a hash, and so none of ours: it is told the names of their cuts.
+PRE = {"demo": "qwen35"}
 
 
 def arguments(parser):
+    parser.add_argument("--llama-cpp", type=Path, required=True, help="llama.cpp's source tree")
     parser.add_argument("--tools", type=Path, required=True, help="the folder of the built llama-quantize")
 
 
@@ -29,6 +38,9 @@ def write(folder, options):
     tool = str(options.tools / "llama-quantize")
     files = {path.parent.name: digests(tool, path) for path in sorted(MODELS.glob("*/model.gguf"))}
     save(folder / "files.json", {"models": files})
+    demo = MODELS.parent.parent.parent / "models" / "demo"
+    checkpoints = [demo, *(MODELS / name for name in CHECKPOINTS)]
+    save(folder / "converted.json", {"models": {path.name: converted(options, path) for path in checkpoints}})
     save(folder / "types.json", {"letters": LETTERS, "models": [types(tool, *model) for model in synthetic()]})
 
 
@@ -55,6 +67,39 @@ def digests(tool, model):
             run(tool, "--allow-requantize", str(model), str(out), mix, "1")
             found[mix] = hashlib.sha256(out.read_bytes()).hexdigest()
     return found
+
+
+def out_type(checkpoint):
+    """The type that the converter keeps a checkpoint's weights in, without loss."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    return OUT_TYPES[config.get("dtype") or config.get("torch_dtype") or config["text_config"]["dtype"]]
+
+
+def converted(options, checkpoint):
+    import gguf
+
+    from .llama_cpp import LlamaCpp
+
+    llama = LlamaCpp(options.llama_cpp, options.tools)
+    with tempfile.TemporaryDirectory() as scratch:
+        plain, quantised = Path(scratch) / "plain.gguf", Path(scratch) / "quantised.gguf"
+        llama.convert(checkpoint, plain, out_type(checkpoint), PRE.get(checkpoint.name, "gpt-2"))
+        llama.quantize(plain, quantised, "Q4_K_M")
+        reader = gguf.GGUFReader(quantised)
+        keys = {key: short(field.contents()) for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+        return {"metadata": keys, "tensors": {tensor.name: described(tensor) for tensor in reader.tensors}}
+
+
+def short(value):
+    if isinstance(value, list) and len(value) > 8:
+        return hashlib.sha256(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
+    return value
+
+
+def described(tensor):
+    values = tensor.name.endswith("ssm_a")
+    content = tensor.data.tolist() if values else hashlib.sha256(tensor.data.tobytes()).hexdigest()
+    return {"type": tensor.tensor_type.name, "shape": [int(n) for n in reversed(tensor.shape)], "content": content}
 
 
 def synthetic():

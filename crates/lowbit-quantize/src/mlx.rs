@@ -4,7 +4,7 @@
 use crate::QuantizeError;
 use crate::source::Source;
 use crate::tensor::{Change, Tensor};
-use lowbit_files::{Checkpoint, TensorView};
+use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
 use lowbit_models::arch::{self, Architecture, is_extra};
 
 /// What the renaming depends on.
@@ -61,6 +61,9 @@ fn has_no_other_head(checkpoint: &Checkpoint) -> bool {
 impl Names<'_> {
     fn rename(&self, view: &TensorView, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
         let name = self.nest(&view.name);
+        if self.is_part_of_another(view) {
+            return Ok(());
+        }
         if self.tied && name.ends_with("lm_head.weight") {
             return Ok(());
         }
@@ -70,10 +73,17 @@ impl Names<'_> {
         if let Some((mlp, expert, part)) = single_expert(&name) {
             return if expert == 0 { self.stack(view, mlp, part, targets) } else { self.known(view, expert) };
         }
+        if let Some(tensor) = self.quantised(view, &name)? {
+            targets.push(tensor);
+            return Ok(());
+        }
         let (mut name, mut shape) = (name, view.shape.clone());
         if let Some(mlp) = name.strip_suffix("experts.down_proj") {
             name = format!("{mlp}switch_mlp.down_proj.weight");
-        } else if name.ends_with("conv1d.weight") && shape.len() == 3 {
+        } else if name.ends_with("conv1d.weight")
+            && shape.len() == 3
+            && self.checkpoint.layout() != Layout::Mlx
+        {
             shape.swap(1, 2);
         }
         // MLX stores `w` where this checkpoint has `w - 1`.
@@ -81,6 +91,50 @@ impl Names<'_> {
         let source = Source::new(view)?.with_k(shape.last().copied().unwrap_or(1));
         targets.push(Tensor { name, shape, source, change });
         Ok(())
+    }
+
+    /// Whether these are the scales or biases of a quantised weight.
+    fn is_part_of_another(&self, view: &TensorView) -> bool {
+        let module = view.name.strip_suffix(".scales").or_else(|| view.name.strip_suffix(".biases"));
+        module.is_some_and(|module| {
+            self.checkpoint.tensors().get(&format!("{module}.weight")).is_some()
+                && self.checkpoint.tensors().get(&format!("{module}.scales")).is_some()
+        })
+    }
+
+    /// A weight that MLX quantised.
+    fn quantised(&self, weight: &TensorView, name: &str) -> Result<Option<Tensor>, QuantizeError> {
+        let part = |part: &str| {
+            let module = weight.name.strip_suffix(".weight")?;
+            self.checkpoint.tensors().get(&format!("{module}.{part}"))
+        };
+        let Some(scales) = part("scales") else { return Ok(None) };
+        let module = weight.name.trim_end_matches(".weight");
+        let refuse = |view: &TensorView| QuantizeError::Type {
+            name: view.name.clone(),
+            stored: view.stored.to_string(),
+        };
+        let quantization = self.checkpoint.quantization(module)?.ok_or_else(|| refuse(weight))?;
+        let Stored::Plain(dtype) = scales.stored else { return Err(refuse(scales)) };
+        let format = quantization.format(dtype)?;
+        let groups = scales.shape.last().copied().unwrap_or(1);
+        let k = groups.checked_mul(format.block()).ok_or_else(|| refuse(scales))?;
+        let mut views = vec![];
+        for component in format.components(k)? {
+            let missing = || QuantizeError::Missing { name: format!("{module}.{}", component.name) };
+            views.push(part(component.name).ok_or_else(missing)?);
+        }
+        let rows = weight.shape.split_last().map_or(&[][..], |(_, rows)| rows);
+        let shape = [rows, &[k]].concat();
+        let source = Source::quantised(format, k, &views)?;
+        let tensor = Tensor { name: name.into(), shape, source, change: Change::default() };
+        match tensor.rows() == tensor.source.rows() {
+            true => Ok(Some(tensor)),
+            false => {
+                let (name, shape) = (weight.name.clone(), weight.shape.clone());
+                Err(QuantizeError::Shape { name, shape, want: "its scales say another number of rows" })
+            }
+        }
     }
 
     fn is_offset_norm(&self, name: &str) -> bool {

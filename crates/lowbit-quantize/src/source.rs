@@ -1,7 +1,7 @@
 use crate::QuantizeError;
 use bytes::Bytes;
 use lowbit_files::{Stored, TensorView};
-use lowbit_formats::{FloatType, Format, Parts};
+use lowbit_formats::{Component, FloatType, Format, Parts};
 use std::ops::Range;
 
 /// The rows of a tensor, of `k` values each, in the files that they are read from and in any format.
@@ -37,6 +37,39 @@ impl Source {
         Ok(source)
     }
 
+    /// One row of values that are computed.
+    pub fn values(values: &[f32]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let pieces = vec![Piece { rows: 1, components: vec![bytes.into()] }];
+        Self { format: Format::Float(FloatType::F32), k: values.len(), pieces, views: vec![] }
+    }
+
+    /// A weight in MLX's layout: the components of `format`, in rows of `k` values.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Shape`] when the components do not have the same number of whole rows.
+    pub fn quantised(format: Format, k: usize, views: &[&TensorView]) -> Result<Self, QuantizeError> {
+        let components = format.components(k)?;
+        let rows = |(view, row): (&&TensorView, usize)| {
+            view.bytes.len().checked_div(row).filter(|rows| rows * row == view.bytes.len())
+        };
+        let rows: Vec<_> = views.iter().zip(components.iter().map(Component::row_bytes)).map(rows).collect();
+        let same =
+            rows.len() == components.len() && rows.iter().all(|other| other.is_some() && *other == rows[0]);
+        match rows.first() {
+            Some(&Some(rows)) if same => {
+                let components = views.iter().map(|view| view.bytes.clone()).collect();
+                let views = views.iter().map(|&view| view.clone()).collect();
+                Ok(Self { format, k, pieces: vec![Piece { rows, components }], views })
+            }
+            _ => {
+                let view = views[0];
+                let want = "its scales and biases are of other rows";
+                Err(QuantizeError::Shape { name: view.name.clone(), shape: view.shape.clone(), want })
+            }
+        }
+    }
+
     /// The same without rows yet.
     pub fn empty(&self) -> Self {
         Self { pieces: vec![], views: vec![], ..*self }
@@ -51,7 +84,7 @@ impl Source {
         let row: usize = self
             .format
             .components(self.k)
-            .map_or(0, |components| components.iter().map(lowbit_formats::Component::row_bytes).sum());
+            .map_or(0, |components| components.iter().map(Component::row_bytes).sum());
         let rows = bytes.len().checked_div(row).unwrap_or(0);
         self.pieces.push(Piece { rows, components: vec![bytes] });
         self.views.push(view.clone());
@@ -66,6 +99,11 @@ impl Source {
             again.push_bytes(view, piece.components[0].clone());
         }
         again
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.rows).sum()
     }
 
     /// The values of the rows from `first` on, as many as `out` holds, in f32.

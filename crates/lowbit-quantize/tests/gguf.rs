@@ -1,9 +1,9 @@
 //! GGUF files made here against llama.cpp's own: whole files, and the types of tensors.
 
-use lowbit_files::gguf::{self, Value as Entry, Writer};
-use lowbit_files::{Checkpoint, Stored};
+use lowbit_files::gguf::{self, Array, Value as Entry, Writer};
+use lowbit_files::{Checkpoint, Stored, TensorView};
 use lowbit_formats::DType;
-use lowbit_quantize::{GgufOptions, Mix, QuantizeError, quantize_to_gguf};
+use lowbit_quantize::{GgufOptions, Mix, QuantizeError, QuantizeOptions, quantize, quantize_to_gguf};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::ops::ControlFlow::{Break, Continue};
@@ -146,5 +146,150 @@ fn what_is_not_possible_is_refused_before_anything_is_written() {
         });
         assert!(matches!(result, Err(QuantizeError::Interrupted)));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+}
+
+/// A metadata value as the vectors have it: of longer lists the digest of their JSON.
+fn comparable(entry: &Entry) -> Value {
+    let json: Value = match entry {
+        Entry::String(text) => text.as_str().into(),
+        Entry::U32(number) => (*number).into(),
+        Entry::I32(number) => (*number).into(),
+        Entry::F32(number) => f64::from(*number).into(),
+        Entry::Bool(flag) => (*flag).into(),
+        Entry::Array(Array::String(list)) => serde_json::json!(list),
+        Entry::Array(Array::I32(list)) => serde_json::json!(list),
+        Entry::Array(Array::Bool(list)) => serde_json::json!(list),
+        other => panic!("{other:?} is not written"),
+    };
+    match json.as_array().is_some_and(|list| list.len() > 8) {
+        true => digest(json.to_string().as_bytes()).into(),
+        false => json,
+    }
+}
+
+/// Where a checkpoint of the vectors is.
+fn checkpoint_path(name: &str) -> PathBuf {
+    root().join(if name == "demo" { "models" } else { "tests/vectors/models" }).join(name)
+}
+
+#[test]
+fn directories_become_what_llama_cpps_converter_and_quantiser_make_of_them() {
+    let models = vectors("converted.json");
+    for (model, want) in models["models"].as_object().unwrap() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new.gguf");
+        std::fs::write(&path, quantised(&checkpoint_path(model), "Q4_K_M")).unwrap();
+        let made = gguf::read(&path).unwrap();
+        let mut keys: Vec<_> = made.metadata.iter().map(|(key, _)| key).collect();
+        let mut want_keys: Vec<_> =
+            want["metadata"].as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        want_keys.sort_unstable();
+        assert_eq!(keys, want_keys, "{model}");
+        // The converter writes its default where config.json has no list of layers, whatever config.json says.
+        let wrong = |key: &str| model == "qwen3_next" && key == "qwen3next.full_attention_interval";
+        for (key, value) in made.metadata.iter().filter(|(key, _)| !wrong(key)) {
+            assert_eq!(comparable(value), want["metadata"][key], "{model}: {key}");
+        }
+        assert_eq!(made.tensors.len(), want["tensors"].as_object().unwrap().len(), "{model}");
+        for view in &made.tensors {
+            let want = &want["tensors"][&view.name];
+            assert_eq!(view.stored.to_string().to_uppercase(), want["type"], "{model}: {}", view.name);
+            assert_eq!(serde_json::json!(view.shape), want["shape"], "{model}: {}", view.name);
+            match want["content"].as_array() {
+                None => assert_eq!(digest(&view.bytes), want["content"], "{model}: {}", view.name),
+                Some(rates) => {
+                    for (i, rate) in rates.iter().enumerate() {
+                        let got = f32::from_le_bytes(view.bytes[4 * i..4 * i + 4].try_into().unwrap());
+                        let apart = got.to_bits().abs_diff((rate.as_f64().unwrap() as f32).to_bits());
+                        // Their exp of f32 may be off by a unit in the last place.
+                        assert!(apart <= 1, "{model}: {} {i}: {got} - {rate}", view.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a GGUF file of an MLX checkpoint at 8 bits holds differs from the unquantised weights by MLX's rounding alone: half
+/// a step of at most `(max - min) / 255`, and the rounding of scales, biases and norms to bf16 (2^-9 of them).
+#[test]
+fn mlx_checkpoints_become_what_they_stand_for() {
+    let folder = tempfile::tempdir().unwrap();
+    for model in ["demo", "qwen3", "qwen3_next"] {
+        let source = Checkpoint::open(&checkpoint_path(model)).unwrap();
+        let mlx = folder.path().join(format!("{model}-mlx"));
+        quantize(&source, &mlx, &QuantizeOptions::new("affine", 8, 32), |_, _| Continue(())).unwrap();
+        let paths = [checkpoint_path(model), mlx].map(|path| {
+            let output = path.file_name().unwrap().to_str().unwrap().to_string() + ".gguf";
+            let output = folder.path().join(output);
+            let checkpoint = Checkpoint::open(&path).unwrap();
+            quantize_to_gguf(&checkpoint, &output, &options("F32"), |_, _| Continue(())).unwrap();
+            output
+        });
+        let [exact, rounded] = paths.map(|path| gguf::read(&path).unwrap());
+        assert_eq!(exact.tensors.len(), rounded.tensors.len());
+        let mut quantised = 0;
+        for (exact, rounded) in exact.tensors.iter().zip(&rounded.tensors) {
+            assert_eq!((&exact.name, &exact.shape), (&rounded.name, &rounded.shape));
+            let values = |view: &TensorView| -> Vec<f32> {
+                view.bytes
+                    .chunks_exact(4)
+                    .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+                    .collect()
+            };
+            let [exact, got] = [exact, rounded].map(values);
+            let (min, max) = exact.iter().fold((0f32, 0f32), |(min, max), &x| (min.min(x), max.max(x)));
+            let bound = (max - min) / 510.0 + 2f32.powi(-9) * (max - min + max.max(-min)) * 1.01;
+            let differ = exact.iter().zip(&got).filter(|(one, other)| one != other).count();
+            quantised += usize::from(differ > 0);
+            assert!(
+                exact.iter().zip(&got).all(|(one, other)| (one - other).abs() <= bound),
+                "{model}: {}",
+                rounded.name
+            );
+        }
+        assert!(quantised > 10, "{model}");
+    }
+}
+
+#[test]
+fn tokenizers_without_a_name_in_gguf_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    std::fs::create_dir(&source).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(checkpoint_path("qwen3").join(name), source.join(name)).unwrap();
+    }
+    let original = std::fs::read_to_string(source.join("tokenizer.json")).unwrap();
+    for (from, to, want) in [
+        (
+            r#""pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false"#,
+            r#""pre_tokenizer":{"type":"ByteLevel","add_prefix_space":true"#,
+            "tokenizer.ggml.pre has no name for how its pre_tokenizer cuts text, so it cannot be written to GGUF",
+        ),
+        (
+            r#""normalizer":null"#,
+            r#""normalizer":{"type":"Lowercase"}"#,
+            "normalizer \"Lowercase\" has no counterpart in GGUF",
+        ),
+        (
+            r#""byte_fallback":false"#,
+            r#""byte_fallback":true"#,
+            "only byte-level BPE is written to GGUF, and this is SentencePiece's BPE",
+        ),
+    ] {
+        assert!(original.contains(from), "{from}");
+        std::fs::write(source.join("tokenizer.json"), original.replace(from, to)).unwrap();
+        let checkpoint = Checkpoint::open(&source).unwrap();
+        let output = folder.path().join("new.gguf");
+        let error =
+            quantize_to_gguf(&checkpoint, &output, &options("Q8_0"), |_, _| Continue(())).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            format!("{}: tokenizer: {want}", source.join("tokenizer.json").display())
+        );
+        assert!(!output.exists());
     }
 }

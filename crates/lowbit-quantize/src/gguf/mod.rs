@@ -1,5 +1,7 @@
 //! GGUF files with the types that `llama-quantize` gives them.
 
+mod convert;
+mod metadata;
 mod mix;
 
 pub use mix::Mix;
@@ -9,9 +11,10 @@ use crate::tensor::{Change, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Summary, output_path};
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Existing, Staged};
-use lowbit_files::{Checkpoint, Stored, TensorView};
+use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer};
 use lowbit_formats::{FloatType, Format};
-use lowbit_models::{Config, arch};
+use lowbit_models::Config;
+use lowbit_models::arch::{self, Architecture};
 use mix::{Facts, Part, Place};
 use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
@@ -47,8 +50,8 @@ const FILE_TYPE: &str = "general.file_type";
 const VERSION: &str = "general.quantization_version";
 
 /// Quantises `checkpoint`, round-to-nearest without an importance matrix, into the new GGUF file `output`. Types and
-/// bytes of all tensors are those that `llama-quantize` writes (llama.cpp of llama-cpp-python 0.3.36). A checkpoint that is
-/// quantised already is decoded first.
+/// bytes of all tensors are those that `llama-quantize` writes (llama.cpp of llama-cpp-python 0.3.36), of a directory those
+/// that it writes after `convert_hf_to_gguf.py --no-mtp`. A checkpoint that is quantised already is decoded first.
 ///
 /// `progress` and the output's name are as in [`quantize`](crate::quantize()), but that the output is a file.
 ///
@@ -64,12 +67,21 @@ pub fn quantize_to_gguf(
     output_path::check(checkpoint.path(), output, options.replace)?;
     let files: BTreeSet<_> = checkpoint.tensors().iter().map(|view| &view.file).collect();
     files.into_iter().try_for_each(|file| output_path::check(file, output, options.replace))?;
-    arch::find(&Config::new(checkpoint)?)?;
-    let Some(metadata) = checkpoint.metadata() else {
-        let found = checkpoint.layout();
-        return Err(QuantizeError::Layout { path: checkpoint.path().into(), found, want: "GGUF" });
+    let config = Config::new(checkpoint)?;
+    let architecture = arch::find(&config)?;
+    let (planned, converted);
+    let metadata = match checkpoint.metadata() {
+        Some(metadata) => {
+            planned = carried_over(checkpoint)?;
+            metadata
+        }
+        None => {
+            config.check()?;
+            (planned, converted) = from_directory(checkpoint, &config, architecture)?;
+            &converted
+        }
     };
-    let (jobs, fallbacks) = choose(carried_over(checkpoint)?, metadata, &options.mix)?;
+    let (jobs, fallbacks) = choose(planned, metadata, &options.mix)?;
     let mut writer = Writer::new();
     for (key, value) in entries(metadata, &options.mix) {
         writer.entry(&key, value)?;
@@ -112,19 +124,35 @@ impl Job {
     }
 }
 
-/// A GGUF file's own tensors, in `llama-quantize`'s order: those outside of layers first, then by layer, then by name.
+/// A GGUF file's own tensors.
 fn carried_over(checkpoint: &Checkpoint) -> Result<Vec<Planned>, QuantizeError> {
-    let mut views: Vec<_> = checkpoint.tensors().iter().collect();
-    views.sort_by_key(|view| (layer(&view.name), &view.name));
     let planned = |view: &TensorView| match view.stored {
-        Stored::Plain(dtype) if FloatType::from_dtype(dtype).is_none() => Ok(Planned::Integers(view.clone())),
+        Stored::Plain(dtype) if FloatType::from_dtype(dtype).is_none() => {
+            Ok::<_, QuantizeError>(Planned::Integers(view.clone()))
+        }
         _ => {
             let (name, shape) = (view.name.clone(), view.shape.clone());
             let tensor = Tensor { name, shape, source: Source::new(view)?, change: Change::default() };
             Ok(Planned::Values(tensor, Some(view.clone())))
         }
     };
-    views.into_iter().map(planned).collect()
+    let mut planned = checkpoint.tensors().iter().map(planned).collect::<Result<Vec<_>, _>>()?;
+    sort(&mut planned);
+    Ok(planned)
+}
+
+/// A directory's tensors and metadata, its tokenizer's among them.
+fn from_directory(
+    checkpoint: &Checkpoint,
+    config: &Config<'_>,
+    architecture: &Architecture,
+) -> Result<(Vec<Planned>, Metadata), QuantizeError> {
+    let planned = convert::tensors(checkpoint, config, architecture)?;
+    let mut metadata = metadata::metadata(checkpoint, config, architecture, &planned)?;
+    for (key, value) in Tokenizer::gguf_entries(checkpoint, config.size("vocab_size", "")?)? {
+        metadata.insert(key, value)?;
+    }
+    Ok((planned, metadata))
 }
 
 /// A tensor before its type is chosen.
@@ -133,6 +161,24 @@ enum Planned {
     Integers(TensorView),
     /// With what is copied, if it keeps its type.
     Values(Tensor, Option<TensorView>),
+}
+
+impl Planned {
+    fn name_and_shape(&self) -> (&str, &[usize]) {
+        match self {
+            Self::Integers(view) => (&view.name, &view.shape),
+            Self::Values(tensor, _) => (&tensor.name, &tensor.shape),
+        }
+    }
+}
+
+/// Sorts as `llama-quantize` does: what is outside of layers first, then by layer, then by name.
+fn sort(planned: &mut [Planned]) {
+    planned.sort_by(|one, other| {
+        let key = |planned: &Planned| layer(planned.name_and_shape().0);
+        let names = || one.name_and_shape().0.cmp(other.name_and_shape().0);
+        key(one).cmp(&key(other)).then_with(names)
+    });
 }
 
 /// The layer of a tensor `blk.N.`.
@@ -146,16 +192,12 @@ fn choose(
     metadata: &Metadata,
     mix: &Mix,
 ) -> Result<(Vec<Job>, Vec<Fallback>), QuantizeError> {
-    let names = planned.iter().map(|planned| match planned {
-        Planned::Integers(view) => &*view.name,
-        Planned::Values(tensor, _) => &*tensor.name,
-    });
-    let facts = facts(metadata, names)?;
+    let facts = facts(metadata, planned.iter().map(|planned| planned.name_and_shape().0))?;
     let (mut values, mut downs, mut fallbacks) = (0, 0, vec![]);
     let next = |count: &mut usize| std::mem::replace(count, *count + 1);
-    let mut choose = |tensor: &Tensor| {
+    let mut choose = |tensor: &Tensor, is_gguf: bool| {
         if !is_quantised(&tensor.name, &tensor.shape) {
-            return tensor.source.format;
+            return if is_gguf { tensor.source.format } else { convert::unquantised(tensor) };
         }
         let part = Part::of(&tensor.name);
         let index = match part {
@@ -176,7 +218,7 @@ fn choose(
     };
     let job = |planned| match planned {
         Planned::Integers(view) => Job::Copy(view),
-        Planned::Values(tensor, view) => match (choose(&tensor), view) {
+        Planned::Values(tensor, view) => match (choose(&tensor, view.is_some()), view) {
             (format, Some(view)) if format == tensor.source.format => Job::Copy(view),
             (format, _) => Job::Encode(tensor, format),
         },
