@@ -3,7 +3,8 @@
 Packages: numpy, gguf, and for the converter torch, transformers and sentencepiece. `--llama-cpp` and `--tools` as for the
 subject models, whose files are read.
 
-files.json: for each GGUF file below tests/vectors/models and each type of file, the SHA-256 of llama-quantize's output.
+files.json: for each GGUF file below tests/vectors/models and each type of file, the SHA-256 of llama-quantize's output;
+and of its output with `--tensor-type` for some tensors.
 types.json: models by their metadata and tensors, and the type that each tensor gets in each type of file: a letter per
 tensor, which `letters` explains.
 converted.json: for each checkpoint, the metadata and the tensors (type, shape, SHA-256) of the file that the converter and then
@@ -37,7 +38,9 @@ def write(folder, options):
     folder.mkdir(parents=True, exist_ok=True)
     tool = str(options.tools / "llama-quantize")
     files = {path.parent.name: digests(tool, path) for path in sorted(MODELS.glob("*/model.gguf"))}
-    save(folder / "files.json", {"models": files})
+    ruled = {"model": "qwen3_5-gguf", "mix": "Q4_K_M", "rules": ["ffn_down=Q5_1", "attn_v=Q8_0", "blk.1.ffn_up=F16"]}
+    ruled["digest"] = digest(tool, MODELS / ruled["model"] / "model.gguf", ruled["mix"], ruled["rules"])
+    save(folder / "files.json", {"models": files, "ruled": ruled})
     demo = MODELS.parent.parent.parent / "models" / "demo"
     checkpoints = [demo, *(MODELS / name for name in CHECKPOINTS)]
     save(folder / "converted.json", {"models": {path.name: converted(options, path) for path in checkpoints}})
@@ -60,13 +63,15 @@ def run(*command):
 
 
 def digests(tool, model):
-    found = {}
-    for mix in MIXES.split():
-        with tempfile.TemporaryDirectory() as scratch:
-            out = Path(scratch) / "out.gguf"
-            run(tool, "--allow-requantize", str(model), str(out), mix, "1")
-            found[mix] = hashlib.sha256(out.read_bytes()).hexdigest()
-    return found
+    return {mix: digest(tool, model, mix) for mix in MIXES.split()}
+
+
+def digest(tool, model, mix, rules=()):
+    given = [word for rule in rules for word in ("--tensor-type", rule)]
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out.gguf"
+        run(tool, "--allow-requantize", *given, str(model), str(out), mix, "1")
+        return hashlib.sha256(out.read_bytes()).hexdigest()
 
 
 def out_type(checkpoint):

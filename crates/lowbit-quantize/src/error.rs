@@ -1,6 +1,6 @@
 use lowbit_files::gguf::GgufError;
 use lowbit_files::safetensors::SafetensorsError;
-use lowbit_files::{FileError, Layout, shown, shown_path};
+use lowbit_files::{FileError, Layout, shown, shown_message, shown_path};
 use lowbit_formats::FormatError;
 use lowbit_models::ModelError;
 use std::path::PathBuf;
@@ -20,10 +20,12 @@ pub enum QuantizeError {
     Interrupted,
     #[error(transparent)]
     Model(Box<ModelError>),
-    #[error("{path} is a {found} checkpoint; this output is made from {want}", path = shown_path(.path))]
+    #[error("{path} is a checkpoint in {found}'s layout; this output is made from {want}", path = shown_path(.path))]
     Layout { path: PathBuf, found: Layout, want: &'static str },
     #[error(transparent)]
     Gguf(Box<GgufError>),
+    #[error("rule {rule} {problem}", rule = shown(.rule), problem = shown_message(.problem, 1000))]
+    Rule { rule: String, problem: String },
     #[error("tensor {name} is {stored}, but f32, f16 or bf16 is wanted", name = shown(.name), stored = shown(.stored))]
     Type { name: String, stored: String },
     #[error("tensor {name} is {shape:?}, but {want}", name = shown(.name))]

@@ -6,6 +6,7 @@ mod gguf;
 mod mlx;
 mod output_path;
 mod round;
+mod rule;
 mod source;
 mod summary;
 mod tensor;
@@ -13,6 +14,7 @@ mod tensor;
 pub use error::QuantizeError;
 pub use gguf::{GgufOptions, Mix, quantize_to_gguf};
 pub use round::{QuantizeOptions, quantize};
+pub use rule::Rule;
 pub use summary::{Fallback, Kind, KindSummary, Summary};
 
 /// The README's examples are tests, too.

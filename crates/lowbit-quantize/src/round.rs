@@ -1,6 +1,6 @@
 use crate::mlx::targets;
 use crate::tensor::Tensor;
-use crate::{QuantizeError, Summary, output_path};
+use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, Layout, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format};
@@ -18,6 +18,8 @@ pub struct QuantizeOptions {
     pub bits: usize,
     /// Values that share a scale.
     pub group_size: usize,
+    /// Modules that are quantised otherwise. Without a rule, routers and shared-expert gates have 8 bits in groups of 64.
+    pub rules: Vec<Rule>,
     /// Whether a checkpoint that has the output's name already is replaced.
     pub replace: bool,
 }
@@ -26,7 +28,7 @@ impl QuantizeOptions {
     /// To `bits` bits per code in groups of `group_size`, with one of [`Self::mode`]'s names. [`quantize`] refuses numbers
     /// that the mode does not have.
     pub fn new(mode: impl Into<String>, bits: usize, group_size: usize) -> Self {
-        Self { mode: mode.into(), bits, group_size, replace: false }
+        Self { mode: mode.into(), bits, group_size, rules: vec![], replace: false }
     }
 
     /// With the bits and the group size that MLX takes for `mode` where none are given.
@@ -51,6 +53,12 @@ impl QuantizeOptions {
     #[must_use]
     pub fn with_group_size(self, group_size: usize) -> Self {
         Self { group_size, ..self }
+    }
+
+    /// With other formats for some modules.
+    #[must_use]
+    pub fn with_rules(self, rules: Vec<Rule>) -> Self {
+        Self { rules, ..self }
     }
 
     /// Whether a checkpoint that has the output's name already is replaced.
@@ -100,16 +108,16 @@ pub fn quantize(
     output_path::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
     let companions = checkpoint.companions()?;
-    let jobs = targets(checkpoint)?;
-    let jobs =
-        jobs.into_iter().map(|target| Job::new(target, dtype, options)).collect::<Result<Vec<_>, _>>()?;
+    let tensors = targets(checkpoint)?;
+    Rule::check(&options.rules, tensors.iter().filter_map(module))?;
+    let mut fallbacks = vec![];
+    let job = |tensor| Job::new(tensor, dtype, options, &mut fallbacks);
+    let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
     let existing = if options.replace { Existing::Replace } else { Existing::Refuse };
     let staged = Staged::directory(output, existing)?;
-    let summary = write_tensors(&jobs, staged.path(), &mut progress)?;
-    let routers = jobs.iter().filter(|job| job.choice == Some(Choice::Router));
-    let overrides =
-        routers.map(|job| (job.module().to_string(), json!({ "group_size": ROUTER.1, "bits": ROUTER.0 })));
-    write(staged.path(), "config.json", config(checkpoint, options, overrides.collect())?.as_bytes())?;
+    let summary = Summary { fallbacks, ..write_tensors(&jobs, staged.path(), &mut progress)? };
+    let overrides = jobs.iter().filter_map(|job| job.quantization(options)).collect();
+    write(staged.path(), "config.json", config(checkpoint, options, overrides)?.as_bytes())?;
     for companion in companions {
         write(staged.path(), companion.name, &companion.bytes)?;
     }
@@ -161,33 +169,42 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
     std::fs::write(&path, bytes).map_err(|error| QuantizeError::Io { path, error })
 }
 
-/// How a module is quantised.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Choice {
-    Default,
-    Router,
+/// The path of the module that a tensor is the weight of, if it is a matrix that products read.
+fn module(tensor: &Tensor) -> Option<&str> {
+    let path = tensor.name.strip_suffix(".weight").filter(|path| !path.ends_with("conv1d"))?;
+    (tensor.shape.len() > 1).then_some(path)
 }
 
-impl Choice {
-    fn format(self, options: &QuantizeOptions, scales: FloatType) -> Result<Format, QuantizeError> {
-        Ok(match self {
-            Self::Default => Format::from_mlx(&options.mode, options.bits, options.group_size, scales)?,
-            Self::Router => Format::affine(ROUTER.0, ROUTER.1, scales)?,
-        })
-    }
+/// Whether a module chooses or weighs experts.
+fn is_router(module: &str) -> bool {
+    module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
 }
 
-/// How a tensor is quantised; `None` for what stays as it is.
-fn choose(tensor: &Tensor, options: &QuantizeOptions) -> Option<Choice> {
-    let path = tensor.name.strip_suffix(".weight")?;
-    let &[.., _, k] = &tensor.shape[..] else { return None };
-    if path.ends_with("conv1d") || !k.is_multiple_of(options.group_size) {
-        return None;
+/// How a tensor with scales in `scales` is to be quantised; `None` for what stays as it is.
+fn wanted(
+    tensor: &Tensor,
+    options: &QuantizeOptions,
+    scales: FloatType,
+) -> Result<Option<Format>, QuantizeError> {
+    let Some(path) = module(tensor) else { return Ok(None) };
+    let QuantizeOptions { mode, bits, group_size, rules, .. } = options;
+    if let Some(rule) = Rule::find(rules, path) {
+        return rule.mlx(if mode == "affine" { *group_size } else { ROUTER.1 }, scales);
     }
-    match path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate") {
-        true => k.is_multiple_of(ROUTER.1).then_some(Choice::Router),
-        false => Some(Choice::Default),
+    Ok(Some(match is_router(path) {
+        true => Format::affine(ROUTER.0, ROUTER.1, scales)?,
+        false => Format::from_mlx(mode, *bits, *group_size, scales)?,
+    }))
+}
+
+/// `format`, or affine in the largest groups that make up rows of `k` values; `None` where there are none.
+fn fitting(format: Format, k: usize) -> Option<Format> {
+    if k.is_multiple_of(format.block()) {
+        return Some(format);
     }
+    let Format::Affine { bits, scales, .. } = format else { return None };
+    let smaller = [64, 32].into_iter().find(|&group_size| k.is_multiple_of(group_size))?;
+    Format::affine(bits.into(), smaller, scales).ok()
 }
 
 /// The type that the configuration says the weights have.
@@ -206,27 +223,55 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
 struct Job {
     tensor: Tensor,
     dtype: FloatType,
-    choice: Option<Choice>,
     format: Format,
 }
 
 impl Job {
-    /// `wanted` is the type of all written tensors except the decay rates, as in mlx-lm.
+    /// `stored` is the type of all written tensors except the decay rates, as in mlx-lm.
     fn new(
         mut tensor: Tensor,
-        wanted: Option<FloatType>,
+        stored: Option<FloatType>,
         options: &QuantizeOptions,
+        fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self, QuantizeError> {
-        let Format::Float(stored) = tensor.source.format else {
+        let Format::Float(own) = tensor.source.format else {
             let (name, stored) = (tensor.name.clone(), tensor.source.format.to_string());
             return Err(QuantizeError::Type { name, stored });
         };
-        let dtype = if tensor.name.ends_with("A_log") { stored } else { wanted.unwrap_or(stored) };
+        let dtype = if tensor.name.ends_with("A_log") { own } else { stored.unwrap_or(own) };
         // mlx-lm adds in the stored type, before it converts.
-        (tensor.change.sum, tensor.change.rounded) = (stored, dtype);
-        let choice = choose(&tensor, options);
-        let format = choice.map_or(Ok(Format::Float(dtype)), |choice| choice.format(options, dtype))?;
-        Ok(Self { tensor, dtype, choice, format })
+        (tensor.change.sum, tensor.change.rounded) = (own, dtype);
+        let format = match wanted(&tensor, options, dtype)? {
+            None => Format::Float(dtype),
+            Some(wanted) => {
+                let taken = fitting(wanted, tensor.k()).unwrap_or(Format::Float(dtype));
+                if taken != wanted {
+                    let (name, k) = (tensor.name.clone(), tensor.k());
+                    fallbacks.push(Fallback { tensor: name, k, wanted, taken });
+                }
+                taken
+            }
+        };
+        Ok(Self { tensor, dtype, format })
+    }
+
+    fn is_quantised(&self) -> bool {
+        !matches!(self.format, Format::Float(_))
+    }
+
+    /// The module's entry in the configuration, if it is quantised otherwise than most. As mlx-lm does it, routers have
+    /// one in any case.
+    fn quantization(&self, options: &QuantizeOptions) -> Option<(String, Value)> {
+        let QuantizeOptions { mode, bits, group_size, .. } = options;
+        let usual = Format::from_mlx(mode, *bits, *group_size, self.dtype).ok();
+        if !self.is_quantised() || usual == Some(self.format) && !is_router(self.module()) {
+            return None;
+        }
+        let mut entry = json!({ "group_size": self.format.block(), "bits": self.format.scheme().bits });
+        if !matches!(self.format, Format::Affine { .. }) {
+            entry["mode"] = self.format.to_string().into();
+        }
+        Some((self.module().to_string(), entry))
     }
 
     /// The path of the module that the tensor is the weight of.
@@ -236,7 +281,7 @@ impl Job {
 
     /// Name, type and shape of what is written.
     fn components(&self) -> Result<Vec<(String, DType, Vec<usize>)>, QuantizeError> {
-        if self.choice.is_none() {
+        if !self.is_quantised() {
             return Ok(vec![(self.tensor.name.clone(), self.dtype.dtype(), self.tensor.shape.clone())]);
         }
         let (&k, rows) = self.tensor.shape.split_last().expect("a module's weight is a matrix");

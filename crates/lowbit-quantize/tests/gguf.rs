@@ -3,7 +3,7 @@
 use lowbit_files::gguf::{self, Array, Value as Entry, Writer};
 use lowbit_files::{Checkpoint, Stored, TensorView};
 use lowbit_formats::DType;
-use lowbit_quantize::{GgufOptions, Mix, QuantizeError, QuantizeOptions, quantize, quantize_to_gguf};
+use lowbit_quantize::{GgufOptions, Mix, QuantizeError, QuantizeOptions, Rule, quantize, quantize_to_gguf};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::ops::ControlFlow::{Break, Continue};
@@ -28,10 +28,14 @@ fn digest(bytes: &[u8]) -> String {
 
 /// Quantises `source` in a new folder and returns the file's bytes.
 fn quantised(source: &Path, mix: &str) -> Vec<u8> {
+    quantised_with(source, &options(mix))
+}
+
+fn quantised_with(source: &Path, options: &GgufOptions) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("new.gguf");
     let checkpoint = Checkpoint::open(source).unwrap();
-    let summary = quantize_to_gguf(&checkpoint, &output, &options(mix), |_, _| Continue(())).unwrap();
+    let summary = quantize_to_gguf(&checkpoint, &output, options, |_, _| Continue(())).unwrap();
     let made = Checkpoint::open(&output).unwrap();
     assert_eq!(summary.bytes, made.tensors().iter().map(|view| view.bytes.len() as u64).sum::<u64>());
     assert_eq!(summary.kinds.iter().map(|kind| kind.bytes).sum::<u64>(), summary.bytes);
@@ -49,6 +53,44 @@ fn files_are_llama_quantizes_byte_for_byte() {
             assert_eq!(digest(&quantised(&source, mix)), want.as_str().unwrap(), "{model} as {mix}");
         }
         assert_eq!(digests.as_object().unwrap().len(), Mix::names().count(), "{model}");
+    }
+}
+
+fn rules(list: &Value) -> Vec<Rule> {
+    list.as_array().unwrap().iter().map(|rule| rule.as_str().unwrap().parse().unwrap()).collect()
+}
+
+#[test]
+fn rules_are_llama_quantizes_tensor_types() {
+    let ruled = &vectors("files.json")["ruled"];
+    let source = checkpoint_path(ruled["model"].as_str().unwrap()).join("model.gguf");
+    let mix = options(ruled["mix"].as_str().unwrap());
+    let made = quantised_with(&source, &mix.clone().with_rules(rules(&ruled["rules"])));
+    assert_eq!(digest(&made), ruled["digest"]);
+    assert_ne!(digest(&quantised_with(&source, &mix)), ruled["digest"]);
+}
+
+#[test]
+fn rules_that_mean_nothing_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&checkpoint_path("qwen3").join("model.gguf")).unwrap();
+    let output = folder.path().join("new.gguf");
+    for (rule, want) in [
+        (
+            "ffn_dwn=Q6_K",
+            "rule ffn_dwn=Q6_K matches nothing that is quantised; some of that is token_embd.weight, \
+             blk.0.attn_k.weight, blk.0.attn_output.weight",
+        ),
+        (
+            "ffn_down=Q7_K",
+            "rule ffn_down=Q7_K names no type of GGML's that lowbit has: F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, \
+             Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4",
+        ),
+    ] {
+        let options = options("Q4_0").with_rules(vec![rule.parse().unwrap()]);
+        let error = quantize_to_gguf(&checkpoint, &output, &options, |_, _| Continue(())).unwrap_err();
+        assert_eq!(error.to_string(), want);
+        assert!(!output.exists());
     }
 }
 

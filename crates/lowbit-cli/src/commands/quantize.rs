@@ -3,7 +3,7 @@ use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit_files::Checkpoint;
 use lowbit_quantize::{
-    GgufOptions, Mix, QuantizeError, QuantizeOptions, Summary, quantize, quantize_to_gguf,
+    GgufOptions, Mix, QuantizeError, QuantizeOptions, Rule, Summary, quantize, quantize_to_gguf,
 };
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,10 @@ pub struct Arguments {
     /// Values that share a scale, for a mode of MLX's [default: 64; mxfp4 and mxfp8: 32; nvfp4: 16].
     #[arg(long, visible_alias = "q-group-size")]
     group_size: Option<usize>,
+    /// Another format for the tensors whose names contain PATTERN, in which * stands for any text: for a mode of MLX's a
+    /// number of bits, a mode, or none; in GGUF a type. Of several rules the first that matches holds.
+    #[arg(long = "rule", value_name = "PATTERN=FORMAT")]
+    rules: Vec<Rule>,
 }
 
 impl Arguments {
@@ -42,7 +46,9 @@ impl Arguments {
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Result<Summary, QuantizeError>, Failure> {
         let Some(mix) = Mix::from_name(&self.format) else {
-            let mut options = QuantizeOptions::for_mode(self.format.to_lowercase()).with_replace(self.force);
+            let mut options = QuantizeOptions::for_mode(self.format.to_lowercase())
+                .with_replace(self.force)
+                .with_rules(self.rules.clone());
             options.bits = self.bits.unwrap_or(options.bits);
             options.group_size = self.group_size.unwrap_or(options.group_size);
             return Ok(quantize(checkpoint, &self.output, &options, progress));
@@ -55,7 +61,7 @@ impl Arguments {
                 );
             }
         }
-        let options = GgufOptions::new(mix).with_replace(self.force);
+        let options = GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone());
         Ok(quantize_to_gguf(checkpoint, &self.output, &options, progress))
     }
 }

@@ -57,10 +57,13 @@ pub(super) fn tensors(
         }
         if is(IN_PROJ_QKVZ) {
             let delta_net = sizes.delta_net.ok_or_else(|| refuse("this architecture has no delta nets"))?;
-            for (name, rows) in [(IN_PROJ_QKV, delta_net.qkv_of_qkvz()), (IN_PROJ_Z, delta_net.z_of_qkvz())] {
+            let n = tensor.shape.first().copied().unwrap_or(0);
+            let wrong = || refuse("the configuration's heads do not make up its rows");
+            let rows = delta_net.split_qkvz(n).ok_or_else(wrong)?;
+            for (name, rows) in [IN_PROJ_QKV, IN_PROJ_Z].into_iter().zip(rows) {
                 let mut part = tensor.clone();
                 part.name = format!("blk.{}.{}.weight", layer.unwrap_or(0), name.1);
-                select_rows(&mut part, rows).ok_or_else(|| refuse("rows of q, k, v and z of all heads"))?;
+                select_rows(&mut part, rows).ok_or_else(wrong)?;
                 tensors.push(part);
             }
             continue;
@@ -83,6 +86,9 @@ pub(super) fn tensors(
     Ok(planned)
 }
 
+/// Far more than any model has.
+const MOST_HEAD_DIM: usize = 1 << 16;
+
 /// Llama 3's scaling of the rotary embedding, which GGUF has as divisors of the frequencies.
 fn rope_divisors(config: &Config<'_>) -> Result<Option<Tensor>, QuantizeError> {
     let section = match config.section("rope_parameters")? {
@@ -101,6 +107,10 @@ fn rope_divisors(config: &Config<'_>) -> Result<Option<Tensor>, QuantizeError> {
         Some(dim) => dim,
         None => config.size("hidden_size", "")? / config.size("num_attention_heads", "")?,
     };
+    if dim > MOST_HEAD_DIM {
+        let want = format!("at most {MOST_HEAD_DIM} elements of a head are supported");
+        return Err(config.refuse("head_dim", &dim.to_string(), &want).into());
+    }
     let theta = match section.optional_float("rope_theta", "")? {
         None => config.optional_float("rope_theta", "")?.unwrap_or(10000.0),
         Some(theta) => theta,
@@ -179,19 +189,20 @@ impl Sizes {
             tensor.change.negative_exp = true;
         }
         if let Some(delta_net) = self.delta_net.filter(|delta_net| delta_net.tiled) {
-            let values = |head: usize| delta_net.tiled_values(head);
-            let keys = 2 * delta_net.key_heads * delta_net.key_dim;
-            let after_keys = || {
-                let values = values(delta_net.value_dim).into_iter().map(move |value| keys + value);
-                (0..keys).chain(values).collect()
-            };
             match () {
-                () if is(IN_PROJ_QKV) || is(CONV1D) => select(tensor, after_keys())?,
-                () if is(IN_PROJ_Z) => select(tensor, values(delta_net.value_dim))?,
-                () if is(IN_PROJ_A) || is(IN_PROJ_B) || is(A_LOG) || is(DT_BIAS) => {
-                    select(tensor, values(1))?
+                () if is(IN_PROJ_QKV) || is(CONV1D) => {
+                    let keys = 2 * delta_net.key_heads * delta_net.key_dim;
+                    let values = delta_net.tiled_values(n.checked_sub(keys)?, delta_net.value_dim)?;
+                    select(tensor, (0..keys).chain(values.into_iter().map(|value| keys + value)).collect())?;
                 }
-                () if is(OUT_PROJ) => select_columns(tensor, values(delta_net.value_dim))?,
+                () if is(IN_PROJ_Z) => select(tensor, delta_net.tiled_values(n, delta_net.value_dim)?)?,
+                () if is(IN_PROJ_A) || is(IN_PROJ_B) || is(A_LOG) || is(DT_BIAS) => {
+                    select(tensor, delta_net.tiled_values(n, 1)?)?;
+                }
+                () if is(OUT_PROJ) => {
+                    let order = delta_net.tiled_values(tensor.k(), delta_net.value_dim)?;
+                    select_columns(tensor, order)?;
+                }
                 () => {}
             }
         }
@@ -215,41 +226,44 @@ impl DeltaNet {
             let want = format!("a multiple of the {key_heads} key heads is wanted");
             return Err(config.refuse("linear_num_value_heads", &value_heads.to_string(), &want).into());
         }
+        let (key_dim, value_dim) =
+            (config.size("linear_key_head_dim", "")?, config.size("linear_value_head_dim", "")?);
+        let rows = key_dim.checked_add(ratio.saturating_mul(value_dim));
+        if rows.and_then(|rows| rows.checked_mul(2)?.checked_mul(key_heads)).is_none() {
+            let got = format!("{value_dim} * {value_heads} heads");
+            return Err(config
+                .refuse("linear_value_head_dim", &got, "that is more than memory can hold")
+                .into());
+        }
         Ok(Self {
             key_heads,
             ratio,
-            key_dim: config.size("linear_key_head_dim", "")?,
-            value_dim: config.size("linear_value_head_dim", "")?,
+            key_dim,
+            value_dim,
             tiled: architecture.gguf != "qwen3next" && ratio > 1,
         })
     }
 
-    /// The rows of all value heads, of `dim` each, in GGUF's order: new head `j * key_heads + k` is old head
-    /// `k * ratio + j`.
-    fn tiled_values(&self, dim: usize) -> Vec<usize> {
+    /// The `rows` rows of all value heads, of `dim` each, in GGUF's order: new head `j * key_heads + k` is old head
+    /// `k * ratio + j`. `None` when there are not as many.
+    fn tiled_values(&self, rows: usize, dim: usize) -> Option<Vec<usize>> {
+        (self.ratio * self.key_heads * dim == rows).then_some(())?;
         let heads = (0..self.ratio).flat_map(|j| (0..self.key_heads).map(move |k| k * self.ratio + j));
-        heads.flat_map(|head| head * dim..(head + 1) * dim).collect()
+        Some(heads.flat_map(|head| head * dim..(head + 1) * dim).collect())
     }
 
-    /// The rows of q, of k, of v and of z in `in_proj_qkvz`, which has them one key head after another.
-    fn parts_of_qkvz(&self) -> [Vec<usize>; 4] {
+    /// The rows of q, k and v, and those of z, in `in_proj_qkvz` of `rows` rows, which has them one key head after another.
+    fn split_qkvz(&self, rows: usize) -> Option<[Vec<usize>; 2]> {
         let values = self.ratio * self.value_dim;
         let widths = [self.key_dim, self.key_dim, values, values];
         let head: usize = widths.iter().sum();
-        std::array::from_fn(|part| {
+        (head * self.key_heads == rows).then_some(())?;
+        let part = |part: usize| {
             let start: usize = widths[..part].iter().sum();
-            (0..self.key_heads).flat_map(|k| k * head + start..k * head + start + widths[part]).collect()
-        })
-    }
-
-    fn qkv_of_qkvz(&self) -> Vec<usize> {
-        let [q, k, v, _] = self.parts_of_qkvz();
-        [q, k, v].concat()
-    }
-
-    fn z_of_qkvz(&self) -> Vec<usize> {
-        let [_, _, _, z] = self.parts_of_qkvz();
-        z
+            let of = move |k: usize| k * head + start..k * head + start + widths[part];
+            (0..self.key_heads).flat_map(of).collect::<Vec<_>>()
+        };
+        Some([[part(0), part(1), part(2)].concat(), part(3)])
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) fn metadata(
         builder.sizes(EXPERTS)?;
     }
     if architecture.gguf_name(A_LOG.0).is_some() {
-        builder.delta_net()?;
+        builder.delta_net(tensors.len())?;
     }
     if architecture.gguf == "llama" {
         builder.sizes(&[("vocab_size", "vocab_size")])?;
@@ -185,12 +185,16 @@ impl Builder<'_> {
         self.put_own("rope.freq_base", Value::F32(theta as f32))
     }
 
-    fn delta_net(&mut self) -> Result<(), QuantizeError> {
+    fn delta_net(&mut self, tensors: usize) -> Result<(), QuantizeError> {
         self.sizes(DELTA_NET)?;
         let values = self.config.size("linear_value_head_dim", "")?
             * self.config.size("linear_num_value_heads", "")?;
         self.put_own("ssm.inner_size", u32_value(self.config, "linear_value_head_dim", values)?)?;
         let layers = self.config.size("num_hidden_layers", "")?;
+        if layers > tensors {
+            let want = format!("the checkpoint has {tensors} tensors");
+            return Err(self.config.refuse("num_hidden_layers", &layers.to_string(), &want).into());
+        }
         let kinds = ["full_attention", "linear_attention"];
         let interval = self.config.size("full_attention_interval", "")?;
         let is_recurrent = |layer: usize| match self.config.layer_type(layer, layers, &kinds)? {

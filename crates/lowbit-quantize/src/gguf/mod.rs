@@ -8,7 +8,7 @@ pub use mix::Mix;
 
 use crate::source::Source;
 use crate::tensor::{Change, Loss, Tensor};
-use crate::{Fallback, QuantizeError, Summary, output_path};
+use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer};
@@ -27,6 +27,8 @@ use std::path::Path;
 pub struct GgufOptions {
     /// Which types its tensors get.
     pub mix: Mix,
+    /// Tensors that get other types.
+    pub rules: Vec<Rule>,
     /// Whether a file that has the output's name already is replaced.
     pub replace: bool,
 }
@@ -34,7 +36,13 @@ pub struct GgufOptions {
 impl GgufOptions {
     /// A file of this mix, which replaces nothing.
     pub fn new(mix: Mix) -> Self {
-        Self { mix, replace: false }
+        Self { mix, rules: vec![], replace: false }
+    }
+
+    /// With other types for some tensors, as `llama-quantize --tensor-type` has it.
+    #[must_use]
+    pub fn with_rules(self, rules: Vec<Rule>) -> Self {
+        Self { rules, ..self }
     }
 
     /// Whether a file that has the output's name already is replaced.
@@ -81,7 +89,7 @@ pub fn quantize_to_gguf(
             &converted
         }
     };
-    let (jobs, fallbacks) = choose(planned, metadata, &options.mix)?;
+    let (jobs, fallbacks) = choose(planned, metadata, options)?;
     let mut writer = Writer::new();
     for (key, value) in entries(metadata, &options.mix) {
         writer.entry(&key, value)?;
@@ -149,7 +157,14 @@ fn from_directory(
 ) -> Result<(Vec<Planned>, Metadata), QuantizeError> {
     let planned = convert::tensors(checkpoint, config, architecture)?;
     let mut metadata = metadata::metadata(checkpoint, config, architecture, &planned)?;
-    for (key, value) in Tokenizer::gguf_entries(checkpoint, config.size("vocab_size", "")?)? {
+    let vocab_size = config.size("vocab_size", "")?;
+    let embedding =
+        planned.iter().map(Planned::name_and_shape).find(|(name, _)| *name == "token_embd.weight");
+    if let Some((_, shape)) = embedding.filter(|(_, shape)| shape.first() != Some(&vocab_size)) {
+        let want = format!("the embedding is {shape:?}");
+        return Err(config.refuse("vocab_size", &vocab_size.to_string(), &want).into());
+    }
+    for (key, value) in Tokenizer::gguf_entries(checkpoint, vocab_size)? {
         metadata.insert(key, value)?;
     }
     Ok((planned, metadata))
@@ -190,17 +205,23 @@ fn layer(name: &str) -> Option<usize> {
 fn choose(
     planned: Vec<Planned>,
     metadata: &Metadata,
-    mix: &Mix,
+    GgufOptions { mix, rules, .. }: &GgufOptions,
 ) -> Result<(Vec<Job>, Vec<Fallback>), QuantizeError> {
     let facts = facts(metadata, planned.iter().map(|planned| planned.name_and_shape().0))?;
+    let quantised =
+        planned.iter().map(Planned::name_and_shape).filter(|(name, shape)| is_quantised(name, shape));
+    Rule::check(rules, quantised.map(|(name, _)| name))?;
     let (mut values, mut downs, mut fallbacks) = (0, 0, vec![]);
     let next = |count: &mut usize| std::mem::replace(count, *count + 1);
     let mut choose = |tensor: &Tensor, is_gguf: bool| {
         if !is_quantised(&tensor.name, &tensor.shape) {
-            return if is_gguf { tensor.source.format } else { convert::unquantised(tensor) };
+            return Ok(if is_gguf { tensor.source.format } else { convert::unquantised(tensor) });
         }
+        let rule = Rule::find(rules, &tensor.name);
         let part = Part::of(&tensor.name);
         let index = match part {
+            // Tensors with a rule do not count.
+            _ if rule.is_some() => 0,
             Part::Value => next(&mut values),
             // Of several down projections in a layer, all have the layer's number.
             Part::Down if facts.experts > 1 => layer(&tensor.name).unwrap_or(0),
@@ -209,21 +230,27 @@ fn choose(
         };
         let stacked = tensor.shape.len() > 2 && tensor.shape[tensor.shape.len() - 3] > 1;
         let place = Place { part, index, stacked, k: tensor.k() };
-        let wanted = mix.format(place, &facts);
+        let wanted = match rule {
+            Some(rule) => rule.ggml()?,
+            None => mix.format(place, &facts),
+        };
         let taken = mix::fitting(wanted, place.k);
         if taken != wanted {
             fallbacks.push(Fallback { tensor: tensor.name.clone(), k: place.k, wanted, taken });
         }
-        taken
+        Ok::<_, QuantizeError>(taken)
     };
-    let job = |planned| match planned {
-        Planned::Integers(view) => Job::Copy(view),
-        Planned::Values(tensor, view) => match (choose(&tensor, view.is_some()), view) {
-            (format, Some(view)) if format == tensor.source.format => Job::Copy(view),
-            (format, _) => Job::Encode(tensor, format),
-        },
-    };
-    Ok((planned.into_iter().map(job).collect(), fallbacks))
+    let mut jobs = vec![];
+    for planned in planned {
+        jobs.push(match planned {
+            Planned::Integers(view) => Job::Copy(view),
+            Planned::Values(tensor, view) => match (choose(&tensor, view.is_some())?, view) {
+                (format, Some(view)) if format == tensor.source.format => Job::Copy(view),
+                (format, _) => Job::Encode(tensor, format),
+            },
+        });
+    }
+    Ok((jobs, fallbacks))
 }
 
 /// Whether a tensor is quantised at all: matrices, but not norms, routers and convolutions.

@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 use super::{GPT_2, Kind, byte_level};
 use crate::gguf::{Array, Value};
 use crate::read::{limit, read};
+use crate::tokenizer::limit::TOKENS as MOST_TOKENS;
 use crate::tokenizer::{Tokenizer, special_token};
 use crate::{Checkpoint, FileError, shown};
 
@@ -62,6 +63,11 @@ impl Source<'_> {
     }
 
     fn vocabulary(&mut self, vocab_size: usize) -> Result<(), FileError> {
+        if vocab_size > MOST_TOKENS {
+            return Err(
+                self.error(format!("{vocab_size} tokens are wanted; at most {MOST_TOKENS} are supported"))
+            );
+        }
         let model = &self.json["model"];
         let kind = model["type"].as_str().unwrap_or("BPE");
         if kind != "BPE" || model["byte_fallback"] == Json::Bool(true) {
