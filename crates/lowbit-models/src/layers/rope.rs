@@ -222,6 +222,19 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
 }
 
+/// Whether llama.cpp gives each of `pairs` rotated pairs a position of one of the sections of the multimodal embedding:
+/// those that it does not find there have position 0.
+pub fn sections_cover(sections: &[usize], pairs: usize) -> bool {
+    let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+    let covered = |pair: usize| {
+        let place = pair % total.max(1);
+        sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
+    };
+    // Pairs repeat with period `total`, and each section covers all pairs below its last one.
+    let pairs = pairs.min(total.max(1));
+    (pairs.saturating_sub(3)..pairs).all(covered)
+}
+
 /// Checks that the sections of the multimodal embedding cover all pairs: llama.cpp gives the others position 0.
 fn check_sections(config: &Config<'_>, rotary_dim: usize) -> Result<(), ModelError> {
     let key = "rope.dimension_sections";
@@ -229,14 +242,7 @@ fn check_sections(config: &Config<'_>, rotary_dim: usize) -> Result<(), ModelErr
         return Ok(());
     }
     let Some(sections) = config.gguf_sizes(key)? else { return Ok(()) };
-    let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
-    let covered = |pair: usize| {
-        let place = pair % total.max(1);
-        sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
-    };
-    // Pairs repeat with period `total`, and each section covers all pairs below its last one.
-    let pairs = (rotary_dim / 2).min(total.max(1));
-    match (pairs.saturating_sub(3)..pairs).all(covered) {
+    match sections_cover(&sections, rotary_dim / 2) {
         true => Ok(()),
         false => {
             let want = format!("they do not cover the {rotary_dim} rotated elements of a head");

@@ -9,6 +9,7 @@ use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_models::Config;
 use lowbit_models::arch::Architecture;
+use lowbit_models::layers::sections_cover;
 use lowbit_models::names::{A_LOG, ROUTER};
 use serde_json::Value as Json;
 
@@ -171,11 +172,7 @@ impl Builder<'_> {
         let sections = self.rope_parameter("mrope_section").and_then(Json::as_array).cloned();
         let hybrid = ["qwen35", "qwen35moe"].contains(&self.architecture.gguf);
         if sections.is_some() || hybrid {
-            // What transformers takes where none are given.
-            let mut sections = sections.map_or(vec![11, 11, 10], |sections| {
-                sections.iter().filter_map(Json::as_i64).filter_map(|n| i32::try_from(n).ok()).collect()
-            });
-            sections.resize(4, 0);
+            let sections = self.sections(sections.as_deref())?;
             self.put_own("rope.dimension_sections", Value::Array(Array::I32(sections)))?;
         }
         let theta = match number(self, "rope_theta") {
@@ -183,6 +180,32 @@ impl Builder<'_> {
             Some(theta) => theta,
         };
         self.put_own("rope.freq_base", Value::F32(theta as f32))
+    }
+
+    /// The pairs of each kind of position in the multimodal embedding. In a text all positions are the same, but llama.cpp
+    /// gives pairs beyond these sections position 0. So sections that do not cover all pairs, as the converter writes some,
+    /// are replaced by ones that do.
+    fn sections(&self, stored: Option<&[Json]>) -> Result<Vec<i32>, QuantizeError> {
+        // What transformers takes where none are given.
+        let stored = stored.map_or(vec![11, 11, 10], |stored| {
+            stored.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
+        });
+        let pairs = self.rotary_dim()? / 2;
+        let mut sections = match sections_cover(&stored, pairs) {
+            true => stored,
+            false => (0..3).map(|kind| pairs.saturating_sub(kind).div_ceil(3)).collect(),
+        };
+        sections.resize(4, 0);
+        let narrow = |&n: &usize| i32::try_from(n);
+        let narrowed = sections.iter().map(narrow).collect::<Result<_, _>>();
+        narrowed.map_err(|_| {
+            self.config.refuse("mrope_section", &format!("{sections:?}"), "GGUF has 32 bits for each").into()
+        })
+    }
+
+    fn rotary_dim(&self) -> Result<usize, QuantizeError> {
+        let fraction = self.rope_parameter("partial_rotary_factor").and_then(Json::as_f64).unwrap_or(0.25);
+        Ok((self.head_dim()? as f64 * fraction) as usize)
     }
 
     fn delta_net(&mut self, tensors: usize) -> Result<(), QuantizeError> {
@@ -204,9 +227,8 @@ impl Builder<'_> {
         let recurrent = (0..layers).map(is_recurrent).collect::<Result<_, _>>()?;
         self.put_own("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)))?;
         self.sizes(&[("full_attention_interval", "full_attention_interval")])?;
-        let fraction = self.rope_parameter("partial_rotary_factor").and_then(Json::as_f64).unwrap_or(0.25);
-        let rotary = (self.head_dim()? as f64 * fraction) as usize;
-        self.put_own("rope.dimension_count", u32_value(self.config, "partial_rotary_factor", rotary)?)
+        let rotary = u32_value(self.config, "partial_rotary_factor", self.rotary_dim()?)?;
+        self.put_own("rope.dimension_count", rotary)
     }
 
     /// What the model's makers recommend.
