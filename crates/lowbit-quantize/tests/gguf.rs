@@ -355,3 +355,50 @@ fn tokenizers_without_a_name_in_gguf_are_refused() {
         assert!(!output.exists());
     }
 }
+
+#[test]
+fn sizes_that_no_tensor_has_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(checkpoint_path("qwen3_5").join(name), folder.path().join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(checkpoint_path("qwen3_5").join("config.json")).unwrap();
+    let huge = 1u64 << 40;
+    for (key, value, want) in [
+        (
+            "vocab_size",
+            huge,
+            format!("[vocab_size, hidden_size] is [{huge}, 64], but the embedding is [283, 64]"),
+        ),
+        ("hidden_size", 65, "[vocab_size, hidden_size] is [283, 65], but the embedding is [283, 64]".into()),
+        ("hidden_size", 0, "hidden_size is 0, but a size is at least 1".into()),
+        ("head_dim", huge, format!("head_dim is {huge}, but GGUF has 32 bits for it")),
+        ("num_hidden_layers", huge, format!("num_hidden_layers is {huge}, but GGUF has 32 bits for it")),
+        (
+            "linear_value_head_dim",
+            u64::MAX,
+            format!("linear_value_head_dim is {} * 4 heads, but that is more than memory can hold", u64::MAX),
+        ),
+        (
+            "linear_value_head_dim",
+            huge,
+            "linear_attn.conv1d.weight is [160, 4, 1], but the configuration's heads do not make up its rows"
+                .into(),
+        ),
+        (
+            "linear_num_key_heads",
+            3,
+            "linear_num_value_heads is 4, but a multiple of the 3 key heads is wanted".into(),
+        ),
+    ] {
+        let mut config: Value = serde_json::from_str(&config).unwrap();
+        config["text_config"][key] = value.into();
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let output = folder.path().with_extension("gguf");
+        let error =
+            quantize_to_gguf(&checkpoint, &output, &options("Q8_0"), |_, _| Continue(())).unwrap_err();
+        assert!(error.to_string().ends_with(&want), "{error}");
+        assert!(!output.exists());
+    }
+}

@@ -157,12 +157,12 @@ fn from_directory(
 ) -> Result<(Vec<Planned>, Metadata), QuantizeError> {
     let planned = convert::tensors(checkpoint, config, architecture)?;
     let mut metadata = metadata::metadata(checkpoint, config, architecture, &planned)?;
-    let vocab_size = config.size("vocab_size", "")?;
+    let (vocab_size, hidden_size) = (config.size("vocab_size", "")?, config.size("hidden_size", "")?);
     let embedding =
         planned.iter().map(Planned::name_and_shape).find(|(name, _)| *name == "token_embd.weight");
-    if let Some((_, shape)) = embedding.filter(|(_, shape)| shape.first() != Some(&vocab_size)) {
-        let want = format!("the embedding is {shape:?}");
-        return Err(config.refuse("vocab_size", &vocab_size.to_string(), &want).into());
+    if let Some((_, shape)) = embedding.filter(|(_, shape)| *shape != [vocab_size, hidden_size]) {
+        let (got, want) = (format!("[{vocab_size}, {hidden_size}]"), format!("the embedding is {shape:?}"));
+        return Err(config.refuse("[vocab_size, hidden_size]", &got, &want).into());
     }
     for (key, value) in Tokenizer::gguf_entries(checkpoint, vocab_size)? {
         metadata.insert(key, value)?;
