@@ -4,6 +4,7 @@
     python tools/peer_vectors.py models --llama-cpp llama.cpp --tools build/bin
     python tools/peer_vectors.py demo
     python tools/peer_vectors.py config_keys
+    python tools/peer_vectors.py quantize --llama-cpp llama.cpp --tools build/bin
 
 Each subject is a module of peer_vectors/ with `arguments(parser)` and `write(folder, options)`; its docstring says
 what it needs. The vectors are committed: run this only to add to them or to follow a new version of a peer.
@@ -13,7 +14,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-SUBJECTS = ["config_keys", "delta", "demo", "files", "formats", "models", "ops"]
+SUBJECTS = ["config_keys", "delta", "demo", "files", "formats", "models", "ops", "quantize"]
 VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 
 

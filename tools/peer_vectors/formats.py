@@ -154,7 +154,7 @@ def mlx_mode(mode, rows):
 
 
 class Ggml:
-    """ggml's reference quantisers and decoders."""
+    """ggml's quantisers, as llama-quantize calls them without an importance matrix, and its decoders."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -164,19 +164,19 @@ class Ggml:
     def encode(self, name, rows):
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
         out = np.zeros((rows.shape[0], rows.shape[1] // block * size), np.uint8)
-        self._call(f"quantize_row_{function(name)}_ref", rows, out, rows.size)
+        self._call(f"quantize_{function(name)}", rows, out, *map(ctypes.c_int64, rows.shape), None)
         return out
 
     def decode(self, name, data):
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
         out = np.full((data.shape[0], data.shape[1] // size * block), np.nan, np.float32)
-        self._call(f"dequantize_row_{function(name)}", data, out, out.size)
+        self._call(f"dequantize_row_{function(name)}", data, out, ctypes.c_int64(out.size))
         return out
 
-    def _call(self, function, source, destination, count):
+    def _call(self, function, source, destination, *rest):
         source = np.ascontiguousarray(source)
         getattr(self.library, function)(
-            source.ctypes.data_as(ctypes.c_void_p), destination.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(count)
+            source.ctypes.data_as(ctypes.c_void_p), destination.ctypes.data_as(ctypes.c_void_p), *rest
         )
 
 

@@ -234,7 +234,7 @@ impl Format {
     }
 
     /// Encodes `values`, `[n, k]`, into the format's components, bit for bit as the peer does from f32 weights:
-    /// `mx.quantize` on its CPU backend (mlx 0.32), `quantize_row_*_ref` (ggml 0.25).
+    /// `mx.quantize` on its CPU backend (mlx 0.32), ggml's `quantize_*` without an importance matrix (ggml 0.25).
     ///
     /// # Errors
     /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::Rows`] when the values are

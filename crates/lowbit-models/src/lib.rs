@@ -15,6 +15,7 @@ mod generate;
 pub mod keys;
 pub mod layers;
 mod model;
+pub mod names;
 mod perplexity;
 mod steps;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]

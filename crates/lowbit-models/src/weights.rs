@@ -1,6 +1,7 @@
 use crate::ModelError;
 use crate::arch::{Architecture, OffsetNorms};
 use crate::layers::{Linear, MergedLinear};
+use crate::names::Name;
 use lowbit_files::{Checkpoint, Layout, Quantization, Stored, TensorView};
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
@@ -171,6 +172,15 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().get(&self.name(json, gguf)).is_some()
     }
 
+    /// Whether a module of this name has a weight.
+    pub fn has_module(&self, (json, gguf): Name<'_>) -> bool {
+        let has = |name: &str| self.checkpoint.tensors().get(&format!("{}{name}", self.prefix)).is_some();
+        match self.choose(json, gguf) {
+            "" => false,
+            name => has(name) || has(&format!("{name}.weight")),
+        }
+    }
+
     /// The shape of a tensor, if it is there.
     pub fn shape(&self, json: &str, gguf: &str) -> Option<Vec<usize>> {
         self.checkpoint.tensors().get(&self.name(json, gguf)).map(|view| view.shape.clone())
@@ -224,36 +234,36 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
-    pub fn linear(&self, json: &str, gguf: &str, n: usize, k: usize) -> Result<Linear, ModelError> {
-        let weight = self.matrix(json, gguf, &[n, k])?;
-        Ok(Linear::new(weight, self.bias(json, gguf, n, self.device())?))
+    pub fn linear(&self, name: Name<'_>, n: usize, k: usize) -> Result<Linear, ModelError> {
+        let weight = self.matrix(name, &[n, k])?;
+        Ok(Linear::new(weight, self.bias(name, n, self.device())?))
     }
 
-    /// Linear layers `[n, k]` of the same input: Hugging Face's name, GGUF's, and n of each.
+    /// Linear layers `[n, k]` of the same input: the name and n of each.
     ///
     /// # Errors
     /// As [`Self::linear`].
     pub fn merged<const N: usize>(
         &self,
-        parts: [(&str, &str, usize); N],
+        parts: [(Name<'_>, usize); N],
         k: usize,
     ) -> Result<MergedLinear<N>, ModelError> {
         let mut linears = Vec::with_capacity(N);
-        for (json, gguf, n) in parts {
-            let weight = self.mapped_matrix(json, gguf, &[n, k])?;
-            linears.push(Linear::new(weight, self.bias(json, gguf, n, &self.target.host)?));
+        for (name, n) in parts {
+            let weight = self.mapped_matrix(name, &[n, k])?;
+            linears.push(Linear::new(weight, self.bias(name, n, &self.target.host)?));
         }
         let linears = linears.try_into().expect("one per part");
-        let (json, gguf, _) = parts[0];
+        let (name, _) = parts[0];
         self.placed(|placement| MergedLinear::new(linears, placement))
-            .map_err(|error| self.weight_error(&self.name(json, gguf), error))
+            .map_err(|error| self.weight_error(&self.name(name.0, name.1), error))
     }
 
     /// A linear layer's bias, if there is one.
-    fn bias(&self, json: &str, gguf: &str, n: usize, device: &Device) -> Result<Option<Tensor>, ModelError> {
+    fn bias(&self, (json, gguf): Name<'_>, n: usize, device: &Device) -> Result<Option<Tensor>, ModelError> {
         let (json, gguf) = (format!("{json}.bias"), format!("{gguf}.bias"));
         match self.has(&json, &gguf) {
-            true => Ok(Some(Tensor::new(&self.values(&json, &gguf, n)?, &[n], device)?)),
+            true => Ok(Some(Tensor::new(&self.values((&json, &gguf), n)?, &[n], device)?)),
             false => Ok(None),
         }
     }
@@ -262,8 +272,8 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
-    pub fn matrix(&self, json: &str, gguf: &str, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
-        self.moved(&self.name(json, gguf), self.mapped_matrix(json, gguf, shape)?)
+    pub fn matrix(&self, name: Name<'_>, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
+        self.moved(&self.name(name.0, name.1), self.mapped_matrix(name, shape)?)
     }
 
     /// A weight read through the map, on the device.
@@ -292,7 +302,7 @@ impl<'a> Weights<'a> {
         Self { exact: true, prefix: self.prefix.clone(), used, read, ..*self }
     }
 
-    fn mapped_matrix(&self, json: &str, gguf: &str, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
+    fn mapped_matrix(&self, (json, gguf): Name<'_>, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
         let module = self.name(json, gguf);
         let with_suffix = format!("{module}.weight");
         let bare = self.checkpoint.tensors().get(&module).is_some();
@@ -375,20 +385,20 @@ impl<'a> Weights<'a> {
             .map_err(|error| self.weight_error(&view.name, error))
     }
 
-    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor (`json`, or MLX's and GGUF's
-    /// names) or from one tensor per expert (`experts.{e}.{part}`), which are then copied into one.
+    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor, `switch_mlp.{part}` in MLX's layout, or
+    /// from one tensor per expert, `experts.{e}.{part}`, which are then copied into one.
     ///
     /// # Errors
     /// As [`Self::matrix`].
-    pub fn experts(&self, part: &str, gguf: &str, shape: [usize; 3]) -> Result<QuantizedTensor, ModelError> {
-        let stacked = format!("switch_mlp.{part}");
-        let first = self.name(&format!("experts.0.{part}.weight"), "");
+    pub fn experts(&self, name: Name<'_>, shape: [usize; 3]) -> Result<QuantizedTensor, ModelError> {
+        let single = |e: usize| name.0.replace("switch_mlp.", &format!("experts.{e}."));
+        let first = self.name(&format!("{}.weight", single(0)), "");
         if self.is_gguf() || self.checkpoint.tensors().get(&first).is_none() {
-            return self.matrix(&stacked, gguf, &shape);
+            return self.matrix(name, &shape);
         }
         let [experts, n, k] = shape;
-        let single = |e: usize| self.mapped_matrix(&format!("experts.{e}.{part}"), "", &[n, k]);
-        let singles = (0..experts).map(single).collect::<Result<Vec<_>, _>>()?;
+        let singles = (0..experts).map(|e| self.mapped_matrix((&single(e), ""), &[n, k]));
+        let singles = singles.collect::<Result<Vec<_>, _>>()?;
         let stacked = QuantizedTensor::stack(&singles).map_err(|error| self.weight_error(&first, error))?;
         self.moved(&first, stacked)
     }
@@ -397,15 +407,15 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`].
-    pub fn vector(&self, json: &str, gguf: &str, len: usize) -> Result<Tensor, ModelError> {
-        Ok(Tensor::new(&self.values(json, gguf, len)?, &[len], self.device())?)
+    pub fn vector(&self, name: Name<'_>, len: usize) -> Result<Tensor, ModelError> {
+        Ok(Tensor::new(&self.values(name, len)?, &[len], self.device())?)
     }
 
     /// The same as plain values.
     ///
     /// # Errors
     /// As [`Self::vector`].
-    pub fn values(&self, json: &str, gguf: &str, len: usize) -> Result<Vec<f32>, ModelError> {
+    pub fn values(&self, (json, gguf): Name<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
         let view = self.view(&self.name(json, gguf))?;
         let float = match view.stored {
             Stored::Plain(dtype) => FloatType::from_dtype(dtype),
@@ -422,8 +432,8 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// As [`Self::vector`].
-    pub fn norm(&self, json: &str, gguf: &str, len: usize) -> Result<Vec<f32>, ModelError> {
-        let mut values = self.values(&format!("{json}.weight"), &format!("{gguf}.weight"), len)?;
+    pub fn norm(&self, (json, gguf): Name<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
+        let mut values = self.values((&format!("{json}.weight"), &format!("{gguf}.weight")), len)?;
         let module = format!("{}{json}", self.prefix);
         if self.offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module)) {
             values.iter_mut().for_each(|value| *value += 1.0);
@@ -454,7 +464,7 @@ impl<'a> Weights<'a> {
     }
 
     /// Marks a module's weight, with its scales and biases, as known without reading it.
-    pub fn ignore(&self, json: &str, gguf: &str) {
+    pub fn ignore(&self, (json, gguf): Name<'_>) {
         let module = self.name(json, gguf);
         self.used.borrow_mut().extend(PARTS.map(|part| format!("{module}.{part}")));
     }

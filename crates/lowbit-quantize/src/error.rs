@@ -1,6 +1,8 @@
+use lowbit_files::gguf::GgufError;
 use lowbit_files::safetensors::SafetensorsError;
-use lowbit_files::{FileError, shown, shown_path};
+use lowbit_files::{FileError, Layout, shown, shown_message, shown_path};
 use lowbit_formats::FormatError;
+use lowbit_models::ModelError;
 use std::path::PathBuf;
 
 /// What can stop a checkpoint from being quantised.
@@ -16,8 +18,14 @@ pub enum QuantizeError {
     Output { output: PathBuf, relation: &'static str, checkpoint: PathBuf },
     #[error("interrupted")]
     Interrupted,
-    #[error("{path} is a {found} checkpoint; quantising starts from Hugging Face checkpoints in f32, f16 or bf16", path = shown_path(.path))]
-    Layout { path: PathBuf, found: &'static str },
+    #[error(transparent)]
+    Model(Box<ModelError>),
+    #[error("{path} is a checkpoint in {found}'s layout; this output is made from {want}", path = shown_path(.path))]
+    Layout { path: PathBuf, found: Layout, want: &'static str },
+    #[error(transparent)]
+    Gguf(Box<GgufError>),
+    #[error("rule {rule} {problem}", rule = shown(.rule), problem = shown_message(.problem, 1000))]
+    Rule { rule: String, problem: String },
     #[error("tensor {name} is {stored}, but f32, f16 or bf16 is wanted", name = shown(.name), stored = shown(.stored))]
     Type { name: String, stored: String },
     #[error("tensor {name} is {shape:?}, but {want}", name = shown(.name))]
@@ -32,4 +40,20 @@ pub enum QuantizeError {
     Write { name: String, error: SafetensorsError },
     #[error("{path}: {error}", path = shown_path(.path), error = shown(.error))]
     Io { path: PathBuf, error: std::io::Error },
+}
+
+impl From<ModelError> for QuantizeError {
+    fn from(error: ModelError) -> Self {
+        match error {
+            ModelError::File(error) => error.into(),
+            ModelError::Format(error) => error.into(),
+            error => Self::Model(error.into()),
+        }
+    }
+}
+
+impl From<GgufError> for QuantizeError {
+    fn from(error: GgufError) -> Self {
+        Self::Gguf(error.into())
+    }
 }

@@ -1,12 +1,21 @@
-//! Quantising checkpoints: round-to-nearest, in the layout that mlx-lm writes and reads.
+//! Quantising checkpoints, round-to-nearest: into the layout that mlx-lm writes and reads, and into GGUF with the types
+//! that `llama-quantize` chooses.
 
 mod error;
+mod gguf;
 mod mlx;
 mod output_path;
 mod round;
+mod rule;
+mod source;
+mod summary;
+mod tensor;
 
 pub use error::QuantizeError;
-pub use round::{QuantizeOptions, Summary, quantize};
+pub use gguf::{GgufOptions, Mix, quantize_to_gguf};
+pub use round::{QuantizeOptions, quantize};
+pub use rule::Rule;
+pub use summary::{Fallback, Kind, KindSummary, Summary};
 
 /// The README's examples are tests, too.
 #[cfg(doctest)]

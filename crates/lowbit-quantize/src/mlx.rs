@@ -2,19 +2,10 @@
 //! mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
 
 use crate::QuantizeError;
-use lowbit_files::{Checkpoint, TensorView};
+use crate::source::Source;
+use crate::tensor::{Change, Tensor};
+use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
 use lowbit_models::arch::{self, Architecture, is_extra};
-use std::ops::Range;
-
-/// A tensor of the new checkpoint and where its values come from.
-pub struct Target {
-    pub name: String,
-    pub shape: Vec<usize>,
-    /// Ranges of bytes that follow one another in the new tensor.
-    pub pieces: Vec<(TensorView, Range<usize>)>,
-    /// The norm is stored as `w - 1`; MLX stores `w`.
-    pub add_one: bool,
-}
 
 /// What the renaming depends on.
 struct Names<'a> {
@@ -29,7 +20,7 @@ struct Names<'a> {
 ///
 /// # Errors
 /// [`QuantizeError`] for shapes that do not split, and experts that are missing or surplus.
-pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Target>, QuantizeError> {
+pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Tensor>, QuantizeError> {
     let config = checkpoint.config()?;
     let text = config.get("text_config").unwrap_or(config);
     let size = |key: &str| text.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
@@ -68,8 +59,11 @@ fn has_no_other_head(checkpoint: &Checkpoint) -> bool {
 }
 
 impl Names<'_> {
-    fn rename(&self, view: &TensorView, targets: &mut Vec<Target>) -> Result<(), QuantizeError> {
+    fn rename(&self, view: &TensorView, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
         let name = self.nest(&view.name);
+        if self.is_part_of_another(view) {
+            return Ok(());
+        }
         if self.tied && name.ends_with("lm_head.weight") {
             return Ok(());
         }
@@ -79,16 +73,68 @@ impl Names<'_> {
         if let Some((mlp, expert, part)) = single_expert(&name) {
             return if expert == 0 { self.stack(view, mlp, part, targets) } else { self.known(view, expert) };
         }
-        let whole = vec![(view.clone(), 0..view.bytes.len())];
+        if let Some(tensor) = self.quantised(view, &name)? {
+            targets.push(tensor);
+            return Ok(());
+        }
         let (mut name, mut shape) = (name, view.shape.clone());
         if let Some(mlp) = name.strip_suffix("experts.down_proj") {
             name = format!("{mlp}switch_mlp.down_proj.weight");
-        } else if name.ends_with("conv1d.weight") && shape.len() == 3 {
+        } else if name.ends_with("conv1d.weight")
+            && shape.len() == 3
+            && self.checkpoint.layout() != Layout::Mlx
+        {
             shape.swap(1, 2);
         }
-        let add_one = self.is_offset_norm(&view.name);
-        targets.push(Target { name, shape, pieces: whole, add_one });
+        // MLX stores `w` where this checkpoint has `w - 1`.
+        let change = Change { add_one: self.is_offset_norm(&view.name), ..Change::default() };
+        let source = Source::new(view)?.with_k(shape.last().copied().unwrap_or(1));
+        targets.push(Tensor { name, shape, source, change });
         Ok(())
+    }
+
+    /// Whether these are the scales or biases of a quantised weight.
+    fn is_part_of_another(&self, view: &TensorView) -> bool {
+        let module = view.name.strip_suffix(".scales").or_else(|| view.name.strip_suffix(".biases"));
+        module.is_some_and(|module| {
+            self.checkpoint.tensors().get(&format!("{module}.weight")).is_some()
+                && self.checkpoint.tensors().get(&format!("{module}.scales")).is_some()
+        })
+    }
+
+    /// A weight that MLX quantised.
+    fn quantised(&self, weight: &TensorView, name: &str) -> Result<Option<Tensor>, QuantizeError> {
+        let part = |part: &str| {
+            let module = weight.name.strip_suffix(".weight")?;
+            self.checkpoint.tensors().get(&format!("{module}.{part}"))
+        };
+        let Some(scales) = part("scales") else { return Ok(None) };
+        let module = weight.name.trim_end_matches(".weight");
+        let refuse = |view: &TensorView| QuantizeError::Type {
+            name: view.name.clone(),
+            stored: view.stored.to_string(),
+        };
+        let quantization = self.checkpoint.quantization(module)?.ok_or_else(|| refuse(weight))?;
+        let Stored::Plain(dtype) = scales.stored else { return Err(refuse(scales)) };
+        let format = quantization.format(dtype)?;
+        let groups = scales.shape.last().copied().unwrap_or(1);
+        let k = groups.checked_mul(format.block()).ok_or_else(|| refuse(scales))?;
+        let mut views = vec![];
+        for component in format.components(k)? {
+            let missing = || QuantizeError::Missing { name: format!("{module}.{}", component.name) };
+            views.push(part(component.name).ok_or_else(missing)?);
+        }
+        let rows = weight.shape.split_last().map_or(&[][..], |(_, rows)| rows);
+        let shape = [rows, &[k]].concat();
+        let source = Source::quantised(format, k, &views)?;
+        let tensor = Tensor { name: name.into(), shape, source, change: Change::default() };
+        match tensor.rows() == tensor.source.rows() {
+            true => Ok(Some(tensor)),
+            false => {
+                let (name, shape) = (weight.name.clone(), weight.shape.clone());
+                Err(QuantizeError::Shape { name, shape, want: "its scales say another number of rows" })
+            }
+        }
     }
 
     fn is_offset_norm(&self, name: &str) -> bool {
@@ -113,9 +159,9 @@ impl Names<'_> {
         first: &TensorView,
         mlp: &str,
         part: &str,
-        targets: &mut Vec<Target>,
+        targets: &mut Vec<Tensor>,
     ) -> Result<(), QuantizeError> {
-        let mut pieces = vec![];
+        let mut source = Source::new(first)?.empty();
         for expert in 0..self.experts {
             let name = first.name.replace(".experts.0.", &format!(".experts.{expert}."));
             let view = self.checkpoint.tensors().get(&name);
@@ -126,11 +172,11 @@ impl Names<'_> {
                 let (shape, want) = (view.shape.clone(), "the experts before it have another shape or type");
                 return Err(QuantizeError::Shape { name, shape, want });
             }
-            pieces.push((view.clone(), 0..view.bytes.len()));
+            source.push(view, 0..view.bytes.len());
         }
         let name = format!("{mlp}switch_mlp.{part}");
         let shape = [&[self.experts], &first.shape[..]].concat();
-        targets.push(Target { name, shape, pieces, add_one: false });
+        targets.push(Tensor { name, shape, source, change: Change::default() });
         Ok(())
     }
 
@@ -151,7 +197,7 @@ fn single_expert(name: &str) -> Option<(&str, usize, &str)> {
 }
 
 /// `[E, 2I, H]` becomes gate `[E, I, H]` and up `[E, I, H]`.
-fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Result<(), QuantizeError> {
+fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
     let &[experts, both, hidden] = &view.shape[..] else {
         let (shape, want) = (view.shape.clone(), "fused experts are [E, 2 I, H]");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });
@@ -163,10 +209,13 @@ fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Target>) -> Res
     }
     let half = view.bytes.len() / experts / 2;
     for (index, part) in ["gate_proj", "up_proj"].iter().enumerate() {
-        let piece = |expert: usize| (2 * expert + index) * half..(2 * expert + index + 1) * half;
-        let pieces = (0..experts).map(|expert| (view.clone(), piece(expert))).collect();
+        let mut source = Source::new(view)?.empty();
+        for expert in 0..experts {
+            source.push(view, (2 * expert + index) * half..(2 * expert + index + 1) * half);
+        }
         let name = format!("{mlp}switch_mlp.{part}.weight");
-        targets.push(Target { name, shape: vec![experts, both / 2, hidden], pieces, add_one: false });
+        let shape = vec![experts, both / 2, hidden];
+        targets.push(Tensor { name, shape, source, change: Change::default() });
     }
     Ok(())
 }
@@ -186,7 +235,7 @@ mod tests {
             std::fs::write(folder.path().join("config.json"), config).unwrap();
             let targets = targets(&Checkpoint::open(folder.path()).unwrap()).unwrap();
             assert_eq!(
-                targets.iter().map(|target| target.add_one).collect::<Vec<_>>(),
+                targets.iter().map(|target| target.change.add_one).collect::<Vec<_>>(),
                 [want],
                 "{model_type}"
             );

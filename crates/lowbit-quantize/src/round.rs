@@ -1,8 +1,9 @@
-use crate::mlx::{Target, targets};
-use crate::{QuantizeError, output_path};
+use crate::mlx::targets;
+use crate::tensor::Tensor;
+use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Existing, Staged};
-use lowbit_files::{Checkpoint, Layout, Stored, safetensors};
-use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
+use lowbit_files::{Checkpoint, Layout, safetensors};
+use lowbit_formats::{Component, DType, FloatType, Format};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -17,6 +18,8 @@ pub struct QuantizeOptions {
     pub bits: usize,
     /// Values that share a scale.
     pub group_size: usize,
+    /// Modules that are quantised otherwise. Without a rule, routers and shared-expert gates have 8 bits in groups of 64.
+    pub rules: Vec<Rule>,
     /// Whether a checkpoint that has the output's name already is replaced.
     pub replace: bool,
 }
@@ -25,7 +28,7 @@ impl QuantizeOptions {
     /// To `bits` bits per code in groups of `group_size`, with one of [`Self::mode`]'s names. [`quantize`] refuses numbers
     /// that the mode does not have.
     pub fn new(mode: impl Into<String>, bits: usize, group_size: usize) -> Self {
-        Self { mode: mode.into(), bits, group_size, replace: false }
+        Self { mode: mode.into(), bits, group_size, rules: vec![], replace: false }
     }
 
     /// With the bits and the group size that MLX takes for `mode` where none are given.
@@ -52,6 +55,12 @@ impl QuantizeOptions {
         Self { group_size, ..self }
     }
 
+    /// With other formats for some modules.
+    #[must_use]
+    pub fn with_rules(self, rules: Vec<Rule>) -> Self {
+        Self { rules, ..self }
+    }
+
     /// Whether a checkpoint that has the output's name already is replaced.
     #[must_use]
     pub fn with_replace(self, replace: bool) -> Self {
@@ -64,16 +73,6 @@ impl Default for QuantizeOptions {
     fn default() -> Self {
         Self::for_mode("affine")
     }
-}
-
-/// What quantising made.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Summary {
-    /// Values in all tensors.
-    pub parameters: u64,
-    /// Bytes of all tensors.
-    pub bytes: u64,
 }
 
 /// Bits and group size of routers and shared-expert gates: they are small, and choosing a wrong expert costs most.
@@ -101,27 +100,24 @@ pub fn quantize(
 ) -> Result<Summary, QuantizeError> {
     // Checked before anything is written.
     Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-    let found = match checkpoint.layout() {
-        Layout::HuggingFace => None,
-        Layout::Mlx => Some("MLX"),
-        Layout::Gguf => Some("GGUF"),
-    };
-    if let Some(found) = found {
-        return Err(QuantizeError::Layout { path: checkpoint.path().to_path_buf(), found });
+    if checkpoint.layout() != Layout::HuggingFace {
+        let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
+        let want = "Hugging Face checkpoints in f32, f16 or bf16";
+        return Err(QuantizeError::Layout { path, found, want });
     }
     output_path::check(checkpoint.path(), output, options.replace)?;
     let dtype = stored_dtype(checkpoint.config()?);
     let companions = checkpoint.companions()?;
-    let jobs = targets(checkpoint)?;
-    let jobs =
-        jobs.into_iter().map(|target| Job::new(target, dtype, options)).collect::<Result<Vec<_>, _>>()?;
+    let tensors = targets(checkpoint)?;
+    Rule::check(&options.rules, tensors.iter().filter_map(module))?;
+    let mut fallbacks = vec![];
+    let job = |tensor| Job::new(tensor, dtype, options, &mut fallbacks);
+    let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
     let existing = if options.replace { Existing::Replace } else { Existing::Refuse };
     let staged = Staged::directory(output, existing)?;
-    let summary = write_tensors(&jobs, staged.path(), &mut progress)?;
-    let routers = jobs.iter().filter(|job| job.choice == Some(Choice::Router));
-    let overrides =
-        routers.map(|job| (job.module().to_string(), json!({ "group_size": ROUTER.1, "bits": ROUTER.0 })));
-    write(staged.path(), "config.json", config(checkpoint, options, overrides.collect())?.as_bytes())?;
+    let summary = Summary { fallbacks, ..write_tensors(&jobs, staged.path(), &mut progress)? };
+    let overrides = jobs.iter().filter_map(|job| job.quantization(options)).collect();
+    write(staged.path(), "config.json", config(checkpoint, options, overrides)?.as_bytes())?;
     for companion in companions {
         write(staged.path(), companion.name, &companion.bytes)?;
     }
@@ -141,25 +137,31 @@ fn write_tensors(
 ) -> Result<Summary, QuantizeError> {
     let mut writer = safetensors::Writer::new();
     writer.metadata("format", "mlx");
-    let (mut bytes, mut parameters) = (0, 0);
     for job in jobs {
-        parameters += job.target.shape.iter().map(|&n| n as u64).product::<u64>();
         for (name, dtype, shape) in job.components()? {
             let named = |error| QuantizeError::Write { name: name.clone(), error };
-            bytes += writer.tensor(&name, dtype, &shape).map_err(named)? as u64;
+            writer.tensor(&name, dtype, &shape).map_err(named)?;
         }
     }
+    let mut summary = Summary::default();
     let mut body = writer.begin(folder, SHARD_BYTES)?;
     for (done, job) in jobs.iter().enumerate() {
-        for component in job.encode()? {
-            body.tensor(&component)?;
+        let Tensor { name, shape, source, .. } = &job.tensor;
+        let named = |error| QuantizeError::Encode { name: name.clone(), error };
+        let encoded = job.tensor.encode(job.format, job.dtype).map_err(named)?;
+        for component in &encoded.components {
+            body.tensor(component)?;
         }
+        let parameters = shape.iter().map(|&n| n as u64).product();
+        let bytes = encoded.components.iter().map(|component| component.len() as u64).sum();
+        summary.add(name, job.format.to_string(), parameters, bytes, encoded.loss);
+        source.release();
         if progress(done + 1, jobs.len()).is_break() {
             return Err(QuantizeError::Interrupted);
         }
     }
     body.finish()?;
-    Ok(Summary { parameters, bytes })
+    Ok(summary)
 }
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
@@ -167,33 +169,42 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
     std::fs::write(&path, bytes).map_err(|error| QuantizeError::Io { path, error })
 }
 
-/// How a module is quantised.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Choice {
-    Default,
-    Router,
+/// The path of the module that a tensor is the weight of, if it is a matrix that products read.
+fn module(tensor: &Tensor) -> Option<&str> {
+    let path = tensor.name.strip_suffix(".weight").filter(|path| !path.ends_with("conv1d"))?;
+    (tensor.shape.len() > 1).then_some(path)
 }
 
-impl Choice {
-    fn format(self, options: &QuantizeOptions, scales: FloatType) -> Result<Format, QuantizeError> {
-        Ok(match self {
-            Self::Default => Format::from_mlx(&options.mode, options.bits, options.group_size, scales)?,
-            Self::Router => Format::affine(ROUTER.0, ROUTER.1, scales)?,
-        })
-    }
+/// Whether a module chooses or weighs experts.
+fn is_router(module: &str) -> bool {
+    module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
 }
 
-/// How a tensor is quantised; `None` for what stays as it is.
-fn choose(target: &Target, options: &QuantizeOptions) -> Option<Choice> {
-    let path = target.name.strip_suffix(".weight")?;
-    let &[.., _, k] = &target.shape[..] else { return None };
-    if path.ends_with("conv1d") || !k.is_multiple_of(options.group_size) {
-        return None;
+/// How a tensor with scales in `scales` is to be quantised; `None` for what stays as it is.
+fn wanted(
+    tensor: &Tensor,
+    options: &QuantizeOptions,
+    scales: FloatType,
+) -> Result<Option<Format>, QuantizeError> {
+    let Some(path) = module(tensor) else { return Ok(None) };
+    let QuantizeOptions { mode, bits, group_size, rules, .. } = options;
+    if let Some(rule) = Rule::find(rules, path) {
+        return rule.mlx(if mode == "affine" { *group_size } else { ROUTER.1 }, scales);
     }
-    match path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate") {
-        true => k.is_multiple_of(ROUTER.1).then_some(Choice::Router),
-        false => Some(Choice::Default),
+    Ok(Some(match is_router(path) {
+        true => Format::affine(ROUTER.0, ROUTER.1, scales)?,
+        false => Format::from_mlx(mode, *bits, *group_size, scales)?,
+    }))
+}
+
+/// `format`, or affine in the largest groups that make up rows of `k` values; `None` where there are none.
+fn fitting(format: Format, k: usize) -> Option<Format> {
+    if k.is_multiple_of(format.block()) {
+        return Some(format);
     }
+    let Format::Affine { bits, scales, .. } = format else { return None };
+    let smaller = [64, 32].into_iter().find(|&group_size| k.is_multiple_of(group_size))?;
+    Format::affine(bits.into(), smaller, scales).ok()
 }
 
 /// The type that the configuration says the weights have.
@@ -210,91 +221,75 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
 
 /// A tensor of the new checkpoint, and how it gets there.
 struct Job {
-    target: Target,
-    stored: FloatType,
+    tensor: Tensor,
     dtype: FloatType,
-    choice: Option<Choice>,
     format: Format,
 }
 
 impl Job {
-    /// `wanted` is the type of all written tensors except the decay rates, as in mlx-lm.
+    /// `stored` is the type of all written tensors except the decay rates, as in mlx-lm.
     fn new(
-        target: Target,
-        wanted: Option<FloatType>,
+        mut tensor: Tensor,
+        stored: Option<FloatType>,
         options: &QuantizeOptions,
+        fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self, QuantizeError> {
-        let (first, _) =
-            target.pieces.first().ok_or_else(|| QuantizeError::Missing { name: target.name.clone() })?;
-        let stored = match first.stored {
-            Stored::Plain(dtype) => FloatType::from_dtype(dtype),
-            Stored::Blocks(_) => None,
+        let Format::Float(own) = tensor.source.format else {
+            let (name, stored) = (tensor.name.clone(), tensor.source.format.to_string());
+            return Err(QuantizeError::Type { name, stored });
         };
-        let refuse = || QuantizeError::Type { name: first.name.clone(), stored: first.stored.to_string() };
-        let stored = stored.ok_or_else(refuse)?;
-        let dtype = if target.name.ends_with("A_log") { stored } else { wanted.unwrap_or(stored) };
-        let choice = choose(&target, options);
-        let format = choice.map_or(Ok(Format::Float(dtype)), |choice| choice.format(options, dtype))?;
-        Ok(Self { target, stored, dtype, choice, format })
+        let dtype = if tensor.name.ends_with("A_log") { own } else { stored.unwrap_or(own) };
+        // mlx-lm adds in the stored type, before it converts.
+        (tensor.change.sum, tensor.change.rounded) = (own, dtype);
+        let format = match wanted(&tensor, options, dtype)? {
+            None => Format::Float(dtype),
+            Some(wanted) => {
+                let taken = fitting(wanted, tensor.k()).unwrap_or(Format::Float(dtype));
+                if taken != wanted {
+                    let (name, k) = (tensor.name.clone(), tensor.k());
+                    fallbacks.push(Fallback { tensor: name, k, wanted, taken });
+                }
+                taken
+            }
+        };
+        Ok(Self { tensor, dtype, format })
+    }
+
+    fn is_quantised(&self) -> bool {
+        !matches!(self.format, Format::Float(_))
+    }
+
+    /// The module's entry in the configuration, if it is quantised otherwise than most. As mlx-lm does it, routers have
+    /// one in any case.
+    fn quantization(&self, options: &QuantizeOptions) -> Option<(String, Value)> {
+        let QuantizeOptions { mode, bits, group_size, .. } = options;
+        let usual = Format::from_mlx(mode, *bits, *group_size, self.dtype).ok();
+        if !self.is_quantised() || usual == Some(self.format) && !is_router(self.module()) {
+            return None;
+        }
+        let mut entry = json!({ "group_size": self.format.block(), "bits": self.format.scheme().bits });
+        if !matches!(self.format, Format::Affine { .. }) {
+            entry["mode"] = self.format.to_string().into();
+        }
+        Some((self.module().to_string(), entry))
     }
 
     /// The path of the module that the tensor is the weight of.
     fn module(&self) -> &str {
-        self.target.name.strip_suffix(".weight").unwrap_or(&self.target.name)
+        self.tensor.name.strip_suffix(".weight").unwrap_or(&self.tensor.name)
     }
 
     /// Name, type and shape of what is written.
     fn components(&self) -> Result<Vec<(String, DType, Vec<usize>)>, QuantizeError> {
-        if self.choice.is_none() {
-            return Ok(vec![(self.target.name.clone(), self.dtype.dtype(), self.target.shape.clone())]);
+        if !self.is_quantised() {
+            return Ok(vec![(self.tensor.name.clone(), self.dtype.dtype(), self.tensor.shape.clone())]);
         }
-        let (&k, rows) = self.target.shape.split_last().expect("a module's weight is a matrix");
+        let (&k, rows) = self.tensor.shape.split_last().expect("a module's weight is a matrix");
         let component = |component: &Component| {
             let name = format!("{}.{}", self.module(), component.name);
             (name, component.dtype, [rows, &[component.columns]].concat())
         };
         Ok(self.format.components(k)?.iter().map(component).collect())
-    }
-
-    /// The components' bytes, encoded row by row on all cores.
-    fn encode(&self) -> Result<Vec<Vec<u8>>, QuantizeError> {
-        let values = self.values();
-        let k =
-            if self.choice.is_some() { self.target.shape.last().copied().unwrap_or(1) } else { values.len() };
-        let rows = values.len().checked_div(k).unwrap_or(0);
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let run = rows.div_ceil(threads).max(1) * k.max(1);
-        let encode = |(part, values): (usize, &[f32])| {
-            self.format.encode_from(self.dtype, values, k).map_err(|error| match error {
-                FormatError::NotFinite { format, index, value } => {
-                    FormatError::NotFinite { format, index: part * run + index, value }
-                }
-                error => error,
-            })
-        };
-        let encoded: Vec<_> = std::thread::scope(|scope| {
-            let workers: Vec<_> =
-                values.chunks(run).enumerate().map(|part| scope.spawn(move || encode(part))).collect();
-            workers.into_iter().map(|worker| worker.join().expect("encoders do not panic")).collect()
-        });
-        let named = |error| QuantizeError::Encode { name: self.target.name.clone(), error };
-        let encoded = encoded.into_iter().collect::<Result<Vec<_>, _>>().map_err(named)?;
-        let component = |index: usize| encoded.iter().flat_map(|parts| &parts[index]).copied().collect();
-        Ok((0..self.components()?.len()).map(component).collect())
-    }
-
-    /// The values, rounded to their new type.
-    fn values(&self) -> Vec<f32> {
-        let Self { target, stored, dtype, .. } = self;
-        let one = if target.add_one { 1.0 } else { 0.0 };
-        let mut values = vec![];
-        for (view, range) in &target.pieces {
-            let bytes = &view.bytes[range.clone()];
-            // mlx-lm adds in the stored type, before it converts.
-            let value = |i| dtype.round(stored.round(stored.get(bytes, i) + one));
-            values.extend((0..bytes.len() / stored.size()).map(value));
-        }
-        values
     }
 }
 

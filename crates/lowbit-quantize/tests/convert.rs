@@ -1,6 +1,6 @@
 //! The demo model quantised here against `mlx_lm convert -q`, tensor by tensor, bit for bit.
 
-use lowbit_files::{Checkpoint, FileError};
+use lowbit_files::{Checkpoint, FileError, Stored};
 use lowbit_quantize::{QuantizeError, QuantizeOptions, quantize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -84,6 +84,58 @@ fn every_mode_makes_a_checkpoint_that_opens() {
         let made = Checkpoint::open(&output).unwrap();
         assert!(made.tensors().iter().any(|view| view.name.ends_with("q_proj.scales")), "{mode}");
     }
+}
+
+#[test]
+fn rules_give_modules_other_formats() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("new");
+    let source = Checkpoint::open(&root().join("models/demo")).unwrap();
+    let rules = ["switch_mlp.down=6", "layers.1.*shared_expert.=mxfp8", "embed_tokens=none", "mlp.gate=4"];
+    let rules = rules.map(|rule| rule.parse().unwrap());
+    let options = options().with_rules(rules.into());
+    let summary = quantize(&source, &output, &options, |_, _| Continue(())).unwrap();
+    assert_eq!(summary.fallbacks, []);
+    let made = Checkpoint::open(&output).unwrap();
+    let layer = "language_model.model.layers.1";
+    for (module, want) in [
+        (format!("{layer}.mlp.switch_mlp.down_proj"), Some("affine6g64")),
+        (format!("{layer}.mlp.switch_mlp.up_proj"), Some("affine4g64")),
+        (format!("{layer}.mlp.shared_expert.up_proj"), Some("mxfp8")),
+        (format!("{layer}.mlp.shared_expert_gate"), Some("affine8g64")),
+        (format!("{layer}.mlp.gate"), Some("affine4g64")),
+        ("language_model.model.embed_tokens".into(), None),
+    ] {
+        let quantization = made.quantization(&module).unwrap();
+        let scales = made.tensors().get(&format!("{module}.scales"));
+        let format = quantization.zip(scales).map(|(quantization, scales)| match scales.stored {
+            Stored::Plain(dtype) => quantization.format(dtype).unwrap().to_string(),
+            Stored::Blocks(format) => format.to_string(),
+        });
+        assert_eq!(format.as_deref(), want, "{module}");
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_groups_take_smaller_ones_or_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("new");
+    // Rows of 96, 160 and 64 values.
+    let source = Checkpoint::open(&root().join("tests/vectors/models/llama-bias")).unwrap();
+    let options = options().with_group_size(128);
+    let summary = quantize(&source, &output, &options, |_, _| Continue(())).unwrap();
+    assert!(summary.fallbacks.iter().any(|fallback| fallback.k == 64 && fallback.taken.block() == 64));
+    assert!(summary.fallbacks.iter().any(|fallback| fallback.k == 96 && fallback.taken.block() == 32));
+    let made = Checkpoint::open(&output).unwrap();
+    for fallback in &summary.fallbacks {
+        let module = fallback.tensor.strip_suffix(".weight").unwrap();
+        let scales = made.tensors().get(&format!("{module}.scales")).unwrap();
+        assert_eq!(scales.shape.last(), Some(&(fallback.k / fallback.taken.block())), "{module}");
+        assert!(made.quantization(module).unwrap().is_some(), "{module}");
+    }
+    let options = QuantizeOptions::for_mode("nvfp4").with_rules(vec!["q_proj=mxfp4".parse().unwrap()]);
+    let summary = quantize(&source, &folder.path().join("other"), &options, |_, _| Continue(())).unwrap();
+    assert_eq!(summary.fallbacks, []);
 }
 
 #[test]

@@ -1,53 +1,139 @@
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
-use lowbit_quantize::{QuantizeError, QuantizeOptions, Summary, quantize};
-use std::ops::ControlFlow::{Break, Continue};
-use std::path::PathBuf;
+use lowbit_files::Checkpoint;
+use lowbit_quantize::{
+    GgufOptions, Mix, QuantizeError, QuantizeOptions, Rule, Summary, quantize, quantize_to_gguf,
+};
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// MLX's modes.
+const MODES: [&str; 4] = ["affine", "mxfp4", "mxfp8", "nvfp4"];
 
 /// Flags of `quantize`.
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOptions,
-    /// The directory to make. It has this name when all of it is written.
+    /// The directory, or the GGUF file, to make. It has this name when all of it is written.
     #[arg(long, short)]
     output: PathBuf,
     /// Replace a checkpoint that has the output's name already.
     #[arg(long)]
     force: bool,
-    /// MLX's mode.
-    #[arg(long, visible_alias = "q-mode", default_value = "affine", value_parser = ["affine", "mxfp4", "mxfp8", "nvfp4"])]
-    mode: String,
-    /// Bits per code [default: 4; mxfp8: 8].
+    /// A mode of MLX's, for a directory as mlx-lm has it, or a type of llama.cpp's, for a GGUF file.
+    #[arg(long, visible_aliases = ["mode", "q-mode"], default_value = "affine", ignore_case = true,
+        value_parser = clap::builder::PossibleValuesParser::new(MODES.into_iter().chain(Mix::names())))]
+    format: String,
+    /// Bits per code, for a mode of MLX's [default: 4; mxfp8: 8].
     #[arg(long, visible_alias = "q-bits")]
     bits: Option<usize>,
-    /// Values that share a scale [default: 64; mxfp4 and mxfp8: 32; nvfp4: 16].
+    /// Values that share a scale, for a mode of MLX's [default: 64; mxfp4 and mxfp8: 32; nvfp4: 16].
     #[arg(long, visible_alias = "q-group-size")]
     group_size: Option<usize>,
+    /// Another format for the tensors whose names contain PATTERN, in which * stands for any text: for a mode of MLX's a
+    /// number of bits, a mode, or none; in GGUF a type. Of several rules the first that matches holds.
+    #[arg(long = "rule", value_name = "PATTERN=FORMAT")]
+    rules: Vec<Rule>,
 }
 
-/// Quantises round-to-nearest into MLX's layout.
+impl Arguments {
+    fn quantize(
+        &self,
+        checkpoint: &Checkpoint,
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Result<Summary, QuantizeError>, Failure> {
+        let Some(mix) = Mix::from_name(&self.format) else {
+            let mut options = QuantizeOptions::for_mode(self.format.to_lowercase())
+                .with_replace(self.force)
+                .with_rules(self.rules.clone());
+            options.bits = self.bits.unwrap_or(options.bits);
+            options.group_size = self.group_size.unwrap_or(options.group_size);
+            return Ok(quantize(checkpoint, &self.output, &options, progress));
+        };
+        for (flag, given) in [("--bits", self.bits), ("--group-size", self.group_size)] {
+            if let Some(given) = given {
+                let (name, modes) = (mix.name(), MODES.join(", "));
+                return Err(
+                    format!("{flag} {given} goes with {modes}; {name} has its own bits and blocks").into()
+                );
+            }
+        }
+        let options = GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone());
+        Ok(quantize_to_gguf(checkpoint, &self.output, &options, progress))
+    }
+}
+
+/// Quantises round-to-nearest, into MLX's layout or GGUF.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     interrupts.enter(Doing::Saving);
     let checkpoint = arguments.model.open()?;
-    let mut options = QuantizeOptions::for_mode(&arguments.mode).with_replace(arguments.force);
-    options.bits = arguments.bits.unwrap_or(options.bits);
-    options.group_size = arguments.group_size.unwrap_or(options.group_size);
     let bar = progress::bar("tensors", 0);
-    let result = quantize(&checkpoint, &arguments.output, &options, |done, all| {
+    let start = Instant::now();
+    let result = arguments.quantize(&checkpoint, |done, all| {
         bar.set_length(all as u64);
         bar.set_position(done as u64);
         if interrupts.stop() { Break(()) } else { Continue(()) }
     });
+    let seconds = start.elapsed().as_secs_f64();
     bar.finish_and_clear();
+    let result = result?;
     if matches!(result, Err(QuantizeError::Interrupted)) {
         interrupts.obey();
     }
-    let Summary { parameters, bytes, .. } = result?;
-    let bits = bytes as f64 * 8.0 / (parameters as f64).max(1.0);
-    let output = lowbit_files::shown_path(&arguments.output);
-    out::line!("{output}: {:.1} MB, {bits:.3} bits per weight", bytes as f64 / 1e6)?;
+    let speed = checkpoint.size_bytes() as f64 / 1e6 / seconds.max(1e-9);
+    print(&result?, &arguments.output, speed)
+}
+
+/// The table of what was made; `speed` in MB of the old checkpoint per second.
+fn print(summary: &Summary, output: &Path, speed: f64) -> Result<(), Failure> {
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    let bits = |bytes: u64, parameters: u64| bytes as f64 * 8.0 / (parameters as f64).max(1.0);
+    out::line!(
+        "{:<14}{:>8}{:>11}{:>16}{:>11}  formats",
+        "kind",
+        "tensors",
+        "MB",
+        "bits per weight",
+        "RMS error"
+    )?;
+    for kind in &summary.kinds {
+        let formats: Vec<_> = kind.formats.iter().map(|(name, count)| format!("{count} {name}")).collect();
+        out::line!(
+            "{:<14}{:>8}{:>11.2}{:>16.3}{:>10.3}%  {}",
+            kind.kind.name(),
+            kind.tensors(),
+            megabytes(kind.bytes),
+            bits(kind.bytes, kind.parameters),
+            100.0 * kind.relative_error(),
+            formats.join(", ")
+        )?;
+    }
+    for (index, fallback) in summary.fallbacks.iter().enumerate() {
+        let same = |other: &&lowbit_quantize::Fallback| {
+            (other.k, other.wanted, other.taken) == (fallback.k, fallback.wanted, fallback.taken)
+        };
+        if summary.fallbacks[..index].iter().any(|other| same(&other)) {
+            continue;
+        }
+        let count = summary.fallbacks.iter().filter(same).count();
+        out::line!(
+            "{count} tensors with rows of {} values, which {} cannot hold, are {}: {}{}",
+            fallback.k,
+            fallback.wanted,
+            fallback.taken,
+            lowbit_files::shown(&fallback.tensor),
+            if count > 1 { " and others" } else { "" }
+        )?;
+    }
+    let output = lowbit_files::shown_path(output);
+    out::line!(
+        "{output}: {:.1} MB, {:.3} bits per weight, written at {speed:.0} MB/s of the old checkpoint",
+        megabytes(summary.bytes),
+        bits(summary.bytes, summary.parameters)
+    )?;
     Ok(())
 }

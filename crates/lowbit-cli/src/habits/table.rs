@@ -195,11 +195,12 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (Some("quantize"), &["--hf-path"], Is("--model")),
     (Some("quantize"), &["--mlx-path"], Is("--output")),
     (Some("quantize"), &["-q", "--quantize"], Nothing(0, "quantize always does")),
+    (Some("quantize"), &["--dequantize"], Say("--format F16, BF16 or F32 writes GGUF with decoded weights")),
     (Some("quantize"), &["--upload-repo"], Say("upload the output with `hf upload`")),
     (
         Some("quantize"),
-        &["--dequantize", "--quant-predicate"],
-        Say("all weights of one model are quantised alike: --mode, --bits, --group-size"),
+        &["--quant-predicate", "--tensor-type"],
+        Say("--rule 'down_proj=6' gives some tensors another format"),
     ),
     (Some("perplexity"), &["--chunks", "--ppl-stride"], Say("the whole file is scored; name a shorter one")),
 ];

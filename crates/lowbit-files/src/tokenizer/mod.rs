@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use self::engine::Engine;
-use crate::gguf::Metadata;
+use crate::gguf::{self as gguf_format, Metadata};
 use crate::{Checkpoint, FileError};
 
 pub(crate) use huggingface::special_token;
@@ -60,6 +60,19 @@ impl Tokenizer {
     /// [`FileError::Gguf`] and [`FileError::Tokenizer`].
     pub fn from_gguf(metadata: &Metadata) -> Result<Self, FileError> {
         gguf::load(metadata)
+    }
+
+    /// The tokenizer and chat template of the directory `checkpoint` as GGUF's `tokenizer.*`, for a model with `vocab_size`
+    /// embeddings.
+    ///
+    /// # Errors
+    /// [`FileError::Tokenizer`] for what GGUF has no name for: a tokenizer that is no byte-level BPE, or one that cuts text
+    /// in a way that no value of `tokenizer.ggml.pre` stands for.
+    pub fn gguf_entries(
+        checkpoint: &Checkpoint,
+        vocab_size: usize,
+    ) -> Result<Vec<(String, gguf_format::Value)>, FileError> {
+        gguf::entries(checkpoint, vocab_size)
     }
 
     /// The tokenizer that `bytes`, the content of the tokenizer.json `file`, describe. What other files say of special

@@ -1,5 +1,5 @@
-use super::codebook::{self, VALUES, nearest};
-use super::fit::largest_above_zero;
+use super::codebook::{self, nearest};
+use super::fit::reciprocal;
 use super::packing::{pack_nibbles, unpack_nibbles};
 use super::{F16, GgmlType};
 use crate::{BlockScales, Codes, FloatType, Scales, Scheme};
@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 /// GGML `IQ4_NL`: `value = scale * CODEBOOK[code]`, 32 values per block.
 ///
-/// Source: `quantize_row_iq4_nl_ref` and `dequantize_row_iq4_nl`, ggml `src/ggml-quants.c`.
+/// Source: `quantize_iq4_nl` without an importance matrix and `dequantize_row_iq4_nl`, ggml `src/ggml-quants.c`.
 #[derive(Clone, Copy, Debug)]
 pub struct IQ4_NL;
 
@@ -53,12 +53,11 @@ impl GgmlType for IQ4_NL {
         BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
     }
 
-    /// Blocks that count as zero get the code nearest to it; ggml leaves theirs undefined.
+    /// As `llama-quantize` does it, not `quantize_row_iq4_nl_ref`, which tries one grid alone and loses more.
     fn encode_block(values: &[f32; 32]) -> BlockIQ4_NL {
-        // The value of largest magnitude is coded as the codebook's first.
-        let inverse = largest_above_zero(values).map(|largest| 1.0 / (largest / VALUES[0]));
-        let scale = codebook::fit(values, inverse);
-        let inverse = inverse.unwrap_or(0.0);
+        let scale = codebook::fit(values);
+        // Not with the scale as f16 rounds it.
+        let inverse = reciprocal(scale);
         let codes = values.map(|value| nearest(inverse * value));
         BlockIQ4_NL { scale: F16::new(scale), codes: pack_nibbles(&codes) }
     }

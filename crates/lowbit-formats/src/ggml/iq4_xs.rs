@@ -1,5 +1,5 @@
 use super::codebook::{self, VALUES, nearest};
-use super::fit::{largest, largest_above_zero, nearest_int, reciprocal};
+use super::fit::{largest, nearest_int, reciprocal};
 use super::packing::{pack_nibbles, unpack_nibbles};
 use super::{F16, GgmlType};
 use crate::codec::vectorise_within_runs;
@@ -83,7 +83,7 @@ impl GgmlType for IQ4_XS {
 
     fn encode_block(values: &[f32; 256]) -> BlockIQ4_XS {
         let values = values.as_chunks::<32>().0;
-        let fits: [f32; 8] = std::array::from_fn(|s| fit_sub_block(&values[s]));
+        let fits: [f32; 8] = std::array::from_fn(|s| codebook::fit(&values[s]));
         let scale = -largest(&fits) / 32.0;
         let mut block = BlockIQ4_XS { scale: F16::new(scale), ..BlockIQ4_XS::zeroed() };
         let inverse = reciprocal(scale);
@@ -100,16 +100,4 @@ impl GgmlType for IQ4_XS {
         block.scales_high = scales_high.to_le_bytes();
         block
     }
-}
-
-/// Tries the grid on which the value of largest magnitude is the mirror image of the codebook's first, and 15 about
-/// the one on which it is the first itself.
-fn fit_sub_block(values: &[f32; 32]) -> f32 {
-    let Some(largest) = largest_above_zero(values) else { return 0.0 };
-    let first = VALUES[0];
-    let mirrored = 1.0 / (-largest / first);
-    codebook::fit(
-        values,
-        std::iter::once(mirrored).chain((-7i8..=7).map(|step| (f32::from(step) + first) / largest)),
-    )
 }

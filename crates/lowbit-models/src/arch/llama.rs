@@ -7,6 +7,7 @@ use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{
     Attention, AttentionConfig, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, PreNormBlock,
 };
+use crate::names::{ATTENTION, FFN_NORM, MLP, TOP};
 use crate::{Config, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
@@ -18,6 +19,7 @@ pub const LLAMA: Architecture = Architecture {
     gguf: "llama",
     gguf_keys: &[GGUF_KEYS, GGUF],
     offset_norms: None,
+    names: &[TOP, ATTENTION, &MLP, &[FFN_NORM]],
     mlx_prefix: "",
     tied_by_default: TiedByDefault { transformers: false, mlx_lm: true },
     load,
@@ -71,8 +73,8 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
         // Windows of some layers alone are mlx-lm's, not transformers'.
         config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
         let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
-        let mlp = Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?;
-        PreNormBlock::load(weights, &decoder, "ffn_norm", mixer, Feedforward::Dense(mlp.into()))
+        let mlp = Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?;
+        PreNormBlock::load(weights, &decoder, FFN_NORM, mixer, Feedforward::Dense(mlp.into()))
     };
     let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;

@@ -10,6 +10,7 @@ mod qwen3_next;
 
 use crate::keys::Tables;
 use crate::layers::{Decoder, DecoderConfig};
+use crate::names::Names;
 use crate::{Config, ModelError, Weights};
 use lowbit_files::{Layout, shown};
 
@@ -26,12 +27,30 @@ pub struct Architecture {
     pub gguf_keys: Tables,
     /// Norms that some checkpoints store as `w - 1`.
     pub offset_norms: Option<OffsetNorms>,
+    /// The names of its tensors, but for what its file says.
+    pub names: &'static [Names],
     /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in a multimodal one.
     pub mlx_prefix: &'static str,
     /// What a missing `tie_word_embeddings` means.
     pub tied_by_default: TiedByDefault,
     /// Builds the decoder from its configuration and its weights.
     pub load: fn(&Config<'_>, &Weights<'_>) -> Loaded,
+}
+
+impl Architecture {
+    /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without what stands before
+    /// `embed_tokens` or the name in a layer.
+    pub fn gguf_name(&self, name: &str) -> Option<String> {
+        let find = |name: &str| {
+            self.names.iter().copied().flatten().find(|(json, _)| *json == name).map(|(_, gguf)| *gguf)
+        };
+        if let Some(whole) = find(name) {
+            return Some(whole.to_string());
+        }
+        let (module, parameter) = name.rsplit_once('.')?;
+        ["weight", "bias"].contains(&parameter).then_some(())?;
+        Some(format!("{}.{parameter}", find(module)?))
+    }
 }
 
 /// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other checkpoints of the

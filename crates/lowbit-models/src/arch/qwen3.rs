@@ -6,6 +6,7 @@ use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{
     Attention, AttentionConfig, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, PreNormBlock,
 };
+use crate::names::{ATTENTION, FFN_NORM, HEAD_NORMS, MLP, TOP};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
@@ -14,6 +15,7 @@ pub const QWEN3: Architecture = Architecture {
     gguf: "qwen3",
     gguf_keys: &[GGUF_KEYS, GGUF],
     offset_norms: None,
+    names: &[TOP, ATTENTION, HEAD_NORMS, &MLP, &[FFN_NORM]],
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     load,
@@ -41,8 +43,8 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let block = |index: usize, weights: &Weights<'_>| {
         let mixer =
             Mixer::Attention(Attention::load(weights, &windowed(config, &decoder, &full, index)?)?.into());
-        let mlp = Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?;
-        PreNormBlock::load(weights, &decoder, "ffn_norm", mixer, Feedforward::Dense(mlp.into()))
+        let mlp = Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?;
+        PreNormBlock::load(weights, &decoder, FFN_NORM, mixer, Feedforward::Dense(mlp.into()))
     };
     let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;

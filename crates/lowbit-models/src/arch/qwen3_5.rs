@@ -6,6 +6,9 @@ use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model
 use crate::keys::Fixed::Int;
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key, Tables, WRAPPER};
 use crate::layers::{Decoder, DecoderConfig, Feedforward, Mlp, MoeConfig, PreNormBlock, SparseMoe};
+use crate::names::{
+    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, POST_ATTENTION_NORM, SHARED_EXPERT, SHARED_EXPERT_GATE, TOP,
+};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::HeadMap;
 
@@ -17,6 +20,7 @@ pub const QWEN3_5: Architecture = Architecture {
     gguf: "qwen35",
     gguf_keys: &[GGUF_KEYS, GGUF_HYBRID, GGUF],
     offset_norms: Some(OFFSET_NORMS),
+    names: &[TOP, ATTENTION, HEAD_NORMS, DELTA_NET, &MLP, &[POST_ATTENTION_NORM]],
     mlx_prefix: "language_model.",
     tied_by_default: TiedByDefault::NO,
     load: load_dense,
@@ -30,6 +34,15 @@ pub const QWEN3_5_MOE: Architecture = Architecture {
     gguf: "qwen35moe",
     gguf_keys: &[GGUF_HYBRID, GGUF_EXPERTS, GGUF],
     offset_norms: Some(OFFSET_NORMS),
+    names: &[
+        TOP,
+        ATTENTION,
+        HEAD_NORMS,
+        DELTA_NET,
+        names::EXPERTS,
+        &SHARED_EXPERT,
+        &[SHARED_EXPERT_GATE, POST_ATTENTION_NORM],
+    ],
     mlx_prefix: "language_model.",
     tied_by_default: TiedByDefault::NO,
     load: load_moe,
@@ -64,7 +77,7 @@ const GGUF_KEYS: &[Key] = &[Key::required("feed_forward_length")];
 fn load_dense(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
     load(config, weights, |weights, decoder| {
-        let mlp = Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?;
+        let mlp = Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?;
         Ok(Feedforward::Dense(mlp.into()))
     })
 }
@@ -93,7 +106,7 @@ fn load(
     let block = |index: usize, weights: &Weights<'_>| {
         let mixer = hybrid.mixer(config, weights, index)?;
         let feedforward = feedforward(weights, &decoder)?;
-        PreNormBlock::load(weights, &decoder, "post_attention_norm", mixer, feedforward)
+        PreNormBlock::load(weights, &decoder, POST_ATTENTION_NORM, mixer, feedforward)
     };
     let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;

@@ -7,6 +7,7 @@ use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
     Attention, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, MoeConfig, PreNormBlock, SparseMoe,
 };
+use crate::names::{self, ATTENTION, FFN_NORM, HEAD_NORMS, MLP, TOP};
 use crate::{Config, ModelError, Weights};
 
 pub const QWEN3_MOE: Architecture = Architecture {
@@ -14,6 +15,7 @@ pub const QWEN3_MOE: Architecture = Architecture {
     gguf: "qwen3moe",
     gguf_keys: &[GGUF_EXPERTS, GGUF],
     offset_norms: None,
+    names: &[TOP, ATTENTION, HEAD_NORMS, &MLP, names::EXPERTS, &[FFN_NORM]],
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     load,
@@ -55,7 +57,7 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
         config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
         let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
         let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
-        PreNormBlock::load(weights, &decoder, "ffn_norm", mixer, feedforward)
+        PreNormBlock::load(weights, &decoder, FFN_NORM, mixer, feedforward)
     };
     let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
@@ -81,5 +83,5 @@ pub(super) fn feedforward(
         return Ok(Feedforward::Sparse(SparseMoe::load(weights, moe, decoder.hidden_size)?.into()));
     }
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    Ok(Feedforward::Dense(Mlp::load(weights, "mlp.", "", decoder.hidden_size, intermediate_size)?.into()))
+    Ok(Feedforward::Dense(Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?.into()))
 }

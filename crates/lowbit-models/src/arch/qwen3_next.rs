@@ -10,6 +10,9 @@ use crate::layers::{
     Attention, AttentionConfig, Decoder, DecoderConfig, DeltaNetConfig, GatedDeltaNet, Mixer, MoeConfig,
     PreNormBlock,
 };
+use crate::names::{
+    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, POST_ATTENTION_NORM, SHARED_EXPERT, SHARED_EXPERT_GATE, TOP,
+};
 use crate::{Config, ModelError, Weights};
 use lowbit_files::Layout;
 use lowbit_kernels::ops::HeadMap;
@@ -23,6 +26,16 @@ pub const QWEN3_NEXT: Architecture = Architecture {
     gguf: "qwen3next",
     gguf_keys: &[GGUF_HYBRID, GGUF_EXPERTS, GGUF],
     offset_norms: Some(OFFSET_NORMS),
+    names: &[
+        TOP,
+        ATTENTION,
+        HEAD_NORMS,
+        DELTA_NET,
+        &MLP,
+        names::EXPERTS,
+        &SHARED_EXPERT,
+        &[SHARED_EXPERT_GATE, POST_ATTENTION_NORM],
+    ],
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     load,
@@ -54,7 +67,7 @@ fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let block = |index: usize, weights: &Weights<'_>| {
         let mixer = hybrid.mixer(config, weights, index)?;
         let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
-        PreNormBlock::load(weights, &decoder, "post_attention_norm", mixer, feedforward)
+        PreNormBlock::load(weights, &decoder, POST_ATTENTION_NORM, mixer, feedforward)
     };
     let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
     weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;

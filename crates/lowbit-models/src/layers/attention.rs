@@ -1,5 +1,6 @@
 use super::{Linear, MergedLinear, RmsNorm, rope_params};
 use crate::cache::KvCache;
+use crate::names::{K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, AddRmsNorm, AttentionParams, Input, RmsNormRope, Rope, RopeLayout};
@@ -75,33 +76,27 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The projections and norms below a layer's `self_attn.` or `blk.N.attn_`.
+    /// A layer's projections and norms.
     ///
     /// # Errors
     /// As [`Weights::linear`].
     pub fn load(weights: &Weights<'_>, config: &AttentionConfig) -> Result<Self, ModelError> {
-        let weights = weights.below("self_attn.", "attn_");
         let (hidden, dim) = (config.hidden_size, config.head_dim);
         let queries =
             weights.product(["num_attention_heads", "head_dim"], [config.num_attention_heads, dim])?;
         let keys = weights.product(["num_key_value_heads", "head_dim"], [config.num_key_value_heads, dim])?;
         let norms = match config.head_norm {
             None => None,
-            Some(eps) => Some((
-                RmsNorm::load(&weights, ("q_norm", "q_norm"), dim, eps)?,
-                RmsNorm::load(&weights, ("k_norm", "k_norm"), dim, eps)?,
-            )),
+            Some(eps) => {
+                Some((RmsNorm::load(weights, Q_NORM, dim, eps)?, RmsNorm::load(weights, K_NORM, dim, eps)?))
+            }
         };
         Ok(Self {
             qkv_proj: weights.merged(
-                [
-                    ("q_proj", "q", if config.gated { 2 * queries } else { queries }),
-                    ("k_proj", "k", keys),
-                    ("v_proj", "v", keys),
-                ],
+                [(Q_PROJ, if config.gated { 2 * queries } else { queries }), (K_PROJ, keys), (V_PROJ, keys)],
                 hidden,
             )?,
-            o_proj: weights.linear("o_proj", "output", hidden, queries)?,
+            o_proj: weights.linear(O_PROJ, hidden, queries)?,
             norms,
             config: config.clone(),
         })

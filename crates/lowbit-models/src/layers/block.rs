@@ -1,5 +1,6 @@
 use super::{Attention, DecoderConfig, GatedDeltaNet, Mlp, RmsNorm, SparseMoe};
 use crate::cache::LayerCache;
+use crate::names::{INPUT_NORM, Name};
 use crate::{ModelError, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::AddRmsNorm;
@@ -54,24 +55,19 @@ pub struct PreNormBlock {
 }
 
 impl PreNormBlock {
-    /// The block's two norms around `mixer` and `feedforward`; `post` is GGUF's name of the second one.
+    /// The block's two norms around `mixer` and `feedforward`; `post` is the name of the second one.
     ///
     /// # Errors
     /// As [`RmsNorm::load`].
     pub fn load(
         weights: &Weights<'_>,
         config: &DecoderConfig,
-        post: &str,
+        post: Name<'_>,
         mixer: Mixer,
         feedforward: Feedforward,
     ) -> Result<Box<dyn Block>, ModelError> {
         let norm = |names| RmsNorm::load(weights, names, config.hidden_size, config.rms_norm_eps);
-        Ok(Box::new(Self {
-            input_norm: norm(("input_layernorm", "attn_norm"))?,
-            post_norm: norm(("post_attention_layernorm", post))?,
-            mixer,
-            feedforward,
-        }))
+        Ok(Box::new(Self { input_norm: norm(INPUT_NORM)?, post_norm: norm(post)?, mixer, feedforward }))
     }
 }
 

@@ -1,6 +1,7 @@
 use super::tied::{head_prefix, is_tied};
 use super::{Block, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
+use crate::names::{LM_HEAD, NORM};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -87,14 +88,14 @@ impl Decoder {
         let embedding = Embedding::load(model, config.vocab_size, config.hidden_size)?;
         let top = weights.below(head_prefix(weights), "");
         let head = if config.tie_word_embeddings {
-            top.ignore("lm_head", "output");
+            top.ignore(LM_HEAD);
             embedding.as_linear()
         } else {
-            top.linear("lm_head", "output", config.vocab_size, config.hidden_size)?
+            top.linear(LM_HEAD, config.vocab_size, config.hidden_size)?
         };
         let blocks =
             (0..config.num_hidden_layers).map(|i| block(i, &model.layer(i))).collect::<Result<_, _>>()?;
-        let norm = RmsNorm::load(model, ("norm", "output_norm"), config.hidden_size, config.rms_norm_eps)?;
+        let norm = RmsNorm::load(model, NORM, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
         Ok(Self { embedding, blocks, norm, head, activations, cache })
     }

@@ -1,5 +1,9 @@
 use super::{Linear, MergedLinear, RmsNorm};
 use crate::cache::DeltaCache;
+use crate::names::{
+    A_LOG, CONV1D, DELTA_NORM, DT_BIAS, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ,
+    IN_PROJ_Z, OUT_PROJ,
+};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::{
     self, Activation, AddRmsNorm, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm,
@@ -118,38 +122,32 @@ struct Projected {
 }
 
 impl GatedDeltaNet {
-    /// The weights below a layer's `linear_attn.` or `blk.N.`.
+    /// A layer's weights.
     ///
     /// # Errors
     /// As [`Weights::linear`].
     pub fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
-        let weights = weights.below("linear_attn.", "");
-        config.check(&weights)?;
+        config.check(weights)?;
         let (heads, width) = (config.linear_num_value_heads, config.linear_conv_kernel_dim);
-        let conv = weights.vector("conv1d.weight", "ssm_conv1d.weight", config.conv_dim() * width)?;
+        let conv = weights.vector(CONV1D, config.conv_dim() * width)?;
         let a_log = if weights.is_gguf() {
             // GGUF stores -exp(A_log).
-            let rates = weights.values("", "ssm_a", heads)?;
+            let rates = weights.values(A_LOG, heads)?;
             Tensor::new(
                 &rates.iter().map(|rate| (-rate).ln()).collect::<Vec<_>>(),
                 &[heads],
                 weights.device(),
             )?
         } else {
-            weights.vector("A_log", "", heads)?
+            weights.vector(A_LOG, heads)?
         };
         Ok(Self {
-            projections: Projections::load(&weights, config)?,
+            projections: Projections::load(weights, config)?,
             conv: conv.reshape(&[config.conv_dim(), width])?,
             a_log,
-            dt_bias: weights.vector("dt_bias", "ssm_dt.bias", heads)?,
-            norm: RmsNorm::load(
-                &weights,
-                ("norm", "ssm_norm"),
-                config.linear_value_head_dim,
-                config.rms_norm_eps,
-            )?,
-            out_proj: weights.linear("out_proj", "ssm_out", config.hidden_size, config.value_dim())?,
+            dt_bias: weights.vector(DT_BIAS, heads)?,
+            norm: RmsNorm::load(weights, DELTA_NORM, config.linear_value_head_dim, config.rms_norm_eps)?,
+            out_proj: weights.linear(OUT_PROJ, config.hidden_size, config.value_dim())?,
             config: config.clone(),
         })
     }
@@ -200,15 +198,15 @@ impl Projections {
     fn load(weights: &Weights<'_>, config: &DeltaNetConfig) -> Result<Self, ModelError> {
         let (hidden, heads) = (config.hidden_size, config.linear_num_value_heads);
         let (qkv, values) = (config.conv_dim(), config.value_dim());
-        if weights.has("in_proj_qkvz.weight", "") {
-            let parts = [("in_proj_qkvz", "", qkv + values), ("in_proj_ba", "", 2 * heads)];
+        if weights.has_module(IN_PROJ_QKVZ) {
+            let parts = [(IN_PROJ_QKVZ, qkv + values), (IN_PROJ_BA, 2 * heads)];
             return Ok(Self::Interleaved(weights.merged(parts, hidden)?));
         }
-        let (qkv, z) = (("in_proj_qkv", "attn_qkv", qkv), ("in_proj_z", "attn_gate", values));
-        if weights.has("", "ssm_ba.weight") {
-            return Ok(Self::InterleavedGates(weights.merged([qkv, z, ("", "ssm_ba", 2 * heads)], hidden)?));
+        let (qkv, z) = ((IN_PROJ_QKV, qkv), (IN_PROJ_Z, values));
+        if weights.has_module(IN_PROJ_BA) {
+            return Ok(Self::InterleavedGates(weights.merged([qkv, z, (IN_PROJ_BA, 2 * heads)], hidden)?));
         }
-        let (b, a) = (("in_proj_b", "ssm_beta", heads), ("in_proj_a", "ssm_alpha", heads));
+        let (b, a) = ((IN_PROJ_B, heads), (IN_PROJ_A, heads));
         Ok(Self::Split(weights.merged([qkv, z, b, a], hidden)?))
     }
 

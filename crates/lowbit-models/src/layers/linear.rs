@@ -1,3 +1,4 @@
+use crate::names::EMBED_TOKENS;
 use crate::weights::Placement;
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
@@ -144,12 +145,12 @@ impl<const N: usize> MergedLinear<N> {
 pub struct Embedding(Arc<QuantizedTensor>);
 
 impl Embedding {
-    /// `embed_tokens` or `token_embd` of `[vocab_size, hidden_size]`.
+    /// [`EMBED_TOKENS`] of `[vocab_size, hidden_size]`.
     ///
     /// # Errors
     /// As [`Weights::matrix`].
     pub fn load(weights: &Weights<'_>, vocab_size: usize, hidden_size: usize) -> Result<Self, ModelError> {
-        Ok(Self(Arc::new(weights.matrix("embed_tokens", "token_embd", &[vocab_size, hidden_size])?)))
+        Ok(Self(Arc::new(weights.matrix(EMBED_TOKENS, &[vocab_size, hidden_size])?)))
     }
 
     /// Ids `[T]` to `[T, hidden_size]`.

@@ -1,4 +1,5 @@
 use super::{Linear, MergedLinear};
+use crate::names::Name;
 use crate::{ModelError, Weights};
 use lowbit_kernels::ops::{AddRmsNorm, Input};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
@@ -11,23 +12,20 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The three projections below `json` (`mlp.`), in GGUF `ffn_{gate,up,down}` with `suffix`.
+    /// The projections `names`: gate, up and down.
     ///
     /// # Errors
     /// As [`Weights::linear`].
     pub fn load(
         weights: &Weights<'_>,
-        json: &str,
-        suffix: &str,
+        names: [Name<'_>; 3],
         hidden_size: usize,
         intermediate_size: usize,
     ) -> Result<Self, ModelError> {
-        let names = |part: &str| (format!("{json}{part}_proj"), format!("ffn_{part}{suffix}"));
-        let [gate, up, down] = ["gate", "up", "down"].map(names);
-        let gate_up = [(&*gate.0, &*gate.1, intermediate_size), (&*up.0, &*up.1, intermediate_size)];
+        let [gate, up, down] = names;
         Ok(Self {
-            gate_up: weights.merged(gate_up, hidden_size)?,
-            down: weights.linear(&down.0, &down.1, hidden_size, intermediate_size)?,
+            gate_up: weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
+            down: weights.linear(down, hidden_size, intermediate_size)?,
         })
     }
 

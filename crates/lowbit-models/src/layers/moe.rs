@@ -1,4 +1,8 @@
 use super::{Linear, MergedLinear, Mlp};
+use crate::names::{
+    EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SHARED_EXPERT,
+    SHARED_EXPERT_GATE,
+};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::{self, Input, RouterParams};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
@@ -77,23 +81,22 @@ enum GateUp {
 }
 
 impl SparseMoe {
-    /// The router, the experts and the shared expert below a layer's `mlp.` or `blk.N.`.
+    /// A layer's router, experts and shared expert.
     ///
     /// # Errors
     /// As [`Weights::matrix`].
     pub fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
-        let mlp = weights.below("mlp.", "");
-        let mut experts = Experts::load(&mlp, config, hidden_size)?;
-        let router = ("gate", "ffn_gate_inp", config.num_experts);
+        let mut experts = Experts::load(weights, config, hidden_size)?;
+        let router = (ROUTER, config.num_experts);
         let router = match config.shared_expert_intermediate_size {
-            0 => Router::Alone(mlp.exactly().linear(router.0, router.1, router.2, hidden_size)?),
+            0 => Router::Alone(weights.exactly().linear(router.0, router.1, hidden_size)?),
             inner => {
-                let expert = Mlp::load(&mlp, "shared_expert.", "_shexp", hidden_size, inner)?;
-                let gate = ("shared_expert_gate", "ffn_gate_inp_shexp", 1);
-                if let (Device::Gpu(_), Some(shared)) = (mlp.device(), expert.weights()) {
+                let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, inner)?;
+                let gate = (SHARED_EXPERT_GATE, 1);
+                if let (Device::Gpu(_), Some(shared)) = (weights.device(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
                 }
-                Router::Shared(mlp.exactly().merged([router, gate], hidden_size)?, expert.into())
+                Router::Shared(weights.exactly().merged([router, gate], hidden_size)?, expert.into())
             }
         };
         let params = RouterParams { top_k: config.num_experts_per_tok, normalize: config.norm_topk_prob };
@@ -127,23 +130,23 @@ impl SparseMoe {
 }
 
 impl Experts {
-    fn load(mlp: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
+    fn load(weights: &Weights<'_>, config: &MoeConfig, hidden_size: usize) -> Result<Self, ModelError> {
         let (experts, inner) = (config.num_experts, config.moe_intermediate_size);
-        let stack = |part: &str, gguf: &str, n, k| mlp.experts(part, gguf, [experts, n, k]);
-        let gate_up = if mlp.has("experts.gate_up_proj", "ffn_gate_up_exps.weight") {
-            let both = mlp.product(["2", "moe_intermediate_size"], [2, inner])?;
+        let stack = |name: Name<'_>, n, k| weights.experts(name, [experts, n, k]);
+        let gate_up = if weights.has_module(FUSED_GATE_UP) {
+            let both = weights.product(["2", "moe_intermediate_size"], [2, inner])?;
             let shape = [experts, both, hidden_size];
-            GateUp::Fused(mlp.matrix("experts.gate_up_proj", "ffn_gate_up_exps", &shape)?)
+            GateUp::Fused(weights.matrix(FUSED_GATE_UP, &shape)?)
         } else {
-            let gate = stack("gate_proj", "ffn_gate_exps", inner, hidden_size)?;
-            GateUp::Separate(gate, stack("up_proj", "ffn_up_exps", inner, hidden_size)?)
+            let gate = stack(EXPERTS_GATE, inner, hidden_size)?;
+            GateUp::Separate(gate, stack(EXPERTS_UP, inner, hidden_size)?)
         };
-        let down = if mlp.has("experts.down_proj", "") {
-            mlp.matrix("experts.down_proj", "", &[experts, hidden_size, inner])?
+        let down = if weights.has_module(FUSED_DOWN) {
+            weights.matrix(FUSED_DOWN, &[experts, hidden_size, inner])?
         } else {
-            stack("down_proj", "ffn_down_exps", hidden_size, inner)?
+            stack(EXPERTS_DOWN, hidden_size, inner)?
         };
-        let gate_up = match mlp.device() {
+        let gate_up = match weights.device() {
             Device::Gpu(_) => gate_up.joined()?,
             Device::Cpu(_) => gate_up,
         };

@@ -1,3 +1,4 @@
+use crate::names::Name;
 use crate::{ModelError, Weights};
 use lowbit_kernels::ops::{self, AddRmsNorm, Input};
 use lowbit_kernels::{KernelError, Tensor};
@@ -19,13 +20,8 @@ impl RmsNorm {
     ///
     /// # Errors
     /// As [`Weights::norm`].
-    pub fn load(
-        weights: &Weights<'_>,
-        (json, gguf): (&str, &str),
-        len: usize,
-        eps: f32,
-    ) -> Result<Self, ModelError> {
-        Ok(Self::new(Tensor::new(&weights.norm(json, gguf, len)?, &[len], weights.device())?, eps))
+    pub fn load(weights: &Weights<'_>, name: Name<'_>, len: usize, eps: f32) -> Result<Self, ModelError> {
+        Ok(Self::new(Tensor::new(&weights.norm(name, len)?, &[len], weights.device())?, eps))
     }
 
     /// The weight and eps, as [`ops::RmsNormRope`] takes them.

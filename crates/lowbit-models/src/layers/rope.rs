@@ -197,8 +197,9 @@ fn from_gguf(
         return Err(config.refuse("rope.scaling.attn_factor", &attn_factor.to_string(), want));
     }
     // Llama 3's scaling comes as a tensor of divisors.
-    let divisors =
-        weights.has("", "rope_freqs.weight").then(|| weights.values("", "rope_freqs.weight", rotary_dim / 2));
+    let divisors = weights
+        .has("", "rope_freqs.weight")
+        .then(|| weights.values(("", "rope_freqs.weight"), rotary_dim / 2));
     let still = still_pairs(config, rotary_dim / 2, head_dim)?;
     let freq_factors = match divisors.transpose()? {
         None if still.is_empty() => None,
@@ -229,8 +230,17 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
 }
 
-/// The pairs that no section of the interleaved multimodal embedding covers. llama.cpp (`GGML_ROPE_TYPE_IMROPE`) rotates them
-/// by a fourth position, which is 0 in text, while transformers takes the first position.
+/// The pairs that no section of the interleaved multimodal embedding covers, of `pairs` rotated ones. llama.cpp
+/// (`GGML_ROPE_TYPE_IMROPE`) rotates them by a fourth position, which is 0 in text, while transformers takes the first one.
+pub fn uncovered_pairs(sections: &[usize], pairs: usize) -> impl Iterator<Item = usize> {
+    let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+    (0..pairs).filter(move |pair| {
+        let place = pair % total.max(1);
+        sections.get(place % 3).is_none_or(|&n| place >= n.saturating_mul(3))
+    })
+}
+
+/// The pairs of a head that a GGUF file's sections leave where they are.
 fn still_pairs(config: &Config<'_>, pairs: usize, head_dim: usize) -> Result<Vec<usize>, ModelError> {
     let key = "rope.dimension_sections";
     if !config.computes(key) {
@@ -242,9 +252,5 @@ fn still_pairs(config: &Config<'_>, pairs: usize, head_dim: usize) -> Result<Vec
         let want = format!("up to {head_dim} pairs, of text's sections some, are wanted");
         return Err(config.refuse(key, &format!("{sections:?}"), &want));
     }
-    let covered = |pair: usize| {
-        let place = pair % total;
-        sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
-    };
-    Ok((0..pairs).filter(|&pair| !covered(pair)).collect())
+    Ok(uncovered_pairs(&sections, pairs).collect())
 }

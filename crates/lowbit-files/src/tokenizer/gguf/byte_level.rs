@@ -131,6 +131,12 @@ pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Res
     Ok(inner)
 }
 
+/// The name of these patterns, for tokens that are whole words or not.
+pub(super) fn pre_name(patterns: &[String], whole_words: bool) -> Option<&'static str> {
+    let pre = PRES.iter().find(|pre| pre.patterns == patterns && pre.whole_words == whole_words)?;
+    pre.names.first().copied()
+}
+
 /// The values of `tokenizer.ggml.pre` that are known.
 pub(in crate::tokenizer) fn pre_names() -> impl Iterator<Item = &'static str> {
     PRES.iter().flat_map(|pre| pre.names).copied()

@@ -4,6 +4,7 @@
 
 mod byte_level;
 mod sentencepiece;
+mod write;
 
 use std::collections::HashMap;
 
@@ -20,6 +21,7 @@ use crate::{FileError, shown};
 pub(super) use byte_level::GPT_2;
 #[cfg(test)]
 pub(super) use byte_level::pre_names;
+pub(super) use write::entries;
 
 pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
     let vocabulary = Vocabulary::new(metadata)?;
@@ -66,7 +68,7 @@ struct Defaults {
 /// `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Normal,
+    Normal = 1,
     Unknown,
     Control,
     UserDefined,

@@ -1,0 +1,71 @@
+//! What a tensor is called in each layout. Loading asks for tensors by these names, and conversion from one layout to the
+//! other renames by them ([`Architecture::gguf_name`](crate::arch::Architecture::gguf_name)).
+
+#![allow(missing_docs)]
+
+/// The name in Hugging Face's and MLX's checkpoints, and GGUF's. Those of a layer are below `layers.N.` and `blk.N.`;
+/// those of modules are without `.weight`.
+pub type Name<'a> = (&'a str, &'a str);
+
+/// The names of one layer type.
+pub type Names = &'static [Name<'static>];
+
+pub const EMBED_TOKENS: Name<'_> = ("embed_tokens", "token_embd");
+pub const NORM: Name<'_> = ("norm", "output_norm");
+pub const LM_HEAD: Name<'_> = ("lm_head", "output");
+/// Outside of the layers.
+pub const TOP: Names = &[EMBED_TOKENS, NORM, LM_HEAD];
+
+pub const INPUT_NORM: Name<'_> = ("input_layernorm", "attn_norm");
+/// The second norm of a block, as most architectures call it in GGUF,
+pub const FFN_NORM: Name<'_> = ("post_attention_layernorm", "ffn_norm");
+/// and as the hybrids do.
+pub const POST_ATTENTION_NORM: Name<'_> = ("post_attention_layernorm", "post_attention_norm");
+
+pub const Q_PROJ: Name<'_> = ("self_attn.q_proj", "attn_q");
+pub const K_PROJ: Name<'_> = ("self_attn.k_proj", "attn_k");
+pub const V_PROJ: Name<'_> = ("self_attn.v_proj", "attn_v");
+pub const O_PROJ: Name<'_> = ("self_attn.o_proj", "attn_output");
+pub const ATTENTION: Names = &[INPUT_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ];
+
+pub const Q_NORM: Name<'_> = ("self_attn.q_norm", "attn_q_norm");
+pub const K_NORM: Name<'_> = ("self_attn.k_norm", "attn_k_norm");
+pub const HEAD_NORMS: Names = &[Q_NORM, K_NORM];
+
+/// Gate, up and down.
+pub const MLP: [Name<'_>; 3] =
+    [("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down")];
+
+pub const ROUTER: Name<'_> = ("mlp.gate", "ffn_gate_inp");
+/// MLX's names; Hugging Face stores one matrix per expert or other stacks.
+pub const EXPERTS_GATE: Name<'_> = ("mlp.switch_mlp.gate_proj", "ffn_gate_exps");
+pub const EXPERTS_UP: Name<'_> = ("mlp.switch_mlp.up_proj", "ffn_up_exps");
+pub const EXPERTS_DOWN: Name<'_> = ("mlp.switch_mlp.down_proj", "ffn_down_exps");
+pub const EXPERTS: Names = &[ROUTER, EXPERTS_GATE, EXPERTS_UP, EXPERTS_DOWN];
+/// Hugging Face's stacks: gate and up rows of an expert after each other, and down.
+pub const FUSED_GATE_UP: Name<'_> = ("mlp.experts.gate_up_proj", "ffn_gate_up_exps");
+pub const FUSED_DOWN: Name<'_> = ("mlp.experts.down_proj", "");
+
+pub const SHARED_EXPERT_GATE: Name<'_> = ("mlp.shared_expert_gate", "ffn_gate_inp_shexp");
+/// Gate, up and down.
+pub const SHARED_EXPERT: [Name<'_>; 3] = [
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+];
+
+pub const IN_PROJ_QKV: Name<'_> = ("linear_attn.in_proj_qkv", "attn_qkv");
+pub const IN_PROJ_Z: Name<'_> = ("linear_attn.in_proj_z", "attn_gate");
+pub const IN_PROJ_B: Name<'_> = ("linear_attn.in_proj_b", "ssm_beta");
+pub const IN_PROJ_A: Name<'_> = ("linear_attn.in_proj_a", "ssm_alpha");
+/// Qwen3-Next's, rows grouped by key head; GGUF has what is in it as [`IN_PROJ_QKV`] and [`IN_PROJ_Z`].
+pub const IN_PROJ_QKVZ: Name<'_> = ("linear_attn.in_proj_qkvz", "");
+pub const IN_PROJ_BA: Name<'_> = ("linear_attn.in_proj_ba", "ssm_ba");
+pub const OUT_PROJ: Name<'_> = ("linear_attn.out_proj", "ssm_out");
+pub const DELTA_NORM: Name<'_> = ("linear_attn.norm", "ssm_norm");
+pub const CONV1D: Name<'_> = ("linear_attn.conv1d.weight", "ssm_conv1d.weight");
+pub const DT_BIAS: Name<'_> = ("linear_attn.dt_bias", "ssm_dt.bias");
+/// GGUF stores `-exp(A_log)`.
+pub const A_LOG: Name<'_> = ("linear_attn.A_log", "ssm_a");
+pub const DELTA_NET: Names =
+    &[IN_PROJ_QKV, IN_PROJ_Z, IN_PROJ_B, IN_PROJ_A, IN_PROJ_BA, OUT_PROJ, DELTA_NORM, CONV1D, DT_BIAS, A_LOG];

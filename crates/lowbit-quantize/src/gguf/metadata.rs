@@ -1,0 +1,335 @@
+//! A directory's configuration as GGUF metadata.
+//!
+//! Source: llama.cpp (llama-cpp-python 0.3.36) `set_gguf_parameters` of `conversion/{base,llama,qwen}.py`, and
+//! `gguf-py/gguf/{metadata,utility}.py`. What the converter takes from a model card (README.md) is left out.
+
+use super::Planned;
+use crate::QuantizeError;
+use lowbit_files::Checkpoint;
+use lowbit_files::gguf::{Array, Metadata, Value};
+use lowbit_models::Config;
+use lowbit_models::arch::Architecture;
+use lowbit_models::layers::uncovered_pairs;
+use lowbit_models::names::{A_LOG, ROUTER};
+use serde_json::Value as Json;
+
+/// Keys of `config.json` and the keys below the architecture's name that they become, in the converter's order.
+const BEFORE_HEADS: &[(&str, &str)] = &[
+    ("num_hidden_layers", "block_count"),
+    ("max_position_embeddings", "context_length"),
+    ("hidden_size", "embedding_length"),
+    ("intermediate_size", "feed_forward_length"),
+];
+const EXPERT_COUNTS: &[(&str, &str)] =
+    &[("num_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")];
+const EXPERTS: &[(&str, &str)] = &[
+    ("moe_intermediate_size", "expert_feed_forward_length"),
+    ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
+];
+const DELTA_NET: &[(&str, &str)] = &[
+    ("linear_conv_kernel_dim", "ssm.conv_kernel"),
+    ("linear_key_head_dim", "ssm.state_size"),
+    ("linear_num_key_heads", "ssm.group_count"),
+    ("linear_num_value_heads", "ssm.time_step_rank"),
+];
+/// Inside the object for the rotary embedding, for YaRN.
+const YARN: &[(&str, &str)] = &[
+    ("attention_factor", "rope.scaling.yarn_attn_factor"),
+    ("beta_fast", "rope.scaling.yarn_beta_fast"),
+    ("beta_slow", "rope.scaling.yarn_beta_slow"),
+];
+
+/// What metadata is made from, and what there is so far.
+struct Builder<'a> {
+    config: &'a Config<'a>,
+    /// `config.json`, and the `text_config` in it.
+    json: [&'a Json; 2],
+    architecture: &'a Architecture,
+    metadata: Metadata,
+}
+
+/// The metadata of `checkpoint` but for the tokenizer's, with `tensors` as the file will have them.
+///
+/// # Errors
+/// [`QuantizeError`] for values that are missing or malformed.
+pub(super) fn metadata(
+    checkpoint: &Checkpoint,
+    config: &Config<'_>,
+    architecture: &Architecture,
+    tensors: &[Planned],
+) -> Result<Metadata, QuantizeError> {
+    let root = checkpoint.config()?;
+    let json = [root.get("text_config").unwrap_or(&Json::Null), root];
+    let metadata = Metadata::new(checkpoint.path().join("config.json").into());
+    let mut builder = Builder { config, json, architecture, metadata };
+    builder.put("general.architecture", Value::String(architecture.gguf.into()))?;
+    builder.put("general.type", Value::String("model".into()))?;
+    builder.sampling(checkpoint)?;
+    if let Some(name) =
+        checkpoint.path().canonicalize().ok().and_then(|path| Some(title(path.file_name()?.to_str()?)))
+    {
+        builder.put("general.name", Value::String(name))?;
+    }
+    builder.put("general.size_label", Value::String(size_label(tensors)))?;
+    builder.sizes(BEFORE_HEADS)?;
+    let heads = config.size("num_attention_heads", "")?;
+    let key_heads = config.optional_size("num_key_value_heads", "")?.unwrap_or(heads);
+    builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", heads)?)?;
+    builder.put_own("attention.head_count_kv", u32_value(config, "num_key_value_heads", key_heads)?)?;
+    builder.rope()?;
+    let eps = config.float("rms_norm_eps", "")?;
+    builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(eps as f32))?;
+    builder.sizes(EXPERT_COUNTS)?;
+    let dim = u32_value(config, "head_dim", builder.head_dim()?)?;
+    builder.put_own("attention.key_length", dim.clone())?;
+    builder.put_own("attention.value_length", dim.clone())?;
+    if architecture.gguf_name(ROUTER.0).is_some() {
+        builder.sizes(EXPERTS)?;
+    }
+    if architecture.gguf_name(A_LOG.0).is_some() {
+        builder.delta_net(tensors.len())?;
+    }
+    if architecture.gguf == "llama" {
+        builder.sizes(&[("vocab_size", "vocab_size")])?;
+        builder.put_own("rope.dimension_count", dim)?;
+    }
+    Ok(builder.metadata)
+}
+
+impl Builder<'_> {
+    fn put(&mut self, key: &str, value: Value) -> Result<(), QuantizeError> {
+        Ok(self.metadata.insert(key.into(), value)?)
+    }
+
+    /// Below the architecture's name.
+    fn put_own(&mut self, key: &str, value: Value) -> Result<(), QuantizeError> {
+        self.put(&format!("{}.{key}", self.architecture.gguf), value)
+    }
+
+    /// What `config.json` says of `key`, in `text_config` first.
+    fn stored(&self, key: &str) -> Option<&Json> {
+        self.json.iter().find_map(|json| json.get(key)).filter(|value| !value.is_null())
+    }
+
+    /// The sizes that are there, or that the architecture has a default for.
+    fn sizes(&mut self, keys: &[(&str, &str)]) -> Result<(), QuantizeError> {
+        for (json, gguf) in keys {
+            let size = match self.config.computes(json) {
+                true => self.config.optional_size(json, "")?,
+                false => self.stored(json).and_then(Json::as_u64).and_then(|size| usize::try_from(size).ok()),
+            };
+            if let Some(size) = size {
+                self.put_own(gguf, u32_value(self.config, json, size)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn head_dim(&self) -> Result<usize, QuantizeError> {
+        Ok(match self.config.optional_size("head_dim", "")? {
+            Some(dim) => dim,
+            None => self.config.size("hidden_size", "")? / self.config.size("num_attention_heads", "")?,
+        })
+    }
+
+    /// The object for the rotary embedding, under either of its names.
+    fn rope_parameter(&self, key: &str) -> Option<&Json> {
+        let section = self.stored("rope_parameters").or_else(|| self.stored("rope_scaling"));
+        section
+            .and_then(|section| section.get(key))
+            .or_else(|| self.stored(key))
+            .filter(|value| !value.is_null())
+    }
+
+    fn float(&mut self, value: Option<f64>, gguf: &str) -> Result<(), QuantizeError> {
+        match value {
+            Some(value) => self.put_own(gguf, Value::F32(value as f32)),
+            None => Ok(()),
+        }
+    }
+
+    fn rope(&mut self) -> Result<(), QuantizeError> {
+        let number = |builder: &Self, key: &str| builder.rope_parameter(key).and_then(Json::as_f64);
+        let kind = self.rope_parameter("rope_type").or_else(|| self.rope_parameter("type"));
+        let kind = kind.and_then(Json::as_str).unwrap_or_default().to_string();
+        if ["linear", "yarn"].contains(&&*kind) {
+            let factor = number(self, "factor");
+            self.put_own("rope.scaling.type", Value::String(kind.clone()))?;
+            self.float(factor, "rope.scaling.factor")?;
+        }
+        if kind == "yarn" {
+            let key = "original_max_position_embeddings";
+            let original = match number(self, key) {
+                Some(original) => original as usize,
+                None => self.config.size("max_position_embeddings", "")?,
+            };
+            self.put_own("rope.scaling.original_context_length", u32_value(self.config, key, original)?)?;
+            for (json, gguf) in YARN {
+                let value = number(self, json);
+                self.float(value, gguf)?;
+            }
+        }
+        let sections = self.rope_parameter("mrope_section").and_then(Json::as_array).cloned();
+        let hybrid = ["qwen35", "qwen35moe"].contains(&self.architecture.gguf);
+        if sections.is_some() || hybrid {
+            let sections = self.sections(sections.as_deref())?;
+            self.put_own("rope.dimension_sections", Value::Array(Array::I32(sections)))?;
+        }
+        let theta = match number(self, "rope_theta") {
+            None => self.config.optional_float("rope_theta", "")?.unwrap_or(10000.0),
+            Some(theta) => theta,
+        };
+        self.put_own("rope.freq_base", Value::F32(theta as f32))
+    }
+
+    /// The pairs of each kind of position in the multimodal embedding. In a text all positions are the same, but llama.cpp
+    /// gives pairs beyond these sections position 0. So sections that do not cover all pairs, as the converter writes some,
+    /// are replaced by ones that do.
+    fn sections(&self, stored: Option<&[Json]>) -> Result<Vec<i32>, QuantizeError> {
+        // What transformers takes where none are given.
+        let stored = stored.map_or(vec![11, 11, 10], |stored| {
+            stored.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
+        });
+        let pairs = self.rotary_dim()? / 2;
+        let covers_all = uncovered_pairs(&stored, pairs).next().is_none();
+        let mut sections = match covers_all {
+            true => stored,
+            false => (0..3).map(|kind| pairs.saturating_sub(kind).div_ceil(3)).collect(),
+        };
+        sections.resize(4, 0);
+        let narrow = |&n: &usize| i32::try_from(n);
+        let narrowed = sections.iter().map(narrow).collect::<Result<_, _>>();
+        narrowed.map_err(|_| {
+            self.config.refuse("mrope_section", &format!("{sections:?}"), "GGUF has 32 bits for each").into()
+        })
+    }
+
+    fn rotary_dim(&self) -> Result<usize, QuantizeError> {
+        let fraction = self.rope_parameter("partial_rotary_factor").and_then(Json::as_f64).unwrap_or(0.25);
+        Ok((self.head_dim()? as f64 * fraction) as usize)
+    }
+
+    fn delta_net(&mut self, tensors: usize) -> Result<(), QuantizeError> {
+        self.sizes(DELTA_NET)?;
+        let values = self.config.size("linear_value_head_dim", "")?
+            * self.config.size("linear_num_value_heads", "")?;
+        self.put_own("ssm.inner_size", u32_value(self.config, "linear_value_head_dim", values)?)?;
+        let layers = self.config.size("num_hidden_layers", "")?;
+        if layers > tensors {
+            let want = format!("the checkpoint has {tensors} tensors");
+            return Err(self.config.refuse("num_hidden_layers", &layers.to_string(), &want).into());
+        }
+        let kinds = ["full_attention", "linear_attention"];
+        let interval = self.config.size("full_attention_interval", "")?;
+        let is_recurrent = |layer: usize| match self.config.layer_type(layer, layers, &kinds)? {
+            Some(kind) => Ok(kind == "linear_attention"),
+            None => Ok::<_, QuantizeError>(!(layer + 1).is_multiple_of(interval)),
+        };
+        let recurrent = (0..layers).map(is_recurrent).collect::<Result<_, _>>()?;
+        self.put_own("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)))?;
+        self.sizes(&[("full_attention_interval", "full_attention_interval")])?;
+        let rotary = u32_value(self.config, "partial_rotary_factor", self.rotary_dim()?)?;
+        self.put_own("rope.dimension_count", rotary)
+    }
+
+    /// What the model's makers recommend.
+    fn sampling(&mut self, checkpoint: &Checkpoint) -> Result<(), QuantizeError> {
+        let generation = checkpoint.generation_config()?;
+        if let Some(top_k) = generation.top_k.and_then(|top_k| i32::try_from(top_k).ok()) {
+            self.put("general.sampling.top_k", Value::I32(top_k))?;
+        }
+        let floats = [
+            ("top_p", generation.top_p),
+            ("min_p", generation.min_p),
+            ("temp", generation.temperature),
+            ("penalty_repeat", generation.repetition_penalty),
+        ];
+        for (key, value) in floats {
+            if let Some(value) = value {
+                self.put(&format!("general.sampling.{key}"), Value::F32(value))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn u32_value(config: &Config<'_>, key: &str, size: usize) -> Result<Value, QuantizeError> {
+    let value = u32::try_from(size).map(Value::U32);
+    value.map_err(|_| config.refuse(key, &size.to_string(), "GGUF has 32 bits for it").into())
+}
+
+/// A folder's name as a title: `my-model-v2` is `My Model v2`.
+fn title(name: &str) -> String {
+    let capitalised = |word: &str| {
+        let mut after_letter = false;
+        let letters = word.chars().map(|c| {
+            let first = c.is_alphabetic() && !after_letter;
+            after_letter = c.is_alphabetic();
+            if first { c.to_ascii_uppercase() } else { c }
+        });
+        letters.collect::<String>()
+    };
+    let is_number =
+        |word: &str| word.strip_prefix('v').unwrap_or(word).starts_with(|c: char| c.is_ascii_digit());
+    let is_lower = |word: &str| word.chars().any(char::is_lowercase) && !word.chars().any(char::is_uppercase);
+    let replaced = name.replace('-', " ");
+    let words = replaced.split_whitespace().map(|word| match is_lower(word) && !is_number(word) {
+        true => capitalised(word),
+        false => word.to_string(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// How many parameters there are, as names of models have it: `7.1B`, or `8x1.2B` for what a token of such a mixture sees
+/// of one expert.
+fn size_label(tensors: &[Planned]) -> String {
+    let (mut shared, mut of_one_expert, mut counts) = (0, 0, vec![]);
+    for tensor in tensors {
+        let (name, shape) = tensor.name_and_shape();
+        let size: usize = shape.iter().product();
+        match shape {
+            [experts, _, _] if name.contains("_exps.") && *experts > 0 => {
+                of_one_expert += size / experts;
+                counts.push(*experts);
+            }
+            _ => shared += size,
+        }
+    }
+    match counts.iter().sum::<usize>().checked_div(counts.len()) {
+        Some(experts) => format!("{experts}x{}", rounded(shared + of_one_expert)),
+        None => rounded(shared),
+    }
+}
+
+/// A count with at least two digits.
+fn rounded(count: usize) -> String {
+    let count = count as f64;
+    let units = [(1e12, "T"), (1e9, "B"), (1e6, "M")];
+    let (unit, suffix) = units.into_iter().find(|(unit, _)| count > *unit).unwrap_or((1e3, "K"));
+    let scaled = count / unit;
+    let whole = format!("{scaled:.0}");
+    let decimals = 2usize.saturating_sub(whole.trim_start_matches('0').len());
+    format!("{scaled:.decimals$}{suffix}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_llama_cpps() {
+        for (name, want) in [
+            ("demo", "Demo"),
+            ("qwen3_5_moe", "Qwen3_5_Moe"),
+            ("llama-bias", "Llama Bias"),
+            ("Qwen3-0.6B-base", "Qwen3 0.6B Base"),
+            ("model-v2-7b", "Model v2 7b"),
+        ] {
+            assert_eq!(title(name), want);
+        }
+        for (count, want) in [(192_000, "192K"), (9_000_000, "9.0M"), (596_000_000, "596M"), (1_500, "1.5K")]
+        {
+            assert_eq!(rounded(count), want);
+        }
+    }
+}

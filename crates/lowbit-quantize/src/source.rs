@@ -1,0 +1,147 @@
+use crate::QuantizeError;
+use bytes::Bytes;
+use lowbit_files::{Stored, TensorView};
+use lowbit_formats::{Component, FloatType, Format, Parts};
+use std::ops::Range;
+
+/// The rows of a tensor, of `k` values each, in the files that they are read from and in any format.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub format: Format,
+    pub k: usize,
+    pieces: Vec<Piece>,
+    views: Vec<TensorView>,
+}
+
+/// Rows that lie one after the other: the bytes of each component.
+#[derive(Clone, Debug)]
+struct Piece {
+    rows: usize,
+    components: Vec<Bytes>,
+}
+
+impl Source {
+    /// All of a tensor in a float type or in GGML's blocks.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Type`] for integers, and floats of other sizes.
+    pub fn new(view: &TensorView) -> Result<Self, QuantizeError> {
+        let refuse = || QuantizeError::Type { name: view.name.clone(), stored: view.stored.to_string() };
+        let format = match view.stored {
+            Stored::Blocks(format) => format,
+            Stored::Plain(dtype) => Format::Float(FloatType::from_dtype(dtype).ok_or_else(refuse)?),
+        };
+        let k = view.shape.last().copied().unwrap_or(1);
+        let mut source = Self { format, k, pieces: vec![], views: vec![] };
+        source.push(view, 0..view.bytes.len());
+        Ok(source)
+    }
+
+    /// One row of values that are computed.
+    pub fn values(values: &[f32]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let pieces = vec![Piece { rows: 1, components: vec![bytes.into()] }];
+        Self { format: Format::Float(FloatType::F32), k: values.len(), pieces, views: vec![] }
+    }
+
+    /// A weight in MLX's layout: the components of `format`, in rows of `k` values.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Shape`] when the components do not have the same number of whole rows.
+    pub fn quantised(format: Format, k: usize, views: &[&TensorView]) -> Result<Self, QuantizeError> {
+        let components = format.components(k)?;
+        let rows = |(view, row): (&&TensorView, usize)| {
+            view.bytes.len().checked_div(row).filter(|rows| rows * row == view.bytes.len())
+        };
+        let rows: Vec<_> = views.iter().zip(components.iter().map(Component::row_bytes)).map(rows).collect();
+        let same =
+            rows.len() == components.len() && rows.iter().all(|other| other.is_some() && *other == rows[0]);
+        match rows.first() {
+            Some(&Some(rows)) if same => {
+                let components = views.iter().map(|view| view.bytes.clone()).collect();
+                let views = views.iter().map(|&view| view.clone()).collect();
+                Ok(Self { format, k, pieces: vec![Piece { rows, components }], views })
+            }
+            _ => {
+                let view = views[0];
+                let want = "its scales and biases are of other rows";
+                Err(QuantizeError::Shape { name: view.name.clone(), shape: view.shape.clone(), want })
+            }
+        }
+    }
+
+    /// The same without rows yet.
+    pub fn empty(&self) -> Self {
+        Self { pieces: vec![], views: vec![], ..*self }
+    }
+
+    /// Appends the rows of the same format and length in `bytes` of `view`.
+    pub fn push(&mut self, view: &TensorView, bytes: Range<usize>) {
+        self.push_bytes(view, view.bytes.slice(bytes));
+    }
+
+    fn push_bytes(&mut self, view: &TensorView, bytes: Bytes) {
+        let row: usize = self
+            .format
+            .components(self.k)
+            .map_or(0, |components| components.iter().map(Component::row_bytes).sum());
+        let rows = bytes.len().checked_div(row).unwrap_or(0);
+        self.pieces.push(Piece { rows, components: vec![bytes] });
+        self.views.push(view.clone());
+    }
+
+    /// The same values in rows of another length. Blocks have a row's length, floats any.
+    #[must_use]
+    pub fn with_k(self, k: usize) -> Self {
+        let Format::Float(_) = self.format else { return self };
+        let mut again = Self { k, ..self.empty() };
+        for (piece, view) in self.pieces.iter().zip(&self.views) {
+            again.push_bytes(view, piece.components[0].clone());
+        }
+        again
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.rows).sum()
+    }
+
+    /// The values of the rows from `first` on, as many as `out` holds, in f32.
+    ///
+    /// # Errors
+    /// Those of [`Format::decode`].
+    ///
+    /// # Panics
+    /// When there are fewer rows, or `out` does not hold whole ones.
+    pub fn decode(&self, first: usize, out: &mut [f32]) -> Result<(), lowbit_formats::FormatError> {
+        let (mut first, mut out) = (first, out);
+        let components = self.format.components(self.k)?;
+        for piece in &self.pieces {
+            if first >= piece.rows {
+                first -= piece.rows;
+                continue;
+            }
+            let rows = (piece.rows - first).min(out.len() / self.k.max(1));
+            let parts: Parts<'_> =
+                std::array::from_fn(|i| match (piece.components.get(i), components.get(i)) {
+                    (Some(bytes), Some(component)) => {
+                        &bytes[first * component.row_bytes()..][..rows * component.row_bytes()]
+                    }
+                    _ => &[],
+                });
+            let (now, later) = out.split_at_mut(rows * self.k);
+            self.format.decode(&parts, rows, self.k, now)?;
+            (first, out) = (0, later);
+            if out.is_empty() {
+                return Ok(());
+            }
+        }
+        assert!(out.is_empty(), "rows beyond the last");
+        Ok(())
+    }
+
+    /// Says that the bytes are not needed again.
+    pub fn release(&self) {
+        self.views.iter().for_each(TensorView::release);
+    }
+}

@@ -1,0 +1,183 @@
+//! A tensor of the new checkpoint: where its values come from, and what is done to them before they are encoded.
+
+use crate::source::Source;
+use lowbit_formats::{FloatType, Format, FormatError};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A tensor of the new checkpoint.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub source: Source,
+    pub change: Change,
+}
+
+/// What is done to the source's values, in this order.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// Which row of the source each row is; `None` for the same.
+    pub rows: Option<Vec<usize>>,
+    /// Which value of the source's row each value is; `None` for the same.
+    pub columns: Option<Vec<usize>>,
+    /// 1 is added, for a norm that is stored as `w - 1`. The sum is rounded to [`Self::sum`].
+    pub add_one: bool,
+    /// The type that sums with 1 are rounded to.
+    pub sum: FloatType,
+    /// Values become `-exp(value)`.
+    pub negative_exp: bool,
+    /// The type that values are rounded to in the end.
+    pub rounded: FloatType,
+}
+
+impl Default for Change {
+    /// None.
+    fn default() -> Self {
+        let (rows, columns, sum, rounded) = (None, None, FloatType::F32, FloatType::F32);
+        Self { rows, columns, add_one: false, sum, negative_exp: false, rounded }
+    }
+}
+
+/// A tensor's bytes and what encoding lost.
+#[derive(Debug)]
+pub struct Encoded {
+    /// Of each component of the format.
+    pub components: Vec<Vec<u8>>,
+    pub loss: Loss,
+}
+
+/// Sums of squares, of errors and of values.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    pub errors: f64,
+    pub values: f64,
+}
+
+impl std::ops::AddAssign for Loss {
+    fn add_assign(&mut self, other: Self) {
+        self.errors += other.errors;
+        self.values += other.values;
+    }
+}
+
+/// Values that a thread encodes at a time: enough to keep the others from waiting for the counter.
+const CHUNK: usize = 1 << 16;
+
+impl Tensor {
+    /// The length of a row.
+    pub fn k(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.shape.iter().product::<usize>().checked_div(self.k()).unwrap_or(0)
+    }
+
+    /// The values of the rows from `first` on, as many as `out` holds.
+    fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
+        let Change { rows, columns, add_one, sum, negative_exp, rounded } = &self.change;
+        match rows {
+            None => self.source.decode(first, out)?,
+            Some(rows) => {
+                for (row, out) in rows[first..].iter().zip(out.chunks_exact_mut(self.k())) {
+                    self.source.decode(*row, out)?;
+                }
+            }
+        }
+        if let Some(columns) = columns {
+            let mut row = vec![0.0; self.k()];
+            for out in out.chunks_exact_mut(self.k()) {
+                row.copy_from_slice(out);
+                out.iter_mut().zip(columns).for_each(|(value, &column)| *value = row[column]);
+            }
+        }
+        for value in out {
+            if *add_one {
+                *value = sum.round(*value + 1.0);
+            }
+            if *negative_exp {
+                // In f64, so that the result is the nearest f32 however a library computes exp.
+                *value = -f64::from(*value).exp() as f32;
+            }
+            *value = rounded.round(*value);
+        }
+        Ok(())
+    }
+
+    /// Encodes all rows on all cores; `from` is the type that the values have, see [`Format::encode_from`].
+    ///
+    /// # Errors
+    /// Those of [`Format::encode_from`].
+    pub fn encode(&self, format: Format, from: FloatType) -> Result<Encoded, FormatError> {
+        let (rows, k) = (self.rows(), self.k());
+        let chunk_rows = (CHUNK / k.max(1)).max(1);
+        let chunks = rows.div_ceil(chunk_rows);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(vec![]));
+        let work = || {
+            loop {
+                let chunk = next.fetch_add(1, Ordering::Relaxed);
+                if chunk >= chunks {
+                    return;
+                }
+                let first = chunk * chunk_rows;
+                let encoded = self.encode_rows(format, from, first, chunk_rows.min(rows - first));
+                if encoded.is_err() {
+                    // Those before it are being encoded already, so that the first error is the one that is told.
+                    next.store(chunks, Ordering::Relaxed);
+                }
+                done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((chunk, encoded));
+            }
+        };
+        match cores.min(chunks) {
+            0 | 1 => work(),
+            threads => std::thread::scope(|scope| {
+                (1..threads).for_each(|_| drop(scope.spawn(work)));
+                work();
+            }),
+        }
+        let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        done.sort_by_key(|(chunk, _)| *chunk);
+        let components = format.components(k)?;
+        let mut all = Encoded { components: vec![], loss: Loss::default() };
+        all.components
+            .extend(components.iter().map(|component| Vec::with_capacity(rows * component.row_bytes())));
+        for (_, encoded) in done {
+            let encoded = encoded?;
+            all.components.iter_mut().zip(encoded.components).for_each(|(all, bytes)| all.extend(bytes));
+            all.loss += encoded.loss;
+        }
+        Ok(all)
+    }
+
+    fn encode_rows(
+        &self,
+        format: Format,
+        from: FloatType,
+        first: usize,
+        rows: usize,
+    ) -> Result<Encoded, FormatError> {
+        let k = self.k();
+        let mut values = vec![0.0; rows * k];
+        self.values(first, &mut values)?;
+        let components = format.encode_from(from, &values, k).map_err(|error| match error {
+            FormatError::NotFinite { format, index, value } => {
+                FormatError::NotFinite { format, index: first * k + index, value }
+            }
+            error => error,
+        })?;
+        let mut decoded = vec![0.0; values.len()];
+        let parts = std::array::from_fn(|i| components.get(i).map_or(&[][..], Vec::as_slice));
+        format.decode(&parts, rows, k, &mut decoded)?;
+        let square = |value: f64| value * value;
+        let errors = values
+            .iter()
+            .zip(&decoded)
+            .map(|(&value, &decoded)| square(f64::from(decoded) - f64::from(value)));
+        let loss =
+            Loss { errors: errors.sum(), values: values.iter().map(|&value| square(value.into())).sum() };
+        Ok(Encoded { components, loss })
+    }
+}
