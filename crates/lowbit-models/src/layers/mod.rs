@@ -19,4 +19,4 @@ pub use linear::{Embedding, Linear, MergedLinear};
 pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;
-pub use rope::{rope_params, uncovered_pairs};
+pub use rope::{rope_params, sections_cover};

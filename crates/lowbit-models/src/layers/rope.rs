@@ -230,14 +230,20 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
 }
 
-/// The pairs that no section of the interleaved multimodal embedding covers, of `pairs` rotated ones. llama.cpp
-/// (`GGML_ROPE_TYPE_IMROPE`) rotates them by a fourth position, which is 0 in text, while transformers takes the first one.
-pub fn uncovered_pairs(sections: &[usize], pairs: usize) -> impl Iterator<Item = usize> {
+/// Whether a section of the interleaved multimodal embedding covers a rotated pair. llama.cpp (`GGML_ROPE_TYPE_IMROPE`) rotates
+/// the others by a fourth position, which is 0 in text, while transformers takes the first one.
+fn is_covered(sections: &[usize], pair: usize) -> bool {
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
-    (0..pairs).filter(move |pair| {
-        let place = pair % total.max(1);
-        sections.get(place % 3).is_none_or(|&n| place >= n.saturating_mul(3))
-    })
+    let place = pair % total.max(1);
+    sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
+}
+
+/// Whether these sections cover all of `pairs` rotated pairs, in llama.cpp's eyes.
+pub fn sections_cover(sections: &[usize], pairs: usize) -> bool {
+    // Places repeat after the sections' sum, and each section covers all of its places below its last one.
+    let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+    let pairs = pairs.min(total.max(1));
+    (pairs.saturating_sub(3)..pairs).all(|pair| is_covered(sections, pair))
 }
 
 /// The pairs of a head that a GGUF file's sections leave where they are.
@@ -252,5 +258,5 @@ fn still_pairs(config: &Config<'_>, pairs: usize, head_dim: usize) -> Result<Vec
         let want = format!("up to {head_dim} pairs, of text's sections some, are wanted");
         return Err(config.refuse(key, &format!("{sections:?}"), &want));
     }
-    Ok(uncovered_pairs(&sections, pairs).collect())
+    Ok((0..pairs).filter(|&pair| !is_covered(&sections, pair)).collect())
 }

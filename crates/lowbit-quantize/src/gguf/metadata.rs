@@ -9,7 +9,7 @@ use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_models::Config;
 use lowbit_models::arch::Architecture;
-use lowbit_models::layers::uncovered_pairs;
+use lowbit_models::layers::sections_cover;
 use lowbit_models::names::{A_LOG, ROUTER};
 use serde_json::Value as Json;
 
@@ -191,8 +191,7 @@ impl Builder<'_> {
             stored.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
         });
         let pairs = self.rotary_dim()? / 2;
-        let covers_all = uncovered_pairs(&stored, pairs).next().is_none();
-        let mut sections = match covers_all {
+        let mut sections = match sections_cover(&stored, pairs) {
             true => stored,
             false => (0..3).map(|kind| pairs.saturating_sub(kind).div_ceil(3)).collect(),
         };
