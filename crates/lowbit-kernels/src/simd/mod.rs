@@ -300,8 +300,8 @@ impl Isa {
         }
     }
 
-    /// Runs `kernel` compiled for this instruction set; what multiplies tiles runs by `tiles::TileUnit`.
-    #[inline]
+    /// Runs `kernel` compiled for this instruction set; what multiplies tiles runs by `tiles::TileUnit`. Not `#[inline]`: each unit
+    /// of code that calls it would compile the portable kernel again.
     pub fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             Self::Portable(simd) => kernel.run(simd),
