@@ -43,16 +43,17 @@ pub use causal_conv1d::{
 pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_experts_backward};
 pub use concat::concat;
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
-pub use dequant_gather::{dequant_gather, dequant_gather_backward};
+pub use dequant_gather::{dequant_gather, dequant_gather_backward_scales, dequant_gather_backward_values};
 pub use distillation_loss::{
-    DistillationLoss, OutputDistillation, OutputDistillationGradient, OutputWeightGradient,
-    distillation_loss, output_distillation,
+    DistillationLoss, OutputDistillation, OutputDistillationGradient, distillation_loss, output_distillation,
 };
 pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, StateLayout, gated_delta_rule, gated_delta_rule_backward,
 };
-pub use gather_qmm::{gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_x};
+pub use gather_qmm::{
+    gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_weight, gather_qmm_backward_x,
+};
 pub use grow::grow;
 pub use kv_append::kv_append;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
@@ -60,9 +61,9 @@ pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{
-    AddRmsNorm, Input, ScalesGradient, quantized_matmul, quantized_matmul_and_sum,
-    quantized_matmul_backward_scales, quantized_matmul_backward_weight, quantized_matmul_backward_x,
-    quantized_matmul_each, quantized_matmul_to,
+    AddRmsNorm, Input, ScalesGradient, WeightGradient, WeightPart, quantized_matmul,
+    quantized_matmul_and_sum, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
+    quantized_matmul_backward_x, quantized_matmul_each, quantized_matmul_to,
 };
 pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,

@@ -1,10 +1,10 @@
-//! The gradient of [`dequant_gather()`](super::dequant_gather()).
+//! The gradients of [`dequant_gather()`](super::dequant_gather()).
 
 use super::check_table;
 use crate::ops::{Check, ScalesGradient};
 use crate::simd::{Kernel, Simd, slices};
 use crate::{KernelError, QuantizedTensor, Tensor};
-use lowbit_formats::{Format, FormatError};
+use lowbit_formats::{DType, Format, FormatError};
 
 /// The gradients of a table's scales and biases, with its codes as constants: over the k of group g and the places i where
 /// `ids[i] = v`,
@@ -26,24 +26,23 @@ use lowbit_formats::{Format, FormatError};
 /// # Errors
 /// As [`dequant_gather()`](super::dequant_gather()); [`KernelError::Shape`] for a dy that does not fit; [`KernelError::Format`] for a
 /// table of plain floats, which has no scales; [`KernelError::Unsupported`] on a GPU and for a repacked table.
-pub fn dequant_gather_backward(
+pub fn dequant_gather_backward_scales(
     table: &QuantizedTensor,
     ids: &Tensor,
     dy: &Tensor,
 ) -> Result<ScalesGradient, KernelError> {
-    let check = Check("dequant_gather_backward");
+    let check = Check("dequant_gather_backward_scales");
     table.by_rows(check.0)?;
     let [count, k] = check_table(check, table, ids)?;
     let scheme = table.format().scheme();
     let (Some(group), Some(values)) = (scheme.group_size(), scheme.code_values()) else {
         return Err(FormatError::Codes(table.format()).into());
     };
-    check.shape("dy", dy, &[ids.shape(), &[k]].concat(), || format!("ids {:?}", ids.shape()))?;
-    check.same_device("dy", dy.device(), table.device())?;
+    check_dy(check, dy, (table, ids))?;
     let cpu = table.device().as_cpu(check.0)?;
     let dy = check.widened("dy", dy)?;
     let shape = [count, k / group];
-    let new = || Tensor::allocate_zeros(&shape, lowbit_formats::DType::F32, table.device());
+    let new = || Tensor::allocate_zeros(&shape, DType::F32, table.device());
     let (mut dscales, mut dbiases) = (new()?, scheme.biased().then(new).transpose()?);
     if k == 0 || ids.is_empty() {
         return Ok(ScalesGradient { dscales, dbiases });
@@ -78,6 +77,36 @@ pub fn dequant_gather_backward(
         }
     }
     Ok(ScalesGradient { dscales, dbiases })
+}
+
+/// The gradient of all of a table's values, `[V, K]`: `dvalues[v, k] = sum over the places i where ids[i] = v of dy[i, k]`. Operands
+/// are [`dequant_gather_backward_scales`]'s, with a table of any format.
+///
+/// # Errors
+/// As [`dequant_gather_backward_scales`], which says the rest.
+pub fn dequant_gather_backward_values(
+    table: &QuantizedTensor,
+    ids: &Tensor,
+    dy: &Tensor,
+) -> Result<Tensor, KernelError> {
+    let check = Check("dequant_gather_backward_values");
+    table.by_rows(check.0)?;
+    let [_, k] = check_table(check, table, ids)?;
+    check_dy(check, dy, (table, ids))?;
+    table.device().as_cpu(check.0)?;
+    let dy = check.widened("dy", dy)?;
+    let mut dvalues = Tensor::allocate_zeros(table.shape(), DType::F32, table.device())?;
+    let sums = dvalues.as_mut_slice::<f32>()?;
+    for (&id, dy) in ids.as_slice::<u32>()?.iter().zip(dy.as_slice::<f32>()?.chunks_exact(k.max(1))) {
+        sums[id as usize * k..][..k].iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+    }
+    Ok(dvalues)
+}
+
+fn check_dy(check: Check, dy: &Tensor, (table, ids): (&QuantizedTensor, &Tensor)) -> Result<(), KernelError> {
+    check.shape("dy", dy, &[ids.shape(), &[table.k()]].concat(), || format!("ids {:?}", ids.shape()))?;
+    check.float("dy", dy)?;
+    check.same_device("dy", dy.device(), table.device())
 }
 
 /// A row of the table and the places of dy that read it.
@@ -136,7 +165,13 @@ mod tests {
                 let table = inputs::weight(format, &[COUNT, K], 3, &device).unwrap();
                 let at = Tensor::new(&ids, &[ids.len()], &device).unwrap();
                 let (dy, dys) = normal(&mut random, &[ids.len(), K], FLOATS[1], &device);
-                let got = dequant_gather_backward(&table, &at, &dy);
+                let mut dvalues = vec![0f32; COUNT * K];
+                for (i, dy) in dys.iter().enumerate() {
+                    dvalues[ids[i / K] as usize * K + i % K] += dy;
+                }
+                let got = dequant_gather_backward_values(&table, &at, &dy).unwrap();
+                assert_bits("dvalues", &values(&got), &dvalues);
+                let got = dequant_gather_backward_scales(&table, &at, &dy);
                 let Some(group) = format.scheme().group_size() else {
                     let error = got.unwrap_err().to_string();
                     assert_eq!(
@@ -189,16 +224,22 @@ mod tests {
             let table = inputs::weight(Format::Q4_K, &[COUNT, K], 3, &device).unwrap();
             let ids = Tensor::new(&[1u32, 7, 1, 0, 1, 1], &[2, 3], &device).unwrap();
             let dy = inputs::activations(&[2, 3, K], FloatType::F32, 4, &device).unwrap();
-            values(&dequant_gather_backward(&table, &ids, &dy).unwrap().dscales)
+            values(&dequant_gather_backward_scales(&table, &ids, &dy).unwrap().dscales)
         };
         assert_bits("threads", &of(3), &of(1));
         let device = device();
         let table = inputs::weight(Format::Q4_0, &[COUNT, K], 3, &device).unwrap();
         let ids = Tensor::new(&[9u32], &[1], &device).unwrap();
         let dy = inputs::activations(&[1, K], FloatType::F32, 4, &device).unwrap();
-        let refuse = |ids: &Tensor| dequant_gather_backward(&table, ids, &dy).unwrap_err().to_string();
-        assert_eq!(refuse(&ids), "dequant_gather_backward: ids[0] is 9, but there are 9 rows to choose from");
+        let refuse = |ids: &Tensor| dequant_gather_backward_scales(&table, ids, &dy).unwrap_err().to_string();
+        assert_eq!(
+            refuse(&ids),
+            "dequant_gather_backward_scales: ids[0] is 9, but there are 9 rows to choose from"
+        );
         let two = Tensor::new(&[0u32, 1], &[2], &device).unwrap();
-        assert_eq!(refuse(&two), "dequant_gather_backward: dy is [1, 256], but ids [2] wants [2, 256]");
+        assert_eq!(
+            refuse(&two),
+            "dequant_gather_backward_scales: dy is [1, 256], but ids [2] wants [2, 256]"
+        );
     }
 }

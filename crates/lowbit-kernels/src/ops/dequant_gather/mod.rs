@@ -10,7 +10,7 @@ mod gradient;
 #[cfg(test)]
 mod tests;
 
-pub use gradient::dequant_gather_backward;
+pub use gradient::{dequant_gather_backward_scales, dequant_gather_backward_values};
 
 use super::Check;
 use crate::{Device, KernelError, QuantizedTensor, Tensor};

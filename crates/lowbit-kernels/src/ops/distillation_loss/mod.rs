@@ -25,7 +25,7 @@ mod tests;
 
 use super::check::Check;
 use super::{
-    ScalesGradient, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
+    WeightGradient, WeightPart, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
     quantized_matmul_backward_x, quantized_matmul_to,
 };
 use crate::{KernelError, QuantizedTensor, Tensor};
@@ -81,8 +81,8 @@ pub struct OutputDistillation {
     pub temperature: f32,
     /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and the teacher's.
     pub block: usize,
-    /// Whether the gradient of the output weight is wanted.
-    pub dweight: bool,
+    /// Which gradient of the output weight is wanted.
+    pub dweight: Option<WeightPart>,
 }
 
 /// What [`output_distillation`] returns.
@@ -93,16 +93,7 @@ pub struct OutputDistillationGradient {
     /// `[T, H]`, of x.
     pub dx: Tensor,
     /// Of the output weight, if it was asked for.
-    pub dweight: Option<OutputWeightGradient>,
-}
-
-/// The gradient of an output weight.
-#[derive(Clone, Debug)]
-pub enum OutputWeightGradient {
-    /// Of the scales and biases of a weight that has codes.
-    Scales(ScalesGradient),
-    /// Of all values of a weight of plain floats, `[V, H]`.
-    Values(Tensor),
+    pub dweight: Option<WeightGradient>,
 }
 
 /// [`distillation_loss`] of the logits `x weight^T`, a block of tokens at a time, so that the logits of all never exist, and its
@@ -148,12 +139,21 @@ pub fn output_distillation(
         drop(logits);
         put(&mut kl, block.start, &loss.kl)?;
         put(&mut dx, block.start, &quantized_matmul_backward_x(&loss.dlogits, weight)?)?;
-        if params.dweight {
-            let gradient = of_weight(&x, weight, &loss.dlogits)?;
-            sum = Some(match sum {
-                None => gradient,
-                Some(sum) => add(sum, &gradient)?,
-            });
+        if let Some(part) = params.dweight {
+            let gradient = match part {
+                WeightPart::Scales => {
+                    WeightGradient::Scales(quantized_matmul_backward_scales(&x, weight, &loss.dlogits)?)
+                }
+                WeightPart::Values => WeightGradient::Values(quantized_matmul_backward_weight(
+                    &x,
+                    &loss.dlogits,
+                    weight.shape(),
+                )?),
+            };
+            match &mut sum {
+                None => sum = Some(gradient),
+                Some(sum) => sum.add(&gradient)?,
+            }
         }
     }
     Ok(OutputDistillationGradient { kl, dx: dx.cast(x.dtype())?, dweight: sum })
@@ -177,41 +177,4 @@ fn put(whole: &mut Tensor, first: usize, part: &Tensor) -> Result<(), KernelErro
     let part = part.as_slice::<f32>()?;
     whole.as_mut_slice::<f32>()?[first * row..][..part.len()].copy_from_slice(part);
     Ok(())
-}
-
-fn of_weight(
-    x: &Tensor,
-    weight: &QuantizedTensor,
-    dlogits: &Tensor,
-) -> Result<OutputWeightGradient, KernelError> {
-    Ok(match weight.format().scheme().group_size() {
-        Some(_) => OutputWeightGradient::Scales(quantized_matmul_backward_scales(x, weight, dlogits)?),
-        None => OutputWeightGradient::Values(quantized_matmul_backward_weight(x, dlogits, weight.shape())?),
-    })
-}
-
-/// The sum of two gradients of one weight.
-fn add(
-    mut sum: OutputWeightGradient,
-    other: &OutputWeightGradient,
-) -> Result<OutputWeightGradient, KernelError> {
-    fn parts(gradient: &OutputWeightGradient) -> Vec<&Tensor> {
-        match gradient {
-            OutputWeightGradient::Scales(scales) => {
-                [&scales.dscales].into_iter().chain(&scales.dbiases).collect()
-            }
-            OutputWeightGradient::Values(values) => vec![values],
-        }
-    }
-    let sums: Vec<&mut Tensor> = match &mut sum {
-        OutputWeightGradient::Scales(scales) => {
-            [&mut scales.dscales].into_iter().chain(&mut scales.dbiases).collect()
-        }
-        OutputWeightGradient::Values(values) => vec![values],
-    };
-    for (sum, other) in sums.into_iter().zip(parts(other)) {
-        let others = other.as_slice::<f32>()?;
-        sum.as_mut_slice::<f32>()?.iter_mut().zip(others).for_each(|(sum, x)| *sum += x);
-    }
-    Ok(sum)
 }

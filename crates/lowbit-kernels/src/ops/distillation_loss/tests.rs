@@ -116,7 +116,8 @@ fn fused_with_the_product_it_agrees_with_f64() {
             })
             .unzip();
         for block in [1, 2, 3, 7, 100] {
-            let params = OutputDistillation { temperature: temperature as f32, block, dweight: true };
+            let part = format.scheme().group_size().map_or(WeightPart::Values, |_| WeightPart::Scales);
+            let params = OutputDistillation { temperature: temperature as f32, block, dweight: Some(part) };
             let mut asked = vec![];
             let logits = |tokens: Range<usize>| {
                 asked.push(tokens.clone());
@@ -129,11 +130,11 @@ fn fused_with_the_product_it_agrees_with_f64() {
             });
             assert_close(&got.dx, &[tokens, hidden], FLOATS[0], &dx.0, |i| dx.1[i]);
             match got.dweight.unwrap() {
-                OutputWeightGradient::Values(dweight) => {
+                WeightGradient::Values(dweight) => {
                     assert_close(&dweight, weight.shape(), FLOATS[0], &dvalues.0, |i| dvalues.1[i]);
                 }
                 // dscales are tested with the product's gradients; dbiases are sums of the values' gradients.
-                OutputWeightGradient::Scales(scales) => {
+                WeightGradient::Scales(scales) => {
                     assert_eq!(scales.dbiases.is_some(), format.scheme().biased());
                     let Some(dbiases) = scales.dbiases else { continue };
                     let group = |x: &[f64]| x.chunks(32).map(|x| x.iter().sum()).collect::<Vec<f64>>();
@@ -153,11 +154,11 @@ fn no_tokens_and_refusals() {
     let device = device();
     let float = |shape: &[usize]| inputs::activations(shape, FloatType::F32, 2, &device).unwrap();
     let weight = inputs::weight(Format::Q4_1, &[5, 32], 1, &device).unwrap();
-    let params = OutputDistillation { temperature: 2.0, block: 4, dweight: true };
+    let params = OutputDistillation { temperature: 2.0, block: 4, dweight: Some(WeightPart::Scales) };
     let none = |_| Ok(float(&[0, 5]));
     let got = output_distillation(&float(&[0, 32]), &weight, &float(&[0]), none, &params).unwrap();
     assert_eq!((got.kl.shape(), got.dx.shape()), (&[0][..], &[0, 32][..]));
-    let Some(OutputWeightGradient::Scales(scales)) = got.dweight else { panic!("{:?}", got.dweight) };
+    let Some(WeightGradient::Scales(scales)) = got.dweight else { panic!("{:?}", got.dweight) };
     assert_eq!(values(&scales.dscales), [0.0; 5]);
     let refuse = |x: &[usize], dkl: &[usize], teacher: &[usize], params: &OutputDistillation| {
         let teacher = |_| Ok(float(teacher));

@@ -72,36 +72,84 @@ pub fn gather_qmm_backward_scales(
     let check = Check("gather_qmm_backward_scales");
     let scheme = weight.format().scheme();
     let Some(group) = scheme.group_size() else { return Err(FormatError::Codes(weight.format()).into()) };
-    let x_shape = check.dims("x", x, "[T, 1, K] or [T, top_k, K]")?;
-    let experts = Experts::new(check, x_shape, weight, ids)?;
-    check.same_device("x", x.device(), dy.device())?;
+    let operands = Operands::new(check, x, weight, ids, dy)?;
     let cpu = dy.device().as_cpu(check.0)?;
-    experts.check_dy(dy)?;
-    let (n, k) = (weight.n(), weight.k());
-    let (x, dy) = (check.widened("x", x)?, check.widened("dy", dy)?);
-    let x = x.as_slice::<f32>()?;
-    let xs: Vec<f32> =
-        experts.order.iter().flat_map(|pair| &x[pair / experts.share * k..][..k]).copied().collect();
-    let dys = experts.gathered_dy(dy.as_slice()?);
-    // Experts that nobody chose have no rows.
-    let none = || [Rows { values: &[], width: k }, Rows { values: &[], width: n }];
-    let mut pairs: Vec<_> = (0..experts.products * experts.count).map(|_| none()).collect();
-    let mut done = 0;
-    for product in 0..experts.products {
-        let mut first = 0;
-        for same in experts.of_each() {
-            let (values, dy) = (&xs[first * k..][..same.len() * k], &dys[done * n..][..same.len() * n]);
-            pairs[experts.matrix(product, same[0])] =
-                [Rows { values, width: k }, Rows { values: dy, width: n }];
-            (first, done) = (first + same.len(), done + same.len());
-        }
-    }
+    let k = weight.k();
     let shape = [&weight.shape()[..weight.shape().len() - 1], &[k / group]].concat();
     let mut dscales = check.result(&shape, dy.device())?;
     let mut dbiases = scheme.biased().then(|| check.result(&shape, dy.device())).transpose()?;
     let biases = dbiases.as_mut().map(|dbiases| dbiases.as_mut_slice::<f32>()).transpose()?;
-    cpu::backward_scales(cpu, weight, &pairs, (dscales.as_mut_slice()?, biases))?;
+    cpu::backward_scales(cpu, weight, &operands.pairs(), (dscales.as_mut_slice()?, biases))?;
     Ok(ScalesGradient { dscales, dbiases })
+}
+
+/// The gradient of all values of all experts, of weight's shape; 0 for experts that nobody chose. Operands are
+/// [`gather_qmm_backward_scales`]'s, with any weight that is not repacked; its values are not read. As in
+/// [`quantized_matmul_backward_weight`](crate::ops::quantized_matmul_backward_weight), which says the rest.
+///
+/// # Errors
+/// As [`gather_qmm_backward_x`].
+pub fn gather_qmm_backward_weight(
+    x: &Tensor,
+    weight: &QuantizedTensor,
+    ids: &Tensor,
+    dy: &Tensor,
+) -> Result<Tensor, KernelError> {
+    let check = Check("gather_qmm_backward_weight");
+    let operands = Operands::new(check, x, weight, ids, dy)?;
+    let mut dweight = check.result(weight.shape(), dy.device())?;
+    cpu::backward_weight(dy.device().as_cpu(check.0)?, &operands.pairs(), dweight.as_mut_slice()?);
+    Ok(dweight)
+}
+
+/// The rows of x and of dy, by product and expert.
+struct Operands<'a> {
+    experts: Experts<'a>,
+    xs: Vec<f32>,
+    dys: Vec<f32>,
+    k: usize,
+    n: usize,
+}
+
+impl<'a> Operands<'a> {
+    fn new(
+        check: Check,
+        x: &Tensor,
+        weight: &QuantizedTensor,
+        ids: &'a Tensor,
+        dy: &Tensor,
+    ) -> Result<Self, KernelError> {
+        let shape = check.dims("x", x, "[T, 1, K] or [T, top_k, K]")?;
+        let experts = Experts::new(check, shape, weight, ids)?;
+        check.same_device("x", x.device(), dy.device())?;
+        dy.device().as_cpu(check.0)?;
+        experts.check_dy(dy)?;
+        let (n, k) = (weight.n(), weight.k());
+        let (x, dy) = (check.widened("x", x)?, check.widened("dy", dy)?);
+        let x = x.as_slice::<f32>()?;
+        let rows = experts.order.iter().flat_map(|pair| &x[pair / experts.share * k..][..k]);
+        let (xs, dys) = (rows.copied().collect(), experts.gathered_dy(dy.as_slice()?));
+        Ok(Self { experts, xs, dys, k, n })
+    }
+
+    /// Of each matrix of the weight.
+    fn pairs(&self) -> Vec<[Rows<'_>; 2]> {
+        let Self { experts, xs, dys, k, n } = self;
+        // Experts that nobody chose have no rows.
+        let none = || [Rows { values: &[], width: *k }, Rows { values: &[], width: *n }];
+        let mut pairs: Vec<_> = (0..experts.products * experts.count).map(|_| none()).collect();
+        let mut done = 0;
+        for product in 0..experts.products {
+            let mut first = 0;
+            for same in experts.of_each() {
+                let (values, dy) = (&xs[first * k..][..same.len() * k], &dys[done * n..][..same.len() * n]);
+                pairs[experts.matrix(product, same[0])] =
+                    [Rows { values, width: *k }, Rows { values: dy, width: *n }];
+                (first, done) = (first + same.len(), done + same.len());
+            }
+        }
+        pairs
+    }
 }
 
 /// Which pairs of a token and a slot chose which expert.
@@ -173,7 +221,7 @@ mod tests {
     use crate::ops::testing::{
         FLOATS, assert_close, assert_derivatives, coarse, device, devices, normal, values,
     };
-    use crate::ops::{gather_qmm, quantized_matmul_backward_scales};
+    use crate::ops::{gather_qmm, quantized_matmul_backward_scales, quantized_matmul_backward_weight};
     use crate::{Device, inputs};
     use lowbit_formats::{FloatType, Format};
     use numcheck::{Random, assert_bits, gamma};
@@ -255,6 +303,8 @@ mod tests {
                 assert_close(&dx, x.shape(), FLOATS[0], &want, |i| gamma(terms) * most[i]);
                 let got = gather_qmm_backward_scales(&x, &weight, &ids, &dy).unwrap();
                 assert_eq!(got.dscales.shape(), [&weight.shape()[..weight.shape().len() - 1], &[2]].concat());
+                let dweight = gather_qmm_backward_weight(&x, &weight, &ids, &dy).unwrap();
+                assert_eq!(dweight.shape(), weight.shape());
                 let all = weight.reshape(&[products.unwrap_or(1) * 5, 23, 64]).unwrap();
                 let (xs, pairs) = (values(&x), chosen.len());
                 for matrix in 0..all.shape()[0] {
@@ -276,6 +326,8 @@ mod tests {
                     assert_bits("dscales", &part(&got.dscales), &values(&want.dscales));
                     let dbiases = got.dbiases.as_ref().unwrap();
                     assert_bits("dbiases", &part(dbiases), &values(&want.dbiases.unwrap()));
+                    let want = quantized_matmul_backward_weight(&x, &dy, &[23, 64]).unwrap();
+                    assert_bits("dweight", &values(&dweight)[matrix * 23 * 64..][..23 * 64], &values(&want));
                 }
             }
         }

@@ -9,7 +9,7 @@ mod policy;
 #[cfg(test)]
 mod tests;
 
-pub use gradient::{gather_qmm_backward_scales, gather_qmm_backward_x};
+pub use gradient::{gather_qmm_backward_scales, gather_qmm_backward_weight, gather_qmm_backward_x};
 
 #[cfg(feature = "gpu")]
 use super::quantized_matmul::gpu::{Experts, multiply};

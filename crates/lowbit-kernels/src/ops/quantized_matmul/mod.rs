@@ -25,8 +25,8 @@ pub(crate) mod tests;
 
 pub(crate) use cpu::{Group, Product, matmul_groups};
 pub use gradient::{
-    ScalesGradient, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
-    quantized_matmul_backward_x,
+    ScalesGradient, WeightGradient, WeightPart, quantized_matmul_backward_scales,
+    quantized_matmul_backward_weight, quantized_matmul_backward_x,
 };
 pub use input::{AddRmsNorm, Input};
 

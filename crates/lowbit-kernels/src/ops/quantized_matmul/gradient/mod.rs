@@ -34,6 +34,58 @@ pub struct ScalesGradient {
     pub dbiases: Option<Tensor>,
 }
 
+/// Which of a weight's gradients is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightPart {
+    /// Those of its scales and biases, with its codes as constants: of a weight that has codes.
+    Scales,
+    /// That of all its values: of a dense weight, or of the latent weight whose rounding makes the codes.
+    Values,
+}
+
+/// The gradient of a weight.
+#[derive(Clone, Debug)]
+pub enum WeightGradient {
+    /// [`WeightPart::Scales`].
+    Scales(ScalesGradient),
+    /// [`WeightPart::Values`], of the weight's shape.
+    Values(Tensor),
+}
+
+impl WeightGradient {
+    /// Its tensors: of scales and perhaps biases, or of values.
+    pub fn tensors(&self) -> Vec<&Tensor> {
+        match self {
+            Self::Scales(scales) => [&scales.dscales].into_iter().chain(&scales.dbiases).collect(),
+            Self::Values(values) => vec![values],
+        }
+    }
+
+    /// Adds the gradient of another use of the same weight.
+    ///
+    /// # Errors
+    /// [`KernelError::Shape`] when it is another weight's, or of another part.
+    pub fn add(&mut self, other: &Self) -> Result<(), KernelError> {
+        let shapes =
+            |gradient: &Self| gradient.tensors().iter().map(|x| x.shape().to_vec()).collect::<Vec<_>>();
+        let (mine, others) = (shapes(self), shapes(other));
+        if mine != others {
+            let (got, want) =
+                (others.concat(), format!("gradients of {mine:?} and of {others:?} were added"));
+            return Err(KernelError::Shape { op: "WeightGradient::add", operand: "other", got, want });
+        }
+        let sums: Vec<&mut Tensor> = match self {
+            Self::Scales(scales) => [&mut scales.dscales].into_iter().chain(&mut scales.dbiases).collect(),
+            Self::Values(values) => vec![values],
+        };
+        for (sum, other) in sums.into_iter().zip(other.tensors()) {
+            let others = other.as_slice::<f32>()?;
+            sum.as_mut_slice::<f32>()?.iter_mut().zip(others).for_each(|(sum, x)| *sum += x);
+        }
+        Ok(())
+    }
+}
+
 /// `dx[.., k] = sum over n of dy[.., n] * weight[n, k]`; operands are the [module](self)'s. Blocks of the weight are decoded where
 /// they are multiplied.
 ///
