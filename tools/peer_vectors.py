@@ -3,6 +3,7 @@
     python tools/peer_vectors.py formats --ggml build/bin/libggml-base.so
     python tools/peer_vectors.py models --llama-cpp llama.cpp --tools build/bin
     python tools/peer_vectors.py demo
+    python tools/peer_vectors.py gradients
     python tools/peer_vectors.py config_keys
     python tools/peer_vectors.py quantize --llama-cpp llama.cpp --tools build/bin
 
@@ -14,7 +15,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-SUBJECTS = ["config_keys", "delta", "demo", "files", "formats", "models", "ops", "quantize"]
+SUBJECTS = ["config_keys", "delta", "demo", "files", "formats", "gradients", "models", "ops", "quantize"]
 VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 
 

@@ -40,6 +40,10 @@ pub enum ModelError {
     Logits { position: usize, token: usize, got: String },
     #[error("token {index}, {id}, has a logit of -inf: its perplexity is infinite")]
     Impossible { index: usize, id: u32 },
+    #[error("sequence {sequence} of the batch: {error}")]
+    InSequence { sequence: usize, error: Box<Self> },
+    #[error("the student's vocabulary is {student}, but the teacher's is {teacher}")]
+    Vocabulary { student: usize, teacher: usize },
     #[error("there are no tokens to start from")]
     NoTokens,
     #[error(

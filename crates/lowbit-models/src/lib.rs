@@ -1,5 +1,5 @@
 //! Language models over the ops of `lowbit-kernels`: loading a [`Checkpoint`](lowbit_files::Checkpoint) into a
-//! [`Model`], its caches, and generation. One file per architecture, under [`arch`].
+//! [`Model`], its caches, generation, and gradients ([`tape`], [`Distillation`]). One file per architecture, under [`arch`].
 //!
 //! # Features
 //!
@@ -10,6 +10,7 @@
 pub mod arch;
 mod cache;
 mod config;
+mod distill;
 mod error;
 mod generate;
 pub mod keys;
@@ -21,14 +22,16 @@ mod steps;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
 #[path = "../tests/support/mod.rs"]
 mod support;
+pub mod tape;
 mod warnings;
 mod weights;
 
 pub use cache::{Cache, DeltaCache, KvCache, LayerCache};
 pub use config::Config;
+pub use distill::{Distillation, Distilled};
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
-pub use model::{Logits, Model};
+pub use model::{Logits, Model, Sequence};
 pub use perplexity::{Perplexity, Scoring, perplexity};
 pub use warnings::warnings;
 pub use weights::{Target, Weights};

@@ -1,4 +1,5 @@
-use crate::layers::{Decoder, DecoderConfig, Step};
+use crate::layers::{Decoder, DecoderConfig, Residual, Step};
+use crate::tape::{Inventory, Parameters, Tape, Var, Weight};
 use crate::{Cache, Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -11,6 +12,14 @@ pub struct Model {
     decoder: Decoder,
     target: Target,
     warnings: Vec<String>,
+}
+
+/// New tokens of one text, and the state after those before them.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Sequence<'a> {
+    pub tokens: &'a [u32],
+    pub cache: &'a mut Cache,
 }
 
 /// Which tokens' logits a forward pass computes.
@@ -99,14 +108,87 @@ impl Model {
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
         self.check(tokens, cache)?;
-        let device = self.device();
-        let ids = Tensor::new(tokens, &[tokens.len()], device)?;
-        let hidden = self.decoder.hidden(&ids, cache)?;
+        self.run(&mut [Sequence { tokens, cache }], logits)
+    }
+
+    /// As [`Self::forward`] for several sequences in one pass, each with its own length and cache: logits are the sequences' one
+    /// after the other, those of [`Logits::Last`] `[sequences, vocab_size]`.
+    ///
+    /// # Errors
+    /// [`ModelError::InSequence`] with the error of [`Self::forward`], [`ModelError::NoTokens`] without sequences. No cache is
+    /// changed then.
+    pub fn forward_batch(
+        &self,
+        batch: &mut [Sequence<'_>],
+        logits: Logits,
+    ) -> Result<Option<Tensor>, ModelError> {
+        self.check_batch(batch)?;
+        self.run(batch, logits)
+    }
+
+    /// The same, of what was checked.
+    fn run(&self, batch: &mut [Sequence<'_>], logits: Logits) -> Result<Option<Tensor>, ModelError> {
+        let sequences = batch.iter().map(|sequence| (sequence.cache.position(), sequence.tokens.len()));
+        let step = Step::new(sequences, self.device())?;
+        let hidden = self.hidden(batch, &step)?;
         Ok(match logits {
             Logits::None => None,
-            Logits::Last => Some(self.decoder.logits(&hidden.rows(tokens.len() - 1, tokens.len())?)?),
-            Logits::All => Some(self.decoder.logits(&hidden)?),
+            Logits::Last => Some(self.decoder.logits(&hidden.last(&step)?)?.into_tensor()),
+            Logits::All => Some(self.decoder.logits(&hidden)?.into_tensor()),
         })
+    }
+
+    fn hidden(&self, batch: &mut [Sequence<'_>], step: &Step) -> Result<Residual, ModelError> {
+        let tokens: Vec<u32> = batch.iter().flat_map(|sequence| sequence.tokens).copied().collect();
+        let ids = Tensor::new(&tokens, &[tokens.len()], self.device())?;
+        let mut caches: Vec<&mut Cache> = batch.iter_mut().map(|sequence| &mut *sequence.cache).collect();
+        Ok(self.decoder.run(&ids, step, &mut caches)?)
+    }
+
+    /// What the output layer reads for all tokens of `batch`, f32 `[T, hidden_size]`, each sequence from its beginning, recorded on
+    /// `tape` where there is one.
+    ///
+    /// # Errors
+    /// As [`Self::forward_batch`].
+    pub(crate) fn normed(&self, batch: &[&[u32]], tape: Option<&Tape>) -> Result<Var, ModelError> {
+        Ok(self.decoder.normed(&self.recorded(batch, tape)?)?)
+    }
+
+    /// The logits of all tokens of `batch`, f32 `[T, vocab_size]`, recorded on `tape`.
+    ///
+    /// # Errors
+    /// As [`Self::forward_batch`].
+    pub fn record(&self, batch: &[&[u32]], tape: &Tape) -> Result<Var, ModelError> {
+        Ok(self.decoder.logits(&self.recorded(batch, Some(tape))?)?)
+    }
+
+    fn recorded(&self, batch: &[&[u32]], tape: Option<&Tape>) -> Result<Residual, ModelError> {
+        let mut caches = vec![self.cache(); batch.len()];
+        let sequences = batch.iter().zip(&mut caches);
+        let mut sequences: Vec<_> = sequences.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
+        self.check_batch(&sequences)?;
+        let mut step = Step::new(batch.iter().map(|tokens| (0, tokens.len())), self.device())?;
+        step.tape = tape.cloned();
+        self.hidden(&mut sequences, &step)
+    }
+
+    /// Everything that has a name: what can be a parameter.
+    pub fn inventory(&self) -> Inventory {
+        self.decoder.inventory()
+    }
+
+    /// The output layer's weight, as these parameters have it.
+    ///
+    /// # Errors
+    /// [`KernelError::Value`] for an output layer with a bias, which no architecture here has.
+    pub(crate) fn output(&self, parameters: &Parameters) -> Result<Weight, KernelError> {
+        let weight = self.decoder.head().weight().ok_or_else(|| KernelError::Value {
+            op: "output",
+            operand: "lm_head",
+            got: "with a bias".into(),
+            want: "none is wanted".into(),
+        })?;
+        Ok(Weight::of(parameters, weight))
     }
 
     /// The logits after one token, f32 `[1, vocab_size]`, recorded from device buffers alone.
@@ -116,7 +198,7 @@ impl Model {
         step: &Step,
         cache: &mut Cache,
     ) -> Result<Tensor, KernelError> {
-        self.decoder.logits(&self.decoder.run(token, step, cache)?)
+        Ok(self.decoder.logits(&self.decoder.run(token, step, &mut [cache])?)?.into_tensor())
     }
 
     /// Makes room for `tokens` more.
@@ -133,6 +215,14 @@ impl Model {
             return Err(ModelError::ContextLength { tokens: total, limit });
         }
         self.check_ids(tokens)
+    }
+
+    fn check_batch(&self, batch: &[Sequence<'_>]) -> Result<(), ModelError> {
+        for (sequence, Sequence { tokens, cache }) in batch.iter().enumerate() {
+            self.check(tokens, cache)
+                .map_err(|error| ModelError::InSequence { sequence, error: Box::new(error) })?;
+        }
+        if batch.is_empty() { Err(ModelError::NoTokens) } else { Ok(()) }
     }
 
     /// Checks that every id is in the vocabulary.

@@ -83,7 +83,7 @@ impl Steps {
     }
 
     fn step(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
-        let step = Step { positions: self.state.position().clone(), cu_seqlens: self.cu_seqlens.clone() };
+        let step = Step::one(self.state.position().clone(), self.cu_seqlens.clone());
         let logits = model.decode(self.state.token(), &step, cache)?;
         ops::sample_next(&logits, &mut self.state, &self.sampling)
     }

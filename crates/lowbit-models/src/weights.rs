@@ -2,6 +2,7 @@ use crate::ModelError;
 use crate::arch::{Architecture, OffsetNorms};
 use crate::layers::{Linear, MergedLinear};
 use crate::names::Name;
+use crate::tape::Named;
 use lowbit_files::{Checkpoint, Layout, Quantization, Stored, TensorView};
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
@@ -250,7 +251,7 @@ impl<'a> Weights<'a> {
     ) -> Result<MergedLinear<N>, ModelError> {
         let mut linears = Vec::with_capacity(N);
         for (name, n) in parts {
-            let weight = self.mapped_matrix(name, &[n, k])?;
+            let weight = self.named(name, self.mapped_matrix(name, &[n, k])?);
             linears.push(Linear::new(weight, self.bias(name, n, &self.target.host)?));
         }
         let linears = linears.try_into().expect("one per part");
@@ -260,20 +261,32 @@ impl<'a> Weights<'a> {
     }
 
     /// A linear layer's bias, if there is one.
-    fn bias(&self, (json, gguf): Name<'_>, n: usize, device: &Device) -> Result<Option<Tensor>, ModelError> {
+    fn bias(
+        &self,
+        (json, gguf): Name<'_>,
+        n: usize,
+        device: &Device,
+    ) -> Result<Option<Named<Tensor>>, ModelError> {
         let (json, gguf) = (format!("{json}.bias"), format!("{gguf}.bias"));
-        match self.has(&json, &gguf) {
-            true => Ok(Some(Tensor::new(&self.values((&json, &gguf), n)?, &[n], device)?)),
-            false => Ok(None),
+        if !self.has(&json, &gguf) {
+            return Ok(None);
         }
+        let bias = Tensor::new(&self.values((&json, &gguf), n)?, &[n], device)?;
+        Ok(Some(self.named((&json, &gguf), bias)))
     }
 
     /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is stored.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
-    pub fn matrix(&self, name: Name<'_>, shape: &[usize]) -> Result<QuantizedTensor, ModelError> {
-        self.moved(&self.name(name.0, name.1), self.mapped_matrix(name, shape)?)
+    pub fn matrix(&self, name: Name<'_>, shape: &[usize]) -> Result<Named<QuantizedTensor>, ModelError> {
+        let weight = self.moved(&self.name(name.0, name.1), self.mapped_matrix(name, shape)?)?;
+        Ok(self.named(name, weight))
+    }
+
+    /// With its full name.
+    fn named<T>(&self, (json, gguf): Name<'_>, value: T) -> Named<T> {
+        Named { name: self.name(json, gguf).into(), value }
     }
 
     /// A weight read through the map, on the device.
@@ -390,7 +403,7 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// As [`Self::matrix`].
-    pub fn experts(&self, name: Name<'_>, shape: [usize; 3]) -> Result<QuantizedTensor, ModelError> {
+    pub fn experts(&self, name: Name<'_>, shape: [usize; 3]) -> Result<Named<QuantizedTensor>, ModelError> {
         let single = |e: usize| name.0.replace("switch_mlp.", &format!("experts.{e}."));
         let first = self.name(&format!("{}.weight", single(0)), "");
         if self.is_gguf() || self.checkpoint.tensors().get(&first).is_none() {
@@ -400,15 +413,15 @@ impl<'a> Weights<'a> {
         let singles = (0..experts).map(|e| self.mapped_matrix((&single(e), ""), &[n, k]));
         let singles = singles.collect::<Result<Vec<_>, _>>()?;
         let stacked = QuantizedTensor::stack(&singles).map_err(|error| self.weight_error(&first, error))?;
-        self.moved(&first, stacked)
+        Ok(self.named(name, self.moved(&first, stacked)?))
     }
 
     /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to f32.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`].
-    pub fn vector(&self, name: Name<'_>, len: usize) -> Result<Tensor, ModelError> {
-        Ok(Tensor::new(&self.values(name, len)?, &[len], self.device())?)
+    pub fn vector(&self, name: Name<'_>, len: usize) -> Result<Named<Tensor>, ModelError> {
+        Ok(self.named(name, Tensor::new(&self.values(name, len)?, &[len], self.device())?))
     }
 
     /// The same as plain values.
@@ -432,13 +445,14 @@ impl<'a> Weights<'a> {
     ///
     /// # Errors
     /// As [`Self::vector`].
-    pub fn norm(&self, (json, gguf): Name<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
-        let mut values = self.values((&format!("{json}.weight"), &format!("{gguf}.weight")), len)?;
+    pub fn norm(&self, (json, gguf): Name<'_>, len: usize) -> Result<Named<Tensor>, ModelError> {
         let module = format!("{}{json}", self.prefix);
+        let (json, gguf) = (format!("{json}.weight"), format!("{gguf}.weight"));
+        let mut values = self.values((&json, &gguf), len)?;
         if self.offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module)) {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
-        Ok(values)
+        Ok(self.named((&json, &gguf), Tensor::new(&values, &[len], self.device())?))
     }
 
     /// Refuses tensors that were not asked for, except those whose full name `ignored` accepts.

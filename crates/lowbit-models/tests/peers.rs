@@ -4,7 +4,7 @@
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
-use lowbit_models::{GenerationOptions, Logits, Model, Session, Target};
+use lowbit_models::{GenerationOptions, Logits, Model, Sequence, Session, Target};
 use numcheck::Vectors;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,31 @@ fn logits(model: &Model, tokens: &[u32], pieces: &[usize]) -> Vec<f32> {
         rest = &rest[size..];
     }
     assert_eq!(cache.position(), tokens.len());
+    all
+}
+
+/// The logits of `tokens` as one of three sequences, which come in pieces of different sizes.
+fn batched(model: &Model, tokens: &[u32]) -> Vec<f32> {
+    let other: Vec<u32> = tokens.iter().rev().copied().collect();
+    let mut caches = [model.cache(), model.cache(), model.cache()];
+    let (vocab_size, mut all) = (model.config().vocab_size, vec![]);
+    let texts = [&other[..], tokens, &other[1..]];
+    for (first, size) in [(0, 5), (5, 1), (6, tokens.len() - 6)] {
+        // The first text is shorter, and ends with its second piece.
+        let of = |(i, text): (usize, &'_ [u32])| match i {
+            0 => text[first.min(6)..(first + size).min(6)].to_vec(),
+            2 => text[first..(first + size).min(text.len())].to_vec(),
+            _ => text[first..first + size].to_vec(),
+        };
+        let pieces: Vec<Vec<u32>> = texts.into_iter().enumerate().map(of).collect();
+        let batch = pieces.iter().zip(&mut caches).filter(|(tokens, _)| !tokens.is_empty());
+        let mut batch: Vec<_> = batch.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
+        let before = if batch.len() == 3 { pieces[0].len() } else { 0 };
+        let got = model.forward_batch(&mut batch, Logits::All).unwrap().unwrap();
+        let got = &got.as_slice::<f32>().unwrap()[before * vocab_size..][..pieces[1].len() * vocab_size];
+        all.extend_from_slice(got);
+    }
+    assert_eq!(caches.map(|cache| cache.position()), [6, tokens.len(), tokens.len() - 1]);
     all
 }
 
@@ -86,6 +111,7 @@ fn every_architecture_agrees_with_transformers() {
                 let worst = assert_close("one piece", &whole, &want, PEER);
                 assert_close("ragged pieces", &logits(&model, &tokens, &[3, 1, 17, 2, 31]), &whole, PIECES);
                 assert_close("token by token", &logits(&model, &tokens, &[1]), &whole, PIECES);
+                assert_close("in a batch", &batched(&model, &tokens), &whole, PIECES);
                 assert_eq!(greedy(&model, &tokens, text.len()), text, "greedy tokens");
                 worst
             });
@@ -98,6 +124,38 @@ fn every_architecture_agrees_with_transformers() {
     }
     assert!(failures.is_empty(), "of {checked} checkpoints these failed: {failures:?}");
     assert!(checked >= 20, "only {checked} checkpoints were found");
+}
+
+#[test]
+fn the_last_logits_of_a_batch_are_those_of_its_sequences() {
+    let folder = root().join("tests/vectors/models/qwen3_next");
+    let model = load(&folder, &Device::cpu(Some(2)).unwrap());
+    let texts: [&[u32]; 3] = [&[1, 2, 3, 4], &[5], &[6, 7]];
+    let mut caches = [model.cache(), model.cache(), model.cache()];
+    let sequences = texts.into_iter().zip(&mut caches);
+    let mut batch: Vec<_> = sequences.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
+    let got = model.forward_batch(&mut batch, Logits::Last).unwrap().unwrap();
+    assert_eq!(got.shape(), [3, model.config().vocab_size]);
+    let alone = texts.map(|tokens| model.forward(tokens, &mut model.cache(), Logits::Last).unwrap().unwrap());
+    let alone: Vec<f32> =
+        alone.iter().flat_map(|logits| logits.as_slice::<f32>().unwrap()).copied().collect();
+    assert_close("last", got.as_slice().unwrap(), &alone, PIECES);
+
+    let refused = |texts: [&[u32]; 2]| {
+        let mut caches = [model.cache(), model.cache()];
+        let sequences = texts.into_iter().zip(&mut caches);
+        let mut batch: Vec<_> = sequences.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
+        let error = model.forward_batch(&mut batch, Logits::Last).unwrap_err().to_string();
+        assert!(caches.iter().all(|cache| cache.position() == 0));
+        error
+    };
+    let count = model.config().vocab_size;
+    assert_eq!(refused([&[1], &[]]), "sequence 1 of the batch: there are no tokens to start from");
+    assert_eq!(
+        refused([&[1, count as u32], &[1]]),
+        format!("sequence 0 of the batch: token 1 is {count}, but the vocabulary has {count}")
+    );
+    assert!(model.forward_batch(&mut [], Logits::Last).is_err());
 }
 
 #[test]

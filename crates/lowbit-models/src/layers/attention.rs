@@ -1,10 +1,12 @@
-use super::{Linear, MergedLinear, RmsNorm, rope_params};
-use crate::cache::KvCache;
+use super::{Linear, MergedLinear, RmsNorm, Step, rope_params, wrong_cache};
+use crate::cache::{KvCache, LayerCache};
 use crate::names::{K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
+use crate::tape::ops::{AddRmsNorm, Input};
+use crate::tape::{Heads, Inventory, Var, attention, shapes};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{self, AddRmsNorm, AttentionParams, Input, RmsNormRope, Rope, RopeLayout};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout};
+use lowbit_kernels::{Device, KernelError};
 use std::sync::Arc;
 
 /// An architecture's attention layers.
@@ -72,7 +74,8 @@ pub struct Attention {
     config: AttentionConfig,
     qkv_proj: MergedLinear<3>,
     o_proj: Linear,
-    norms: Option<(RmsNorm, RmsNorm)>,
+    /// Of query and key heads.
+    norms: Option<[RmsNorm; 2]>,
 }
 
 impl Attention {
@@ -88,7 +91,7 @@ impl Attention {
         let norms = match config.head_norm {
             None => None,
             Some(eps) => {
-                Some((RmsNorm::load(weights, Q_NORM, dim, eps)?, RmsNorm::load(weights, K_NORM, dim, eps)?))
+                Some([RmsNorm::load(weights, Q_NORM, dim, eps)?, RmsNorm::load(weights, K_NORM, dim, eps)?])
             }
         };
         Ok(Self {
@@ -110,36 +113,42 @@ impl Attention {
         KvCache::new(self.config.num_key_value_heads, self.config.head_dim, dtype, device)
     }
 
-    /// The attention of T tokens at `positions` `[T]`, whose input is the norm of a sum, `[T, hidden_size]`. Returns that
-    /// sum and the result, of the same shape. Keys and values are appended to `cache`.
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        self.qkv_proj.list(all);
+        self.norms.iter().flatten().for_each(|norm| norm.list(all));
+        self.o_proj.list(all);
+    }
+
+    /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the
+    /// same shape. Keys and values are appended to each sequence's cache.
     ///
     /// # Errors
-    /// Those of the ops.
+    /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
     pub fn forward(
         &self,
         x: AddRmsNorm<'_>,
-        positions: &Tensor,
-        cache: &mut KvCache,
-    ) -> Result<(Tensor, Tensor), KernelError> {
+        step: &Step,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<(Var, Var), KernelError> {
         let AttentionConfig { num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             self.config;
         let tokens = x.x.dim(0);
         let (sum, [q, k, v]) = self.qkv_proj.forward_sum(x)?;
         // A gated layer has `[query | gate]` here.
-        let q_gate = q.reshape(&[tokens, heads, q.dim(1) / heads])?;
-        let k = k.reshape(&[tokens, kv_heads, head_dim])?;
-        let v = v.reshape(&[tokens, kv_heads, head_dim])?;
-        let (q_norm, k_norm) = self.norms.as_ref().map(|(q, k)| (q.parts(), k.parts())).unzip();
-        let queries = RmsNormRope { head_dim, norm: q_norm, rope: &self.config.rope };
-        let new_keys = RmsNormRope { norm: k_norm, ..queries };
-        let (q, [keys, values]) = cache.append([&q_gate, &k, &v], positions, [&queries, &new_keys])?;
+        let q_gate = shapes::reshape(&q, &[tokens, heads, q.dim(1) / heads])?;
+        let k = shapes::reshape(&k, &[tokens, kv_heads, head_dim])?;
+        let v = shapes::reshape(&v, &[tokens, kv_heads, head_dim])?;
         let scale = (head_dim as f32).sqrt().recip();
         let params = AttentionParams { scale, sliding_window: self.config.sliding_window };
-        let y = ops::attention(&q, keys, values, positions, &params)?;
+        let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, params };
+        let y = step.each([&q_gate, &k, &v], caches, |qkv, span, cache| match cache {
+            LayerCache::Attention(cache) => attention(cache, qkv, &span.positions, &heads),
+            LayerCache::DeltaNet(_) => Err(wrong_cache()),
+        })?;
         let y = if self.config.gated {
             self.o_proj.forward(Input::SigmoidMul { x: &y, gate: &q_gate })?
         } else {
-            self.o_proj.forward(&y.reshape(&[tokens, heads * head_dim])?)?
+            self.o_proj.forward(&shapes::reshape(&y, &[tokens, y.dim(1) * head_dim])?)?
         };
         Ok((sum, y))
     }

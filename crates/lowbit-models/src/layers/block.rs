@@ -1,10 +1,12 @@
 use super::{Attention, DecoderConfig, GatedDeltaNet, Mlp, RmsNorm, SparseMoe};
 use crate::cache::LayerCache;
 use crate::names::{INPUT_NORM, Name};
+use crate::tape::ops::AddRmsNorm;
+use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::AddRmsNorm;
 use lowbit_kernels::{Device, KernelError, Tensor};
+use std::ops::Range;
 
 /// One layer of a decoder. Most architectures' are a [`PreNormBlock`]; one whose layers are put together in another way
 /// has its own in its file.
@@ -15,11 +17,19 @@ pub trait Block: std::fmt::Debug + Send + Sync {
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError>;
 
-    /// T tokens through the layer. `cache` is one that [`Self::cache`] made.
+    /// Appends the layer's weights to `all`.
+    fn list(&self, all: &mut Inventory);
+
+    /// T tokens through the layer, with each sequence's cache, which [`Self::cache`] made.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
-    fn forward(&self, x: Residual, step: &Step, cache: &mut LayerCache) -> Result<Residual, KernelError>;
+    fn forward(
+        &self,
+        x: Residual,
+        step: &Step,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<Residual, KernelError>;
 }
 
 /// The error for a cache that another kind of layer made.
@@ -79,23 +89,36 @@ impl Block for PreNormBlock {
         }
     }
 
-    fn forward(&self, x: Residual, step: &Step, cache: &mut LayerCache) -> Result<Residual, KernelError> {
+    fn list(&self, all: &mut Inventory) {
+        self.input_norm.list(all);
+        match &self.mixer {
+            Mixer::Attention(mixer) => mixer.list(all),
+            Mixer::DeltaNet(mixer) => mixer.list(all),
+        }
+        self.post_norm.list(all);
+        match &self.feedforward {
+            Feedforward::Dense(mlp) => mlp.list(all),
+            Feedforward::Sparse(moe) => moe.list(all),
+        }
+    }
+
+    fn forward(
+        &self,
+        x: Residual,
+        step: &Step,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<Residual, KernelError> {
         let normed = x.normed(&self.input_norm);
-        let (stream, update) = match (&self.mixer, cache) {
-            (Mixer::Attention(mixer), LayerCache::Attention(cache)) => {
-                mixer.forward(normed, &step.positions, cache)?
-            }
-            (Mixer::DeltaNet(mixer), LayerCache::DeltaNet(cache)) => {
-                mixer.forward(normed, &step.cu_seqlens, cache)?
-            }
-            _ => return Err(wrong_cache()),
+        let (stream, update) = match &self.mixer {
+            Mixer::Attention(mixer) => mixer.forward(normed, step, caches)?,
+            Mixer::DeltaNet(mixer) => mixer.forward(normed, step, caches)?,
         };
         let x = Residual { stream, update };
         let normed = x.normed(&self.post_norm);
         let (stream, update) = match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
             Feedforward::Sparse(moe) => {
-                let (stream, normed) = normed.tensors()?;
+                let (stream, normed) = normed.vars()?;
                 (stream, moe.forward(&normed)?)
             }
         };
@@ -108,9 +131,9 @@ impl Block for PreNormBlock {
 #[derive(Debug)]
 pub struct Residual {
     /// f32 `[T, hidden_size]`.
-    pub stream: Tensor,
+    pub stream: Var,
     /// The same shape, in the activations' type.
-    pub update: Tensor,
+    pub update: Var,
 }
 
 impl Residual {
@@ -119,15 +142,32 @@ impl Residual {
         norm.of_sum(&self.stream, &self.update)
     }
 
-    /// Of these tokens alone.
-    pub(crate) fn rows(&self, start: usize, end: usize) -> Result<Self, KernelError> {
-        Ok(Self { stream: self.stream.rows(start, end)?, update: self.update.rows(start, end)? })
+    /// The last token of each sequence.
+    pub(crate) fn last(&self, step: &Step) -> Result<Self, KernelError> {
+        let last = |x: &Var| {
+            let rows = step.spans.iter().map(|span| x.tensor().rows(span.rows.end - 1, span.rows.end));
+            match &rows.collect::<Result<Vec<_>, _>>()?[..] {
+                [row] => Ok(row.clone().into()),
+                rows => Ok::<Var, KernelError>(shapes::rows_joined(rows)?.into()),
+            }
+        };
+        Ok(Self { stream: last(&self.stream)?, update: last(&self.update)? })
     }
 }
 
-/// Where the tokens of a forward pass stand, in tensors, so that a captured pass can be replayed with new ones.
-#[derive(Debug)]
+/// Where the tokens of a forward pass stand: those of all sequences after each other.
+#[derive(Clone, Debug)]
 pub struct Step {
+    pub(crate) spans: Vec<Span>,
+    /// What records the pass, if anything does.
+    pub(crate) tape: Option<Tape>,
+}
+
+/// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// Which of the pass's rows they are.
+    pub rows: Range<usize>,
     /// u32 `[T]`.
     pub positions: Tensor,
     /// u32 `[0, T]`.
@@ -135,12 +175,44 @@ pub struct Step {
 }
 
 impl Step {
-    /// `tokens` tokens from `start` on.
-    pub(crate) fn new(start: usize, tokens: usize, device: &Device) -> Result<Self, KernelError> {
-        let positions: Vec<u32> = (start..start + tokens).map(|position| position as u32).collect();
-        Ok(Self {
-            positions: Tensor::new(&positions, &[tokens], device)?,
-            cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
-        })
+    /// For each sequence, the tokens that it has seen and those that come now.
+    pub(crate) fn new(
+        sequences: impl IntoIterator<Item = (usize, usize)>,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let mut first = 0;
+        let spans = sequences.into_iter().map(|(start, tokens)| {
+            let positions: Vec<u32> = (start..start + tokens).map(|position| position as u32).collect();
+            let rows = first..first + tokens;
+            first = rows.end;
+            Ok(Span {
+                rows,
+                positions: Tensor::new(&positions, &[tokens], device)?,
+                cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
+            })
+        });
+        Ok(Self { spans: spans.collect::<Result<_, KernelError>>()?, tape: None })
+    }
+
+    /// One token of one sequence, whose place the tensors of a [`Span`] say.
+    pub(crate) fn one(positions: Tensor, cu_seqlens: Tensor) -> Self {
+        Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None }
+    }
+
+    /// What `mix` makes of each sequence's rows of `xs` with its cache, rows joined again.
+    pub(crate) fn each<const N: usize>(
+        &self,
+        xs: [&Var; N],
+        caches: &mut [&mut LayerCache],
+        mut mix: impl FnMut([&Var; N], &Span, &mut LayerCache) -> Result<Var, KernelError>,
+    ) -> Result<Var, KernelError> {
+        if let ([span], [cache]) = (&self.spans[..], &mut *caches) {
+            return mix(xs, span, cache);
+        }
+        let ranges: Vec<_> = self.spans.iter().map(|span| span.rows.clone()).collect();
+        let parts = shapes::each(xs.map(|x| shapes::split_rows(x, &ranges)))?;
+        let each = self.spans.iter().zip(caches).enumerate();
+        let results = each.map(|(i, (span, cache))| mix(parts.each_ref().map(|x| &x[i]), span, cache));
+        shapes::join_rows(&results.collect::<Result<Vec<_>, _>>()?)
     }
 }

@@ -2,6 +2,7 @@ use super::tied::{head_prefix, is_tied};
 use super::{Block, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
+use crate::tape::{Inventory, Var};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -104,16 +105,6 @@ impl Decoder {
         self.blocks.iter().map(|block| block.cache(self.cache.dtype(), device)).collect()
     }
 
-    /// The T tokens' states before the final norm and the output layer; `cache` advances by T tokens.
-    ///
-    /// # Errors
-    /// Those of the ops.
-    pub(crate) fn hidden(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Residual, KernelError> {
-        let (count, device) = (tokens.len(), tokens.device());
-        let step = Step::new(cache.position(), count, device)?;
-        self.run(tokens, &step, cache)
-    }
-
     /// Makes room for `tokens` more.
     pub(crate) fn reserve(
         &self,
@@ -124,23 +115,33 @@ impl Decoder {
         cache.reserve(tokens, || self.layer_caches(device)).map(|_| ())
     }
 
-    /// As [`Self::hidden`], from device buffers alone.
+    /// The states of all sequences' tokens before the final norm and the output layer, from device buffers alone; each sequence's
+    /// cache advances by its tokens.
+    ///
+    /// # Errors
+    /// Those of the ops.
     pub(crate) fn run(
         &self,
         tokens: &Tensor,
         step: &Step,
-        cache: &mut Cache,
+        caches: &mut [&mut Cache],
     ) -> Result<Residual, KernelError> {
-        let (count, device) = (tokens.len(), tokens.device());
-        let layers = cache.reserve(count, || self.layer_caches(device))?;
-        let stream = self.embedding.forward(tokens)?;
-        // Nothing is added before the first block.
-        let update = Tensor::allocate_zeros(stream.shape(), self.activations.dtype(), device)?;
-        let mut x = Residual { stream, update };
-        for (block, cache) in self.blocks.iter().zip(layers) {
-            x = block.forward(x, step, cache)?;
+        let device = tokens.device();
+        let mut layers = Vec::with_capacity(caches.len());
+        for (cache, span) in caches.iter_mut().zip(&step.spans) {
+            layers.push(cache.reserve(span.rows.len(), || self.layer_caches(device))?.iter_mut());
         }
-        cache.advance(count);
+        let stream = self.embedding.forward(tokens, step.tape.as_ref())?;
+        // Nothing is added before the first block.
+        let update = Tensor::allocate_zeros(stream.tensor().shape(), self.activations.dtype(), device)?;
+        let mut x = Residual { stream, update: update.into() };
+        for block in self.blocks.iter() {
+            let mut caches: Vec<_> = layers.iter_mut().filter_map(Iterator::next).collect();
+            x = block.forward(x, step, &mut caches)?;
+        }
+        for (cache, span) in caches.iter_mut().zip(&step.spans) {
+            cache.advance(span.rows.len());
+        }
         Ok(x)
     }
 
@@ -148,7 +149,30 @@ impl Decoder {
     ///
     /// # Errors
     /// Those of the ops.
-    pub(crate) fn logits(&self, hidden: &Residual) -> Result<Tensor, KernelError> {
+    pub(crate) fn logits(&self, hidden: &Residual) -> Result<Var, KernelError> {
         self.head.forward_f32(hidden.normed(&self.norm))
+    }
+
+    /// States of T tokens to what the output layer reads, `[T, hidden_size]`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn normed(&self, hidden: &Residual) -> Result<Var, KernelError> {
+        Ok(hidden.normed(&self.norm).vars()?.1)
+    }
+
+    /// Everything that has a name.
+    pub(crate) fn inventory(&self) -> Inventory {
+        let mut all = Inventory::default();
+        self.embedding.as_linear().list(&mut all);
+        self.blocks.iter().for_each(|block| block.list(&mut all));
+        self.norm.list(&mut all);
+        self.head.list(&mut all);
+        all
+    }
+
+    /// The output layer.
+    pub(crate) fn head(&self) -> &Linear {
+        &self.head
     }
 }

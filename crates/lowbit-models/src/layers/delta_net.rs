@@ -1,14 +1,13 @@
-use super::{Linear, MergedLinear, RmsNorm};
-use crate::cache::DeltaCache;
+use super::{Linear, MergedLinear, RmsNorm, Step, wrong_cache};
+use crate::cache::{DeltaCache, LayerCache};
 use crate::names::{
     A_LOG, CONV1D, DELTA_NORM, DT_BIAS, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ,
     IN_PROJ_Z, OUT_PROJ,
 };
+use crate::tape::ops::{self, AddRmsNorm, DeltaRuleInputs};
+use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::{
-    self, Activation, AddRmsNorm, DeltaGates, GatedDeltaInputs, GatedDeltaRule, HeadMap, L2Norm,
-    L2NormConvention,
-};
+use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// The epsilon of q's and k's l2norm, transformers' and flash-linear-attention's.
@@ -106,19 +105,19 @@ pub enum Projections {
 pub struct GatedDeltaNet {
     config: DeltaNetConfig,
     projections: Projections,
-    conv: Tensor,
-    a_log: Tensor,
-    dt_bias: Tensor,
+    conv: Named<Tensor>,
+    a_log: Named<Tensor>,
+    dt_bias: Named<Tensor>,
     norm: RmsNorm,
     out_proj: Linear,
 }
 
 /// The projections of x.
 struct Projected {
-    qkv: Tensor,
-    z: Tensor,
-    b: Tensor,
-    a: Tensor,
+    qkv: Var,
+    z: Var,
+    b: Var,
+    a: Var,
 }
 
 impl GatedDeltaNet {
@@ -130,20 +129,16 @@ impl GatedDeltaNet {
         config.check(weights)?;
         let (heads, width) = (config.linear_num_value_heads, config.linear_conv_kernel_dim);
         let conv = weights.vector(CONV1D, config.conv_dim() * width)?;
-        let a_log = if weights.is_gguf() {
+        let mut a_log = weights.vector(A_LOG, heads)?;
+        if weights.is_gguf() {
             // GGUF stores -exp(A_log).
             let rates = weights.values(A_LOG, heads)?;
-            Tensor::new(
-                &rates.iter().map(|rate| (-rate).ln()).collect::<Vec<_>>(),
-                &[heads],
-                weights.device(),
-            )?
-        } else {
-            weights.vector(A_LOG, heads)?
-        };
+            let logs: Vec<f32> = rates.iter().map(|rate| (-rate).ln()).collect();
+            a_log.value = Tensor::new(&logs, &[heads], weights.device())?;
+        }
         Ok(Self {
             projections: Projections::load(weights, config)?,
-            conv: conv.reshape(&[config.conv_dim(), width])?,
+            conv: conv.with(conv.value.reshape(&[config.conv_dim(), width])?),
             a_log,
             dt_bias: weights.vector(DT_BIAS, heads)?,
             norm: RmsNorm::load(weights, DELTA_NORM, config.linear_value_head_dim, config.rms_norm_eps)?,
@@ -160,36 +155,61 @@ impl GatedDeltaNet {
         DeltaCache::new(&self.config, device)
     }
 
-    /// T tokens of one sequence, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of
-    /// the same shape; `cache` advances by T tokens. `cu_seqlens` is `[0, T]`.
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        match &self.projections {
+            Projections::Split(projections) => projections.list(all),
+            Projections::Interleaved(projections) => projections.list(all),
+            Projections::InterleavedGates(projections) => projections.list(all),
+        }
+        all.tensors.extend([&self.conv, &self.a_log, &self.dt_bias].map(Named::clone));
+        self.norm.list(all);
+        self.out_proj.list(all);
+    }
+
+    /// T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the same shape; each
+    /// sequence's cache advances by its tokens.
     ///
     /// # Errors
-    /// Those of the ops.
+    /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
     pub fn forward(
         &self,
         x: AddRmsNorm<'_>,
+        step: &Step,
+        caches: &mut [&mut LayerCache],
+    ) -> Result<(Var, Var), KernelError> {
+        let (tokens, config) = (x.x.dim(0), &self.config);
+        let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
+        let o = step.each([&qkv, &a, &b], caches, |inputs, span, cache| match cache {
+            LayerCache::DeltaNet(cache) => self.mix(inputs, &span.cu_seqlens, cache),
+            LayerCache::Attention(_) => Err(wrong_cache()),
+        })?;
+        let z = shapes::reshape(&z, &[tokens, config.linear_num_value_heads, config.linear_value_head_dim])?;
+        Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z))?))
+    }
+
+    /// The convolution and the rule for one sequence, `[T, Hv, Dv]`.
+    fn mix(
+        &self,
+        [qkv, a, b]: [&Var; 3],
         cu_seqlens: &Tensor,
         cache: &mut DeltaCache,
-    ) -> Result<(Tensor, Tensor), KernelError> {
-        let config = &self.config;
-        let (tokens, key_dim) = (x.x.dim(0), config.key_dim());
-        let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
-        let qkv =
-            ops::causal_conv1d(&qkv, &self.conv, None, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
+    ) -> Result<Var, KernelError> {
+        let (tokens, config) = (qkv.dim(0), &self.config);
+        let (key_dim, value_dim) = (config.key_dim(), config.value_dim());
+        let qkv = ops::causal_conv1d(qkv, &self.conv, &mut cache.conv, cu_seqlens, Some(Activation::Silu))?;
+        let [q, k, v] = shapes::split_columns(&qkv, [key_dim, key_dim, value_dim])?;
         let keys = [tokens, config.linear_num_key_heads, config.linear_key_head_dim];
         let values = [tokens, config.linear_num_value_heads, config.linear_value_head_dim];
-        let q = ops::narrow(&qkv, 0, key_dim)?.reshape(&keys)?;
-        let k = ops::narrow(&qkv, key_dim, key_dim)?.reshape(&keys)?;
-        let v = ops::narrow(&qkv, 2 * key_dim, config.value_dim())?.reshape(&values)?;
-        let gates = DeltaGates::Raw { a: &a, b: &b, a_log: &self.a_log, dt_bias: &self.dt_bias };
         let rule = GatedDeltaRule {
             qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
             head_map: config.head_map,
             ..GatedDeltaRule::new(config.linear_key_head_dim)
         };
-        let inputs = GatedDeltaInputs { q: &q, k: &k, v: &v, gates, cu_seqlens };
-        let o = ops::gated_delta_rule(&inputs, &mut cache.state, &rule)?;
-        Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z.reshape(&values)?))?))
+        let (q, k) = (shapes::reshape(&q, &keys)?, shapes::reshape(&k, &keys)?);
+        let v = shapes::reshape(&v, &values)?;
+        let (a_log, dt_bias) = (&self.a_log, &self.dt_bias);
+        let inputs = DeltaRuleInputs { qkv: [&q, &k, &v], a, b, a_log, dt_bias, cu_seqlens };
+        ops::gated_delta_rule(&inputs, &mut cache.state, &rule)
     }
 }
 
@@ -211,11 +231,7 @@ impl Projections {
     }
 
     /// The sum that x is the norm of, and the projections of x.
-    fn forward(
-        &self,
-        x: AddRmsNorm<'_>,
-        config: &DeltaNetConfig,
-    ) -> Result<(Tensor, Projected), KernelError> {
+    fn forward(&self, x: AddRmsNorm<'_>, config: &DeltaNetConfig) -> Result<(Var, Projected), KernelError> {
         match self {
             Self::Split(projections) => {
                 let (sum, [qkv, z, b, a]) = projections.forward_sum(x)?;
@@ -227,7 +243,7 @@ impl Projections {
                 let (sum, [qkvz, ba]) = projections.forward_sum(x)?;
                 let [q, k, v, z] = deinterleave(&qkvz, config, [key, key, value, value])?;
                 let [b, a] = split_gates(&ba, config)?;
-                Ok((sum, Projected { qkv: ops::concat(&[&q, &k, &v])?, z, b, a }))
+                Ok((sum, Projected { qkv: shapes::concat([&q, &k, &v])?, z, b, a }))
             }
             Self::InterleavedGates(projections) => {
                 let (sum, [qkv, z, ba]) = projections.forward_sum(x)?;
@@ -238,24 +254,19 @@ impl Projections {
     }
 }
 
-fn split_gates(ba: &Tensor, config: &DeltaNetConfig) -> Result<[Tensor; 2], KernelError> {
+fn split_gates(ba: &Var, config: &DeltaNetConfig) -> Result<[Var; 2], KernelError> {
     let heads = config.linear_num_value_heads / config.linear_num_key_heads;
     deinterleave(ba, config, [heads, heads])
 }
 
 /// Splits columns that are grouped by key head, `widths` of each kind per head, into one `[T, Hk * width]` per kind.
 fn deinterleave<const N: usize>(
-    x: &Tensor,
+    x: &Var,
     config: &DeltaNetConfig,
     widths: [usize; N],
-) -> Result<[Tensor; N], KernelError> {
+) -> Result<[Var; N], KernelError> {
     let (tokens, heads) = (x.dim(0), config.linear_num_key_heads);
-    let x = x.reshape(&[tokens, heads, widths.iter().sum()])?;
-    let mut start = 0;
-    let mut parts = vec![];
-    for width in widths {
-        parts.push(ops::narrow(&x, start, width)?.reshape(&[tokens, heads * width])?);
-        start += width;
-    }
-    Ok(parts.try_into().expect("as many parts as widths"))
+    let x = shapes::reshape(x, &[tokens, heads, widths.iter().sum()])?;
+    let parts = shapes::split_columns(&x, widths)?;
+    shapes::each(parts.map(|part| shapes::reshape(&part, &[tokens, heads * part.dim(-1)])))
 }

@@ -1,48 +1,57 @@
 use crate::names::EMBED_TOKENS;
+use crate::tape::ops::{self, AddRmsNorm, Input};
+use crate::tape::{Inventory, Named, Tape, Var, shapes};
 use crate::weights::Placement;
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
-use lowbit_kernels::ops::{self, AddRmsNorm, Input};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
 /// `y = x W^T + b`.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    weight: Arc<QuantizedTensor>,
-    bias: Option<Tensor>,
+    weight: Arc<Named<QuantizedTensor>>,
+    bias: Option<Named<Tensor>>,
 }
 
 impl Linear {
     /// `weight` is `[N, K]`, `bias` `[N]`.
-    pub fn new(weight: QuantizedTensor, bias: Option<Tensor>) -> Self {
+    pub fn new(weight: Named<QuantizedTensor>, bias: Option<Named<Tensor>>) -> Self {
         Self { weight: Arc::new(weight), bias }
     }
 
     /// The weight, if there is no bias.
-    pub(super) fn weight(&self) -> Option<&QuantizedTensor> {
+    pub(crate) fn weight(&self) -> Option<&Named<QuantizedTensor>> {
         self.bias.is_none().then_some(&self.weight)
+    }
+
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        // The output layer may be the embedding.
+        if all.weights.iter().all(|weight| weight.name != self.weight.name) {
+            all.weights.push(Named::clone(&self.weight));
+        }
+        all.tensors.extend(self.bias.clone());
     }
 
     /// `[.., K]` to `[.., N]`.
     ///
     /// # Errors
-    /// As [`ops::quantized_matmul()`].
-    pub fn forward<'a>(&self, x: impl Into<Input<'a>>) -> Result<Tensor, KernelError> {
-        self.biased(ops::quantized_matmul(x, &self.weight)?)
+    /// As [`lowbit_kernels::ops::quantized_matmul()`].
+    pub fn forward<'a>(&self, x: impl Into<Input<'a>>) -> Result<Var, KernelError> {
+        self.biased(ops::quantized_matmul(x.into(), &self.weight, None)?)
     }
 
     /// `[.., K]` of any activation type to f32 `[.., N]`, without rounding to that type: for logits.
     ///
     /// # Errors
-    /// As [`ops::quantized_matmul()`].
-    pub fn forward_f32<'a>(&self, x: impl Into<Input<'a>>) -> Result<Tensor, KernelError> {
-        self.biased(ops::quantized_matmul_to(x, &self.weight, FloatType::F32)?)
+    /// As [`Self::forward`].
+    pub fn forward_f32<'a>(&self, x: impl Into<Input<'a>>) -> Result<Var, KernelError> {
+        self.biased(ops::quantized_matmul(x.into(), &self.weight, Some(FloatType::F32))?)
     }
 
-    fn biased(&self, y: Tensor) -> Result<Tensor, KernelError> {
+    fn biased(&self, y: Var) -> Result<Var, KernelError> {
         match &self.bias {
-            Some(bias) => ops::add(&y, bias),
+            Some(bias) => ops::add_bias(&y, bias),
             None => Ok(y),
         }
     }
@@ -53,7 +62,7 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub struct MergedLinear<const N: usize> {
     parts: [Linear; N],
-    whole: Option<Arc<QuantizedTensor>>,
+    whole: Option<Named<QuantizedTensor>>,
 }
 
 impl<const N: usize> MergedLinear<N> {
@@ -65,26 +74,31 @@ impl<const N: usize> MergedLinear<N> {
         let device = placement.device;
         let mut moved = Vec::with_capacity(N);
         for part in parts {
-            let bias = part.bias.map(|bias| bias.to_device(device)).transpose()?;
-            moved.push(Linear::new(placement.weight(&part.weight)?, bias));
+            let bias = part.bias.map(|bias| bias.value.to_device(device).map(|moved| bias.with(moved)));
+            let bias = bias.transpose()?;
+            moved.push(Linear::new(part.weight.with(placement.weight(&part.weight.value)?), bias));
         }
-        let format = moved[0].weight.format();
-        let alike = moved.iter().all(|part| part.bias.is_none() && part.weight.format() == format);
+        let format = moved[0].weight.value.format();
+        let alike = moved.iter().all(|part| part.bias.is_none() && part.weight.value.format() == format);
         // Results start at 16 bytes, so that kernels can load whole vectors of them.
-        let aligned = moved[..N - 1].iter().all(|part| part.weight.n().is_multiple_of(8));
+        let aligned = moved[..N - 1].iter().all(|part| part.weight.value.n().is_multiple_of(8));
         let mut whole = None;
         if matches!(device, Device::Gpu(_)) && alike && aligned {
-            let weights: Vec<&QuantizedTensor> = moved.iter().map(|part| &*part.weight).collect();
+            let weights: Vec<&QuantizedTensor> = moved.iter().map(|part| &part.weight.value).collect();
             let joined = QuantizedTensor::concat(&weights)?;
             let mut start = 0;
             for part in &mut moved {
-                let end = start + part.weight.n();
-                *part = Linear::new(joined.slice(start, end)?, None);
+                let end = start + part.weight.value.n();
+                *part = Linear::new(part.weight.with(joined.slice(start, end)?), None);
                 start = end;
             }
-            whole = Some(Arc::new(joined));
+            whole = Some(moved[0].weight.with(joined));
         }
         Ok(Self { parts: moved.try_into().expect("as many as there were"), whole })
+    }
+
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        self.parts.iter().for_each(|part| part.list(all));
     }
 
     /// The layers.
@@ -95,13 +109,13 @@ impl<const N: usize> MergedLinear<N> {
     /// `[T, K]` to `[T, N]` of each.
     ///
     /// # Errors
-    /// As [`ops::quantized_matmul()`].
-    pub fn forward(&self, x: &Tensor) -> Result<[Tensor; N], KernelError> {
-        match &self.whole {
-            Some(whole) if x.dim(0) == 1 => self.split(ops::quantized_matmul(x, whole)?),
-            _ => {
+    /// As [`Linear::forward`].
+    pub fn forward(&self, x: &Var) -> Result<[Var; N], KernelError> {
+        match self.whole_for(x.dim(0), x.tape().is_some()) {
+            Some(whole) => self.split(&ops::quantized_matmul(x.into(), whole, None)?),
+            None => {
                 let products =
-                    ops::quantized_matmul_each(x, &self.parts.each_ref().map(|part| &*part.weight))?;
+                    ops::quantized_matmul_each(x, self.parts.each_ref().map(|part| &*part.weight))?;
                 let parts = self.parts.iter().zip(products);
                 let results: Vec<_> = parts.map(|(part, y)| part.biased(y)).collect::<Result<_, _>>()?;
                 Ok(results.try_into().expect("one per part"))
@@ -112,37 +126,35 @@ impl<const N: usize> MergedLinear<N> {
     /// As [`Self::forward`], of the norm of a sum, which comes first.
     ///
     /// # Errors
-    /// As [`ops::quantized_matmul()`].
-    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Tensor, [Tensor; N]), KernelError> {
-        match &self.whole {
-            Some(whole) if x.x.dim(0) == 1 => {
+    /// As [`Linear::forward`].
+    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, [Var; N]), KernelError> {
+        match self.whole_for(x.x.dim(0), x.is_recorded()) {
+            Some(whole) => {
                 let (sum, y) = ops::quantized_matmul_and_sum(x, whole)?;
-                Ok((sum, self.split(y)?))
+                Ok((sum, self.split(&y)?))
             }
             // Several products read the norm.
-            _ => {
-                let (sum, x) = x.tensors()?;
+            None => {
+                let (sum, x) = x.vars()?;
                 Ok((sum, self.forward(&x)?))
             }
         }
     }
 
+    /// The concatenated weight, where one product with it is all that is to be done.
+    fn whole_for(&self, rows: usize, recorded: bool) -> Option<&Named<QuantizedTensor>> {
+        self.whole.as_ref().filter(|_| rows == 1 && !recorded)
+    }
+
     /// The parts of one row's results, which lie one after the other.
-    fn split(&self, y: Tensor) -> Result<[Tensor; N], KernelError> {
-        let y = y.reshape(&[y.len()])?;
-        let (mut start, mut results) = (0, Vec::with_capacity(N));
-        for part in &self.parts {
-            let end = start + part.weight.n();
-            results.push(y.rows(start, end)?.reshape(&[1, end - start])?);
-            start = end;
-        }
-        Ok(results.try_into().expect("one per part"))
+    fn split(&self, y: &Var) -> Result<[Var; N], KernelError> {
+        shapes::split_columns(y, self.parts.each_ref().map(|part| part.weight.value.n()))
     }
 }
 
 /// Rows by token id, and the same matrix as the output layer of models that tie the two.
 #[derive(Clone, Debug)]
-pub struct Embedding(Arc<QuantizedTensor>);
+pub struct Embedding(Arc<Named<QuantizedTensor>>);
 
 impl Embedding {
     /// [`EMBED_TOKENS`] of `[vocab_size, hidden_size]`.
@@ -153,12 +165,12 @@ impl Embedding {
         Ok(Self(Arc::new(weights.matrix(EMBED_TOKENS, &[vocab_size, hidden_size])?)))
     }
 
-    /// Ids `[T]` to `[T, hidden_size]`.
+    /// Ids `[T]` to `[T, hidden_size]`, on `tape` if one records.
     ///
     /// # Errors
-    /// As [`ops::dequant_gather()`].
-    pub fn forward(&self, ids: &Tensor) -> Result<Tensor, KernelError> {
-        ops::dequant_gather(&self.0, ids, FloatType::F32)
+    /// As [`lowbit_kernels::ops::dequant_gather()`].
+    pub fn forward(&self, ids: &Tensor, tape: Option<&Tape>) -> Result<Var, KernelError> {
+        ops::dequant_gather(tape, &self.0, ids)
     }
 
     /// The output layer that shares this matrix.

@@ -1,8 +1,9 @@
 use super::{Linear, MergedLinear};
 use crate::names::Name;
+use crate::tape::ops::{AddRmsNorm, Input};
+use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
-use lowbit_kernels::ops::{AddRmsNorm, Input};
-use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
+use lowbit_kernels::{KernelError, QuantizedTensor};
 
 /// SwiGLU: `down(silu(gate(x)) * up(x))`.
 #[derive(Clone, Debug)]
@@ -30,16 +31,21 @@ impl Mlp {
     }
 
     /// The weights of gate, up and down, if there are no biases.
-    pub(super) fn weights(&self) -> Option<[&QuantizedTensor; 3]> {
+    pub(super) fn weights(&self) -> Option<[&Named<QuantizedTensor>; 3]> {
         let [gate, up] = self.gate_up.parts();
         Some([gate.weight()?, up.weight()?, self.down.weight()?])
+    }
+
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        self.gate_up.list(all);
+        self.down.list(all);
     }
 
     /// `[T, hidden_size]` to the same.
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+    pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
         self.down(&self.gate_up.forward(x)?)
     }
 
@@ -47,12 +53,12 @@ impl Mlp {
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Tensor, Tensor), KernelError> {
+    pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, Var), KernelError> {
         let (sum, gate_up) = self.gate_up.forward_sum(x)?;
         Ok((sum, self.down(&gate_up)?))
     }
 
-    fn down(&self, [gate, up]: &[Tensor; 2]) -> Result<Tensor, KernelError> {
+    fn down(&self, [gate, up]: &[Var; 2]) -> Result<Var, KernelError> {
         self.down.forward(Input::SiluMul { gate, up })
     }
 }

@@ -3,8 +3,10 @@ use crate::names::{
     EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SHARED_EXPERT,
     SHARED_EXPERT_GATE,
 };
+use crate::tape::ops::{self, Input};
+use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::{self, Input, RouterParams};
+use lowbit_kernels::ops::RouterParams;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
@@ -58,14 +60,14 @@ pub struct SparseMoe {
 enum Router {
     Alone(Linear),
     /// With the shared expert's gate, and that expert.
-    Shared(MergedLinear<2>, Box<Mlp>),
+    Shared(Box<(MergedLinear<2>, Mlp)>),
 }
 
 /// The experts' weights: `gate_up` and `[E, H, I]`.
 #[derive(Clone, Debug)]
 struct Experts {
     gate_up: GateUp,
-    down: QuantizedTensor,
+    down: Named<QuantizedTensor>,
     /// Whether the shared expert is the last of the stack: a single token's products with it then need no extra launches.
     shared: bool,
 }
@@ -74,10 +76,10 @@ struct Experts {
 #[derive(Clone, Debug)]
 enum GateUp {
     /// One `[2, E, I, H]`: on a GPU both are one product.
-    Both(QuantizedTensor),
+    Both(Named<QuantizedTensor>),
     /// One `[E, 2I, H]`, as checkpoints have it: gate rows, then up rows.
-    Fused(QuantizedTensor),
-    Separate(QuantizedTensor, QuantizedTensor),
+    Fused(Named<QuantizedTensor>),
+    Separate(Named<QuantizedTensor>, Named<QuantizedTensor>),
 }
 
 impl SparseMoe {
@@ -96,21 +98,38 @@ impl SparseMoe {
                 if let (Device::Gpu(_), Some(shared)) = (weights.device(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
                 }
-                Router::Shared(weights.exactly().merged([router, gate], hidden_size)?, expert.into())
+                Router::Shared((weights.exactly().merged([router, gate], hidden_size)?, expert).into())
             }
         };
         let params = RouterParams { top_k: config.num_experts_per_tok, normalize: config.norm_topk_prob };
         Ok(Self { router, params, experts })
     }
 
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        match &self.router {
+            Router::Alone(router) => router.list(all),
+            Router::Shared(shared) => {
+                let (gates, expert) = &**shared;
+                gates.list(all);
+                expert.list(all);
+            }
+        }
+        match &self.experts.gate_up {
+            GateUp::Both(weight) | GateUp::Fused(weight) => all.weights.push(weight.clone()),
+            GateUp::Separate(gate, up) => all.weights.extend([gate.clone(), up.clone()]),
+        }
+        all.weights.push(self.experts.down.clone());
+    }
+
     /// `[T, hidden_size]` to the same.
     ///
     /// # Errors
     /// Those of the ops.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor, KernelError> {
+    pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
         let (logits, shared) = match &self.router {
             Router::Alone(router) => (router.forward(x)?, None),
-            Router::Shared(gates, expert) => {
+            Router::Shared(shared) => {
+                let (gates, expert) = &**shared;
                 let [logits, gate] = gates.forward(x)?;
                 (logits, Some((gate, expert)))
             }
@@ -154,36 +173,37 @@ impl Experts {
     }
 
     /// The stack with one more expert, of these weights for gate, up and down, if their shapes and formats fit.
-    fn with_shared(self, weights: [&QuantizedTensor; 3]) -> Result<Self, KernelError> {
+    fn with_shared(self, weights: [&Named<QuantizedTensor>; 3]) -> Result<Self, KernelError> {
         let GateUp::Both(both) = &self.gate_up else { return Ok(self) };
         let alike = |weight: &QuantizedTensor, stack: &QuantizedTensor| {
             weight.format() == stack.format()
                 && weight.shape().ends_with(&stack.shape()[stack.shape().len() - 2..])
         };
-        let [gate, up, down] = weights;
-        if !(alike(gate, both) && alike(up, both) && alike(down, &self.down)) {
+        let [gate, up, down] = weights.map(|weight| &weight.value);
+        if !(alike(gate, &both.value) && alike(up, &both.value) && alike(down, &self.down.value)) {
             return Ok(self);
         }
         let one = |weight: &QuantizedTensor| weight.reshape(&[1, weight.n(), weight.k()]);
-        let [gates, ups] = halves(both)?;
-        let gate_up = GateUp::Both(pair([&gates, &one(gate)?, &ups, &one(up)?])?);
-        let down = QuantizedTensor::concat(&[&self.down, &one(down)?])?;
+        let [gates, ups] = halves(&both.value)?;
+        let gate_up = GateUp::Both(both.with(pair([&gates, &one(gate)?, &ups, &one(up)?])?));
+        let down = self.down.with(QuantizedTensor::concat(&[&self.down.value, &one(down)?])?);
         Ok(Self { gate_up, down, shared: true })
     }
 
     /// `x` `[T, H]` through the experts `ids` `[T, top_k]`: `[T, top_k, H]`.
-    fn forward(&self, x: &Tensor, ids: &Tensor) -> Result<Tensor, KernelError> {
-        let tokens = x.reshape(&[x.dim(0), 1, x.dim(1)])?;
-        let product = |weight| ops::gather_qmm(&tokens, weight, ids);
+    fn forward(&self, x: &Var, ids: &Tensor) -> Result<Var, KernelError> {
+        let tokens = shapes::reshape(x, &[x.dim(0), 1, x.dim(1)])?;
+        let product = |weight| ops::gather_qmm((&tokens).into(), weight, ids);
         let [gate, up] = match &self.gate_up {
             GateUp::Both(both) => {
                 let y = product(both)?;
-                let half = |i| y.rows(i, i + 1)?.reshape(&y.shape()[1..]);
+                let halves = shapes::split_rows(&y, &[0..1, 1..2])?;
+                let half = |i: usize| shapes::reshape(&halves[i], &y.tensor().shape()[1..]);
                 [half(0)?, half(1)?]
             }
             GateUp::Fused(fused) => {
-                let (y, inner) = (product(fused)?, fused.n() / 2);
-                [ops::narrow(&y, 0, inner)?, ops::narrow(&y, inner, inner)?]
+                let inner = fused.value.n() / 2;
+                shapes::split_columns(&product(fused)?, [inner, inner])?
             }
             GateUp::Separate(gate, up) => [product(gate)?, product(up)?],
         };
@@ -196,10 +216,13 @@ impl GateUp {
     fn joined(self) -> Result<Self, KernelError> {
         match self {
             Self::Fused(fused) => {
-                let inner = fused.n() / 2;
-                Ok(Self::Both(pair([&fused.narrow(0, inner)?, &fused.narrow(inner, inner)?])?))
+                let (inner, weight) = (fused.value.n() / 2, &fused.value);
+                let both = pair([&weight.narrow(0, inner)?, &weight.narrow(inner, inner)?])?;
+                Ok(Self::Both(fused.with(both)))
             }
-            Self::Separate(gate, up) if gate.format() == up.format() => Ok(Self::Both(pair([&gate, &up])?)),
+            Self::Separate(gate, up) if gate.value.format() == up.value.format() => {
+                Ok(Self::Both(gate.with(pair([&gate.value, &up.value])?)))
+            }
             other => Ok(other),
         }
     }

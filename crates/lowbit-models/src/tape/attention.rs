@@ -1,0 +1,86 @@
+//! What is between a layer's projections and its attention's result.
+
+use super::{Named, Tape, Var};
+use crate::cache::KvCache;
+use crate::layers::RmsNorm;
+use lowbit_formats::DType;
+use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
+use lowbit_kernels::{KernelError, Tensor};
+use std::sync::Arc;
+
+/// What [`attention`] takes besides a pass's own values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heads<'a> {
+    pub head_dim: usize,
+    /// Of query and key heads.
+    pub norms: Option<&'a [RmsNorm; 2]>,
+    pub rope: &'a Arc<Rope>,
+    pub params: AttentionParams,
+}
+
+/// A norm of heads, as a tape computes with it.
+struct HeadNorm {
+    weight: Tensor,
+    name: Option<Arc<str>>,
+    eps: f32,
+}
+
+/// [`ops::rms_norm_rope_append()`] of new queries, keys and values, `[T, H, ..]` each, and [`ops::attention()`]. Keys and values
+/// that were cached before are constants.
+pub(crate) fn attention(
+    cache: &mut KvCache,
+    qkv: [&Var; 3],
+    positions: &Tensor,
+    heads: &Heads<'_>,
+) -> Result<Var, KernelError> {
+    let Heads { head_dim, norms, rope, params } = *heads;
+    let tape = qkv.iter().find_map(|x| x.tape());
+    let norm = |norm: &RmsNorm| HeadNorm::new(norm, tape);
+    let norms = norms.map_or([None, None], |[q, k]| [Some(norm(q)), Some(norm(k))]);
+    let [q, k, v] = qkv.map(Var::tensor);
+    let rotations = norms.each_ref().map(|norm| HeadNorm::rotation(norm.as_ref(), head_dim, rope));
+    let (rotated, [keys, values]) = cache.append([q, k, v], positions, rotations.each_ref())?;
+    let y = ops::attention(&rotated, keys, values, positions, &params)?;
+    let Some(tape) = tape else { return Ok(y.into()) };
+    let cached = [rotated, keys.clone(), values.clone()];
+    let (rope, positions, kept) = (rope.clone(), positions.clone(), y.clone());
+    let ([q, k], slots) = ([q.clone(), k.clone()], qkv.map(Var::slot));
+    Ok(tape.record_one(y, move |dy, gradients| {
+        let ops::AttentionGradient { dq, dk, dv } =
+            ops::attention_backward(cached.each_ref(), &positions, &params, [&kept, dy])?;
+        let drotated = [dq, rows_of(&dk, &positions)?];
+        for (((x, slot), norm), dy) in [q, k].iter().zip(slots).zip(&norms).zip(&drotated) {
+            let rotation = HeadNorm::rotation(norm.as_ref(), head_dim, &rope);
+            let gradient = ops::rms_norm_rope_backward(x, &positions, &rotation, dy)?;
+            if let (Some(norm), Some(dweight)) = (norm, gradient.dweight) {
+                gradients.add_tensor(norm.name.as_ref(), dweight)?;
+            }
+            gradients.add(slot, gradient.dx)?;
+        }
+        gradients.add(slots[2], rows_of(&dv, &positions)?)
+    }))
+}
+
+impl HeadNorm {
+    fn new(norm: &RmsNorm, tape: Option<&Tape>) -> Self {
+        let Named { value, .. } = norm.weight();
+        let (weight, name) = tape.map_or_else(|| (value.clone(), None), |tape| tape.tensor(norm.weight()));
+        Self { weight, name, eps: norm.parts().1 }
+    }
+
+    fn rotation<'a>(norm: Option<&'a Self>, head_dim: usize, rope: &'a Rope) -> RmsNormRope<'a> {
+        RmsNormRope { head_dim, norm: norm.map(|norm| (&norm.weight, norm.eps)), rope }
+    }
+}
+
+/// What a cache `[H, capacity, D]` has at `positions` `[T]`, as `[T, H, D]`.
+fn rows_of(cache: &Tensor, positions: &Tensor) -> Result<Tensor, KernelError> {
+    let [heads, capacity, dim] = [0, 1, 2].map(|i| cache.dim(i));
+    let mut rows = Tensor::allocate(&[positions.len(), heads, dim], DType::F32, cache.device())?;
+    let (values, positions) = (cache.as_slice::<f32>()?, positions.as_slice::<u32>()?);
+    for (i, row) in rows.as_mut_slice::<f32>()?.chunks_exact_mut(dim.max(1)).enumerate() {
+        let at = i % heads * capacity + positions[i / heads] as usize;
+        row.copy_from_slice(&values[at * dim..][..dim]);
+    }
+    Ok(rows)
+}

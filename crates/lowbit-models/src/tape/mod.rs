@@ -1,0 +1,232 @@
+//! Reverse-mode differentiation of a model's forward pass.
+//!
+//! Layers compute with [`Var`]s, by the functions of [`ops`]. A `Var` that no tape recorded is a tensor and nothing else, and
+//! these functions then call the op of the same name in [`lowbit_kernels::ops`]: generation runs through the same layers as training.
+//! One that a [`Tape`] recorded knows its slot there, and every op that reads it appends a record: the slots of its results, and a rule
+//! that makes its operands' gradients of theirs. [`Tape::backward`] calls the rules from the last to the first.
+//!
+//! What gradients are wanted of, the tape is told by name ([`Parameters`]), with the value to compute with. So the model itself never
+//! changes while it is trained.
+
+mod attention;
+pub mod ops;
+mod parameters;
+pub(crate) mod shapes;
+
+pub(crate) use attention::{Heads, attention};
+pub(crate) use parameters::Weight;
+pub use parameters::{Inventory, Named, Parameter, Parameters};
+
+use lowbit_kernels::ops::WeightGradient;
+use lowbit_kernels::{KernelError, Tensor, ops as kernels};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A tensor of a forward pass, and its slot on a tape where one records.
+#[derive(Clone, Debug)]
+pub struct Var {
+    tensor: Tensor,
+    source: Option<(Tape, usize)>,
+}
+
+/// The slot of a value whose gradient is wanted. Rules keep slots instead of [`Var`]s, which would keep the tape that keeps the rules.
+pub(crate) type Slot = Option<usize>;
+
+/// Makes the operands' gradients of the results', which are `None` where nothing that was differentiated read them.
+type Rule = Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), KernelError>>;
+
+/// A recording of one forward pass. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Tape(Rc<Recording>);
+
+struct Recording {
+    parameters: Rc<Parameters>,
+    records: RefCell<Vec<(Range<usize>, Rule)>>,
+    slots: Cell<usize>,
+}
+
+/// What a backward pass has summed up so far, and its result.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    slots: Vec<Option<Tensor>>,
+    parameters: HashMap<Arc<str>, WeightGradient>,
+}
+
+impl Var {
+    /// Its value.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Its value, without what is recorded of it.
+    pub fn into_tensor(self) -> Tensor {
+        self.tensor
+    }
+
+    /// Size `i`, counted from the end where it is negative.
+    pub fn dim(&self, i: isize) -> usize {
+        self.tensor.dim(i)
+    }
+
+    pub(crate) fn tape(&self) -> Option<&Tape> {
+        self.source.as_ref().map(|(tape, _)| tape)
+    }
+
+    pub(crate) fn slot(&self) -> Slot {
+        self.source.as_ref().map(|(_, slot)| *slot)
+    }
+}
+
+/// A constant: nothing records what is computed of it alone.
+impl From<Tensor> for Var {
+    fn from(tensor: Tensor) -> Self {
+        Self { tensor, source: None }
+    }
+}
+
+impl std::fmt::Debug for Tape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tape({} records)", self.0.records.borrow().len())
+    }
+}
+
+impl Tape {
+    /// An empty recording, which computes with these parameters.
+    pub fn new(parameters: Rc<Parameters>) -> Self {
+        Self(Rc::new(Recording { parameters, records: RefCell::default(), slots: Cell::default() }))
+    }
+
+    /// A value that the pass begins with, and whose gradient is wanted.
+    pub fn leaf(&self, tensor: Tensor) -> Var {
+        let slots = self.take_slots(1);
+        Var { tensor, source: Some((self.clone(), slots.start)) }
+    }
+
+    pub(crate) fn parameters(&self) -> &Rc<Parameters> {
+        &self.0.parameters
+    }
+
+    /// Appends an op with these results.
+    pub(crate) fn record<const N: usize>(
+        &self,
+        results: [Tensor; N],
+        rule: impl FnOnce([Option<Tensor>; N], &mut Gradients) -> Result<(), KernelError> + 'static,
+    ) -> [Var; N] {
+        let rule = |dys: Vec<Option<Tensor>>, gradients: &mut Gradients| {
+            rule(dys.try_into().expect("one for each result"), gradients)
+        };
+        let results = self.record_all(results.into(), rule);
+        results.try_into().expect("one for each result")
+    }
+
+    /// Appends an op with one result.
+    pub(crate) fn record_one(
+        &self,
+        result: Tensor,
+        rule: impl FnOnce(&Tensor, &mut Gradients) -> Result<(), KernelError> + 'static,
+    ) -> Var {
+        let [result] = self.record([result], |[dy], gradients| dy.map_or(Ok(()), |dy| rule(&dy, gradients)));
+        result
+    }
+
+    /// Appends an op with any number of results.
+    pub(crate) fn record_all(
+        &self,
+        results: Vec<Tensor>,
+        rule: impl FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), KernelError> + 'static,
+    ) -> Vec<Var> {
+        let slots = self.take_slots(results.len());
+        self.0.records.borrow_mut().push((slots.clone(), Box::new(rule)));
+        let recorded = results.into_iter().zip(slots);
+        recorded.map(|(tensor, slot)| Var { tensor, source: Some((self.clone(), slot)) }).collect()
+    }
+
+    fn take_slots(&self, count: usize) -> Range<usize> {
+        let start = self.0.slots.get();
+        self.0.slots.set(start + count);
+        start..start + count
+    }
+
+    /// The gradients of the sum of `value * dy` over `seeds`, by all leaves and parameters. The recording is empty afterwards: each
+    /// rule frees what it kept of the forward pass.
+    ///
+    /// # Errors
+    /// Those of the ops' gradients.
+    pub fn backward(&self, seeds: &[(&Var, &Tensor)]) -> Result<Gradients, KernelError> {
+        let mut gradients = Gradients { slots: vec![None; self.0.slots.get()], ..Gradients::default() };
+        for (value, dy) in seeds {
+            gradients.add(value.slot(), (*dy).clone())?;
+        }
+        let records = self.0.records.take();
+        for (results, rule) in records.into_iter().rev() {
+            let dys: Vec<_> = gradients.slots[results].iter_mut().map(Option::take).collect();
+            if dys.iter().any(Option::is_some) {
+                rule(dys, &mut gradients)?;
+            }
+        }
+        Ok(gradients)
+    }
+}
+
+impl Gradients {
+    /// Adds to the gradient of a value.
+    pub(crate) fn add(&mut self, slot: Slot, gradient: Tensor) -> Result<(), KernelError> {
+        let Some(slot) = slot else { return Ok(()) };
+        let sum = match self.slots[slot].take() {
+            Some(sum) => kernels::add(&sum, &gradient)?,
+            None => gradient,
+        };
+        self.slots[slot] = Some(sum);
+        Ok(())
+    }
+
+    /// Adds to the gradient of a parameter.
+    pub(crate) fn add_parameter(
+        &mut self,
+        name: &Arc<str>,
+        gradient: WeightGradient,
+    ) -> Result<(), KernelError> {
+        match self.parameters.get_mut(name) {
+            Some(sum) => sum.add(&gradient),
+            None => {
+                self.parameters.insert(name.clone(), gradient);
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds to the gradient of a weight, if it is a parameter.
+    fn add_weight(&mut self, weight: &Weight, gradient: Option<WeightGradient>) -> Result<(), KernelError> {
+        gradient.map_or(Ok(()), |gradient| self.add_parameter(&weight.name, gradient))
+    }
+
+    /// Adds to the gradient of a tensor, if it is a parameter.
+    pub(crate) fn add_tensor(
+        &mut self,
+        name: Option<&Arc<str>>,
+        gradient: Tensor,
+    ) -> Result<(), KernelError> {
+        name.map_or(Ok(()), |name| self.add_parameter(name, WeightGradient::Values(gradient)))
+    }
+
+    /// Adds those of all of `other`'s parameters.
+    ///
+    /// # Errors
+    /// As [`WeightGradient::add`].
+    pub fn merge(&mut self, other: Self) -> Result<(), KernelError> {
+        other.parameters.into_iter().try_for_each(|(name, gradient)| self.add_parameter(&name, gradient))
+    }
+
+    /// The gradient of a leaf, if anything depended on it.
+    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
+        self.slots[leaf.slot()?].as_ref()
+    }
+
+    /// The gradients of the parameters that anything depended on, by name.
+    pub fn parameters(&self) -> &HashMap<Arc<str>, WeightGradient> {
+        &self.parameters
+    }
+}
