@@ -49,6 +49,19 @@ impl Scheme {
         Some(values)
     }
 
+    /// Appends a row's codes, one byte each, to a stream as [`Self::unpack_stream`] takes it apart.
+    ///
+    /// # Panics
+    /// When the codes are no multiple of eight, or have more than 8 bits.
+    pub fn pack_stream(&self, codes: &[u8], stream: &mut Vec<u8>) {
+        let (eights, rest) = codes.as_chunks::<8>();
+        assert!(rest.is_empty() && self.bits <= 8, "eight codes fill a number of bytes");
+        for codes in eights {
+            let packed = codes.iter().rfold(0u64, |packed, &code| packed << self.bits | u64::from(code));
+            stream.extend(&packed.to_le_bytes()[..self.bits]);
+        }
+    }
+
     /// Takes a row's stream of codes apart, one byte per code, least significant bits first: the first component of formats
     /// without [`Codec::UNPACK`](crate::Codec::UNPACK).
     ///

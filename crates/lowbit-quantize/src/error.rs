@@ -2,6 +2,7 @@ use lowbit_files::gguf::GgufError;
 use lowbit_files::safetensors::SafetensorsError;
 use lowbit_files::{FileError, Layout, shown, shown_message, shown_path};
 use lowbit_formats::FormatError;
+use lowbit_kernels::KernelError;
 use lowbit_models::ModelError;
 use std::path::PathBuf;
 
@@ -16,6 +17,10 @@ pub enum QuantizeError {
     Format(#[from] FormatError),
     #[error("{output} {relation} {from}, the checkpoint that is to be quantised; name a path outside of it", output = shown_path(.output), from = shown_path(.checkpoint))]
     Output { output: PathBuf, relation: &'static str, checkpoint: PathBuf },
+    #[error("data: {0}")]
+    Data(String),
+    #[error("learning: {0}")]
+    Learn(String),
     #[error("interrupted")]
     Interrupted,
     #[error(transparent)]
@@ -49,6 +54,12 @@ impl From<ModelError> for QuantizeError {
             ModelError::Format(error) => error.into(),
             error => Self::Model(error.into()),
         }
+    }
+}
+
+impl From<KernelError> for QuantizeError {
+    fn from(error: KernelError) -> Self {
+        ModelError::from(error).into()
     }
 }
 

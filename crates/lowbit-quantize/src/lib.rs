@@ -3,6 +3,7 @@
 
 mod error;
 mod gguf;
+mod learn;
 mod mlx;
 mod output_path;
 mod round;
@@ -13,7 +14,8 @@ mod tensor;
 
 pub use error::QuantizeError;
 pub use gguf::{GgufOptions, Mix, quantize_to_gguf};
-pub use round::{QuantizeOptions, quantize};
+pub use learn::{Data, Learn, LearnOptions, LearnProgress, LearnReport, default_rate};
+pub use round::{Learning, Progress, QuantizeOptions, quantize, quantize_and_learn};
 pub use rule::Rule;
 pub use summary::{Fallback, Kind, KindSummary, Summary};
 

@@ -1,9 +1,12 @@
+use crate::learn::{Data, LearnOptions, LearnProgress, LearnReport, Trainer};
 use crate::mlx::targets;
-use crate::tensor::Tensor;
+use crate::tensor::{Encoded, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Existing, Staged};
-use lowbit_files::{Checkpoint, Layout, safetensors};
-use lowbit_formats::{Component, DType, FloatType, Format};
+use lowbit_files::{Checkpoint, Companion, Layout, safetensors};
+use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
+use lowbit_kernels::Device;
+use lowbit_models::{Model, Target};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -98,41 +101,149 @@ pub fn quantize(
     options: &QuantizeOptions,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
-    // Checked before anything is written.
-    Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-    if checkpoint.layout() != Layout::HuggingFace {
-        let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
-        let want = "Hugging Face checkpoints in f32, f16 or bf16";
-        return Err(QuantizeError::Layout { path, found, want });
-    }
-    output_path::check(checkpoint.path(), output, options.replace)?;
-    let dtype = stored_dtype(checkpoint.config()?);
-    let companions = checkpoint.companions()?;
-    let tensors = targets(checkpoint)?;
-    Rule::check(&options.rules, tensors.iter().filter_map(module))?;
-    let mut fallbacks = vec![];
-    let job = |tensor| Job::new(tensor, dtype, options, &mut fallbacks);
-    let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
-    let existing = if options.replace { Existing::Replace } else { Existing::Refuse };
-    let staged = Staged::directory(output, existing)?;
-    let summary = Summary { fallbacks, ..write_tensors(&jobs, staged.path(), &mut progress)? };
-    let overrides = jobs.iter().filter_map(|job| job.quantization(options)).collect();
-    write(staged.path(), "config.json", config(checkpoint, options, overrides)?.as_bytes())?;
-    for companion in companions {
-        write(staged.path(), companion.name, &companion.bytes)?;
-    }
-    staged.sync()?;
-    if progress(jobs.len(), jobs.len()).is_break() {
-        return Err(QuantizeError::Interrupted);
-    }
-    staged.commit()?;
+    let plan = Plan::new(checkpoint, output, options)?;
+    let staged = plan.stage(output)?;
+    let summary = plan.write(staged.path(), |job| job.encode(), &mut progress)?;
+    plan.commit(staged, progress)?;
     Ok(summary)
+}
+
+/// What is learned from what, and where.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Learning<'a> {
+    pub data: &'a Data,
+    pub options: &'a LearnOptions,
+    pub device: &'a Device,
+}
+
+/// What [`quantize_and_learn`] says while it works.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// Tensors written, and all.
+    Tensors(usize, usize),
+    /// A step of learning.
+    Learning(&'a LearnProgress),
+}
+
+/// As [`quantize`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
+/// formats, with other scales, biases and perhaps codes. Both models, and what is learned in f32, are in memory. The rounded
+/// checkpoint is written first, below the output's temporary name, and is gone in the end.
+///
+/// # Errors
+/// As [`quantize`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
+pub fn quantize_and_learn(
+    checkpoint: &Checkpoint,
+    output: &Path,
+    options: &QuantizeOptions,
+    learning: Learning<'_>,
+    mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<(Summary, LearnReport), QuantizeError> {
+    learning.options.check()?;
+    let plan = Plan::new(checkpoint, output, options)?;
+    let target = Target::new(learning.device, None)?.with_exact(true);
+    let teacher = Model::load_for(checkpoint, target.clone())?;
+    let staged = plan.stage(output)?;
+    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
+    let rounded = staged.path().join("rounded");
+    let io = |error| QuantizeError::Io { path: rounded.clone(), error };
+    std::fs::create_dir(&rounded).map_err(io)?;
+    plan.write(&rounded, |job| job.encode(), &mut tensors)?;
+    let student = Model::load_for(&Checkpoint::open(&rounded)?, target)?;
+    let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
+    let trainer = Trainer::new([&teacher, &student], learning.data, learning.options, original)?;
+    let (weights, report) = trainer.run(|step| progress(Progress::Learning(step)))?;
+    drop(student);
+    std::fs::remove_dir_all(&rounded).map_err(io)?;
+    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
+    let encode = |job: &Job| match weights.get(job.module()) {
+        Some(weight) => job.tensor.encoded(job.format, weight.components()),
+        None => job.encode(),
+    };
+    let summary = plan.write(staged.path(), encode, &mut tensors)?;
+    plan.commit(staged, tensors)?;
+    Ok((summary, report))
+}
+
+/// A new checkpoint, before it is written.
+struct Plan<'a> {
+    checkpoint: &'a Checkpoint,
+    options: &'a QuantizeOptions,
+    companions: Vec<Companion>,
+    jobs: Vec<Job>,
+    fallbacks: Vec<Fallback>,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks everything before anything is written.
+    fn new(
+        checkpoint: &'a Checkpoint,
+        output: &Path,
+        options: &'a QuantizeOptions,
+    ) -> Result<Self, QuantizeError> {
+        Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
+        if checkpoint.layout() != Layout::HuggingFace {
+            let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
+            let want = "Hugging Face checkpoints in f32, f16 or bf16";
+            return Err(QuantizeError::Layout { path, found, want });
+        }
+        output_path::check(checkpoint.path(), output, options.replace)?;
+        let dtype = stored_dtype(checkpoint.config()?);
+        let companions = checkpoint.companions()?;
+        let tensors = targets(checkpoint)?;
+        Rule::check(&options.rules, tensors.iter().filter_map(module))?;
+        let mut fallbacks = vec![];
+        let job = |tensor| Job::new(tensor, dtype, options, &mut fallbacks);
+        let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { checkpoint, options, companions, jobs, fallbacks })
+    }
+
+    /// The place where it is written before it gets its name.
+    fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
+        let existing = if self.options.replace { Existing::Replace } else { Existing::Refuse };
+        Ok(Staged::directory(output, existing)?)
+    }
+
+    /// The tensor that is the weight of a module.
+    fn job(&self, module: &str) -> Option<&Job> {
+        self.jobs.iter().find(|job| job.module() == module)
+    }
+
+    /// Writes all files into `folder`.
+    fn write(
+        &self,
+        folder: &Path,
+        encode: impl Fn(&Job) -> Result<Encoded, FormatError>,
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Summary, QuantizeError> {
+        let fallbacks = self.fallbacks.clone();
+        let summary = Summary { fallbacks, ..write_tensors(&self.jobs, folder, encode, progress)? };
+        let overrides = self.jobs.iter().filter_map(|job| job.quantization(self.options)).collect();
+        let config = config(self.checkpoint, self.options, overrides)?;
+        write(folder, "config.json", config.as_bytes())?;
+        self.companions.iter().try_for_each(|companion| write(folder, companion.name, &companion.bytes))?;
+        Ok(summary)
+    }
+
+    /// Gives it its name, once it is on the disk.
+    fn commit(
+        &self,
+        staged: Staged,
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<(), QuantizeError> {
+        staged.sync()?;
+        if progress(self.jobs.len(), self.jobs.len()).is_break() {
+            return Err(QuantizeError::Interrupted);
+        }
+        Ok(staged.commit()?)
+    }
 }
 
 /// Encodes all tensors, one after another, into files in `folder`.
 fn write_tensors(
     jobs: &[Job],
     folder: &Path,
+    encode: impl Fn(&Job) -> Result<Encoded, FormatError>,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
     let mut writer = safetensors::Writer::new();
@@ -148,7 +259,7 @@ fn write_tensors(
     for (done, job) in jobs.iter().enumerate() {
         let Tensor { name, shape, source, .. } = &job.tensor;
         let named = |error| QuantizeError::Encode { name: name.clone(), error };
-        let encoded = job.tensor.encode(job.format, job.dtype).map_err(named)?;
+        let encoded = encode(job).map_err(named)?;
         for component in &encoded.components {
             body.tensor(component)?;
         }
@@ -253,6 +364,19 @@ impl Job {
             }
         };
         Ok(Self { tensor, dtype, format })
+    }
+
+    /// Rounded to nearest.
+    fn encode(&self) -> Result<Encoded, FormatError> {
+        self.tensor.encode(self.format, self.dtype)
+    }
+
+    /// All values, before they are rounded.
+    fn values(&self) -> Result<Vec<f32>, QuantizeError> {
+        let mut values = vec![0.0; self.tensor.rows() * self.tensor.k()];
+        let named = |error| QuantizeError::Encode { name: self.tensor.name.clone(), error };
+        self.tensor.values(0, &mut values).map_err(named)?;
+        Ok(values)
     }
 
     fn is_quantised(&self) -> bool {

@@ -76,7 +76,7 @@ impl Tensor {
     }
 
     /// The values of the rows from `first` on, as many as `out` holds.
-    fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
+    pub fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
         let Change { rows, columns, add_one, sum, negative_exp, rounded } = &self.change;
         match rows {
             None => self.source.decode(first, out)?,
@@ -152,6 +152,16 @@ impl Tensor {
         Ok(all)
     }
 
+    /// As [`Self::encode`], of components that are there.
+    ///
+    /// # Errors
+    /// Those of [`Format::decode`].
+    pub fn encoded(&self, format: Format, components: Vec<Vec<u8>>) -> Result<Encoded, FormatError> {
+        let mut values = vec![0.0; self.rows() * self.k()];
+        self.values(0, &mut values)?;
+        Ok(Encoded { loss: lost(format, &values, self.k(), &components)?, components })
+    }
+
     fn encode_rows(
         &self,
         format: Format,
@@ -168,16 +178,18 @@ impl Tensor {
             }
             error => error,
         })?;
-        let mut decoded = vec![0.0; values.len()];
-        let parts = std::array::from_fn(|i| components.get(i).map_or(&[][..], Vec::as_slice));
-        format.decode(&parts, rows, k, &mut decoded)?;
-        let square = |value: f64| value * value;
-        let errors = values
-            .iter()
-            .zip(&decoded)
-            .map(|(&value, &decoded)| square(f64::from(decoded) - f64::from(value)));
-        let loss =
-            Loss { errors: errors.sum(), values: values.iter().map(|&value| square(value.into())).sum() };
+        let loss = lost(format, &values, k, &components)?;
         Ok(Encoded { components, loss })
     }
+}
+
+/// What a weight's `components` lost of `values`.
+fn lost(format: Format, values: &[f32], k: usize, components: &[Vec<u8>]) -> Result<Loss, FormatError> {
+    let mut decoded = vec![0.0; values.len()];
+    let parts = std::array::from_fn(|i| components.get(i).map_or(&[][..], Vec::as_slice));
+    format.decode(&parts, values.len() / k.max(1), k, &mut decoded)?;
+    let square = |value: f64| value * value;
+    let errors =
+        values.iter().zip(&decoded).map(|(&value, &decoded)| square(f64::from(decoded) - f64::from(value)));
+    Ok(Loss { errors: errors.sum(), values: values.iter().map(|&value| square(value.into())).sum() })
 }

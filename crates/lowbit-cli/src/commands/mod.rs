@@ -6,6 +6,7 @@ mod bench_scaling;
 pub mod chat;
 pub mod generate;
 pub mod inspect;
+mod learn;
 mod lines;
 mod logprobs;
 pub mod perplexity;

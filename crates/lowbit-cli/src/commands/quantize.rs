@@ -1,9 +1,11 @@
+use super::learn::{self, LearnArguments};
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit_files::Checkpoint;
 use lowbit_quantize::{
-    GgufOptions, Mix, QuantizeError, QuantizeOptions, Rule, Summary, quantize, quantize_to_gguf,
+    GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule, Summary,
+    quantize, quantize_and_learn, quantize_to_gguf,
 };
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
@@ -37,21 +39,28 @@ pub struct Arguments {
     /// number of bits, a mode, or none; in GGUF a type. Of several rules the first that matches holds.
     #[arg(long = "rule", value_name = "PATTERN=FORMAT")]
     rules: Vec<Rule>,
+    #[command(flatten)]
+    learn: LearnArguments,
 }
 
 impl Arguments {
+    /// For a mode of MLX's.
+    fn options(&self) -> QuantizeOptions {
+        let mut options = QuantizeOptions::for_mode(self.format.to_lowercase())
+            .with_replace(self.force)
+            .with_rules(self.rules.clone());
+        options.bits = self.bits.unwrap_or(options.bits);
+        options.group_size = self.group_size.unwrap_or(options.group_size);
+        options
+    }
+
     fn quantize(
         &self,
         checkpoint: &Checkpoint,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Result<Summary, QuantizeError>, Failure> {
         let Some(mix) = Mix::from_name(&self.format) else {
-            let mut options = QuantizeOptions::for_mode(self.format.to_lowercase())
-                .with_replace(self.force)
-                .with_rules(self.rules.clone());
-            options.bits = self.bits.unwrap_or(options.bits);
-            options.group_size = self.group_size.unwrap_or(options.group_size);
-            return Ok(quantize(checkpoint, &self.output, &options, progress));
+            return Ok(quantize(checkpoint, &self.output, &self.options(), progress));
         };
         for (flag, given) in [("--bits", self.bits), ("--group-size", self.group_size)] {
             if let Some(given) = given {
@@ -64,23 +73,71 @@ impl Arguments {
         let options = GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone());
         Ok(quantize_to_gguf(checkpoint, &self.output, &options, progress))
     }
+
+    /// Quantises and learns, if that was asked for.
+    fn learn(
+        &self,
+        checkpoint: &Checkpoint,
+        interrupts: &Interrupts,
+    ) -> Result<Option<Result<Summary, QuantizeError>>, Failure> {
+        let Some((options, data)) = self.learn.load(checkpoint)? else { return Ok(None) };
+        if Mix::from_name(&self.format).is_some() {
+            let (format, modes) = (&self.format, MODES.join(", "));
+            return Err(format!("--learn goes with {modes}; weights in {format} do not learn yet").into());
+        }
+        let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
+        let learning = Learning { data: &data, options: &options, device: &device };
+        let bar = progress::bar("rounding", 0);
+        let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
+        let result = quantize_and_learn(checkpoint, &self.output, &self.options(), learning, |progress| {
+            match progress {
+                Progress::Tensors(done, all) => {
+                    bar.set_length(all as u64);
+                    bar.set_position(done as u64);
+                    start = Instant::now();
+                }
+                Progress::Learning(done) => {
+                    let LearnProgress { step, steps, loss, tokens, .. } = *done;
+                    bar.set_length(steps.into());
+                    bar.set_position(step.into());
+                    speed = tokens as f64 / start.elapsed().as_secs_f64();
+                    bar.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s"));
+                    failure = log.as_mut().and_then(|log| log.step(done).err());
+                }
+            }
+            if interrupts.stop() || failure.is_some() { Break(()) } else { Continue(()) }
+        });
+        bar.finish_and_clear();
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        if let Ok((_, report)) = &result {
+            learn::print(report, options.steps, speed)?;
+        }
+        Ok(Some(result.map(|(summary, _)| summary)))
+    }
 }
 
-/// Quantises round-to-nearest, into MLX's layout or GGUF.
+/// Quantises into MLX's layout or GGUF.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     interrupts.enter(Doing::Saving);
     let checkpoint = arguments.model.open()?;
-    let bar = progress::bar("tensors", 0);
     let start = Instant::now();
-    let result = arguments.quantize(&checkpoint, |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        if interrupts.stop() { Break(()) } else { Continue(()) }
-    });
+    let result = match arguments.learn(&checkpoint, &interrupts)? {
+        Some(result) => result,
+        None => {
+            let bar = progress::bar("tensors", 0);
+            let result = arguments.quantize(&checkpoint, |done, all| {
+                bar.set_length(all as u64);
+                bar.set_position(done as u64);
+                if interrupts.stop() { Break(()) } else { Continue(()) }
+            });
+            bar.finish_and_clear();
+            result?
+        }
+    };
     let seconds = start.elapsed().as_secs_f64();
-    bar.finish_and_clear();
-    let result = result?;
     if matches!(result, Err(QuantizeError::Interrupted)) {
         interrupts.obey();
     }

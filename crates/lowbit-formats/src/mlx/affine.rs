@@ -143,12 +143,10 @@ impl<const BITS: usize> Codec for Affine<BITS> {
             self.scales.push(bias, biases);
             // The codes are those of the scale and bias before these are rounded.
             let code =
-                |&value: &f32| ((value - bias) / scale).round_ties_even().clamp(0.0, max_code(BITS)) as u64;
-            // Eight codes fill BITS bytes.
-            for values in group.as_chunks::<8>().0 {
-                let packed = values.iter().map(code).rfold(0, |packed, code| packed << BITS | code);
-                weight.extend(&packed.to_le_bytes()[..BITS]);
-            }
+                |&value: &f32| ((value - bias) / scale).round_ties_even().clamp(0.0, max_code(BITS)) as u8;
+            let mut codes = [0; 128];
+            codes.iter_mut().zip(group).for_each(|(slot, value)| *slot = code(value));
+            self.scheme().pack_stream(&codes[..self.group_size], weight);
         }
     }
 }

@@ -1,0 +1,153 @@
+//! What `quantize` learns from, and what it says of it.
+
+use crate::options::at_least_one;
+use crate::{Failure, habits, out};
+use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
+use lowbit_files::shown;
+use lowbit_quantize::{Data, Learn, LearnOptions, LearnProgress, LearnReport};
+use serde_json::{Map, Value};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Flags of learning.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Learning")]
+pub struct LearnArguments {
+    /// Learn what rounding lost, by distillation from the model that is quantised: its scales and biases, or its codes as well.
+    #[arg(long, value_enum, requires = "data")]
+    learn: Option<Learned>,
+    /// The text to learn from; in a .jsonl file each line is an object with a `text` or with `messages`. A twentieth of it is held
+    /// out, and what scores best on that is kept.
+    #[arg(long, value_name = "FILE", requires = "learn")]
+    data: Option<PathBuf>,
+    /// Steps of learning.
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..), requires = "learn")]
+    steps: u32,
+    /// Windows of text per step.
+    #[arg(long, default_value_t = 16, value_parser = at_least_one(), requires = "learn")]
+    windows: usize,
+    /// Tokens per window.
+    #[arg(long, short, default_value_t = 512, value_parser = at_least_one(), requires = "learn")]
+    context: usize,
+    /// The highest learning rate [default: by the bits of each weight, 2e-3 to 3e-5].
+    #[arg(long, requires = "learn")]
+    rate: Option<f32>,
+    /// Decides in which order windows are learned from.
+    #[arg(long, default_value_t = 0, requires = "learn")]
+    seed: u64,
+    /// Write a line per step to this CSV file.
+    #[arg(long, value_name = "FILE", requires = "learn")]
+    log: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Learned {
+    Scales,
+    Codes,
+}
+
+impl LearnArguments {
+    /// Options and data, if anything is to be learned.
+    pub fn load(&self, checkpoint: &Checkpoint) -> Result<Option<(LearnOptions, Data)>, Failure> {
+        let (Some(learn), Some(file)) = (self.learn, &self.data) else { return Ok(None) };
+        let mut options = LearnOptions::new(match learn {
+            Learned::Scales => Learn::Scales,
+            Learned::Codes => Learn::Codes,
+        });
+        (options.steps, options.batch, options.seed) = (self.steps, self.windows, self.seed);
+        options.rate = self.rate;
+        options.validate_every = self.steps.div_ceil(10);
+        Ok(Some((options, Data::new(&texts(file, checkpoint)?, self.context)?)))
+    }
+
+    /// The file that each step is written to, which must be new unless it may be replaced.
+    pub fn log(&self, replace: bool) -> Result<Option<Log>, Failure> {
+        let Some(path) = &self.log else { return Ok(None) };
+        let file = if replace { File::create(path) } else { File::create_new(path) };
+        let mut log = Log {
+            file: file.map_err(|error| failed(path, &error))?,
+            path: path.clone(),
+            start: Instant::now(),
+        };
+        log.line(format_args!("step,loss,held_out,tokens,seconds"))?;
+        Ok(Some(log))
+    }
+}
+
+fn failed(path: &Path, problem: &dyn std::fmt::Display) -> Failure {
+    format!("{}: {problem}", lowbit_files::shown_path(path)).into()
+}
+
+/// A line per step.
+pub struct Log {
+    file: File,
+    path: PathBuf,
+    start: Instant,
+}
+
+impl Log {
+    /// # Errors
+    /// The file's.
+    pub fn step(&mut self, done: &LearnProgress) -> Result<(), Failure> {
+        let LearnProgress { step, loss, validation, tokens, .. } = done;
+        let validation = validation.map(|loss| loss.to_string()).unwrap_or_default();
+        let seconds = self.start.elapsed().as_secs_f64();
+        self.line(format_args!("{step},{loss},{validation},{tokens},{seconds:.3}"))
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+        writeln!(self.file, "{line}").map_err(|error| failed(&self.path, &error))
+    }
+}
+
+/// The tokens of each text in a file.
+fn texts(file: &Path, checkpoint: &Checkpoint) -> Result<Vec<Vec<u32>>, Failure> {
+    let (tokenizer, text) = (Tokenizer::from_checkpoint(checkpoint)?, habits::read_text(file)?);
+    if file.extension().is_none_or(|end| end != "jsonl") {
+        return Ok(vec![tokenizer.encode(&text, true)?]);
+    }
+    let (mut template, mut texts) = (None, vec![]);
+    for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let refuse =
+            |problem: &dyn std::fmt::Display| failed(file, &format_args!("line {}: {problem}", index + 1));
+        let object: Map<String, Value> = serde_json::from_str(line).map_err(|error| refuse(&error))?;
+        texts.push(match (object.get("text"), object.get("messages")) {
+            (Some(Value::String(text)), None) => tokenizer.encode(text, true)?,
+            (None, Some(Value::Array(messages))) => {
+                if template.is_none() {
+                    template = ChatTemplate::from_checkpoint(checkpoint)?;
+                }
+                let none = || refuse(&"there are messages, but the model has no chat template");
+                let chat = template.as_ref().ok_or_else(none)?.render(messages, false);
+                tokenizer.encode(&chat.map_err(|error| refuse(&error))?, false)?
+            }
+            _ => {
+                let keys: Vec<&str> = object.keys().map(String::as_str).collect();
+                let problem = format!(
+                    "its keys are {}; a text as \"text\" or an array as \"messages\" is wanted, and not both",
+                    shown(keys.join(", "))
+                );
+                return Err(refuse(&problem));
+            }
+        });
+    }
+    Ok(texts)
+}
+
+/// What was learned, on a line, and what could not learn.
+pub fn print(report: &LearnReport, steps: u32, tokens_per_second: f64) -> Result<(), Failure> {
+    let LearnReport { before, after, best_step, weights, skipped, went_back, .. } = report;
+    out::line!(
+        "{weights} weights learned, {tokens_per_second:.0} tokens/s: held-out divergence {before:.5} rounded, {after:.5} after \
+         step {best_step} of {steps}"
+    )?;
+    if *went_back > 0 {
+        out::line!("diverged and went back to the best weights {went_back} times; try a lower --rate")?;
+    }
+    if let Some(first) = skipped.first() {
+        out::line!("{} weights have nothing to learn, the first of them {}", skipped.len(), shown(first))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Learning what rounding lost: a quantised model's scales, biases and codes by distillation from the model that it was made from.
+//!
+//! Source: mlx-lm 0.32 `quant/dwq.py` (scales); EfficientQAT (Chen et al., 2024), end to end (codes).
+
+mod adam;
+mod data;
+mod trainer;
+mod weight;
+
+pub use data::Data;
+pub(crate) use trainer::Trainer;
+pub(crate) use weight::LearnedWeight;
+
+use crate::QuantizeError;
+use lowbit_formats::Format;
+
+/// What is learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learn {
+    /// Scales and biases; codes stay as they were rounded.
+    Scales,
+    /// Codes too, through weights in f32 that are rounded in each step.
+    Codes,
+}
+
+/// How a model learns.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct LearnOptions {
+    /// What is learned.
+    pub learn: Learn,
+    /// Steps, each of which sees [`Self::batch`] windows.
+    pub steps: u32,
+    /// Windows per step.
+    pub batch: usize,
+    /// The highest rate of Adam's; `None` for each weight's own, see [`default_rate`].
+    pub rate: Option<f32>,
+    /// The logits of both models are divided by this.
+    pub temperature: f32,
+    /// Of the order of the windows.
+    pub seed: u64,
+    /// Steps between validations, of which the best is kept.
+    pub validate_every: u32,
+}
+
+impl LearnOptions {
+    /// 250 steps of 16 windows at a temperature of 2, validated 10 times.
+    pub fn new(learn: Learn) -> Self {
+        Self { learn, steps: 250, batch: 16, rate: None, temperature: 2.0, seed: 0, validate_every: 25 }
+    }
+
+    /// # Errors
+    /// [`QuantizeError::Learn`] for numbers that nothing can be learned with.
+    pub(crate) fn check(&self) -> Result<(), QuantizeError> {
+        let refuse = |name, value: &dyn std::fmt::Display, want| {
+            Err(QuantizeError::Learn(format!("{name} is {value}, but {want} is wanted")))
+        };
+        let positive = |value: f32| value > 0.0 && value.is_finite();
+        let Self { steps, batch, rate, temperature, validate_every, .. } = self;
+        match rate {
+            _ if *steps == 0 => refuse("steps", steps, "1 or more"),
+            _ if *batch == 0 => refuse("batch", batch, "1 or more"),
+            _ if *validate_every == 0 => refuse("validate_every", validate_every, "1 or more"),
+            _ if !positive(*temperature) => refuse("temperature", temperature, "a finite number above 0"),
+            Some(rate) if !positive(*rate) => refuse("rate", rate, "a finite number above 0"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The highest rate for weights of a format: what was best on the demo model, whose weights are about 0.06. Few codes lie far apart, and
+/// take longer steps.
+pub fn default_rate(learn: Learn, format: Format) -> f32 {
+    match (format.scheme().bits, learn) {
+        (..=2, Learn::Scales) => 2e-3,
+        (..=2, Learn::Codes) => 1e-3,
+        (3..=4, _) => 3e-4,
+        // Rounding lost so little that a step of that length would lose more.
+        _ => 3e-5,
+    }
+}
+
+/// Where learning is.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct LearnProgress {
+    /// Steps done, of all.
+    pub step: u32,
+    pub steps: u32,
+    /// The mean divergence of the tokens of this step's windows, in nats, at [`LearnOptions::temperature`].
+    pub loss: f64,
+    /// That of the windows held out, if they were scored after this step.
+    pub validation: Option<f64>,
+    /// Whether that was so bad that the weights went back to the best ones, and rates were halved.
+    pub went_back: bool,
+    /// Tokens learned from so far.
+    pub tokens: u64,
+}
+
+/// What was learned.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct LearnReport {
+    /// The mean divergence of the tokens held out, in nats, as weights were rounded,
+    pub before: f64,
+    /// and as they are written. Never more.
+    pub after: f64,
+    /// The step after which it was this; 0 if rounding was the best.
+    pub best_step: u32,
+    /// Weights that learned.
+    pub weights: usize,
+    /// Names of those that have no scales and biases to learn.
+    pub skipped: Vec<String>,
+    /// How often weights went back.
+    pub went_back: u32,
+}
