@@ -33,7 +33,7 @@ pub(super) fn gather_qmm(
     }
     let mut order: Vec<usize> = (0..pairs).collect();
     order.sort_unstable_by_key(|&pair| (ids[pair], pair));
-    let gathered: Vec<f32> = order.iter().flat_map(|&pair| x_row(pair)).copied().collect();
+    let gathered = gathered(order.iter().map(|&pair| x_row(pair)), k);
     let mut sorted = vec![0.0; y.len()];
     let mut groups = Vec::new();
     for (product, sorted) in sorted.chunks_exact_mut(pairs * n).enumerate() {
@@ -52,4 +52,11 @@ pub(super) fn gather_qmm(
         }
     }
     Ok(())
+}
+
+/// Rows of `width` values after each other. Row by row, which is several times as fast as value by value.
+pub(super) fn gathered<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, width: usize) -> Vec<f32> {
+    let mut gathered = Vec::with_capacity(rows.len() * width);
+    rows.for_each(|row| gathered.extend_from_slice(row));
+    gathered
 }

@@ -1,5 +1,6 @@
 //! The gradients of [`gather_qmm()`](super::gather_qmm()).
 
+use super::cpu::gathered;
 use super::product_shape;
 use crate::ops::quantized_matmul::Group;
 use crate::ops::quantized_matmul::gradient::cpu::{self, Rows};
@@ -127,8 +128,8 @@ impl<'a> Operands<'a> {
         let (n, k) = (weight.n(), weight.k());
         let (x, dy) = (check.widened("x", x)?, check.widened("dy", dy)?);
         let x = x.as_slice::<f32>()?;
-        let rows = experts.order.iter().flat_map(|pair| &x[pair / experts.share * k..][..k]);
-        let (xs, dys) = (rows.copied().collect(), experts.gathered_dy(dy.as_slice()?));
+        let rows = experts.order.iter().map(|pair| &x[pair / experts.share * k..][..k]);
+        let (xs, dys) = (gathered(rows, k), experts.gathered_dy(dy.as_slice()?));
         Ok(Self { experts, xs, dys, k, n })
     }
 
@@ -208,9 +209,8 @@ impl<'a> Experts<'a> {
     /// The rows of dy by product and expert.
     fn gathered_dy(&self, dy: &[f32]) -> Vec<f32> {
         let (pairs, n) = (self.order.len(), self.dy[self.dy.len() - 1]);
-        let rows =
-            (0..self.products).flat_map(|product| self.order.iter().map(move |pair| product * pairs + pair));
-        rows.flat_map(|row| &dy[row * n..(row + 1) * n]).copied().collect()
+        let rows = (0..self.products * pairs).map(|i| (i / pairs) * pairs + self.order[i % pairs]);
+        gathered(rows.map(|row| &dy[row * n..(row + 1) * n]), n)
     }
 }
 
