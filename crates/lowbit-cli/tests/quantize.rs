@@ -198,3 +198,100 @@ fn outputs_that_cannot_be_are_refused_first() {
     let message = refusal(quantize(path, "", TINY, &["--output", itself.to_str().unwrap(), "--force"]));
     assert!(message.contains("that is to be quantised"), "{message}");
 }
+
+/// Enough text for a few windows.
+fn text() -> String {
+    (0..300).map(|i| format!("{} and {}. ", i * 7 % 31, i)).collect()
+}
+
+const LEARN: [&str; 14] = [
+    "--output",
+    "new",
+    "--bits",
+    "3",
+    "--group-size",
+    "32",
+    "--learn",
+    "scales",
+    "--steps",
+    "10",
+    "--windows",
+    "2",
+    "--context",
+    "32",
+];
+
+#[test]
+fn learning_writes_a_checkpoint_and_a_log() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.txt"), text()).unwrap();
+    let lines =
+        text().lines().map(|line| serde_json::json!({ "text": line }).to_string()).collect::<Vec<_>>();
+    std::fs::write(folder.path().join("data.jsonl"), lines.join("\n\n")).unwrap();
+    for data in ["data.txt", "data.jsonl"] {
+        let more = ["--data", data, "--log", "log.csv", "--force"];
+        let output = quantize(folder.path(), "", TINY, &[&LEARN[..], &more].concat()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        succeeds(output);
+        assert!(said.contains("22 weights learned") && said.contains("after step"), "{said}");
+        let log = std::fs::read_to_string(folder.path().join("log.csv")).unwrap();
+        let rows: Vec<Vec<&str>> = log.lines().map(|line| line.split(',').collect()).collect();
+        assert_eq!(rows[0], ["step", "loss", "held_out", "tokens", "seconds"]);
+        assert_eq!(rows.len(), 11);
+        let held_out = |row: &Vec<&str>| row[2].parse::<f64>().unwrap();
+        assert!(held_out(&rows[10]) < held_out(&rows[1]) && held_out(&rows[10]) > 0.0, "{log}");
+        assert_eq!(names(folder.path()), ["data.jsonl", "data.txt", "log.csv", "new"]);
+        // What was learned is an ordinary checkpoint.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lowbit"));
+        command.args(["perplexity", "--model", "new", "--file", "data.txt", "--context", "32"]);
+        succeeds(command.current_dir(folder.path()).output().unwrap());
+    }
+}
+
+#[test]
+fn data_that_nothing_can_be_learned_from_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
+    data("good.txt", text().as_bytes());
+    data("empty.txt", b"");
+    data("short.txt", b"7 and");
+    data("latin.txt", b"caf\xe9 and so on");
+    data("broken.jsonl", b"{\"text\": \"7 and 8\"}\n{\"text\": 9}\n");
+    data("cut.jsonl", b"{\"text\": \"7 and 8\"}\n\n{\"text\": \"9");
+    data("both.jsonl", b"{\"text\": \"7\", \"messages\": []}");
+    data("chat.jsonl", b"{\"messages\": [{\"role\": \"user\", \"content\": \"7\"}]}");
+    data("log.csv", b"precious");
+    let before = files(folder.path());
+    let refused = |more: &[&str]| {
+        let message = refusal(quantize(folder.path(), "", TINY, &[&LEARN[..], more].concat()));
+        assert!(files(folder.path()) == before, "{more:?}");
+        message
+    };
+    for (file, want) in [
+        ("empty.txt", "0 tokens in 1 texts are too few"),
+        ("short.txt", "are too few"),
+        ("latin.txt", "latin.txt: invalid utf-8"),
+        ("broken.jsonl", "broken.jsonl: line 2: its keys are text; a text as \"text\""),
+        ("cut.jsonl", "cut.jsonl: line 3: EOF while parsing"),
+        ("both.jsonl", "both.jsonl: line 1: its keys are text, messages"),
+        ("chat.jsonl", "chat.jsonl: line 1: there are messages, but the model has no chat template"),
+        ("missing.txt", "missing.txt: No such file"),
+    ] {
+        let message = refused(&["--data", file, "--log", "new.csv"]);
+        assert!(message.contains(want), "{file}: {message}");
+    }
+    let message = refused(&["--data", "good.txt", "--log", "log.csv"]);
+    assert!(message.contains("log.csv: File exists"), "{message}");
+    let message = refused(&["--data", "good.txt", "--format", "Q4_0"]);
+    assert!(message.contains("3 goes with") || message.contains("do not learn yet"), "{message}");
+    let message = refused(&["--data", "good.txt", "--rate", "-1"]);
+    assert!(message.contains("rate is -1, but a finite number above 0"), "{message}");
+    std::fs::create_dir(folder.path().join("new")).unwrap();
+    let message = refusal(quantize(
+        folder.path(),
+        "",
+        TINY,
+        &[&LEARN[..], &["--data", "good.txt", "--log", "new.csv"]].concat(),
+    ));
+    assert!(message.contains("new") && !folder.path().join("new.csv").exists(), "{message}");
+}

@@ -74,6 +74,14 @@ impl LearnArguments {
         log.line(format_args!("step,loss,held_out,tokens,seconds"))?;
         Ok(Some(log))
     }
+
+    /// Removes a log without steps: of a run that was refused.
+    pub fn remove_log(&self) {
+        if let Some(path) = &self.log {
+            // The run's own error is the one to tell.
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 fn failed(path: &Path, problem: &dyn std::fmt::Display) -> Failure {

@@ -88,7 +88,7 @@ impl Arguments {
         let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
         let learning = Learning { data: &data, options: &options, device: &device };
         let bar = progress::bar("rounding", 0);
-        let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
+        let (mut failure, mut speed, mut start, mut steps_done) = (None, 0.0, Instant::now(), 0);
         let result = quantize_and_learn(checkpoint, &self.output, &self.options(), learning, |progress| {
             match progress {
                 Progress::Tensors(done, all) => {
@@ -100,6 +100,7 @@ impl Arguments {
                     let LearnProgress { step, steps, loss, tokens, .. } = *done;
                     bar.set_length(steps.into());
                     bar.set_position(step.into());
+                    steps_done = step;
                     speed = tokens as f64 / start.elapsed().as_secs_f64();
                     bar.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s"));
                     failure = log.as_mut().and_then(|log| log.step(done).err());
@@ -108,6 +109,9 @@ impl Arguments {
             if interrupts.stop() || failure.is_some() { Break(()) } else { Continue(()) }
         });
         bar.finish_and_clear();
+        if result.is_err() && steps_done == 0 {
+            self.learn.remove_log();
+        }
         if let Some(failure) = failure {
             return Err(failure);
         }
