@@ -40,6 +40,15 @@ pub enum ModelError {
     Logits { position: usize, token: usize, got: String },
     #[error("token {index}, {id}, has a logit of -inf: its perplexity is infinite")]
     Impossible { index: usize, id: u32 },
+    #[error("teacher: {0}")]
+    Teacher(Box<ModelError>),
+    #[error("the model's vocabulary has {model} tokens, but the teacher's has {teacher}")]
+    Vocabulary { model: usize, teacher: usize },
+    #[error(
+        "after {position} tokens: the model gives token {token} a logit of -inf, but the teacher a probability of \
+         {probability:e}: their divergence is infinite"
+    )]
+    Divergence { position: usize, token: usize, probability: f64 },
     #[error("there are no tokens to start from")]
     NoTokens,
     #[error(

@@ -29,6 +29,8 @@ pub use config::Config;
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model};
-pub use perplexity::{Perplexity, Scoring, perplexity};
+pub use perplexity::{
+    ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, perplexity,
+};
 pub use warnings::warnings;
 pub use weights::{Target, Weights};
