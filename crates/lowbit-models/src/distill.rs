@@ -35,7 +35,7 @@ impl<'a> Distillation<'a> {
     pub fn new(student: &'a Model, teacher: &'a Model, temperature: f32) -> Result<Self, ModelError> {
         let sizes = [student, teacher].map(|model| model.config().vocab_size);
         if sizes[0] != sizes[1] {
-            return Err(ModelError::Vocabulary { student: sizes[0], teacher: sizes[1] });
+            return Err(ModelError::Vocabulary { model: sizes[0], teacher: sizes[1] });
         }
         if let Device::Gpu(gpu) = student.device() {
             return Err(KernelError::Unsupported { op: "distillation", device: gpu.to_string() }.into());

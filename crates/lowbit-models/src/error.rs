@@ -42,8 +42,15 @@ pub enum ModelError {
     Impossible { index: usize, id: u32 },
     #[error("sequence {sequence} of the batch: {error}")]
     InSequence { sequence: usize, error: Box<Self> },
-    #[error("the student's vocabulary is {student}, but the teacher's is {teacher}")]
-    Vocabulary { student: usize, teacher: usize },
+    #[error("teacher: {0}")]
+    Teacher(Box<ModelError>),
+    #[error("the model's vocabulary has {model} tokens, but the teacher's has {teacher}")]
+    Vocabulary { model: usize, teacher: usize },
+    #[error(
+        "after {position} tokens: the model gives token {token} a logit of -inf, but the teacher a probability of \
+         {probability:e}: their divergence is infinite"
+    )]
+    Divergence { position: usize, token: usize, probability: f64 },
     #[error("there are no tokens to start from")]
     NoTokens,
     #[error(

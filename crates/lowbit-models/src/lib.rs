@@ -32,6 +32,8 @@ pub use distill::{Distillation, Distilled};
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model, Sequence};
-pub use perplexity::{Perplexity, Scoring, perplexity};
+pub use perplexity::{
+    ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, perplexity,
+};
 pub use warnings::warnings;
 pub use weights::{Target, Weights};

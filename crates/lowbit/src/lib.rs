@@ -63,8 +63,8 @@ pub use lowbit_formats::{DType, FloatType, Format, FormatError};
 pub use lowbit_kernels::gpu::CudaOptions;
 pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu::Gpu, ops::SampleParams};
 pub use lowbit_models::{
-    Cache, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity, Scoring, Session,
-    Target, layers::DecoderConfig, perplexity,
+    Cache, ComparedToken, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity,
+    Scoring, Session, Statistics, Target, compare, layers::DecoderConfig, perplexity,
 };
 
 /// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates, the hub.
