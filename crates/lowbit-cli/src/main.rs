@@ -9,6 +9,7 @@ mod interrupt;
 mod memory;
 mod options;
 mod out;
+mod plot;
 mod progress;
 mod template;
 

@@ -168,6 +168,15 @@ impl ModelOptions {
         Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
     }
 
+    /// Loads a checkpoint that is open already, without its tokenizer; its warnings are printed.
+    pub fn load_opened(checkpoint: &Checkpoint, target: &Target) -> Result<Model, Failure> {
+        let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
+        let model = Model::load_for(checkpoint, target.clone())?;
+        spinner.finish_and_clear();
+        warn(&model);
+        Ok(model)
+    }
+
     /// Whether --model was given.
     pub fn is_named(&self) -> bool {
         self.model.is_some() || self.hf_repo.is_some()
@@ -181,7 +190,8 @@ impl ModelOptions {
         Ok(model)
     }
 
-    fn target(&self) -> Result<Target, Failure> {
+    /// The device and the types that the flags name.
+    pub fn target(&self) -> Result<Target, Failure> {
         let target = Target::new(&self.device.device()?, self.dtype.map(Activations::float))?;
         Ok(target.with_exact(self.exact))
     }
@@ -201,6 +211,11 @@ fn warn(model: &Model) {
     for warning in model.warnings() {
         out::note!("warning: {warning}");
     }
+}
+
+/// Finds and maps the checkpoint of this name, which is given as --model's.
+pub fn open_named(model: &str) -> Result<Checkpoint, Failure> {
+    Ok(Checkpoint::open(&resolve(model)?)?)
 }
 
 /// A path as it is; `org/name` downloaded, or from the cache.

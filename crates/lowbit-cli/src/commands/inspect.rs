@@ -89,6 +89,11 @@ fn described(device: &Device) -> String {
     format!("{device}: {} threads, {} (of {})", cpu.threads(), cpu.isa().name(), all.join(", "))
 }
 
+/// Bytes of all tensors, in bits, by the number of their values.
+pub fn bits_per_weight(checkpoint: &Checkpoint) -> Result<f64, Failure> {
+    Ok(report(checkpoint)?.bits_per_weight)
+}
+
 fn report(checkpoint: &Checkpoint) -> Result<Report, Failure> {
     let tensors = checkpoint.tensors().iter().filter_map(|view| weight(checkpoint, view).transpose());
     let tensors = tensors.collect::<Result<Vec<_>, _>>()?;

@@ -4,6 +4,7 @@ pub mod bench;
 mod bench_model;
 mod bench_scaling;
 pub mod chat;
+mod compare;
 pub mod generate;
 pub mod inspect;
 mod learn;

@@ -1,13 +1,24 @@
-use crate::options::{Loaded, ModelOptions};
-use crate::{Failure, habits, out, progress};
+use super::compare::{self, Comparison, Student};
+use crate::options::{Loaded, ModelOptions, open_named};
+use crate::{Failure, habits, out, plot, progress};
 use clap::ValueEnum;
-use lowbit::{Scoring, perplexity};
+use lowbit::{FileError, Scoring, perplexity};
+use lowbit_files::shown_path;
+use lowbit_files::staging::{Existing, Staged};
+use std::io::Write;
 use std::ops::ControlFlow::Continue;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Flags of `perplexity`.
 #[derive(clap::Args)]
 pub struct Arguments {
+    /// Several models to compare with one teacher, each as --model takes it.
+    #[arg(value_name = "MODEL", requires = "compare", conflicts_with_all = ["model", "hf_repo"])]
+    models: Vec<String>,
+    /// The model that others were made from, as --model takes it: prints what llama-perplexity's --kl-divergence prints, with
+    /// both models run side by side and no file of logits.
+    #[arg(long, value_name = "TEACHER")]
+    compare: Option<String>,
     #[command(flatten)]
     model: ModelOptions,
     /// The text to score.
@@ -19,6 +30,12 @@ pub struct Arguments {
     /// Which tokens of a window are scored.
     #[arg(long, value_enum, default_value_t = Score::All)]
     score: Score,
+    /// Draw the divergences by position in the window, and against bits per weight, into this SVG file.
+    #[arg(long, value_name = "FILE.svg", requires = "compare")]
+    plot: Option<PathBuf>,
+    /// Replace the plot's file if it exists.
+    #[arg(long, requires = "plot")]
+    force: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -32,9 +49,48 @@ enum Score {
     SecondHalf,
 }
 
+impl Arguments {
+    /// Compares the models with `teacher` on a text.
+    fn compare_with(&self, teacher: &str, text: &str) -> Result<(), Failure> {
+        if let Some(plot) = &self.plot {
+            // Before any work: a file that may not be replaced, or cannot be written. Dropped, it leaves nothing behind.
+            drop(self.stage(plot)?);
+        }
+        let checkpoints = match &self.models[..] {
+            [] => vec![self.model.open()?],
+            names => names.iter().map(|name| open_named(name)).collect::<Result<_, _>>()?,
+        };
+        let students = checkpoints.into_iter().map(Student::new).collect::<Result<Vec<_>, _>>()?;
+        let second_half = matches!(self.score, Score::SecondHalf);
+        let target = self.model.target()?;
+        let outcomes =
+            Comparison { text, context: self.context, second_half, target }.run(teacher, &students)?;
+        if self.json {
+            out::line!("{}", compare::to_json(&outcomes))?;
+        } else {
+            compare::print(&outcomes)?;
+        }
+        if let Some(plot) = &self.plot {
+            let svg = plot::svg(&compare::charts(&outcomes, self.context));
+            let mut staged = self.stage(plot)?;
+            let written = staged.file_handle().write_all(svg.as_bytes());
+            written.map_err(|error| format!("{}: {error}", shown_path(plot)))?;
+            staged.commit()?;
+        }
+        Ok(())
+    }
+
+    fn stage(&self, plot: &Path) -> Result<Staged, FileError> {
+        Staged::file(plot, if self.force { Existing::Replace } else { Existing::Refuse })
+    }
+}
+
 /// Scores a file.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let text = habits::read_text(&arguments.file)?;
+    if let Some(teacher) = &arguments.compare {
+        return arguments.compare_with(teacher, &text);
+    }
     let Loaded { tokenizer, model, .. } = arguments.model.load()?;
     let tokens = tokenizer.encode(&text, true)?;
     let scoring = match arguments.score {

@@ -202,11 +202,13 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         &["--quant-predicate", "--tensor-type"],
         Say("--rule 'down_proj=6' gives some tensors another format"),
     ),
+    (Some("perplexity"), &["--kl-divergence", "--kl-divergence-base"], Say(TEACHER)),
     (Some("perplexity"), &["--chunks", "--ppl-stride"], Say("the whole file is scored; name a shorter one")),
 ];
 
 const ADAPTERS: &str =
     "adapters are not applied while a model runs: merge it first (peft's merge_and_unload, or mlx_lm.fuse)";
+const TEACHER: &str = "--compare TEACHER runs both models side by side, without a file of logits";
 const DRAFTS: &str = "there is no speculative decoding";
 const ONE_DEVICE: &str =
     "a model is on one device, which --device names; CUDA_VISIBLE_DEVICES says which GPU is the first";

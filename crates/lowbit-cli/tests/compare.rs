@@ -1,0 +1,157 @@
+//! `lowbit perplexity --compare`.
+
+mod support;
+
+use serde_json::Value;
+use std::path::Path;
+use support::{json, lowbit, refusal, root};
+
+const TINY: &str = "tests/vectors/models/qwen3";
+const TINY_4BIT: &str = "tests/vectors/models/qwen3-mlx-4bit";
+
+/// A text of about `characters`.
+fn text(folder: &Path, characters: usize) -> String {
+    let path = folder.join("text.txt");
+    let text = std::fs::read_to_string(root().join("models/demo/eval.txt")).unwrap();
+    std::fs::write(&path, text.chars().take(characters).collect::<String>()).unwrap();
+    path.to_str().unwrap().to_string()
+}
+
+fn compared(arguments: &[&str]) -> Value {
+    let result = json(&lowbit(&[&["perplexity", "--json"], arguments].concat()).output().unwrap());
+    result["models"].clone()
+}
+
+#[test]
+fn a_model_beside_itself_differs_in_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    let result =
+        &compared(&["--file", &file, "--context", "64", "--model", TINY, "--compare", TINY, "--exact"])[0];
+    for key in ["kl", "log_ratio", "probability_rms"] {
+        assert_eq!(result[key]["value"], 0.0, "{key}");
+    }
+    assert_eq!((&result["kl_max"], &result["same_top"]["value"]), (&0.0.into(), &1.0.into()));
+    // Both perplexities are that of the plain command.
+    let plain =
+        lowbit(&["perplexity", "--json", "-f", &file, "-c", "64", "--model", TINY, "--exact"]).output();
+    let plain = json(&plain.unwrap());
+    assert_eq!(result["tokens"], plain["tokens"]);
+    for key in ["perplexity", "teacher_perplexity"] {
+        let (got, want) = (result[key]["value"].as_f64().unwrap(), plain["perplexity"].as_f64().unwrap());
+        assert!((got / want - 1.0).abs() < 1e-12, "{key}: {got} for {want}");
+    }
+}
+
+#[test]
+fn a_quantised_model_is_off_and_of_several_each_has_its_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    let both = compared(&["--file", &file, "--context", "64", "--compare", TINY, TINY_4BIT, TINY]);
+    let (quantised, same) = (&both[0], &both[1]);
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap();
+    assert!(number(&quantised["kl"], "value") > 0.0 && number(&same["kl"], "value") == 0.0);
+    assert!(number(quantised, "kl_max") >= number(quantised, "kl_99.9"));
+    assert!(number(quantised, "kl_99.9") >= number(quantised, "kl_99"));
+    assert!(number(quantised, "bits_per_weight") < number(same, "bits_per_weight"));
+    assert_eq!(quantised["teacher_perplexity"], same["perplexity"]);
+    let rows = lowbit(&["perplexity", "-f", &file, "-c", "64", "--compare", TINY, TINY_4BIT, TINY]).output();
+    let rows = String::from_utf8(rows.unwrap().stdout).unwrap();
+    assert_eq!(rows.lines().count(), 4, "{rows}");
+    assert!(rows.lines().nth(1).unwrap().starts_with(TINY_4BIT), "{rows}");
+}
+
+#[test]
+fn the_table_has_the_lines_of_llama_perplexity() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    let arguments =
+        ["perplexity", "-f", &file, "-c", "64", "--score", "second-half", "-m", TINY_4BIT, "--compare", TINY];
+    let table = String::from_utf8(lowbit(&arguments).output().unwrap().stdout).unwrap();
+    let number = |c: char| c.is_ascii_digit() || c == '.' || c == '-';
+    // Numbers after the label are left out, and so is how wide they are.
+    let label = |line: &str| match line.split_once(": ") {
+        Some((label, rest)) => {
+            let units: String = rest.chars().filter(|&c| !number(c) && c != ' ').collect();
+            format!("{label}:{units}")
+        }
+        None => line.to_string(),
+    };
+    let got: Vec<_> = table.lines().map(label).collect();
+    let want = "====== Perplexity statistics ======
+Mean PPL(Q)                   :±
+Mean PPL(base)                :±
+Cor(ln(PPL(Q)), ln(PPL(base))):%
+Mean ln(PPL(Q)/PPL(base))     :±
+Mean PPL(Q)/PPL(base)         :±
+Mean PPL(Q)-PPL(base)         :±
+
+====== KL divergence statistics ======
+Mean    KLD:±
+Maximum KLD:
+99.9%   KLD:
+99.0%   KLD:
+95.0%   KLD:
+90.0%   KLD:
+Median  KLD:
+10.0%   KLD:
+ 5.0%   KLD:
+ 1.0%   KLD:
+ 0.1%   KLD:
+Minimum KLD:
+
+====== Token probability statistics ======
+Mean    Δp:±%
+Maximum Δp:%
+99.9%   Δp:%
+99.0%   Δp:%
+95.0%   Δp:%
+90.0%   Δp:%
+75.0%   Δp:%
+Median  Δp:%
+25.0%   Δp:%
+10.0%   Δp:%
+ 5.0%   Δp:%
+ 1.0%   Δp:%
+ 0.1%   Δp:%
+Minimum Δp:%
+RMS Δp    :±%
+Same top p:±%";
+    assert_eq!(got, want.lines().collect::<Vec<_>>());
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    let run = |arguments: &[&str]| {
+        refusal(lowbit(&[&["perplexity", "--file", &file], arguments].concat()).output().unwrap())
+    };
+    let other = run(&["--model", TINY, "--compare", "models/demo-4bit"]);
+    assert!(other.contains(TINY) && other.contains("encode the text differently: token 0 is "), "{other}");
+    assert!(run(&["--model", TINY, "--compare", "none"]).contains("none"));
+    let short = folder.path().join("short.txt");
+    std::fs::write(&short, "x").unwrap();
+    let short = lowbit(&["perplexity", "-f", short.to_str().unwrap(), "-m", TINY, "--compare", TINY]);
+    assert!(refusal({ short }.output().unwrap()).contains("tokens are too few"));
+}
+
+#[test]
+fn plots_are_drawn_once_and_replaced_by_force_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    let plot = folder.path().join("plot.svg");
+    let run = |more: &[&str]| {
+        let arguments = ["perplexity", "-f", &file, "-c", "32", "--compare", TINY, "-m", TINY_4BIT];
+        lowbit(&[&arguments[..], &["--plot", plot.to_str().unwrap()], more].concat()).output().unwrap()
+    };
+    std::fs::write(&plot, "mine").unwrap();
+    assert!(refusal(run(&[])).contains("plot.svg"));
+    assert_eq!(std::fs::read_to_string(&plot).unwrap(), "mine");
+    assert!(run(&["--force"]).status.success());
+    let svg = std::fs::read_to_string(&plot).unwrap();
+    // A bin per position, since windows of 32 tokens have fewer than bins: mean, median and 99th percentile, and one dot.
+    assert_eq!((svg.matches("<circle").count(), svg.matches("<polyline").count()), (3 * 31 + 1, 3));
+    let names = || std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names().count(), 2, "{:?}", names().collect::<Vec<_>>());
+}
