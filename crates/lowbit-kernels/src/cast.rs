@@ -45,9 +45,9 @@ impl Float for f16 {
     fn narrow(x: f32) -> Self {
         let bits = x.to_bits();
         let magnitude = bits & 0x7fff_ffff;
-        // Normal results: move the exponent's bias from 127 to 15 and round the 13 bits that go.
+        // Normal results: move the exponent's bias from 127 to 15 and round the 13 bits that go. Smaller ones wrap around.
         let round = 0x0fff + (magnitude >> 13 & 1);
-        let normal = (magnitude.wrapping_sub(112 << 23) + round) >> 13;
+        let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(round) >> 13;
         // Subnormal results: beside 0.5, the last place is 2^-24, and the addition rounds.
         let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         let finite = if magnitude < 113 << 23 { subnormal } else { normal.min(0x7c00) };
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::{Device, simd::Isa};
 
-    /// Every f16 with its neighbours half a step away and one f32 to each side: all the places where rounding turns.
+    /// Every f16 and bf16 with its neighbours half a step away, and one f32 to each side of both: all the places where rounding turns.
     fn turning_points() -> Vec<f32> {
         let mut points = vec![];
         for bits in 0..=u16::MAX {
@@ -162,7 +162,7 @@ mod tests {
                 (bf16::from_bits(bits).to_f32(), bf16::from_bits(bits.wrapping_add(1)).to_f32()),
             ] {
                 let middle = ((f64::from(x) + f64::from(next)) / 2.0) as f32;
-                points.extend([x, middle, middle.next_up(), middle.next_down()]);
+                points.extend([x, x.next_up(), x.next_down(), middle, middle.next_up(), middle.next_down()]);
             }
         }
         points
