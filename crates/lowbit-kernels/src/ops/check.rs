@@ -47,7 +47,6 @@ impl Check {
     /// `x` as f32: the tensor itself if it is f32.
     pub fn widened(self, operand: &'static str, x: &Tensor) -> Result<Tensor, KernelError> {
         self.float(operand, x)?;
-        self.host(x)?;
         x.cast(DType::F32)
     }
 
