@@ -75,6 +75,12 @@ impl QuantizedTensor {
         }
     }
 
+    /// A weight of floats on a GPU whose rows are `values`, padded to whole runs as [`layout`](crate::gpu::layout) says.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn of_runs(float: lowbit_formats::FloatType, shape: &[usize], values: Tensor) -> Self {
+        Self { format: Format::Float(float), shape: shape.to_vec(), components: vec![values], panels: None }
+    }
+
     /// The same weight on another device. A GPU has it in a layout of its own, which does not come back.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! How kernels decode a run of [`RUN`] values, laid out as [`super::layout`] says, in registers.
 
+use super::components::Components;
 use super::float::widen;
 use super::layout::{Codes, Layout, RUN, Scales};
 use cubecl_core as cubecl;
@@ -151,6 +152,34 @@ pub(crate) fn code(
         }
         Codes::E4M3 => e4m3(field(words, first, comptime!(i * bits), bits) & mask),
         Codes::Float(float) => widen(field(words, first, comptime!(i * bits), bits) & mask, float),
+    }
+}
+
+/// The values of run `run` of a weight, counted over all rows. `integers` is [`INTEGERS`].
+#[cube]
+pub(crate) fn decode_run<S: Int, B: Int, V: Size>(
+    weight: &Components<S, B, V>,
+    run: usize,
+    integers: u32,
+    values: &mut Array<f32>,
+    #[comptime] layout: Layout,
+) {
+    let mut words = Array::<u32>::new(comptime!(layout.bits));
+    load::<V>(&weight.codes, run, &mut words, 0usize, layout);
+    #[unroll]
+    for group in 0..comptime!(RUN / layout.group()) {
+        let scale = scale::<S, B>(&weight.scales, &weight.biases, run, group, layout);
+        #[unroll]
+        for i in 0..comptime!(layout.group()) {
+            let i = comptime!(group * layout.group() + i);
+            // Powers of two: exact.
+            let value =
+                code(&words, 0usize, integers, i, layout) * comptime!(unshift(layout, i) * factor(layout));
+            values[i] = value * scale;
+            if comptime!(layout.biased()) {
+                values[i] += bias::<S, B>(&weight.scales, &weight.biases, run, group, layout);
+            }
+        }
     }
 }
 

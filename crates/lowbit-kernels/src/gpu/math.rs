@@ -69,14 +69,30 @@ pub(crate) fn silu(x: f32) -> f32 {
 #[cube]
 pub(crate) fn softplus(x: f32) -> f32 {
     let tail = exp(select(x < 0.0f32, x, -x));
-    // ln(1 + t) = 2 atanh(s) with s = t / (2 + t), at most 1/3; (atanh(s) / s - 1) / s^2 by a polynomial in s^2.
-    let s = tail / (2.0f32 + tail);
+    // ln(1 + t) = 2 atanh(t / (2 + t)).
+    select(x < 0.0f32, 0.0f32.runtime(), x) + 2.0f32 * atanh(tail / (2.0f32 + tail))
+}
+
+/// `atanh(s)` for s from -1/3 to 1/3: `(atanh(s) / s - 1) / s^2` by a polynomial in s^2.
+#[cube]
+fn atanh(s: f32) -> f32 {
     let z = s * s;
     let mut fit = fma(z, 0.116_121_65f32, 0.108_532_88f32);
     fit = fma(fit, z, 0.142_961_79f32);
     fit = fma(fit, z, 0.199_998_53f32);
     fit = fma(fit, z, 0.333_333_34f32);
-    select(x < 0.0f32, 0.0f32.runtime(), x) + 2.0f32 * fma(s * z, fit, s)
+    fma(s * z, fit, s)
+}
+
+/// `ln(x)` of a normal number above 0, within 2 ulp of the result or of `2^-24`; NaN for NaN.
+#[cube]
+pub(crate) fn ln(x: f32) -> f32 {
+    // x = m 2^n with m from sqrt(1/2) to sqrt(2), and ln(m) = 2 atanh((m - 1) / (m + 1)).
+    let offset = u32::reinterpret(x) - comptime!(std::f32::consts::FRAC_1_SQRT_2.to_bits()).runtime();
+    let n = i32::reinterpret(offset) >> 23;
+    let m = f32::reinterpret(u32::reinterpret(x) - u32::reinterpret(n << 23));
+    let of_m = 2.0f32 * atanh((m - 1.0f32) / (m + 1.0f32));
+    unless_nan(x, fma(f32::cast_from(n), comptime!(std::f32::consts::LN_2).runtime(), of_m))
 }
 
 /// The first 128 bits of `1 / 2 pi`, from the first after the point on.

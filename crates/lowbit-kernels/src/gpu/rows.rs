@@ -227,6 +227,22 @@ impl Reduce<u32> for Sum {
     }
 }
 
+/// Of numbers: NaN may be lost.
+#[cube]
+impl Reduce<f32> for Maximum {
+    fn identity() -> f32 {
+        f32::reinterpret(0xff80_0000u32)
+    }
+
+    fn plane(x: f32) -> f32 {
+        plane_max(x)
+    }
+
+    fn combine(x: f32, y: f32) -> f32 {
+        max(x, y)
+    }
+}
+
 #[cube]
 impl Reduce<u32> for Maximum {
     fn identity() -> u32 {

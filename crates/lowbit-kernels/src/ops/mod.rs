@@ -41,7 +41,7 @@ pub use causal_conv1d::{
     Activation, CausalConv1dGradient, CausalConv1dInputs, causal_conv1d, causal_conv1d_backward,
 };
 pub use combine_experts::{CombineExpertsGradient, combine_experts, combine_experts_backward};
-pub use concat::concat;
+pub use concat::{concat, concat_rows};
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
 pub use dequant_gather::{dequant_gather, dequant_gather_backward_scales, dequant_gather_backward_values};
 pub use distillation_loss::{

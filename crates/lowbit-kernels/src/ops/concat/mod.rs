@@ -11,6 +11,35 @@ use super::check::Check;
 use crate::gpu::copy::Columns;
 use crate::{Device, KernelError, Tensor};
 
+/// Rows after each other: concatenation along the first dimension.
+///
+/// | operand | shape | dtype |
+/// |---|---|---|
+/// | `xs` | `[T_i, ..]` each, with equal other sizes | any, the same for all |
+/// | `y` | `[sum T_i, ..]` | that of `xs` |
+///
+/// # Errors
+/// As [`concat`].
+///
+/// Source: `mx.concatenate(axis=0)`, mlx 0.32.
+pub fn concat_rows(xs: &[Tensor]) -> Result<Tensor, KernelError> {
+    let check = Check("concat_rows");
+    let Some((first, Some((_, row)))) = xs.first().map(|first| (first, first.shape().split_first())) else {
+        let want = "there are no rows to join".into();
+        return Err(KernelError::Shape { op: check.0, operand: "x", got: vec![], want });
+    };
+    let mut rows = 0;
+    for x in xs {
+        match x.shape().split_first() {
+            Some((count, others)) if others == row => rows += count,
+            _ => return Err(check.shape_error("x", x, format!("the first is {:?}", first.shape()))),
+        }
+    }
+    // They are columns after each other of one long row.
+    let flat = xs.iter().map(|x| x.reshape(&[1, x.len()])).collect::<Result<Vec<_>, _>>()?;
+    concat(&flat.iter().collect::<Vec<_>>())?.reshape(&[&[rows], row].concat())
+}
+
 /// `y[.., :] = [x_0[.., :] | x_1[.., :] | ..]`: concatenation along the last dimension.
 ///
 /// | operand | shape | dtype |

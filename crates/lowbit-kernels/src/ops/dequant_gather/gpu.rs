@@ -6,7 +6,7 @@ use super::CHECK;
 use crate::gpu::compile::Target;
 use crate::gpu::components::{Components, ComponentsArgs};
 use crate::gpu::copy::{UNITS, cubes};
-use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
+use crate::gpu::decode::{INTEGERS, decode_run};
 use crate::gpu::float::{pack, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::{Layout, RUN, with_components};
@@ -56,7 +56,8 @@ fn dequant_gather_rows<S: Int, B: Int, Y: Int, V: Size, W: Size>(
         let id = ids[token];
         let mut values = Array::<f32>::new(comptime!(RUN));
         if id < sizes.rows {
-            decode::<S, B, V>(table, id as usize * runs + run, integers, &mut values, config);
+            let run = id as usize * runs + run;
+            decode_run::<S, B, V>(table, run, integers, &mut values, config.layout);
         } else {
             #[unroll]
             for j in 0..comptime!(RUN) {
@@ -72,35 +73,6 @@ fn dequant_gather_rows<S: Int, B: Int, Y: Int, V: Size, W: Size>(
             }
         }
         i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
-    }
-}
-
-/// The values of run `run`, counted over all rows.
-#[cube]
-fn decode<S: Int, B: Int, V: Size>(
-    table: &Components<S, B, V>,
-    run: usize,
-    integers: u32,
-    values: &mut Array<f32>,
-    #[comptime] config: GatherConfig,
-) {
-    let layout = comptime!(config.layout);
-    let mut words = Array::<u32>::new(comptime!(layout.bits));
-    load::<V>(&table.codes, run, &mut words, 0usize, layout);
-    #[unroll]
-    for group in 0..comptime!(RUN / layout.group()) {
-        let scale = scale::<S, B>(&table.scales, &table.biases, run, group, layout);
-        #[unroll]
-        for i in 0..comptime!(layout.group()) {
-            let i = comptime!(group * layout.group() + i);
-            // Powers of two: exact.
-            let value =
-                code(&words, 0usize, integers, i, layout) * comptime!(unshift(layout, i) * factor(layout));
-            values[i] = value * scale;
-            if comptime!(layout.biased()) {
-                values[i] += bias::<S, B>(&table.scales, &table.biases, run, group, layout);
-            }
-        }
     }
 }
 

@@ -12,12 +12,14 @@
 //! | `kl` | `[T]` | f32 |
 //! | `dlogits` | `[T, V]` | f32 |
 //!
-//! A teacher's probability of 0 contributes nothing, whatever the student's is; NaN passes through. All arithmetic is f32, but sums over the vocabulary are f64 from 1024
-//! terms to the next.
+//! A teacher's probability of 0 contributes nothing, whatever the student's is; NaN passes through. All arithmetic is f32, but a CPU's
+//! sums over the vocabulary are f64 from 1024 terms to the next.
 //!
 //! Source: mlx-lm 0.32 `quant/dwq.py` (`kl_div_loss` with logits times `1 / temperature`).
 
 mod cpu;
+#[cfg(feature = "gpu")]
+mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -25,10 +27,10 @@ mod tests;
 
 use super::check::Check;
 use super::{
-    WeightGradient, WeightPart, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
-    quantized_matmul_backward_x, quantized_matmul_to,
+    WeightGradient, WeightPart, concat_rows, quantized_matmul_backward_scales,
+    quantized_matmul_backward_weight, quantized_matmul_backward_x, quantized_matmul_to,
 };
-use crate::{KernelError, QuantizedTensor, Tensor};
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::{DType, FloatType};
 use std::ops::Range;
 
@@ -44,7 +46,7 @@ pub struct DistillationLoss {
 ///
 /// # Errors
 /// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the [module](self) says,
-/// and for a temperature that is not above 0 and finite; [`KernelError::Unsupported`] on a GPU.
+/// and for a temperature that is not above 0 and finite.
 pub fn distillation_loss(
     logits: &Tensor,
     teacher: &Tensor,
@@ -59,18 +61,28 @@ pub fn distillation_loss(
     for (name, operand) in [("teacher", teacher), ("dkl", dkl)] {
         check.same_device(name, operand.device(), logits.device())?;
     }
-    let cpu = logits.device().as_cpu(check.0)?;
     let (student, teacher) = (check.widened("logits", logits)?, check.widened("teacher", teacher)?);
     let mut kl = Tensor::allocate_zeros(&[tokens], DType::F32, logits.device())?;
     let mut dlogits = check.result(logits.shape(), logits.device())?;
-    let rows = cpu::Rows {
-        student: student.as_slice()?,
-        teacher: teacher.as_slice()?,
-        dkl: dkl.as_slice()?,
-        temperature,
-        vocabulary,
-    };
-    rows.run(cpu, kl.as_mut_slice()?, dlogits.as_mut_slice()?);
+    match logits.device() {
+        _ if dlogits.is_empty() => {}
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            gpu::launch(check, gpu, [&student, &teacher, dkl], temperature, [&kl, &dlogits])?;
+        }
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let rows = cpu::Rows {
+                student: student.as_slice()?,
+                teacher: teacher.as_slice()?,
+                dkl: dkl.as_slice()?,
+                temperature,
+                vocabulary,
+            };
+            rows.run(cpu, kl.as_mut_slice()?, dlogits.as_mut_slice()?);
+        }
+    }
     Ok(DistillationLoss { kl, dlogits })
 }
 
@@ -124,11 +136,8 @@ pub fn output_distillation(
     if params.block == 0 {
         return Err(check.value("block", 0, "1 token or more are wanted"));
     }
-    x.device().as_cpu(check.0)?;
     let wide = check.widened("x", x)?;
-    let mut kl = Tensor::allocate(&[tokens], DType::F32, x.device())?;
-    let mut dx = Tensor::allocate(x.shape(), DType::F32, x.device())?;
-    let mut sum = None;
+    let (mut kl, mut dx, mut sum) = (vec![], vec![], None);
     // Without tokens once, for gradients of zero.
     for start in (0..tokens.max(1)).step_by(params.block) {
         let block = start..tokens.min(start + params.block);
@@ -137,8 +146,8 @@ pub fn output_distillation(
         let logits = quantized_matmul_to(&x, weight, FloatType::F32)?;
         let loss = distillation_loss(&logits, &teacher(block.clone())?, &part(dkl)?, params.temperature)?;
         drop(logits);
-        put(&mut kl, block.start, &loss.kl)?;
-        put(&mut dx, block.start, &quantized_matmul_backward_x(&loss.dlogits, weight)?)?;
+        kl.push(loss.kl);
+        dx.push(quantized_matmul_backward_x(&loss.dlogits, weight)?);
         if let Some(part) = params.dweight {
             let gradient = match part {
                 WeightPart::Scales => {
@@ -156,7 +165,8 @@ pub fn output_distillation(
             }
         }
     }
-    Ok(OutputDistillationGradient { kl, dx: dx.cast(x.dtype())?, dweight: sum })
+    let dx = concat_rows(&dx)?.cast(x.dtype())?;
+    Ok(OutputDistillationGradient { kl: concat_rows(&kl)?, dx, dweight: sum })
 }
 
 fn check_dkl(check: Check, dkl: &Tensor, (name, x): (&str, &Tensor)) -> Result<(), KernelError> {
@@ -169,12 +179,4 @@ fn check_temperature(check: Check, temperature: f32) -> Result<(), KernelError> 
         return Ok(());
     }
     Err(check.value("temperature", temperature, "a finite number above 0 is wanted"))
-}
-
-/// Copies the rows of `part` over those of `whole` from `first` on.
-fn put(whole: &mut Tensor, first: usize, part: &Tensor) -> Result<(), KernelError> {
-    let row: usize = part.shape()[1..].iter().product();
-    let part = part.as_slice::<f32>()?;
-    whole.as_mut_slice::<f32>()?[first * row..][..part.len()].copy_from_slice(part);
-    Ok(())
 }

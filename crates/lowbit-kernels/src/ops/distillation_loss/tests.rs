@@ -1,7 +1,7 @@
 use super::*;
 use crate::ops::quantized_matmul::reference::decoded;
 use crate::ops::testing::{
-    FLOATS, WIDTHS, assert_close, assert_derivatives, coarse, device, devices, normal, values,
+    FLOATS, WIDTHS, assert_close, assert_derivatives, coarse, device, devices, host, normal, values,
 };
 use crate::{Device, gamma::gamma, inputs};
 use lowbit_formats::Format;
@@ -35,13 +35,17 @@ fn dlogits_are_the_derivatives_of_the_reference() {
 
 #[test]
 fn agrees_with_f64() {
+    agrees_with_f64_on(&devices());
+}
+
+fn agrees_with_f64_on(devices: &[Device]) {
     let mut random = Random::new(2);
-    for device in devices() {
+    for device in devices {
         for vocabulary in WIDTHS.into_iter().chain([1023, 1025, 5000]) {
             let (shape, temperature) = ([3, vocabulary], if vocabulary % 2 == 0 { 2.0 } else { 0.75 });
-            let (student, students) = normal(&mut random, &shape, FLOATS[vocabulary % 3], &device);
-            let (teacher, teachers) = normal(&mut random, &shape, FLOATS[(vocabulary + 1) % 3], &device);
-            let (dkl, dkls) = normal(&mut random, &[3], FLOATS[0], &device);
+            let (student, students) = normal(&mut random, &shape, FLOATS[vocabulary % 3], device);
+            let (teacher, teachers) = normal(&mut random, &shape, FLOATS[(vocabulary + 1) % 3], device);
+            let (dkl, dkls) = normal(&mut random, &[3], FLOATS[0], device);
             let [kl, want] = reference(&students, &teachers, &dkls, temperature);
             let got = distillation_loss(&student, &teacher, &dkl, temperature).unwrap();
             assert_close(&got.kl, &[3], FLOATS[0], &kl.0, |i| kl.1[i]);
@@ -52,9 +56,13 @@ fn agrees_with_f64() {
 
 #[test]
 fn impossible_tokens_and_equal_models() {
-    for device in devices() {
-        let tensor = |values: &[f32]| Tensor::new(values, &[1, 4], &device).unwrap();
-        let dkl = Tensor::new(&[1f32], &[1], &device).unwrap();
+    impossible_tokens_and_equal_models_on(&devices());
+}
+
+fn impossible_tokens_and_equal_models_on(devices: &[Device]) {
+    for device in devices {
+        let tensor = |values: &[f32]| Tensor::new(values, &[1, 4], device).unwrap();
+        let dkl = Tensor::new(&[1f32], &[1], device).unwrap();
         let never = f32::NEG_INFINITY;
         let of = |student: &[f32], teacher: &[f32]| {
             let loss = distillation_loss(&tensor(student), &tensor(teacher), &dkl, 1.0).unwrap();
@@ -63,7 +71,10 @@ fn impossible_tokens_and_equal_models() {
         // ln 2: the teacher has two of the student's four.
         let (kl, dlogits) = of(&[0.0; 4], &[5.0, never, 5.0, never]);
         assert!((kl - 2f32.ln()).abs() < 1e-6, "{kl}");
-        assert_eq!(dlogits, [-0.25, 0.25, -0.25, 0.25]);
+        let want = [-0.25, 0.25, -0.25, 0.25];
+        // A GPU's divisions may be off by some units of the last place.
+        let off = if let Device::Gpu(_) = device { 1e-7 } else { 0.0 };
+        assert!(dlogits.iter().zip(want).all(|(got, want)| (got - want).abs() <= off), "{dlogits:?}");
         let same = [1.0, -2.0, never, 30.0];
         assert_eq!(of(&same, &same), (0.0, vec![0.0; 4]));
         assert_eq!(of(&[0.0, 0.0, never, 0.0], &[0.0; 4]).0, f32::INFINITY);
@@ -75,16 +86,21 @@ fn impossible_tokens_and_equal_models() {
 /// Tokens in blocks of every size, each against f64 from the hidden states on.
 #[test]
 fn fused_with_the_product_it_agrees_with_f64() {
+    fused_with_the_product_it_agrees_with_f64_on(&[1, 2].map(|threads| Device::cpu(Some(threads)).unwrap()));
+}
+
+fn fused_with_the_product_it_agrees_with_f64_on(devices: &[Device]) {
     let (tokens, vocabulary, hidden, temperature) = (7, 45, 64, 2.0);
     let mut random = Random::new(3);
     let formats = [Format::Q4_1, Format::Q8_0, Format::Float(FloatType::F32)];
-    let devices = [Device::cpu(Some(1)).unwrap(), Device::cpu(Some(2)).unwrap()];
     for (device, format) in devices.iter().flat_map(|device| formats.map(|format| (device, format))) {
-        let weight = inputs::weight(format, &[vocabulary, hidden], 4, device).unwrap();
+        let of_host = inputs::weight(format, &[vocabulary, hidden], 4, &host(device)).unwrap();
+        let weight =
+            if let Device::Gpu(_) = device { of_host.to_device(device).unwrap() } else { of_host.clone() };
         let (x, xs) = normal(&mut random, &[tokens, hidden], FLOATS[0], device);
         let (teacher, teachers) = normal(&mut random, &[tokens, vocabulary], FLOATS[0], device);
         let (dkl, dkls) = normal(&mut random, &[tokens], FLOATS[0], device);
-        let rows = wide(&decoded(&weight, vocabulary).unwrap());
+        let rows = wide(&decoded(&of_host, vocabulary).unwrap());
         let (mut kl, mut dlogits) = (vec![], vec![]);
         for (t, x) in xs.chunks(hidden).enumerate() {
             let products = |v: usize| x.iter().zip(&rows[v * hidden..]).map(|(&x, w)| f64::from(x) * w);
@@ -187,4 +203,25 @@ fn no_tokens_and_refusals() {
     let panels = weight.to_panels().unwrap();
     let error = output_distillation(&float(&[2, 32]), &panels, &float(&[2]), |_| Ok(float(&[2, 5])), &params);
     assert_eq!(error.unwrap_err().to_string(), "output_distillation does not run on a repacked weight");
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use super::*;
+    use crate::ops::testing::gpu;
+
+    #[test]
+    fn agrees_with_f64() {
+        agrees_with_f64_on(&[gpu()]);
+    }
+
+    #[test]
+    fn impossible_tokens_and_equal_models() {
+        impossible_tokens_and_equal_models_on(&[gpu()]);
+    }
+
+    #[test]
+    fn fused_with_the_product_it_agrees_with_f64() {
+        fused_with_the_product_it_agrees_with_f64_on(&[gpu()]);
+    }
 }

@@ -11,17 +11,19 @@
 //!
 //! These are derivatives of the exact formula: where the forward product rounds x to 8 bits or a weight to bf16, the rounding
 //! counts as the identity (the straight-through estimate). All sums are f32, in an order that does not depend on the number of
-//! threads.
+//! threads. A GPU multiplies a weight that it has decoded to dy's type, and x and dy in x's type, or in f32 where they differ.
 
 pub(in crate::ops) mod cpu;
+#[cfg(feature = "gpu")]
+pub(in crate::ops) mod gpu;
 #[cfg(test)]
-mod reference;
+pub(in crate::ops) mod reference;
 #[cfg(test)]
 mod tests;
 
 use super::output_shape;
 use crate::ops::Check;
-use crate::{KernelError, QuantizedTensor, Tensor};
+use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use cpu::Rows;
 use lowbit_formats::FormatError;
 
@@ -79,8 +81,7 @@ impl WeightGradient {
             Self::Values(values) => vec![values],
         };
         for (sum, other) in sums.into_iter().zip(other.tensors()) {
-            let others = other.as_slice::<f32>()?;
-            sum.as_mut_slice::<f32>()?.iter_mut().zip(others).for_each(|(sum, x)| *sum += x);
+            *sum = crate::ops::add(sum, other)?;
         }
         Ok(())
     }
@@ -91,11 +92,10 @@ impl WeightGradient {
 ///
 /// # Errors
 /// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `dy` is no float;
-/// [`KernelError::Unsupported`] on a GPU and for a repacked weight; [`KernelError::TooLarge`].
+/// [`KernelError::Unsupported`] for a repacked weight; [`KernelError::TooLarge`].
 pub fn quantized_matmul_backward_x(dy: &Tensor, weight: &QuantizedTensor) -> Result<Tensor, KernelError> {
     let check = Check("quantized_matmul_backward_x");
     let dtype = check.float("dy", dy)?;
-    let device = dy.device().as_cpu(check.0)?;
     check.same_device("weight", weight.device(), dy.device())?;
     weight.by_rows(check.0)?;
     // As the forward product checks x, with N and K exchanged.
@@ -107,11 +107,19 @@ pub fn quantized_matmul_backward_x(dy: &Tensor, weight: &QuantizedTensor) -> Res
     if !fits {
         return Err(check.shape_error("dy", dy, format!("weight is {:?}", weight.shape())));
     }
-    let mut dx = check.result(&shape, dy.device())?;
-    let dy = check.widened("dy", dy)?;
-    let dy = Rows::of_each(dy.as_slice()?, matrices(weight.shape()), weight.n());
-    cpu::backward_x(device, weight, &dy, dx.as_mut_slice()?);
-    dx.cast(dtype.dtype())
+    match dy.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward_x(gpu, dy, weight, &shape),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let mut dx = check.result(&shape, dy.device())?;
+            let dy = check.widened("dy", dy)?;
+            let dy = Rows::of_each(dy.as_slice()?, matrices(weight.shape()), weight.n());
+            cpu::backward_x(cpu, weight, &dy, dx.as_mut_slice()?);
+            dx.cast(dtype.dtype())
+        }
+    }
 }
 
 /// The gradients of a weight's scales and biases, with its codes as constants. Over the k of group g:
@@ -138,14 +146,25 @@ pub fn quantized_matmul_backward_scales(
     let Some(group) = scheme.group_size() else { return Err(FormatError::Codes(weight.format()).into()) };
     check.same_device("weight", weight.device(), x.device())?;
     let operands = Operands::new(check, (x, dy), weight.shape())?;
-    let mut shape = weight.shape().to_vec();
-    *shape.last_mut().expect("a weight has dimensions") /= group;
-    let mut dscales = check.result(&shape, x.device())?;
-    let mut dbiases = scheme.biased().then(|| check.result(&shape, x.device())).transpose()?;
-    let biases = dbiases.as_mut().map(|dbiases| dbiases.as_mut_slice::<f32>()).transpose()?;
-    let pairs = operands.pairs(weight.n())?;
-    cpu::backward_scales(x.device().as_cpu(check.0)?, weight, &pairs, (dscales.as_mut_slice()?, biases))?;
-    Ok(ScalesGradient { dscales, dbiases })
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let dweight = gpu::backward_weight(gpu, [&operands.x, &operands.dy], weight.shape())?;
+            gpu::group_sums(gpu, weight, &dweight)
+        }
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let mut shape = weight.shape().to_vec();
+            *shape.last_mut().expect("a weight has dimensions") /= group;
+            let mut dscales = check.result(&shape, x.device())?;
+            let mut dbiases = scheme.biased().then(|| check.result(&shape, x.device())).transpose()?;
+            let biases = dbiases.as_mut().map(|dbiases| dbiases.as_mut_slice::<f32>()).transpose()?;
+            let pairs = operands.pairs(weight.n())?;
+            cpu::backward_scales(cpu, weight, &pairs, (dscales.as_mut_slice()?, biases))?;
+            Ok(ScalesGradient { dscales, dbiases })
+        }
+    }
 }
 
 /// The gradient of all of a weight's values, `dweight[n, k] = sum over m of dy[m, n] * x[m, k]`, for a weight of `shape`, `[N, K]` or
@@ -164,9 +183,17 @@ pub fn quantized_matmul_backward_weight(
         return Err(KernelError::Shape { op: check.0, operand: "shape", got: shape.to_vec(), want });
     };
     let operands = Operands::new(check, (x, dy), shape)?;
-    let mut dweight = check.result(shape, x.device())?;
-    cpu::backward_weight(x.device().as_cpu(check.0)?, &operands.pairs(n)?, dweight.as_mut_slice()?);
-    Ok(dweight)
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward_weight(gpu, [&operands.x, &operands.dy], shape),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => {
+            let mut dweight = check.result(shape, x.device())?;
+            cpu::backward_weight(cpu, &operands.pairs(n)?, dweight.as_mut_slice()?);
+            Ok(dweight)
+        }
+    }
 }
 
 /// How many matrices a weight of `[N, K]` or `[B, N, K]` has.
@@ -174,7 +201,7 @@ fn matrices(shape: &[usize]) -> usize {
     if let [count, _, _] = shape { *count } else { 1 }
 }
 
-/// x and dy in f32, checked against a weight's shape.
+/// x and dy in f32, or in their one type on a GPU, checked against a weight's shape.
 struct Operands {
     x: Tensor,
     dy: Tensor,
@@ -190,8 +217,11 @@ impl Operands {
         check.same_device("dy", dy.device(), x.device())?;
         let want = super::product_shape(check, x.shape(), weight)?;
         check.shape("dy", dy, &want, || format!("x {:?} with weight {weight:?}", x.shape()))?;
-        let k = *weight.last().expect("it was matched with x");
-        Ok(Self { x: check.widened("x", x)?, dy: check.widened("dy", dy)?, k, count: matrices(weight) })
+        let (k, count) = (*weight.last().expect("it was matched with x"), matrices(weight));
+        if matches!(x.device(), Device::Gpu(_)) && x.dtype() == dy.dtype() {
+            return Ok(Self { x: x.clone(), dy: dy.clone(), k, count });
+        }
+        Ok(Self { x: check.widened("x", x)?, dy: check.widened("dy", dy)?, k, count })
     }
 
     /// The rows of x and of dy that meet each matrix of the weight.

@@ -2,7 +2,7 @@ use super::reference::{self, Sums};
 use super::*;
 use crate::ops::quantized_matmul::reference::decoded;
 use crate::ops::quantized_matmul::tests::formats;
-use crate::ops::testing::{assert_close, device, devices, values};
+use crate::ops::testing::{assert_close, device, devices, fetched, host, rounding, values};
 use crate::{Device, inputs};
 use lowbit_formats::{BlockScales, Codes, E4M3, E8M0, FloatType, Format, Minifloat, Scales, Unpacked};
 use numcheck::{assert_bits, gamma};
@@ -10,6 +10,12 @@ use numcheck::{assert_bits, gamma};
 #[track_caller]
 fn assert_sums(got: &Tensor, shape: &[usize], dtype: FloatType, want: &Sums, terms: usize) {
     assert_close(got, shape, dtype, &want.values, |i| gamma(terms) * want.magnitudes[i]);
+}
+
+/// A weight of random values, on any device.
+fn weight_on(device: &Device, format: Format, shape: &[usize], seed: u64) -> QuantizedTensor {
+    let weight = inputs::weight(format, shape, seed, &host(device)).unwrap();
+    if let Device::Gpu(_) = device { weight.to_device(device).unwrap() } else { weight }
 }
 
 fn f16(bits: u16) -> f64 {
@@ -86,9 +92,13 @@ fn check(devices: &[Device], format: Format, (m, n, k): (usize, usize, usize), d
     });
     for device in devices {
         let [x, dy] = [&x, &dy].map(|x| x.to_device(device).unwrap());
-        let weight = inputs::weight(format, &[n, k], 7, device).unwrap();
+        let weight = weight_on(device, format, &[n, k], 7);
         let dx = quantized_matmul_backward_x(&dy, &weight).unwrap();
-        assert_sums(&dx, &[m, k], dtype, &want_dx, n);
+        // A GPU decodes the weight to dy's type.
+        let decoding = |magnitude| if let Device::Gpu(_) = device { rounding(dtype, magnitude) } else { 0.0 };
+        assert_close(&dx, &[m, k], dtype, &want_dx.values, |i| {
+            gamma(n) * want_dx.magnitudes[i] + decoding(want_dx.magnitudes[i])
+        });
         let dweight = quantized_matmul_backward_weight(&x, &dy, &[n, k]).unwrap();
         assert_sums(&dweight, &[n, k], FloatType::F32, &want_dweight, m);
         let got = quantized_matmul_backward_scales(&x, &weight, &dy);
@@ -97,7 +107,8 @@ fn check(devices: &[Device], format: Format, (m, n, k): (usize, usize, usize), d
             assert_eq!(error, format!("{format} has no codes, but codes of 8 bits or fewer are wanted"));
             continue;
         };
-        let ScalesGradient { mut dscales, dbiases } = got.unwrap();
+        let ScalesGradient { dscales, dbiases } = got.unwrap();
+        let mut dscales = fetched(&dscales);
         let shape = [n, k / group];
         // The oracle does not know the codes of a group whose scale is 0.
         for (dscale, _) in
@@ -124,16 +135,19 @@ fn every_format_agrees_with_f64() {
 
 #[test]
 fn sizes_around_every_tile() {
-    let devices = devices();
+    sizes_around_every_tile_on(&devices());
+}
+
+fn sizes_around_every_tile_on(devices: &[Device]) {
     let q4 = Format::affine(4, 32, FloatType::BF16).unwrap();
     for (m, n, k) in [(1, 1, 32), (3, 63, 64), (130, 64, 96), (67, 65, 544), (17, 130, 512)] {
-        check(&devices, q4, (m, n, k), FloatType::F32);
+        check(devices, q4, (m, n, k), FloatType::F32);
     }
     for (m, n, k) in [(1, 1, 1), (9, 65, 17), (65, 9, 33), (2, 16, 513)] {
-        check(&devices, Format::Float(FloatType::F32), (m, n, k), FloatType::F32);
+        check(devices, Format::Float(FloatType::F32), (m, n, k), FloatType::F32);
     }
-    check(&devices, Format::Q6_K, (9, 13, 512), FloatType::F16);
-    check(&devices, Format::Nvfp4, (9, 13, 48), FloatType::BF16);
+    check(devices, Format::Q6_K, (9, 13, 512), FloatType::F16);
+    check(devices, Format::Nvfp4, (9, 13, 48), FloatType::BF16);
 }
 
 /// `sum of dy * y` in f64, of a weight as it decodes.
@@ -197,11 +211,15 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
 
 #[test]
 fn one_weight_batch_serves_several_of_x() {
+    one_weight_batch_serves_several_of_x_on(&devices());
+}
+
+fn one_weight_batch_serves_several_of_x_on(devices: &[Device]) {
     let (batches, r, m, n, k) = (3, 2, 5, 11, 64);
-    for device in devices() {
-        let weight = inputs::weight(Format::Q4_1, &[batches, n, k], 1, &device).unwrap();
-        let x = inputs::activations(&[batches * r, m, k], FloatType::F32, 2, &device).unwrap();
-        let dy = inputs::activations(&[batches * r, m, n], FloatType::F32, 3, &device).unwrap();
+    for device in devices {
+        let weight = weight_on(device, Format::Q4_1, &[batches, n, k], 1);
+        let x = inputs::activations(&[batches * r, m, k], FloatType::F32, 2, device).unwrap();
+        let dy = inputs::activations(&[batches * r, m, n], FloatType::F32, 3, device).unwrap();
         let dx = quantized_matmul_backward_x(&dy, &weight).unwrap();
         let ScalesGradient { dscales, dbiases } = quantized_matmul_backward_scales(&x, &weight, &dy).unwrap();
         let dweight = quantized_matmul_backward_weight(&x, &dy, weight.shape()).unwrap();
@@ -249,10 +267,13 @@ fn the_same_for_every_number_of_threads() {
 
 #[test]
 fn empty_sizes_give_empty_or_zero() {
-    let device = device();
-    let float = |shape: &[usize]| inputs::activations(shape, FloatType::F32, 2, &device).unwrap();
+    empty_sizes_give_empty_or_zero_on(&device());
+}
+
+fn empty_sizes_give_empty_or_zero_on(device: &Device) {
+    let float = |shape: &[usize]| inputs::activations(shape, FloatType::F32, 2, device).unwrap();
     for (m, n, k) in [(0, 5, 32), (5, 0, 32), (5, 3, 0)] {
-        let weight = inputs::weight(Format::Q4_0, &[n, k], 1, &device).unwrap();
+        let weight = weight_on(device, Format::Q4_0, &[n, k], 1);
         let (x, dy) = (float(&[m, k]), float(&[m, n]));
         let dx = quantized_matmul_backward_x(&dy, &weight).unwrap();
         assert_eq!((dx.shape(), values(&dx)), (&[m, k][..], vec![0.0; m * k]));
@@ -294,4 +315,46 @@ fn refusals_name_both_sides() {
     );
     let ids = Tensor::new(&[0u32; 7], &[1, 7], &device).unwrap();
     assert!(quantized_matmul_backward_x(&ids, &weight).is_err());
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use super::*;
+    use crate::ops::quantized_matmul::tests::gpu_formats;
+    use crate::ops::testing::gpu;
+
+    #[test]
+    fn every_format_agrees_with_f64() {
+        for format in gpu_formats() {
+            check(&[gpu()], format, (5, 29, 768), FloatType::F32);
+        }
+    }
+
+    #[test]
+    fn sizes_around_every_tile() {
+        sizes_around_every_tile_on(&[gpu()]);
+        let wide = Format::affine(3, 128, FloatType::BF16).unwrap();
+        for dtype in crate::ops::testing::FLOATS {
+            check(&[gpu()], wide, (130, 96, 256), dtype);
+        }
+    }
+
+    #[test]
+    fn one_weight_batch_serves_several_of_x() {
+        one_weight_batch_serves_several_of_x_on(&[gpu()]);
+    }
+
+    #[test]
+    fn empty_sizes_give_empty_or_zero() {
+        empty_sizes_give_empty_or_zero_on(&gpu());
+    }
+
+    #[test]
+    fn sums_of_gradients() {
+        let device = gpu();
+        let new = |values: &[f32]| WeightGradient::Values(Tensor::new(values, &[1, 3], &device).unwrap());
+        let mut sum = new(&[1.0, 2.0, -3.0]);
+        sum.add(&new(&[0.5, 0.25, 3.0])).unwrap();
+        assert_eq!(values(sum.tensors()[0]), [1.5, 2.25, 0.0]);
+    }
 }

@@ -1,0 +1,318 @@
+//! The gradients on a GPU. That of x is a forward product with transposed experts. That of the weight brings the pairs of a token and
+//! an expert together by expert, and then multiplies tiles of 64 x 64: `2 pairs N K` operations on `pairs (N + K)` f32, each read by a
+//! cube for every 64 columns of the other side, and out of its cache by 16 units.
+
+#![allow(unsafe_code)] // Launches.
+
+use crate::gpu::compile::Target;
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::{Gpu, rows};
+use crate::ops::quantized_matmul::gradient::gpu::transposed_weight;
+use crate::ops::{Check, add, combine_experts, gather_qmm};
+use crate::{KernelError, QuantizedTensor, Tensor};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::DType;
+
+const CHECK: Check = Check("gather_qmm_backward");
+
+/// `dx`, `[T, slots, K]` of dy's type.
+pub(super) fn backward_x(
+    gpu: &Gpu,
+    dy: &Tensor,
+    weight: &QuantizedTensor,
+    ids: &Tensor,
+    slots: usize,
+) -> Result<Tensor, KernelError> {
+    let (dtype, (n, k)) = (CHECK.float("dy", dy)?, (weight.n(), weight.k()));
+    let [tokens, top_k] = [0, 1].map(|i| ids.dim(i));
+    let shape = [tokens, slots, k];
+    if dy.is_empty() || k == 0 {
+        return Tensor::allocate_zeros(&shape, dtype.dtype(), dy.device());
+    }
+    let experts = weight.shape()[weight.shape().len() - 3];
+    let products = weight.rows() / (experts * n);
+    let (weights, dys) =
+        (weight.reshape(&[products, experts, n, k])?, dy.reshape(&[products, tokens, top_k, n])?);
+    let mut dx: Option<Tensor> = None;
+    for i in 0..products {
+        let one = transposed_weight(gpu, &weights.slice(i, i + 1)?.reshape(&[experts, n, k])?, dtype)?;
+        let part = gather_qmm(&dys.rows(i, i + 1)?.reshape(&[tokens, top_k, n])?, &one, ids)?;
+        dx = Some(match dx {
+            None => part,
+            Some(sum) => add(&sum, &part)?,
+        });
+    }
+    let dx = dx.expect("a weight that is not empty has a product");
+    if slots == top_k {
+        return Ok(dx);
+    }
+    let ones = Tensor::new(&vec![1f32; tokens * top_k], &[tokens, top_k], dy.device())?;
+    combine_experts(&dx, &ones)?.reshape(&shape)
+}
+
+/// Pairs that are sorted together, by as many units.
+const BLOCK: usize = 256;
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct SortSizes {
+    pairs: u32,
+    experts: u32,
+    blocks: u32,
+}
+
+/// A counting sort of pairs by expert, in three launches. This one finds each pair's place among those of its block that chose
+/// the same expert, and how many of a block chose each: `counts` is `[experts, blocks]`, zero before.
+#[kernel]
+fn gather_qmm_backward_count(ids: &[u32], places: &mut [u32], counts: &mut [u32], sizes: SortSizes) {
+    let pair = ABSOLUTE_POS;
+    if pair < sizes.pairs as usize && ids[pair] < sizes.experts {
+        let id = ids[pair];
+        let mut place = 0u32;
+        let mut count = 0u32;
+        let mut other = CUBE_POS * BLOCK;
+        let end = min(other + BLOCK, sizes.pairs as usize);
+        while other < end {
+            if ids[other] == id {
+                count += 1u32;
+                place += select(other < pair, 1u32, 0u32);
+            }
+            other += 1;
+        }
+        places[pair] = place;
+        if place == 0u32 {
+            counts[(id * sizes.blocks) as usize + CUBE_POS] = count;
+        }
+    }
+}
+
+/// Makes of each block's count the number of pairs that chose the same expert in blocks before it, and of `totals` those in all.
+#[kernel]
+fn gather_qmm_backward_scan(counts: &mut [u32], totals: &mut [u32], sizes: SortSizes) {
+    if ABSOLUTE_POS < sizes.experts as usize {
+        let mut sum = 0u32;
+        for block in 0..sizes.blocks as usize {
+            let at = ABSOLUTE_POS * sizes.blocks as usize + block;
+            let count = counts[at];
+            counts[at] = sum;
+            sum += count;
+        }
+        totals[ABSOLUTE_POS] = sum;
+    }
+}
+
+/// Puts the pairs in order: those of expert e are `order[starts[e]..starts[e + 1]]`. Pairs with an id that is no expert's are left out.
+#[kernel]
+fn gather_qmm_backward_order(
+    ids: &[u32],
+    places: &[u32],
+    counts: &[u32],
+    totals: &[u32],
+    starts: &mut [u32],
+    order: &mut [u32],
+    sizes: SortSizes,
+) {
+    let pair = ABSOLUTE_POS;
+    // As many units as pairs, and one more than experts.
+    let mut expert = pair as u32;
+    if pair < sizes.pairs as usize {
+        expert = ids[pair];
+    }
+    let mut start = 0u32;
+    for other in 0..min(expert, sizes.experts) as usize {
+        start += totals[other];
+    }
+    if pair < sizes.pairs as usize && expert < sizes.experts {
+        let before = counts[expert as usize * sizes.blocks as usize + pair / BLOCK];
+        order[(start + before + places[pair]) as usize] = pair as u32;
+    }
+    if pair <= sizes.experts as usize {
+        let mut first = 0u32;
+        for other in 0..pair {
+            first += totals[other];
+        }
+        starts[pair] = first;
+    }
+}
+
+/// Pairs by expert.
+struct Sorted {
+    order: Tensor,
+    starts: Tensor,
+}
+
+fn sorted(gpu: &Gpu, ids: &Tensor, experts: usize) -> Result<Sorted, KernelError> {
+    let (pairs, device) = (ids.len(), ids.device());
+    let blocks = pairs.div_ceil(BLOCK);
+    let new = |len: usize| Tensor::allocate(&[len], DType::U32, device);
+    let (places, totals, starts, order) = (new(pairs)?, new(experts)?, new(experts + 1)?, new(pairs)?);
+    let counts = Tensor::allocate_zeros(&[experts, blocks], DType::U32, device)?;
+    CHECK.index(counts.len())?;
+    let sizes = SortSizes {
+        pairs: CHECK.index(pairs)?,
+        experts: CHECK.index(experts)?,
+        blocks: CHECK.index(blocks)?,
+    };
+    let count = GatherQmmBackwardCount {
+        ids: ids.buffer()?,
+        places: places.buffer()?,
+        counts: counts.buffer()?,
+        sizes,
+    };
+    let scan = GatherQmmBackwardScan { counts: counts.buffer()?, totals: totals.buffer()?, sizes };
+    let put = GatherQmmBackwardOrder {
+        ids: ids.buffer()?,
+        places: places.buffer()?,
+        counts: counts.buffer()?,
+        totals: totals.buffer()?,
+        starts: starts.buffer()?,
+        order: order.buffer()?,
+        sizes,
+    };
+    let cubes = |len: usize| rows::cubes(len.div_ceil(BLOCK));
+    let target = gpu.target();
+    // SAFETY: the sizes are the tensors', and units past the last pair and expert write nothing.
+    unsafe {
+        gpu.launch(GatherQmmBackwardCount::kernel(target, BLOCK), cubes(pairs), count)?;
+        gpu.launch(GatherQmmBackwardScan::kernel(target, BLOCK), cubes(experts), scan)?;
+        gpu.launch(GatherQmmBackwardOrder::kernel(target, BLOCK), cubes(pairs.max(experts + 1)), put)?;
+    }
+    Ok(Sorted { order, starts })
+}
+
+/// Rows and columns of a tile of a matrix, and the sides of the square of units that share it.
+const TILE: usize = 64;
+const SIDE: usize = 16;
+/// Rows and columns of a unit.
+const EACH: usize = TILE / SIDE;
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct WeightSizes {
+    n: u32,
+    k: u32,
+    experts: u32,
+    /// Matrices of all products, and pairs of one.
+    matrices: u32,
+    pairs: u32,
+    /// Pairs that have the same row of x.
+    share: u32,
+}
+
+/// `dweight[p, e, n, k] = sum over the pairs of expert e of dy[p, pair, n] * x[pair / share, k]`, in the order of the pairs: a cube a
+/// tile.
+#[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
+#[kernel]
+fn gather_qmm_backward_weight(
+    x: &[f32],
+    dy: &[f32],
+    order: &[u32],
+    starts: &[u32],
+    dweight: &mut [f32],
+    sizes: WeightSizes,
+) {
+    let (n, k, share) = (sizes.n as usize, sizes.k as usize, sizes.share as usize);
+    let across = (k + comptime!(TILE - 1)) / TILE;
+    let down = (n + comptime!(TILE - 1)) / TILE;
+    let (matrix, tile) = (CUBE_POS / (across * down), CUBE_POS % (across * down));
+    let (n0, k0) = (tile / across * TILE, tile % across * TILE);
+    // Cubes past the last matrix have no pairs, and write nothing.
+    let known = matrix < sizes.matrices as usize;
+    let mut first = 0usize;
+    let mut end = 0usize;
+    if known {
+        first = starts[matrix % sizes.experts as usize] as usize;
+        end = starts[matrix % sizes.experts as usize + 1] as usize;
+    }
+    let dy0 = matrix / sizes.experts as usize * sizes.pairs as usize;
+    let row = n0 + UNIT_POS_X as usize / SIDE;
+    let column = k0 + UNIT_POS_X as usize % SIDE;
+    let mut sums = Array::<f32>::new(comptime!(EACH * EACH));
+    #[unroll]
+    for i in 0..comptime!(EACH * EACH) {
+        sums[i] = 0.0;
+    }
+    while first < end {
+        let pair = order[first] as usize;
+        let (dy_row, x_row) = ((dy0 + pair) * n, pair / share * k);
+        let mut left = Array::<f32>::new(EACH);
+        #[unroll]
+        for i in 0..EACH {
+            // Rows and columns past the last are computed and not stored.
+            left[i] = dy[dy_row + min(row + comptime!(i * SIDE), n - 1)];
+        }
+        #[unroll]
+        for j in 0..EACH {
+            let right = x[x_row + min(column + comptime!(j * SIDE), k - 1)];
+            #[unroll]
+            for i in 0..EACH {
+                sums[i * EACH + j] = fma(left[i], right, sums[i * EACH + j]);
+            }
+        }
+        first += 1;
+    }
+    #[unroll]
+    for i in 0..EACH {
+        #[unroll]
+        for j in 0..EACH {
+            let (at_n, at_k) = (row + comptime!(i * SIDE), column + comptime!(j * SIDE));
+            if known && at_n < n && at_k < k {
+                dweight[(matrix * n + at_n) * k + at_k] = sums[i * EACH + j];
+            }
+        }
+    }
+}
+
+/// The gradient of all values of all experts of a weight `[.., E, N, K]`; x and dy are f32.
+pub(super) fn backward_weight(
+    gpu: &Gpu,
+    [x, dy]: [&Tensor; 2],
+    weight: &QuantizedTensor,
+    ids: &Tensor,
+) -> Result<Tensor, KernelError> {
+    let (n, k) = (weight.n(), weight.k());
+    if x.is_empty() || dy.is_empty() {
+        return Tensor::allocate_zeros(weight.shape(), DType::F32, dy.device());
+    }
+    let dweight = Tensor::allocate(weight.shape(), DType::F32, dy.device())?;
+    let (experts, pairs) = (weight.shape()[weight.shape().len() - 3], ids.len());
+    let matrices = weight.rows() / n;
+    let Sorted { order, starts } = sorted(gpu, ids, experts)?;
+    CHECK.index(dweight.len().max(x.len()).max(dy.len()))?;
+    let sizes = WeightSizes {
+        n: CHECK.index(n)?,
+        k: CHECK.index(k)?,
+        experts: CHECK.index(experts)?,
+        matrices: CHECK.index(matrices)?,
+        pairs: CHECK.index(pairs)?,
+        share: CHECK.index(if x.dim(1) == 1 { ids.dim(1) } else { 1 })?,
+    };
+    let arguments = GatherQmmBackwardWeight {
+        x: x.buffer()?,
+        dy: dy.buffer()?,
+        order: order.buffer()?,
+        starts: starts.buffer()?,
+        dweight: dweight.buffer()?,
+        sizes,
+    };
+    let cubes = rows::cubes(matrices * n.div_ceil(TILE) * k.div_ceil(TILE));
+    // SAFETY: the sizes are the tensors', and the order names pairs alone.
+    unsafe { gpu.launch(weight_kernel(gpu.target()), cubes, arguments)? };
+    Ok(dweight)
+}
+
+fn weight_kernel(target: &Target) -> Kernel<GatherQmmBackwardWeight<'static>> {
+    GatherQmmBackwardWeight::kernel(target, SIDE * SIDE)
+}
+
+#[cfg(test)]
+inventory::submit!(crate::gpu::tests::Kernels(kernels));
+
+#[cfg(test)]
+fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    vec![
+        GatherQmmBackwardCount::kernel(target, BLOCK).code(),
+        GatherQmmBackwardScan::kernel(target, BLOCK).code(),
+        GatherQmmBackwardOrder::kernel(target, BLOCK).code(),
+        weight_kernel(target).code(),
+    ]
+}
