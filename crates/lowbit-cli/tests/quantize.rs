@@ -248,6 +248,42 @@ fn learning_writes_a_checkpoint_and_a_log() {
     }
 }
 
+/// Kills a run after its first steps, and goes on.
+#[test]
+fn learning_that_was_killed_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.txt"), text()).unwrap();
+    let run = |output: &str, more: &[&str]| {
+        let learn: Vec<&str> = LEARN.into_iter().map(|x| if x == "new" { output } else { x }).collect();
+        quantize(folder.path(), "", TINY, &[&learn[..], &["--data", "data.txt"], more].concat())
+    };
+    succeeds(run("whole", &["--log", "whole.csv"]).output().unwrap());
+    let state = folder.path().join("new.lowbit-learning");
+    let mut killed = run("new", &["--log", "log.csv", "--resume"]).spawn().unwrap();
+    while !state.exists() && killed.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    // The state would be gone, had the run ended first.
+    assert!(state.exists() && !folder.path().join("new").exists());
+    let message = refusal(run("new", &["--log", "log.csv"]));
+    assert!(message.contains("log.csv: File exists"), "{message}");
+    let message = refusal(run("new", &[]));
+    assert!(message.contains("new.lowbit-learning is the state of a run that was interrupted"), "{message}");
+    succeeds(run("new", &["--log", "log.csv", "--resume"]).output().unwrap());
+    assert!(files(&folder.path().join("new")) == files(&folder.path().join("whole")));
+    let steps = |name: &str| {
+        let log = std::fs::read_to_string(folder.path().join(name)).unwrap();
+        let rows = log.lines().map(|line| line.rsplit_once(',').unwrap().0.to_owned());
+        rows.collect::<Vec<_>>()
+    };
+    assert_eq!(steps("log.csv"), steps("whole.csv"));
+    assert_eq!(names(folder.path()), ["data.txt", "log.csv", "new", "whole", "whole.csv"]);
+    let message = refusal(run("other", &["--log", "data.txt", "--resume"]));
+    assert!(message.contains("data.txt: is no log of learning"), "{message}");
+}
+
 #[test]
 fn data_that_nothing_can_be_learned_from_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().unwrap();

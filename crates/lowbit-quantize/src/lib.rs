@@ -14,7 +14,7 @@ mod tensor;
 
 pub use error::QuantizeError;
 pub use gguf::{GgufOptions, Mix, quantize_to_gguf};
-pub use learn::{Data, Learn, LearnOptions, LearnProgress, LearnReport, default_rate};
+pub use learn::{Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Saving, default_rate};
 pub use round::{Learning, Progress, QuantizeOptions, quantize, quantize_and_learn};
 pub use rule::Rule;
 pub use summary::{Fallback, Kind, KindSummary, Summary};

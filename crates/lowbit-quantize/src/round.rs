@@ -1,4 +1,4 @@
-use crate::learn::{Data, LearnOptions, LearnProgress, LearnReport, Trainer};
+use crate::learn::{Data, LearnOptions, LearnProgress, LearnReport, Saving, Trainer};
 use crate::mlx::targets;
 use crate::tensor::{Encoded, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
@@ -115,6 +115,8 @@ pub struct Learning<'a> {
     pub data: &'a Data,
     pub options: &'a LearnOptions,
     pub device: &'a Device,
+    /// Where the state is saved that an interrupted run goes on from.
+    pub saving: Option<Saving<'a>>,
 }
 
 /// What [`quantize_and_learn`] says while it works.
@@ -152,7 +154,7 @@ pub fn quantize_and_learn(
     let student = Model::load_for(&Checkpoint::open(&rounded)?, target)?;
     let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
     let trainer = Trainer::new([&teacher, &student], learning.data, learning.options, original)?;
-    let (weights, report) = trainer.run(|step| progress(Progress::Learning(step)))?;
+    let (weights, report) = trainer.run(learning.saving, |step| progress(Progress::Learning(step)))?;
     drop(student);
     std::fs::remove_dir_all(&rounded).map_err(io)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
@@ -162,6 +164,7 @@ pub fn quantize_and_learn(
     };
     let summary = plan.write(staged.path(), encode, &mut tensors)?;
     plan.commit(staged, tensors)?;
+    learning.saving.map_or(Ok(()), |saving| saving.remove())?;
     Ok((summary, report))
 }
 

@@ -3,8 +3,8 @@
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
 use lowbit_quantize::{
-    Data, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, QuantizeOptions, quantize,
-    quantize_and_learn,
+    Data, Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, QuantizeOptions,
+    Saving, quantize, quantize_and_learn,
 };
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn learn(
     options: &LearnOptions,
 ) -> Result<LearnReport, QuantizeError> {
     let (data, device) = (data(32), Device::cpu(Some(threads)).unwrap());
-    let learning = Learning { data: &data, options, device: &device };
+    let learning = Learning { data: &data, options, device: &device, saving: None };
     quantize_and_learn(&checkpoint(name), output, &to_3_bits(), learning, |_| Continue(()))
         .map(|(_, report)| report)
 }
@@ -114,7 +114,7 @@ fn an_interruption_and_bad_options_leave_nothing() {
     let output = folder.path().join("output");
     let (data, device) = (data(32), Device::cpu(Some(2)).unwrap());
     let run = |options: &LearnOptions, steps: u32| {
-        let learning = Learning { data: &data, options, device: &device };
+        let learning = Learning { data: &data, options, device: &device, saving: None };
         let progress = |progress: Progress<'_>| match progress {
             Progress::Learning(done) if done.step == steps => Break(()),
             _ => Continue(()),
@@ -135,4 +135,112 @@ fn an_interruption_and_bad_options_leave_nothing() {
     assert_eq!(rate, "learning: rate is NaN, but a finite number above 0 is wanted");
     let temperature = with(&|options| options.temperature = 0.0);
     assert_eq!(temperature, "learning: temperature is 0, but a finite number above 0 is wanted");
+}
+
+/// Learns until `each`, which sees the number of every step, says to stop.
+fn learn_saving(
+    output: &Path,
+    saving: Saving<'_>,
+    options: &LearnOptions,
+    mut each: impl FnMut(u32) -> bool,
+) -> Result<LearnReport, QuantizeError> {
+    let (data, device) = (data(32), Device::cpu(Some(2)).unwrap());
+    let learning = Learning { data: &data, options, device: &device, saving: Some(saving) };
+    let progress = |progress: Progress<'_>| match progress {
+        Progress::Learning(done) if each(done.step) => Break(()),
+        _ => Continue(()),
+    };
+    quantize_and_learn(&checkpoint("qwen3_next"), output, &to_3_bits(), learning, progress)
+        .map(|(_, report)| report)
+}
+
+#[test]
+fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, state) = (folder.path().join("whole"), folder.path().join("state"));
+    // Validated after steps 4, 8 and 12 of 14: enough to go through the windows more than once.
+    let mut options = options(Learn::Codes);
+    (options.steps, options.batch, options.validate_every) = (14, 20, 4);
+    let device = Device::cpu(Some(2)).unwrap();
+    let text = data(32);
+    let learning = Learning { data: &text, options: &options, device: &device, saving: None };
+    let (_, want) =
+        quantize_and_learn(&checkpoint("qwen3_next"), &whole, &to_3_bits(), learning, |_| Continue(()))
+            .unwrap();
+    let resume = Saving { path: &state, found: Found::Resume };
+
+    // Stopped, in the middle of an interval and at the end of one.
+    let stopped = folder.path().join("stopped");
+    for last in [3, 8] {
+        let error = learn_saving(&stopped, resume, &options, |step| step == last).unwrap_err();
+        assert!(matches!(error, QuantizeError::Interrupted), "{error}");
+        assert!(state.exists() && !stopped.exists());
+    }
+    let mut seen = vec![];
+    let report = learn_saving(&stopped, resume, &options, |step| {
+        seen.push(step);
+        false
+    });
+    assert_eq!(seen, (9..=14).collect::<Vec<_>>());
+    assert_eq!(format!("{:?}", report.unwrap()), format!("{want:?}"));
+    assert!(files(&stopped) == files(&whole) && !state.exists());
+
+    // Killed after step 7: what is on the disk is of step 4.
+    let (killed, kept) = (folder.path().join("killed"), folder.path().join("kept"));
+    let error = learn_saving(&killed, resume, &options, |step| {
+        if step == 7 {
+            std::fs::copy(&state, &kept).unwrap();
+        }
+        step == 7
+    });
+    assert!(error.is_err());
+    std::fs::rename(&kept, &state).unwrap();
+    let mut first = None;
+    let report = learn_saving(&killed, resume, &options, |step| {
+        first.get_or_insert(step);
+        false
+    });
+    assert_eq!((first, format!("{:?}", report.unwrap())), (Some(5), format!("{want:?}")));
+    assert!(files(&killed) == files(&whole));
+}
+
+#[test]
+fn states_that_cannot_be_gone_on_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, state) = (folder.path().join("output"), folder.path().join("state"));
+    let mut options = options(Learn::Scales);
+    (options.steps, options.batch, options.validate_every) = (3, 2, 1);
+    let saving = |found| Saving { path: &state, found };
+    let run = |found, options: &LearnOptions| {
+        learn_saving(&output, saving(found), options, |_| false).unwrap_err().to_string()
+    };
+    learn_saving(&output, saving(Found::Refuse), &options, |_| true).unwrap_err();
+    let whole = std::fs::read(&state).unwrap();
+    let refused = |error: String, problem: &str| {
+        assert_eq!(error, format!("learning: {} {problem}", state.display()));
+        assert!(!output.exists());
+    };
+    let there = "is the state of a run that was interrupted: resume that one, or replace it";
+    refused(run(Found::Refuse, &options), there);
+    let mut other = options.clone();
+    other.seed = 5;
+    refused(run(Found::Resume, &other), "is of another run: seed was 0, and is 5");
+    for (at, byte) in [(0, 1), (30, 1), (whole.len() / 2, 1), (whole.len() - 1, 1)] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= byte;
+        std::fs::write(&state, bytes).unwrap();
+        refused(run(Found::Resume, &options), "is damaged");
+    }
+    for length in [0, 1, 31, 32, whole.len() - 1] {
+        std::fs::write(&state, &whole[..length]).unwrap();
+        refused(run(Found::Resume, &options), "is damaged");
+    }
+    // A state whose digest is right, of something else.
+    for content in ["", "lowbit learning 1\n", "lowbit learning 1\n{}\n", "lowbit learning 1\nnull\n"] {
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(content);
+        std::fs::write(&state, [content.as_bytes(), &digest].concat()).unwrap();
+        assert!(run(Found::Resume, &options).contains(&state.display().to_string()), "{content}");
+    }
+    learn_saving(&output, saving(Found::Replace), &options, |_| false).unwrap();
+    assert!(output.exists() && !state.exists());
 }

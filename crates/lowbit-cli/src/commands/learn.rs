@@ -4,10 +4,10 @@ use crate::options::at_least_one;
 use crate::{Failure, habits, out};
 use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
 use lowbit_files::shown;
-use lowbit_quantize::{Data, Learn, LearnOptions, LearnProgress, LearnReport};
+use lowbit_quantize::{Data, Found, Learn, LearnOptions, LearnProgress, LearnReport};
 use serde_json::{Map, Value};
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -37,6 +37,10 @@ pub struct LearnArguments {
     /// Decides in which order windows are learned from.
     #[arg(long, default_value_t = 0, requires = "learn")]
     seed: u64,
+    /// Go on where this command was interrupted: the result is that of an uninterrupted run, to the last bit. Without a state from an
+    /// earlier run, which is beside the output, it begins at the first step.
+    #[arg(long, requires = "learn")]
+    resume: bool,
     /// Write a line per step to this CSV file.
     #[arg(long, value_name = "FILE", requires = "learn")]
     log: Option<PathBuf>,
@@ -62,17 +66,36 @@ impl LearnArguments {
         Ok(Some((options, Data::new(&texts(file, checkpoint)?, self.context)?)))
     }
 
-    /// The file that each step is written to, which must be new unless it may be replaced.
+    /// Whether a run goes on that was interrupted.
+    pub fn resumes(&self) -> bool {
+        self.resume
+    }
+
+    /// What is done with the state of an earlier run.
+    pub fn found(&self, replace: bool) -> Found {
+        match (self.resume, replace) {
+            (true, _) => Found::Resume,
+            (false, true) => Found::Replace,
+            (false, false) => Found::Refuse,
+        }
+    }
+
+    /// The file that each step is written to, which must be new unless it may be replaced or the run goes on.
     pub fn log(&self, replace: bool) -> Result<Option<Log>, Failure> {
         let Some(path) = &self.log else { return Ok(None) };
-        let file = if replace { File::create(path) } else { File::create_new(path) };
-        let mut log = Log {
-            file: file.map_err(|error| failed(path, &error))?,
-            path: path.clone(),
-            start: Instant::now(),
+        let earlier = match std::fs::read_to_string(path) {
+            Ok(text) if self.resume => text,
+            Err(error) if self.resume && error.kind() != ErrorKind::NotFound => {
+                return Err(failed(path, &error));
+            }
+            _ => String::new(),
         };
-        log.line(format_args!("step,loss,held_out,tokens,seconds"))?;
-        Ok(Some(log))
+        let file = match self.resume || replace {
+            true => File::options().write(true).create(true).truncate(!self.resume).open(path),
+            false => File::create_new(path),
+        };
+        let file = file.map_err(|error| failed(path, &error))?;
+        Ok(Some(Log { file, path: path.clone(), earlier: Some(earlier), start: Instant::now(), before: 0.0 }))
     }
 
     /// Removes a log without steps: of a run that was refused.
@@ -92,20 +115,45 @@ fn failed(path: &Path, problem: &dyn std::fmt::Display) -> Failure {
 pub struct Log {
     file: File,
     path: PathBuf,
+    /// What the file said before, until the first step: of a run that goes on, the steps before that stay.
+    earlier: Option<String>,
     start: Instant,
+    /// Seconds until the last step that stays.
+    before: f64,
 }
+
+const HEADER: &str = "step,loss,held_out,tokens,seconds";
 
 impl Log {
     /// # Errors
-    /// The file's.
+    /// The file's; a file that is no log.
     pub fn step(&mut self, done: &LearnProgress) -> Result<(), Failure> {
         let LearnProgress { step, loss, validation, tokens, .. } = done;
+        if let Some(earlier) = self.earlier.take() {
+            self.begin(&earlier, *step)?;
+        }
         let validation = validation.map(|loss| loss.to_string()).unwrap_or_default();
-        let seconds = self.start.elapsed().as_secs_f64();
-        self.line(format_args!("{step},{loss},{validation},{tokens},{seconds:.3}"))
+        let seconds = self.before + self.start.elapsed().as_secs_f64();
+        self.line(&format!("{step},{loss},{validation},{tokens},{seconds:.3}"))
     }
 
-    fn line(&mut self, line: std::fmt::Arguments<'_>) -> Result<(), Failure> {
+    /// Writes what stays of an earlier run: all before `step`.
+    fn begin(&mut self, earlier: &str, step: u32) -> Result<(), Failure> {
+        let mut lines = earlier.lines();
+        if lines.next().is_some_and(|line| line != HEADER) {
+            return Err(failed(&self.path, &"is no log of learning that could be gone on with"));
+        }
+        self.file.set_len(0).map_err(|error| failed(&self.path, &error))?;
+        self.line(HEADER)?;
+        let column = |line: &str, i: usize| line.split(',').nth(i).and_then(|x| x.parse::<f64>().ok());
+        for line in lines.take_while(|line| column(line, 0).is_some_and(|earlier| earlier < step.into())) {
+            self.before = column(line, 4).unwrap_or(self.before);
+            self.line(line)?;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str) -> Result<(), Failure> {
         writeln!(self.file, "{line}").map_err(|error| failed(&self.path, &error))
     }
 }

@@ -4,12 +4,15 @@ use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit_files::Checkpoint;
 use lowbit_quantize::{
-    GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule, Summary,
-    quantize, quantize_and_learn, quantize_to_gguf,
+    GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule, Saving,
+    Summary, quantize, quantize_and_learn, quantize_to_gguf,
 };
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// What the name of the state of learning ends with, beside the output's.
+const STATE: &str = ".lowbit-learning";
 
 /// MLX's modes.
 const MODES: [&str; 4] = ["affine", "mxfp4", "mxfp8", "nvfp4"];
@@ -86,9 +89,12 @@ impl Arguments {
             return Err(format!("--learn goes with {modes}; weights in {format} do not learn yet").into());
         }
         let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
-        let learning = Learning { data: &data, options: &options, device: &device };
+        let state = [self.output.as_os_str(), STATE.as_ref()].join("".as_ref());
+        let saving = Saving { path: state.as_ref(), found: self.learn.found(self.force) };
+        let learning = Learning { data: &data, options: &options, device: &device, saving: Some(saving) };
         let bar = progress::bar("rounding", 0);
-        let (mut failure, mut speed, mut start, mut steps_done) = (None, 0.0, Instant::now(), 0);
+        let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
+        let (mut learned, mut steps_done) = (0, 0);
         let result = quantize_and_learn(checkpoint, &self.output, &self.options(), learning, |progress| {
             match progress {
                 Progress::Tensors(done, all) => {
@@ -97,11 +103,12 @@ impl Arguments {
                     start = Instant::now();
                 }
                 Progress::Learning(done) => {
-                    let LearnProgress { step, steps, loss, tokens, .. } = *done;
+                    let LearnProgress { step, steps, loss, step_tokens, .. } = *done;
                     bar.set_length(steps.into());
                     bar.set_position(step.into());
                     steps_done = step;
-                    speed = tokens as f64 / start.elapsed().as_secs_f64();
+                    learned += step_tokens;
+                    speed = learned as f64 / start.elapsed().as_secs_f64();
                     bar.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s"));
                     failure = log.as_mut().and_then(|log| log.step(done).err());
                 }
@@ -109,7 +116,7 @@ impl Arguments {
             if interrupts.stop() || failure.is_some() { Break(()) } else { Continue(()) }
         });
         bar.finish_and_clear();
-        if result.is_err() && steps_done == 0 {
+        if result.is_err() && steps_done == 0 && !self.learn.resumes() {
             self.learn.remove_log();
         }
         if let Some(failure) = failure {

@@ -80,6 +80,16 @@ impl Order {
         self.rest.pop().expect("there are windows")
     }
 
+    /// The random numbers' state, the windows that are still to come before all come again, and how many there are in all.
+    pub fn parts(&self) -> (u64, &[usize], usize) {
+        (self.random, &self.rest, self.count)
+    }
+
+    /// The inverse of [`Self::parts`].
+    pub fn from_parts((random, rest, count): (u64, Vec<usize>, usize)) -> Self {
+        Self { random, rest, count }
+    }
+
     fn below(&mut self, n: usize) -> usize {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;

@@ -4,10 +4,12 @@
 
 mod adam;
 mod data;
+mod state;
 mod trainer;
 mod weight;
 
 pub use data::Data;
+pub use state::{Found, Saving};
 pub(crate) use trainer::Trainer;
 pub(crate) use weight::LearnedWeight;
 
@@ -93,8 +95,9 @@ pub struct LearnProgress {
     pub validation: Option<f64>,
     /// Whether that was so bad that the weights went back to the best ones, and rates were halved.
     pub went_back: bool,
-    /// Tokens learned from so far.
+    /// Tokens learned from so far, also before the run was interrupted, and in this step.
     pub tokens: u64,
+    pub step_tokens: u64,
 }
 
 /// What was learned.

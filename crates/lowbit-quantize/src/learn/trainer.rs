@@ -1,6 +1,7 @@
 use super::adam::{Step, rate};
 use super::data::Order;
-use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, default_rate};
+use super::state::Identity;
+use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, Saving, default_rate};
 use crate::QuantizeError;
 use lowbit_models::tape::{Gradients, Parameters};
 use lowbit_models::{Distillation, Model};
@@ -14,7 +15,23 @@ const PASS: usize = 2048;
 /// A divergence this much worse than the best is no noise.
 const DIVERGED: f64 = 2.0;
 
-type Weights = BTreeMap<Arc<str>, LearnedWeight>;
+/// Those that are learned, by name.
+pub(super) type Weights = BTreeMap<Arc<str>, LearnedWeight>;
+
+/// Where a run is after a step: with its weights all that the steps to come depend on.
+pub(super) struct Position {
+    pub step: u32,
+    pub tokens: u64,
+    /// What rates are multiplied with, because learning diverged.
+    pub factor: f32,
+    pub order: Order,
+    /// The lowest divergence of the tokens held out, and the weights then.
+    pub best: (f64, Weights),
+    pub best_step: u32,
+    /// That of the weights as they were rounded.
+    pub before: f64,
+    pub went_back: u32,
+}
 
 /// Learns a student's weights.
 pub struct Trainer<'a> {
@@ -54,44 +71,73 @@ impl<'a> Trainer<'a> {
         Ok(Self { student, distillation, data, options, weights, report })
     }
 
-    /// Learns, and gives the best weights. `progress` is called after each step; `Break` stops.
+    /// Learns, and gives the best weights. `progress` is called after each step; `Break` stops, once the state is saved.
     ///
     /// # Errors
-    /// [`QuantizeError::Interrupted`]; as [`Distillation::gradients`].
+    /// [`QuantizeError::Interrupted`]; as [`Distillation::gradients`]; those of the state, if one is saved.
     pub fn run(
         mut self,
+        saving: Option<Saving<'_>>,
         mut progress: impl FnMut(&LearnProgress) -> ControlFlow<()>,
     ) -> Result<(Weights, LearnReport), QuantizeError> {
-        let LearnOptions { steps, seed, validate_every, .. } = *self.options;
-        let mut order = Order::new(self.data.train().len(), seed);
-        let (mut factor, mut tokens) = (1.0, 0);
-        let mut best = (self.validate()?, self.weights.clone());
-        (self.report.before, self.report.after) = (best.0, best.0);
-        for step in 1..=steps {
-            let windows: Vec<&[u32]> =
-                (0..self.options.batch).map(|_| &self.data.train()[order.next()][..]).collect();
-            tokens += windows.iter().map(|window| window.len() as u64).sum::<u64>();
-            let loss = self.step(&windows, step, factor)?;
-            let mut done = LearnProgress { step, steps, loss, validation: None, went_back: false, tokens };
-            if step.is_multiple_of(validate_every) || step == steps {
-                let kl = self.validate()?;
-                done.validation = Some(kl);
-                if kl < best.0 {
-                    best = (kl, self.weights.clone());
-                    self.report.best_step = step;
-                } else if kl.is_nan() || kl > DIVERGED * best.0 {
-                    self.weights.clone_from(&best.1);
-                    factor *= 0.5;
-                    self.report.went_back += 1;
-                    done.went_back = true;
-                }
+        let identity = Identity::new(self.options, self.data, &self.weights);
+        let saved = saving.map(|saving| saving.load(&identity, &mut self.weights)).transpose()?.flatten();
+        let mut position = saved.map_or_else(|| self.start(), Ok)?;
+        while position.step < self.options.steps {
+            let done = self.advance(&mut position)?;
+            let stop = progress(&done).is_break();
+            if let Some(saving) = saving.filter(|_| stop || done.validation.is_some()) {
+                saving.save(&identity, &self.weights, &position)?;
             }
-            if progress(&done).is_break() {
+            if stop {
                 return Err(QuantizeError::Interrupted);
             }
         }
-        self.report.after = best.0;
-        Ok((best.1, self.report))
+        let Position { best, best_step, before, went_back, .. } = position;
+        Ok((best.1, LearnReport { before, after: best.0, best_step, went_back, ..self.report }))
+    }
+
+    /// Before the first step.
+    fn start(&self) -> Result<Position, QuantizeError> {
+        let before = self.validate()?;
+        Ok(Position {
+            step: 0,
+            tokens: 0,
+            factor: 1.0,
+            order: Order::new(self.data.train().len(), self.options.seed),
+            best: (before, self.weights.clone()),
+            best_step: 0,
+            before,
+            went_back: 0,
+        })
+    }
+
+    /// Takes a step, and validates where that is due.
+    fn advance(&mut self, position: &mut Position) -> Result<LearnProgress, QuantizeError> {
+        let LearnOptions { steps, batch, validate_every, .. } = *self.options;
+        let windows: Vec<&[u32]> =
+            (0..batch).map(|_| &self.data.train()[position.order.next()][..]).collect();
+        let step_tokens = windows.iter().map(|window| window.len() as u64).sum::<u64>();
+        position.step += 1;
+        position.tokens += step_tokens;
+        let (step, tokens) = (position.step, position.tokens);
+        let loss = self.step(&windows, step, position.factor)?;
+        let mut done =
+            LearnProgress { step, steps, loss, validation: None, went_back: false, tokens, step_tokens };
+        if step.is_multiple_of(validate_every) || step == steps {
+            let kl = self.validate()?;
+            done.validation = Some(kl);
+            if kl < position.best.0 {
+                position.best = (kl, self.weights.clone());
+                position.best_step = step;
+            } else if kl.is_nan() || kl > DIVERGED * position.best.0 {
+                self.weights.clone_from(&position.best.1);
+                position.factor *= 0.5;
+                position.went_back += 1;
+                done.went_back = true;
+            }
+        }
+        Ok(done)
     }
 
     /// One step; the mean divergence of the windows' tokens before it.

@@ -68,6 +68,16 @@ impl LearnedWeight {
         }))
     }
 
+    /// All that changes while it learns: numbers, and codes.
+    pub fn state(&self) -> (Vec<&Learned>, &[u8]) {
+        ([&self.scales, &self.biases].into_iter().chain(&self.latent).collect(), &self.codes)
+    }
+
+    /// The same, to be changed.
+    pub fn state_mut(&mut self) -> (Vec<&mut Learned>, &mut [u8]) {
+        ([&mut self.scales, &mut self.biases].into_iter().chain(&mut self.latent).collect(), &mut self.codes)
+    }
+
     /// How it is quantised.
     pub fn format(&self) -> Format {
         self.format

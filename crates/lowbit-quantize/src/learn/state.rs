@@ -1,0 +1,256 @@
+//! The state of learning on disk, from which an interrupted run goes on.
+//!
+//! ```text
+//! lowbit learning 1\n
+//! a line of JSON: what is learned from what (a run of something else is refused), and where it is
+//! u8 and f32, little-endian: of each weight in the order of names its latest and its best numbers
+//! SHA-256 of all before it
+//! ```
+
+use super::adam::Learned;
+use super::data::Order;
+use super::trainer::{Position, Weights};
+use super::{Data, LearnOptions, LearnedWeight};
+use crate::QuantizeError;
+use lowbit_files::shown_path;
+use lowbit_files::staging::{Existing, Staged};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+const MAGIC: &[u8] = b"lowbit learning 1\n";
+const DIGEST: usize = 32;
+
+/// Where a run of learning saves its state: after each validation, and when it is stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Saving<'a> {
+    /// The file, which is gone when the run ends.
+    pub path: &'a Path,
+    /// What to do with one that is there.
+    pub found: Found,
+}
+
+/// What to do with the state of an earlier run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is an error: neither lost nor taken without being asked.
+    Refuse,
+    /// Go on from it. The result is what an uninterrupted run gives, bit for bit.
+    Resume,
+    /// Begin anew.
+    Replace,
+}
+
+/// What a run is of: a state of another one is refused.
+#[derive(Debug)]
+pub(super) struct Identity(Map<String, Value>);
+
+impl Identity {
+    pub fn new(options: &LearnOptions, data: &Data, weights: &Weights) -> Self {
+        let LearnOptions { learn, steps, batch, rate, temperature, seed, validate_every } = options;
+        let mut text = Sha256::new();
+        for window in data.train().iter().chain([&vec![]]).chain(data.held_out()) {
+            text.update((window.len() as u64).to_le_bytes());
+            window.iter().for_each(|id| text.update(id.to_le_bytes()));
+        }
+        let mut rounded = Sha256::new();
+        for (name, weight) in weights {
+            rounded.update(name.as_bytes());
+            weight.components().iter().for_each(|bytes| rounded.update(bytes));
+        }
+        let identity = json!({
+            "learn": format!("{learn:?}"), "steps": steps, "batch": batch, "rate": rate, "temperature": temperature,
+            "seed": seed, "validate_every": validate_every,
+            "data": hexadecimal(text), "weights": hexadecimal(rounded),
+        });
+        let Value::Object(identity) = identity else { unreachable!("it was written as an object") };
+        Self(identity)
+    }
+
+    /// The first key in which another run differs.
+    fn difference(&self, other: &Value) -> Option<String> {
+        let key = self.0.iter().find(|(key, mine)| other.get(key.as_str()) != Some(mine));
+        key.map(|(key, mine)| format!("{key} was {}, and is {mine}", other.get(key).unwrap_or(&Value::Null)))
+    }
+}
+
+fn hexadecimal(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Saving<'_> {
+    /// The state to go on from. `weights` are those of a new run, and become the saved ones.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another run.
+    pub(super) fn load(
+        &self,
+        identity: &Identity,
+        weights: &mut Weights,
+    ) -> Result<Option<Position>, QuantizeError> {
+        let bytes = match std::fs::read(self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(QuantizeError::Io { path: self.path.to_path_buf(), error }),
+            Ok(_) if self.found == Found::Replace => return Ok(None),
+            Ok(_) if self.found == Found::Refuse => {
+                return Err(
+                    self.refuse("is the state of a run that was interrupted: resume that one, or replace it")
+                );
+            }
+            Ok(bytes) => bytes,
+        };
+        let damaged = || self.refuse("is damaged");
+        let (content, digest) =
+            bytes.split_at_checked(bytes.len().wrapping_sub(DIGEST)).ok_or_else(damaged)?;
+        if Sha256::digest(content)[..] != *digest {
+            return Err(damaged());
+        }
+        let rest =
+            content.strip_prefix(MAGIC).ok_or_else(|| self.refuse("is of another version of lowbit"))?;
+        let line = rest.iter().position(|&byte| byte == b'\n').ok_or_else(damaged)?;
+        let (header, mut numbers) = (&rest[..line], &rest[line + 1..]);
+        let header: Value = serde_json::from_slice(header).map_err(|_| damaged())?;
+        if let Some(difference) = identity.difference(&header["run"]) {
+            return Err(self.refuse(&format!("is of another run: {difference}")));
+        }
+        let mut best = weights.clone();
+        for (latest, best) in weights.values_mut().zip(best.values_mut()) {
+            latest.read(&mut numbers).and_then(|()| best.read(&mut numbers)).ok_or_else(damaged)?;
+        }
+        let position = Position::from_json(&header["position"], best).filter(|_| numbers.is_empty());
+        position.map(Some).ok_or_else(damaged)
+    }
+
+    /// Writes the state, so that the one before is there until this one is whole.
+    pub(super) fn save(
+        &self,
+        identity: &Identity,
+        weights: &Weights,
+        position: &Position,
+    ) -> Result<(), QuantizeError> {
+        let mut staged = Staged::file(self.path, Existing::Replace)?;
+        let mut out = Hashed { out: BufWriter::new(staged.file_handle()), digest: Sha256::new() };
+        let header = json!({ "run": identity.0, "position": position.to_json() });
+        let write = |out: &mut Hashed<BufWriter<&mut File>>| {
+            out.put(MAGIC)?;
+            out.put(format!("{header}\n").as_bytes())?;
+            for (latest, best) in weights.values().zip(position.best.1.values()) {
+                latest.write(|bytes| out.put(bytes))?;
+                best.write(|bytes| out.put(bytes))?;
+            }
+            let digest = out.digest.clone().finalize();
+            out.put(&digest)?;
+            out.out.flush()
+        };
+        write(&mut out).map_err(|error| QuantizeError::Io { path: self.path.to_path_buf(), error })?;
+        drop(out);
+        Ok(staged.commit()?)
+    }
+
+    /// Removes the state, when the run has ended.
+    pub(crate) fn remove(&self) -> Result<(), QuantizeError> {
+        match std::fs::remove_file(self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(QuantizeError::Io { path: self.path.to_path_buf(), error })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse(&self, problem: &str) -> QuantizeError {
+        QuantizeError::Learn(format!("{} {problem}", shown_path(self.path)))
+    }
+}
+
+/// A file, and the digest of what was written.
+struct Hashed<W> {
+    out: W,
+    digest: Sha256,
+}
+
+impl<W: Write> Hashed<W> {
+    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.digest.update(bytes);
+        self.out.write_all(bytes)
+    }
+}
+
+impl Learned {
+    fn write<E>(&self, put: &mut impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        for numbers in [&self.values, &self.mean, &self.square] {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            put(&bytes)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, from: &mut &[u8]) -> Option<()> {
+        for numbers in [&mut self.values, &mut self.mean, &mut self.square] {
+            let bytes = from.split_off(..4 * numbers.len())?;
+            for (x, bytes) in numbers.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *x = f32::from_le_bytes(*bytes);
+            }
+        }
+        Some(())
+    }
+}
+
+impl LearnedWeight {
+    /// Hands over all that changes while it learns.
+    fn write<E>(&self, mut put: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let (numbers, codes) = self.state();
+        numbers.into_iter().try_for_each(|learned| learned.write(&mut put))?;
+        put(codes)
+    }
+
+    /// The inverse: `None` where `from` ends too early.
+    fn read(&mut self, from: &mut &[u8]) -> Option<()> {
+        let (numbers, codes) = self.state_mut();
+        numbers.into_iter().try_for_each(|learned| learned.read(from))?;
+        codes.copy_from_slice(from.split_off(..codes.len())?);
+        Some(())
+    }
+}
+
+impl Position {
+    fn to_json(&self) -> Value {
+        let Self { step, tokens, factor, order, best, best_step, before, went_back } = self;
+        // Floats by their bits: the state is to be the same to the last one.
+        json!({
+            "step": step, "tokens": tokens, "factor": factor.to_bits(), "order": order.to_json(),
+            "best": best.0.to_bits(), "best_step": best_step, "before": before.to_bits(), "went_back": went_back,
+        })
+    }
+
+    fn from_json(json: &Value, best: Weights) -> Option<Self> {
+        let number = |key: &str| json[key].as_u64();
+        let small = |key: &str| number(key).and_then(|x| u32::try_from(x).ok());
+        Some(Self {
+            step: small("step")?,
+            tokens: number("tokens")?,
+            factor: f32::from_bits(small("factor")?),
+            order: Order::from_json(&json["order"])?,
+            best: (f64::from_bits(number("best")?), best),
+            best_step: small("best_step")?,
+            before: f64::from_bits(number("before")?),
+            went_back: small("went_back")?,
+        })
+    }
+}
+
+impl Order {
+    fn to_json(&self) -> Value {
+        let (random, rest, count) = self.parts();
+        json!({ "random": random, "rest": rest, "count": count })
+    }
+
+    fn from_json(json: &Value) -> Option<Self> {
+        let number = |json: &Value| json.as_u64().and_then(|x| usize::try_from(x).ok());
+        let rest = json["rest"].as_array()?.iter().map(number).collect::<Option<Vec<_>>>()?;
+        let count = number(&json["count"])?;
+        let random = json["random"].as_u64()?;
+        rest.iter().all(|&i| i < count).then(|| Self::from_parts((random, rest, count)))
+    }
+}
