@@ -19,7 +19,7 @@ use crate::{Device, KernelError, Tensor};
 /// | `y` | `[sum T_i, ..]` | that of `xs` |
 ///
 /// # Errors
-/// As [`concat`].
+/// As [`concat()`].
 ///
 /// Source: `mx.concatenate(axis=0)`, mlx 0.32.
 pub fn concat_rows(xs: &[Tensor]) -> Result<Tensor, KernelError> {
