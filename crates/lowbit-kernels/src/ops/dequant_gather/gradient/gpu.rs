@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // Launches.
 
+#[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};

@@ -118,21 +118,26 @@ fn gather_qmm_backward_order(
     if pair < sizes.pairs as usize {
         expert = ids[pair];
     }
-    let mut start = 0u32;
-    for other in 0..min(expert, sizes.experts) as usize {
-        start += totals[other];
-    }
+    let start = sum_before(totals, min(expert, sizes.experts) as usize);
     if pair < sizes.pairs as usize && expert < sizes.experts {
         let before = counts[expert as usize * sizes.blocks as usize + pair / BLOCK];
         order[(start + before + places[pair]) as usize] = pair as u32;
     }
     if pair <= sizes.experts as usize {
-        let mut first = 0u32;
-        for other in 0..pair {
-            first += totals[other];
-        }
-        starts[pair] = first;
+        starts[pair] = sum_before(totals, pair);
     }
+}
+
+/// How many pairs chose an expert before expert `end`.
+#[cube]
+fn sum_before(totals: &[u32], end: usize) -> u32 {
+    let mut sum = 0u32;
+    let mut expert = 0usize;
+    while expert < end {
+        sum += totals[expert];
+        expert += 1;
+    }
+    sum
 }
 
 /// Pairs by expert.
