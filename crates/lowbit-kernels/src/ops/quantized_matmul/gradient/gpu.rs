@@ -85,8 +85,8 @@ struct MatrixSizes {
 }
 
 /// `y[.., column, row] = x[.., row, column]`, with zeros up to `pitch`: a cube a square. Neighbours write neighbouring elements; what
-/// they read is in the same lines of the cache for all of the square's rows. (Lavapipe 22.3 cannot compile barriers, which shared memory
-/// would want.)
+/// they read is in the same lines of the cache for all of the square's rows. There is no shared memory: as CubeCL 0.11
+/// declares it, lavapipe 22.3 crashes.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn quantized_matmul_transpose<Y: Int>(x: &[Y], y: &mut [Y], sizes: MatrixSizes) {
@@ -145,7 +145,6 @@ fn quantized_matmul_group_sums<V: Size>(
         for i in 0..comptime!(2 * RUN / layout.group()) {
             sums[i] = 0.0;
         }
-        // A loop of a known number of rounds, not unrolled, crashes Mesa's compiler (22.3).
         #[unroll]
         for part in 0..comptime!(span(layout) / RUN) {
             let run = column0 / RUN + part;
