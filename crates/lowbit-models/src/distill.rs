@@ -2,7 +2,7 @@ use crate::tape::{Gradients, Parameters, Tape, Weight};
 use crate::{Model, ModelError};
 use lowbit_formats::{DType, FloatType};
 use lowbit_kernels::ops::{self, DistillationLoss, OutputDistillation, OutputDistillationGradient};
-use lowbit_kernels::{Device, KernelError, Tensor};
+use lowbit_kernels::{KernelError, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -30,15 +30,11 @@ impl<'a> Distillation<'a> {
     /// Logits are divided by `temperature`.
     ///
     /// # Errors
-    /// [`ModelError::Vocabulary`] for models of different vocabularies; [`KernelError::Unsupported`] for a student on a GPU, where ops
-    /// have no gradients.
+    /// [`ModelError::Vocabulary`] for models of different vocabularies.
     pub fn new(student: &'a Model, teacher: &'a Model, temperature: f32) -> Result<Self, ModelError> {
         let sizes = [student, teacher].map(|model| model.config().vocab_size);
         if sizes[0] != sizes[1] {
             return Err(ModelError::Vocabulary { model: sizes[0], teacher: sizes[1] });
-        }
-        if let Device::Gpu(gpu) = student.device() {
-            return Err(KernelError::Unsupported { op: "distillation", device: gpu.to_string() }.into());
         }
         Ok(Self { student, teacher, temperature })
     }
@@ -48,29 +44,18 @@ impl<'a> Distillation<'a> {
     ///
     /// # Errors
     /// As [`Model::forward_batch`]; those of the ops' gradients: [`KernelError::Unsupported`] for a student that was not loaded
-    /// [exactly](crate::Target::with_exact).
+    /// [for gradients](crate::Target::for_gradients).
     pub fn gradients(
         &self,
         batch: &[&[u32]],
         parameters: &Rc<Parameters>,
         dkl: f32,
     ) -> Result<Distilled, ModelError> {
-        let tape = Tape::new(parameters.clone());
-        let x = self.student.normed(batch, Some(&tape))?;
         let teacher = self.teacher.normed(batch, None)?;
-        let head = self.student.output(parameters)?;
-        let params =
-            OutputDistillation { temperature: self.temperature, block: self.block(), dweight: head.wanted };
-        let dkl = Tensor::new(&vec![dkl; x.dim(0)], &[x.dim(0)], self.student.device())?;
-        let teacher_head = self.teacher.output(&Parameters::new())?;
-        let logits = |rows: Range<usize>| teacher_head.logits(teacher.tensor(), rows);
-        let OutputDistillationGradient { kl, dx, dweight } =
-            ops::output_distillation(x.tensor(), &head.value, &dkl, logits, &params)?;
-        let mut gradients = tape.backward(&[(&x, &dx)])?;
-        if let Some(dweight) = dweight {
-            gradients.add_parameter(&head.name, dweight)?;
-        }
-        Ok(Distilled { kl: sum(&kl)?, gradients })
+        let head = self.teacher.output(&Parameters::new())?;
+        let logits = |rows: Range<usize>| head.logits(teacher.tensor(), rows);
+        let dkl = vec![dkl; batch.iter().map(|tokens| tokens.len()).sum()];
+        gradients(self.student, batch, parameters, (&dkl, self.temperature), logits)
     }
 
     /// The sum over the tokens of `batch` of their divergence.
@@ -83,22 +68,75 @@ impl<'a> Distillation<'a> {
         let teacher = self.teacher.normed(batch, None)?;
         let (head, mut total) = (self.student.output(parameters)?, 0.0);
         let teacher_head = self.teacher.output(&Parameters::new())?;
-        for start in (0..x.dim(0)).step_by(self.block()) {
-            let rows = start..x.dim(0).min(start + self.block());
+        let block = block(self.student);
+        for start in (0..x.dim(0)).step_by(block) {
+            let rows = start..x.dim(0).min(start + block);
             let dkl = Tensor::allocate_zeros(&[rows.len()], DType::F32, x.tensor().device())?;
             let student = head.logits(x.tensor(), rows.clone())?;
             let teacher = teacher_head.logits(teacher.tensor(), rows)?;
             let DistillationLoss { kl, .. } =
                 ops::distillation_loss(&student, &teacher, &dkl, self.temperature)?;
-            total += sum(&kl)?;
+            total += sum(self.student, &kl)?;
         }
         Ok(total)
     }
+}
 
-    /// Tokens whose logits exist at a time.
-    fn block(&self) -> usize {
-        (LOGITS / self.student.config().vocab_size.max(1)).max(1)
+/// The gradients, by `parameters`, of the sum over `batch` of -ln p of each text's next tokens.
+///
+/// # Errors
+/// As [`Distillation::gradients`].
+pub fn likelihood_gradients(
+    model: &Model,
+    batch: &[&[u32]],
+    parameters: &Rc<Parameters>,
+) -> Result<Gradients, ModelError> {
+    let vocab_size = model.config().vocab_size;
+    // A token that nothing follows counts nothing.
+    let labels: Vec<Option<u32>> =
+        batch.iter().flat_map(|text| (1..=text.len()).map(|next| text.get(next).copied())).collect();
+    let weights: Vec<f32> = labels.iter().map(|label| if label.is_some() { 1.0 } else { 0.0 }).collect();
+    // The divergence from a teacher that is sure of the next token is -ln p of that token.
+    let logits = |rows: Range<usize>| {
+        let mut logits = vec![f32::NEG_INFINITY; rows.len() * vocab_size];
+        for (row, label) in logits.chunks_exact_mut(vocab_size).zip(&labels[rows.clone()]) {
+            row[label.unwrap_or(0) as usize] = 0.0;
+        }
+        Tensor::new(&logits, &[rows.len(), vocab_size], model.device())
+    };
+    Ok(gradients(model, batch, parameters, (&weights, 1.0), logits)?.gradients)
+}
+
+/// The gradients of the sum of each token's divergence from the teacher with these logits, times its weight.
+fn gradients(
+    student: &Model,
+    batch: &[&[u32]],
+    parameters: &Rc<Parameters>,
+    (weights, temperature): (&[f32], f32),
+    teacher: impl FnMut(Range<usize>) -> Result<Tensor, KernelError>,
+) -> Result<Distilled, ModelError> {
+    let tape = Tape::new(parameters.clone());
+    let x = student.normed(batch, Some(&tape))?;
+    let head = student.output(parameters)?;
+    let params = OutputDistillation { temperature, block: block(student), dweight: head.wanted };
+    let dkl = Tensor::new(weights, &[x.dim(0)], student.device())?;
+    let OutputDistillationGradient { kl, dx, dweight } =
+        ops::output_distillation(x.tensor(), &head.value, &dkl, teacher, &params)?;
+    let mut gradients = tape.backward(&[(&x, &dx)])?;
+    if let Some(dweight) = dweight {
+        gradients.add_parameter(&head.name, dweight)?;
     }
+    Ok(Distilled { kl: sum(student, &kl)?, gradients })
+}
+
+fn sum(model: &Model, kl: &Tensor) -> Result<f64, KernelError> {
+    let kl = kl.to_device(model.host())?;
+    Ok(kl.as_slice::<f32>()?.iter().map(|&kl| f64::from(kl)).sum())
+}
+
+/// Tokens whose logits exist at a time.
+fn block(model: &Model) -> usize {
+    (LOGITS / model.config().vocab_size.max(1)).max(1)
 }
 
 impl Weight {
@@ -106,8 +144,4 @@ impl Weight {
     fn logits(&self, x: &Tensor, rows: Range<usize>) -> Result<Tensor, KernelError> {
         ops::quantized_matmul_to(&x.rows(rows.start, rows.end)?, &self.value, FloatType::F32)
     }
-}
-
-fn sum(kl: &Tensor) -> Result<f64, KernelError> {
-    Ok(kl.as_slice::<f32>()?.iter().map(|&kl| f64::from(kl)).sum())
 }

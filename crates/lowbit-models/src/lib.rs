@@ -28,7 +28,7 @@ mod weights;
 
 pub use cache::{Cache, DeltaCache, KvCache, LayerCache};
 pub use config::Config;
-pub use distill::{Distillation, Distilled};
+pub use distill::{Distillation, Distilled, likelihood_gradients};
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model, Sequence};

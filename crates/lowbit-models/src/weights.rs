@@ -42,6 +42,8 @@ pub struct Target {
     pub cache: FloatType,
     /// Whether products on the CPU are exact to f32: see [`Self::with_exact`].
     exact: bool,
+    /// Whether a GPU computes several projections of the same experts as one product.
+    joins_experts: bool,
 }
 
 /// What keys and values are cached in: where memory is what a step waits for, in f16.
@@ -60,7 +62,17 @@ impl Target {
     pub fn new(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
         let activations = activations.unwrap_or_else(|| device.activations());
         let cache = cache_type(device, activations, false);
-        Ok(Self { device: device.clone(), host: device.host()?, activations, cache, exact: false })
+        let (device, host, exact) = (device.clone(), device.host()?, false);
+        Ok(Self { device, host, activations, cache, exact, joins_experts: true })
+    }
+
+    /// For a model that learns: all is f32, products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so that
+    /// it can be a [parameter](crate::tape::Parameter).
+    ///
+    /// # Errors
+    /// As [`Device::host`].
+    pub fn for_gradients(device: &Device) -> Result<Self, KernelError> {
+        Ok(Self { joins_experts: false, ..Self::new(device, Some(FloatType::F32))?.with_exact(true) })
     }
 
     /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
@@ -166,6 +178,11 @@ impl<'a> Weights<'a> {
     /// The type of cached keys and values.
     pub fn cache(&self) -> FloatType {
         self.target.cache
+    }
+
+    /// Whether projections of the same experts become one weight, which then has none of the checkpoint's names.
+    pub fn joins_experts(&self) -> bool {
+        matches!(self.device(), Device::Gpu(_)) && self.target.joins_experts
     }
 
     /// Whether there is a tensor of this name.

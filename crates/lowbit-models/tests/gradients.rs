@@ -1,5 +1,7 @@
 //! The tape's gradients of whole models against torch's autograd (`tools/peer_vectors/gradients.py`), for every architecture.
 
+mod support;
+
 use lowbit_files::Checkpoint;
 use lowbit_kernels::ops::{WeightGradient, WeightPart};
 use lowbit_kernels::{Device, Tensor};
@@ -20,10 +22,13 @@ fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors")
 }
 
-fn load(name: &str, threads: usize) -> Model {
+fn cpu(threads: usize) -> Device {
+    Device::cpu(Some(threads)).unwrap()
+}
+
+fn load(name: &str, device: &Device) -> Model {
     let checkpoint = Checkpoint::open(&vectors().join("models").join(name)).unwrap();
-    let target = Target::new(&Device::cpu(Some(threads)).unwrap(), None).unwrap().with_exact(true);
-    Model::load_for(&checkpoint, target).unwrap()
+    Model::load_for(&checkpoint, Target::for_gradients(device).unwrap()).unwrap()
 }
 
 fn texts() -> Vec<Vec<u32>> {
@@ -50,6 +55,7 @@ fn gradients(model: &Model, texts: &[Vec<u32>]) -> Vec<(String, Vec<f32>)> {
     let gradients = tape.backward(&[(&logits, &dlogits)]).unwrap();
     let values = |(name, gradient): (&Arc<str>, &WeightGradient)| {
         let WeightGradient::Values(values) = gradient else { panic!("{name}") };
+        let values = values.to_device(model.host()).unwrap();
         (name.to_string(), values.as_slice::<f32>().unwrap().to_vec())
     };
     let mut all: Vec<_> = gradients.parameters().iter().map(values).collect();
@@ -69,13 +75,23 @@ fn short(name: &str) -> String {
 
 #[test]
 fn every_architecture_agrees_with_torch() {
+    agree_with_torch(&cpu(2));
+}
+
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+#[test]
+fn gpu_agrees_with_torch() {
+    agree_with_torch(&support::gpu());
+}
+
+fn agree_with_torch(device: &Device) {
     let mut failures = vec![];
     for entry in vectors().join("gradients").read_dir().unwrap() {
         let file = entry.unwrap().path();
         let name = file.file_stem().unwrap().to_str().unwrap();
         let peer = Vectors::open(&format!("gradients/{name}"));
         let (mut worst, mut checked) = ((0.0, String::new()), 0);
-        for (parameter, got) in gradients(&load(name, 2), &texts()) {
+        for (parameter, got) in gradients(&load(name, device), &texts()) {
             let found = peer.names().into_iter().find(|peer| short(peer) == short(&parameter));
             let want = peer.get(&found.unwrap_or_else(|| panic!("{name} has no {parameter}"))).f32s();
             let (whole, want) = want.split_last().unwrap();
@@ -103,7 +119,7 @@ fn every_architecture_agrees_with_torch() {
 
 #[test]
 fn the_same_bits_for_every_number_of_threads() {
-    let of = |threads| gradients(&load("qwen3_5_moe", threads), &texts());
+    let of = |threads| gradients(&load("qwen3_5_moe", &cpu(threads)), &texts());
     for ((name, one), (_, three)) in of(1).iter().zip(&of(3)) {
         numcheck::assert_bits(name, three, one);
     }

@@ -7,7 +7,7 @@ use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::RouterParams;
-use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
+use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ impl SparseMoe {
             inner => {
                 let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, inner)?;
                 let gate = (SHARED_EXPERT_GATE, 1);
-                if let (Device::Gpu(_), Some(shared)) = (weights.device(), expert.weights()) {
+                if let (true, Some(shared)) = (weights.joins_experts(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
                 }
                 Router::Shared((weights.exactly().merged([router, gate], hidden_size)?, expert).into())
@@ -165,10 +165,7 @@ impl Experts {
         } else {
             stack(EXPERTS_DOWN, hidden_size, inner)?
         };
-        let gate_up = match weights.device() {
-            Device::Gpu(_) => gate_up.joined()?,
-            Device::Cpu(_) => gate_up,
-        };
+        let gate_up = if weights.joins_experts() { gate_up.joined()? } else { gate_up };
         Ok(Self { gate_up, down, shared: false })
     }
 

@@ -1,6 +1,6 @@
 use super::Tape;
 use lowbit_kernels::ops::WeightPart;
-use lowbit_kernels::{QuantizedTensor, Tensor};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -19,6 +19,19 @@ pub enum Parameter {
     Weight(QuantizedTensor, WeightPart),
     /// A norm's weight, a bias, a convolution: f32.
     Tensor(Tensor),
+}
+
+impl Parameter {
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// As [`QuantizedTensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self, KernelError> {
+        match self {
+            Self::Weight(weight, part) => Ok(Self::Weight(weight.to_device(device)?, *part)),
+            Self::Tensor(tensor) => tensor.to_device(device).map(Self::Tensor),
+        }
+    }
 }
 
 /// By name.

@@ -3,15 +3,20 @@ use super::data::Order;
 use super::state::Identity;
 use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, Saving, default_rate};
 use crate::QuantizeError;
-use lowbit_models::tape::{Gradients, Parameters};
+use lowbit_kernels::{Device, QuantizedTensor};
+use lowbit_models::tape::{Gradients, Named, Parameters};
 use lowbit_models::{Distillation, Model};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Tokens that are in one pass: what a layer keeps for its gradients grows with them.
+/// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
 const PASS: usize = 2048;
+/// On a GPU more tokens take fewer launches, as long as what is kept, about so many values of the hidden size per token and layer, fits into
+/// so many bytes.
+const KEPT_VALUES: usize = 64;
+const KEPT_BYTES: usize = 24 << 30;
 /// A divergence this much worse than the best is no noise.
 const DIVERGED: f64 = 2.0;
 
@@ -44,13 +49,14 @@ pub struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    /// `original` gives a weight's values before they were rounded.
+    /// `weights` are the student's, in the host's memory; `original` gives a weight's values before they were rounded.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for options that nothing can be learned with and for a student without anything to learn; as
     /// [`Distillation::new`].
     pub fn new(
         [teacher, student]: [&'a Model; 2],
+        rounded: &[Named<QuantizedTensor>],
         data: &'a Data,
         options: &'a LearnOptions,
         original: impl Fn(&str) -> Result<Vec<f32>, QuantizeError>,
@@ -58,9 +64,9 @@ impl<'a> Trainer<'a> {
         options.check()?;
         let distillation = Distillation::new(student, teacher, options.temperature)?;
         let (mut weights, mut report) = (Weights::new(), LearnReport::default());
-        for weight in student.inventory().weights {
+        for weight in rounded {
             match LearnedWeight::new(&weight.value, options.learn, || original(&weight.name))? {
-                Some(learned) => drop(weights.insert(weight.name, learned)),
+                Some(learned) => drop(weights.insert(weight.name.clone(), learned)),
                 None => report.skipped.push(weight.name.to_string()),
             }
         }
@@ -145,7 +151,7 @@ impl<'a> Trainer<'a> {
         let parameters = self.parameters()?;
         let tokens: usize = windows.iter().map(|window| window.len()).sum();
         let (mut kl, mut sum) = (0.0, Gradients::default());
-        for pass in passes(windows) {
+        for pass in self.passes(windows) {
             let distilled = self.distillation.gradients(pass, &parameters, 1.0 / tokens as f32)?;
             kl += distilled.kl;
             sum.merge(distilled.gradients)?;
@@ -156,7 +162,8 @@ impl<'a> Trainer<'a> {
         for (name, weight) in &mut self.weights {
             let Some(gradient) = sum.parameters().get(name) else { continue };
             let peak = given.unwrap_or_else(|| default_rate(learn, weight.format()));
-            weight.step(gradient, Step { rate: factor * rate(peak, step, warmup, steps), count: step })?;
+            let gradient = gradient.to_device(self.student.host())?;
+            weight.step(&gradient, Step { rate: factor * rate(peak, step, warmup, steps), count: step })?;
         }
         Ok(kl / tokens as f64)
     }
@@ -165,7 +172,7 @@ impl<'a> Trainer<'a> {
     fn validate(&self) -> Result<f64, QuantizeError> {
         let (parameters, mut kl, mut tokens) = (self.parameters()?, 0.0, 0);
         let windows: Vec<&[u32]> = self.data.held_out().iter().map(Vec::as_slice).collect();
-        for pass in passes(&windows) {
+        for pass in self.passes(&windows) {
             kl += self.distillation.kl(pass, &parameters)?;
             tokens += pass.iter().map(|window| window.len()).sum::<usize>();
         }
@@ -173,14 +180,24 @@ impl<'a> Trainer<'a> {
     }
 
     fn parameters(&self) -> Result<Rc<Parameters>, QuantizeError> {
-        let device = self.student.device();
-        let of = |(name, weight): (&Arc<str>, &LearnedWeight)| Ok((name.clone(), weight.parameter(device)?));
+        let [host, device] = [self.student.host(), self.student.device()];
+        let of = |(name, weight): (&Arc<str>, &LearnedWeight)| {
+            Ok((name.clone(), weight.parameter(host)?.to_device(device)?))
+        };
         self.weights.iter().map(of).collect::<Result<_, QuantizeError>>().map(Rc::new)
     }
-}
 
-/// Windows that go together through the model.
-fn passes<'w>(windows: &'w [&'w [u32]]) -> impl Iterator<Item = &'w [&'w [u32]]> {
-    let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
-    windows.chunks((PASS / longest.max(1)).max(1))
+    /// Windows that go together through the model.
+    fn passes<'w>(&self, windows: &'w [&'w [u32]]) -> impl Iterator<Item = &'w [&'w [u32]]> + use<'w> {
+        let config = self.student.config();
+        let tokens = match self.student.device() {
+            Device::Cpu(_) => PASS,
+            Device::Gpu(_) => {
+                let kept = KEPT_VALUES * size_of::<f32>() * config.hidden_size * config.num_hidden_layers;
+                KEPT_BYTES / kept.max(1)
+            }
+        };
+        let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
+        windows.chunks((tokens / longest.max(1)).max(1))
+    }
 }

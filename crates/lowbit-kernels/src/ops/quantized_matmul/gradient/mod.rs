@@ -63,6 +63,20 @@ impl WeightGradient {
         }
     }
 
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// As [`Tensor::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self, KernelError> {
+        Ok(match self {
+            Self::Scales(ScalesGradient { dscales, dbiases }) => Self::Scales(ScalesGradient {
+                dscales: dscales.to_device(device)?,
+                dbiases: dbiases.as_ref().map(|dbiases| dbiases.to_device(device)).transpose()?,
+            }),
+            Self::Values(values) => Self::Values(values.to_device(device)?),
+        })
+    }
+
     /// Adds the gradient of another use of the same weight.
     ///
     /// # Errors
