@@ -74,14 +74,15 @@ pub(crate) struct Dispatch<'a> {
     pub early: usize,
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[n, k]`, all f16 or bf16, for the maker's library.
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the maker's library, which sums in f32.
 pub(crate) struct Dense<'a> {
     pub x: (&'a Memory, usize),
     pub weight: (&'a Memory, usize),
     pub y: (&'a Memory, usize),
     /// `m`, `n`, `k`.
     pub sizes: [usize; 3],
-    pub dtype: FloatType,
+    /// Of x and the weight, and of y.
+    pub dtypes: [FloatType; 2],
 }
 
 /// A GPU's interface to its maker's software.

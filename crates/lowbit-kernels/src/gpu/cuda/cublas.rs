@@ -30,7 +30,7 @@ pub(super) fn is_installed() -> bool {
 pub(super) struct Cublas {
     handle: Handle,
     /// The library's choice for sizes `m`, `n`, `k`.
-    chosen: Mutex<HashMap<([usize; 3], FloatType), cublasLtMatmulAlgo_t>>,
+    chosen: Mutex<HashMap<([usize; 3], [FloatType; 2]), cublasLtMatmulAlgo_t>>,
 }
 
 #[derive(Debug)]
@@ -62,21 +62,21 @@ struct Plan {
 impl Plan {
     /// The library counts columns first: `y^T = weight x^T`, where a row-major weight is transposed as it lies.
     #[allow(unsafe_code)]
-    fn new([m, n, k]: [usize; 3], dtype: FloatType) -> Result<Self, CublasError> {
-        let ty = match dtype {
+    fn new([m, n, k]: [usize; 3], dtypes: [FloatType; 2]) -> Result<Self, CublasError> {
+        let [operands, y] = dtypes.map(|dtype| match dtype {
             FloatType::F32 => cudaDataType::CUDA_R_32F,
             FloatType::F16 => cudaDataType::CUDA_R_16F,
             FloatType::BF16 => cudaDataType::CUDA_R_16BF,
-        };
-        let layout = |rows: usize, columns: usize| {
+        });
+        let layout = |ty, rows: usize, columns: usize| {
             result::create_matrix_layout(ty, rows as u64, columns as u64, rows as i64)
         };
         let f32 = cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let plan = Self {
             product: result::create_matmul_desc(f32, cudaDataType::CUDA_R_32F)?,
-            weight: layout(k, n)?,
-            x: layout(k, m)?,
-            y: layout(n, m)?,
+            weight: layout(operands, k, n)?,
+            x: layout(operands, k, m)?,
+            y: layout(y, n, m)?,
         };
         let transposed = 1i32;
         let attribute = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
@@ -177,9 +177,9 @@ impl Cublas {
         workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<(), CublasError> {
-        let plan = Plan::new(product.sizes, product.dtype)?;
+        let plan = Plan::new(product.sizes, product.dtypes)?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (product.sizes, product.dtype);
+        let key = (product.sizes, product.dtypes);
         let algorithm = match chosen.get(&key) {
             Some(&algorithm) => algorithm,
             None => {

@@ -110,8 +110,10 @@ const KERNELS: [Candidate; 9] = [
 /// # Panics
 /// Never: [`mat_vec`] takes what no kernel for many rows takes.
 pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
-    // Kernels for many rows store the type that they multiply in.
-    let widen = problem.x_type != problem.y_type && !few_rows(caps, problem);
+    // Kernels for many rows store the type that they multiply in, except the vendor BLAS.
+    let widen = problem.x_type != problem.y_type
+        && !few_rows(caps, problem)
+        && !vendor_blas::stores_sums(caps, problem);
     let problem = if widen { problem.widened() } else { *problem };
     let few_rows = few_rows(caps, &problem);
     let fit = |candidate: &Candidate| {

@@ -160,7 +160,6 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Weight> {
     let fits = caps.vendor_blas
         && problem.source == Source::Tensor
         && problem.routing.is_none()
-        && x_type != FloatType::F32
         && problem.batches == 1
         && n.is_multiple_of(8)
         && k > 0
@@ -169,8 +168,13 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Weight> {
     match problem.layout.codes {
         _ if !fits => None,
         Codes::Float(float) => (float == x_type && problem.aligned_weight).then_some(Weight::Dense),
-        _ => (n * k * x_type.size() <= SCRATCH).then_some(Weight::Decoded),
+        _ => (x_type != FloatType::F32 && n * k * x_type.size() <= SCRATCH).then_some(Weight::Decoded),
     }
+}
+
+/// Whether a product of 16-bit floats is stored in f32 as it was summed.
+pub(in super::super) fn stores_sums(caps: &Caps, problem: &Problem) -> bool {
+    problem.y_type == FloatType::F32 && fit(caps, problem) == Some(Weight::Dense)
 }
 
 /// The values of `weight` rounded to `dtype`, of 16 bits, row after row.
@@ -216,6 +220,6 @@ pub(in super::super) fn launch(
         weight,
         y: operands.y.memory()?,
         sizes,
-        dtype: problem.x_type,
+        dtypes: [problem.x_type, problem.y_type],
     })
 }
