@@ -8,6 +8,7 @@ mod mlx;
 mod output_path;
 mod round;
 mod rule;
+mod sensitivity;
 mod source;
 mod summary;
 mod tensor;
@@ -17,6 +18,7 @@ pub use gguf::{GgufOptions, Mix, quantize_to_gguf};
 pub use learn::{Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Saving, default_rate};
 pub use round::{Learning, Progress, QuantizeOptions, quantize, quantize_and_learn};
 pub use rule::Rule;
+pub use sensitivity::{Budget, allocate_bits};
 pub use summary::{Fallback, Kind, KindSummary, Summary};
 
 /// The README's examples are tests, too.

@@ -143,17 +143,21 @@ pub fn quantize_and_learn(
 ) -> Result<(Summary, LearnReport), QuantizeError> {
     learning.options.check()?;
     let plan = Plan::new(checkpoint, output, options)?;
-    let target = Target::new(learning.device, None)?.with_exact(true);
-    let teacher = Model::load_for(checkpoint, target.clone())?;
+    let teacher = Model::load_for(checkpoint, Target::for_gradients(learning.device)?)?;
     let staged = plan.stage(output)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let rounded = staged.path().join("rounded");
     let io = |error| QuantizeError::Io { path: rounded.clone(), error };
     std::fs::create_dir(&rounded).map_err(io)?;
     plan.write(&rounded, |job| job.encode(), &mut tensors)?;
-    let student = Model::load_for(&Checkpoint::open(&rounded)?, target)?;
+    let rounded_checkpoint = Checkpoint::open(&rounded)?;
+    let student = Model::load_for(&rounded_checkpoint, Target::for_gradients(learning.device)?)?;
+    // On a GPU weights have a layout of their own: what is learned begins with what the file has.
+    let weights =
+        Model::load_for(&rounded_checkpoint, Target::for_gradients(student.host())?)?.inventory().weights;
     let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
-    let trainer = Trainer::new([&teacher, &student], learning.data, learning.options, original)?;
+    let trainer = Trainer::new([&teacher, &student], &weights, learning.data, learning.options, original)?;
+    drop((weights, rounded_checkpoint));
     let (weights, report) = trainer.run(learning.saving, |step| progress(Progress::Learning(step)))?;
     drop(student);
     std::fs::remove_dir_all(&rounded).map_err(io)?;
@@ -169,7 +173,7 @@ pub fn quantize_and_learn(
 }
 
 /// A new checkpoint, before it is written.
-struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     checkpoint: &'a Checkpoint,
     options: &'a QuantizeOptions,
     companions: Vec<Companion>,
@@ -185,12 +189,20 @@ impl<'a> Plan<'a> {
         options: &'a QuantizeOptions,
     ) -> Result<Self, QuantizeError> {
         Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
+        output_path::check(checkpoint.path(), output, options.replace)?;
+        Self::of(checkpoint, options)
+    }
+
+    /// The same, wherever it is going to be.
+    pub(crate) fn of(
+        checkpoint: &'a Checkpoint,
+        options: &'a QuantizeOptions,
+    ) -> Result<Self, QuantizeError> {
         if checkpoint.layout() != Layout::HuggingFace {
             let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
             let want = "Hugging Face checkpoints in f32, f16 or bf16";
             return Err(QuantizeError::Layout { path, found, want });
         }
-        output_path::check(checkpoint.path(), output, options.replace)?;
         let dtype = stored_dtype(checkpoint.config()?);
         let companions = checkpoint.companions()?;
         let tensors = targets(checkpoint)?;
@@ -199,6 +211,11 @@ impl<'a> Plan<'a> {
         let job = |tensor| Job::new(tensor, dtype, options, &mut fallbacks);
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { checkpoint, options, companions, jobs, fallbacks })
+    }
+
+    /// Its tensors.
+    pub(crate) fn jobs(&self) -> &[Job] {
+        &self.jobs
     }
 
     /// The place where it is written before it gets its name.
@@ -290,7 +307,7 @@ fn module(tensor: &Tensor) -> Option<&str> {
 }
 
 /// Whether a module chooses or weighs experts.
-fn is_router(module: &str) -> bool {
+pub(crate) fn is_router(module: &str) -> bool {
     module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
 }
 
@@ -334,7 +351,7 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
 }
 
 /// A tensor of the new checkpoint, and how it gets there.
-struct Job {
+pub(crate) struct Job {
     tensor: Tensor,
     dtype: FloatType,
     format: Format,
@@ -374,15 +391,36 @@ impl Job {
         self.tensor.encode(self.format, self.dtype)
     }
 
+    /// Rounded to nearest in another format.
+    pub(crate) fn encode_as(&self, format: Format) -> Result<Encoded, QuantizeError> {
+        let named = |error| QuantizeError::Encode { name: self.tensor.name.clone(), error };
+        self.tensor.encode(format, self.dtype).map_err(named)
+    }
+
+    /// How it is stored.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The length of a row.
+    pub(crate) fn k(&self) -> usize {
+        self.tensor.k()
+    }
+
+    /// Rows of all matrices.
+    pub(crate) fn rows(&self) -> usize {
+        self.tensor.rows()
+    }
+
     /// All values, before they are rounded.
-    fn values(&self) -> Result<Vec<f32>, QuantizeError> {
+    pub(crate) fn values(&self) -> Result<Vec<f32>, QuantizeError> {
         let mut values = vec![0.0; self.tensor.rows() * self.tensor.k()];
         let named = |error| QuantizeError::Encode { name: self.tensor.name.clone(), error };
         self.tensor.values(0, &mut values).map_err(named)?;
         Ok(values)
     }
 
-    fn is_quantised(&self) -> bool {
+    pub(crate) fn is_quantised(&self) -> bool {
         !matches!(self.format, Format::Float(_))
     }
 
@@ -402,7 +440,7 @@ impl Job {
     }
 
     /// The path of the module that the tensor is the weight of.
-    fn module(&self) -> &str {
+    pub(crate) fn module(&self) -> &str {
         self.tensor.name.strip_suffix(".weight").unwrap_or(&self.tensor.name)
     }
 

@@ -11,6 +11,8 @@ use std::str::FromStr;
 pub struct Rule {
     pattern: String,
     format: String,
+    /// Whether the pattern is a whole name.
+    whole: bool,
 }
 
 impl FromStr for Rule {
@@ -19,7 +21,7 @@ impl FromStr for Rule {
     fn from_str(text: &str) -> Result<Self, QuantizeError> {
         match text.rsplit_once('=') {
             Some((pattern, format)) if !pattern.is_empty() && !format.is_empty() => {
-                Ok(Self { pattern: pattern.into(), format: format.into() })
+                Ok(Self { pattern: pattern.into(), format: format.into(), whole: false })
             }
             _ => Err(QuantizeError::Rule { rule: text.into(), problem: "is not PATTERN=FORMAT".into() }),
         }
@@ -27,6 +29,11 @@ impl FromStr for Rule {
 }
 
 impl Rule {
+    /// The module of this name, affine with `bits` bits.
+    pub(crate) fn exactly(name: &str, bits: usize) -> Self {
+        Self { pattern: name.into(), format: bits.to_string(), whole: true }
+    }
+
     /// The first of `rules` whose pattern is in `name`.
     pub(crate) fn find<'r>(rules: &'r [Self], name: &str) -> Option<&'r Self> {
         rules.iter().find(|rule| rule.matches(name))
@@ -47,6 +54,9 @@ impl Rule {
     }
 
     fn matches(&self, name: &str) -> bool {
+        if self.whole {
+            return self.pattern == name;
+        }
         let mut rest = Some(name);
         for part in self.pattern.split('*') {
             rest = rest.and_then(|rest| Some(&rest[rest.find(part)? + part.len()..]));

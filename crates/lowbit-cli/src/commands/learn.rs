@@ -18,9 +18,13 @@ pub struct LearnArguments {
     /// Learn what rounding lost, by distillation from the model that is quantised: its scales and biases, or its codes as well.
     #[arg(long, value_enum, requires = "data")]
     learn: Option<Learned>,
+    /// Give each weight a number of bits of its own, more where rounding costs more on the data, so that all together have at most
+    /// this many bits per weight, scales included.
+    #[arg(long, value_name = "BITS", requires = "data")]
+    target_bpw: Option<f64>,
     /// The text to learn from; in a .jsonl file each line is an object with a `text` or with `messages`. A twentieth of it is held
     /// out, and what scores best on that is kept.
-    #[arg(long, value_name = "FILE", requires = "learn")]
+    #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// Steps of learning.
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..), requires = "learn")]
@@ -29,7 +33,7 @@ pub struct LearnArguments {
     #[arg(long, default_value_t = 16, value_parser = at_least_one(), requires = "learn")]
     windows: usize,
     /// Tokens per window.
-    #[arg(long, short, default_value_t = 512, value_parser = at_least_one(), requires = "learn")]
+    #[arg(long, short, default_value_t = 512, value_parser = at_least_one(), requires = "data")]
     context: usize,
     /// The highest learning rate [default: by the bits of each weight, 2e-3 to 3e-5].
     #[arg(long, requires = "learn")]
@@ -53,9 +57,23 @@ enum Learned {
 }
 
 impl LearnArguments {
-    /// Options and data, if anything is to be learned.
-    pub fn load(&self, checkpoint: &Checkpoint) -> Result<Option<(LearnOptions, Data)>, Failure> {
-        let (Some(learn), Some(file)) = (self.learn, &self.data) else { return Ok(None) };
+    /// The data, if any is given.
+    pub fn data(&self, checkpoint: &Checkpoint) -> Result<Option<Data>, Failure> {
+        let Some(file) = &self.data else { return Ok(None) };
+        if self.learn.is_none() && self.target_bpw.is_none() {
+            return Err("--data goes with --learn or --target-bpw".into());
+        }
+        Ok(Some(Data::new(&texts(file, checkpoint)?, self.context)?))
+    }
+
+    /// The bits per weight that are shared out.
+    pub fn target_bpw(&self) -> Option<f64> {
+        self.target_bpw
+    }
+
+    /// How to learn, if anything is to be learned.
+    pub fn options(&self) -> Option<LearnOptions> {
+        let learn = self.learn?;
         let mut options = LearnOptions::new(match learn {
             Learned::Scales => Learn::Scales,
             Learned::Codes => Learn::Codes,
@@ -63,7 +81,7 @@ impl LearnArguments {
         (options.steps, options.batch, options.seed) = (self.steps, self.windows, self.seed);
         options.rate = self.rate;
         options.validate_every = self.steps.div_ceil(10);
-        Ok(Some((options, Data::new(&texts(file, checkpoint)?, self.context)?)))
+        Some(options)
     }
 
     /// Whether a run goes on that was interrupted.

@@ -4,8 +4,8 @@ use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit_files::Checkpoint;
 use lowbit_quantize::{
-    GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule, Saving,
-    Summary, quantize, quantize_and_learn, quantize_to_gguf,
+    Budget, Data, GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule,
+    Saving, Summary, allocate_bits, quantize, quantize_and_learn, quantize_to_gguf,
 };
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
@@ -57,13 +57,46 @@ impl Arguments {
         options
     }
 
+    /// The same, with the rules that share out `--target-bpw`.
+    fn options_within(
+        &self,
+        checkpoint: &Checkpoint,
+        data: Option<&Data>,
+        interrupts: &Interrupts,
+    ) -> Result<Result<QuantizeOptions, QuantizeError>, Failure> {
+        let options = self.options();
+        let (Some(bits_per_weight), Some(data)) = (self.learn.target_bpw(), data) else {
+            return Ok(Ok(options));
+        };
+        if self.bits.is_some() {
+            return Err(
+                "--bits and --target-bpw are one too many: --target-bpw chooses the bits of each weight"
+                    .into(),
+            );
+        }
+        if Mix::from_name(&self.format).is_some() {
+            return Err(format!("--target-bpw goes with affine, not with {}", self.format).into());
+        }
+        let device = self.model.device.device()?;
+        let bar = progress::bar("windows", 0);
+        let budget = Budget { bits_per_weight, data, device: &device };
+        let rules = allocate_bits(checkpoint, &options, budget, |done, all| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+            if interrupts.stop() { Break(()) } else { Continue(()) }
+        });
+        bar.finish_and_clear();
+        Ok(rules.map(|rules| options.with_rules(rules)))
+    }
+
     fn quantize(
         &self,
         checkpoint: &Checkpoint,
+        options: &QuantizeOptions,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Result<Summary, QuantizeError>, Failure> {
         let Some(mix) = Mix::from_name(&self.format) else {
-            return Ok(quantize(checkpoint, &self.output, &self.options(), progress));
+            return Ok(quantize(checkpoint, &self.output, options, progress));
         };
         for (flag, given) in [("--bits", self.bits), ("--group-size", self.group_size)] {
             if let Some(given) = given {
@@ -81,9 +114,10 @@ impl Arguments {
     fn learn(
         &self,
         checkpoint: &Checkpoint,
+        (quantize_options, data): (&QuantizeOptions, Option<&Data>),
         interrupts: &Interrupts,
     ) -> Result<Option<Result<Summary, QuantizeError>>, Failure> {
-        let Some((options, data)) = self.learn.load(checkpoint)? else { return Ok(None) };
+        let (Some(options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
         if Mix::from_name(&self.format).is_some() {
             let (format, modes) = (&self.format, MODES.join(", "));
             return Err(format!("--learn goes with {modes}; weights in {format} do not learn yet").into());
@@ -91,11 +125,11 @@ impl Arguments {
         let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
         let state = [self.output.as_os_str(), STATE.as_ref()].join("".as_ref());
         let saving = Saving { path: state.as_ref(), found: self.learn.found(self.force) };
-        let learning = Learning { data: &data, options: &options, device: &device, saving: Some(saving) };
+        let learning = Learning { data, options: &options, device: &device, saving: Some(saving) };
         let bar = progress::bar("rounding", 0);
         let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
         let (mut learned, mut steps_done) = (0, 0);
-        let result = quantize_and_learn(checkpoint, &self.output, &self.options(), learning, |progress| {
+        let result = quantize_and_learn(checkpoint, &self.output, quantize_options, learning, |progress| {
             match progress {
                 Progress::Tensors(done, all) => {
                     bar.set_length(all as u64);
@@ -135,18 +169,22 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     interrupts.enter(Doing::Saving);
     let checkpoint = arguments.model.open()?;
     let start = Instant::now();
-    let result = match arguments.learn(&checkpoint, &interrupts)? {
-        Some(result) => result,
-        None => {
-            let bar = progress::bar("tensors", 0);
-            let result = arguments.quantize(&checkpoint, |done, all| {
-                bar.set_length(all as u64);
-                bar.set_position(done as u64);
-                if interrupts.stop() { Break(()) } else { Continue(()) }
-            });
-            bar.finish_and_clear();
-            result?
-        }
+    let data = arguments.learn.data(&checkpoint)?;
+    let result = match arguments.options_within(&checkpoint, data.as_ref(), &interrupts)? {
+        Err(error) => Err(error),
+        Ok(options) => match arguments.learn(&checkpoint, (&options, data.as_ref()), &interrupts)? {
+            Some(result) => result,
+            None => {
+                let bar = progress::bar("tensors", 0);
+                let result = arguments.quantize(&checkpoint, &options, |done, all| {
+                    bar.set_length(all as u64);
+                    bar.set_position(done as u64);
+                    if interrupts.stop() { Break(()) } else { Continue(()) }
+                });
+                bar.finish_and_clear();
+                result?
+            }
+        },
     };
     let seconds = start.elapsed().as_secs_f64();
     if matches!(result, Err(QuantizeError::Interrupted)) {
