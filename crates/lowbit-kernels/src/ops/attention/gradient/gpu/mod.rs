@@ -4,16 +4,16 @@
 //! |---|---|---|
 //! | `spans` | which keys each span of query rows sees | positions |
 //! | `scores`, twice | `q k^T`, and `dy v^T` | writes two numbers per pair |
-//! | `softmax` | of these p, and `scale ds` | reads two to five per pair, and writes two |
+//! | `softmax` | of these p, and `scale ds` | reads two numbers per pair, one of them three times, and writes two |
 //! | `queries` | `dq = ds k` | reads one per pair for every 32 columns |
 //! | `keys`, twice | parts of `dk = ds^T q` and `dv = p^T dy` | likewise |
 //! | `sum`, twice | dk and dv from their parts | |
 //!
-//! A pair is a query row (a token and one of the query heads of a key head) and a key, and its numbers go through memory: for
-//! as many tokens at a time as have [`PAIRS`] of them, so that the cache of a large device holds most. A call has
-//! `6 pairs D + 4 pairs Dv` operations, and pairs that no row of a span sees are left out, so that a prompt has half. A
-//! unit computes 8 x 4 results in registers, with 12 loads of 16 bytes for 128 multiplications: on an H100 the first-level cache's
-//! bandwidth bounds it, at about half of what the units for f32 could do.
+//! A pair is a query row (a token and one of the query heads of a key head) and a key, and its numbers go through memory: for as
+//! many tokens at a time as have [`PAIRS`] of them, so that a large device's cache holds much of it. The floor is
+//! `6 pairs D + 4 pairs Dv` operations, about half of them for a prompt, since units leave out keys that no row of their span sees;
+//! memory's is `36 pairs` bytes. A unit computes 8 x 4 results in registers, with 12 loads of 16 bytes, which the first-level cache
+//! has to serve, for 128 multiplications.
 
 #![allow(unsafe_code)] // Launches.
 
