@@ -1,6 +1,8 @@
 //! The gradients of [`attention()`](super::attention()).
 
 mod cpu;
+#[cfg(feature = "gpu")]
+mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
@@ -8,7 +10,7 @@ mod tests;
 
 use super::{AttentionParams, check_operands};
 use crate::ops::check::Check;
-use crate::{KernelError, Tensor};
+use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
 /// The gradients of [`attention()`](super::attention()).
@@ -35,15 +37,16 @@ pub struct AttentionGradient {
 /// | dy | as y | f32, f16, bf16 |
 /// | dq, dk, dv | q's, k's and v's; keys that no query sees have gradient 0 | dy's |
 ///
-/// Scores are computed anew, for a block of queries and of keys at a time, so that no `[T, capacity]` exists. Everything is f32, in
-/// an order that does not depend on the number of threads. A key or value that is not finite may make the gradients of queries
+/// Scores are computed anew, on a CPU for a block of queries and of keys at a time, so that no `[T, capacity]` exists, on a GPU for
+/// as many tokens as fit into 128 MiB. Everything is f32, in an order that does not depend on the number of threads, and a GPU
+/// repeats every bit. A key or value that is not finite may make the gradients of queries
 /// that do not see it NaN.
 ///
 /// Source: Dao, "FlashAttention-2" (2023), algorithm 2.
 ///
 /// # Errors
-/// As [`attention()`](super::attention()); [`KernelError::Shape`] for a y or dy that does not fit; [`KernelError::Unsupported`] on
-/// a GPU.
+/// As [`attention()`](super::attention()); [`KernelError::Shape`] for a y or dy that does not fit. On a GPU a position beyond the
+/// capacity is no error: its rows of dq are NaN, and no key's gradient has them.
 pub fn attention_backward(
     [q, k, v]: [&Tensor; 3],
     positions: &Tensor,
@@ -58,27 +61,55 @@ pub fn attention_backward(
         check.float(name, operand)?;
         check.same_device(name, operand.device(), q.device())?;
     }
-    let cpu = q.device().as_cpu(check.0)?;
     let wide = [("q", q), ("k", k), ("v", v), ("y", y), ("dy", dy)].map(|(name, x)| check.widened(name, x));
-    let [q, k, v, y, dy_wide] = wide;
-    let (q, k, v, y, dy_wide) = (q?, k?, v?, y?, dy_wide?);
-    let problem = cpu::Problem {
-        q: q.as_slice()?,
-        k: k.as_slice()?,
-        v: v.as_slice()?,
-        dy: dy_wide.as_slice()?,
-        positions: positions.as_slice()?,
-        params,
-        group: q.dim(1) / k.dim(0),
-        heads: k.dim(0),
-        capacity: k.dim(1),
-        width: q.dim(2),
-        value_width: v.dim(2),
+    let (dtype, [q, k, v, y, dy]) = (dy.dtype(), wide);
+    let operands = Operands { q: q?, k: k?, v: v?, y: y?, dy: dy?, positions };
+    let AttentionGradient { dq, dk, dv } = match operands.q.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward(gpu, &operands, params, gpu::PAIRS)?,
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => operands.backward(cpu, params)?,
     };
-    let mut dq = Tensor::allocate_zeros(q.shape(), DType::F32, q.device())?;
-    let mut dk = Tensor::allocate_zeros(k.shape(), DType::F32, q.device())?;
-    let mut dv = Tensor::allocate_zeros(v.shape(), DType::F32, q.device())?;
-    problem.backward(cpu, y.as_slice()?, [dq.as_mut_slice()?, dk.as_mut_slice()?, dv.as_mut_slice()?]);
-    let dtype = dy.dtype();
     Ok(AttentionGradient { dq: dq.cast(dtype)?, dk: dk.cast(dtype)?, dv: dv.cast(dtype)? })
+}
+
+/// The operands, which are f32 and were checked.
+struct Operands<'a> {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    dy: Tensor,
+    positions: &'a Tensor,
+}
+
+impl Operands<'_> {
+    /// The gradients in f32, all 0.
+    fn zeros(&self) -> Result<AttentionGradient, KernelError> {
+        let [dq, dk, dv] = [&self.q, &self.k, &self.v]
+            .map(|like| Tensor::allocate_zeros(like.shape(), DType::F32, like.device()));
+        Ok(AttentionGradient { dq: dq?, dk: dk?, dv: dv? })
+    }
+
+    fn backward(&self, cpu: &Cpu, params: &AttentionParams) -> Result<AttentionGradient, KernelError> {
+        let Self { q, k, v, y, dy, positions } = self;
+        let problem = cpu::Problem {
+            q: q.as_slice()?,
+            k: k.as_slice()?,
+            v: v.as_slice()?,
+            dy: dy.as_slice()?,
+            positions: positions.as_slice()?,
+            params,
+            group: q.dim(1) / k.dim(0),
+            heads: k.dim(0),
+            capacity: k.dim(1),
+            width: q.dim(2),
+            value_width: v.dim(2),
+        };
+        let mut out = self.zeros()?;
+        let AttentionGradient { dq, dk, dv } = &mut out;
+        problem.backward(cpu, y.as_slice()?, [dq.as_mut_slice()?, dk.as_mut_slice()?, dv.as_mut_slice()?]);
+        Ok(out)
+    }
 }

@@ -3,7 +3,7 @@ use crate::Device;
 use crate::ops::attention;
 use crate::ops::attention::reference::Operands;
 use crate::ops::testing::{
-    FLOATS, assert_close, assert_derivatives, coarse, device, devices, dot, normal, values,
+    FLOATS, assert_close, assert_derivatives, coarse, device, devices, dot, host, normal, values,
 };
 use numcheck::{Random, assert_bits};
 
@@ -40,7 +40,7 @@ fn operands(
     let [query_heads, heads, capacity, width, value_width] = sizes;
     let params = AttentionParams { scale: 0.3, sliding_window: window };
     let mut random = Random::new(positions.len() as u64);
-    let mut float = |shape: &[usize]| normal(&mut random, shape, FLOATS[0], device).0;
+    let mut float = |shape: &[usize]| normal(&mut random, shape, FLOATS[0], &host(device)).0;
     let (q, dy) =
         (float(&[positions.len(), query_heads, width]), float(&[positions.len(), query_heads, value_width]));
     let (mut k, mut v) = (float(&[heads, capacity, width]), float(&[heads, capacity, value_width]));
@@ -50,32 +50,162 @@ fn operands(
             x.iter_mut().filter(|_| !seen(row % capacity)).for_each(|x| *x = f32::NAN);
         }
     }
-    let at = Tensor::new(positions, &[positions.len()], device).unwrap();
-    ([q, k, v, dy, at], params)
+    let at = Tensor::new(positions, &[positions.len()], &host(device)).unwrap();
+    ([q, k, v, dy, at].map(|x| x.to_device(device).unwrap()), params)
+}
+
+/// The op's result in f32, on the host: a GPU's own may be further from f64 than the reference's bounds have y.
+fn forward([q, k, v, at]: [&Tensor; 4], params: &AttentionParams) -> Tensor {
+    let host = host(q.device());
+    let [on_q, on_k, on_v, on_at] = [q, k, v, at].map(|x| x.to_device(&host).unwrap());
+    attention(&on_q, &on_k, &on_v, &on_at, params).unwrap().to_device(q.device()).unwrap()
 }
 
 fn check(device: &Device, sizes: [usize; 5], positions: &[u32], window: Option<usize>) {
     let ([q, k, v, dy, at], params) = operands(device, sizes, positions, window);
-    let y = attention(&q, &k, &v, &at, &params).unwrap();
+    let y = forward([&q, &k, &v, &at], &params);
     let got = attention_backward([&q, &k, &v], &at, &params, [&y, &dy]).unwrap();
-    let [qs, ks, vs, dys] = [&q, &k, &v, &dy].map(values);
+    compare([&q, &k, &v, &dy], sizes, (positions, &params), &got);
+}
+
+/// With the reference.
+fn compare(
+    [q, k, v, dy]: [&Tensor; 4],
+    sizes: [usize; 5],
+    (positions, params): (&[u32], &AttentionParams),
+    got: &AttentionGradient,
+) {
+    let [qs, ks, vs, dys] = [q, k, v, dy].map(values);
     let of = Operands { q: &qs, k: &ks, v: &vs, positions, sizes };
-    let [dq, dk, dv] = reference::attention_backward(&of, &dys, &params);
-    for (got, like, want) in [(&got.dq, &q, dq), (&got.dk, &k, dk), (&got.dv, &v, dv)] {
+    let [dq, dk, dv] = reference::attention_backward(&of, &dys, params);
+    for (got, like, want) in [(&got.dq, q, dq), (&got.dk, k, dk), (&got.dv, v, dv)] {
         assert_close(got, like.shape(), FLOATS[0], &want.values, |i| want.bounds[i]);
     }
 }
 
 #[test]
 fn agrees_with_f64() {
-    for device in devices() {
+    agrees_with_f64_on(&devices());
+}
+
+fn agrees_with_f64_on(devices: &[Device]) {
+    for device in devices {
         let prefill: Vec<u32> = (0..75).collect();
-        check(&device, [6, 2, 150, 20, 13], &prefill, None);
-        check(&device, [6, 2, 150, 20, 13], &prefill, Some(10));
-        check(&device, [3, 3, 140, 16, 32], &(60..130).collect::<Vec<u32>>(), None);
-        check(&device, [2, 1, 100, 65, 7], &[99, 3, 64, 63], Some(40));
-        check(&device, [70, 1, 9, 5, 3], &[8, 0], None);
-        check(&device, [1, 1, 1, 1, 1], &[0], None);
+        check(device, [6, 2, 150, 20, 13], &prefill, None);
+        check(device, [6, 2, 150, 20, 13], &prefill, Some(10));
+        check(device, [3, 3, 140, 16, 32], &(60..130).collect::<Vec<u32>>(), None);
+        check(device, [2, 1, 100, 65, 7], &[99, 3, 64, 63], Some(40));
+        check(device, [70, 1, 9, 5, 3], &[8, 0], None);
+        check(device, [1, 1, 1, 1, 1], &[0], None);
+    }
+}
+
+#[cfg(feature = "gpu")]
+mod gpu_tests {
+    use super::*;
+    use crate::ops::testing::gpu;
+    use lowbit_formats::DType;
+
+    #[test]
+    fn gpu_agrees_with_f64() {
+        agrees_with_f64_on(&[gpu()]);
+    }
+
+    /// Several cubes each way, and rows of keys' gradients that are split.
+    #[test]
+    fn gpu_agrees_with_f64_in_many_tiles() {
+        let positions: Vec<u32> = (30..230).collect();
+        check(&gpu(), [6, 2, 250, 36, 44], &positions, None);
+        check(&gpu(), [4, 4, 250, 36, 44], &positions, Some(70));
+    }
+
+    /// Blocks of 7 tokens, the last one shorter; and of one, since not even that fits.
+    #[test]
+    fn gpu_agrees_with_f64_in_blocks_of_tokens() {
+        let (device, sizes) = (gpu(), [6, 2, 90, 12, 8]);
+        let Device::Gpu(queue) = &device else { unreachable!() };
+        let positions: Vec<u32> = (0..80).rev().collect();
+        for (pairs, window) in [(7 * 6 * 96, None), (1, Some(17))] {
+            let ([q, k, v, dy, at], params) = operands(&device, sizes, &positions, window);
+            let y = forward([&q, &k, &v, &at], &params);
+            let [q, k, v, dy] = [&q, &k, &v, &dy];
+            let of = super::super::Operands {
+                q: q.clone(),
+                k: k.clone(),
+                v: v.clone(),
+                y,
+                dy: dy.clone(),
+                positions: &at,
+            };
+            let got = super::super::gpu::backward(queue, &of, &params, pairs).unwrap();
+            compare([q, k, v, dy], sizes, (&positions, &params), &got);
+        }
+    }
+
+    #[test]
+    fn gpu_repeats_every_bit() {
+        let positions: Vec<u32> = (0..200).collect();
+        let ([q, k, v, dy, at], params) = operands(&gpu(), [4, 2, 210, 16, 16], &positions, None);
+        let run = || {
+            let got = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
+            [got.dq, got.dk, got.dv].map(|x| values(&x))
+        };
+        let one = run();
+        for (got, want) in run().iter().zip(&one) {
+            assert_bits("a second time", got, want);
+        }
+    }
+
+    /// A token whose position is beyond the capacity changes nothing but its own rows.
+    #[test]
+    fn gpu_wrong_positions_give_nan_in_their_rows_of_dq() {
+        let sizes = [4, 2, 30, 8, 4];
+        for wrong in [30, u32::MAX] {
+            let positions: Vec<u32> = (0..25).collect();
+            let ([q, k, v, dy, at], params) = operands(&gpu(), sizes, &positions, None);
+            let y = forward([&q, &k, &v, &at], &params);
+            let with = |token: u32| {
+                let at: Vec<u32> = positions.iter().map(|&at| if at == 12 { token } else { at }).collect();
+                let at = Tensor::new(&at, &[25], &gpu()).unwrap();
+                let got = attention_backward([&q, &k, &v], &at, &params, [&y, &dy]).unwrap();
+                [got.dq, got.dk, got.dv].map(|x| values(&x))
+            };
+            let ([dq, dk, dv], [want, ..]) = (with(wrong), with(12));
+            for (row, (got, want)) in dq.chunks(8).zip(want.chunks(8)).enumerate() {
+                if row / 4 == 12 {
+                    assert!(got.iter().all(|x| x.is_nan()), "{row}: {got:?}");
+                } else {
+                    assert_bits("another row", got, want);
+                }
+            }
+            // As if dy were 0 there.
+            let mut zeroed = values(&dy);
+            zeroed[12 * 4 * 4..13 * 4 * 4].fill(0.0);
+            let zeroed = Tensor::new(&zeroed, dy.shape(), &gpu()).unwrap();
+            let want = attention_backward([&q, &k, &v], &at, &params, [&y, &zeroed]).unwrap();
+            assert_bits("dk", &dk, &values(&want.dk));
+            assert_bits("dv", &dv, &values(&want.dv));
+        }
+    }
+
+    #[test]
+    fn gpu_types_and_empty() {
+        let device = gpu();
+        let ([q, k, v, dy, at], params) = operands(&device, [4, 2, 6, 3, 5], &[5, 0], None);
+        let [q, k, v, dy] = [q, k, v, dy].map(|x| x.cast(DType::BF16).unwrap());
+        let narrow = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
+        let [q, k, v, dy] = [q, k, v, dy].map(|x| x.cast(DType::F32).unwrap());
+        let wide = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
+        for (narrow, wide) in [(narrow.dq, wide.dq), (narrow.dk, wide.dk), (narrow.dv, wide.dv)] {
+            assert_eq!(narrow.dtype(), DType::BF16);
+            assert_bits("rounded", &values(&narrow), &values(&wide.cast(DType::BF16).unwrap()));
+        }
+        let [q, dy, at] = [&q, &dy, &at].map(|x| x.rows(0, 0).unwrap());
+        let got = attention_backward([&q, &k, &v], &at, &params, [&dy, &dy]).unwrap();
+        assert_eq!(
+            (got.dq.shape(), values(&got.dk), values(&got.dv)),
+            (&[0, 4, 3][..], vec![0.0; 36], vec![0.0; 60])
+        );
     }
 }
 
