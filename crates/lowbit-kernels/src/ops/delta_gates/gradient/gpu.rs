@@ -4,7 +4,6 @@
 #![allow(unsafe_code)] // Launches.
 
 use super::{CHECK, DeltaGatesGradient};
-use crate::gpu::copy::UNITS;
 use crate::gpu::launch::{LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid, softplus};
 use crate::gpu::sums::BLOCK;
@@ -13,6 +12,9 @@ use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::DType;
+
+/// Units of a cube: few, since heads are few too, and all multiprocessors are to have a cube.
+const UNITS: usize = 64;
 
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct Inputs {
