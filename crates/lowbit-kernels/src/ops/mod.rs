@@ -18,6 +18,7 @@ pub mod gated_delta_rule;
 pub mod gather_qmm;
 pub mod grow;
 pub mod kv_append;
+pub mod kv_gather;
 pub mod l2_norm;
 pub mod matmul;
 pub mod narrow;
@@ -56,6 +57,7 @@ pub use gather_qmm::{
 };
 pub use grow::grow;
 pub use kv_append::kv_append;
+pub use kv_gather::kv_gather;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
 pub use matmul::matmul;
 pub use narrow::narrow;

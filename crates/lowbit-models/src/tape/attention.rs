@@ -3,7 +3,6 @@
 use super::{Named, Tape, Var};
 use crate::cache::KvCache;
 use crate::layers::RmsNorm;
-use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::Arc;
@@ -48,7 +47,7 @@ pub(crate) fn attention(
     Ok(tape.record_one(y, move |dy, gradients| {
         let ops::AttentionGradient { dq, dk, dv } =
             ops::attention_backward(cached.each_ref(), &positions, &params, [&kept, dy])?;
-        let drotated = [dq, rows_of(&dk, &positions)?];
+        let drotated = [dq, ops::kv_gather(&dk, &positions)?];
         for (((x, slot), norm), dy) in [q, k].iter().zip(slots).zip(&norms).zip(&drotated) {
             let rotation = HeadNorm::rotation(norm.as_ref(), head_dim, &rope);
             let gradient = ops::rms_norm_rope_backward(x, &positions, &rotation, dy)?;
@@ -57,7 +56,7 @@ pub(crate) fn attention(
             }
             gradients.add(slot, gradient.dx)?;
         }
-        gradients.add(slots[2], rows_of(&dv, &positions)?)
+        gradients.add(slots[2], ops::kv_gather(&dv, &positions)?)
     }))
 }
 
@@ -71,16 +70,4 @@ impl HeadNorm {
     fn rotation<'a>(norm: Option<&'a Self>, head_dim: usize, rope: &'a Rope) -> RmsNormRope<'a> {
         RmsNormRope { head_dim, norm: norm.map(|norm| (&norm.weight, norm.eps)), rope }
     }
-}
-
-/// What a cache `[H, capacity, D]` has at `positions` `[T]`, as `[T, H, D]`.
-fn rows_of(cache: &Tensor, positions: &Tensor) -> Result<Tensor, KernelError> {
-    let [heads, capacity, dim] = [0, 1, 2].map(|i| cache.dim(i));
-    let mut rows = Tensor::allocate(&[positions.len(), heads, dim], DType::F32, cache.device())?;
-    let (values, positions) = (cache.as_slice::<f32>()?, positions.as_slice::<u32>()?);
-    for (i, row) in rows.as_mut_slice::<f32>()?.chunks_exact_mut(dim.max(1)).enumerate() {
-        let at = i % heads * capacity + positions[i / heads] as usize;
-        row.copy_from_slice(&values[at * dim..][..dim]);
-    }
-    Ok(rows)
 }

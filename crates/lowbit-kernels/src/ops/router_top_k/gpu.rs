@@ -207,7 +207,7 @@ fn least_of(id: u32, #[comptime] config: RouterConfig) -> u32 {
 }
 
 /// One plane per token, and a few of them per cube.
-fn rows(plane: Option<usize>) -> Rows {
+pub(super) fn rows(plane: Option<usize>) -> Rows {
     match plane {
         Some(plane @ ..32) => Rows { units: plane, plane, rows: 1, vector: 1, preloads: false },
         Some(plane) => Rows { units: 2 * plane, plane, rows: 2, vector: 1, preloads: false },
