@@ -1,16 +1,18 @@
 //! The gradients of [`gated_delta_rule()`](super::gated_delta_rule()).
 
 mod cpu;
+#[cfg(feature = "gpu")]
+mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
 use super::cpu::Problem;
-use super::{DeltaGates, GatedDeltaInputs, GatedDeltaRule};
+use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule};
 use crate::ops::check::Check;
 use crate::ops::{DeltaGatesGradient, delta_gates_backward, l2_norm_backward};
-use crate::{KernelError, Tensor};
+use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
 /// The gradients of [`gated_delta_rule()`](super::gated_delta_rule()).
@@ -50,14 +52,16 @@ pub enum GatesGradient {
 /// | `dq`, `dk`, `dv` | as `q`, `k` and `v` | `dy`'s |
 /// | `dlog_decay`, `dbeta` | `[T, Hv]` | f32 |
 ///
-/// States are computed anew from checkpoints 32 tokens apart. The state before is a constant, and nothing is to depend on the
-/// state after. Everything is f32, in an order that does not depend on the number of threads; [`GatedDeltaRule::form`] has no say.
+/// States are computed anew from checkpoints: 32 tokens apart on the CPU, and 64 on a GPU, which sums up what tokens of a chunk make of
+/// each other. The state before is a constant, and nothing is to depend on the state after. Everything is f32, in an order that does
+/// not depend on the number of threads and is the same in every launch; [`GatedDeltaRule::form`] has no say. On a GPU `cu_seqlens` is
+/// not looked at beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and the gradients of tokens of no
+/// sequence are 0.
 ///
 /// Source: flash-linear-attention `fused_recurrent_gated_delta_rule` (the forward pass, derived).
 ///
 /// # Errors
-/// As [`gated_delta_rule()`](super::gated_delta_rule()); [`KernelError::Shape`] for a dy that does not fit;
-/// [`KernelError::Unsupported`] on a GPU.
+/// As [`gated_delta_rule()`](super::gated_delta_rule()); [`KernelError::Shape`] for a dy that does not fit.
 pub fn gated_delta_rule_backward(
     inputs: &GatedDeltaInputs,
     state: &Tensor,
@@ -68,34 +72,30 @@ pub fn gated_delta_rule_backward(
     let dims = super::check(inputs, state, params)?;
     check.shape("dy", dy, inputs.v.shape(), || format!("v {:?}", inputs.v.shape()))?;
     check.same_device("dy", dy.device(), inputs.q.device())?;
-    let (dtype, cpu) = (check.float("dy", dy)?.dtype(), inputs.q.device().as_cpu(check.0)?);
-    let sequences = check.sequences(inputs.cu_seqlens, inputs.q.dim(0), state)?;
+    let dtype = check.float("dy", dy)?.dtype();
     let wide =
         [("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("dy", dy)].map(|(n, x)| check.widened(n, x));
     let [raw_q, raw_k, v, dy] = wide;
     let (raw_q, raw_k, v, dy) = (raw_q?, raw_k?, v?, dy?);
     let (q, k) = (params.normalised(&raw_q)?, params.normalised(&raw_k)?);
     let (log_decay, beta) = inputs.gates.computed()?;
-    let problem = Problem {
-        q: q.as_slice()?,
-        k: k.as_slice()?,
-        v: v.as_slice()?,
-        log_decay: log_decay.as_slice()?,
-        beta: beta.as_slice()?,
-        dims,
-        params,
+    let operands = Operands {
+        q: &q,
+        k: &k,
+        v: &v,
+        log_decay: &log_decay,
+        beta: &beta,
+        cu_seqlens: inputs.cu_seqlens,
+        state,
+        dy: &dy,
     };
-    let new = |x: &Tensor| Tensor::allocate_zeros(x.shape(), DType::F32, x.device());
-    let (mut dq, mut dk, mut dv) = (new(&q)?, new(&k)?, new(&v)?);
-    let (mut dlog_decay, mut dbeta) = (new(&log_decay)?, new(&beta)?);
-    let gradients = cpu::Gradients {
-        dq: dq.as_mut_slice()?,
-        dk: dk.as_mut_slice()?,
-        dv: dv.as_mut_slice()?,
-        dlog_decay: dlog_decay.as_mut_slice()?,
-        dbeta: dbeta.as_mut_slice()?,
+    let Gradients { mut dq, mut dk, dv, dlog_decay, dbeta } = match inputs.q.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => gpu::backward(gpu, &operands, dims, params)?,
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => backward(cpu, check, &operands, dims, params)?,
     };
-    cpu::backward(cpu, &problem, &sequences, (state.as_slice()?, dy.as_slice()?), gradients);
     if let Some(norm) = params.qk_norm {
         dq = l2_norm_backward(&raw_q, &norm, &dq)?;
         dk = l2_norm_backward(&raw_k, &norm, &dk)?;
@@ -107,4 +107,69 @@ pub fn gated_delta_rule_backward(
         }
     };
     Ok(GatedDeltaRuleGradient { dq: dq.cast(dtype)?, dk: dk.cast(dtype)?, dv: dv.cast(dtype)?, dgates })
+}
+
+/// The operands, in f32 but for the offsets: q and k as the rule multiplies them, and the gates.
+struct Operands<'a> {
+    q: &'a Tensor,
+    k: &'a Tensor,
+    v: &'a Tensor,
+    log_decay: &'a Tensor,
+    beta: &'a Tensor,
+    cu_seqlens: &'a Tensor,
+    state: &'a Tensor,
+    dy: &'a Tensor,
+}
+
+/// Theirs, in f32.
+struct Gradients {
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dlog_decay: Tensor,
+    dbeta: Tensor,
+}
+
+impl Gradients {
+    fn zeros(of: &Operands<'_>) -> Result<Self, KernelError> {
+        let new = |x: &Tensor| Tensor::allocate_zeros(x.shape(), DType::F32, x.device());
+        Ok(Self {
+            dq: new(of.q)?,
+            dk: new(of.k)?,
+            dv: new(of.v)?,
+            dlog_decay: new(of.log_decay)?,
+            dbeta: new(of.beta)?,
+        })
+    }
+}
+
+/// On the CPU.
+fn backward(
+    cpu: &Cpu,
+    check: Check,
+    operands: &Operands<'_>,
+    dims: Dims,
+    params: &GatedDeltaRule,
+) -> Result<Gradients, KernelError> {
+    let Operands { q, k, v, log_decay, beta, cu_seqlens, state, dy } = *operands;
+    let sequences = check.sequences(cu_seqlens, q.dim(0), state)?;
+    let problem = Problem {
+        q: q.as_slice()?,
+        k: k.as_slice()?,
+        v: v.as_slice()?,
+        log_decay: log_decay.as_slice()?,
+        beta: beta.as_slice()?,
+        dims,
+        params,
+    };
+    let mut all = Gradients::zeros(operands)?;
+    let gradients = cpu::Gradients {
+        dq: all.dq.as_mut_slice()?,
+        dk: all.dk.as_mut_slice()?,
+        dv: all.dv.as_mut_slice()?,
+        dlog_decay: all.dlog_decay.as_mut_slice()?,
+        dbeta: all.dbeta.as_mut_slice()?,
+    };
+    cpu::backward(cpu, &problem, &sequences, (state.as_slice()?, dy.as_slice()?), gradients);
+    Ok(all)
 }

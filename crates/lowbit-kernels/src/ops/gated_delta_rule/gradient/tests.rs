@@ -84,11 +84,11 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
     }
 }
 
-fn check(case: &Case) {
+fn check_on(case: &Case, devices: &[Device]) {
     let dy = dy(case);
     let want = wanted(case, &dy);
-    for device in devices() {
-        let got = gradients(&case.on(&device), &moved(&dy, &device));
+    for device in devices {
+        let got = gradients(&case.on(device), &moved(&dy, device));
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let [shape, gates] = [[&case.q, &case.k, &case.v], [&case.beta; 3]];
             assert_eq!(got.shape(), if i < 3 { shape[i].shape() } else { gates[0].shape() });
@@ -99,12 +99,16 @@ fn check(case: &Case) {
 
 #[test]
 fn agrees_with_the_reference_in_every_convention() {
+    in_every_convention(&devices());
+}
+
+fn in_every_convention(devices: &[Device]) {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
         for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 let form = Form::Auto;
                 let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
-                check(&Case::new(RAGGED, Decay::Usual, params));
+                check_on(&Case::new(RAGGED, Decay::Usual, params), devices);
             }
         }
     }
@@ -112,10 +116,14 @@ fn agrees_with_the_reference_in_every_convention() {
 
 #[test]
 fn every_decay_and_tokens_around_a_chunk() {
+    around_a_chunk(cpu::CHUNK, &devices());
+}
+
+fn around_a_chunk(chunk: usize, devices: &[Device]) {
     for decay in [Decay::None, Decay::Usual, Decay::Strong] {
-        let lengths = &[cpu::CHUNK - 1, cpu::CHUNK, cpu::CHUNK + 1, 2 * cpu::CHUNK + 1];
+        let lengths = &[chunk - 1, chunk, chunk + 1, 2 * chunk + 1];
         let shape = Sizes { lengths, key_heads: 1, key_dim: 16, value_heads: 1, value_dim: 9 };
-        check(&Case::new(shape, decay, GatedDeltaRule::new(16)));
+        check_on(&Case::new(shape, decay, GatedDeltaRule::new(16)), devices);
     }
 }
 
@@ -136,11 +144,15 @@ fn bounds_say_something() {
 /// They are made of ops whose gradients are tested alone.
 #[test]
 fn normalisation_and_gates_inside_are_those_outside() {
+    inside_are_those_outside(&devices());
+}
+
+fn inside_are_those_outside(devices: &[Device]) {
     let norm = L2Norm { eps: 1e-3, convention: L2NormConvention::Sum };
-    for device in devices() {
+    for device in devices {
         let params = GatedDeltaRule { qk_norm: Some(norm), ..GatedDeltaRule::new(RAGGED.key_dim) };
-        let case = Case::new(RAGGED, Decay::Usual, params).with_keys_times(1.7).with_raw_gates().on(&device);
-        let dy = moved(&dy(&case), &device);
+        let case = Case::new(RAGGED, Decay::Usual, params).with_keys_times(1.7).with_raw_gates().on(device);
+        let dy = moved(&dy(&case), device);
         let got = gated_delta_rule_backward(&case.inputs(), &case.state, &case.params, &dy).unwrap();
         let mut alone = case.clone();
         let [a, b, a_log, dt_bias] = alone.raw.take().unwrap();
@@ -186,7 +198,103 @@ fn empty_and_refused() {
         error.to_string(),
         "gated_delta_rule_backward: dy is [2, 1, 3], but v [2, 2, 5] wants [2, 2, 5]"
     );
-    let shape = Sizes { lengths: &[0, 0], ..shape };
+    nothing(&devices());
+}
+
+fn nothing(devices: &[Device]) {
+    let shape = Sizes { lengths: &[0, 0], key_heads: 1, key_dim: 3, value_heads: 2, value_dim: 5 };
     let case = Case::new(shape, Decay::Usual, GatedDeltaRule::new(3));
-    assert!(gradients(&case, &dy(&case)).iter().all(Tensor::is_empty));
+    for device in devices {
+        assert!(gradients(&case.on(device), &moved(&dy(&case), device)).iter().all(Tensor::is_empty));
+    }
+}
+
+#[cfg(feature = "gpu")]
+mod gpu {
+    use super::super::gpu::CHUNK;
+    use super::*;
+    use crate::ops::testing::{FLOATS, gpu, rounding};
+
+    #[test]
+    fn agrees_with_the_reference_in_every_convention() {
+        in_every_convention(&[gpu()]);
+    }
+
+    #[test]
+    fn every_decay_and_tokens_around_a_chunk() {
+        around_a_chunk(CHUNK, &[gpu()]);
+    }
+
+    /// One and two tiles of rows, vectors and none, and more columns than a cube has.
+    #[test]
+    fn head_sizes_below_at_and_above_each_tile() {
+        for (key_dim, value_dim) in [(1, 1), (32, 32), (4, 20), (33, 15), (64, 68), (128, 40), (132, 12)] {
+            let shape = Sizes { lengths: &[2, 70], key_heads: 1, key_dim, value_heads: 2, value_dim };
+            check_on(&Case::new(shape, Decay::Usual, GatedDeltaRule::new(key_dim)), &[gpu()]);
+        }
+    }
+
+    #[test]
+    fn states_that_are_gone() {
+        let mut case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(RAGGED.key_dim));
+        let heads = RAGGED.value_heads;
+        case.log_decay.as_mut_slice::<f32>().unwrap()[20 * heads..23 * heads].fill(f32::NEG_INFINITY);
+        check_on(&case, &[gpu()]);
+    }
+
+    /// Each is rounded once, and so is what it is made of.
+    #[test]
+    fn activations_of_every_type() {
+        let device = gpu();
+        for float in FLOATS {
+            let case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(RAGGED.key_dim)).rounded(float);
+            let dy = dy(&case).cast(float.dtype()).unwrap();
+            let got = gradients(&case.on(&device), &moved(&dy, &device));
+            let wide = |x: &Tensor| x.cast(DType::F32).unwrap();
+            let same = Case { q: wide(&case.q), k: wide(&case.k), v: wide(&case.v), ..case };
+            for (i, (got, want)) in got.iter().zip(wanted(&same, &wide(&dy))).enumerate() {
+                assert_eq!(got.dtype(), if i < 3 { float.dtype() } else { DType::F32 });
+                let once = |i: usize| rounding(float, want.values[i].abs() + want.bounds[i]);
+                let bound = |at: usize| want.bounds[at] + if i < 3 { once(at) } else { 0.0 };
+                assert_within(&values(got), &want.values, bound);
+            }
+        }
+    }
+
+    #[test]
+    fn normalisation_and_gates_inside_are_those_outside() {
+        inside_are_those_outside(&[gpu()]);
+    }
+
+    #[test]
+    fn the_same_in_every_launch() {
+        let (device, case) = (gpu(), Case::new(RAGGED, Decay::Usual, GatedDeltaRule::new(RAGGED.key_dim)));
+        let (case, dy) = (case.on(&device), moved(&dy(&case), &device));
+        let first = gradients(&case, &dy);
+        for (got, want) in gradients(&case, &dy).iter().zip(&first) {
+            assert_bits("launches", &values(got), &values(want));
+        }
+    }
+
+    /// And its tokens' gradients are 0.
+    #[test]
+    fn wrong_offsets_leave_a_sequence_out() {
+        let shape = Sizes { lengths: &[6, 4], key_heads: 1, key_dim: 8, value_heads: 1, value_dim: 8 };
+        let (device, right) = (gpu(), Case::new(shape, Decay::Usual, GatedDeltaRule::new(8)));
+        let of = |case: &Case| gradients(&case.on(&device), &moved(&dy(case), &device)).map(|x| values(&x));
+        let want = of(&right);
+        for wrong in [[0u32, 6, 11], [0, 6, 5], [0, 6, u32::MAX]] {
+            let cu_seqlens = Tensor::new(&wrong, &[3], right.q.device()).unwrap();
+            for (got, want) in of(&Case { cu_seqlens, ..right.clone() }).iter().zip(&want) {
+                let first = want.len() / 10 * 6;
+                assert_bits("the other", &got[..first], &want[..first]);
+                assert!(got[first..].iter().all(|&x| x == 0.0), "{got:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_tokens() {
+        nothing(&[gpu()]);
+    }
 }
