@@ -3,7 +3,7 @@
 use super::shapes::{each, or_zeros, reshape};
 use super::{Named, Tape, Var};
 use crate::layers::RmsNorm;
-use lowbit_formats::{DType, FloatType};
+use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
     self, Activation, CausalConv1dInputs, DeltaGates, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
     RouterParams, WeightGradient, WeightPart,
