@@ -24,7 +24,7 @@ pub(in crate::ops) const ROWS: usize = 64;
 /// All arithmetic is f32: 64 rows at a time in their order, then their sums, on a GPU again 64 at a time. So a device gives the same
 /// bits in every run, and the CPU for every number of threads. No rows have a sum of 0.
 ///
-/// Source: torch 2.9 `sum` over all dimensions but the last, as a linear layer's bias gets its gradient.
+/// Source: torch `sum` over all dimensions but the last, as a linear layer's bias gets its gradient.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for an x without dimensions, [`KernelError::Value`] for other dtypes.
