@@ -31,6 +31,7 @@ pub mod router_top_k;
 pub mod sample;
 pub mod sigmoid_mul;
 pub mod silu_mul;
+pub mod sum_rows;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -79,5 +80,6 @@ pub use router_top_k::{RouterParams, RouterTopKGradient, router_top_k, router_to
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
 pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
 pub use silu_mul::{SiluMulGradient, silu_mul, silu_mul_backward};
+pub use sum_rows::sum_rows;
 
 use check::Check;

@@ -3,7 +3,7 @@
 use super::shapes::{each, or_zeros, reshape};
 use super::{Named, Tape, Var};
 use crate::layers::RmsNorm;
-use lowbit_formats::{DType, FloatType};
+use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
     self, Activation, CausalConv1dInputs, DeltaGates, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
     RouterParams, WeightGradient, WeightPart,
@@ -244,12 +244,7 @@ pub(crate) fn add_bias(x: &Var, bias: &Named<Tensor>) -> Result<Var> {
     let (sum, x) = (ops::add(&x.tensor, &bias)?, x.slot());
     Ok(tape.record_one(sum, move |dy, gradients| {
         if name.is_some() {
-            let mut dbias = Tensor::allocate_zeros(bias.shape(), DType::F32, bias.device())?;
-            let sums = dbias.as_mut_slice::<f32>()?;
-            for row in dy.as_slice::<f32>()?.chunks_exact(sums.len().max(1)) {
-                sums.iter_mut().zip(row).for_each(|(sum, dy)| *sum += dy);
-            }
-            gradients.add_tensor(name.as_ref(), dbias)?;
+            gradients.add_tensor(name.as_ref(), ops::sum_rows(dy)?)?;
         }
         gradients.add(x, dy.clone())
     }))

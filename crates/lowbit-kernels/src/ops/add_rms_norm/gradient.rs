@@ -43,7 +43,10 @@ pub fn add_rms_norm_backward(
 mod tests {
     use super::super::reference;
     use super::*;
+    use crate::Device;
     use crate::ops::rms_norm::gradient::reference::rms_norm_backward as norm_reference;
+    #[cfg(feature = "gpu")]
+    use crate::ops::testing::gpu;
     use crate::ops::testing::{FLOATS, assert_close, assert_derivatives, coarse, devices, dot, normal};
     use numcheck::{Random, gamma};
 
@@ -68,11 +71,21 @@ mod tests {
 
     #[test]
     fn agrees_with_f64() {
+        agrees_with_f64_on(&devices());
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn gpu_agrees_with_f64() {
+        agrees_with_f64_on(&[gpu()]);
+    }
+
+    fn agrees_with_f64_on(devices: &[Device]) {
         let mut random = Random::new(2);
-        for device in devices() {
+        for device in devices {
             let shape = [3, 2, 37];
-            let [sum, dsum, dy] = [(); 3].map(|()| normal(&mut random, &shape, FLOATS[0], &device));
-            let (weight, weights) = normal(&mut random, &[37], FLOATS[0], &device);
+            let [sum, dsum, dy] = [(); 3].map(|()| normal(&mut random, &shape, FLOATS[0], device));
+            let (weight, weights) = normal(&mut random, &[37], FLOATS[0], device);
             let got = add_rms_norm_backward(&sum.0, &weight, EPS, [&dsum.0, &dy.0]).unwrap();
             let [dx, _, dweight] = norm_reference(&sum.1, None, (&weights, EPS), &dy.1);
             let want: Vec<f64> = dx.0.iter().zip(&dsum.1).map(|(dx, &dsum)| dx + f64::from(dsum)).collect();

@@ -1,9 +1,11 @@
 //! The gradients of [`rms_norm_rope()`](super::rms_norm_rope()).
 
 use super::RmsNormRope;
+#[cfg(feature = "gpu")]
+use crate::gpu::copy::Columns;
 use crate::ops::check::Check;
 use crate::ops::{RmsNormGradient, narrow, rms_norm_backward, rope_backward};
-use crate::{KernelError, Tensor};
+use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
 /// The gradients of [`rms_norm_rope()`](super::rms_norm_rope()).
@@ -27,8 +29,7 @@ pub struct RmsNormRopeGradient {
 /// | dweight | `[D]` | f32 |
 ///
 /// # Errors
-/// As [`rms_norm_rope()`](super::rms_norm_rope()); [`KernelError::Shape`] for a dy that does not fit; [`KernelError::Unsupported`]
-/// on a GPU.
+/// As [`rms_norm_rope()`](super::rms_norm_rope()); [`KernelError::Shape`] for a dy that does not fit.
 pub fn rms_norm_rope_backward(
     x: &Tensor,
     positions: &Tensor,
@@ -49,19 +50,46 @@ pub fn rms_norm_rope_backward(
             (dx, Some(dweight))
         }
     };
-    let mut dx = Tensor::allocate_zeros(x.shape(), DType::F32, x.device())?;
-    if width > 0 {
-        let heads = dheads.as_slice::<f32>()?.chunks_exact(width);
-        for (dx, dheads) in dx.as_mut_slice::<f32>()?.chunks_exact_mut(columns).zip(heads) {
-            dx[..width].copy_from_slice(dheads);
+    Ok(RmsNormRopeGradient { dx: with_zeros(&dheads, columns)?.cast(dy.dtype())?, dweight })
+}
+
+/// Rows of f32 as rows of `columns`, of which those past x's are zero.
+fn with_zeros(x: &Tensor, columns: usize) -> Result<Tensor, KernelError> {
+    let width = x.dim(-1);
+    let shape = [x.dim(0), x.dim(1), columns];
+    if x.is_empty() {
+        return Tensor::allocate_zeros(&shape, DType::F32, x.device());
+    }
+    if width == columns {
+        return Ok(x.clone());
+    }
+    let mut y = Tensor::allocate(&shape, DType::F32, x.device())?;
+    match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let [of_x, of_y] = [width, columns].map(|columns| columns * DType::F32.size());
+            let from = Columns { buffer: x.buffer()?, pitch: of_x, start: 0, len: of_x };
+            let to = Columns { buffer: y.buffer()?, pitch: of_y, start: 0, len: of_y };
+            gpu.copy_columns(from, to, x.len() / width)?;
+        }
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => {
+            let rows = x.as_slice::<f32>()?.chunks_exact(width);
+            for (y, x) in y.as_mut_slice::<f32>()?.chunks_exact_mut(columns).zip(rows) {
+                y[..width].copy_from_slice(x);
+                y[width..].fill(0.0);
+            }
         }
     }
-    Ok(RmsNormRopeGradient { dx: dx.cast(dy.dtype())?, dweight })
+    Ok(y)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "gpu")]
+    use crate::ops::testing::gpu;
     use crate::ops::testing::{FLOATS, device, devices, normal, values};
     use crate::ops::{Rope, RopeLayout, RopeParams, RopeScaling};
     use numcheck::{Random, assert_bits};
@@ -74,14 +102,28 @@ mod tests {
     /// It is made of two gradients that are tested alone.
     #[test]
     fn is_the_rotation_back_and_then_the_norms_gradient() {
+        is_that_of_its_parts_on(&devices(), 11);
+        is_that_of_its_parts_on(&devices(), 8);
+    }
+
+    #[cfg(feature = "gpu")]
+    #[test]
+    fn gpu_is_the_rotation_back_and_then_the_norms_gradient() {
+        for columns in [8, 11, 16] {
+            is_that_of_its_parts_on(&[gpu()], columns);
+        }
+    }
+
+    /// Of heads of 8 in as many columns.
+    fn is_that_of_its_parts_on(devices: &[Device], columns: usize) {
         let (mut random, rope) = (Random::new(1), rope());
-        for device in devices() {
-            let (x, xs) = normal(&mut random, &[5, 3, 11], FLOATS[0], &device);
-            let (dy, _) = normal(&mut random, &[5, 3, 8], FLOATS[0], &device);
-            let (weight, _) = normal(&mut random, &[8], FLOATS[0], &device);
-            let at = Tensor::new(&[4u32, 0, 9, 2, 7], &[5], &device).unwrap();
-            let heads: Vec<f32> = xs.chunks(11).flat_map(|row| &row[..8]).copied().collect();
-            let heads = Tensor::new(&heads, &[5, 3, 8], &device).unwrap();
+        for device in devices {
+            let (x, xs) = normal(&mut random, &[5, 3, columns], FLOATS[0], device);
+            let (dy, _) = normal(&mut random, &[5, 3, 8], FLOATS[0], device);
+            let (weight, _) = normal(&mut random, &[8], FLOATS[0], device);
+            let at = Tensor::new(&[4u32, 0, 9, 2, 7], &[5], device).unwrap();
+            let heads: Vec<f32> = xs.chunks(columns).flat_map(|row| &row[..8]).copied().collect();
+            let heads = Tensor::new(&heads, &[5, 3, 8], device).unwrap();
             let rotated = rope_backward(&dy, &at, &rope).unwrap();
             let norm = rms_norm_backward(&heads, &weight, 1e-3, &rotated).unwrap();
             for (norm, want, dweight) in
@@ -90,7 +132,7 @@ mod tests {
                 let params = RmsNormRope { head_dim: 8, norm, rope: &rope };
                 let got = rms_norm_rope_backward(&x, &at, &params, &dy).unwrap();
                 let want: Vec<f32> =
-                    values(want).chunks(8).flat_map(|row| [row, &[0.0; 3]].concat()).collect();
+                    values(want).chunks(8).flat_map(|row| [row, &vec![0.0; columns - 8]].concat()).collect();
                 assert_eq!(got.dx.shape(), x.shape());
                 assert_bits("dx", &values(&got.dx), &want);
                 assert_eq!(got.dweight.is_some(), dweight.is_some());

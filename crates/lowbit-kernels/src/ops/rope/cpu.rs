@@ -1,4 +1,4 @@
-use super::{Rope, RopeLayout};
+use super::{Direction, Rope, RopeLayout};
 use crate::{
     Cpu, KernelError, Tensor,
     simd::{Kernel, Simd},
@@ -51,15 +51,6 @@ fn interleaved(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
         *ya = xa * cos - xb * sin;
         *yb = xb * cos + xa * sin;
     }
-}
-
-/// Which way heads are rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// By the angle.
-    Forth,
-    /// By the angle's negative.
-    Back,
 }
 
 pub(super) fn rope(

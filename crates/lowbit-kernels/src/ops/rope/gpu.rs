@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::RopeLayout;
+use super::{Direction, RopeLayout};
 use crate::gpu::compile::Target;
 use crate::gpu::copy::UNITS;
 use crate::gpu::float::{pack, unpack, with_storage};
@@ -57,6 +57,7 @@ impl Uploaded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RopeConfig {
     layout: RopeLayout,
+    direction: Direction,
     /// Of x and y.
     dtype: FloatType,
     /// Elements of a vector, and so pairs of a slot.
@@ -110,6 +111,12 @@ fn rope<X: Int, V: Size>(
         if rotated {
             let (position, factor) = (rotation.positions[token], f32::reinterpret(factor));
             slot_angles(position, &rotation.inv_freq, slot, factor, &mut cos, &mut sin, 0usize, vector);
+            if comptime!(config.direction == Direction::Back) {
+                #[unroll]
+                for j in 0..vector {
+                    sin[j] = -sin[j];
+                }
+            }
         }
         for head in head..min(head + share, heads) {
             let at = (token * heads + head) * width;
@@ -216,7 +223,7 @@ fn compiled(target: &Target, config: RopeConfig) -> Kernel<Rope<'static>> {
 #[cfg(test)]
 inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
-/// Each layout, type and vector length.
+/// Each layout, type, vector length and direction.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels = Vec::new();
@@ -224,7 +231,9 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         [RopeLayout::HalfSplit, RopeLayout::Interleaved].into_iter().flat_map(|l| [(l, 1), (l, 4)])
     {
         for dtype in crate::ops::testing::FLOATS {
-            kernels.push(compiled(target, RopeConfig { layout, dtype, vector }).code());
+            for direction in [Direction::Forth, Direction::Back] {
+                kernels.push(compiled(target, RopeConfig { layout, direction, dtype, vector }).code());
+            }
         }
     }
     kernels
@@ -233,13 +242,13 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 /// So many units keep a GPU busy; where there would be more, each takes more heads and computes fewer sines.
 const ENOUGH: usize = 1 << 17;
 
-/// See [`super::rope`]; everything was checked.
+/// See [`super::rope`] and [`super::rope_backward`]; everything was checked.
 pub(super) fn launch(
     check: Check,
     gpu: &Gpu,
     x: &Tensor,
     positions: &Tensor,
-    rope: &super::Rope,
+    (rope, direction): (&super::Rope, Direction),
 ) -> Result<Tensor, KernelError> {
     let y = Tensor::allocate(x.shape(), x.dtype(), x.device())?;
     if y.is_empty() {
@@ -254,7 +263,7 @@ pub(super) fn launch(
     let share = (tokens * heads * slots / ENOUGH).clamp(1, heads);
     let len = tokens * heads.div_ceil(share) * slots;
     check.index(x.len())?;
-    let config = RopeConfig { layout: rope.layout, dtype: check.float("x", x)?, vector };
+    let config = RopeConfig { layout: rope.layout, direction, dtype: check.float("x", x)?, vector };
     let sizes = Sizes {
         len: check.index(len)?,
         heads: check.index(heads)?,

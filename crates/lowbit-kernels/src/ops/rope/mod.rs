@@ -28,6 +28,15 @@ pub enum RopeLayout {
     Interleaved,
 }
 
+/// Which way heads are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Direction {
+    /// By the angle.
+    Forth,
+    /// By the angle's negative.
+    Back,
+}
+
 /// How the frequencies are scaled for contexts longer than the original training's.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -155,15 +164,25 @@ pub fn rope(x: &Tensor, positions: &Tensor, rope: &Rope) -> Result<Tensor, Kerne
     let check = Check("rope");
     let [_, _, width] = check.dims("x", x, "[T, H, D]")?;
     rope.check(check, x, positions, width)?;
-    let dtype = check.float("x", x)?;
+    check.float("x", x)?;
+    rotate(check, x, positions, (rope, Direction::Forth))
+}
+
+/// The op, its operands checked.
+fn rotate(
+    check: Check,
+    x: &Tensor,
+    positions: &Tensor,
+    (rope, direction): (&Rope, Direction),
+) -> Result<Tensor, KernelError> {
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::launch(check, gpu, x, positions, rope),
+        Device::Gpu(gpu) => gpu::launch(check, gpu, x, positions, (rope, direction)),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
-            let x = check.widened("x", x)?;
-            cpu::rope(cpu, &x, positions.as_slice()?, (rope, cpu::Direction::Forth))?.cast(dtype.dtype())
+            let wide = check.widened("x", x)?;
+            cpu::rope(cpu, &wide, positions.as_slice()?, (rope, direction))?.cast(x.dtype())
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The SwiGLU gate: `silu(gate) * up`.
 
-mod gradient;
+pub(in crate::ops) mod gradient;
 #[cfg(test)]
 mod tests;
 

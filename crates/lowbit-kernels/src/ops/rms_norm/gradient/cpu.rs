@@ -1,9 +1,6 @@
 use crate::Cpu;
+use crate::ops::sum_rows::{ROWS, cpu::sum_blocks};
 use crate::simd::{Kernel, Simd, math, slices};
-
-/// Rows whose contributions to a sum over all rows are added first: fixed, so that the sum does not depend on the number of
-/// threads.
-const ROWS: usize = 64;
 
 /// What the norm was made of, and the gradient of its result.
 #[derive(Clone, Copy)]
@@ -31,29 +28,12 @@ impl Norm<'_> {
         for dx in dx.chunks_mut((ROWS * width).max(1)) {
             tasks.push((dx, dgates.next()));
         }
-        sum_rows(cpu, tasks, dweight, |block, (dx, dgate), dweight| {
+        sum_blocks(cpu, tasks, dweight, |block, (dx, dgate), dweight| {
             let range = block * ROWS * width..block * ROWS * width + dx.len();
             let (x, dy) = (&self.x[range.clone()], &self.dy[range.clone()]);
             let gates = gate.zip(dgate).map(|(gate, dgate)| (&gate[range], dgate));
             cpu.isa().dispatch(Rows { norm: Norm { x, dy, ..*self }, dx, gates, dweight });
         });
-    }
-}
-
-/// Calls `f(block, task, sums)` for every one of `tasks`, on all threads, with sums of zero that it adds to; `total` becomes all
-/// of them, added in the order of the tasks.
-fn sum_rows<T: Send>(
-    cpu: &Cpu,
-    tasks: Vec<T>,
-    total: &mut [f32],
-    f: impl Fn(usize, T, &mut [f32]) + Sync + Send,
-) {
-    let mut partials = vec![vec![0.0; total.len()]; tasks.len()];
-    let tasks = tasks.into_iter().zip(&mut partials).enumerate().collect();
-    cpu.for_each(tasks, |(block, (task, sums)): (usize, (T, &mut Vec<f32>))| f(block, task, sums));
-    total.fill(0.0);
-    for partial in &partials {
-        total.iter_mut().zip(partial).for_each(|(total, x)| *total += x);
     }
 }
 

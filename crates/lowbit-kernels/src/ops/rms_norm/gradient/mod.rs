@@ -1,13 +1,15 @@
 //! The gradients of [`rms_norm()`](super::rms_norm()) and [`gated_rms_norm()`](super::gated_rms_norm()).
 
 mod cpu;
+#[cfg(feature = "gpu")]
+mod gpu;
 #[cfg(test)]
 pub(in crate::ops) mod reference;
 #[cfg(test)]
 mod tests;
 
 use crate::ops::check::Check;
-use crate::{KernelError, Tensor};
+use crate::{Cpu, Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
 /// The gradients of [`rms_norm()`](super::rms_norm()).
@@ -40,11 +42,10 @@ pub struct GatedRmsNormGradient {
 /// | dx | `[.., D]` | dy's |
 /// | dweight | `[D]` | f32 |
 ///
-/// All arithmetic is f32; sums over rows go 64 rows at a time, for every number of threads.
+/// All arithmetic is f32; sums over rows go 64 rows at a time, as in [`sum_rows()`](crate::ops::sum_rows()).
 ///
 /// # Errors
-/// As [`rms_norm()`](super::rms_norm()); [`KernelError::Shape`] for a dy of another shape than x; [`KernelError::Unsupported`] on
-/// a GPU.
+/// As [`rms_norm()`](super::rms_norm()); [`KernelError::Shape`] for a dy of another shape than x.
 ///
 /// Source: the derivative of mlx 0.32 `fast.rms_norm` (`RMSNorm::vjp`).
 pub fn rms_norm_backward(
@@ -95,18 +96,40 @@ fn backward(
     check.shape("dy", dy, x.shape(), || "x".into())?;
     let dtype = check.float("dy", dy)?.dtype();
     check.same_device("dy", dy.device(), x.device())?;
-    let cpu = x.device().as_cpu(check.0)?;
     let [x, dy, weight] = [("x", x), ("dy", dy), ("weight", weight)].map(|(name, x)| check.widened(name, x));
     let (x, dy, weight) = (x?, dy?, weight?);
     let gate = gate.map(|gate| check.widened("gate", gate)).transpose()?;
-    let mut dx = Tensor::allocate(x.shape(), DType::F32, x.device())?;
-    let mut dgate = gate.as_ref().map(|_| Tensor::allocate(x.shape(), DType::F32, x.device())).transpose()?;
-    let mut dweight = Tensor::allocate(weight.shape(), DType::F32, x.device())?;
-    let gates = match (&gate, &mut dgate) {
+    let (dx, dgate, dweight) = match x.device() {
+        _ if x.is_empty() => {
+            let zeros = |x: &Tensor| Tensor::allocate_zeros(x.shape(), DType::F32, x.device());
+            (zeros(&x)?, gate.as_ref().map(zeros).transpose()?, zeros(&weight)?)
+        }
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => {
+            let norm = gpu::Norm { x: &x, gate: gate.as_ref(), weight: &weight, eps, dy: &dy };
+            norm.backward(check, gpu)?
+        }
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(cpu) => on_cpu(cpu, (&x, gate.as_ref()), (&weight, eps), &dy)?,
+    };
+    Ok((dx.cast(dtype)?, dgate.map(|dgate| dgate.cast(dtype)).transpose()?, dweight))
+}
+
+/// `(dx, dgate, dweight)` of f32 tensors.
+fn on_cpu(
+    cpu: &Cpu,
+    (x, gate): (&Tensor, Option<&Tensor>),
+    (weight, eps): (&Tensor, f32),
+    dy: &Tensor,
+) -> Result<(Tensor, Option<Tensor>, Tensor), KernelError> {
+    let new = |of: &Tensor| Tensor::allocate(of.shape(), DType::F32, of.device());
+    let (mut dx, mut dgate, mut dweight) = (new(x)?, gate.map(new).transpose()?, new(weight)?);
+    let gates = match (gate, &mut dgate) {
         (Some(gate), Some(dgate)) => Some((gate.as_slice()?, dgate.as_mut_slice()?)),
         _ => None,
     };
     let norm = cpu::Norm { x: x.as_slice()?, weight: weight.as_slice()?, eps, dy: dy.as_slice()? };
     norm.backward(cpu, dx.as_mut_slice()?, gates, dweight.as_mut_slice()?);
-    Ok((dx.cast(dtype)?, dgate.map(|dgate| dgate.cast(dtype)).transpose()?, dweight))
+    Ok((dx, dgate, dweight))
 }

@@ -1,6 +1,8 @@
 use super::*;
 use crate::Device;
 use crate::ops::rms_norm::reference as forward;
+#[cfg(feature = "gpu")]
+use crate::ops::testing::gpu;
 use crate::ops::testing::{
     FLOATS, WIDTHS, assert_close, assert_derivatives, coarse, device, devices, dot, normal, values,
 };
@@ -61,6 +63,25 @@ fn agrees_with_f64() {
     }
 }
 
+/// Several units per row, two blocks of rows and more, and more than a block of blocks.
+#[cfg(feature = "gpu")]
+#[test]
+fn gpu_agrees_with_f64() {
+    let (device, mut random) = (gpu(), Random::new(2));
+    for width in WIDTHS {
+        check(&device, &[2, 3, width], &mut random);
+    }
+    for shape in [[1, 19], [63, 64], [64, 128], [65, 33], [300, 19], [2, 4096], [4100, 8]] {
+        check(&device, &shape, &mut random);
+    }
+}
+
+#[cfg(feature = "gpu")]
+#[test]
+fn gpu_of_nothing_is_zero() {
+    of_nothing_is_zero_on(&gpu());
+}
+
 #[test]
 fn the_same_for_every_number_of_threads() {
     let of = |threads| {
@@ -79,13 +100,29 @@ fn the_same_for_every_number_of_threads() {
 }
 
 #[test]
-fn empty_and_refused() {
-    let device = device();
-    let float = |shape: &[usize]| Tensor::new(&vec![1f32; shape.iter().product()], shape, &device).unwrap();
+fn of_nothing_is_zero() {
+    of_nothing_is_zero_on(&device());
+}
+
+fn ones(shape: &[usize], device: &Device) -> Tensor {
+    Tensor::new(&vec![1f32; shape.iter().product()], shape, device).unwrap()
+}
+
+fn of_nothing_is_zero_on(device: &Device) {
+    let float = |shape: &[usize]| ones(shape, device);
     let none = rms_norm_backward(&float(&[0, 3]), &float(&[3]), 1e-6, &float(&[0, 3])).unwrap();
     assert_eq!((none.dx.shape(), values(&none.dweight)), (&[0, 3][..], vec![0.0; 3]));
     let none = rms_norm_backward(&float(&[2, 0]), &float(&[0]), 1e-6, &float(&[2, 0])).unwrap();
     assert_eq!((none.dx.shape(), none.dweight.shape()), (&[2, 0][..], &[0][..]));
+    let none = float(&[0, 3]);
+    let none = gated_rms_norm_backward(&none, &none, &float(&[3]), 1e-6, &none).unwrap();
+    assert_eq!((none.dgate.shape(), values(&none.dweight)), (&[0, 3][..], vec![0.0; 3]));
+}
+
+#[test]
+fn refusals_name_both_sides() {
+    let device = device();
+    let float = |shape: &[usize]| ones(shape, &device);
     let error = rms_norm_backward(&float(&[2, 3]), &float(&[3]), 1e-6, &float(&[3, 2])).unwrap_err();
     assert_eq!(error.to_string(), "rms_norm_backward: dy is [3, 2], but x wants [2, 3]");
     let error = rms_norm_backward(&float(&[2, 3]), &float(&[2]), 1e-6, &float(&[2, 3])).unwrap_err();
