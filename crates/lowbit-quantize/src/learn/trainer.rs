@@ -3,13 +3,13 @@ use super::data::Order;
 use super::state::Identity;
 use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, Saving, default_rate};
 use crate::QuantizeError;
-use lowbit_kernels::{Device, QuantizedTensor};
-use lowbit_models::tape::{Gradients, Named, Parameters};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor};
+use lowbit_models::tape::{Gradients, Named, Parameter, Parameters};
 use lowbit_models::{Distillation, Model};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
 const PASS: usize = 2048;
@@ -159,12 +159,16 @@ impl<'a> Trainer<'a> {
         drop(parameters);
         let LearnOptions { learn, steps, rate: given, .. } = *self.options;
         let warmup = (steps / 20).min(steps - 1);
+        let mut changes = vec![];
         for (name, weight) in &mut self.weights {
             let Some(gradient) = sum.parameters().get(name) else { continue };
             let peak = given.unwrap_or_else(|| default_rate(learn, weight.format()));
-            let gradient = gradient.to_device(self.student.host())?;
-            weight.step(&gradient, Step { rate: factor * rate(peak, step, warmup, steps), count: step })?;
+            let step = Step { rate: factor * rate(peak, step, warmup, steps), count: step };
+            changes.push((weight, gradient.to_device(self.student.host())?, step));
         }
+        let changed =
+            on_threads(self.threads(), changes, |(weight, gradient, step)| weight.step(&gradient, step));
+        changed.into_iter().collect::<Result<(), _>>()?;
         Ok(kl / tokens as f64)
     }
 
@@ -179,12 +183,25 @@ impl<'a> Trainer<'a> {
         Ok(kl / tokens as f64)
     }
 
+    /// Threads of the student's host.
+    fn threads(&self) -> usize {
+        match self.student.host() {
+            Device::Cpu(cpu) => cpu.threads(),
+            Device::Gpu(_) => 1,
+        }
+    }
+
     fn parameters(&self) -> Result<Rc<Parameters>, QuantizeError> {
         let [host, device] = [self.student.host(), self.student.device()];
-        let of = |(name, weight): (&Arc<str>, &LearnedWeight)| {
-            Ok((name.clone(), weight.parameter(host)?.to_device(device)?))
+        let weights = self.weights.iter().collect();
+        let packed = on_threads(self.threads(), weights, |(name, weight): (&Arc<str>, &LearnedWeight)| {
+            weight.parameter(host).map(|parameter| (name.clone(), parameter))
+        });
+        let of = |packed: Result<(Arc<str>, Parameter), KernelError>| {
+            let (name, parameter) = packed?;
+            Ok((name, parameter.to_device(device)?))
         };
-        self.weights.iter().map(of).collect::<Result<_, QuantizeError>>().map(Rc::new)
+        packed.into_iter().map(of).collect::<Result<_, QuantizeError>>().map(Rc::new)
     }
 
     /// Windows that go together through the model.
@@ -200,4 +217,20 @@ impl<'a> Trainer<'a> {
         let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
         windows.chunks((tokens / longest.max(1)).max(1))
     }
+}
+
+/// `f` of each item, in their order.
+fn on_threads<T: Send, R: Send>(threads: usize, items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let results = Mutex::new(items.iter().map(|_| None).collect::<Vec<Option<R>>>());
+    let rest = Mutex::new(items.into_iter().enumerate());
+    let lock = || rest.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some((i, item)) = lock() {
+            let result = f(item);
+            results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
+        }
+    };
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_iter().map(|result| result.expect("each item has a result")).collect()
 }

@@ -1,0 +1,103 @@
+//! A quantised model distilled from the one that it was made from, and likelihoods, on the CPU and, in builds that have one, on a GPU.
+
+mod support;
+
+use lowbit_kernels::ops::{WeightGradient, WeightPart};
+use lowbit_kernels::{Device, Tensor};
+use lowbit_models::tape::{Parameter, Parameters};
+use lowbit_models::{Distillation, Model, Target, likelihood_gradients};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use support::{PROMPT, root};
+
+fn load(name: &str, device: &Device) -> Model {
+    let checkpoint = lowbit_files::Checkpoint::open(&root().join("models").join(name)).unwrap();
+    Model::load_for(&checkpoint, Target::for_gradients(device).unwrap()).unwrap()
+}
+
+fn texts() -> [&'static [u32]; 2] {
+    [&PROMPT[..25], &PROMPT[25..]]
+}
+
+fn fetched(model: &Model, gradient: &WeightGradient) -> Vec<f32> {
+    let gradient = gradient.to_device(model.host()).unwrap();
+    gradient.tensors().iter().flat_map(|x| x.as_slice::<f32>().unwrap().to_vec()).collect()
+}
+
+/// The divergence of demo-4bit from demo, and its gradients by all scales and biases.
+fn distilled(device: &Device) -> (f64, BTreeMap<String, Vec<f32>>) {
+    let (teacher, student) = (load("demo", device), load("demo-4bit", device));
+    let weights = student.inventory().weights.into_iter();
+    let scaled = weights.filter(|weight| weight.value.format().scheme().group_size().is_some());
+    let parameters: Parameters =
+        scaled.map(|weight| (weight.name, Parameter::Weight(weight.value, WeightPart::Scales))).collect();
+    let parameters = Rc::new(parameters);
+    let distillation = Distillation::new(&student, &teacher, 2.0).unwrap();
+    let distilled = distillation.gradients(&texts(), &parameters, 1.0).unwrap();
+    let kl = distillation.kl(&texts(), &parameters).unwrap();
+    assert!((distilled.kl - kl).abs() <= 1e-5 * kl, "{} {kl}", distilled.kl);
+    let gradients = distilled.gradients.parameters().iter();
+    (kl, gradients.map(|(name, gradient)| (name.to_string(), fetched(&student, gradient))).collect())
+}
+
+#[test]
+fn a_student_diverges_from_its_teacher_and_not_from_itself() {
+    let device = Device::cpu(Some(2)).unwrap();
+    let (kl, gradients) = distilled(&device);
+    assert!((0.1..4.0).contains(&kl) && gradients.len() > 60, "{kl} {}", gradients.len());
+    let teacher = load("demo", &device);
+    let same = Distillation::new(&teacher, &teacher, 2.0).unwrap();
+    assert!(same.kl(&texts(), &Rc::default()).unwrap().abs() < 1e-5);
+}
+
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+#[test]
+fn gpu_distils_as_the_cpu() {
+    let (gpu, cpu) = (distilled(&support::gpu()), distilled(&Device::cpu(Some(2)).unwrap()));
+    assert!((gpu.0 - cpu.0).abs() <= 1e-4 * cpu.0, "{} {}", gpu.0, cpu.0);
+    assert!(gpu.1.keys().eq(cpu.1.keys()));
+    for (name, want) in &cpu.1 {
+        let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>();
+        let error = squares(&mut want.iter().zip(&gpu.1[name]).map(|(want, got)| want - got));
+        let relative = (error / squares(&mut want.iter().copied())).sqrt();
+        assert!(relative < 1e-3, "{name}: {relative:e}");
+    }
+}
+
+#[test]
+fn likelihood_gradients_are_differences_of_likelihoods() {
+    let device = Device::cpu(Some(2)).unwrap();
+    let model = load("demo", &device);
+    let norm = model.inventory().tensors.pop().expect("the last norm");
+    let weight = norm.value.as_slice::<f32>().unwrap();
+    let with = |values: &[f32]| {
+        let tensor = Tensor::new(values, &[values.len()], &device).unwrap();
+        Rc::new(Parameters::from([(norm.name.clone(), Parameter::Tensor(tensor))]))
+    };
+    let gradients = likelihood_gradients(&model, &texts(), &with(weight)).unwrap();
+    let got = fetched(&model, &gradients.parameters()[&norm.name]);
+    let nll = |values: &[f32]| {
+        let tape = lowbit_models::tape::Tape::new(with(values));
+        let logits = model.record(&texts(), &tape).unwrap();
+        let rows =
+            logits.tensor().as_slice::<f32>().unwrap().chunks_exact(logits.dim(-1)).collect::<Vec<_>>();
+        let mut first = 0;
+        let of_text = texts().map(|text| {
+            let nll = text.windows(2).enumerate().map(|(i, pair)| {
+                let row = rows[first + i];
+                let sum: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+                sum.ln() - f64::from(row[pair[1] as usize])
+            });
+            let nll: f64 = nll.sum();
+            first += text.len();
+            nll
+        });
+        of_text.iter().sum::<f64>()
+    };
+    // Along the gradient, where the difference is largest.
+    let length = got.iter().map(|g| g * g).sum::<f32>().sqrt();
+    let moved = |step: f32| weight.iter().zip(&got).map(|(w, g)| w + step * g / length).collect::<Vec<_>>();
+    let step = 1e-2;
+    let slope = (nll(&moved(step)) - nll(&moved(-step))) / (2.0 * f64::from(step));
+    assert!((slope - f64::from(length)).abs() < 1e-3 * slope.abs(), "{slope} {length}");
+}
