@@ -71,7 +71,7 @@ fn gpu_agrees_with_f64() {
     for width in WIDTHS {
         check(&device, &[2, 3, width], &mut random);
     }
-    for shape in [[1, 19], [63, 64], [64, 128], [65, 33], [300, 19], [2, 4096], [4100, 8]] {
+    for shape in [[1, 19], [63, 64], [64, 128], [65, 33], [300, 19], [2, 4096], [130, 520], [4100, 8]] {
         check(&device, &shape, &mut random);
     }
 }

@@ -39,25 +39,28 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
 
 #[test]
 fn agrees_with_f64() {
-    agrees_with_f64_on(&devices());
+    // More rows than a task has.
+    agrees_with_f64_on(&devices(), &WIDTHS.map(|width| [67, width]));
 }
 
 #[cfg(feature = "gpu")]
 #[test]
 fn gpu_agrees_with_f64() {
-    agrees_with_f64_on(&[gpu()]);
+    agrees_with_f64_on(&[gpu()], &WIDTHS.map(|width| [67, width]));
+    // Rows that share a cube, and rows that have several planes.
+    agrees_with_f64_on(&[gpu()], &[[300, 64], [2, 4096], [130, 520]]);
 }
 
-fn agrees_with_f64_on(devices: &[Device]) {
+fn agrees_with_f64_on(devices: &[Device], shapes: &[[usize; 2]]) {
     let mut random = Random::new(2);
     for device in devices {
-        for width in WIDTHS {
-            // More rows than a task has.
-            let (shape, dtype) = ([67, width], FLOATS[width % 3]);
+        for &shape in shapes {
+            let [rows, width] = shape;
+            let dtype = FLOATS[width % 3];
             let (x, xs) = normal(&mut random, &shape, FLOATS[(width + 1) % 3], device);
             let (dy, dys) = normal(&mut random, &shape, dtype, device);
             for columns in [1, width, width + 3, 2 * width] {
-                let (gate, gates) = normal(&mut random, &[67, columns], FLOATS[0], device);
+                let (gate, gates) = normal(&mut random, &[rows, columns], FLOATS[0], device);
                 let unread = columns.saturating_sub(width);
                 let read: Vec<f32> = gates.chunks(columns).flat_map(|row| &row[unread..]).copied().collect();
                 let (want_dx, of_read) = reference(&xs, &read, &dys);
@@ -70,7 +73,7 @@ fn agrees_with_f64_on(devices: &[Device]) {
                 assert_close(&dx, &shape, dtype, &want_dx, of_dx);
                 // Two sigmoids of 5 units each, 3 products, and the sum.
                 let of_dgate = |i: usize| gamma(width + 13) * magnitude[i];
-                assert_close(&dgate, &[67, columns], dtype, &want, of_dgate);
+                assert_close(&dgate, &[rows, columns], dtype, &want, of_dgate);
             }
         }
     }
