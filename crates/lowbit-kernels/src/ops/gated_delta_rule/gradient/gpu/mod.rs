@@ -34,7 +34,7 @@ use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::launch::LaunchArgs;
-use crate::gpu::sequences;
+use crate::gpu::sequences::{Piece, piece, slots};
 use crate::ops::check::Check;
 use crate::ops::gated_delta_rule::gpu::Sizes;
 use crate::ops::gated_delta_rule::{Dims, GatedDeltaRule, HeadMap};
@@ -72,6 +72,16 @@ struct Decays {
     from_start: Box<[f32]>,
     /// From the token after this one to the chunk's last.
     to_end: Box<[f32]>,
+}
+
+/// The piece of a slot; one without tokens for slots past the last.
+#[cube]
+fn known_piece(cu_seqlens: &[u32], slot: usize, sizes: &Sizes) -> Piece {
+    let (tokens, sequences) = (sizes.tokens as usize, sizes.sequences as usize);
+    let last = tokens / CHUNK + sequences - 1;
+    let mut found = piece(cu_seqlens, min(slot, last), sequences, tokens, CHUNK);
+    found.last = select(slot <= last, found.last, found.first);
+    found
 }
 
 /// One call, and what its kernels leave for each other.
@@ -112,7 +122,7 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, KernelError> {
         let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
         let (tokens, sequences) = (operands.q.dim(0), operands.state.dim(0));
-        let slots = sequences::slots(tokens, sequences, CHUNK);
+        let slots = slots(tokens, sequences, CHUNK);
         let new = |shape: &[usize]| {
             let tensor = Tensor::allocate(shape, DType::F32, operands.q.device())?;
             // Kernels count elements with 32 bits.
