@@ -4,12 +4,11 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::{CHUNK, Decays, DecaysArgs, EACH, Heads, Problem, SIDE, TILE, UNITS};
+use super::{CHUNK, Decays, DecaysArgs, EACH, Heads, Problem, SIDE, TILE, UNITS, known_piece};
 use crate::KernelError;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::rows;
-use crate::gpu::sequences::{Piece, piece};
 use crate::ops::gated_delta_rule::HeadMap;
 use crate::ops::gated_delta_rule::gpu::{Sizes, key_head};
 use cubecl_core as cubecl;
@@ -17,16 +16,6 @@ use cubecl_core::prelude::*;
 
 /// Results of a unit.
 const ALL: usize = EACH * EACH;
-
-/// The piece of a slot; one without tokens for slots past the last.
-#[cube]
-fn known_piece(cu_seqlens: &[u32], slot: usize, sizes: &Sizes) -> Piece {
-    let (tokens, sequences) = (sizes.tokens as usize, sizes.sequences as usize);
-    let last = tokens / CHUNK + sequences - 1;
-    let mut found = piece(cu_seqlens, min(slot, last), sequences, tokens, CHUNK);
-    found.last = select(slot <= last, found.last, found.first);
-    found
-}
 
 #[cube]
 fn zeros(#[comptime] count: usize) -> Array<f32> {

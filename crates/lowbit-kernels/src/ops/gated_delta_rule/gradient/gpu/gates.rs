@@ -13,13 +13,12 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::{CHUNK, Decays, DecaysArgs, Heads, Problem, UNITS};
+use super::{CHUNK, Decays, DecaysArgs, Heads, Problem, UNITS, known_piece};
 use crate::KernelError;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::exp;
 use crate::gpu::rows::{self, Rows, Sum};
-use crate::gpu::sequences::piece;
 use crate::ops::gated_delta_rule::gpu::{Sizes, key_head};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -33,29 +32,26 @@ fn gated_delta_rule_backward_decays(
     sizes: Sizes,
     factor: u32,
 ) {
-    let (tokens, sequences) = (sizes.tokens as usize, sizes.sequences as usize);
     let heads = sizes.value_heads as usize;
     let (slot, head) = (ABSOLUTE_POS / heads, ABSOLUTE_POS % heads);
-    if slot < tokens / CHUNK + sequences {
-        let piece = piece(cu_seqlens, slot, sequences, tokens, CHUNK);
-        let mut product = 1.0f32;
-        let mut t = piece.first;
-        while t < piece.last {
-            let gate = t * heads + head;
-            let decay = exp(f32::reinterpret(factor) * log_decay[gate]);
-            product *= decay;
-            decays.of_token[gate] = decay;
-            decays.from_start[gate] = product;
-            t += 1;
-        }
-        let mut product = 1.0f32;
-        let mut t = piece.last;
-        while t > piece.first {
-            t -= 1;
-            let gate = t * heads + head;
-            decays.to_end[gate] = product;
-            product *= decays.of_token[gate];
-        }
+    let piece = known_piece(cu_seqlens, slot, &sizes);
+    let mut product = 1.0f32;
+    let mut t = piece.first;
+    while t < piece.last {
+        let gate = t * heads + head;
+        let decay = exp(f32::reinterpret(factor) * log_decay[gate]);
+        product *= decay;
+        decays.of_token[gate] = decay;
+        decays.from_start[gate] = product;
+        t += 1;
+    }
+    let mut product = 1.0f32;
+    let mut t = piece.last;
+    while t > piece.first {
+        t -= 1;
+        let gate = t * heads + head;
+        decays.to_end[gate] = product;
+        product *= decays.of_token[gate];
     }
 }
 
@@ -92,10 +88,11 @@ struct SumOutputs {
     after: Box<[f32]>,
 }
 
-/// `dbeta`, and what tokens before and after add to `dlog_decay`: a row per token and head.
+/// `dbeta`, and what tokens before and after add to `dlog_decay`: a row per head of each token that a chunk may have.
 #[kernel]
 fn gated_delta_rule_backward_sums(
     inputs: &SumInputs,
+    cu_seqlens: &[u32],
     outputs: &mut SumOutputs,
     sizes: Sizes,
     #[comptime] heads: Heads,
@@ -103,9 +100,12 @@ fn gated_delta_rule_backward_sums(
 ) {
     let (key_dim, value_dim) = comptime!((heads.key_dim, heads.value_dim));
     let (key_heads, value_heads) = (sizes.key_heads as usize, sizes.value_heads as usize);
-    let row = rows::row(config);
-    // Units past the last row only take part in the sums.
-    let known = row < sizes.tokens as usize * value_heads;
+    let (place, head) = (rows::row(config) / value_heads, rows::row(config) % value_heads);
+    let piece = known_piece(cu_seqlens, place / CHUNK, &sizes);
+    let t = piece.first + place % CHUNK;
+    let gate = t * value_heads + head;
+    // Units without a token only take part in the sums.
+    let known = t < piece.last;
     let (lane, step) = (rows::lane_in_row(config), comptime!(rows::lanes_per_row(config)));
     let mut dbeta = 0.0f32;
     let mut before = 0.0f32;
@@ -113,15 +113,14 @@ fn gated_delta_rule_backward_sums(
     if known {
         let mut j = lane;
         while j < value_dim {
-            let at = row * value_dim + j;
+            let at = gate * value_dim + j;
             dbeta = fma(inputs.residual[at], inputs.ddelta[at], dbeta);
             j += step;
         }
-        let key = row / value_heads * key_heads
-            + key_head(key_heads, value_heads, row % value_heads, heads.head_map);
+        let key = t * key_heads + key_head(key_heads, value_heads, head, heads.head_map);
         let mut i = lane;
         while i < key_dim {
-            let (at, of_key) = (row * key_dim + i, key * key_dim + i);
+            let (at, of_key) = (gate * key_dim + i, key * key_dim + i);
             let k = inputs.k[of_key];
             before = fma(k, inputs.gradients[at], before);
             after = fma(inputs.q[of_key], inputs.reads[at], after);
@@ -133,14 +132,14 @@ fn gated_delta_rule_backward_sums(
     let before = rows::reduce::<f32, Sum>(before, config);
     let after = rows::reduce::<f32, Sum>(after, config);
     if known && lane == 0 {
-        outputs.dbeta[row] = dbeta;
-        outputs.before[row] = before;
-        outputs.after[row] = after;
+        outputs.dbeta[gate] = dbeta;
+        outputs.before[gate] = before;
+        outputs.after[gate] = after;
     }
 }
 
 pub(super) fn sums(problem: &Problem<'_>) -> Result<(), KernelError> {
-    let Problem { gpu, operands, heads, sizes, .. } = *problem;
+    let Problem { gpu, operands, heads, sizes, slots, .. } = *problem;
     let ([reads, gradients, taken], [before, after]) = (&problem.products, &problem.sums);
     let arguments = GatedDeltaRuleBackwardSums {
         inputs: SumInputsArgs {
@@ -152,6 +151,7 @@ pub(super) fn sums(problem: &Problem<'_>) -> Result<(), KernelError> {
             gradients: gradients.buffer()?,
             taken: taken.buffer()?,
         },
+        cu_seqlens: operands.cu_seqlens.buffer()?,
         outputs: SumOutputsArgs {
             dbeta: problem.gradients.dbeta.buffer()?,
             before: before.buffer()?,
@@ -159,9 +159,9 @@ pub(super) fn sums(problem: &Problem<'_>) -> Result<(), KernelError> {
         },
         sizes,
     };
-    let count = before.len();
+    let count = slots * CHUNK * operands.v.dim(1);
     let config = Rows::new(gpu.target(), [count, heads.key_dim.max(heads.value_dim)], 1);
-    // SAFETY: the sizes are the tensors', and units past the last row read and write nothing.
+    // SAFETY: the sizes are the tensors', and a piece stays within the tokens.
     unsafe { gpu.launch(sums_kernel(gpu.target(), heads, config), config.cubes(count), arguments) }
 }
 
@@ -190,39 +190,36 @@ fn gated_delta_rule_backward_gates(
     factor: u32,
     #[comptime] heads: Heads,
 ) {
-    let (tokens, sequences) = (sizes.tokens as usize, sizes.sequences as usize);
     let value_heads = sizes.value_heads as usize;
-    let (matrix, slot, head) = (CUBE_POS, CUBE_POS / value_heads, CUBE_POS % value_heads);
-    if slot < tokens / CHUNK + sequences {
-        let piece = piece(cu_seqlens, slot, sequences, tokens, CHUNK);
-        let (count, unit) = (piece.last - piece.first, UNIT_POS_X as usize);
-        if unit < count {
-            let mut total = 0.0f32;
-            let mut row = 0usize;
-            while row < comptime!(heads.key_dim) {
-                total += inputs.overlaps[matrix * comptime!(heads.key_dim) + row];
-                row += 1;
-            }
-            total *= inputs.from_start[(piece.last - 1) * value_heads + head];
-            let mut i = 0usize;
-            while i < unit {
-                let mut sum = inputs.before[(piece.first + i) * value_heads + head];
-                let mut j = unit;
-                while j < count {
-                    sum += inputs.pairs[(matrix * CHUNK + i) * CHUNK + j];
-                    j += 1;
-                }
-                total += sum;
-                i += 1;
-            }
-            let mut sum = 0.0f32;
+    let (matrix, head) = (CUBE_POS, CUBE_POS % value_heads);
+    let piece = known_piece(cu_seqlens, matrix / value_heads, &sizes);
+    let (count, unit) = (piece.last - piece.first, UNIT_POS_X as usize);
+    if unit < count {
+        let mut total = 0.0f32;
+        let mut row = 0usize;
+        while row < comptime!(heads.key_dim) {
+            total += inputs.overlaps[matrix * comptime!(heads.key_dim) + row];
+            row += 1;
+        }
+        total *= inputs.from_start[(piece.last - 1) * value_heads + head];
+        let mut i = 0usize;
+        while i < unit {
+            let mut sum = inputs.before[(piece.first + i) * value_heads + head];
             let mut j = unit;
             while j < count {
-                sum += inputs.after[(piece.first + j) * value_heads + head];
+                sum += inputs.pairs[(matrix * CHUNK + i) * CHUNK + j];
                 j += 1;
             }
-            dlog_decay[(piece.first + unit) * value_heads + head] = f32::reinterpret(factor) * (total + sum);
+            total += sum;
+            i += 1;
         }
+        let mut sum = 0.0f32;
+        let mut j = unit;
+        while j < count {
+            sum += inputs.after[(piece.first + j) * value_heads + head];
+            j += 1;
+        }
+        dlog_decay[(piece.first + unit) * value_heads + head] = f32::reinterpret(factor) * (total + sum);
     }
 }
 

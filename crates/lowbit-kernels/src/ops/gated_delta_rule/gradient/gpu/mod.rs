@@ -19,11 +19,11 @@
 //! token is stored, and no gradient is a sum over blocks of columns. Decays are only multiplied, never divided by: a chunk may decay to
 //! nothing. Each sum is made by one unit or plane in one order, so results are the same in every launch.
 //!
-//! Floor, per token and value head: `9 Dk Dv` multiply-adds (two of the forward pass, four of the way back, three for a chunk's `S dy`,
-//! `S dv` and `G delta`) and `CHUNK (4 Dk + 2 Dv)` more for pairs; 4 bytes for each of `6 Dk + 8 Dv` floats, `4 Dk Dv / CHUNK` of
-//! checkpoints and `6 CHUNK` of pairs. The chunks' part is limited by arithmetic; the two passes, by the latency of a token's
-//! sums where there are few sequences and heads. Scratch is `3 Dk + 2 Dv + 2 Dk Dv / CHUNK + 3 CHUNK` floats per token and
-//! value head: 5.4 KB for heads of 128.
+//! Floor, per token and value head: `8 Dk Dv` multiply-adds (two for the forward pass, three for the way back, three for `S dy`,
+//! `S dv` and `G delta`) and `CHUNK (5 Dk + 2 Dv)` for pairs; reads and writes of `9 Dk + 12 Dv` floats, of `4 Dk Dv / CHUNK` of
+//! checkpoints and `6 CHUNK` of pairs, and per key head of `9 Dk`. 8192 tokens of 16 and 32 heads of 128 are 50e9 multiply-adds and
+//! 4.9 GB. The two passes take a token's sums one after the other, which limits them where there are few sequences and heads.
+//! Scratch is `3 Dk + 2 Dv + 2 Dk Dv / CHUNK + 3 CHUNK` floats per token and value head: 5.4 KB for heads of 128.
 
 mod chunks;
 mod gates;
@@ -34,7 +34,7 @@ use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::launch::LaunchArgs;
-use crate::gpu::sequences;
+use crate::gpu::sequences::{Piece, piece, slots};
 use crate::ops::check::Check;
 use crate::ops::gated_delta_rule::gpu::Sizes;
 use crate::ops::gated_delta_rule::{Dims, GatedDeltaRule, HeadMap};
@@ -45,7 +45,7 @@ use lowbit_formats::DType;
 
 const CHECK: Check = Check("gated_delta_rule_backward");
 
-/// Tokens of a chunk: with heads of 128, where checkpoints take as much memory as the pairs of a chunk's tokens and more.
+/// Tokens of a chunk: longer ones have fewer checkpoints, and more pairs of tokens.
 pub(super) const CHUNK: usize = 64;
 
 /// Rows and columns of a tile of results, and the sides of the square of units that share it.
@@ -72,6 +72,16 @@ struct Decays {
     from_start: Box<[f32]>,
     /// From the token after this one to the chunk's last.
     to_end: Box<[f32]>,
+}
+
+/// The piece of a slot; one without tokens for slots past the last.
+#[cube]
+fn known_piece(cu_seqlens: &[u32], slot: usize, sizes: &Sizes) -> Piece {
+    let (tokens, sequences) = (sizes.tokens as usize, sizes.sequences as usize);
+    let last = tokens / CHUNK + sequences - 1;
+    let mut found = piece(cu_seqlens, min(slot, last), sequences, tokens, CHUNK);
+    found.last = select(slot <= last, found.last, found.first);
+    found
 }
 
 /// One call, and what its kernels leave for each other.
@@ -112,7 +122,7 @@ impl<'a> Problem<'a> {
     ) -> Result<Self, KernelError> {
         let Dims { key_heads, key_dim, value_heads, value_dim } = dims;
         let (tokens, sequences) = (operands.q.dim(0), operands.state.dim(0));
-        let slots = sequences::slots(tokens, sequences, CHUNK);
+        let slots = slots(tokens, sequences, CHUNK);
         let new = |shape: &[usize]| {
             let tensor = Tensor::allocate(shape, DType::F32, operands.q.device())?;
             // Kernels count elements with 32 bits.

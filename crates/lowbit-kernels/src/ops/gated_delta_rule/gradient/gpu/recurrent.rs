@@ -33,7 +33,17 @@ const FOUR: usize = 4;
 /// Units of a cube.
 const UNITS: usize = 32;
 
+/// Rows per unit at the most, where planes are large enough: four columns of them and two tokens fit into registers.
+const ROWS: usize = 16;
+
 impl RecurrentConfig {
+    fn new(target: &Target, heads: Heads, layout: StateLayout, columns: usize) -> Self {
+        let plane = target.smallest_plane();
+        let most = heads.key_dim.div_ceil(ROWS).next_power_of_two();
+        let lanes = policy::gpu_lanes(heads.key_dim, columns, plane).max(most).min(plane);
+        Self { heads, layout, lanes }
+    }
+
     /// Rows per unit.
     fn rows(self) -> usize {
         self.heads.key_dim.div_ceil(self.lanes)
@@ -380,21 +390,19 @@ fn back_kernel(target: &Target, config: RecurrentConfig) -> Kernel<GatedDeltaRul
 
 #[cfg(test)]
 pub(super) fn kernels(target: &Target, heads: Heads) -> Vec<Box<dyn CubeKernel>> {
-    let few = policy::gpu_lanes(heads.key_dim, 1 << 12, target.smallest_plane());
-    let many = policy::gpu_lanes(heads.key_dim, 1 << 18, target.smallest_plane());
-    let of = |lanes, layout| {
-        let config = RecurrentConfig { heads, layout, lanes };
+    let of = |columns, layout| {
+        let config = RecurrentConfig::new(target, heads, layout, columns);
         [forward_kernel(target, config).code(), back_kernel(target, config).code()]
     };
-    [of(few, StateLayout::KeyValue), of(many, StateLayout::ValueKey)].into_iter().flatten().collect()
+    let all = [of(1 << 12, StateLayout::KeyValue), of(1 << 18, StateLayout::ValueKey)];
+    all.into_iter().flatten().collect()
 }
 
 /// Fills the residuals, `ddelta`, `dv` and both checkpoints of each chunk.
 pub(super) fn launch(problem: &Problem<'_>) -> Result<(), KernelError> {
     let Problem { gpu, operands, heads, sizes, .. } = *problem;
     let (sequences, columns) = (operands.state.dim(0), operands.state.len() / heads.key_dim);
-    let lanes = policy::gpu_lanes(heads.key_dim, columns, gpu.target().smallest_plane());
-    let config = RecurrentConfig { heads, layout: problem.params.state_layout, lanes };
+    let config = RecurrentConfig::new(gpu.target(), heads, problem.params.state_layout, columns);
     let cubes = [operands.v.dim(1) * config.cubes(), sequences.min(CUBES), sequences.div_ceil(CUBES)];
     let [x, y, z] = cubes.map(|count| CHECK.index(count));
     let cubes = [x?, y?, z?];
