@@ -159,15 +159,14 @@ impl<'a> Trainer<'a> {
         drop(parameters);
         let LearnOptions { learn, steps, rate: given, .. } = *self.options;
         let warmup = (steps / 20).min(steps - 1);
-        let mut changes = vec![];
+        let (threads, mut changes) = (self.threads(), vec![]);
         for (name, weight) in &mut self.weights {
             let Some(gradient) = sum.parameters().get(name) else { continue };
             let peak = given.unwrap_or_else(|| default_rate(learn, weight.format()));
             let step = Step { rate: factor * rate(peak, step, warmup, steps), count: step };
             changes.push((weight, gradient.to_device(self.student.host())?, step));
         }
-        let changed =
-            on_threads(self.threads(), changes, |(weight, gradient, step)| weight.step(&gradient, step));
+        let changed = on_threads(threads, changes, |(weight, gradient, step)| weight.step(&gradient, step));
         changed.into_iter().collect::<Result<(), _>>()?;
         Ok(kl / tokens as f64)
     }
