@@ -26,8 +26,8 @@ pub struct KvCache {
     values: Tensor,
 }
 
-/// A gated delta net's state: the convolution's last inputs, f32 `[1, C, W - 1]`, and the recurrence's matrix, f32
-/// `[1, Hv, Dk, Dv]`.
+/// A gated delta net's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the recurrence's matrix, f32
+/// `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DeltaCache {
@@ -141,10 +141,19 @@ impl KvCache {
 }
 
 impl DeltaCache {
-    pub(crate) fn new(config: &DeltaNetConfig, device: &Device) -> Result<Self, KernelError> {
-        let conv = [1, config.conv_dim(), config.linear_conv_kernel_dim - 1];
-        let state =
-            [1, config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim];
+    /// Of so many sequences that have not begun.
+    pub(crate) fn new(
+        config: &DeltaNetConfig,
+        sequences: usize,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let conv = [sequences, config.conv_dim(), config.linear_conv_kernel_dim - 1];
+        let state = [
+            sequences,
+            config.linear_num_value_heads,
+            config.linear_key_head_dim,
+            config.linear_value_head_dim,
+        ];
         Ok(Self {
             conv: Tensor::allocate_zeros(&conv, DType::F32, device)?,
             state: Tensor::allocate_zeros(&state, DType::F32, device)?,

@@ -167,7 +167,7 @@ impl Model {
         let sequences = batch.iter().zip(&mut caches);
         let mut sequences: Vec<_> = sequences.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
         self.check_batch(&sequences)?;
-        let mut step = Step::new(batch.iter().map(|tokens| (0, tokens.len())), self.device())?;
+        let mut step = Step::whole(batch.iter().map(|tokens| tokens.len()), self.device())?;
         step.tape = tape.cloned();
         self.hidden(&mut sequences, &step)
     }

@@ -161,6 +161,9 @@ pub struct Step {
     pub(crate) spans: Vec<Span>,
     /// What records the pass, if anything does.
     pub(crate) tape: Option<Tape>,
+    /// u32 `[sequences + 1]`: where each sequence begins, if all begin with their first token and nobody wants what they leave behind:
+    /// a recurrence then takes all of them at once, and leaves their caches as they are.
+    pub(crate) whole: Option<Tensor>,
 }
 
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
@@ -191,12 +194,27 @@ impl Step {
                 cu_seqlens: Tensor::new(&[0, tokens as u32], &[2], device)?,
             })
         });
-        Ok(Self { spans: spans.collect::<Result<_, KernelError>>()?, tape: None })
+        Ok(Self { spans: spans.collect::<Result<_, KernelError>>()?, tape: None, whole: None })
+    }
+
+    /// Whole sequences of these lengths, whose caches are not read afterwards.
+    pub(crate) fn whole(
+        lengths: impl IntoIterator<Item = usize> + Clone,
+        device: &Device,
+    ) -> Result<Self, KernelError> {
+        let mut offsets = vec![0];
+        let mut end = 0;
+        offsets.extend(lengths.clone().into_iter().map(|length| {
+            end += length as u32;
+            end
+        }));
+        let whole = Some(Tensor::new(&offsets, &[offsets.len()], device)?);
+        Ok(Self { whole, ..Self::new(lengths.into_iter().map(|length| (0, length)), device)? })
     }
 
     /// One token of one sequence, whose place the tensors of a [`Span`] say.
     pub(crate) fn one(positions: Tensor, cu_seqlens: Tensor) -> Self {
-        Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None }
+        Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None }
     }
 
     /// What `mix` makes of each sequence's rows of `xs` with its cache, rows joined again.

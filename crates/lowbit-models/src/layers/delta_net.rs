@@ -152,7 +152,7 @@ impl GatedDeltaNet {
     /// # Errors
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn cache(&self, device: &Device) -> Result<DeltaCache, KernelError> {
-        DeltaCache::new(&self.config, device)
+        DeltaCache::new(&self.config, 1, device)
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
@@ -179,15 +179,21 @@ impl GatedDeltaNet {
     ) -> Result<(Var, Var), KernelError> {
         let (tokens, config) = (x.x.dim(0), &self.config);
         let (sum, Projected { qkv, z, b, a }) = self.projections.forward(x, config)?;
-        let o = step.each([&qkv, &a, &b], caches, |inputs, span, cache| match cache {
-            LayerCache::DeltaNet(cache) => self.mix(inputs, &span.cu_seqlens, cache),
-            LayerCache::Attention(_) => Err(wrong_cache()),
-        })?;
+        let o = match &step.whole {
+            Some(cu_seqlens) => {
+                let mut states = DeltaCache::new(config, step.spans.len(), qkv.tensor().device())?;
+                self.mix([&qkv, &a, &b], cu_seqlens, &mut states)?
+            }
+            None => step.each([&qkv, &a, &b], caches, |inputs, span, cache| match cache {
+                LayerCache::DeltaNet(cache) => self.mix(inputs, &span.cu_seqlens, cache),
+                LayerCache::Attention(_) => Err(wrong_cache()),
+            })?,
+        };
         let z = shapes::reshape(&z, &[tokens, config.linear_num_value_heads, config.linear_value_head_dim])?;
         Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z))?))
     }
 
-    /// The convolution and the rule for one sequence, `[T, Hv, Dv]`.
+    /// The convolution and the rule for sequences with these offsets and states, `[T, Hv, Dv]`.
     fn mix(
         &self,
         [qkv, a, b]: [&Var; 3],
