@@ -6,6 +6,9 @@ pub const MAX_RUN: usize = 256;
 /// The bytes of a weight's component tensors (see [`crate::Format::components`]), borrowed. Unused ones are empty.
 pub type Parts<'a> = [&'a [u8]; 3];
 
+/// Appends a block that is made of codes, one byte each, and of scales.
+pub type PackBlock = fn(&[u8], &BlockScales, &mut Vec<u8>);
+
 /// A format as a type: what its file says of it. Everything is known at compile time but what a checkpoint may choose.
 ///
 /// Decoding is written as plain loops over fixed-size arrays and marked `#[inline(always)]`, so that a caller
@@ -21,7 +24,7 @@ pub trait Codec: Copy + Send + Sync + 'static {
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = None;
 
     /// The inverse of [`Codec::UNPACK`]: appends a block of the given codes and scales, which are the format's.
-    const PACK: Option<fn(&[u8], &BlockScales, &mut Vec<u8>)> = None;
+    const PACK: Option<PackBlock> = None;
 
     /// The least and the greatest integer that a sub-block's scale can be, in formats that have such; minima are of the same range.
     const SUB_SCALES: [i8; 2] = [0, 0];

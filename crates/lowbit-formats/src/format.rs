@@ -1,4 +1,4 @@
-use crate::{BlockScales, Codec, DType, FloatType, Format, FormatError, MAX_RUN, Parts, Scheme, Unpacked};
+use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, PackBlock, Parts, Scheme, Unpacked};
 
 /// One of the tensors that make up a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +128,8 @@ impl Format {
 
     /// The inverse of [`Self::unpack`]: appends the block that is made of one byte per code and of scales. Codes and integers beyond the
     /// format's make a block of other ones. It panics when it is not given exactly one block's codes.
-    pub fn pack(self) -> Option<fn(&[u8], &BlockScales, &mut Vec<u8>)> {
-        fn of<C: Codec>(_: C) -> Option<fn(&[u8], &BlockScales, &mut Vec<u8>)> {
+    pub fn pack(self) -> Option<PackBlock> {
+        fn of<C: Codec>(_: C) -> Option<PackBlock> {
             C::PACK
         }
         with_codec!(self, codec => of(codec))

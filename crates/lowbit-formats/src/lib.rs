@@ -27,7 +27,7 @@ mod mlx;
 mod nearest;
 mod scheme;
 
-pub use codec::{Codec, MAX_RUN, Parts};
+pub use codec::{Codec, MAX_RUN, PackBlock, Parts};
 pub use dtype::{DType, FloatType};
 pub use error::FormatError;
 pub use float::Float;

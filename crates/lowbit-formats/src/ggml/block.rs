@@ -1,6 +1,8 @@
 use super::codebook;
 use crate::codec::vectorise_within_runs;
-use crate::{BlockScales, Codec, Codes, Component, DType, FloatType, Parts, Scales, Scheme, Unpacked};
+use crate::{
+    BlockScales, Codec, Codes, Component, DType, FloatType, PackBlock, Parts, Scales, Scheme, Unpacked,
+};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
@@ -88,7 +90,7 @@ fn value<T: GgmlType>(code: u32) -> f32 {
 impl<T: GgmlType> Codec for T {
     const RUN: usize = size_of::<T::Values>() / size_of::<f32>();
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = Some(unpack::<T>);
-    const PACK: Option<fn(&[u8], &BlockScales, &mut Vec<u8>)> = Some(pack::<T>);
+    const PACK: Option<PackBlock> = Some(pack::<T>);
     const SUB_SCALES: [i8; 2] = T::SUB_SCALES;
     type Row<'a> = &'a [T::Block];
 

@@ -70,9 +70,9 @@ fn plausible(format: Format, rng: &mut Random) -> BlockScales {
         scales.scale %= 255;
         return scales;
     }
-    scales.scale = of(rng.bits().into()) | if signed { rng.bits() as u16 & 0x8000 } else { 0 };
+    scales.scale = of(rng.bits()) | if signed { rng.bits() as u16 & 0x8000 } else { 0 };
     if format.scheme().biased() {
-        scales.min = of(rng.bits().into());
+        scales.min = of(rng.bits());
     }
     scales
 }
