@@ -248,6 +248,23 @@ fn learning_writes_a_checkpoint_and_a_log() {
     }
 }
 
+#[test]
+fn learning_writes_gguf() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.txt"), text()).unwrap();
+    let learn = "--output new.gguf --format q4_0 --learn codes --data data.txt --steps 4 --windows 2 --context 32 --log log.csv";
+    let learn: Vec<&str> = learn.split(' ').collect();
+    let output = quantize(folder.path(), "", TINY, &learn).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    succeeds(output);
+    assert!(said.contains("22 weights learned") && said.contains("Q4_0"), "{said}");
+    assert_eq!(std::fs::read_to_string(folder.path().join("log.csv")).unwrap().lines().count(), 5);
+    assert_eq!(names(folder.path()), ["data.txt", "log.csv", "new.gguf"]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lowbit"));
+    command.args(["perplexity", "--model", "new.gguf", "--file", "data.txt", "--context", "32"]);
+    succeeds(command.current_dir(folder.path()).output().unwrap());
+}
+
 /// Kills a run after its first steps, and goes on.
 #[test]
 fn learning_that_was_killed_goes_on() {
@@ -319,7 +336,7 @@ fn data_that_nothing_can_be_learned_from_is_refused_before_anything_is_written()
     let message = refused(&["--data", "good.txt", "--log", "log.csv"]);
     assert!(message.contains("log.csv: File exists"), "{message}");
     let message = refused(&["--data", "good.txt", "--format", "Q4_0"]);
-    assert!(message.contains("3 goes with") || message.contains("do not learn yet"), "{message}");
+    assert!(message.contains("--bits 3 goes with") && message.contains("Q4_0 has its own bits"), "{message}");
     let message = refused(&["--data", "good.txt", "--rate", "-1"]);
     assert!(message.contains("rate is -1, but a finite number above 0"), "{message}");
     std::fs::create_dir(folder.path().join("new")).unwrap();

@@ -1,10 +1,13 @@
-use crate::{Component, FloatType, Scheme, Unpacked};
+use crate::{BlockScales, Component, FloatType, Scheme, Unpacked};
 
 /// The longest [`Codec::RUN`]: a buffer of this many values holds a run of any format.
 pub const MAX_RUN: usize = 256;
 
 /// The bytes of a weight's component tensors (see [`crate::Format::components`]), borrowed. Unused ones are empty.
 pub type Parts<'a> = [&'a [u8]; 3];
+
+/// Appends a block that is made of codes, one byte each, and of scales.
+pub type PackBlock = fn(&[u8], &BlockScales, &mut Vec<u8>);
 
 /// A format as a type: what its file says of it. Everything is known at compile time but what a checkpoint may choose.
 ///
@@ -19,6 +22,12 @@ pub trait Codec: Copy + Send + Sync + 'static {
     /// components are codes, scales and biases already, with the codes of each row as one stream of bits, least
     /// significant first.
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = None;
+
+    /// The inverse of [`Codec::UNPACK`]: appends a block of the given codes and scales, which are the format's.
+    const PACK: Option<PackBlock> = None;
+
+    /// The least and the greatest integer that a sub-block's scale can be, in formats that have such; minima are of the same range.
+    const SUB_SCALES: [i8; 2] = [0, 0];
 
     /// One row of weights.
     type Row<'a>: Copy;

@@ -1,4 +1,4 @@
-use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, Parts, Scheme, Unpacked};
+use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, PackBlock, Parts, Scheme, Unpacked};
 
 /// One of the tensors that make up a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +122,23 @@ impl Format {
     pub fn unpack(self) -> Option<fn(&[u8], &mut Unpacked)> {
         fn of<C: Codec>(_: C) -> Option<fn(&[u8], &mut Unpacked)> {
             C::UNPACK
+        }
+        with_codec!(self, codec => of(codec))
+    }
+
+    /// The inverse of [`Self::unpack`]: appends the block that is made of one byte per code and of scales. Codes and integers beyond the
+    /// format's make a block of other ones. It panics when it is not given exactly one block's codes.
+    pub fn pack(self) -> Option<PackBlock> {
+        fn of<C: Codec>(_: C) -> Option<PackBlock> {
+            C::PACK
+        }
+        with_codec!(self, codec => of(codec))
+    }
+
+    /// The least and the greatest integer of [`BlockScales::sub_scales`] and [`BlockScales::sub_minima`].
+    pub fn sub_scales(self) -> [i8; 2] {
+        fn of<C: Codec>(_: C) -> [i8; 2] {
+            C::SUB_SCALES
         }
         with_codec!(self, codec => of(codec))
     }

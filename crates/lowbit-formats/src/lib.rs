@@ -24,9 +24,10 @@ mod format;
 mod ggml;
 mod minifloat;
 mod mlx;
+mod nearest;
 mod scheme;
 
-pub use codec::{Codec, MAX_RUN, Parts};
+pub use codec::{Codec, MAX_RUN, PackBlock, Parts};
 pub use dtype::{DType, FloatType};
 pub use error::FormatError;
 pub use float::Float;
@@ -35,7 +36,7 @@ pub use ggml::*;
 pub use list::Format;
 pub use minifloat::{E2M1, E4M3, E8M0, Minifloat};
 pub use mlx::*;
-pub use scheme::{BlockScales, Codes, Scales, Scheme, Unpacked};
+pub use scheme::{BlockScales, Codes, Products, Scales, Scheme, Unpacked};
 
 /// The README's examples are tests, too.
 #[cfg(doctest)]

@@ -1,7 +1,8 @@
 //! What a format's codes and scales mean, however a file packs them. Code that repacks weights (the upload to a GPU)
 //! needs this and [`Unpacked`], and no match on formats.
 
-use crate::{CODEBOOK, E2M1, E4M3, FloatType, MAX_RUN, Minifloat};
+use crate::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, MAX_RUN, Minifloat};
+use half::f16;
 
 /// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a group's scale and bias
 /// are stored as these fields say.
@@ -47,6 +48,27 @@ impl Scheme {
             };
         }
         Some(values)
+    }
+
+    /// What multiplies the codes of each of a block's groups, and what is added, as decoding computes them in f32. Groups that the
+    /// block does not have are zero, and so are biases of a scheme without.
+    pub fn products(&self, block: &BlockScales) -> Products {
+        let (scale, min) = (f16::from_bits(block.scale).to_f32(), f16::from_bits(block.min).to_f32());
+        let mut products = Products::default();
+        let Products { scales, biases } = &mut products;
+        match self.scales {
+            Scales::One | Scales::E4M3 => {}
+            Scales::E8M0 { .. } => scales[0] = E8M0::decode(block.scale as u8),
+            Scales::Group { biased, .. } => (scales[0], biases[0]) = (scale, if biased { min } else { 0.0 }),
+            Scales::Super { size } | Scales::SuperWithMinima { size } => {
+                for s in 0..256 / size {
+                    scales[s] = scale * f32::from(block.sub_scales[s]);
+                    // Not -0: what is subtracted is no more than 0 there.
+                    biases[s] = 0.0 - min * f32::from(block.sub_minima[s]);
+                }
+            }
+        }
+        products
     }
 
     /// Appends a row's codes, one byte each, to a stream as [`Self::unpack_stream`] takes it apart.
@@ -149,6 +171,14 @@ impl Default for Unpacked {
     }
 }
 
+/// What multiplies the codes of a block's groups, and what is added to them, with all factors in one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs)]
+pub struct Products {
+    pub scales: [f32; 16],
+    pub biases: [f32; 16],
+}
+
 /// A GGML block's scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockScales {
@@ -160,4 +190,12 @@ pub struct BlockScales {
     pub sub_scales: [i8; 16],
     /// One integer per sub-block.
     pub sub_minima: [i8; 16],
+}
+
+impl BlockScales {
+    /// Of a block without sub-blocks: its scale, and what is added or 0, rounded to f16.
+    pub fn of(scale: f32, min: f32) -> Self {
+        let [scale, min] = [scale, min].map(|x| f16::from_f32(x).to_bits());
+        Self { scale, min, ..Self::default() }
+    }
 }

@@ -14,9 +14,11 @@ mod summary;
 mod tensor;
 
 pub use error::QuantizeError;
-pub use gguf::{GgufOptions, Mix, quantize_to_gguf};
-pub use learn::{Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Saving, default_rate};
-pub use round::{Learning, Progress, QuantizeOptions, quantize, quantize_and_learn};
+pub use gguf::{GgufOptions, Mix, quantize_to_gguf, quantize_to_gguf_and_learn};
+pub use learn::{
+    Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Learning, Progress, Saving, default_rate,
+};
+pub use round::{QuantizeOptions, quantize, quantize_and_learn};
 pub use rule::Rule;
 pub use sensitivity::{Budget, allocate_bits};
 pub use summary::{Fallback, Kind, KindSummary, Summary};

@@ -1,12 +1,10 @@
-use crate::learn::{Data, LearnOptions, LearnProgress, LearnReport, Saving, Trainer};
+use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::mlx::targets;
 use crate::tensor::{Encoded, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, Companion, Layout, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
-use lowbit_kernels::Device;
-use lowbit_models::{Model, Target};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -108,26 +106,6 @@ pub fn quantize(
     Ok(summary)
 }
 
-/// What is learned from what, and where.
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct Learning<'a> {
-    pub data: &'a Data,
-    pub options: &'a LearnOptions,
-    pub device: &'a Device,
-    /// Where the state is saved that an interrupted run goes on from.
-    pub saving: Option<Saving<'a>>,
-}
-
-/// What [`quantize_and_learn`] says while it works.
-#[derive(Clone, Copy, Debug)]
-pub enum Progress<'a> {
-    /// Tensors written, and all.
-    Tensors(usize, usize),
-    /// A step of learning.
-    Learning(&'a LearnProgress),
-}
-
 /// As [`quantize`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
 /// formats, with other scales, biases and perhaps codes. Both models, and what is learned in f32, are in memory. The rounded
 /// checkpoint is written first, below the output's temporary name, and is gone in the end.
@@ -143,23 +121,15 @@ pub fn quantize_and_learn(
 ) -> Result<(Summary, LearnReport), QuantizeError> {
     learning.options.check()?;
     let plan = Plan::new(checkpoint, output, options)?;
-    let teacher = Model::load_for(checkpoint, Target::for_gradients(learning.device)?)?;
+    let teacher = Teacher::load(checkpoint, learning)?;
     let staged = plan.stage(output)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let rounded = staged.path().join("rounded");
     let io = |error| QuantizeError::Io { path: rounded.clone(), error };
     std::fs::create_dir(&rounded).map_err(io)?;
     plan.write(&rounded, |job| job.encode(), &mut tensors)?;
-    let rounded_checkpoint = Checkpoint::open(&rounded)?;
-    let student = Model::load_for(&rounded_checkpoint, Target::for_gradients(learning.device)?)?;
-    // On a GPU weights have a layout of their own: what is learned begins with what the file has.
-    let weights =
-        Model::load_for(&rounded_checkpoint, Target::for_gradients(student.host())?)?.inventory().weights;
     let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
-    let trainer = Trainer::new([&teacher, &student], &weights, learning.data, learning.options, original)?;
-    drop((weights, rounded_checkpoint));
-    let (weights, report) = trainer.run(learning.saving, |step| progress(Progress::Learning(step)))?;
-    drop(student);
+    let (weights, report) = teacher.teach(&rounded, original, |step| progress(Progress::Learning(step)))?;
     std::fs::remove_dir_all(&rounded).map_err(io)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let encode = |job: &Job| match weights.get(job.module()) {
@@ -168,7 +138,7 @@ pub fn quantize_and_learn(
     };
     let summary = plan.write(staged.path(), encode, &mut tensors)?;
     plan.commit(staged, tensors)?;
-    learning.saving.map_or(Ok(()), |saving| saving.remove())?;
+    teacher.finish()?;
     Ok((summary, report))
 }
 
@@ -414,10 +384,7 @@ impl Job {
 
     /// All values, before they are rounded.
     pub(crate) fn values(&self) -> Result<Vec<f32>, QuantizeError> {
-        let mut values = vec![0.0; self.tensor.rows() * self.tensor.k()];
-        let named = |error| QuantizeError::Encode { name: self.tensor.name.clone(), error };
-        self.tensor.values(0, &mut values).map_err(named)?;
-        Ok(values)
+        self.tensor.all_values()
     }
 
     pub(crate) fn is_quantised(&self) -> bool {

@@ -1,5 +1,6 @@
 //! A tensor of the new checkpoint: where its values come from, and what is done to them before they are encoded.
 
+use crate::QuantizeError;
 use crate::source::Source;
 use lowbit_formats::{FloatType, Format, FormatError};
 use std::sync::Mutex;
@@ -104,6 +105,17 @@ impl Tensor {
             *value = rounded.round(*value);
         }
         Ok(())
+    }
+
+    /// The values of all rows.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Encode`] with those of [`Format::decode`].
+    pub fn all_values(&self) -> Result<Vec<f32>, QuantizeError> {
+        let mut values = vec![0.0; self.rows() * self.k()];
+        let named = |error| QuantizeError::Encode { name: self.name.clone(), error };
+        self.values(0, &mut values).map_err(named)?;
+        Ok(values)
     }
 
     /// Encodes all rows on all cores; `from` is the type that the values have, see [`Format::encode_from`].

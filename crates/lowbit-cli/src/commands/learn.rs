@@ -35,7 +35,7 @@ pub struct LearnArguments {
     /// Tokens per window.
     #[arg(long, short, default_value_t = 512, value_parser = at_least_one(), requires = "data")]
     context: usize,
-    /// The highest learning rate [default: by the bits of each weight, 2e-3 to 3e-5].
+    /// The highest learning rate [default: by the format of each weight, 2e-3 to 3e-6].
     #[arg(long, requires = "learn")]
     rate: Option<f32>,
     /// Decides in which order windows are learned from.

@@ -6,6 +6,7 @@ use lowbit_files::Checkpoint;
 use lowbit_quantize::{
     Budget, Data, GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule,
     Saving, Summary, allocate_bits, quantize, quantize_and_learn, quantize_to_gguf,
+    quantize_to_gguf_and_learn,
 };
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
@@ -95,9 +96,15 @@ impl Arguments {
         options: &QuantizeOptions,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Result<Summary, QuantizeError>, Failure> {
-        let Some(mix) = Mix::from_name(&self.format) else {
-            return Ok(quantize(checkpoint, &self.output, options, progress));
-        };
+        Ok(match self.gguf_options()? {
+            None => quantize(checkpoint, &self.output, options, progress),
+            Some(options) => quantize_to_gguf(checkpoint, &self.output, &options, progress),
+        })
+    }
+
+    /// For a type of llama.cpp's, if that is what was asked for.
+    fn gguf_options(&self) -> Result<Option<GgufOptions>, Failure> {
+        let Some(mix) = Mix::from_name(&self.format) else { return Ok(None) };
         for (flag, given) in [("--bits", self.bits), ("--group-size", self.group_size)] {
             if let Some(given) = given {
                 let (name, modes) = (mix.name(), MODES.join(", "));
@@ -106,8 +113,7 @@ impl Arguments {
                 );
             }
         }
-        let options = GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone());
-        Ok(quantize_to_gguf(checkpoint, &self.output, &options, progress))
+        Ok(Some(GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone())))
     }
 
     /// Quantises and learns, if that was asked for.
@@ -118,10 +124,7 @@ impl Arguments {
         interrupts: &Interrupts,
     ) -> Result<Option<Result<Summary, QuantizeError>>, Failure> {
         let (Some(options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
-        if Mix::from_name(&self.format).is_some() {
-            let (format, modes) = (&self.format, MODES.join(", "));
-            return Err(format!("--learn goes with {modes}; weights in {format} do not learn yet").into());
-        }
+        let gguf = self.gguf_options()?;
         let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
         let state = [self.output.as_os_str(), STATE.as_ref()].join("".as_ref());
         let saving = Saving { path: state.as_ref(), found: self.learn.found(self.force) };
@@ -129,7 +132,7 @@ impl Arguments {
         let bar = progress::bar("rounding", 0);
         let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
         let (mut learned, mut steps_done) = (0, 0);
-        let result = quantize_and_learn(checkpoint, &self.output, quantize_options, learning, |progress| {
+        let progress = |progress: Progress<'_>| {
             match progress {
                 Progress::Tensors(done, all) => {
                     bar.set_length(all as u64);
@@ -148,7 +151,11 @@ impl Arguments {
                 }
             }
             if interrupts.stop() || failure.is_some() { Break(()) } else { Continue(()) }
-        });
+        };
+        let result = match gguf {
+            None => quantize_and_learn(checkpoint, &self.output, quantize_options, learning, progress),
+            Some(gguf) => quantize_to_gguf_and_learn(checkpoint, &self.output, &gguf, learning, progress),
+        };
         bar.finish_and_clear();
         if result.is_err() && steps_done == 0 && !self.learn.resumes() {
             self.learn.remove_log();

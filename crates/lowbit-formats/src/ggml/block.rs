@@ -1,6 +1,8 @@
 use super::codebook;
 use crate::codec::vectorise_within_runs;
-use crate::{BlockScales, Codec, Codes, Component, DType, FloatType, Parts, Scales, Scheme, Unpacked};
+use crate::{
+    BlockScales, Codec, Codes, Component, DType, FloatType, PackBlock, Parts, Scales, Scheme, Unpacked,
+};
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
@@ -16,6 +18,10 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
     type Block: Pod;
     /// The values that it holds, `[f32; 32]` or `[f32; 256]`.
     type Values: Pod + AsMut<[f32]>;
+    /// Their codes, `[u8; 32]` or `[u8; 256]`.
+    type Codes: Pod;
+    /// The least and the greatest integer that a sub-block's scale can be; minima are of the same range.
+    const SUB_SCALES: [i8; 2] = [0, 0];
 
     /// Calls `each(s, i, code)` for every code i, of sub-block s (0 in blocks that have none), in the order in which
     /// the bytes are best read. What decodes and what repacks are both made of this.
@@ -23,6 +29,9 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
 
     /// The block's scales.
     fn scales(block: &Self::Block) -> BlockScales;
+
+    /// Puts a block together: the inverse of [`Self::for_each_code`] and [`Self::scales`]. Codes and integers are the type's.
+    fn pack(codes: &Self::Codes, scales: &BlockScales) -> Self::Block;
 
     /// Decodes one block: the scheme's formula in f32, in the order of operations of ggml's `dequantize_row_*`.
     #[inline(always)]
@@ -81,6 +90,8 @@ fn value<T: GgmlType>(code: u32) -> f32 {
 impl<T: GgmlType> Codec for T {
     const RUN: usize = size_of::<T::Values>() / size_of::<f32>();
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = Some(unpack::<T>);
+    const PACK: Option<PackBlock> = Some(pack::<T>);
+    const SUB_SCALES: [i8; 2] = T::SUB_SCALES;
     type Row<'a> = &'a [T::Block];
 
     fn name(&self) -> String {
@@ -132,6 +143,10 @@ fn unpack<T: GgmlType>(bytes: &[u8], out: &mut Unpacked) {
     out.scales = T::scales(block);
 }
 
+fn pack<T: GgmlType>(codes: &[u8], scales: &BlockScales, out: &mut Vec<u8>) {
+    out.extend(bytemuck::bytes_of(&T::pack(bytemuck::from_bytes(codes), scales)));
+}
+
 /// A little-endian f16 inside a block, unaligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, packed)]
@@ -140,7 +155,12 @@ pub struct F16(u16);
 impl F16 {
     /// `value` rounded to nearest, ties to even.
     pub fn new(value: f32) -> Self {
-        Self(f16::from_f32(value).to_bits().to_le())
+        Self::from_bits(f16::from_f32(value).to_bits())
+    }
+
+    /// The inverse of [`Self::bits`].
+    pub fn from_bits(bits: u16) -> Self {
+        Self(bits.to_le())
     }
 
     /// Its bits.

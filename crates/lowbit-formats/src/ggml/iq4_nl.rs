@@ -42,6 +42,7 @@ impl GgmlType for IQ4_NL {
     };
     type Block = BlockIQ4_NL;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     #[inline(always)]
     fn for_each_code(block: &BlockIQ4_NL, mut each: impl FnMut(usize, usize, u32)) {
@@ -53,12 +54,16 @@ impl GgmlType for IQ4_NL {
         BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
     }
 
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockIQ4_NL {
+        BlockIQ4_NL { scale: F16::from_bits(scales.scale), codes: pack_nibbles(codes) }
+    }
+
     /// As `llama-quantize` does it, not `quantize_row_iq4_nl_ref`, which tries one grid alone and loses more.
     fn encode_block(values: &[f32; 32]) -> BlockIQ4_NL {
         let scale = codebook::fit(values);
         // Not with the scale as f16 rounds it.
         let inverse = reciprocal(scale);
         let codes = values.map(|value| nearest(inverse * value));
-        BlockIQ4_NL { scale: F16::new(scale), codes: pack_nibbles(&codes) }
+        Self::pack(&codes, &BlockScales::of(scale, 0.0))
     }
 }

@@ -45,6 +45,8 @@ impl GgmlType for IQ4_XS {
     const SCHEME: Scheme = Scheme { bits: 4, codes: Codes::Codebook, scales: Scales::Super { size: 32 } };
     type Block = BlockIQ4_XS;
     type Values = [f32; 256];
+    type Codes = [u8; 256];
+    const SUB_SCALES: [i8; 2] = [-32, 31];
 
     #[inline(always)]
     fn for_each_code(block: &BlockIQ4_XS, mut each: impl FnMut(usize, usize, u32)) {
@@ -81,23 +83,32 @@ impl GgmlType for IQ4_XS {
         }
     }
 
+    fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockIQ4_XS {
+        let mut block = BlockIQ4_XS { scale: F16::from_bits(scales.scale), ..BlockIQ4_XS::zeroed() };
+        let mut high = 0;
+        for (s, codes) in codes.as_chunks().0.iter().enumerate() {
+            let sub_scale = (scales.sub_scales[s] + 32) as u8;
+            block.scales_low[s / 2] |= (sub_scale & 15) << (s % 2 * 4);
+            high |= u16::from(sub_scale >> 4) << (2 * s);
+            block.codes.as_chunks_mut().0[s] = pack_nibbles(codes);
+        }
+        block.scales_high = high.to_le_bytes();
+        block
+    }
+
     fn encode_block(values: &[f32; 256]) -> BlockIQ4_XS {
         let values = values.as_chunks::<32>().0;
         let fits: [f32; 8] = std::array::from_fn(|s| codebook::fit(&values[s]));
         let scale = -largest(&fits) / 32.0;
-        let mut block = BlockIQ4_XS { scale: F16::new(scale), ..BlockIQ4_XS::zeroed() };
-        let inverse = reciprocal(scale);
-        let mut scales_high = 0;
-        for (s, codes) in block.codes.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let (inverse, mut codes) = (reciprocal(scale), [0; 256]);
+        let mut scales = BlockScales::of(scale, 0.0);
+        for (s, codes) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let sub_scale = nearest_int(inverse * fits[s]).clamp(-32, 31);
             // Not with the scale as f16 rounds it.
             let inverse = reciprocal(scale * sub_scale as f32);
-            *codes = pack_nibbles(&values[s].map(|value| nearest(inverse * value)));
-            let sub_scale = (sub_scale + 32) as u8;
-            block.scales_low[s / 2] |= (sub_scale & 15) << (s % 2 * 4);
-            scales_high |= u16::from(sub_scale >> 4) << (2 * s);
+            *codes = values[s].map(|value| nearest(inverse * value));
+            scales.sub_scales[s] = sub_scale as i8;
         }
-        block.scales_high = scales_high.to_le_bytes();
-        block
+        Self::pack(&codes, &scales)
     }
 }

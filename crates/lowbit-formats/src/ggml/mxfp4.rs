@@ -37,6 +37,7 @@ impl GgmlType for MXFP4 {
     const SCHEME: Scheme = Scheme { bits: 4, codes: Codes::E2M1, scales: Scales::E8M0 { infinite: false } };
     type Block = BlockMXFP4;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     #[inline(always)]
     fn for_each_code(block: &BlockMXFP4, mut each: impl FnMut(usize, usize, u32)) {
@@ -53,6 +54,10 @@ impl GgmlType for MXFP4 {
     fn decode_block(block: &BlockMXFP4, values: &mut [f32; 32]) {
         let scale = half_scale(block.scale);
         Self::for_each_code(block, |_, i, code| values[i] = TWICE_E2M1[code as usize] * scale);
+    }
+
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockMXFP4 {
+        BlockMXFP4 { scale: scales.scale as u8, codes: pack_nibbles(codes) }
     }
 
     /// (Where the scale would be below 2^-127, ggml lets its byte wrap around; here it is 2^-127.)

@@ -76,9 +76,10 @@ pub(super) fn unpack_pairs(codes: &[u8; 64], mut each: impl FnMut(usize, usize, 
     }
 }
 
-/// The 6-bit scales and minima of Q4_K's and Q5_K's eight sub-blocks, into 12 bytes; [`super::BlockQ4_K`] has the
+/// The 6-bit scales and minima of Q4_K's and Q5_K's eight sub-blocks, the first 8 of 16 each, into 12 bytes; [`super::BlockQ4_K`] has the
 /// diagram.
-pub(super) fn pack_scales_and_minima(scales: &[u8; 8], minima: &[u8; 8]) -> [u8; 12] {
+pub(super) fn pack_scales_and_minima(scales: &[i8; 16], minima: &[i8; 16]) -> [u8; 12] {
+    let [scales, minima] = [scales, minima].map(|integers| integers.map(|integer| integer as u8));
     let mut packed = [0; 12];
     for i in 0..4 {
         packed[i] = scales[i] | scales[i + 4] >> 4 << 6;
@@ -88,7 +89,7 @@ pub(super) fn pack_scales_and_minima(scales: &[u8; 8], minima: &[u8; 8]) -> [u8;
     packed
 }
 
-/// The inverse of [`pack_scales_and_minima`], as the first 8 of 16 each.
+/// The inverse of [`pack_scales_and_minima`].
 #[inline(always)]
 pub(super) fn unpack_scales_and_minima(packed: &[u8; 12]) -> ([i8; 16], [i8; 16]) {
     let (mut scales, mut minima) = ([0; 16], [0; 16]);

@@ -45,6 +45,8 @@ impl GgmlType for Q2_K {
         Scheme { bits: 2, codes: Codes::Integer { zero: 0 }, scales: Scales::SuperWithMinima { size: 16 } };
     type Block = BlockQ2_K;
     type Values = [f32; 256];
+    type Codes = [u8; 256];
+    const SUB_SCALES: [i8; 2] = [0, 15];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ2_K, mut each: impl FnMut(usize, usize, u32)) {
@@ -63,11 +65,16 @@ impl GgmlType for Q2_K {
         }
     }
 
+    fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockQ2_K {
+        let BlockScales { scale, min, sub_scales, sub_minima } = scales;
+        let [scale, min] = [*scale, *min].map(F16::from_bits);
+        let scales = std::array::from_fn(|s| sub_scales[s] as u8 | (sub_minima[s] as u8) << 4);
+        BlockQ2_K { scales, codes: pack_pairs(codes), scale, min }
+    }
+
     fn encode_block(values: &[f32; 256]) -> BlockQ2_K {
         let search = MinSearch { max_code: 3, first: -0.5, grids: 16, loss: f32::abs };
-        let WithMinima { scale, min, scales, minima, codes } =
-            WithMinima::<16>::encode(values, 15, &search, |values: &[f32; 16]| values.map(f32::abs));
-        let scales = std::array::from_fn(|s| scales[s] | minima[s] << 4);
-        BlockQ2_K { scales, codes: pack_pairs(&codes), scale, min }
+        let fitted = WithMinima::<16>::encode(values, 15, &search, |values: &[f32; 16]| values.map(f32::abs));
+        Self::pack(&fitted.codes, &fitted.scales())
     }
 }

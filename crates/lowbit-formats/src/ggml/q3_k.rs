@@ -1,6 +1,6 @@
 use super::fit::descend_symmetric;
 use super::packing::{pack_pairs, unpack_pairs};
-use super::superblock::{Symmetric, SymmetricSearch};
+use super::superblock::SymmetricSearch;
 use super::{F16, GgmlType};
 use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
@@ -50,6 +50,8 @@ impl GgmlType for Q3_K {
         Scheme { bits: 3, codes: Codes::Integer { zero: 4 }, scales: Scales::Super { size: 16 } };
     type Block = BlockQ3_K;
     type Values = [f32; 256];
+    type Codes = [u8; 256];
+    const SUB_SCALES: [i8; 2] = [-32, 31];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ3_K, mut each: impl FnMut(usize, usize, u32)) {
@@ -68,22 +70,23 @@ impl GgmlType for Q3_K {
         }
     }
 
-    fn encode_block(values: &[f32; 256]) -> BlockQ3_K {
-        let search =
-            SymmetricSearch { half: 4, max_scale: 32, zero: f32::MIN_POSITIVE, fit: descend_symmetric };
-        let Some(Symmetric { scale, scales, codes }) = search.encode(values) else {
-            return BlockQ3_K::zeroed();
-        };
+    fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockQ3_K {
         let mut block = BlockQ3_K {
             high: [0; 32],
             low: pack_pairs(&codes.map(|code| code & 3)),
-            scales: pack_scales(&scales),
-            scale,
+            scales: pack_scales(&scales.sub_scales),
+            scale: F16::from_bits(scales.scale),
         };
         for (i, code) in codes.iter().enumerate() {
             block.high[i % 32] |= (code >> 2) << (i / 32);
         }
         block
+    }
+
+    fn encode_block(values: &[f32; 256]) -> BlockQ3_K {
+        let search =
+            SymmetricSearch { half: 4, max_scale: 32, zero: f32::MIN_POSITIVE, fit: descend_symmetric };
+        search.encode(values).map_or(BlockQ3_K::zeroed(), |fit| Self::pack(&fit.codes, &fit.scales()))
     }
 }
 

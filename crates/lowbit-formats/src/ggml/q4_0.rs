@@ -41,6 +41,7 @@ impl GgmlType for Q4_0 {
     };
     type Block = BlockQ4_0;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ4_0, mut each: impl FnMut(usize, usize, u32)) {
@@ -52,8 +53,12 @@ impl GgmlType for Q4_0 {
         BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
     }
 
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockQ4_0 {
+        BlockQ4_0 { scale: F16::from_bits(scales.scale), codes: pack_nibbles(codes) }
+    }
+
     fn encode_block(values: &[f32; 32]) -> BlockQ4_0 {
         let (scale, codes) = round_symmetric(values, 8);
-        BlockQ4_0 { scale: F16::new(scale), codes: pack_nibbles(&codes) }
+        Self::pack(&codes, &BlockScales::of(scale, 0.0))
     }
 }

@@ -43,6 +43,7 @@ impl GgmlType for Q4_1 {
     };
     type Block = BlockQ4_1;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ4_1, mut each: impl FnMut(usize, usize, u32)) {
@@ -54,8 +55,13 @@ impl GgmlType for Q4_1 {
         BlockScales { scale: block.scale.bits(), min: block.min.bits(), ..BlockScales::default() }
     }
 
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockQ4_1 {
+        let [scale, min] = [scales.scale, scales.min].map(F16::from_bits);
+        BlockQ4_1 { scale, min, codes: pack_nibbles(codes) }
+    }
+
     fn encode_block(values: &[f32; 32]) -> BlockQ4_1 {
         let (scale, min, codes) = round_between_extremes(values, 15);
-        BlockQ4_1 { scale: F16::new(scale), min: F16::new(min), codes: pack_nibbles(&codes) }
+        Self::pack(&codes, &BlockScales::of(scale, min))
     }
 }

@@ -47,6 +47,8 @@ impl GgmlType for Q4_K {
         Scheme { bits: 4, codes: Codes::Integer { zero: 0 }, scales: Scales::SuperWithMinima { size: 32 } };
     type Block = BlockQ4_K;
     type Values = [f32; 256];
+    type Codes = [u8; 256];
+    const SUB_SCALES: [i8; 2] = [0, 63];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ4_K, mut each: impl FnMut(usize, usize, u32)) {
@@ -59,11 +61,15 @@ impl GgmlType for Q4_K {
         BlockScales { scale: block.scale.bits(), min: block.min.bits(), sub_scales, sub_minima }
     }
 
+    fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockQ4_K {
+        let [scale, min] = [scales.scale, scales.min].map(F16::from_bits);
+        let scales = pack_scales_and_minima(&scales.sub_scales, &scales.sub_minima);
+        BlockQ4_K { scale, min, scales, codes: pack_halves(codes) }
+    }
+
     fn encode_block(values: &[f32; 256]) -> BlockQ4_K {
         let search = MinSearch { max_code: 15, first: -1.0, grids: 21, loss: |error| error * error };
-        let WithMinima { scale, min, scales, minima, codes } =
-            WithMinima::<8>::encode(values, 63, &search, magnitude_plus_rms);
-        let scales = pack_scales_and_minima(&scales, &minima);
-        BlockQ4_K { scale, min, scales, codes: pack_halves(&codes) }
+        let fitted = WithMinima::<8>::encode(values, 63, &search, magnitude_plus_rms);
+        Self::pack(&fitted.codes, &fitted.scales())
     }
 }

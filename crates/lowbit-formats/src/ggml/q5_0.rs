@@ -44,6 +44,7 @@ impl GgmlType for Q5_0 {
     };
     type Block = BlockQ5_0;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ5_0, mut each: impl FnMut(usize, usize, u32)) {
@@ -55,9 +56,13 @@ impl GgmlType for Q5_0 {
         BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
     }
 
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockQ5_0 {
+        let (low, high) = pack_5_bits(codes);
+        BlockQ5_0 { scale: F16::from_bits(scales.scale), high, low }
+    }
+
     fn encode_block(values: &[f32; 32]) -> BlockQ5_0 {
         let (scale, codes) = round_symmetric(values, 16);
-        let (low, high) = pack_5_bits(&codes);
-        BlockQ5_0 { scale: F16::new(scale), high, low }
+        Self::pack(&codes, &BlockScales::of(scale, 0.0))
     }
 }

@@ -46,6 +46,7 @@ impl GgmlType for Q5_1 {
     };
     type Block = BlockQ5_1;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ5_1, mut each: impl FnMut(usize, usize, u32)) {
@@ -57,9 +58,14 @@ impl GgmlType for Q5_1 {
         BlockScales { scale: block.scale.bits(), min: block.min.bits(), ..BlockScales::default() }
     }
 
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockQ5_1 {
+        let [scale, min] = [scales.scale, scales.min].map(F16::from_bits);
+        let (low, high) = pack_5_bits(codes);
+        BlockQ5_1 { scale, min, high, low }
+    }
+
     fn encode_block(values: &[f32; 32]) -> BlockQ5_1 {
         let (scale, min, codes) = round_between_extremes(values, 31);
-        let (low, high) = pack_5_bits(&codes);
-        BlockQ5_1 { scale: F16::new(scale), min: F16::new(min), high, low }
+        Self::pack(&codes, &BlockScales::of(scale, min))
     }
 }

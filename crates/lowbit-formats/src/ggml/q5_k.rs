@@ -50,6 +50,8 @@ impl GgmlType for Q5_K {
         Scheme { bits: 5, codes: Codes::Integer { zero: 0 }, scales: Scales::SuperWithMinima { size: 32 } };
     type Block = BlockQ5_K;
     type Values = [f32; 256];
+    type Codes = [u8; 256];
+    const SUB_SCALES: [i8; 2] = [0, 63];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ5_K, mut each: impl FnMut(usize, usize, u32)) {
@@ -64,15 +66,19 @@ impl GgmlType for Q5_K {
         BlockScales { scale: block.scale.bits(), min: block.min.bits(), sub_scales, sub_minima }
     }
 
-    fn encode_block(values: &[f32; 256]) -> BlockQ5_K {
-        let search = MinSearch { max_code: 31, first: -0.5, grids: 16, loss: |error| error * error };
-        let WithMinima { scale, min, scales, minima, codes } =
-            WithMinima::<8>::encode(values, 63, &search, magnitude_plus_rms);
-        let scales = pack_scales_and_minima(&scales, &minima);
+    fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockQ5_K {
+        let [scale, min] = [scales.scale, scales.min].map(F16::from_bits);
+        let scales = pack_scales_and_minima(&scales.sub_scales, &scales.sub_minima);
         let mut high = [0; 32];
         for (i, code) in codes.iter().enumerate() {
             high[i % 32] |= (code >> 4) << (i / 32);
         }
         BlockQ5_K { scale, min, scales, high, low: pack_halves(&codes.map(|code| code & 15)) }
+    }
+
+    fn encode_block(values: &[f32; 256]) -> BlockQ5_K {
+        let search = MinSearch { max_code: 31, first: -0.5, grids: 16, loss: |error| error * error };
+        let fitted = WithMinima::<8>::encode(values, 63, &search, magnitude_plus_rms);
+        Self::pack(&fitted.codes, &fitted.scales())
     }
 }

@@ -1,6 +1,6 @@
 use super::fit::{ZERO, search_symmetric};
 use super::packing::{pack_pairs, unpack_pairs};
-use super::superblock::{Symmetric, SymmetricSearch};
+use super::superblock::SymmetricSearch;
 use super::{F16, GgmlType};
 use crate::{BlockScales, Codes, Scales, Scheme};
 use bytemuck::{Pod, Zeroable};
@@ -46,6 +46,8 @@ impl GgmlType for Q6_K {
         Scheme { bits: 6, codes: Codes::Integer { zero: 32 }, scales: Scales::Super { size: 16 } };
     type Block = BlockQ6_K;
     type Values = [f32; 256];
+    type Codes = [u8; 256];
+    const SUB_SCALES: [i8; 2] = [-128, 127];
 
     #[inline(always)]
     fn for_each_code(block: &BlockQ6_K, mut each: impl FnMut(usize, usize, u32)) {
@@ -60,15 +62,17 @@ impl GgmlType for Q6_K {
         BlockScales { scale: block.scale.bits(), sub_scales: block.scales, ..BlockScales::default() }
     }
 
-    fn encode_block(values: &[f32; 256]) -> BlockQ6_K {
-        let search = SymmetricSearch { half: 32, max_scale: 128, zero: ZERO, fit: search_symmetric };
-        let Some(Symmetric { scale, scales, codes }) = search.encode(values) else {
-            return BlockQ6_K::zeroed();
-        };
+    fn pack(codes: &[u8; 256], scales: &BlockScales) -> BlockQ6_K {
         let mut low = [0; 128];
         for (half, codes) in low.as_chunks_mut::<64>().0.iter_mut().zip(codes.as_chunks::<128>().0) {
             *half = std::array::from_fn(|i| codes[i] & 15 | codes[i + 64] << 4);
         }
-        BlockQ6_K { low, high: pack_pairs(&codes.map(|code| code >> 4)), scales, scale }
+        let (high, scale) = (pack_pairs(&codes.map(|code| code >> 4)), F16::from_bits(scales.scale));
+        BlockQ6_K { low, high, scales: scales.sub_scales, scale }
+    }
+
+    fn encode_block(values: &[f32; 256]) -> BlockQ6_K {
+        let search = SymmetricSearch { half: 32, max_scale: 128, zero: ZERO, fit: search_symmetric };
+        search.encode(values).map_or(BlockQ6_K::zeroed(), |fit| Self::pack(&fit.codes, &fit.scales()))
     }
 }

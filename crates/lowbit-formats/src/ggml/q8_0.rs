@@ -36,6 +36,7 @@ impl GgmlType for Q8_0 {
     };
     type Block = BlockQ8_0;
     type Values = [f32; 32];
+    type Codes = [u8; 32];
 
     /// The scheme's codes have no sign: 128 is added.
     #[inline(always)]
@@ -48,6 +49,10 @@ impl GgmlType for Q8_0 {
     #[inline(always)]
     fn scales(block: &BlockQ8_0) -> BlockScales {
         BlockScales { scale: block.scale.bits(), ..BlockScales::default() }
+    }
+
+    fn pack(codes: &[u8; 32], scales: &BlockScales) -> BlockQ8_0 {
+        BlockQ8_0 { scale: F16::from_bits(scales.scale), codes: codes.map(|code| (code ^ 0x80) as i8) }
     }
 
     fn encode_block(values: &[f32; 32]) -> BlockQ8_0 {

@@ -2,6 +2,7 @@
 
 use super::F16;
 use super::fit::{MinFit, MinSearch, largest, nearest_int};
+use crate::BlockScales;
 
 /// `value = scale * scales[s] * code - min * minima[s]`, `COUNT` sub-blocks s.
 pub(super) struct WithMinima<const COUNT: usize> {
@@ -13,6 +14,16 @@ pub(super) struct WithMinima<const COUNT: usize> {
 }
 
 impl<const COUNT: usize> WithMinima<COUNT> {
+    /// All but the codes.
+    pub(super) fn scales(&self) -> BlockScales {
+        let mut scales =
+            BlockScales { scale: self.scale.bits(), min: self.min.bits(), ..BlockScales::default() };
+        for s in 0..COUNT {
+            (scales.sub_scales[s], scales.sub_minima[s]) = (self.scales[s] as i8, self.minima[s] as i8);
+        }
+        scales
+    }
+
     /// Fits each sub-block of `SIZE` values, rounds the scales and minima to codes up to `max_scale`, and then each
     /// value to what these codes say.
     pub(super) fn encode<const SIZE: usize>(
@@ -54,6 +65,13 @@ pub(super) struct Symmetric {
     pub scale: F16,
     pub scales: [i8; 16],
     pub codes: [u8; 256],
+}
+
+impl Symmetric {
+    /// All but the codes.
+    pub(super) fn scales(&self) -> BlockScales {
+        BlockScales { scale: self.scale.bits(), sub_scales: self.scales, ..BlockScales::default() }
+    }
 }
 
 /// How [`Symmetric`] scales are found.

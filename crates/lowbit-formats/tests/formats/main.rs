@@ -3,5 +3,6 @@
 mod check;
 mod decode;
 mod encode;
+mod pack;
 mod peer;
 mod properties;

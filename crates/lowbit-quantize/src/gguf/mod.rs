@@ -6,8 +6,9 @@ mod mix;
 
 pub use mix::Mix;
 
+use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::source::Source;
-use crate::tensor::{Change, Loss, Tensor};
+use crate::tensor::{Change, Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Existing, Staged};
@@ -16,8 +17,9 @@ use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
 use lowbit_models::arch::{self, Architecture};
 use mix::{Facts, Part, Place};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -72,37 +74,109 @@ pub fn quantize_to_gguf(
     options: &GgufOptions,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
-    output_path::check(checkpoint.path(), output, options.replace)?;
-    let files: BTreeSet<_> = checkpoint.tensors().iter().map(|view| &view.file).collect();
-    files.into_iter().try_for_each(|file| output_path::check(file, output, options.replace))?;
-    let config = Config::new(checkpoint)?;
-    let architecture = arch::find(&config)?;
-    let (planned, converted);
-    let metadata = match checkpoint.metadata() {
-        Some(metadata) => {
-            planned = carried_over(checkpoint)?;
-            metadata
-        }
-        None => {
-            config.check()?;
-            (planned, converted) = from_directory(checkpoint, &config, architecture)?;
-            &converted
-        }
-    };
-    let (jobs, fallbacks) = choose(planned, metadata, options)?;
-    let mut writer = Writer::new();
-    for (key, value) in entries(metadata, &options.mix) {
-        writer.entry(&key, value)?;
-    }
-    let existing = if options.replace { Existing::Replace } else { Existing::Refuse };
-    let mut staged = Staged::file(output, existing)?;
-    let summary = Summary { fallbacks, ..write(&jobs, writer, &mut staged, &mut progress)? };
-    staged.sync()?;
-    if progress(jobs.len(), jobs.len()).is_break() {
-        return Err(QuantizeError::Interrupted);
-    }
-    staged.commit()?;
+    let plan = Plan::new(checkpoint, output, options)?;
+    let mut staged = plan.stage(output)?;
+    let summary = plan.write(&mut staged, |_| None, &mut progress)?;
+    plan.commit(staged, progress)?;
     Ok(summary)
+}
+
+/// As [`quantize_to_gguf`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
+/// types, with other scales, minimums and perhaps codes. Tensors in types without such (floats, IQ4 and MXFP4) stay as they were
+/// rounded, and are listed in the report. Both models, and what is learned in f32, are in memory. The rounded file is written
+/// first, under the output's temporary name, and is the student.
+///
+/// # Errors
+/// As [`quantize_to_gguf`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
+pub fn quantize_to_gguf_and_learn(
+    checkpoint: &Checkpoint,
+    output: &Path,
+    options: &GgufOptions,
+    learning: Learning<'_>,
+    mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<(Summary, LearnReport), QuantizeError> {
+    learning.options.check()?;
+    let plan = Plan::new(checkpoint, output, options)?;
+    let teacher = Teacher::load(checkpoint, learning)?;
+    let mut staged = plan.stage(output)?;
+    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
+    plan.write(&mut staged, |_| None, &mut tensors)?;
+    let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
+    let (weights, report) =
+        teacher.teach(staged.path(), original, |step| progress(Progress::Learning(step)))?;
+    let learned = |job: &Job| weights.get(job.module()).map(|weight| weight.components());
+    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
+    let summary = plan.write(&mut staged, learned, &mut tensors)?;
+    plan.commit(staged, tensors)?;
+    teacher.finish()?;
+    Ok((summary, report))
+}
+
+/// A new file, before it is written.
+struct Plan<'a> {
+    options: &'a GgufOptions,
+    metadata: Metadata,
+    jobs: Vec<Job>,
+    fallbacks: Vec<Fallback>,
+}
+
+impl<'a> Plan<'a> {
+    /// Checks everything before anything is written.
+    fn new(checkpoint: &Checkpoint, output: &Path, options: &'a GgufOptions) -> Result<Self, QuantizeError> {
+        output_path::check(checkpoint.path(), output, options.replace)?;
+        let files: BTreeSet<_> = checkpoint.tensors().iter().map(|view| &view.file).collect();
+        files.into_iter().try_for_each(|file| output_path::check(file, output, options.replace))?;
+        let config = Config::new(checkpoint)?;
+        let architecture = arch::find(&config)?;
+        let (planned, metadata) = match checkpoint.metadata() {
+            Some(metadata) => (carried_over(checkpoint)?, metadata.clone()),
+            None => {
+                config.check()?;
+                from_directory(checkpoint, &config, architecture)?
+            }
+        };
+        let (jobs, fallbacks) = choose(planned, &metadata, options)?;
+        Ok(Self { options, metadata, jobs, fallbacks })
+    }
+
+    /// The place where it is written before it gets its name.
+    fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
+        let existing = if self.options.replace { Existing::Replace } else { Existing::Refuse };
+        Ok(Staged::file(output, existing)?)
+    }
+
+    /// The tensor that is the weight of a module.
+    fn job(&self, module: &str) -> Option<&Job> {
+        self.jobs.iter().find(|job| job.module() == module)
+    }
+
+    /// Writes the whole file, in place of what was written before: each tensor rounded to nearest, unless `learned` has its components.
+    fn write(
+        &self,
+        staged: &mut Staged,
+        learned: impl Fn(&Job) -> Option<Vec<Vec<u8>>>,
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Summary, QuantizeError> {
+        let mut writer = Writer::new();
+        for (key, value) in entries(&self.metadata, &self.options.mix) {
+            writer.entry(&key, value)?;
+        }
+        let summary = write(&self.jobs, writer, staged, learned, progress)?;
+        Ok(Summary { fallbacks: self.fallbacks.clone(), ..summary })
+    }
+
+    /// Gives it its name, once it is on the disk.
+    fn commit(
+        &self,
+        staged: Staged,
+        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<(), QuantizeError> {
+        staged.sync()?;
+        if progress(self.jobs.len(), self.jobs.len()).is_break() {
+            return Err(QuantizeError::Interrupted);
+        }
+        Ok(staged.commit()?)
+    }
 }
 
 /// A tensor of the new file.
@@ -120,6 +194,36 @@ impl Job {
         }
     }
 
+    /// The path of the module that the tensor is the weight of.
+    fn module(&self) -> &str {
+        self.name().strip_suffix(".weight").unwrap_or(self.name())
+    }
+
+    /// All values, before they are rounded.
+    fn values(&self) -> Result<Vec<f32>, QuantizeError> {
+        match self {
+            Self::Copy(view) => unchanged(view)?.all_values(),
+            Self::Encode(tensor, _) => tensor.all_values(),
+        }
+    }
+
+    /// Its bytes, and what they lost: as it is in the old file, rounded to nearest, or what `learned` has.
+    fn encode(&self, learned: Option<Vec<Vec<u8>>>) -> Result<(Cow<'_, [u8]>, Loss), QuantizeError> {
+        let encoded = match (self, learned) {
+            (Self::Copy(view), None) => return Ok((Cow::Borrowed(&view.bytes), Loss::default())),
+            (Self::Copy(view), Some(learned)) => {
+                let tensor = unchanged(view)?;
+                tensor.encoded(tensor.source.format, learned)
+            }
+            (Self::Encode(tensor, format), None) => tensor.encode(*format, FloatType::F32),
+            (Self::Encode(tensor, format), Some(learned)) => tensor.encoded(*format, learned),
+        };
+        let Encoded { components, loss } =
+            encoded.map_err(|error| QuantizeError::Encode { name: self.name().into(), error })?;
+        // GGML's types have one component.
+        Ok((Cow::Owned(components.into_iter().next().unwrap_or_default()), loss))
+    }
+
     /// How it is stored, and its shape without leading dimensions of 1, which ggml does not count.
     fn description(&self) -> (Stored, &[usize]) {
         let (stored, shape) = match self {
@@ -132,17 +236,19 @@ impl Job {
     }
 }
 
+/// A tensor of a GGUF file as it is.
+fn unchanged(view: &TensorView) -> Result<Tensor, QuantizeError> {
+    let (name, shape) = (view.name.clone(), view.shape.clone());
+    Ok(Tensor { name, shape, source: Source::new(view)?, change: Change::default() })
+}
+
 /// A GGUF file's own tensors.
 fn carried_over(checkpoint: &Checkpoint) -> Result<Vec<Planned>, QuantizeError> {
     let planned = |view: &TensorView| match view.stored {
         Stored::Plain(dtype) if FloatType::from_dtype(dtype).is_none() => {
             Ok::<_, QuantizeError>(Planned::Integers(view.clone()))
         }
-        _ => {
-            let (name, shape) = (view.name.clone(), view.shape.clone());
-            let tensor = Tensor { name, shape, source: Source::new(view)?, change: Change::default() };
-            Ok(Planned::Values(tensor, Some(view.clone())))
-        }
+        _ => Ok(Planned::Values(unchanged(view)?, Some(view.clone()))),
     };
     let mut planned = checkpoint.tensors().iter().map(planned).collect::<Result<Vec<_>, _>>()?;
     sort(&mut planned);
@@ -293,11 +399,12 @@ fn entries(metadata: &Metadata, mix: &Mix) -> impl Iterator<Item = (String, Valu
     carried.map(|(key, value)| (key.to_string(), value.clone())).chain(new)
 }
 
-/// Encodes all tensors, one after another, into the file.
+/// Encodes all tensors, one after another, into the file, from its start.
 fn write(
     jobs: &[Job],
     mut writer: Writer,
     staged: &mut Staged,
+    learned: impl Fn(&Job) -> Option<Vec<Vec<u8>>>,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
     for job in jobs {
@@ -307,23 +414,13 @@ fn write(
     let path = staged.path().to_path_buf();
     let failed = |error| QuantizeError::Io { path: path.clone(), error };
     let mut summary = Summary::default();
-    let mut body = writer.begin(BufWriter::new(staged.file_handle())).map_err(failed)?;
+    let file = staged.file_handle();
+    file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
+    let mut body = writer.begin(BufWriter::new(file)).map_err(failed)?;
     for (done, job) in jobs.iter().enumerate() {
         let (stored, shape) = job.description();
-        let (encoded, loss);
-        let bytes: &[u8] = match job {
-            Job::Copy(view) => {
-                loss = Loss::default();
-                &view.bytes
-            }
-            Job::Encode(tensor, format) => {
-                let named = |error| QuantizeError::Encode { name: tensor.name.clone(), error };
-                encoded = tensor.encode(*format, FloatType::F32).map_err(named)?;
-                loss = encoded.loss;
-                encoded.components.first().map_or(&[], Vec::as_slice)
-            }
-        };
-        body.tensor(bytes).map_err(failed)?;
+        let (bytes, loss) = job.encode(learned(job))?;
+        body.tensor(&bytes).map_err(failed)?;
         let parameters = shape.iter().map(|&n| n as u64).product();
         summary.add(job.name(), stored.to_string(), parameters, bytes.len() as u64, loss);
         match job {

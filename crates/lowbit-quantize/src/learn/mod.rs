@@ -4,17 +4,20 @@
 
 mod adam;
 mod data;
+mod scales;
 mod state;
+mod teacher;
 mod trainer;
 mod weight;
 
 pub use data::Data;
 pub use state::{Found, Saving};
-pub(crate) use trainer::Trainer;
-pub(crate) use weight::LearnedWeight;
+pub(crate) use teacher::Teacher;
+use weight::LearnedWeight;
 
 use crate::QuantizeError;
-use lowbit_formats::Format;
+use lowbit_formats::{Format, Scales};
+use lowbit_kernels::Device;
 
 /// What is learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,15 +74,40 @@ impl LearnOptions {
 }
 
 /// The highest rate for weights of a format: what was best on the demo model, whose weights are about 0.06. Few codes lie far apart, and
-/// take longer steps.
+/// take longer steps. Those of GGML's types did well in short runs; longer ones were not compared.
 pub fn default_rate(learn: Learn, format: Format) -> f32 {
-    match (format.scheme().bits, learn) {
-        (..=2, Learn::Scales) => 2e-3,
-        (..=2, Learn::Codes) => 1e-3,
-        (3..=4, _) => 3e-4,
+    let scheme = format.scheme();
+    match (scheme.bits, scheme.scales, learn) {
+        (..=2, _, Learn::Scales) => 2e-3,
+        (..=2, _, Learn::Codes) => 1e-3,
+        (3..=4, Scales::Super { .. } | Scales::SuperWithMinima { .. }, _) => 5e-5,
+        (5, Scales::Super { .. } | Scales::SuperWithMinima { .. }, _) => 2e-5,
+        (3..=4, ..) if format.unpack().is_some() => 1e-4,
+        (6.., ..) if format.unpack().is_some() => 3e-6,
+        (3..=4, ..) => 3e-4,
         // Rounding lost so little that a step of that length would lose more.
         _ => 3e-5,
     }
+}
+
+/// What is learned from what, and where.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub struct Learning<'a> {
+    pub data: &'a Data,
+    pub options: &'a LearnOptions,
+    pub device: &'a Device,
+    /// Where the state is saved that an interrupted run goes on from.
+    pub saving: Option<Saving<'a>>,
+}
+
+/// What [`quantize_and_learn`](crate::quantize_and_learn) and [`quantize_to_gguf_and_learn`](crate::quantize_to_gguf_and_learn) say while they work.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// Tensors written, and all.
+    Tensors(usize, usize),
+    /// A step of learning.
+    Learning(&'a LearnProgress),
 }
 
 /// Where learning is.

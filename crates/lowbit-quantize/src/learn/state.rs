@@ -1,9 +1,9 @@
 //! The state of learning on disk, from which an interrupted run goes on.
 //!
 //! ```text
-//! lowbit learning 1\n
+//! lowbit learning 2\n
 //! a line of JSON: what is learned from what (a run of something else is refused), and where it is
-//! u8 and f32, little-endian: of each weight in the order of names its latest and its best numbers
+//! of each weight in the order of names, as it is now and as it was best: its numbers, f32, little-endian, and its components
 //! SHA-256 of all before it
 //! ```
 
@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-const MAGIC: &[u8] = b"lowbit learning 1\n";
+const MAGIC: &[u8] = b"lowbit learning 2\n";
 const DIGEST: usize = 32;
 
 /// Where a run of learning saves its state: after each validation, and when it is stopped.
@@ -198,19 +198,18 @@ impl Learned {
 }
 
 impl LearnedWeight {
-    /// Hands over all that changes while it learns.
+    /// Hands over all that changes while it learns. Its components have the codes, and the scales that the next rounding depends on.
     fn write<E>(&self, mut put: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
-        let (numbers, codes) = self.state();
-        numbers.into_iter().try_for_each(|learned| learned.write(&mut put))?;
-        put(codes)
+        self.learned().try_for_each(|learned| learned.write(&mut put))?;
+        self.components().iter().try_for_each(|bytes| put(bytes))
     }
 
     /// The inverse: `None` where `from` ends too early.
     fn read(&mut self, from: &mut &[u8]) -> Option<()> {
-        let (numbers, codes) = self.state_mut();
-        numbers.into_iter().try_for_each(|learned| learned.read(from))?;
-        codes.copy_from_slice(from.split_off(..codes.len())?);
-        Some(())
+        self.learned_mut().try_for_each(|learned| learned.read(from))?;
+        let lengths = self.component_bytes().ok()?;
+        let components = lengths.into_iter().map(|length| from.split_off(..length));
+        self.set_components(&components.collect::<Option<Vec<_>>>()?).ok()
     }
 }
 

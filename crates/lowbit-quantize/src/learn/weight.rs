@@ -2,8 +2,9 @@
 
 use super::Learn;
 use super::adam::{Learned, Step};
+use super::scales::GroupScales;
 use crate::QuantizeError;
-use lowbit_formats::{FloatType, Format, Scales};
+use lowbit_formats::{Codes, Format, FormatError};
 use lowbit_kernels::ops::{ScalesGradient, WeightGradient, WeightPart};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_models::tape::Parameter;
@@ -11,10 +12,11 @@ use lowbit_models::tape::Parameter;
 /// A weight in f32, beside its quantised form:
 ///
 /// ```text
-/// z = clamp((w - b) / s, 0, levels - 1)     y = s * round(z) + b
+/// z = clamp((w - b) / s + zero, first code, last code)     y = s * (round(z) - zero) + b
 /// ```
-/// with a scale s and a bias b per group, which are rounded to the format's type where they are used. Rounding is straight through:
-/// `y = s * (z + c) + b` is differentiated with `c = round(z) - z` as a constant. Where codes are not learned, they are constants, and there is no w.
+/// with a scale s and perhaps a bias b per group, which are rounded to what the format has where they are used, and the code of value 0.
+/// Rounding is straight through: `y = s * (z + c - zero) + b` is differentiated with `c = round(z) - z` as a constant. Where codes are not
+/// learned, they are constants, and there is no w; and so they are in a group whose scale is 0.
 ///
 /// Source: Bengio, Léonard, Courville, "Estimating or Propagating Gradients Through Stochastic Neurons" (2013); Esser et al., "Learned Step Size
 /// Quantization" (2020), for the scale's gradient.
@@ -22,18 +24,47 @@ use lowbit_models::tape::Parameter;
 pub struct LearnedWeight {
     format: Format,
     shape: Vec<usize>,
-    float: FloatType,
+    /// Values per group.
     group: usize,
-    scales: Learned,
-    biases: Learned,
+    range: Range,
+    scales: GroupScales,
     /// w, and how it is rounded: empty where codes are constants.
     latent: Option<Learned>,
     /// One byte per code, as the weight is now.
     codes: Vec<u8>,
 }
 
+/// The codes that values are rounded to.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    first: f32,
+    last: f32,
+    /// The code of value 0.
+    zero: f32,
+}
+
+impl Range {
+    /// `None` where codes are no integers.
+    fn of(format: Format) -> Option<Self> {
+        let scheme = format.scheme();
+        let Codes::Integer { zero } = scheme.codes else { return None };
+        // Q8_0's encoder never makes a -128, and a peer's kernels may take a code's magnitude for a signed byte.
+        let first = if zero == 128 { 1.0 } else { 0.0 };
+        Some(Self { first, last: ((1u32 << scheme.bits) - 1) as f32, zero: zero as f32 })
+    }
+
+    /// `(w - b) / s + zero`, where s is not 0.
+    fn position(self, w: f32, [s, b]: [f32; 2]) -> f32 {
+        (w - b) / s + self.zero
+    }
+
+    fn clamp(self, z: f32) -> f32 {
+        z.clamp(self.first, self.last)
+    }
+}
+
 impl LearnedWeight {
-    /// Of what is to be learned of `weight`, whose values before it was rounded are `original`; `None` for a format that has no scales and biases to learn.
+    /// Of what is to be learned of `weight`, whose values before it was rounded are `original`; `None` for a format that has no scales to learn.
     ///
     /// # Errors
     /// As [`QuantizedTensor::new`], and `original`'s.
@@ -42,45 +73,37 @@ impl LearnedWeight {
         learn: Learn,
         original: impl FnOnce() -> Result<Vec<f32>, QuantizeError>,
     ) -> Result<Option<Self>, QuantizeError> {
-        let (format, k) = (weight.format(), weight.k());
-        let (Format::Affine { .. }, Scales::Group { float, size: group, biased: true }) =
-            (format, format.scheme().scales)
+        let format = weight.format();
+        let components: Vec<&[u8]> = weight.components().iter().map(Tensor::bytes).collect();
+        let (Some(scales), Some(range), Some(group)) =
+            (GroupScales::new(format, &components), Range::of(format), format.scheme().group_size())
         else {
             return Ok(None);
         };
-        let floats = |component: usize| {
-            let bytes = weight.components()[component].bytes();
-            let mut values = vec![0.0; bytes.len() / float.size()];
-            float.widen(bytes, &mut values);
-            values
-        };
-        let mut codes = vec![0; weight.rows() * k];
-        format.codes(weight.components()[0].bytes(), k, &mut codes)?;
-        Ok(Some(Self {
-            format,
-            shape: weight.shape().to_vec(),
-            float,
-            group,
-            scales: Learned::new(floats(1)),
-            biases: Learned::new(floats(2)),
-            latent: (learn == Learn::Codes).then(|| original().map(Learned::new)).transpose()?,
-            codes,
-        }))
+        let mut codes = vec![0; weight.rows() * weight.k()];
+        format.codes(components[0], weight.k(), &mut codes)?;
+        let latent = (learn == Learn::Codes).then(|| original().map(Learned::new)).transpose()?;
+        Ok(Some(Self { format, shape: weight.shape().to_vec(), group, range, scales, latent, codes }))
     }
 
-    /// All that changes while it learns: numbers, and codes.
-    pub fn state(&self) -> (Vec<&Learned>, &[u8]) {
-        ([&self.scales, &self.biases].into_iter().chain(&self.latent).collect(), &self.codes)
+    /// Its numbers, which with its components are all that changes while it learns.
+    pub fn learned(&self) -> impl Iterator<Item = &Learned> {
+        self.scales.learned().chain(&self.latent)
     }
 
     /// The same, to be changed.
-    pub fn state_mut(&mut self) -> (Vec<&mut Learned>, &mut [u8]) {
-        ([&mut self.scales, &mut self.biases].into_iter().chain(&mut self.latent).collect(), &mut self.codes)
+    pub fn learned_mut(&mut self) -> impl Iterator<Item = &mut Learned> {
+        self.scales.learned_mut().chain(&mut self.latent)
     }
 
     /// How it is quantised.
     pub fn format(&self) -> Format {
         self.format
+    }
+
+    /// The length of a row.
+    fn k(&self) -> usize {
+        *self.shape.last().expect("a weight has dimensions")
     }
 
     /// The parameter that a tape computes with.
@@ -108,178 +131,254 @@ impl LearnedWeight {
 
     /// The bytes of the format's components.
     pub fn components(&self) -> Vec<Vec<u8>> {
-        let k = *self.shape.last().expect("a weight has dimensions");
-        let mut stream = Vec::with_capacity(self.codes.len() * self.format.scheme().bits / 8);
-        let rows = self.codes.chunks_exact(k.max(1));
-        rows.for_each(|codes| self.format.scheme().pack_stream(codes, &mut stream));
-        let floats = |values: &[f32]| {
-            let mut bytes = Vec::with_capacity(values.len() * self.float.size());
-            values.iter().for_each(|&value| self.float.push(value, &mut bytes));
-            bytes
-        };
-        vec![stream, floats(&self.scales.values), floats(&self.biases.values)]
+        self.scales.pack(&self.codes, self.k())
+    }
+
+    /// How many bytes each component has.
+    ///
+    /// # Errors
+    /// None: the weight is made of them.
+    pub fn component_bytes(&self) -> Result<Vec<usize>, FormatError> {
+        let rows = self.codes.len().checked_div(self.k()).unwrap_or(0);
+        let components = self.format.components(self.k())?;
+        Ok(components.iter().map(|component| rows * component.row_bytes()).collect())
+    }
+
+    /// The inverse of [`Self::components`]: takes over codes, and scales as they are used.
+    ///
+    /// # Errors
+    /// As [`Format::codes`].
+    ///
+    /// # Panics
+    /// When they have other lengths than [`Self::component_bytes`].
+    pub fn set_components(&mut self, components: &[&[u8]]) -> Result<(), FormatError> {
+        self.format.codes(components[0], self.k(), &mut self.codes)?;
+        self.scales.set(components);
+        Ok(())
     }
 
     /// Takes a step against `gradient`, and rounds anew.
     pub fn step(&mut self, gradient: &WeightGradient, step: Step) -> Result<(), KernelError> {
         match gradient {
             WeightGradient::Scales(ScalesGradient { dscales, dbiases }) => {
-                self.scales.step(dscales.as_slice()?, step);
-                if let Some(dbiases) = dbiases {
-                    self.biases.step(dbiases.as_slice()?, step);
-                }
+                let dbiases = dbiases.as_ref().map(Tensor::as_slice).transpose()?;
+                self.scales.step(dscales.as_slice()?, dbiases, step);
             }
             WeightGradient::Values(dy) => self.step_straight_through(dy.as_slice()?, step),
         }
         Ok(())
     }
 
-    /// A group's scale and bias as they are used.
-    fn rounded(&self, group: usize) -> (f32, f32) {
-        (self.float.round(self.scales.values[group]), self.float.round(self.biases.values[group]))
-    }
-
-    /// `(w - b) / s`; a group whose scale is 0 has its first code everywhere.
-    fn position(w: f32, (s, b): (f32, f32)) -> f32 {
-        if s == 0.0 { 0.0 } else { (w - b) / s }
-    }
-
     fn step_straight_through(&mut self, dy: &[f32], step: Step) {
         let Some([dw, dscales, dbiases]) = self.straight_through(dy) else { return };
-        self.scales.step(&dscales, step);
-        self.biases.step(&dbiases, step);
-        let Some(mut latent) = self.latent.take() else { return };
+        self.scales.step(&dscales, Some(&dbiases), step);
+        let Some(latent) = &mut self.latent else { return };
         latent.step(&dw, step);
-        let most = self.most();
-        let mut codes = std::mem::take(&mut self.codes);
-        let groups = codes.chunks_exact_mut(self.group).zip(latent.values.chunks_exact(self.group));
-        for (group, (codes, w)) in groups.enumerate() {
-            let used = self.rounded(group);
+        let groups = self.codes.chunks_exact_mut(self.group).zip(latent.values.chunks_exact(self.group));
+        for ((codes, w), &used) in groups.zip(self.scales.used()) {
+            if used[0] == 0.0 {
+                continue;
+            }
             for (code, &w) in codes.iter_mut().zip(w) {
-                *code = Self::position(w, used).round_ties_even().clamp(0.0, most) as u8;
+                *code = self.range.clamp(self.range.position(w, used).round_ties_even()) as u8;
             }
         }
-        (self.codes, self.latent) = (codes, Some(latent));
     }
 
     /// The gradients of w, s and b, from those of y.
     fn straight_through(&self, dy: &[f32]) -> Option<[Vec<f32>; 3]> {
-        let latent = self.latent.as_ref()?;
-        let (most, groups) = (self.most(), self.scales.values.len());
+        let (latent, range) = (self.latent.as_ref()?, self.range);
+        let groups = self.scales.used().len();
         let (mut dw, mut dscales, mut dbiases) = (dy.to_vec(), vec![0.0; groups], vec![0.0; groups]);
         let each = dw.chunks_exact_mut(self.group).zip(latent.values.chunks_exact(self.group));
         for (group, (dw, w)) in each.enumerate() {
-            let used = self.rounded(group);
-            for (dw, &w) in dw.iter_mut().zip(w) {
-                let (z, dy) = (Self::position(w, used), *dw);
-                if (0.0..=most).contains(&z) {
-                    dscales[group] += dy * (z.round_ties_even() - z);
-                } else {
-                    dscales[group] += dy * z.clamp(0.0, most);
-                    dbiases[group] += dy;
-                    *dw = 0.0;
+            let (used, codes) = (self.scales.used()[group], &self.codes[group * self.group..]);
+            for ((dw, &w), &code) in dw.iter_mut().zip(w).zip(codes) {
+                let (z, dy) = (range.position(w, used), *dw);
+                let constant = match used[0] {
+                    0.0 => Some(f32::from(code)),
+                    _ => (z != range.clamp(z)).then(|| range.clamp(z)),
+                };
+                match constant {
+                    None => dscales[group] += dy * (z.round_ties_even() - z),
+                    Some(code) => {
+                        dscales[group] += dy * (code - range.zero);
+                        dbiases[group] += dy;
+                        *dw = 0.0;
+                    }
                 }
             }
         }
         Some([dw, dscales, dbiases])
-    }
-
-    /// The greatest code.
-    fn most(&self) -> f32 {
-        ((1u32 << self.format.scheme().bits) - 1) as f32
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lowbit_formats::FloatType;
 
-    const GROUP: usize = 32;
+    /// Those that learn, of all kinds of scales and numbers of bits.
+    fn formats() -> Vec<Format> {
+        use Format::{Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+        let affine = |bits| Format::affine(bits, 32, FloatType::BF16).unwrap();
+        let blocks = [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K];
+        [2, 3, 4, 5, 6, 8].map(affine).into_iter().chain(blocks).collect()
+    }
+
+    const K: usize = 256;
 
     /// A weight of two rows, whose values before rounding are taken for `factor` times as large as they were.
-    fn learned(bits: usize, learn: Learn, factor: f32) -> (LearnedWeight, QuantizedTensor) {
-        let values: Vec<f32> = (0..128).map(|i| ((i * 37 % 101) as f32 - 50.0) / 60.0).collect();
-        let format = Format::affine(bits, GROUP, FloatType::BF16).unwrap();
+    fn learned(format: Format, learn: Learn, factor: f32) -> (LearnedWeight, QuantizedTensor) {
+        let values: Vec<f32> = (0..2 * K).map(|i| ((i * 37 % 101) as f32 - 50.0) / 60.0).collect();
         let device = Device::cpu(Some(1)).unwrap();
-        let components = format.encode(&values, 64).unwrap().into_iter().zip(format.components(64).unwrap());
+        let components = format.encode(&values, K).unwrap().into_iter().zip(format.components(K).unwrap());
         let tensors = components.map(|(bytes, component)| {
             Tensor::mapped(bytes.into(), &[2, component.columns], component.dtype, &device).unwrap()
         });
-        let weight = QuantizedTensor::new(format, &[2, 64], tensors.collect()).unwrap();
+        let weight = QuantizedTensor::new(format, &[2, K], tensors.collect()).unwrap();
         let wide = values.iter().map(|value| value * factor).collect();
         (LearnedWeight::new(&weight, learn, || Ok(wide)).unwrap().unwrap(), weight)
     }
 
     #[test]
     fn nothing_learned_is_the_same_bytes() {
-        for bits in [2, 3, 4, 5, 6, 8] {
-            let (learned, weight) = learned(bits, Learn::Scales, 1.0);
+        for format in formats() {
+            let (mut learned, weight) = learned(format, Learn::Scales, 1.0);
             let want: Vec<&[u8]> = weight.components().iter().map(Tensor::bytes).collect();
-            assert_eq!(learned.components(), want, "{bits} bits");
+            assert_eq!(learned.components(), want, "{format}");
+            assert_eq!(learned.component_bytes().unwrap(), want.iter().map(|x| x.len()).collect::<Vec<_>>());
+            // Nor are they others after a step that is too short to change a float.
+            let groups = learned.scales.used().len();
+            let zeros = vec![0.0; groups];
+            learned.scales.step(&zeros, Some(&zeros), Step { rate: 1e-3, count: 1 });
+            assert_eq!(learned.components(), want, "{format}");
+        }
+        let others = Format::all()
+            .filter(|other| !formats().iter().any(|format| format.unpack().is_some() && format == other));
+        for format in others.filter(|format| !matches!(format, Format::Affine { .. })) {
+            assert!(GroupScales::new(format, &[]).is_none(), "{format}");
         }
     }
 
-    /// `sum of dy * (s (z + c) + b)`, with `z` moved and `c` not.
-    fn objective(dy: &[f32], w: &[f64], [s, b]: [f64; 2], c: &[f64], most: f64) -> f64 {
+    /// `sum of dy * (s (z + c - zero) + b)`, with `z` moved and `c` not.
+    fn objective(dy: &[f32], w: &[f64], [s, b]: [f64; 2], c: &[f64], range: Range) -> f64 {
+        let zero = f64::from(range.zero);
+        let z = |w: &f64| ((w - b) / s + zero).clamp(range.first.into(), range.last.into());
         let terms = dy.iter().zip(w).zip(c);
-        terms.map(|((&dy, w), c)| f64::from(dy) * (s * (((w - b) / s).clamp(0.0, most) + c) + b)).sum()
+        terms.map(|((&dy, w), c)| f64::from(dy) * (s * (z(w) + c - zero) + b)).sum()
     }
 
     #[test]
     fn gradients_are_those_of_the_formula() {
-        let (learned, _) = learned(3, Learn::Codes, 1.2);
-        let dy: Vec<f32> = (0..128).map(|i| ((i * 29 % 17) as f32 - 8.0) / 8.0).collect();
-        let [dw, dscales, dbiases] = learned.straight_through(&dy).unwrap();
-        let latent: Vec<f64> = learned.latent.as_ref().unwrap().values.iter().map(|&w| w.into()).collect();
-        let mut clamped = 0;
-        for group in 0..4 {
-            let range = group * GROUP..(group + 1) * GROUP;
-            let (w, dy) = (&latent[range.clone()], &dy[range.clone()]);
-            let (s, b) = learned.rounded(group);
-            let [s, b] = [f64::from(s), f64::from(b)];
-            let z = |w: &f64| ((w - b) / s).clamp(0.0, 7.0);
-            let c: Vec<f64> = w.iter().map(|w| z(w).round_ties_even() - z(w)).collect();
-            clamped += w.iter().filter(|w| (**w - b) / s != z(w)).count();
-            let step = 1e-6;
-            let slope = |by: &dyn Fn(f64) -> f64| (by(step) - by(-step)) / (2.0 * step);
-            let of_scale = slope(&|h| objective(dy, w, [s + h, b], &c, 7.0));
-            let of_bias = slope(&|h| objective(dy, w, [s, b + h], &c, 7.0));
-            let close = |got: f32, want: f64| assert!((f64::from(got) - want).abs() < 1e-4, "{got} {want}");
-            close(dscales[group], of_scale);
-            close(dbiases[group], of_bias);
-            for (i, &got) in dw[range].iter().enumerate() {
-                let moved = |h| {
-                    let mut w = w.to_vec();
-                    w[i] += h;
-                    objective(dy, &w, [s, b], &c, 7.0)
+        for format in
+            [Format::affine(3, 32, FloatType::BF16).unwrap(), Format::Q4_0, Format::Q3_K, Format::Q4_K]
+        {
+            let (learned, _) = learned(format, Learn::Codes, 1.2);
+            let dy: Vec<f32> = (0..2 * K).map(|i| ((i * 29 % 17) as f32 - 8.0) / 8.0).collect();
+            let [dw, dscales, dbiases] = learned.straight_through(&dy).unwrap();
+            let latent: Vec<f64> =
+                learned.latent.as_ref().unwrap().values.iter().map(|&w| w.into()).collect();
+            let (mut clamped, range) = (0, learned.range);
+            for (group, used) in learned.scales.used().iter().enumerate() {
+                let each = group * learned.group..(group + 1) * learned.group;
+                let (w, dy) = (&latent[each.clone()], &dy[each.clone()]);
+                let [s, b] = used.map(f64::from);
+                let free = |w: &f64| (w - b) / s + f64::from(range.zero);
+                let z = |w: &f64| free(w).clamp(range.first.into(), range.last.into());
+                let c: Vec<f64> = w.iter().map(|w| z(w).round_ties_even() - z(w)).collect();
+                clamped += w.iter().filter(|w| free(w) != z(w)).count();
+                let step = 1e-6;
+                let slope = |by: &dyn Fn(f64) -> f64| (by(step) - by(-step)) / (2.0 * step);
+                let of_scale = slope(&|h| objective(dy, w, [s + h, b], &c, range));
+                let of_bias = slope(&|h| objective(dy, w, [s, b + h], &c, range));
+                let close = |got: f32, want: f64| {
+                    assert!((f64::from(got) - want).abs() < 1e-4, "{format}: {got} {want}");
                 };
-                close(got, slope(&moved));
+                close(dscales[group], of_scale);
+                close(dbiases[group], of_bias);
+                for (i, &got) in dw[each].iter().enumerate() {
+                    let moved = |h| {
+                        let mut w = w.to_vec();
+                        w[i] += h;
+                        objective(dy, &w, [s, b], &c, range)
+                    };
+                    close(got, slope(&moved));
+                }
             }
+            assert!(clamped > 3, "{format}: {clamped} values are beyond the codes");
         }
-        assert!(clamped > 3, "{clamped} values are beyond the codes");
+    }
+
+    /// The squared error against a target, and the gradient of half of it.
+    fn error(learned: &LearnedWeight, target: &[f32], device: &Device) -> (f32, Vec<f32>) {
+        let weight = learned.quantized(device).unwrap();
+        let mut values = vec![0.0; 2 * K];
+        weight.format().decode(&weight.parts(), 2, K, &mut values).unwrap();
+        let errors: Vec<f32> = values.iter().zip(target).map(|(value, target)| value - target).collect();
+        (errors.iter().map(|error| error * error).sum(), errors)
     }
 
     #[test]
     fn codes_follow_their_weights() {
-        let (mut learned, _) = learned(4, Learn::Codes, 0.9);
         let device = Device::cpu(Some(1)).unwrap();
-        let latent = &learned.latent.as_ref().unwrap().values;
-        let target: Vec<f32> = latent.iter().enumerate().map(|(i, w)| w + 0.1 * (i as f32).sin()).collect();
-        let error = |learned: &LearnedWeight| {
-            let weight = learned.quantized(&device).unwrap();
-            let mut values = vec![0.0; 128];
-            weight.format().decode(&weight.parts(), 2, 64, &mut values).unwrap();
-            let errors: Vec<f32> = values.iter().zip(&target).map(|(value, target)| value - target).collect();
-            (errors.iter().map(|error| error * error).sum::<f32>(), errors)
-        };
-        let before = error(&learned).0;
-        // The gradient is y less a target.
-        for count in 1..=400 {
-            let shape = Tensor::new(&error(&learned).1, &[2, 64], &device).unwrap();
-            learned.step(&WeightGradient::Values(shape), Step { rate: 3e-4, count }).unwrap();
+        // Two bits are as far from any target as from this one.
+        for format in formats().into_iter().filter(|format| format.scheme().bits > 2) {
+            let (mut learned, _) = learned(format, Learn::Codes, 0.9);
+            let latent = &learned.latent.as_ref().unwrap().values;
+            let target: Vec<f32> =
+                latent.iter().enumerate().map(|(i, w)| w + 0.1 * (i as f32).sin()).collect();
+            let before = error(&learned, &target, &device).0;
+            for count in 1..=400 {
+                let shape = Tensor::new(&error(&learned, &target, &device).1, &[2, K], &device).unwrap();
+                learned.step(&WeightGradient::Values(shape), Step { rate: 3e-4, count }).unwrap();
+            }
+            let after = error(&learned, &target, &device).0;
+            // Steps of a fixed length stay a little away. Codes that lie 1.7 / 2^bits apart are off by that / sqrt(12), squared and for each value.
+            let step = 1.7 / 2f32.powi(format.scheme().bits as i32);
+            let rounding = step * step / 12.0 * 2.0 * K as f32;
+            println!("{format}: {before} {after}, rounding {rounding}");
+            assert!(before > 2.0 && after < 0.2 + 2.0 * rounding, "{format}: {before} {after} {rounding}");
         }
-        let after = error(&learned).0;
-        // Codes of 4 bits that lie 0.1 apart are off by 0.1 / sqrt(12), squared and times 128.
-        assert!(before > 0.5 && after < 1.5 * 128.0 * 0.01 / 12.0, "{before} {after}");
+    }
+
+    #[test]
+    fn scales_follow_their_gradients() {
+        let device = Device::cpu(Some(1)).unwrap();
+        for format in formats() {
+            let (mut learned, _) = learned(format, Learn::Scales, 1.0);
+            let (size, scheme) = (learned.group, format.scheme());
+            let rounded = learned.scales.used().to_vec();
+            // What the codes mean with scales and biases that are a tenth off.
+            let values = scheme.code_values().unwrap();
+            let target: Vec<f32> = learned
+                .codes
+                .iter()
+                .enumerate()
+                .map(|(i, &code)| {
+                    let [scale, bias] = rounded[i / size];
+                    let factor = |phase: f32| 1.0 + 0.1 * ((i / size) as f32 + phase).sin();
+                    values[usize::from(code)] * scale * factor(0.0) + bias * factor(1.0)
+                })
+                .collect();
+            let before = error(&learned, &target, &device).0;
+            for count in 1..=300 {
+                let errors = error(&learned, &target, &device).1;
+                let groups = || errors.chunks_exact(size).zip(learned.codes.chunks_exact(size));
+                let dscales: Vec<f32> = groups()
+                    .map(|(dy, codes)| {
+                        dy.iter().zip(codes).map(|(dy, &code)| dy * values[usize::from(code)]).sum()
+                    })
+                    .collect();
+                let dbiases: Vec<f32> = groups().map(|(dy, _)| dy.iter().sum()).collect();
+                let rate = 0.02 * rounded[0][0].abs();
+                learned.scales.step(&dscales, Some(&dbiases), Step { rate, count });
+            }
+            let after = error(&learned, &target, &device).0;
+            println!("{format}: {before} {after}");
+            // Q2_K's scales are 16 integers.
+            let allowed = if format == Format::Q2_K { 0.3 } else { 0.15 };
+            assert!(after < allowed * before, "{format}: {before} {after}");
+        }
     }
 }

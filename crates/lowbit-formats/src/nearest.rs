@@ -1,0 +1,112 @@
+//! The scales of a GGML block that are nearest to given numbers: what learning rounds to in each step.
+
+use crate::{BlockScales, E8M0, Format, Minifloat, Scales};
+use half::f16;
+
+/// How many of the greatest integers of either sign the largest number is tried as.
+const ENDS: i8 = 3;
+
+impl Format {
+    /// The block's scales whose [products](crate::Scheme::products) are nearest to `scales` and, where the format has them, `biases`:
+    /// one number per group. `previous` is what is kept where nothing is nearer, so that numbers which have not moved are
+    /// rounded to what they were.
+    ///
+    /// An f16 is the nearest one. Of an f16 times integers a few are tried: the previous one, those that make the largest number one of
+    /// the greatest integers, and for each the one of least squared error with the integers that it leads to. Biases that are
+    /// subtracted cannot be above 0.
+    ///
+    /// # Panics
+    /// When there are fewer numbers than the block has groups; for a format without blocks.
+    pub fn nearest_scales(self, scales: &[f32], biases: &[f32], previous: &BlockScales) -> BlockScales {
+        let range = self.sub_scales();
+        match self.scheme().scales {
+            Scales::Group { biased, .. } => BlockScales::of(scales[0], if biased { biases[0] } else { 0.0 }),
+            Scales::E8M0 { .. } => {
+                let distance = |code: u8| (E8M0::decode(code) - scales[0]).abs();
+                let nearest = (0..u8::MAX).min_by(|&a, &b| distance(a).total_cmp(&distance(b)));
+                BlockScales { scale: nearest.unwrap_or(0).into(), ..BlockScales::default() }
+            }
+            Scales::Super { size } => {
+                let scales =
+                    Factored::nearest(&scales[..256 / size], previous.scale, previous.sub_scales, range);
+                BlockScales { scale: scales.factor, sub_scales: scales.integers, ..BlockScales::default() }
+            }
+            Scales::SuperWithMinima { size } => {
+                let mut minima = [0.0; 16];
+                minima.iter_mut().zip(&biases[..256 / size]).for_each(|(min, bias)| *min = -bias);
+                let scales =
+                    Factored::nearest(&scales[..256 / size], previous.scale, previous.sub_scales, range);
+                let minima =
+                    Factored::nearest(&minima[..256 / size], previous.min, previous.sub_minima, range);
+                BlockScales {
+                    scale: scales.factor,
+                    min: minima.factor,
+                    sub_scales: scales.integers,
+                    sub_minima: minima.integers,
+                }
+            }
+            Scales::One | Scales::E4M3 => panic!("{self} has no blocks"),
+        }
+    }
+}
+
+/// Numbers as the bits of an f16 times integers.
+struct Factored {
+    factor: u16,
+    integers: [i8; 16],
+    /// The sum of squares of what the products are off by.
+    error: f64,
+}
+
+impl Factored {
+    fn new(wanted: &[f32], factor: u16, integers: [i8; 16]) -> Self {
+        let value = f16::from_bits(factor).to_f64();
+        let errors =
+            wanted.iter().zip(integers).map(|(&x, integer)| value * f64::from(integer) - f64::from(x));
+        Self { factor, integers, error: errors.map(|error| error * error).sum() }
+    }
+
+    /// The best integers for a factor; `None` for one that is no number or 0.
+    fn rounded(wanted: &[f32], factor: u16, [least, most]: [i8; 2]) -> Option<Self> {
+        let value =
+            Some(f16::from_bits(factor).to_f64()).filter(|value| value.is_finite() && *value != 0.0)?;
+        let mut integers = [0; 16];
+        for (integer, &x) in integers.iter_mut().zip(wanted) {
+            let nearest = (f64::from(x) / value).round_ties_even();
+            *integer = nearest.clamp(least.into(), most.into()) as i8;
+        }
+        Some(Self::new(wanted, factor, integers))
+    }
+
+    /// The factor of least squared error for these integers.
+    fn refitted(&self, wanted: &[f32]) -> u16 {
+        let pairs = || wanted.iter().zip(self.integers).map(|(&x, i)| (f64::from(x), f64::from(i)));
+        let (xi, ii) = pairs().fold((0.0, 0.0), |(xi, ii), (x, i)| (xi + x * i, ii + i * i));
+        // 0 / 0 is no number, and not tried.
+        f16::from_f64(xi / ii).to_bits()
+    }
+
+    fn nearest(wanted: &[f32], factor: u16, integers: [i8; 16], range: [i8; 2]) -> Self {
+        let mut best = Self::new(wanted, factor, integers);
+        if best.error == 0.0 {
+            return best;
+        }
+        let [least, most] = range;
+        // Where integers have no sign, nothing below 0 can be had.
+        let size = |x: f32| if least == 0 { x } else { x.abs() };
+        let largest =
+            wanted.iter().fold(0.0, |largest, &x| if size(x) > size(largest) { x } else { largest });
+        let ends = (0..ENDS).flat_map(|i| [most - i, if least == 0 { 0 } else { least + i }]);
+        let factors = ends.map(|end| f16::from_f64(f64::from(largest) / f64::from(end)).to_bits());
+        for factor in std::iter::once(factor).chain(factors) {
+            let Some(rounded) = Self::rounded(wanted, factor, range) else { continue };
+            let refitted = Self::rounded(wanted, rounded.refitted(wanted), range);
+            for tried in std::iter::once(rounded).chain(refitted) {
+                if tried.error < best.error {
+                    best = tried;
+                }
+            }
+        }
+        best
+    }
+}
