@@ -128,8 +128,8 @@ pub fn quantize_and_learn(
     let io = |error| QuantizeError::Io { path: rounded.clone(), error };
     std::fs::create_dir(&rounded).map_err(io)?;
     plan.write(&rounded, |job| job.encode(), &mut tensors)?;
-    let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
-    let (weights, report) = teacher.teach(&rounded, original, |step| progress(Progress::Learning(step)))?;
+    let (weights, report) =
+        teacher.teach(&rounded, |module| plan.values(module), |step| progress(Progress::Learning(step)))?;
     std::fs::remove_dir_all(&rounded).map_err(io)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let encode = |job: &Job| match weights.get(job.module()) {
@@ -194,9 +194,13 @@ impl<'a> Plan<'a> {
         Ok(Staged::directory(output, existing)?)
     }
 
-    /// The tensor that is the weight of a module.
-    fn job(&self, module: &str) -> Option<&Job> {
-        self.jobs.iter().find(|job| job.module() == module)
+    /// The values of a module's weight, before they are rounded.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Missing`]; those of decoding.
+    fn values(&self, module: &str) -> Result<Vec<f32>, QuantizeError> {
+        let job = self.jobs.iter().find(|job| job.module() == module);
+        job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
     }
 
     /// Writes all files into `folder`.

@@ -101,9 +101,11 @@ pub fn quantize_to_gguf_and_learn(
     let mut staged = plan.stage(output)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     plan.write(&mut staged, |_| None, &mut tensors)?;
-    let original = |name: &str| plan.job(name).map_or(Ok(vec![]), Job::values);
-    let (weights, report) =
-        teacher.teach(staged.path(), original, |step| progress(Progress::Learning(step)))?;
+    let (weights, report) = teacher.teach(
+        staged.path(),
+        |module| plan.values(module),
+        |step| progress(Progress::Learning(step)),
+    )?;
     let learned = |job: &Job| weights.get(job.module()).map(|weight| weight.components());
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let summary = plan.write(&mut staged, learned, &mut tensors)?;
@@ -145,9 +147,13 @@ impl<'a> Plan<'a> {
         Ok(Staged::file(output, existing)?)
     }
 
-    /// The tensor that is the weight of a module.
-    fn job(&self, module: &str) -> Option<&Job> {
-        self.jobs.iter().find(|job| job.module() == module)
+    /// The values of a module's weight, before they are rounded.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Missing`]; those of decoding.
+    fn values(&self, module: &str) -> Result<Vec<f32>, QuantizeError> {
+        let job = self.jobs.iter().find(|job| job.module() == module);
+        job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
     }
 
     /// Writes the whole file, in place of what was written before: each tensor rounded to nearest, unless `learned` has its components.

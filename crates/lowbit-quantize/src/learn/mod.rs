@@ -74,7 +74,7 @@ impl LearnOptions {
 }
 
 /// The highest rate for weights of a format: what was best on the demo model, whose weights are about 0.06. Few codes lie far apart, and
-/// take longer steps. Those of GGML's types did well in short runs; longer ones were not compared.
+/// take longer steps. Those of GGML's types are from short runs; longer ones were not compared.
 pub fn default_rate(learn: Learn, format: Format) -> f32 {
     let scheme = format.scheme();
     match (scheme.bits, scheme.scales, learn) {
