@@ -153,26 +153,18 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Checks everything before anything is written.
-    fn new(
+    pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         output: &Path,
         options: &'a QuantizeOptions,
     ) -> Result<Self, QuantizeError> {
         Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-        output_path::check(checkpoint.path(), output, options.replace)?;
-        Self::of(checkpoint, options)
-    }
-
-    /// The same, wherever it is going to be.
-    pub(crate) fn of(
-        checkpoint: &'a Checkpoint,
-        options: &'a QuantizeOptions,
-    ) -> Result<Self, QuantizeError> {
         if checkpoint.layout() != Layout::HuggingFace {
             let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
             let want = "Hugging Face checkpoints in f32, f16 or bf16";
             return Err(QuantizeError::Layout { path, found, want });
         }
+        output_path::check(checkpoint.path(), output, options.replace)?;
         let dtype = stored_dtype(checkpoint.config()?);
         let companions = checkpoint.companions()?;
         let tensors = targets(checkpoint)?;
@@ -189,7 +181,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The place where it is written before it gets its name.
-    fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
+    pub(crate) fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
         let existing = if self.options.replace { Existing::Replace } else { Existing::Refuse };
         Ok(Staged::directory(output, existing)?)
     }
@@ -204,7 +196,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Writes all files into `folder`.
-    fn write(
+    pub(crate) fn write(
         &self,
         folder: &Path,
         encode: impl Fn(&Job) -> Result<Encoded, FormatError>,
@@ -361,7 +353,7 @@ impl Job {
     }
 
     /// Rounded to nearest.
-    fn encode(&self) -> Result<Encoded, FormatError> {
+    pub(crate) fn encode(&self) -> Result<Encoded, FormatError> {
         self.tensor.encode(self.format, self.dtype)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! To second order, rounding the values w of a weight to w + d costs `1/2 sum of F[i] d[i]^2` nats a token, where F is the diagonal of the
 //! Fisher information: the mean over tokens of the squared gradient of `ln p(token)`. It is estimated from the gradients of whole
-//! windows, since gradients of different tokens hardly correlate at the model's own weights.
+//! windows, since gradients of different tokens hardly correlate at the model's own weights, and at these weights rounded to 8 bits: so
+//! they have the names that they are quantised under.
 //!
 //! Source: LeCun, Denker, Solla, "Optimal Brain Damage" (1990), for the cost; mlx-lm 0.32 `quant/dynamic_quant.py` for choosing bits by
 //! sensitivity.
@@ -18,6 +19,7 @@ use lowbit_models::tape::{Parameter, Parameters};
 use lowbit_models::{Model, Target, likelihood_gradients};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::rc::Rc;
 
 /// Windows whose gradients are taken.
@@ -45,13 +47,15 @@ struct Choice {
 
 /// Rules for [`quantize`](crate::quantize()) with `options`, affine: a number of bits for each weight that has no rule and is no router, so
 /// that all together have at most [`Budget::bits_per_weight`] and rounding costs as little as it can, to second order. The options' own rules
-/// come first. `progress` is called with the number of windows done, and of all.
+/// come first. `progress` is called with the number of windows done, and of all. A checkpoint of 8 bits is written for it below `output`'s
+/// temporary name, and is gone in the end.
 ///
 /// # Errors
 /// [`QuantizeError::Learn`] for another mode than `affine`, and for fewer bits per weight than 2-bit codes have;
 /// [`QuantizeError::Interrupted`]; as [`quantize`](crate::quantize()) and [`likelihood_gradients`].
 pub fn allocate_bits(
     checkpoint: &Checkpoint,
+    output: &Path,
     options: &QuantizeOptions,
     budget: Budget<'_>,
     progress: impl FnMut(usize, usize) -> ControlFlow<()>,
@@ -61,8 +65,13 @@ pub fn allocate_bits(
             format!("bits are shared out in affine formats; {} has one number of bits", options.mode);
         return Err(QuantizeError::Learn(problem));
     }
-    let plan = Plan::of(checkpoint, options)?;
-    let fisher = fisher(checkpoint, budget, progress)?;
+    let plan = Plan::new(checkpoint, output, options)?;
+    let fine = QuantizeOptions { bits: BITS[BITS.len() - 1], rules: vec![], ..options.clone() };
+    let fine = Plan::new(checkpoint, output, &fine)?;
+    let staged = fine.stage(output)?;
+    fine.write(staged.path(), Job::encode, |_, _| ControlFlow::Continue(()))?;
+    let fisher = fisher(&Checkpoint::open(staged.path())?, budget, progress)?;
+    drop(staged);
     let (mut size, mut values, mut free) = (0.0, 0.0, vec![]);
     for job in plan.jobs().iter().filter(|job| job.is_quantised()) {
         values += (job.rows() * job.k()) as f64;

@@ -81,7 +81,7 @@ impl Arguments {
         let device = self.model.device.device()?;
         let bar = progress::bar("windows", 0);
         let budget = Budget { bits_per_weight, data, device: &device };
-        let rules = allocate_bits(checkpoint, &options, budget, |done, all| {
+        let rules = allocate_bits(checkpoint, &self.output, &options, budget, |done, all| {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
             if interrupts.stop() { Break(()) } else { Continue(()) }

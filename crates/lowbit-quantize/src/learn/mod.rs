@@ -84,6 +84,8 @@ pub fn default_rate(learn: Learn, format: Format) -> f32 {
         (5, Scales::Super { .. } | Scales::SuperWithMinima { .. }, _) => 2e-5,
         (3..=4, ..) if format.unpack().is_some() => 1e-4,
         (6.., ..) if format.unpack().is_some() => 3e-6,
+        // At 3e-4 250 steps ended where rounding was.
+        (4, _, Learn::Codes) => 1e-4,
         (3..=4, ..) => 3e-4,
         // Rounding lost so little that a step of that length would lose more.
         _ => 3e-5,
