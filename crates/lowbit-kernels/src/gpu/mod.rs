@@ -12,7 +12,7 @@
 //! | `layout.rs`, `components.rs`, `decode.rs` | how weights lie on a GPU, and how kernels take and decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
 //! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
-//! | `copy.rs`, `sums.rs` | copies and casts; sums over rows |
+//! | `copy.rs` | copies and casts |
 
 #[cfg(feature = "gpu")]
 pub(crate) mod caps;
@@ -42,8 +42,6 @@ pub(crate) mod math;
 pub(crate) mod rows;
 #[cfg(feature = "gpu")]
 pub(crate) mod sequences;
-#[cfg(feature = "gpu")]
-pub(crate) mod sums;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
 #[cfg(any(feature = "vulkan", feature = "metal"))]

@@ -25,12 +25,15 @@ pub(super) fn is_installed() -> bool {
     unsafe { is_culib_present() }
 }
 
+/// What the library chooses by: `m`, `n`, `k`; the types of the operands and of the result.
+type Kind = ([usize; 3], [FloatType; 2]);
+
 /// The library in one context.
 #[derive(Debug)]
 pub(super) struct Cublas {
     handle: Handle,
-    /// The library's choice for sizes `m`, `n`, `k`.
-    chosen: Mutex<HashMap<([usize; 3], [FloatType; 2]), cublasLtMatmulAlgo_t>>,
+    /// The library's choices.
+    chosen: Mutex<HashMap<Kind, cublasLtMatmulAlgo_t>>,
 }
 
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use crate::gpu::math::sigmoid;
 use crate::gpu::sequences::{Piece, piece, slots};
 use crate::gpu::{CUBES, Gpu};
 use crate::ops::causal_conv1d::Activation;
+use crate::ops::sum_rows;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -273,7 +274,7 @@ pub(super) fn backward(
             )?;
         }
     }
-    let dweight = gpu.sum_rows(&of_weight)?.reshape(weight.shape())?;
-    let dbias = bias.map(|_| gpu.sum_rows(&of_bias)).transpose()?;
+    let dweight = sum_rows(&of_weight)?.reshape(weight.shape())?;
+    let dbias = bias.map(|_| sum_rows(&of_bias)).transpose()?;
     Ok(CausalConv1dGradient { dx, dweight, dbias })
 }

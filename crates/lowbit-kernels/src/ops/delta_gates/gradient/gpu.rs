@@ -6,8 +6,9 @@
 use super::{CHECK, DeltaGatesGradient};
 use crate::gpu::launch::{LaunchArgs, kernel};
 use crate::gpu::math::{exp, sigmoid, softplus};
-use crate::gpu::sums::BLOCK;
 use crate::gpu::{Gpu, rows};
+use crate::ops::sum_rows;
+use crate::ops::sum_rows::ROWS;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -49,8 +50,8 @@ fn delta_gates_backward(
     if i < sizes.len as usize {
         let head = i % heads;
         let (rate, dt_bias) = (-exp(inputs.a_log[head]), inputs.dt_bias[head]);
-        let mut token = i / heads * BLOCK;
-        let end = min(token + BLOCK, sizes.tokens as usize);
+        let mut token = i / heads * ROWS;
+        let end = min(token + ROWS, sizes.tokens as usize);
         let mut log_sum = 0.0f32;
         let mut bias_sum = 0.0f32;
         while token < end {
@@ -85,7 +86,7 @@ pub(super) fn backward(
 ) -> Result<DeltaGatesGradient, KernelError> {
     let (tokens, heads) = (a.dim(0), a.dim(1));
     let new = |rows: usize| Tensor::allocate(&[rows, heads], DType::F32, a.device());
-    let blocks = tokens.div_ceil(BLOCK);
+    let blocks = tokens.div_ceil(ROWS);
     let (da, db, of_log, of_bias) = (new(tokens)?, new(tokens)?, new(blocks)?, new(blocks)?);
     if !a.is_empty() {
         CHECK.index(a.len())?;
@@ -113,6 +114,6 @@ pub(super) fn backward(
         // SAFETY: the op checked that all have as many tokens and heads; units past the last block do nothing.
         unsafe { gpu.launch(kernel, cubes, arguments)? };
     }
-    let (da_log, ddt_bias) = (gpu.sum_rows(&of_log)?, gpu.sum_rows(&of_bias)?);
+    let (da_log, ddt_bias) = (sum_rows(&of_log)?, sum_rows(&of_bias)?);
     Ok(DeltaGatesGradient { da, db, da_log, ddt_bias })
 }

@@ -1,0 +1,77 @@
+//! Bits shared out among the weights of tiny checkpoints.
+
+use lowbit_files::Checkpoint;
+use lowbit_kernels::Device;
+use lowbit_quantize::{Budget, Data, QuantizeOptions, Rule, allocate_bits, quantize};
+use std::ops::ControlFlow::{Break, Continue};
+use std::path::Path;
+
+fn checkpoint(name: &str) -> Checkpoint {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models");
+    Checkpoint::open(&models.join(name)).unwrap()
+}
+
+fn data() -> Data {
+    Data::new(&[(0..1500u32).map(|i| (i * i + 7 * i) % 199).collect()], 48).unwrap()
+}
+
+fn options() -> QuantizeOptions {
+    QuantizeOptions::for_mode("affine").with_group_size(32)
+}
+
+fn allocated(name: &str, output: &Path, options: &QuantizeOptions, bits: f64) -> Result<Vec<Rule>, String> {
+    let (data, device) = (data(), Device::cpu(Some(2)).unwrap());
+    let budget = Budget { bits_per_weight: bits, data: &data, device: &device };
+    let rules = allocate_bits(&checkpoint(name), output, options, budget, |_, _| Continue(()));
+    rules.map_err(|error| error.to_string())
+}
+
+/// Bits per weight of all that is quantised, and the names of the formats.
+fn made(name: &str, output: &Path, options: &QuantizeOptions) -> (f64, Vec<String>) {
+    let summary = quantize(&checkpoint(name), output, options, |_, _| Continue(())).unwrap();
+    let text = std::fs::read_to_string(output.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let modules = config["quantization"].as_object().unwrap().values().filter(|value| value.is_object());
+    let bits = modules.map(|module| module["bits"].to_string()).collect();
+    let kinds =
+        summary.kinds.iter().filter(|kind| kind.formats.iter().any(|(name, _)| name.starts_with("affine")));
+    let sums =
+        kinds.fold((0.0, 0.0), |sums, kind| (sums.0 + kind.bytes as f64, sums.1 + kind.parameters as f64));
+    (8.0 * sums.0 / sums.1, bits)
+}
+
+#[test]
+fn bits_per_weight_are_what_was_asked_for() {
+    for name in ["qwen3", "qwen3_moe"] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("new");
+        let rules = allocated(name, &output, &options(), 4.6).unwrap();
+        assert!(rules.len() > 10, "{name}: {rules:?}");
+        // Nothing is left of the checkpoint of 8 bits.
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        let (bits_per_weight, mut bits) = made(name, &output, &options().with_rules(rules));
+        assert!((4.3..=4.6).contains(&bits_per_weight), "{name}: {bits_per_weight}");
+        bits.sort();
+        bits.dedup();
+        assert!(bits.len() > 2, "{name}: all weights have {bits:?} bits");
+    }
+}
+
+#[test]
+fn own_rules_hold_and_impossible_budgets_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("new");
+    let own: Rule = "embed_tokens=8".parse().unwrap();
+    let rules = allocated("qwen3", &output, &options().with_rules(vec![own.clone()]), 7.0).unwrap();
+    assert_eq!(rules[0], own);
+    assert!(!rules[1..].iter().any(|rule| format!("{rule:?}").contains("embed_tokens")));
+    let message = allocated("qwen3", &output, &options(), 2.9).unwrap_err();
+    assert!(message.contains("2.9 bits per weight are too few: 2 bits everywhere are 3.000"), "{message}");
+    let message = allocated("qwen3", &output, &QuantizeOptions::for_mode("mxfp4"), 4.5).unwrap_err();
+    assert!(message.contains("mxfp4 has one number of bits"), "{message}");
+    let (data, device) = (data(), Device::cpu(Some(1)).unwrap());
+    let budget = Budget { bits_per_weight: 4.0, data: &data, device: &device };
+    let stopped = allocate_bits(&checkpoint("qwen3"), &output, &options(), budget, |_, _| Break(()));
+    assert!(stopped.is_err());
+    assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+}
