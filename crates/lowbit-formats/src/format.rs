@@ -135,7 +135,8 @@ impl Format {
         with_codec!(self, codec => of(codec))
     }
 
-    /// The least and the greatest integer of [`BlockScales::sub_scales`] and [`BlockScales::sub_minima`].
+    /// The least and the greatest integer of [`sub_scales`](crate::BlockScales::sub_scales) and
+    /// [`sub_minima`](crate::BlockScales::sub_minima).
     pub fn sub_scales(self) -> [i8; 2] {
         fn of<C: Codec>(_: C) -> [i8; 2] {
             C::SUB_SCALES
