@@ -44,7 +44,8 @@ fn distilled(device: &Device) -> (f64, BTreeMap<String, Vec<f32>>) {
 fn a_student_diverges_from_its_teacher_and_not_from_itself() {
     let device = Device::cpu(Some(2)).unwrap();
     let (kl, gradients) = distilled(&device);
-    assert!((0.1..4.0).contains(&kl) && gradients.len() > 60, "{kl} {}", gradients.len());
+    let mean = kl / PROMPT.len() as f64;
+    assert!((0.02..0.5).contains(&mean) && gradients.len() > 60, "{mean} {}", gradients.len());
     let teacher = load("demo", &device);
     let same = Distillation::new(&teacher, &teacher, 2.0).unwrap();
     assert!(same.kl(&texts(), &Rc::default()).unwrap().abs() < 1e-5);
