@@ -13,6 +13,7 @@ Needs no packages, but --mlx-lm does: "mlx[cpu]" or mlx, mlx-lm and datasets. By
 
 import argparse
 import csv
+import functools
 import json
 import math
 import re
@@ -71,20 +72,21 @@ class Quality:
                 losses[", llama.cpp"] = self.llama_loss
             lost = {name: loss(rounded) for name, loss in losses.items()}
             yield from ((f"{form} rounded{name}", loss, None, 0.0) for name, loss in lost.items())
-            learned = {learn: (options.out / f"{form}-{learn}{end}", learn) for learn in options.learn}
-            for learn, (out, _) in learned.items():
+            for learn in options.learn:
+                out = options.out / f"{form}-{learn}{end}"
                 seconds = self.quantize(out, form, [
                     "--learn", learn, "--data", options.data, "--steps", options.steps, "--windows", options.windows, "--context", CONTEXT,
                     "--resume", "--log", options.out / f"{form}-{learn}.csv", *self.on_device])
                 for name, loss in losses.items():
                     # llama.cpp scores the second half of each window: its own rounding is what it is compared with.
-                    reference = whole if not name else self.llama_whole()
+                    reference = whole if not name else self.llama_whole
                     yield f"{form} {learn}{name}", *self.won(loss(out), lost[name], reference), seconds
             if options.mlx_lm and form.isdigit():
                 out = options.out / f"{form}-mlx-lm"
                 seconds = 0.0 if out.exists() else self.dwq(out, form)
                 yield f"{form} mlx-lm's DWQ", *self.won(self.loss(out), lost[""], whole), seconds
 
+    @functools.cached_property
     def llama_whole(self):
         path = self.options.out / "BF16.gguf"
         self.quantize(path, "BF16")

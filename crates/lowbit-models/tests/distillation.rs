@@ -11,8 +11,7 @@ use std::rc::Rc;
 use support::{PROMPT, root};
 
 fn load(name: &str, device: &Device) -> Model {
-    let checkpoint = lowbit_files::Checkpoint::open(&root().join("models").join(name)).unwrap();
-    Model::load_for(&checkpoint, Target::for_gradients(device).unwrap()).unwrap()
+    support::load_to_learn(&root().join("models").join(name), device)
 }
 
 fn texts() -> [&'static [u32]; 2] {

@@ -2,7 +2,6 @@
 
 mod support;
 
-use lowbit_files::Checkpoint;
 use lowbit_kernels::ops::{WeightGradient, WeightPart};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::tape::{Inventory, Parameter, Parameters, Tape};
@@ -27,8 +26,7 @@ fn cpu(threads: usize) -> Device {
 }
 
 fn load(name: &str, device: &Device) -> Model {
-    let checkpoint = Checkpoint::open(&vectors().join("models").join(name)).unwrap();
-    Model::load_for(&checkpoint, Target::for_gradients(device).unwrap()).unwrap()
+    support::load_to_learn(&vectors().join("models").join(name), device)
 }
 
 fn texts() -> Vec<Vec<u32>> {

@@ -36,7 +36,14 @@ pub fn load(path: &Path, device: &Device, activations: FloatType) -> crate::Mode
     crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The same with keys and values cached in a type of their own.
+/// For gradients.
+pub fn load_to_learn(path: &Path, device: &Device) -> crate::Model {
+    let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
+    let target = crate::Target::for_gradients(device).unwrap();
+    crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`load`] in f32, with keys and values cached in a type of their own.
 pub fn load_with_cache(path: &Path, device: &Device, cache: FloatType) -> crate::Model {
     let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
     let mut target = crate::Target::new(device, Some(FloatType::F32)).unwrap().with_exact(true);
