@@ -334,11 +334,13 @@ mod tests {
                 learned.step(&WeightGradient::Values(shape), Step { rate: 3e-4, count }).unwrap();
             }
             let after = error(&learned, &target, &device).0;
-            // Steps of a fixed length stay a little away. Codes that lie 1.7 / 2^bits apart are off by that / sqrt(12), squared and for each value.
+            // Codes that lie 1.7 / 2^bits apart are off by that / sqrt(12), squared and for each value.
             let step = 1.7 / 2f32.powi(format.scheme().bits as i32);
             let rounding = step * step / 12.0 * 2.0 * K as f32;
-            println!("{format}: {before} {after}, rounding {rounding}");
-            assert!(before > 2.0 && after < 0.2 + 2.0 * rounding, "{format}: {before} {after} {rounding}");
+            // Steps of a fixed length stay a little away, which shows where codes are fine or scales are few.
+            let coarse = matches!(format, Format::Affine { bits: ..=5, .. });
+            let most = 1.5 * rounding + if coarse { 0.0 } else { 0.15 };
+            assert!(before > 2.0 && after < most, "{format}: {before} {after} {most}");
         }
     }
 
