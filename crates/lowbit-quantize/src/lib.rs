@@ -12,6 +12,7 @@ mod sensitivity;
 mod source;
 mod summary;
 mod tensor;
+mod threads;
 
 pub use error::QuantizeError;
 pub use gguf::{GgufOptions, Mix, quantize_to_gguf, quantize_to_gguf_and_learn};

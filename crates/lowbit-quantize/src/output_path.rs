@@ -1,6 +1,8 @@
-//! Which output paths are allowed.
+//! Which output paths are allowed, and how what was written gets its name.
 
 use crate::QuantizeError;
+use lowbit_files::staging::{Existing, Staged};
+use std::ops::ControlFlow;
 use std::path::{Component, Path, PathBuf};
 
 /// Checks that `output` is neither the checkpoint nor inside it nor, if it may be replaced, a folder that contains it.
@@ -16,6 +18,27 @@ pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), Quan
         () => return Ok(()),
     };
     Err(QuantizeError::Output { output: output.into(), relation, checkpoint: checkpoint.into() })
+}
+
+/// What becomes of a checkpoint that has the output's name.
+pub fn existing(replace: bool) -> Existing {
+    if replace { Existing::Replace } else { Existing::Refuse }
+}
+
+/// Gives a checkpoint of so many tensors its name, once it is on the disk and `progress` has been told so.
+///
+/// # Errors
+/// [`QuantizeError::Interrupted`]; those of [`Staged`].
+pub fn commit(
+    staged: Staged,
+    tensors: usize,
+    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<(), QuantizeError> {
+    staged.sync()?;
+    if progress(tensors, tensors).is_break() {
+        return Err(QuantizeError::Interrupted);
+    }
+    Ok(staged.commit()?)
 }
 
 /// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended.

@@ -2,7 +2,7 @@ use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::mlx::targets;
 use crate::tensor::{Encoded, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
-use lowbit_files::staging::{Existing, Staged};
+use lowbit_files::staging::Staged;
 use lowbit_files::{Checkpoint, Companion, Layout, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
 use serde_json::{Map, Value, json};
@@ -102,7 +102,7 @@ pub fn quantize(
     let plan = Plan::new(checkpoint, output, options)?;
     let staged = plan.stage(output)?;
     let summary = plan.write(staged.path(), |job| job.encode(), &mut progress)?;
-    plan.commit(staged, progress)?;
+    output_path::commit(staged, plan.jobs.len(), progress)?;
     Ok(summary)
 }
 
@@ -137,7 +137,7 @@ pub fn quantize_and_learn(
         None => job.encode(),
     };
     let summary = plan.write(staged.path(), encode, &mut tensors)?;
-    plan.commit(staged, tensors)?;
+    output_path::commit(staged, plan.jobs.len(), tensors)?;
     teacher.finish()?;
     Ok((summary, report))
 }
@@ -182,8 +182,7 @@ impl<'a> Plan<'a> {
 
     /// The place where it is written before it gets its name.
     pub(crate) fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
-        let existing = if self.options.replace { Existing::Replace } else { Existing::Refuse };
-        Ok(Staged::directory(output, existing)?)
+        Ok(Staged::directory(output, output_path::existing(self.options.replace))?)
     }
 
     /// The values of a module's weight, before they are rounded.
@@ -209,19 +208,6 @@ impl<'a> Plan<'a> {
         write(folder, "config.json", config.as_bytes())?;
         self.companions.iter().try_for_each(|companion| write(folder, companion.name, &companion.bytes))?;
         Ok(summary)
-    }
-
-    /// Gives it its name, once it is on the disk.
-    fn commit(
-        &self,
-        staged: Staged,
-        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<(), QuantizeError> {
-        staged.sync()?;
-        if progress(self.jobs.len(), self.jobs.len()).is_break() {
-            return Err(QuantizeError::Interrupted);
-        }
-        Ok(staged.commit()?)
     }
 }
 

@@ -1,10 +1,8 @@
 //! A tensor of the new checkpoint: where its values come from, and what is done to them before they are encoded.
 
-use crate::QuantizeError;
 use crate::source::Source;
+use crate::{QuantizeError, threads};
 use lowbit_formats::{FloatType, Format, FormatError};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A tensor of the new checkpoint.
 #[derive(Clone, Debug)]
@@ -125,39 +123,16 @@ impl Tensor {
     pub fn encode(&self, format: Format, from: FloatType) -> Result<Encoded, FormatError> {
         let (rows, k) = (self.rows(), self.k());
         let chunk_rows = (CHUNK / k.max(1)).max(1);
-        let chunks = rows.div_ceil(chunk_rows);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(vec![]));
-        let work = || {
-            loop {
-                let chunk = next.fetch_add(1, Ordering::Relaxed);
-                if chunk >= chunks {
-                    return;
-                }
-                let first = chunk * chunk_rows;
-                let encoded = self.encode_rows(format, from, first, chunk_rows.min(rows - first));
-                if encoded.is_err() {
-                    // Those before it are being encoded already, so that the first error is the one that is told.
-                    next.store(chunks, Ordering::Relaxed);
-                }
-                done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((chunk, encoded));
-            }
-        };
-        match cores.min(chunks) {
-            0 | 1 => work(),
-            threads => std::thread::scope(|scope| {
-                (1..threads).for_each(|_| drop(scope.spawn(work)));
-                work();
-            }),
-        }
-        let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        done.sort_by_key(|(chunk, _)| *chunk);
+        let chunks = (0..rows).step_by(chunk_rows).collect();
+        let done = threads::try_map(cores, chunks, |first| {
+            self.encode_rows(format, from, first, chunk_rows.min(rows - first))
+        })?;
         let components = format.components(k)?;
         let mut all = Encoded { components: vec![], loss: Loss::default() };
         all.components
             .extend(components.iter().map(|component| Vec::with_capacity(rows * component.row_bytes())));
-        for (_, encoded) in done {
-            let encoded = encoded?;
+        for encoded in done {
             all.components.iter_mut().zip(encoded.components).for_each(|(all, bytes)| all.extend(bytes));
             all.loss += encoded.loss;
         }

@@ -11,7 +11,7 @@ use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::gguf::{Metadata, Value, Writer};
-use lowbit_files::staging::{Existing, Staged};
+use lowbit_files::staging::Staged;
 use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer};
 use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
@@ -77,7 +77,7 @@ pub fn quantize_to_gguf(
     let plan = Plan::new(checkpoint, output, options)?;
     let mut staged = plan.stage(output)?;
     let summary = plan.write(&mut staged, |_| None, &mut progress)?;
-    plan.commit(staged, progress)?;
+    output_path::commit(staged, plan.jobs.len(), progress)?;
     Ok(summary)
 }
 
@@ -109,7 +109,7 @@ pub fn quantize_to_gguf_and_learn(
     let learned = |job: &Job| weights.get(job.module()).map(|weight| weight.components());
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let summary = plan.write(&mut staged, learned, &mut tensors)?;
-    plan.commit(staged, tensors)?;
+    output_path::commit(staged, plan.jobs.len(), tensors)?;
     teacher.finish()?;
     Ok((summary, report))
 }
@@ -143,8 +143,7 @@ impl<'a> Plan<'a> {
 
     /// The place where it is written before it gets its name.
     fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
-        let existing = if self.options.replace { Existing::Replace } else { Existing::Refuse };
-        Ok(Staged::file(output, existing)?)
+        Ok(Staged::file(output, output_path::existing(self.options.replace))?)
     }
 
     /// The values of a module's weight, before they are rounded.
@@ -169,19 +168,6 @@ impl<'a> Plan<'a> {
         }
         let summary = write(&self.jobs, writer, staged, learned, progress)?;
         Ok(Summary { fallbacks: self.fallbacks.clone(), ..summary })
-    }
-
-    /// Gives it its name, once it is on the disk.
-    fn commit(
-        &self,
-        staged: Staged,
-        mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<(), QuantizeError> {
-        staged.sync()?;
-        if progress(self.jobs.len(), self.jobs.len()).is_break() {
-            return Err(QuantizeError::Interrupted);
-        }
-        Ok(staged.commit()?)
     }
 }
 

@@ -2,14 +2,14 @@ use super::adam::{Step, rate};
 use super::data::Order;
 use super::state::Identity;
 use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, Saving, default_rate};
-use crate::QuantizeError;
+use crate::{QuantizeError, threads};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
 use lowbit_models::tape::{Gradients, Named, Parameter, Parameters};
 use lowbit_models::{Distillation, Model};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
 const PASS: usize = 2048;
@@ -166,8 +166,7 @@ impl<'a> Trainer<'a> {
             let step = Step { rate: factor * rate(peak, step, warmup, steps), count: step };
             changes.push((weight, gradient.to_device(self.student.host())?, step));
         }
-        let changed = on_threads(threads, changes, |(weight, gradient, step)| weight.step(&gradient, step));
-        changed.into_iter().collect::<Result<(), _>>()?;
+        threads::try_map(threads, changes, |(weight, gradient, step)| weight.step(&gradient, step))?;
         Ok(kl / tokens as f64)
     }
 
@@ -193,13 +192,11 @@ impl<'a> Trainer<'a> {
     fn parameters(&self) -> Result<Rc<Parameters>, QuantizeError> {
         let [host, device] = [self.student.host(), self.student.device()];
         let weights = self.weights.iter().collect();
-        let packed = on_threads(self.threads(), weights, |(name, weight): (&Arc<str>, &LearnedWeight)| {
-            weight.parameter(host).map(|parameter| (name.clone(), parameter))
-        });
-        let of = |packed: Result<(Arc<str>, Parameter), KernelError>| {
-            let (name, parameter) = packed?;
-            Ok((name, parameter.to_device(device)?))
-        };
+        let packed =
+            threads::try_map(self.threads(), weights, |(name, weight): (&Arc<str>, &LearnedWeight)| {
+                Ok::<_, KernelError>((name.clone(), weight.parameter(host)?))
+            })?;
+        let of = |(name, parameter): (Arc<str>, Parameter)| Ok((name, parameter.to_device(device)?));
         packed.into_iter().map(of).collect::<Result<_, QuantizeError>>().map(Rc::new)
     }
 
@@ -216,20 +213,4 @@ impl<'a> Trainer<'a> {
         let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
         windows.chunks((tokens / longest.max(1)).max(1))
     }
-}
-
-/// `f` of each item, in their order.
-fn on_threads<T: Send, R: Send>(threads: usize, items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let results = Mutex::new(items.iter().map(|_| None).collect::<Vec<Option<R>>>());
-    let rest = Mutex::new(items.into_iter().enumerate());
-    let lock = || rest.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let work = || {
-        while let Some((i, item)) = lock() {
-            let result = f(item);
-            results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
-        }
-    };
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.into_iter().map(|result| result.expect("each item has a result")).collect()
 }
