@@ -2,6 +2,7 @@
 """Writes a checkpoint with random weights: for timing whole models where the trained weights are not at hand.
 
     tools/random_checkpoint.py qwen3.5-9b FOLDER             4 bits in MLX's layout; needs Python alone
+    tools/random_checkpoint.py qwen3.5-9b FOLDER --dense     bf16 in Hugging Face's layout, for lowbit quantize
     tools/random_checkpoint.py qwen3-0.5b FILE --gguf        f16, for llama-quantize; needs numpy and gguf
 
 The shapes are those of the published config.json files, but for qwen3-0.5b: Qwen3-0.6B with a smaller vocabulary, 487
@@ -62,8 +63,9 @@ def bfloat16(value):
 class Tensors:
     """Names, types, shapes and where the bytes come from."""
 
-    def __init__(self):
+    def __init__(self, dense=False):
         self.entries = []
+        self.dense = dense
 
     def add(self, name, dtype, shape, fill):
         self.entries.append((name, dtype, shape, fill))
@@ -73,6 +75,9 @@ class Tensors:
 
     def quantized(self, name, *shape, bits=BITS):
         *rows, k = shape
+        if self.dense:
+            self.add(f"{name}.weight", "BF16", shape, k)
+            return
         # Codes around their middle, so that a row's product with unit activations is about one.
         scale = 1 / (2 ** bits / math.sqrt(12) * math.sqrt(k))
         self.add(f"{name}.weight", "U32", [*rows, k * bits // 32], None)
@@ -89,12 +94,18 @@ class Tensors:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         # One block of random bytes again and again: a prime length, so that no two rows are alike.
-        noise = random.Random(seed).randbytes((1 << 25) - 39)
+        draw = random.Random(seed)
+        noise = draw.randbytes((1 << 25) - 39)
+        normal = [draw.gauss(0, 1) for _ in range((1 << 18) - 5)] if self.dense else []
+        dense = {}
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for name, dtype, shape, fill in self.entries:
                 begin, end = header[name]["data_offsets"]
-                source = noise if fill is None else fill * (1 << 16)
+                if isinstance(fill, int) and fill not in dense:
+                    values = b"".join(bfloat16(value / math.sqrt(fill)) for value in normal)
+                    dense[fill] = values * 64
+                source = noise if fill is None else dense[fill] if isinstance(fill, int) else fill * (1 << 16)
                 left = end - begin
                 while left > 0:
                     left -= file.write(source[:left])
@@ -121,7 +132,8 @@ def delta_net(tensors, prefix, shape):
     tensors.quantized(f"{prefix}.in_proj_b", heads, hidden)
     tensors.quantized(f"{prefix}.in_proj_a", heads, hidden)
     tensors.quantized(f"{prefix}.out_proj", hidden, values)
-    tensors.plain(f"{prefix}.conv1d.weight", [channels, shape["linear_conv_kernel_dim"], 1], 0.25)
+    width = shape["linear_conv_kernel_dim"]
+    tensors.plain(f"{prefix}.conv1d.weight", [channels, 1, width] if tensors.dense else [channels, width, 1], 0.25)
     tensors.plain(f"{prefix}.A_log", [heads], 0.0)
     tensors.plain(f"{prefix}.dt_bias", [heads], 0.0)
     tensors.plain(f"{prefix}.norm.weight", [shape["linear_value_head_dim"]], 1.0)
@@ -136,17 +148,21 @@ def feedforward(tensors, prefix, hidden, inner):
 def experts(tensors, prefix, shape):
     hidden, count, inner = shape["hidden_size"], shape["num_experts"], shape["moe_intermediate_size"]
     tensors.quantized(f"{prefix}.gate", count, hidden, bits=8)
-    tensors.quantized(f"{prefix}.switch_mlp.gate_proj", count, inner, hidden)
-    tensors.quantized(f"{prefix}.switch_mlp.up_proj", count, inner, hidden)
-    tensors.quantized(f"{prefix}.switch_mlp.down_proj", count, hidden, inner)
+    if tensors.dense:
+        tensors.add(f"{prefix}.experts.gate_up_proj", "BF16", [count, 2 * inner, hidden], hidden)
+        tensors.add(f"{prefix}.experts.down_proj", "BF16", [count, hidden, inner], inner)
+    else:
+        tensors.quantized(f"{prefix}.switch_mlp.gate_proj", count, inner, hidden)
+        tensors.quantized(f"{prefix}.switch_mlp.up_proj", count, inner, hidden)
+        tensors.quantized(f"{prefix}.switch_mlp.down_proj", count, hidden, inner)
     feedforward(tensors, f"{prefix}.shared_expert", hidden, shape["shared_expert_intermediate_size"])
     tensors.quantized(f"{prefix}.shared_expert_gate", 1, hidden, bits=8)
 
 
-def checkpoint(shape):
+def checkpoint(shape, dense):
     """All tensors of a model, and the config.json that describes them."""
-    tensors, overrides = Tensors(), {}
-    model = "language_model.model"
+    tensors, overrides = Tensors(dense), {}
+    model = "model.language_model" if dense else "language_model.model"
     tensors.quantized(f"{model}.embed_tokens", shape["vocab_size"], shape["hidden_size"])
     kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(shape["num_hidden_layers"])]
     for index, kind in enumerate(kinds):
@@ -164,11 +180,14 @@ def checkpoint(shape):
         else:
             feedforward(tensors, f"{layer}.mlp", shape["hidden_size"], shape["intermediate_size"])
     tensors.plain(f"{model}.norm.weight", [shape["hidden_size"]], 1.0)
-    tensors.quantized("language_model.lm_head", shape["vocab_size"], shape["hidden_size"])
+    head = "lm_head" if dense else "language_model.lm_head"
+    tensors.quantized(head, shape["vocab_size"], shape["hidden_size"])
     text = {**shape, "layer_types": kinds, "tie_word_embeddings": False, "dtype": "bfloat16"}
     text["model_type"] += "_text"
-    quantization = {"group_size": GROUP, "bits": BITS, "mode": "affine", **overrides}
-    return tensors, {"model_type": shape["model_type"], "text_config": text, "quantization": quantization}
+    config = {"model_type": shape["model_type"], "text_config": text}
+    if not dense:
+        config["quantization"] = {"group_size": GROUP, "bits": BITS, "mode": "affine", **overrides}
+    return tensors, config
 
 
 def qwen3(shape):
@@ -240,6 +259,7 @@ def main():
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--gguf", action="store_true", help="write a GGUF file of that name; of qwen3-0.5b alone")
+    parser.add_argument("--dense", action="store_true", help="bf16 in Hugging Face's layout; not of qwen3-0.5b")
     parser.add_argument("--layers", type=int, help="so many layers instead of the published number")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -253,7 +273,7 @@ def main():
         print(f"{arguments.folder}: {write_gguf(shape, arguments.folder, arguments.seed) / 1e9:.2f} GB")
         return
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    tensors, config = qwen3(shape) if plain else checkpoint(shape)
+    tensors, config = qwen3(shape) if plain else checkpoint(shape, arguments.dense)
     (arguments.folder / "config.json").write_text(json.dumps(config, indent=2))
     size = tensors.write(arguments.folder / "model.safetensors", arguments.seed)
     demo = pathlib.Path(__file__).parent.parent / "models/demo"

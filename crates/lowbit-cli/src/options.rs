@@ -190,9 +190,14 @@ impl ModelOptions {
         Ok(model)
     }
 
+    /// The type of activations, if one is named.
+    pub fn activations(&self) -> Option<FloatType> {
+        self.dtype.map(Activations::float)
+    }
+
     /// The device and the types that the flags name.
     pub fn target(&self) -> Result<Target, Failure> {
-        let target = Target::new(&self.device.device()?, self.dtype.map(Activations::float))?;
+        let target = Target::new(&self.device.device()?, self.activations())?;
         Ok(target.with_exact(self.exact))
     }
 

@@ -102,6 +102,17 @@ impl Device {
         }
     }
 
+    /// Bytes of memory that a GPU has, whoever uses it; `None` where its interface does not tell, and for a CPU.
+    pub fn gpu_memory(&self) -> Option<usize> {
+        match self {
+            Self::Cpu(_) => None,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu) => gpu.total_memory(),
+            #[cfg(not(feature = "gpu"))]
+            Self::Gpu(gpu) => match *gpu {},
+        }
+    }
+
     /// Waits for all that was recorded; on the CPU nothing is left to wait for.
     ///
     /// # Errors

@@ -103,6 +103,53 @@ impl QuantizedTensor {
         Err(KernelError::Unsupported { op: "moving a weight", device: self.device().to_string() })
     }
 
+    /// The same codes with other scales and biases: `components` are the bytes of all components but the first, for a format of which the
+    /// first is the codes and nothing else. The codes' memory is shared.
+    ///
+    /// # Errors
+    /// [`KernelError::Format`] for components of other sizes; [`KernelError::Unsupported`] for a repacked weight and for a format whose scales
+    /// lie among its codes; [`KernelError::Gpu`].
+    pub fn with_scales(&self, components: &[Vec<u8>]) -> Result<Self, KernelError> {
+        self.by_rows("other scales")?;
+        let (n, k, device) = (self.rows(), self.k(), self.device());
+        let wanted = self.format.components(k)?;
+        if wanted.len() < 2 || wanted.len() != components.len() + 1 {
+            let device = format!("{} with {} components", self.format, components.len());
+            return Err(KernelError::Unsupported { op: "other scales", device });
+        }
+        for (want, got) in wanted[1..].iter().zip(components) {
+            if got.len() != n * want.row_bytes() {
+                let shape = format!("{} bytes of {} are wanted", n * want.row_bytes(), want.name);
+                return Err(KernelError::Shape {
+                    op: "with_scales",
+                    operand: "scales",
+                    got: vec![got.len()],
+                    want: shape,
+                });
+            }
+        }
+        let mut parts = Parts::default();
+        parts[1..].iter_mut().zip(components).for_each(|(part, bytes)| *part = bytes);
+        let others = match device {
+            Device::Cpu(_) => {
+                let tensors = wanted[1..].iter().zip(components).map(|(component, bytes)| {
+                    Tensor::mapped(bytes.clone().into(), &[n, component.columns], component.dtype, device)
+                });
+                tensors.collect::<Result<Vec<_>, _>>()?
+            }
+            #[cfg(feature = "gpu")]
+            Device::Gpu(_) => {
+                let planes = crate::gpu::layout::repack(self.format, &parts, n, k);
+                let upload = |plane: &std::borrow::Cow<'_, [u8]>| Tensor::new(plane, &[plane.len()], device);
+                planes[1..wanted.len()].iter().map(upload).collect::<Result<_, _>>()?
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        let components = [&self.components[..1], &others].concat();
+        Ok(Self { format: self.format, shape: self.shape.clone(), components, panels: None })
+    }
+
     /// The same weight repacked for the CPU's products in integers (`panels/`), which round x to 8 bits per group of values
     /// that share a scale, or on a processor with AMX x and the weight to bf16. Weights that these do not compute (floats, mxfp8, and those with scales of 2^100 and more) stay as
     /// they are, and so do those on a GPU. Products of a weight that is not repacked are in f32.
@@ -275,6 +322,22 @@ mod tests {
             let stack = QuantizedTensor::stack(&singles).unwrap();
             assert_eq!((stack.shape(), stack.parts()), (a.shape(), a.parts()));
         }
+    }
+
+    #[test]
+    fn other_scales_for_the_same_codes() {
+        let format = Format::affine(3, 64, FloatType::BF16).unwrap();
+        let [a, b] = [weight(format, &[3, 4, 64], 1), weight(format, &[3, 4, 64], 2)];
+        let scales: Vec<Vec<u8>> = b.parts()[1..].iter().map(|part| part.to_vec()).collect();
+        let mixed = a.with_scales(&scales).unwrap();
+        assert_eq!((mixed.shape(), mixed.parts()), (a.shape(), [a.parts()[0], b.parts()[1], b.parts()[2]]));
+        let message = |result: Result<QuantizedTensor, KernelError>| result.unwrap_err().to_string();
+        assert_eq!(
+            message(a.with_scales(&[scales[0].clone(), vec![0; 3]])),
+            "with_scales: scales is [3], but 24 bytes of biases are wanted"
+        );
+        let q4 = weight(Q4, &[4, 64], 1);
+        assert_eq!(message(q4.with_scales(&[])), "other scales does not run on Q4_0 with 0 components");
     }
 
     #[test]

@@ -2,12 +2,14 @@ use crate::tape::{Gradients, Parameters, Tape, Weight};
 use crate::{Model, ModelError};
 use lowbit_formats::{DType, FloatType};
 use lowbit_kernels::ops::{self, DistillationLoss, OutputDistillation, OutputDistillationGradient};
-use lowbit_kernels::{KernelError, Tensor};
+use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Logits that exist at a time, of the student and of the teacher: 64 MB each.
+/// Logits that exist at a time, of the student, of the teacher, and their gradients: 64 MB each on the CPU, 2 GB each on a GPU, whose
+/// products want many rows.
 const LOGITS: usize = 1 << 24;
+const GPU_LOGITS: usize = 1 << 29;
 
 /// Distillation of one model into another: the mean over tokens of the Kullback-Leibler divergence of the student's next-token
 /// distribution from the teacher's, see [`distillation_loss`](ops::distillation_loss()).
@@ -136,7 +138,11 @@ fn sum(model: &Model, kl: &Tensor) -> Result<f64, KernelError> {
 
 /// Tokens whose logits exist at a time.
 fn block(model: &Model) -> usize {
-    (LOGITS / model.config().vocab_size.max(1)).max(1)
+    let logits = match model.device() {
+        Device::Cpu(_) => LOGITS,
+        Device::Gpu(_) => GPU_LOGITS,
+    };
+    (logits / model.config().vocab_size.max(1)).max(1)
 }
 
 impl Weight {

@@ -2,6 +2,7 @@ use crate::layers::{Decoder, DecoderConfig, Residual, Step};
 use crate::tape::{Inventory, Parameters, Tape, Var, Weight};
 use crate::{Cache, Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
+use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// A loaded language model.
@@ -75,6 +76,11 @@ impl Model {
     /// Where it runs.
     pub fn device(&self) -> &Device {
         &self.target.device
+    }
+
+    /// The type of what its layers exchange, except the residual stream and the logits, which are f32.
+    pub fn activations(&self) -> FloatType {
+        self.target.activations
     }
 
     /// The device that its logits can be copied to and read on.

@@ -66,13 +66,19 @@ impl Target {
         Ok(Self { device, host, activations, cache, exact, joins_experts: true })
     }
 
-    /// For a model that learns: all is f32, products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so that
-    /// it can be a [parameter](crate::tape::Parameter).
+    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so that it can be a
+    /// [parameter](crate::tape::Parameter). Activations are of the given type, or bf16 where there are matrix units: gradients are too
+    /// small for f16, and products of f32 a tenth as fast there.
     ///
     /// # Errors
     /// As [`Device::host`].
-    pub fn for_gradients(device: &Device) -> Result<Self, KernelError> {
-        Ok(Self { joins_experts: false, ..Self::new(device, Some(FloatType::F32))?.with_exact(true) })
+    pub fn for_gradients(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
+        let fastest = match device.activations() {
+            FloatType::F32 => FloatType::F32,
+            _ => FloatType::BF16,
+        };
+        let target = Self::new(device, Some(activations.unwrap_or(fastest)))?.with_exact(true);
+        Ok(Self { joins_experts: false, ..target })
     }
 
     /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights

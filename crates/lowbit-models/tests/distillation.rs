@@ -2,6 +2,7 @@
 
 mod support;
 
+use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{WeightGradient, WeightPart};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::tape::{Parameter, Parameters};
@@ -11,7 +12,7 @@ use std::rc::Rc;
 use support::{PROMPT, root};
 
 fn load(name: &str, device: &Device) -> Model {
-    support::load_to_learn(&root().join("models").join(name), device)
+    support::load_to_learn(&root().join("models").join(name), device, FloatType::F32)
 }
 
 fn texts() -> [&'static [u32]; 2] {

@@ -102,7 +102,7 @@ fn fisher(
     budget: Budget<'_>,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<HashMap<String, Vec<f32>>, QuantizeError> {
-    let model = Model::load_for(checkpoint, Target::for_gradients(budget.device)?)?;
+    let model = Model::load_for(checkpoint, Target::for_gradients(budget.device, None)?)?;
     let weights = model.inventory().weights.into_iter();
     let parameters = weights.map(|weight| (weight.name, Parameter::Weight(weight.value, WeightPart::Values)));
     let parameters: Rc<Parameters> = Rc::new(parameters.collect());

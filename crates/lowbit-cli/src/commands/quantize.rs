@@ -123,7 +123,8 @@ impl Arguments {
         (quantize_options, data): (&QuantizeOptions, Option<&Data>),
         interrupts: &Interrupts,
     ) -> Result<Option<Result<Summary, QuantizeError>>, Failure> {
-        let (Some(options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
+        let (Some(mut options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
+        options.activations = self.model.activations();
         let gguf = self.gguf_options()?;
         let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
         let state = [self.output.as_os_str(), STATE.as_ref()].join("".as_ref());

@@ -74,8 +74,20 @@ pub(crate) struct Dispatch<'a> {
     pub early: usize,
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the maker's library, which sums in f32.
+/// How the operands of a product lie, row after row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Form {
+    /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`
+    Rows,
+    /// `y[m, n] = sum over k of x[m, k] * weight[k, n]`
+    Columns,
+    /// `y[m, n] = sum over k of x[k, m] * weight[k, n]`, with so many elements from a row of x to the next.
+    Outer(usize),
+}
+
+/// A dense product for the maker's library, which sums in f32.
 pub(crate) struct Dense<'a> {
+    pub form: Form,
     pub x: (&'a Memory, usize),
     pub weight: (&'a Memory, usize),
     pub y: (&'a Memory, usize),
@@ -120,6 +132,10 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
     /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
     fn copy_bandwidth(&self) -> Result<f64, KernelError>;
+    /// Bytes of memory that the device has, where its maker says.
+    fn total_memory(&self) -> Option<usize> {
+        None
+    }
     /// The maker's library of dense products, where one was found when the device was opened.
     fn library(&self) -> Option<&'static str> {
         None
@@ -223,6 +239,11 @@ impl Gpu {
     /// As [`Self::synchronize`].
     pub fn copy_bandwidth(&self) -> Result<f64, KernelError> {
         self.0.copy_bandwidth()
+    }
+
+    /// Bytes of memory that the device has, whoever uses it; `None` where the interface does not tell.
+    pub fn total_memory(&self) -> Option<usize> {
+        self.0.total_memory()
     }
 
     /// The maker's library of dense products that large products go through, if one was found when the device was

@@ -50,7 +50,7 @@ mod wgpu;
 #[cfg(feature = "cuda")]
 pub use cuda::CudaOptions;
 #[cfg(feature = "gpu")]
-pub(crate) use encoder::{CUBES, Dense, Memory, Pending};
+pub(crate) use encoder::{CUBES, Dense, Form, Memory, Pending};
 #[cfg(feature = "gpu")]
 pub use encoder::{Gpu, Pass};
 

@@ -17,9 +17,10 @@ pub(crate) use attention::{Heads, attention};
 pub(crate) use parameters::Weight;
 pub use parameters::{Inventory, Named, Parameter, Parameters};
 
+use lowbit_formats::DType;
 use lowbit_kernels::ops::WeightGradient;
 use lowbit_kernels::{KernelError, Tensor, ops as kernels};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -45,13 +46,15 @@ pub struct Tape(Rc<Recording>);
 struct Recording {
     parameters: Rc<Parameters>,
     records: RefCell<Vec<(Range<usize>, Rule)>>,
-    slots: Cell<usize>,
+    /// The type of the value in each slot, which its gradient has too.
+    slots: RefCell<Vec<DType>>,
 }
 
 /// What a backward pass has summed up so far, and its result.
 #[derive(Debug, Default)]
 pub struct Gradients {
     slots: Vec<Option<Tensor>>,
+    dtypes: Vec<DType>,
     parameters: HashMap<Arc<str>, WeightGradient>,
 }
 
@@ -96,12 +99,12 @@ impl std::fmt::Debug for Tape {
 impl Tape {
     /// An empty recording, which computes with these parameters.
     pub fn new(parameters: Rc<Parameters>) -> Self {
-        Self(Rc::new(Recording { parameters, records: RefCell::default(), slots: Cell::default() }))
+        Self(Rc::new(Recording { parameters, records: RefCell::default(), slots: RefCell::default() }))
     }
 
     /// A value that the pass begins with, and whose gradient is wanted.
     pub fn leaf(&self, tensor: Tensor) -> Var {
-        let slots = self.take_slots(1);
+        let slots = self.take_slots([tensor.dtype()]);
         Var { tensor, source: Some((self.clone(), slots.start)) }
     }
 
@@ -138,16 +141,17 @@ impl Tape {
         results: Vec<Tensor>,
         rule: impl FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), KernelError> + 'static,
     ) -> Vec<Var> {
-        let slots = self.take_slots(results.len());
+        let slots = self.take_slots(results.iter().map(Tensor::dtype));
         self.0.records.borrow_mut().push((slots.clone(), Box::new(rule)));
         let recorded = results.into_iter().zip(slots);
         recorded.map(|(tensor, slot)| Var { tensor, source: Some((self.clone(), slot)) }).collect()
     }
 
-    fn take_slots(&self, count: usize) -> Range<usize> {
-        let start = self.0.slots.get();
-        self.0.slots.set(start + count);
-        start..start + count
+    fn take_slots(&self, dtypes: impl IntoIterator<Item = DType>) -> Range<usize> {
+        let mut slots = self.0.slots.borrow_mut();
+        let start = slots.len();
+        slots.extend(dtypes);
+        start..slots.len()
     }
 
     /// The gradients of the sum of `value * dy` over `seeds`, by all leaves and parameters. The recording is empty afterwards: each
@@ -156,7 +160,8 @@ impl Tape {
     /// # Errors
     /// Those of the ops' gradients.
     pub fn backward(&self, seeds: &[(&Var, &Tensor)]) -> Result<Gradients, KernelError> {
-        let mut gradients = Gradients { slots: vec![None; self.0.slots.get()], ..Gradients::default() };
+        let dtypes = self.0.slots.borrow().clone();
+        let mut gradients = Gradients { slots: vec![None; dtypes.len()], dtypes, ..Gradients::default() };
         for (value, dy) in seeds {
             gradients.add(value.slot(), (*dy).clone())?;
         }
@@ -172,9 +177,10 @@ impl Tape {
 }
 
 impl Gradients {
-    /// Adds to the gradient of a value.
+    /// Adds to the gradient of a value, in the value's type: a product of 16-bit values has gradients that are products of such values.
     pub(crate) fn add(&mut self, slot: Slot, gradient: Tensor) -> Result<(), KernelError> {
         let Some(slot) = slot else { return Ok(()) };
+        let gradient = gradient.cast(self.dtypes[slot])?;
         let sum = match self.slots[slot].take() {
             Some(sum) => kernels::add(&sum, &gradient)?,
             None => gradient,

@@ -37,9 +37,9 @@ pub fn load(path: &Path, device: &Device, activations: FloatType) -> crate::Mode
 }
 
 /// For gradients.
-pub fn load_to_learn(path: &Path, device: &Device) -> crate::Model {
+pub fn load_to_learn(path: &Path, device: &Device, activations: FloatType) -> crate::Model {
     let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"));
-    let target = crate::Target::for_gradients(device).unwrap();
+    let target = crate::Target::for_gradients(device, Some(activations)).unwrap();
     crate::Model::load_for(&checkpoint, target).unwrap_or_else(|error| panic!("{error}"))
 }
 

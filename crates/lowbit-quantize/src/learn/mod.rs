@@ -16,7 +16,7 @@ pub(crate) use teacher::Teacher;
 use weight::LearnedWeight;
 
 use crate::QuantizeError;
-use lowbit_formats::{Format, Scales};
+use lowbit_formats::{FloatType, Format, Scales};
 use lowbit_kernels::Device;
 
 /// What is learned.
@@ -46,12 +46,23 @@ pub struct LearnOptions {
     pub seed: u64,
     /// Steps between validations, of which the best is kept.
     pub validate_every: u32,
+    /// The type of both models' activations; `None` for the [device's](lowbit_models::Target::for_gradients).
+    pub activations: Option<FloatType>,
 }
 
 impl LearnOptions {
     /// 250 steps of 16 windows at a temperature of 2, validated 10 times.
     pub fn new(learn: Learn) -> Self {
-        Self { learn, steps: 250, batch: 16, rate: None, temperature: 2.0, seed: 0, validate_every: 25 }
+        Self {
+            learn,
+            steps: 250,
+            batch: 16,
+            rate: None,
+            temperature: 2.0,
+            seed: 0,
+            validate_every: 25,
+            activations: None,
+        }
     }
 
     /// # Errors
@@ -84,8 +95,9 @@ pub fn default_rate(learn: Learn, format: Format) -> f32 {
         (5, Scales::Super { .. } | Scales::SuperWithMinima { .. }, _) => 2e-5,
         (3..=4, ..) if format.unpack().is_some() => 1e-4,
         (6.., ..) if format.unpack().is_some() => 3e-6,
-        // At 3e-4 250 steps ended where rounding was.
-        (4, _, Learn::Codes) => 1e-4,
+        // At 3e-4 250 steps ended where rounding was, and 1e-4 won back less.
+        (4, _, Learn::Codes) => 2e-4,
+        (3, _, Learn::Scales) => 5e-4,
         (3..=4, ..) => 3e-4,
         // Rounding lost so little that a step of that length would lose more.
         _ => 3e-5,

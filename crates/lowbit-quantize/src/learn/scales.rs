@@ -81,13 +81,19 @@ impl GroupScales {
             return vec![weight];
         }
         codes.chunks_exact(k.max(1)).for_each(|codes| scheme.pack_stream(codes, &mut weight));
-        let Scales::Group { float, .. } = scheme.scales else { unreachable!("K-quants are in blocks") };
+        let scales = self.pack_floats().expect("K-quants are in blocks");
+        [vec![weight], scales].concat()
+    }
+
+    /// The components but for the codes, if these are a component of their own.
+    pub fn pack_floats(&self) -> Option<Vec<Vec<u8>>> {
+        let Scales::Group { float, .. } = self.format.scheme().scales else { return None };
         let floats = |part: usize| {
             let mut bytes = Vec::with_capacity(self.used.len() * float.size());
             self.used.iter().for_each(|group| float.push(group[part], &mut bytes));
             bytes
         };
-        vec![weight, floats(0), floats(1)]
+        self.format.pack().is_none().then(|| vec![floats(0), floats(1)])
     }
 
     /// What is learned: scales, and biases where the format has them.

@@ -49,7 +49,8 @@ pub(super) struct Identity(Map<String, Value>);
 
 impl Identity {
     pub fn new(options: &LearnOptions, data: &Data, weights: &Weights) -> Self {
-        let LearnOptions { learn, steps, batch, rate, temperature, seed, validate_every } = options;
+        let LearnOptions { learn, steps, batch, rate, temperature, seed, validate_every, activations } =
+            options;
         let mut text = Sha256::new();
         for window in data.train().iter().chain([&vec![]]).chain(data.held_out()) {
             text.update((window.len() as u64).to_le_bytes());
@@ -62,7 +63,7 @@ impl Identity {
         }
         let identity = json!({
             "learn": format!("{learn:?}"), "steps": steps, "batch": batch, "rate": rate, "temperature": temperature,
-            "seed": seed, "validate_every": validate_every,
+            "seed": seed, "validate_every": validate_every, "activations": activations.map(|dtype| format!("{dtype:?}")),
             "data": hexadecimal(text), "weights": hexadecimal(rounded),
         });
         let Value::Object(identity) = identity else { unreachable!("it was written as an object") };

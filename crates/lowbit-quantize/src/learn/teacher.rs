@@ -18,7 +18,8 @@ impl<'a> Teacher<'a> {
     /// # Errors
     /// As [`Model::load_for`].
     pub fn load(checkpoint: &Checkpoint, learning: Learning<'a>) -> Result<Self, QuantizeError> {
-        let model = Model::load_for(checkpoint, Target::for_gradients(learning.device)?)?;
+        let target = Target::for_gradients(learning.device, learning.options.activations)?;
+        let model = Model::load_for(checkpoint, target)?;
         Ok(Self { model, learning })
     }
 
@@ -35,9 +36,9 @@ impl<'a> Teacher<'a> {
     ) -> Result<(Weights, LearnReport), QuantizeError> {
         let Learning { data, options, saving, device } = self.learning;
         let checkpoint = Checkpoint::open(rounded)?;
-        let student = Model::load_for(&checkpoint, Target::for_gradients(device)?)?;
+        let student = Model::load_for(&checkpoint, Target::for_gradients(device, options.activations)?)?;
         // On a GPU weights have a layout of their own: what is learned begins with what the file has.
-        let mapped = Model::load_for(&checkpoint, Target::for_gradients(student.host())?)?;
+        let mapped = Model::load_for(&checkpoint, Target::for_gradients(student.host(), None)?)?;
         let weights = mapped.inventory().weights;
         let trainer = Trainer::new([&self.model, &student], &weights, data, options, original)?;
         drop((weights, mapped, checkpoint));

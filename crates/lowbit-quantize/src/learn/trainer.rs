@@ -1,22 +1,25 @@
 use super::adam::{Step, rate};
 use super::data::Order;
 use super::state::Identity;
+use super::weight::Packed;
 use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, Saving, default_rate};
 use crate::{QuantizeError, threads};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
-use lowbit_models::tape::{Gradients, Named, Parameter, Parameters};
+use lowbit_models::tape::{Gradients, Named, Parameters};
 use lowbit_models::{Distillation, Model};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
 /// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
 const PASS: usize = 2048;
-/// On a GPU more tokens take fewer launches, as long as what is kept, about so many values of the hidden size per token and layer, fits into
-/// so many bytes.
-const KEPT_VALUES: usize = 64;
-const KEPT_BYTES: usize = 24 << 30;
+/// On a GPU more tokens take fewer launches, and products of more rows. Layers keep about so many values of the hidden size per token,
+const KEPT_VALUES: usize = 48;
+/// for which there is half of the memory that the models and what works on the logits leave. Where the device does not tell how much it
+/// has, it is taken for this. What others use does not count: sums depend on how texts are put together, and a run is to be repeatable.
+const GPU_MEMORY: usize = 8 << 30;
+const LOGITS: usize = 12 << 30;
 /// A divergence this much worse than the best is no noise.
 const DIVERGED: f64 = 2.0;
 
@@ -45,6 +48,10 @@ pub struct Trainer<'a> {
     data: &'a Data,
     options: &'a LearnOptions,
     weights: Weights,
+    /// Tokens that are in one pass.
+    pass_tokens: usize,
+    /// The student's, as they were rounded, where it computes.
+    rounded: HashMap<Arc<str>, QuantizedTensor>,
     report: LearnReport,
 }
 
@@ -74,7 +81,10 @@ impl<'a> Trainer<'a> {
             return Err(QuantizeError::Learn("no weight has scales and biases that can be learned".into()));
         }
         report.weights = weights.len();
-        Ok(Self { student, distillation, data, options, weights, report })
+        let of_student = student.inventory().weights.into_iter();
+        let rounded = of_student.map(|weight| (weight.name, weight.value)).collect();
+        let pass_tokens = pass_tokens([teacher, student]);
+        Ok(Self { student, distillation, data, options, weights, pass_tokens, rounded, report })
     }
 
     /// Learns, and gives the best weights. `progress` is called after each step; `Break` stops, once the state is saved.
@@ -190,27 +200,35 @@ impl<'a> Trainer<'a> {
     }
 
     fn parameters(&self) -> Result<Rc<Parameters>, QuantizeError> {
-        let [host, device] = [self.student.host(), self.student.device()];
+        let host = self.student.host();
         let weights = self.weights.iter().collect();
         let packed =
             threads::try_map(self.threads(), weights, |(name, weight): (&Arc<str>, &LearnedWeight)| {
-                Ok::<_, KernelError>((name.clone(), weight.parameter(host)?))
+                Ok::<_, KernelError>((name.clone(), weight.packed(host)?))
             })?;
-        let of = |(name, parameter): (Arc<str>, Parameter)| Ok((name, parameter.to_device(device)?));
+        let of = |(name, packed): (Arc<str>, Packed)| {
+            let parameter = packed.parameter(&self.rounded[&name])?;
+            Ok((name, parameter))
+        };
         packed.into_iter().map(of).collect::<Result<_, QuantizeError>>().map(Rc::new)
     }
 
     /// Windows that go together through the model.
     fn passes<'w>(&self, windows: &'w [&'w [u32]]) -> impl Iterator<Item = &'w [&'w [u32]]> + use<'w> {
-        let config = self.student.config();
-        let tokens = match self.student.device() {
-            Device::Cpu(_) => PASS,
-            Device::Gpu(_) => {
-                let kept = KEPT_VALUES * size_of::<f32>() * config.hidden_size * config.num_hidden_layers;
-                KEPT_BYTES / kept.max(1)
-            }
-        };
+        let tokens = self.pass_tokens;
         let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
         windows.chunks((tokens / longest.max(1)).max(1))
     }
+}
+
+/// Tokens that go together through the models.
+fn pass_tokens(models: [&Model; 2]) -> usize {
+    let [_, student] = models;
+    let Device::Gpu(_) = student.device() else { return PASS };
+    let weights = models.map(|model| model.inventory().weights);
+    let used: usize = weights.iter().flatten().map(|weight| weight.value.size_bytes()).sum();
+    let left = student.device().gpu_memory().unwrap_or(GPU_MEMORY).saturating_sub(used);
+    let config = student.config();
+    let kept = KEPT_VALUES * student.activations().size() * config.hidden_size * config.num_hidden_layers;
+    left.saturating_sub(LOGITS).max(left / 4) / 2 / kept.max(1)
 }

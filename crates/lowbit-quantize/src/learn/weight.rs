@@ -8,6 +8,7 @@ use lowbit_formats::{Codes, Format, FormatError};
 use lowbit_kernels::ops::{ScalesGradient, WeightGradient, WeightPart};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_models::tape::Parameter;
+use std::sync::Arc;
 
 /// A weight in f32, beside its quantised form:
 ///
@@ -30,8 +31,29 @@ pub struct LearnedWeight {
     scales: GroupScales,
     /// w, and how it is rounded: empty where codes are constants.
     latent: Option<Learned>,
-    /// One byte per code, as the weight is now.
-    codes: Vec<u8>,
+    /// One byte per code, as the weight is now. Those that are not learned are shared by all copies.
+    codes: Arc<Vec<u8>>,
+}
+
+/// What a model needs of a weight to compute with it.
+pub enum Packed {
+    /// Scales and biases: its codes are those that it was rounded to.
+    Scales(Vec<Vec<u8>>),
+    /// All of it.
+    Weight(QuantizedTensor, WeightPart),
+}
+
+impl Packed {
+    /// The parameter that a tape computes with, on the device of `rounded`: the weight as it was rounded.
+    ///
+    /// # Errors
+    /// As [`QuantizedTensor::with_scales`] and [`QuantizedTensor::to_device`].
+    pub fn parameter(self, rounded: &QuantizedTensor) -> Result<Parameter, KernelError> {
+        match self {
+            Self::Scales(scales) => Ok(Parameter::Weight(rounded.with_scales(&scales)?, WeightPart::Scales)),
+            Self::Weight(weight, part) => Ok(Parameter::Weight(weight.to_device(rounded.device())?, part)),
+        }
+    }
 }
 
 /// The codes that values are rounded to.
@@ -83,7 +105,8 @@ impl LearnedWeight {
         let mut codes = vec![0; weight.rows() * weight.k()];
         format.codes(components[0], weight.k(), &mut codes)?;
         let latent = (learn == Learn::Codes).then(|| original().map(Learned::new)).transpose()?;
-        Ok(Some(Self { format, shape: weight.shape().to_vec(), group, range, scales, latent, codes }))
+        let (shape, codes) = (weight.shape().to_vec(), Arc::new(codes));
+        Ok(Some(Self { format, shape, group, range, scales, latent, codes }))
     }
 
     /// Its numbers, which with its components are all that changes while it learns.
@@ -106,13 +129,16 @@ impl LearnedWeight {
         *self.shape.last().expect("a weight has dimensions")
     }
 
-    /// The parameter that a tape computes with.
+    /// What a model needs to compute with it; whole weights are on `host`.
     ///
     /// # Errors
     /// As [`QuantizedTensor::new`].
-    pub fn parameter(&self, device: &Device) -> Result<Parameter, KernelError> {
-        let part = if self.latent.is_some() { WeightPart::Values } else { WeightPart::Scales };
-        Ok(Parameter::Weight(self.quantized(device)?, part))
+    pub fn packed(&self, host: &Device) -> Result<Packed, KernelError> {
+        match (&self.latent, self.scales.pack_floats()) {
+            (Some(_), _) => Ok(Packed::Weight(self.quantized(host)?, WeightPart::Values)),
+            (None, Some(scales)) => Ok(Packed::Scales(scales)),
+            (None, None) => Ok(Packed::Weight(self.quantized(host)?, WeightPart::Scales)),
+        }
     }
 
     /// The weight as it is written.
@@ -152,7 +178,9 @@ impl LearnedWeight {
     /// # Panics
     /// When they have other lengths than [`Self::component_bytes`].
     pub fn set_components(&mut self, components: &[&[u8]]) -> Result<(), FormatError> {
-        self.format.codes(components[0], self.k(), &mut self.codes)?;
+        let k = self.k();
+        let codes: &mut Vec<u8> = Arc::make_mut(&mut self.codes);
+        self.format.codes(components[0], k, codes)?;
         self.scales.set(components);
         Ok(())
     }
@@ -174,7 +202,8 @@ impl LearnedWeight {
         self.scales.step(&dscales, Some(&dbiases), step);
         let Some(latent) = &mut self.latent else { return };
         latent.step(&dw, step);
-        let groups = self.codes.chunks_exact_mut(self.group).zip(latent.values.chunks_exact(self.group));
+        let codes = Arc::make_mut(&mut self.codes);
+        let groups = codes.chunks_exact_mut(self.group).zip(latent.values.chunks_exact(self.group));
         for ((codes, w), &used) in groups.zip(self.scales.used()) {
             if used[0] == 0.0 {
                 continue;

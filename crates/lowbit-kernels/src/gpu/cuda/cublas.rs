@@ -1,6 +1,6 @@
 //! Dense products by NVIDIA's cuBLASLt, loaded when first used.
 
-use crate::gpu::encoder::Dense;
+use crate::gpu::encoder::{Dense, Form};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
@@ -25,8 +25,8 @@ pub(super) fn is_installed() -> bool {
     unsafe { is_culib_present() }
 }
 
-/// What the library chooses by: `m`, `n`, `k`; the types of the operands and of the result.
-type Kind = ([usize; 3], [FloatType; 2]);
+/// What the library chooses by: how operands lie; `m`, `n`, `k`; the types of the operands and of the result.
+type Kind = (Form, [usize; 3], [FloatType; 2]);
 
 /// The library in one context.
 #[derive(Debug)]
@@ -63,36 +63,45 @@ struct Plan {
 }
 
 impl Plan {
-    /// The library counts columns first: `y^T = weight x^T`, where a row-major weight is transposed as it lies.
-    #[allow(unsafe_code)]
-    fn new([m, n, k]: [usize; 3], dtypes: [FloatType; 2]) -> Result<Self, CublasError> {
+    /// The library counts columns first: `y^T = weight x^T`, where a matrix of rows is transposed as it lies.
+    fn new((form, [m, n, k], dtypes): Kind) -> Result<Self, CublasError> {
         let [operands, y] = dtypes.map(|dtype| match dtype {
             FloatType::F32 => cudaDataType::CUDA_R_32F,
             FloatType::F16 => cudaDataType::CUDA_R_16F,
             FloatType::BF16 => cudaDataType::CUDA_R_16BF,
         });
-        let layout = |ty, rows: usize, columns: usize| {
-            result::create_matrix_layout(ty, rows as u64, columns as u64, rows as i64)
+        let layout = |ty, rows: usize, columns: usize, pitch: usize| {
+            result::create_matrix_layout(ty, rows as u64, columns as u64, pitch as i64)
         };
         let f32 = cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let plan = Self {
-            product: result::create_matmul_desc(f32, cudaDataType::CUDA_R_32F)?,
-            weight: layout(operands, k, n)?,
-            x: layout(operands, k, m)?,
-            y: layout(y, n, m)?,
+        let (weight, x) = match form {
+            Form::Rows => ([k, n, k], [k, m, k]),
+            Form::Columns => ([n, k, n], [k, m, k]),
+            Form::Outer(pitch) => ([n, k, n], [m, k, pitch]),
         };
-        let transposed = 1i32;
-        let attribute = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        let [weight, x] = [weight, x].map(|[rows, columns, pitch]| layout(operands, rows, columns, pitch));
+        let product = result::create_matmul_desc(f32, cudaDataType::CUDA_R_32F)?;
+        let plan = Self { product, weight: weight?, x: x?, y: layout(y, n, m, n)? };
+        match form {
+            Form::Rows => plan.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA)?,
+            Form::Columns => {}
+            Form::Outer(_) => plan.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB)?,
+        }
+        Ok(plan)
+    }
+
+    #[allow(unsafe_code)]
+    fn transpose(&self, attribute: cublasLtMatmulDescAttributes_t) -> Result<(), CublasError> {
+        let yes = 1i32;
         // SAFETY: the description is valid, and the attribute an i32.
         unsafe {
             result::set_matmul_desc_attribute(
-                plan.product,
+                self.product,
                 attribute,
-                (&raw const transposed).cast(),
+                (&raw const yes).cast(),
                 size_of::<i32>(),
             )
-        }?;
-        Ok(plan)
+        }
     }
 }
 
@@ -180,9 +189,9 @@ impl Cublas {
         workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<(), CublasError> {
-        let plan = Plan::new(product.sizes, product.dtypes)?;
+        let key = (product.form, product.sizes, product.dtypes);
+        let plan = Plan::new(key)?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (product.sizes, product.dtypes);
         let algorithm = match chosen.get(&key) {
             Some(&algorithm) => algorithm,
             None => {

@@ -487,6 +487,10 @@ impl Driver for Cuda {
         Ok(Self::block(memory).address + start as u64)
     }
 
+    fn total_memory(&self) -> Option<usize> {
+        self.context.total_mem().ok()
+    }
+
     fn library(&self) -> Option<&'static str> {
         self.library.then_some("cuBLASLt")
     }

@@ -118,6 +118,9 @@ pub struct OutputDistillationGradient {
 /// | dkl | `[T]` | f32 |
 /// | dx | `[T, H]` | x's |
 ///
+/// Logits are f32. Their gradients are rounded to bf16 where x is bf16, so that all products are of one type; x in f16 is widened, which
+/// small gradients would underflow in.
+///
 /// # Errors
 /// As [`distillation_loss`] and those of `teacher`; [`KernelError::Shape`] when x and weight do not fit; [`KernelError::Value`] for a
 /// block of 0; [`KernelError::Unsupported`] for a repacked weight.
@@ -136,7 +139,10 @@ pub fn output_distillation(
     if params.block == 0 {
         return Err(check.value("block", 0, "1 token or more are wanted"));
     }
-    let wide = check.widened("x", x)?;
+    let wide = match check.float("x", x)? {
+        FloatType::BF16 => x.clone(),
+        _ => check.widened("x", x)?,
+    };
     let (mut kl, mut dx, mut sum) = (vec![], vec![], None);
     // Without tokens once, for gradients of zero.
     for start in (0..tokens.max(1)).step_by(params.block) {
@@ -147,17 +153,16 @@ pub fn output_distillation(
         let loss = distillation_loss(&logits, &teacher(block.clone())?, &part(dkl)?, params.temperature)?;
         drop(logits);
         kl.push(loss.kl);
-        dx.push(quantized_matmul_backward_x(&loss.dlogits, weight)?);
+        let dlogits = loss.dlogits.cast(x.dtype())?;
+        dx.push(quantized_matmul_backward_x(&dlogits, weight)?);
         if let Some(part) = params.dweight {
             let gradient = match part {
                 WeightPart::Scales => {
-                    WeightGradient::Scales(quantized_matmul_backward_scales(&x, weight, &loss.dlogits)?)
+                    WeightGradient::Scales(quantized_matmul_backward_scales(&x, weight, &dlogits)?)
                 }
-                WeightPart::Values => WeightGradient::Values(quantized_matmul_backward_weight(
-                    &x,
-                    &loss.dlogits,
-                    weight.shape(),
-                )?),
+                WeightPart::Values => {
+                    WeightGradient::Values(quantized_matmul_backward_weight(&x, &dlogits, weight.shape())?)
+                }
             };
             match &mut sum {
                 None => sum = Some(gradient),

@@ -197,6 +197,22 @@ fn many_rows_in_every_format() {
     }
 }
 
+#[test]
+fn other_scales_for_the_same_codes() {
+    let (host, gpu) = (host(), gpu());
+    for (bits, group, k) in [(4, 64, 128), (3, 32, 96), (8, 64, 192)] {
+        let format = Format::affine(bits, group, FloatType::BF16).unwrap();
+        let [a, b] = [1, 2].map(|seed| inputs::weight(format, &[9, k], seed, &host).unwrap());
+        let scales: Vec<Vec<u8>> = b.parts()[1..].iter().map(|part| part.to_vec()).collect();
+        let want = a.with_scales(&scales).unwrap().to_device(&gpu).unwrap();
+        let got = a.to_device(&gpu).unwrap().with_scales(&scales).unwrap();
+        let x = inputs::activations(&[3, k], FloatType::F32, 3, &gpu).unwrap();
+        let [want, got] = [want, got]
+            .map(|weight| values(&quantized_matmul(&x, &weight).unwrap().to_device(&host).unwrap()));
+        numcheck::assert_bits("y", &got, &want);
+    }
+}
+
 /// Sizes that tensor cores take, where there are any.
 #[test]
 fn many_rows_in_whole_blocks() {

@@ -157,7 +157,10 @@ fn vendor_blas_fit(caps: &Caps, problem: &Problem) -> Option<vendor_blas::Weight
     /// Rows of x that pay for decoding the weight to memory.
     const MANY_ROWS: usize = 4096;
     vendor_blas::fit(caps, problem).filter(|weight| {
-        *weight == vendor_blas::Weight::Dense || problem.m >= MANY_ROWS || wgmma::fit(caps, problem).is_none()
+        *weight == vendor_blas::Weight::Dense
+            || problem.m >= MANY_ROWS
+            || problem.y_type != problem.x_type
+            || wgmma::fit(caps, problem).is_none()
     })
 }
 

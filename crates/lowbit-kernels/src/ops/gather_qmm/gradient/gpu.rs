@@ -1,18 +1,21 @@
 //! The gradients on a GPU. That of x is a forward product with transposed experts. That of the weight brings the pairs of a token and
-//! an expert together by expert, and then multiplies tiles of 64 x 64: `2 pairs N K` operations on `pairs (N + K)` f32, each read by a
+//! an expert together by expert. Where there is a library of dense products, it multiplies the rows of each expert, whose number the host
+//! has to wait for. Elsewhere a kernel multiplies tiles of 64 x 64 in f32: `2 pairs N K` operations on `pairs (N + K)` f32, each read by a
 //! cube for every 64 columns of the other side, and out of its cache by 16 units.
 
 #![allow(unsafe_code)] // Launches.
 
 use crate::gpu::compile::Target;
+use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::ops::quantized_matmul::gradient::gpu::transposed_weight;
+use crate::ops::quantized_matmul::gradient::library::{self, Rows};
 use crate::ops::{Check, add, combine_experts, gather_qmm};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use lowbit_formats::DType;
+use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("gather_qmm_backward");
 
@@ -185,6 +188,82 @@ fn sorted(gpu: &Gpu, ids: &Tensor, experts: usize) -> Result<Sorted, KernelError
     Ok(Sorted { order, starts })
 }
 
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct RowSizes {
+    /// Vectors of all rows, and of one.
+    len: u32,
+    width: u32,
+    /// Pairs before those that `order` counts, and pairs that have the same row.
+    first: u32,
+    share: u32,
+}
+
+/// `y[i] = x[(first + order[i]) / share]`, rows of whole vectors.
+#[kernel]
+fn gather_qmm_backward_rows(
+    x: &[Vector<u32, Const<4>>],
+    order: &[u32],
+    y: &mut [Vector<u32, Const<4>>],
+    sizes: RowSizes,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < sizes.len as usize {
+        let (row, column) = (i / sizes.width as usize, i % sizes.width as usize);
+        let from = (sizes.first + order[row]) / sizes.share;
+        y[i] = x[from as usize * sizes.width as usize + column];
+        i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
+    }
+}
+
+/// The first `rows` rows of x, `[.., width]`, in this order of the pairs from pair `first` on.
+fn in_order(
+    gpu: &Gpu,
+    x: &Tensor,
+    (order, rows): (&Tensor, usize),
+    [first, share]: [usize; 2],
+) -> Result<Tensor, KernelError> {
+    let y = Tensor::allocate(&[rows, x.dim(-1)], x.dtype(), x.device())?;
+    let width = x.dim(-1) * x.dtype().size() / size_of::<[u32; 4]>();
+    let sizes = RowSizes {
+        len: CHECK.index(rows * width)?,
+        width: CHECK.index(width)?,
+        first: CHECK.index(first)?,
+        share: CHECK.index(share)?,
+    };
+    let arguments = GatherQmmBackwardRows { x: x.buffer()?, order: order.buffer()?, y: y.buffer()?, sizes };
+    let kernel = GatherQmmBackwardRows::kernel(gpu.target(), UNITS);
+    // SAFETY: the order names pairs alone, each of which has a row of x, and y has `rows` rows.
+    unsafe { gpu.launch(kernel, cubes(rows * width), arguments)? };
+    Ok(y)
+}
+
+/// The same by the library of dense products, expert by expert; `dweight` is zero.
+fn by_library(
+    gpu: &Gpu,
+    ([x, dy], share, dtype): ([&Tensor; 2], usize, FloatType),
+    Sorted { order, starts }: &Sorted,
+    dweight: &Tensor,
+) -> Result<(), KernelError> {
+    let starts = starts.to_device(&x.device().host()?)?;
+    let starts = starts.as_slice::<u32>()?;
+    let rows = starts[starts.len() - 1] as usize;
+    if rows == 0 {
+        return Ok(());
+    }
+    let (n, k, pairs) = (dy.dim(-1), x.dim(-1), order.len());
+    let x = in_order(gpu, x, (order, rows), [0, share])?;
+    for product in 0..dy.len() / (pairs * n) {
+        let dy = in_order(gpu, dy, (order, rows), [product * pairs, 1])?;
+        for (expert, span) in starts.windows(2).enumerate().filter(|(_, span)| span[0] < span[1]) {
+            let (first, end) = (span[0] as usize, span[1] as usize);
+            let rows = Rows { x: &x, dy: &dy, dtype, first: [first; 2], count: end - first };
+            let matrix = product * (starts.len() - 1) + expert;
+            library::backward_matrix(gpu, rows, 0..n, (dweight, matrix * n * k))?;
+        }
+    }
+    Ok(())
+}
+
 /// Rows and columns of a tile of a matrix, and the sides of the square of units that share it.
 const TILE: usize = 64;
 const SIDE: usize = 16;
@@ -267,7 +346,7 @@ fn gather_qmm_backward_weight(
     }
 }
 
-/// The gradient of all values of all experts of a weight `[.., E, N, K]`; x and dy are f32.
+/// The gradient of all values of all experts of a weight `[.., E, N, K]`; x and dy are of one type.
 pub(super) fn backward_weight(
     gpu: &Gpu,
     [x, dy]: [&Tensor; 2],
@@ -278,18 +357,27 @@ pub(super) fn backward_weight(
     if x.is_empty() || dy.is_empty() {
         return Tensor::allocate_zeros(weight.shape(), DType::F32, dy.device());
     }
-    let dweight = Tensor::allocate(weight.shape(), DType::F32, dy.device())?;
     let (experts, pairs) = (weight.shape()[weight.shape().len() - 3], ids.len());
     let matrices = weight.rows() / n;
-    let Sorted { order, starts } = sorted(gpu, ids, experts)?;
-    CHECK.index(dweight.len().max(x.len()).max(dy.len()))?;
+    let sorted = sorted(gpu, ids, experts)?;
+    CHECK.index((weight.rows() * k).max(x.len()).max(dy.len()))?;
+    let share = if x.dim(1) == 1 { ids.dim(1) } else { 1 };
+    let dtype = CHECK.float("x", x)?;
+    if library::takes(gpu, &[x, dy], dtype, &[n, k]) {
+        let dweight = Tensor::allocate_zeros(weight.shape(), DType::F32, dy.device())?;
+        by_library(gpu, ([x, dy], share, dtype), &sorted, &dweight)?;
+        return Ok(dweight);
+    }
+    let dweight = Tensor::allocate(weight.shape(), DType::F32, dy.device())?;
+    let (x, dy) = (x.cast(DType::F32)?, dy.cast(DType::F32)?);
+    let Sorted { order, starts } = sorted;
     let sizes = WeightSizes {
         n: CHECK.index(n)?,
         k: CHECK.index(k)?,
         experts: CHECK.index(experts)?,
         matrices: CHECK.index(matrices)?,
         pairs: CHECK.index(pairs)?,
-        share: CHECK.index(if x.dim(1) == 1 { ids.dim(1) } else { 1 })?,
+        share: CHECK.index(share)?,
     };
     let arguments = GatherQmmBackwardWeight {
         x: x.buffer()?,
@@ -318,6 +406,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         GatherQmmBackwardCount::kernel(target, BLOCK).code(),
         GatherQmmBackwardScan::kernel(target, BLOCK).code(),
         GatherQmmBackwardOrder::kernel(target, BLOCK).code(),
+        GatherQmmBackwardRows::kernel(target, UNITS).code(),
         weight_kernel(target).code(),
     ]
 }

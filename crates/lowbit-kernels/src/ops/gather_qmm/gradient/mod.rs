@@ -119,7 +119,7 @@ pub fn gather_qmm_backward_weight(
     }
 }
 
-/// x and dy in f32, checked against the weight and the ids.
+/// x and dy in f32, or in their one type on a GPU, checked against the weight and the ids.
 struct Operands<'a> {
     shapes: Shapes<'a>,
     x: Tensor,
@@ -138,6 +138,9 @@ impl<'a> Operands<'a> {
         let shapes = Shapes::new(check, shape, weight, ids)?;
         check.same_device("x", x.device(), dy.device())?;
         shapes.check_dy(dy)?;
+        if matches!(x.device(), Device::Gpu(_)) && x.dtype() == dy.dtype() {
+            return Ok(Self { shapes, x: x.clone(), dy: dy.clone() });
+        }
         Ok(Self { shapes, x: check.widened("x", x)?, dy: check.widened("dy", dy)? })
     }
 

@@ -14,5 +14,5 @@ pub(super) mod mma_rows;
 pub(super) mod mma_vec;
 mod staging;
 pub(super) mod stream;
-pub(super) mod vendor_blas;
+pub(in crate::ops) mod vendor_blas;
 pub(super) mod wgmma;

@@ -12,14 +12,14 @@ use crate::gpu::decode::{INTEGERS, bias, code, factor, load, scale, unshift};
 use crate::gpu::float::narrow;
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::layout::{Codes, Layout, RUN, with_components};
-use crate::gpu::{Dense, Gpu, Memory};
+use crate::gpu::{Dense, Form, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Bytes that a decoded weight takes at the most.
-const SCRATCH: usize = 1 << 30;
+/// Bytes that a decoded weight takes at the most: an output layer for 248,320 tokens of 5,120 values is 2.5 GB.
+const SCRATCH: usize = 3 << 30;
 
 /// Units that run in step.
 const PLANE: usize = 32;
@@ -174,11 +174,11 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Weight> {
 
 /// Whether a product of 16-bit floats is stored in f32 as it was summed.
 pub(in super::super) fn stores_sums(caps: &Caps, problem: &Problem) -> bool {
-    problem.y_type == FloatType::F32 && fit(caps, problem) == Some(Weight::Dense)
+    problem.y_type == FloatType::F32 && fit(caps, problem).is_some()
 }
 
 /// The values of `weight` rounded to `dtype`, of 16 bits, row after row.
-pub(in super::super) fn decoded(
+pub(in crate::ops) fn decoded(
     gpu: &Gpu,
     weight: &QuantizedTensor,
     dtype: FloatType,
@@ -216,6 +216,7 @@ pub(in super::super) fn launch(
     };
     let sizes = [problem.m, problem.n, problem.k];
     gpu.multiply(Dense {
+        form: Form::Rows,
         x: operands.x.x.memory()?,
         weight,
         y: operands.y.memory()?,

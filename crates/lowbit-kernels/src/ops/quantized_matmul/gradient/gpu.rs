@@ -1,5 +1,5 @@
-//! The gradients on a GPU. Both products are forward products of dense matrices, so that they take the kernels that
-//! [`plan`](crate::ops::quantized_matmul::plan) chooses: what is new is how their operands get to lie.
+//! The gradients on a GPU. Where there is a [`library`], it multiplies. Else both products are forward products of dense matrices, so
+//! that they take the kernels that [`plan`](crate::ops::quantized_matmul::plan) chooses: what is new is how their operands get to lie.
 //!
 //! ```text
 //! dx      = dy W        = quantized_matmul(dy, W^T)       W^T decoded to dy's type: reads the weight, writes N K elements
@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)] // Launches.
 
+use super::library::{self, Rows};
 use crate::gpu::compile::Target;
 use crate::gpu::components::{Components, ComponentsArgs};
 use crate::gpu::copy::{UNITS, cubes};
@@ -18,7 +19,7 @@ use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::{Codes, Layout, RUN, with_components};
 use crate::gpu::{Gpu, rows};
 use crate::ops::quantized_matmul::gpu::multiply;
-use crate::ops::{Check, Input, ScalesGradient};
+use crate::ops::{Check, Input, ScalesGradient, concat_rows};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -284,6 +285,9 @@ pub(super) fn backward_x(
     if dy.is_empty() {
         return Tensor::allocate_zeros(shape, dtype.dtype(), dy.device());
     }
+    if let Some(dx) = library::backward_x(gpu, dy, weight, (shape, dtype))? {
+        return Ok(dx);
+    }
     let weight = transposed_weight(gpu, weight, dtype)?;
     Ok(multiply(gpu, &Input::Tensor(dy), &weight, None, shape, dtype)?.0)
 }
@@ -299,11 +303,50 @@ pub(super) fn backward_weight(
         return Tensor::allocate_zeros(shape, DType::F32, x.device());
     }
     let m = x.len() / (count * k);
+    let dtype = CHECK.float("x", x)?;
+    if library::takes(gpu, &[x, dy], dtype, &[n, k]) {
+        let dweight = Tensor::allocate(shape, DType::F32, x.device())?;
+        for matrix in 0..count {
+            let rows = Rows { x, dy, dtype, first: [matrix * m; 2], count: m };
+            library::backward_matrix(gpu, rows, 0..n, (&dweight, matrix * n * k))?;
+        }
+        return Ok(dweight);
+    }
     let dy = transposed(gpu, dy, [count, m, n], m)?;
     let x_runs = transposed(gpu, x, [count, m, k], m.next_multiple_of(RUN))?;
-    let x = QuantizedTensor::of_runs(CHECK.float("x", x)?, &[count, k, m], x_runs);
+    let x = QuantizedTensor::of_runs(dtype, &[count, k, m], x_runs);
     let dy = Input::Tensor(&dy);
     multiply(gpu, &dy, &x, None, &[count, n, k], FloatType::F32)?.0.reshape(shape)
+}
+
+/// Elements of the gradient of a weight's values that exist at a time where only the scales' are wanted: 256 MB.
+const SLAB: usize = 1 << 26;
+
+/// The gradients of scales and biases; x and dy are of one type.
+pub(super) fn backward_scales(
+    gpu: &Gpu,
+    [x, dy]: [&Tensor; 2],
+    weight: &QuantizedTensor,
+) -> Result<ScalesGradient, KernelError> {
+    let (n, k, dtype) = (weight.n(), weight.k(), CHECK.float("x", x)?);
+    // Rows of a slab begin with whole vectors in every component.
+    let slab = (SLAB / k.max(1)).next_multiple_of(RUN);
+    let whole = slab >= n || weight.shape().len() != 2 || x.is_empty();
+    if whole || !library::takes(gpu, &[x, dy], dtype, &[n, k]) {
+        return group_sums(gpu, weight, &backward_weight(gpu, [x, dy], weight.shape())?);
+    }
+    let dweight = Tensor::allocate(&[slab, k], DType::F32, x.device())?;
+    let (mut dscales, mut dbiases) = (vec![], vec![]);
+    for first in (0..n).step_by(slab) {
+        let end = n.min(first + slab);
+        let rows = Rows { x, dy, dtype, first: [0; 2], count: x.len() / k };
+        library::backward_matrix(gpu, rows, first..end, (&dweight, 0))?;
+        let sums = group_sums(gpu, &weight.slice(first, end)?, &dweight.rows(0, end - first)?)?;
+        dscales.push(sums.dscales);
+        dbiases.extend(sums.dbiases);
+    }
+    let dbiases = if dbiases.is_empty() { None } else { Some(concat_rows(&dbiases)?) };
+    Ok(ScalesGradient { dscales: concat_rows(&dscales)?, dbiases })
 }
 
 /// The gradients of scales and biases of a weight with codes, from that of its values.

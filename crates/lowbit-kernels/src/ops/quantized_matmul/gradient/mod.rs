@@ -16,6 +16,8 @@
 pub(in crate::ops) mod cpu;
 #[cfg(feature = "gpu")]
 pub(in crate::ops) mod gpu;
+#[cfg(feature = "gpu")]
+pub(in crate::ops) mod library;
 #[cfg(test)]
 pub(in crate::ops) mod reference;
 #[cfg(test)]
@@ -162,10 +164,7 @@ pub fn quantized_matmul_backward_scales(
     let operands = Operands::new(check, (x, dy), weight.shape())?;
     match x.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => {
-            let dweight = gpu::backward_weight(gpu, [&operands.x, &operands.dy], weight.shape())?;
-            gpu::group_sums(gpu, weight, &dweight)
-        }
+        Device::Gpu(gpu) => gpu::backward_scales(gpu, [&operands.x, &operands.dy], weight),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
