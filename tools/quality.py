@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What learning wins back of what rounding lost, as a table: lowbit's scales and codes, and mlx-lm's DWQ beside them.
 
-    python tools/quality.py LOWBIT OUT [--learn scales codes] [--formats 4 3 2 Q4_1 ..] [--steps 250] [--windows 16]
-        [--device cpu] [--threads N] [--mlx-lm] [--llama-perplexity PROGRAM] [--model DIR --data FILE --text FILE]
+    python tools/quality.py LOWBIT OUT [--learn scales codes by-block] [--formats 4 3 2 Q4_1 ..] [--steps 250]
+        [--windows 16] [--device cpu] [--threads N] [--mlx-lm] [--llama-perplexity PROGRAM] [--model DIR --data FILE --text FILE]
 
 LOWBIT is the program. A format is a number of bits (MLX affine, groups of 64) or one of llama.cpp's names. Each checkpoint goes
 into OUT under its format's name; one that is there already is scored, not made again, and an interrupted run goes on. Losses are means over
@@ -74,8 +74,9 @@ class Quality:
             yield from ((f"{form} rounded{name}", loss, None, 0.0) for name, loss in lost.items())
             for learn in options.learn:
                 out = options.out / f"{form}-{learn}{end}"
+                what = ["codes", "--by-block"] if learn == "by-block" else [learn]
                 seconds = self.quantize(out, form, [
-                    "--learn", learn, "--data", options.data, "--steps", options.steps, "--windows", options.windows, "--context", CONTEXT,
+                    "--learn", *what, "--data", options.data, "--steps", options.steps, "--windows", options.windows, "--context", CONTEXT,
                     "--resume", "--log", options.out / f"{form}-{learn}.csv", *self.on_device])
                 for name, loss in losses.items():
                     # llama.cpp scores the second half of each window: its own rounding is what it is compared with.
@@ -118,7 +119,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lowbit", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--learn", nargs="*", default=["scales", "codes"], choices=["scales", "codes"])
+    parser.add_argument("--learn", nargs="*", default=["scales", "codes"], choices=["scales", "codes", "by-block"])
     parser.add_argument("--formats", nargs="*", default=["4", "3", "2"])
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--windows", type=int, default=16)

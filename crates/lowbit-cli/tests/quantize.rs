@@ -236,9 +236,9 @@ fn learning_writes_a_checkpoint_and_a_log() {
         assert!(said.contains("22 weights learned") && said.contains("after step"), "{said}");
         let log = std::fs::read_to_string(folder.path().join("log.csv")).unwrap();
         let rows: Vec<Vec<&str>> = log.lines().map(|line| line.split(',').collect()).collect();
-        assert_eq!(rows[0], ["step", "loss", "held_out", "tokens", "seconds"]);
+        assert_eq!(rows[0], ["step", "block", "loss", "held_out", "tokens", "seconds"]);
         assert_eq!(rows.len(), 11);
-        let held_out = |row: &Vec<&str>| row[2].parse::<f64>().unwrap();
+        let held_out = |row: &Vec<&str>| row[3].parse::<f64>().unwrap();
         assert!(held_out(&rows[10]) < held_out(&rows[1]) && held_out(&rows[10]) > 0.0, "{log}");
         assert_eq!(names(folder.path()), ["data.jsonl", "data.txt", "log.csv", "new"]);
         // What was learned is an ordinary checkpoint.
@@ -263,6 +263,31 @@ fn learning_writes_gguf() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lowbit"));
     command.args(["perplexity", "--model", "new.gguf", "--file", "data.txt", "--context", "32"]);
     succeeds(command.current_dir(folder.path()).output().unwrap());
+}
+
+#[test]
+fn learning_goes_block_by_block() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.txt"), text()).unwrap();
+    let mut learn: Vec<&str> = LEARN.into_iter().map(|x| if x == "scales" { "codes" } else { x }).collect();
+    learn.extend(["--by-block", "--block-windows", "4", "--data", "data.txt", "--log", "log.csv"]);
+    let output = quantize(folder.path(), "", TINY, &learn).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    succeeds(output);
+    for want in ["block 1: held-out error", "block 3: held-out error", " of 5\n", "with blocks learned"] {
+        assert!(said.contains(want), "{want}: {said}");
+    }
+    // Five steps of four windows for each of three blocks, and ten of two for the whole model.
+    let log = std::fs::read_to_string(folder.path().join("log.csv")).unwrap();
+    let rows = log.lines().skip(1).enumerate().map(|(i, line)| (i, line.split(',').collect::<Vec<_>>()));
+    for (i, row) in rows {
+        assert_eq!(row[0], (i + 1).to_string());
+        assert_eq!(row[1], ["1", "2", "3"].get(i / 5).copied().unwrap_or_default(), "{log}");
+    }
+    assert_eq!(log.lines().count(), 1 + 3 * 5 + 10);
+    let scales = [&LEARN[..], &["--data", "data.txt", "--force", "--by-block"]].concat();
+    let message = refusal(quantize(folder.path(), "", TINY, &scales));
+    assert!(message.contains("codes learn block by block, scales alone do not"), "{message}");
 }
 
 /// Kills a run after its first steps, and goes on.

@@ -8,6 +8,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod arch;
+mod blocks;
 mod cache;
 mod config;
 mod distill;

@@ -212,7 +212,11 @@ impl Model {
         self.decoder.reserve(cache, tokens, self.device())
     }
 
-    fn check(&self, tokens: &[u32], cache: &Cache) -> Result<(), ModelError> {
+    pub(crate) fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    pub(crate) fn check(&self, tokens: &[u32], cache: &Cache) -> Result<(), ModelError> {
         if tokens.is_empty() {
             return Err(ModelError::NoTokens);
         }

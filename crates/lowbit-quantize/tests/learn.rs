@@ -236,7 +236,7 @@ fn states_that_cannot_be_gone_on_from() {
         refused(run(Found::Resume, &options), "is damaged");
     }
     // A state whose digest is right, of something else.
-    for content in ["", "lowbit learning 2\n", "lowbit learning 2\n{}\n", "lowbit learning 2\nnull\n"] {
+    for content in ["", "lowbit learning 3\n", "lowbit learning 3\n{}\n", "lowbit learning 3\nnull\n"] {
         let digest = <sha2::Sha256 as sha2::Digest>::digest(content);
         std::fs::write(&state, [content.as_bytes(), &digest].concat()).unwrap();
         assert!(run(Found::Resume, &options).contains(&state.display().to_string()), "{content}");

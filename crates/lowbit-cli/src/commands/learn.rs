@@ -4,7 +4,7 @@ use crate::options::at_least_one;
 use crate::{Failure, habits, out};
 use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
 use lowbit_files::shown;
-use lowbit_quantize::{Data, Found, Learn, LearnOptions, LearnProgress, LearnReport};
+use lowbit_quantize::{BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport};
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -26,6 +26,18 @@ pub struct LearnArguments {
     /// out, and what scores best on that is kept.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
+    /// Learn codes one block of the model at a time, each from what the source's block gives, then scales and biases end to end: takes
+    /// the memory of one block where --learn codes takes that of the whole model. The states of all windows are in memory, too: 4
+    /// bytes per token and value of the hidden size.
+    #[arg(long, requires = "learn")]
+    by_block: bool,
+    /// Windows of text per step of a block; it takes as many steps as --steps of --windows have windows. More windows per step are
+    /// faster where a block is large, and win back less.
+    #[arg(long, value_name = "WINDOWS", default_value_t = 1, value_parser = at_least_one(), requires = "by_block")]
+    block_windows: usize,
+    /// The highest learning rate of a block [default: half of what --learn codes has for the whole model].
+    #[arg(long, value_name = "RATE", requires = "by_block")]
+    block_rate: Option<f32>,
     /// Steps of learning.
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..), requires = "learn")]
     steps: u32,
@@ -35,7 +47,7 @@ pub struct LearnArguments {
     /// Tokens per window.
     #[arg(long, short, default_value_t = 512, value_parser = at_least_one(), requires = "data")]
     context: usize,
-    /// The highest learning rate [default: by the format of each weight, 2e-3 to 3e-6].
+    /// The highest learning rate, of the whole model [default: by the format of each weight, 2e-3 to 3e-6; a tenth of that after --by-block].
     #[arg(long, requires = "learn")]
     rate: Option<f32>,
     /// Decides in which order windows are learned from.
@@ -79,7 +91,8 @@ impl LearnArguments {
             Learned::Codes => Learn::Codes,
         });
         (options.steps, options.batch, options.seed) = (self.steps, self.windows, self.seed);
-        options.rate = self.rate;
+        (options.by_block, options.block_batch, options.rate) =
+            (self.by_block, self.block_windows, self.rate);
         options.validate_every = self.steps.div_ceil(10);
         Some(options)
     }
@@ -140,19 +153,21 @@ pub struct Log {
     before: f64,
 }
 
-const HEADER: &str = "step,loss,held_out,tokens,seconds";
+/// The block is empty where the whole model learns.
+const HEADER: &str = "step,block,loss,held_out,tokens,seconds";
 
 impl Log {
     /// # Errors
     /// The file's; a file that is no log.
     pub fn step(&mut self, done: &LearnProgress) -> Result<(), Failure> {
-        let LearnProgress { step, loss, validation, tokens, .. } = done;
+        let LearnProgress { step, block, loss, validation, tokens, .. } = done;
         if let Some(earlier) = self.earlier.take() {
             self.begin(&earlier, *step)?;
         }
+        let block = block.map(|(block, _)| block.to_string()).unwrap_or_default();
         let validation = validation.map(|loss| loss.to_string()).unwrap_or_default();
         let seconds = self.before + self.start.elapsed().as_secs_f64();
-        self.line(&format!("{step},{loss},{validation},{tokens},{seconds:.3}"))
+        self.line(&format!("{step},{block},{loss},{validation},{tokens},{seconds:.3}"))
     }
 
     /// Writes what stays of an earlier run: all before `step`.
@@ -165,7 +180,7 @@ impl Log {
         self.line(HEADER)?;
         let column = |line: &str, i: usize| line.split(',').nth(i).and_then(|x| x.parse::<f64>().ok());
         for line in lines.take_while(|line| column(line, 0).is_some_and(|earlier| earlier < step.into())) {
-            self.before = column(line, 4).unwrap_or(self.before);
+            self.before = column(line, 5).unwrap_or(self.before);
             self.line(line)?;
         }
         Ok(())
@@ -211,13 +226,22 @@ fn texts(file: &Path, checkpoint: &Checkpoint) -> Result<Vec<Vec<u32>>, Failure>
 }
 
 /// What was learned, on a line, and what could not learn.
-pub fn print(report: &LearnReport, steps: u32, tokens_per_second: f64) -> Result<(), Failure> {
-    let LearnReport { before, after, best_step, weights, skipped, went_back, .. } = report;
+pub fn print(report: &LearnReport, options: &LearnOptions, tokens_per_second: f64) -> Result<(), Failure> {
+    let LearnReport { before, after, blocks, after_blocks, best_step, weights, skipped, .. } = report;
+    let (steps, block_steps) = (options.steps, options.for_blocks().steps);
+    for (index, BlockReport { before, after, best_step, .. }) in blocks.iter().enumerate() {
+        let block = index + 1;
+        out::line!(
+            "block {block}: held-out error {before:.6} rounded, {after:.6} after step {best_step} of {block_steps}"
+        )?;
+    }
+    let by_block = after_blocks.map(|loss| format!("{loss:.5} with blocks learned, ")).unwrap_or_default();
     out::line!(
-        "{weights} weights learned, {tokens_per_second:.0} tokens/s: held-out divergence {before:.5} rounded, {after:.5} after \
-         step {best_step} of {steps}"
+        "{weights} weights learned, {tokens_per_second:.0} tokens/s: held-out divergence {before:.5} rounded, {by_block}{after:.5} \
+         after step {best_step} of {steps}"
     )?;
-    if *went_back > 0 {
+    let went_back = report.went_back + blocks.iter().map(|block| block.went_back).sum::<u32>();
+    if went_back > 0 {
         out::line!("diverged and went back to the best weights {went_back} times; try a lower --rate")?;
     }
     if let Some(first) = skipped.first() {

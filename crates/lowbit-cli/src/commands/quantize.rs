@@ -141,13 +141,14 @@ impl Arguments {
                     start = Instant::now();
                 }
                 Progress::Learning(done) => {
-                    let LearnProgress { step, steps, loss, step_tokens, .. } = *done;
+                    let LearnProgress { step, steps, block, loss, step_tokens, .. } = *done;
                     bar.set_length(steps.into());
                     bar.set_position(step.into());
                     steps_done = step;
                     learned += step_tokens;
                     speed = learned as f64 / start.elapsed().as_secs_f64();
-                    bar.set_message(format!("loss {loss:.4}, {speed:.0} tokens/s"));
+                    let block = block.map(|(block, of)| format!("block {block}/{of}, ")).unwrap_or_default();
+                    bar.set_message(format!("{block}loss {loss:.4}, {speed:.0} tokens/s"));
                     failure = log.as_mut().and_then(|log| log.step(done).err());
                 }
             }
@@ -165,7 +166,7 @@ impl Arguments {
             return Err(failure);
         }
         if let Ok((_, report)) = &result {
-            learn::print(report, options.steps, speed)?;
+            learn::print(report, &options, speed)?;
         }
         Ok(Some(result.map(|(summary, _)| summary)))
     }

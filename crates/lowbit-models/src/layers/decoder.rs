@@ -2,7 +2,8 @@ use super::tied::{head_prefix, is_tied};
 use super::{Block, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
-use crate::tape::{Inventory, Var};
+use crate::tape::ops::add;
+use crate::tape::{Inventory, Tape, Var};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -131,10 +132,7 @@ impl Decoder {
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
             layers.push(cache.reserve(span.rows.len(), || self.layer_caches(device))?.iter_mut());
         }
-        let stream = self.embedding.forward(tokens, step.tape.as_ref())?;
-        // Nothing is added before the first block.
-        let update = Tensor::allocate_zeros(stream.tensor().shape(), self.activations.dtype(), device)?;
-        let mut x = Residual { stream, update: update.into() };
+        let mut x = self.unchanged(self.embed(tokens, step.tape.as_ref())?)?;
         for block in self.blocks.iter() {
             let mut caches: Vec<_> = layers.iter_mut().filter_map(Iterator::next).collect();
             x = block.forward(x, step, &mut caches)?;
@@ -143,6 +141,44 @@ impl Decoder {
             cache.advance(span.rows.len());
         }
         Ok(x)
+    }
+
+    /// The states of T tokens before the first block, f32 `[T, hidden_size]`.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn embed(&self, tokens: &Tensor, tape: Option<&Tape>) -> Result<Var, KernelError> {
+        self.embedding.forward(tokens, tape)
+    }
+
+    /// The states after block `index` of those before it, whole sequences.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn block(&self, index: usize, x: &Var, step: &Step) -> Result<Var, KernelError> {
+        let (block, device) = (&self.blocks[index], x.tensor().device());
+        let mut caches = vec![Cache::default(); step.spans.len()];
+        let mut layers = Vec::with_capacity(caches.len());
+        for (cache, span) in caches.iter_mut().zip(&step.spans) {
+            let new = || Ok(vec![block.cache(self.cache.dtype(), device)?]);
+            layers.extend(cache.reserve(span.rows.len(), new)?.iter_mut());
+        }
+        let Residual { stream, update } = block.forward(self.unchanged(x.clone())?, step, &mut layers)?;
+        add(&stream, &update)
+    }
+
+    /// A stream that nothing is added to before the next block.
+    fn unchanged(&self, stream: Var) -> Result<Residual, KernelError> {
+        let (shape, device) = (stream.tensor().shape(), stream.tensor().device());
+        let update = Tensor::allocate_zeros(shape, self.activations.dtype(), device)?;
+        Ok(Residual { stream, update: update.into() })
+    }
+
+    /// Everything of block `index` that has a name.
+    pub(crate) fn block_inventory(&self, index: usize) -> Inventory {
+        let mut all = Inventory::default();
+        self.blocks[index].list(&mut all);
+        all
     }
 
     /// States of T tokens to f32 logits `[T, vocab_size]`.

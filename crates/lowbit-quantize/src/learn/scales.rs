@@ -1,7 +1,7 @@
 //! The scales and biases of a quantised weight's groups while they are learned.
 
 use super::adam::{Learned, Step};
-use lowbit_formats::{BlockScales, Codes, Format, Scales, Unpacked};
+use lowbit_formats::{BlockScales, Format, Scales, Unpacked};
 
 /// A number in f32 for what multiplies a group's codes, all factors together, and one for what is added, if the format has that; and
 /// what the format makes of them, which is what a model computes with. Rounding is straight through: the gradients are those of what it
@@ -21,24 +21,16 @@ pub struct GroupScales {
 }
 
 impl GroupScales {
-    /// Of a weight with these components; `None` for a format that has no scales to learn, or codes that are no integers.
-    pub fn new(format: Format, components: &[&[u8]]) -> Option<Self> {
-        let scheme = format.scheme();
-        let (
-            Codes::Integer { .. },
-            Scales::Group { .. } | Scales::Super { .. } | Scales::SuperWithMinima { .. },
-        ) = (scheme.codes, scheme.scales)
-        else {
-            return None;
-        };
+    /// Of a weight with these components, in a format that has scales to learn.
+    pub fn new(format: Format, components: &[&[u8]]) -> Self {
         let none = || Learned::new(vec![]);
-        let biases = scheme.biased().then(none);
+        let biases = format.scheme().biased().then(none);
         let mut new = Self { format, scales: none(), biases, used: vec![], blocks: vec![] };
         new.set(components);
         let of = |used: &[[f32; 2]], i: usize| Learned::new(used.iter().map(|group| group[i]).collect());
         new.scales = of(&new.used, 0);
         new.biases = new.biases.map(|_| of(&new.used, 1));
-        Some(new)
+        new
     }
 
     /// Takes what is used from a weight's components. What is learned stays.

@@ -1,29 +1,34 @@
 //! The state of learning on disk, from which an interrupted run goes on.
 //!
 //! ```text
-//! lowbit learning 2\n
-//! a line of JSON: what is learned from what (a run of something else is refused), and where it is
-//! of each weight in the order of names, as it is now and as it was best: its numbers, f32, little-endian, and its components
+//! lowbit learning 3\n
+//! a line of JSON: what is learned from what (a run of something else is refused), what blocks have learned, and where it is
+//! of each weight of these blocks in the order of names: its components
+//! of each weight that learns now in the order of names, as it is now and as it was best: its numbers, f32, little-endian, and its components
 //! SHA-256 of all before it
 //! ```
 
 use super::adam::Learned;
 use super::data::Order;
+use super::run::Finished;
 use super::trainer::{Position, Weights};
-use super::{Data, LearnOptions, LearnedWeight};
+use super::{BlockReport, Data, LearnOptions, LearnedWeight};
 use crate::QuantizeError;
 use lowbit_files::shown_path;
 use lowbit_files::staging::{Existing, Staged};
+use lowbit_kernels::{QuantizedTensor, Tensor};
+use lowbit_models::tape::Named;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-const MAGIC: &[u8] = b"lowbit learning 2\n";
+const MAGIC: &[u8] = b"lowbit learning 3\n";
 const DIGEST: usize = 32;
 
-/// Where a run of learning saves its state: after each validation, and when it is stopped.
+/// Where a run of learning saves its state: after each block that learned by itself, after each validation of the whole model, and when it is
+/// stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Saving<'a> {
     /// The file, which is gone when the run ends.
@@ -48,21 +53,23 @@ pub enum Found {
 pub(super) struct Identity(Map<String, Value>);
 
 impl Identity {
-    pub fn new(options: &LearnOptions, data: &Data, weights: &Weights) -> Self {
-        let LearnOptions { learn, steps, batch, rate, temperature, seed, validate_every, activations } =
+    pub fn new(options: &LearnOptions, data: &Data, weights: &[Named<QuantizedTensor>]) -> Self {
+        let LearnOptions { learn, by_block, steps, batch, rate, temperature, seed, validate_every, .. } =
             options;
+        let LearnOptions { block_batch, block_rate, activations, .. } = options;
         let mut text = Sha256::new();
         for window in data.train().iter().chain([&vec![]]).chain(data.held_out()) {
             text.update((window.len() as u64).to_le_bytes());
             window.iter().for_each(|id| text.update(id.to_le_bytes()));
         }
         let mut rounded = Sha256::new();
-        for (name, weight) in weights {
+        for Named { name, value } in weights {
             rounded.update(name.as_bytes());
-            weight.components().iter().for_each(|bytes| rounded.update(bytes));
+            value.components().iter().for_each(|component| rounded.update(component.bytes()));
         }
         let identity = json!({
             "learn": format!("{learn:?}"), "steps": steps, "batch": batch, "rate": rate, "temperature": temperature,
+            "by_block": by_block, "block_batch": block_batch, "block_rate": block_rate,
             "seed": seed, "validate_every": validate_every, "activations": activations.map(|dtype| format!("{dtype:?}")),
             "data": hexadecimal(text), "weights": hexadecimal(rounded),
         });
@@ -81,16 +88,12 @@ fn hexadecimal(digest: Sha256) -> String {
     digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl Saving<'_> {
-    /// The state to go on from. `weights` are those of a new run, and become the saved ones.
+impl<'a> Saving<'a> {
+    /// The state to go on from.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another run.
-    pub(super) fn load(
-        &self,
-        identity: &Identity,
-        weights: &mut Weights,
-    ) -> Result<Option<Position>, QuantizeError> {
+    pub(super) fn load(&self, identity: &Identity) -> Result<Option<Saved<'a>>, QuantizeError> {
         let bytes = match std::fs::read(self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(QuantizeError::Io { path: self.path.to_path_buf(), error }),
@@ -111,35 +114,35 @@ impl Saving<'_> {
         let rest =
             content.strip_prefix(MAGIC).ok_or_else(|| self.refuse("is of another version of lowbit"))?;
         let line = rest.iter().position(|&byte| byte == b'\n').ok_or_else(damaged)?;
-        let (header, mut numbers) = (&rest[..line], &rest[line + 1..]);
+        let (header, numbers) = (&rest[..line], rest[line + 1..].to_vec());
         let header: Value = serde_json::from_slice(header).map_err(|_| damaged())?;
         if let Some(difference) = identity.difference(&header["run"]) {
             return Err(self.refuse(&format!("is of another run: {difference}")));
         }
-        let mut best = weights.clone();
-        for (latest, best) in weights.values_mut().zip(best.values_mut()) {
-            latest.read(&mut numbers).and_then(|()| best.read(&mut numbers)).ok_or_else(damaged)?;
-        }
-        let position = Position::from_json(&header["position"], best).filter(|_| numbers.is_empty());
-        position.map(Some).ok_or_else(damaged)
+        Ok(Some(Saved { saving: *self, header, numbers, read: 0 }))
     }
 
     /// Writes the state, so that the one before is there until this one is whole.
     pub(super) fn save(
         &self,
         identity: &Identity,
-        weights: &Weights,
-        position: &Position,
+        finished: &Finished,
+        phase: Option<(&Weights, &Position)>,
     ) -> Result<(), QuantizeError> {
         let mut staged = Staged::file(self.path, Existing::Replace)?;
         let mut out = Hashed { out: BufWriter::new(staged.file_handle()), digest: Sha256::new() };
-        let header = json!({ "run": identity.0, "position": position.to_json() });
+        let position = phase.map(|(_, position)| position.to_json());
+        let header = json!({ "run": identity.0, "finished": finished.to_json(), "position": position });
         let write = |out: &mut Hashed<BufWriter<&mut File>>| {
             out.put(MAGIC)?;
             out.put(format!("{header}\n").as_bytes())?;
-            for (latest, best) in weights.values().zip(position.best.1.values()) {
-                latest.write(|bytes| out.put(bytes))?;
-                best.write(|bytes| out.put(bytes))?;
+            let mut components = finished.learned.values().flat_map(QuantizedTensor::components);
+            components.try_for_each(|component| out.put(component.bytes()))?;
+            if let Some((weights, position)) = phase {
+                for (latest, best) in weights.values().zip(position.best.1.values()) {
+                    latest.write(|bytes| out.put(bytes))?;
+                    best.write(|bytes| out.put(bytes))?;
+                }
             }
             let digest = out.digest.clone().finalize();
             out.put(&digest)?;
@@ -162,6 +165,53 @@ impl Saving<'_> {
 
     fn refuse(&self, problem: &str) -> QuantizeError {
         QuantizeError::Learn(format!("{} {problem}", shown_path(self.path)))
+    }
+}
+
+/// A state that was read, of the run that goes on.
+pub(super) struct Saved<'a> {
+    saving: Saving<'a>,
+    header: Value,
+    numbers: Vec<u8>,
+    /// Bytes of them that were used.
+    read: usize,
+}
+
+impl Saved<'_> {
+    /// What the run had finished; `blocks` is how many there may be. To be asked for first.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Learn`] for a damaged state.
+    pub fn finished(
+        &mut self,
+        rounded: &[Named<QuantizedTensor>],
+        blocks: usize,
+    ) -> Result<Finished, QuantizeError> {
+        let mut numbers = &self.numbers[self.read..];
+        let finished = Finished::read(&self.header["finished"], &mut numbers, rounded);
+        let left = numbers.len();
+        let finished = finished.filter(|finished| finished.blocks.len() <= blocks);
+        self.read = self.numbers.len() - left;
+        finished.ok_or_else(|| self.saving.refuse("is damaged"))
+    }
+
+    /// Where the run was in the phase that it had not finished, if it had begun. `weights` are those that the phase begins with, and become
+    /// the saved ones.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Learn`] for a damaged state.
+    pub fn position(self, weights: &mut Weights) -> Result<Option<Position>, QuantizeError> {
+        let damaged = || self.saving.refuse("is damaged");
+        let (mut numbers, json) = (&self.numbers[self.read..], &self.header["position"]);
+        if json.is_null() {
+            return if numbers.is_empty() { Ok(None) } else { Err(damaged()) };
+        }
+        let mut best = weights.clone();
+        for (latest, best) in weights.values_mut().zip(best.values_mut()) {
+            latest.read(&mut numbers).and_then(|()| best.read(&mut numbers)).ok_or_else(damaged)?;
+        }
+        let position = Position::from_json(json, best).filter(|_| numbers.is_empty());
+        position.map(Some).ok_or_else(damaged)
     }
 }
 
@@ -214,13 +264,48 @@ impl LearnedWeight {
     }
 }
 
+impl Finished {
+    fn to_json(&self) -> Value {
+        let of = |block: &BlockReport| {
+            let BlockReport { before, after, best_step, went_back } = block;
+            json!([before.to_bits(), after.to_bits(), best_step, went_back])
+        };
+        let names: Vec<&str> = self.learned.keys().map(|name| &**name).collect();
+        json!({ "blocks": self.blocks.iter().map(of).collect::<Vec<_>>(), "learned": names, "tokens": self.tokens })
+    }
+
+    /// `None` where `from` ends too early, or is of other weights than `rounded`.
+    fn read(json: &Value, from: &mut &[u8], rounded: &[Named<QuantizedTensor>]) -> Option<Self> {
+        let block = |json: &Value| {
+            let small = |i: usize| json[i].as_u64().and_then(|x| u32::try_from(x).ok());
+            let [before, after] = [json[0].as_u64()?, json[1].as_u64()?].map(f64::from_bits);
+            Some(BlockReport { before, after, best_step: small(2)?, went_back: small(3)? })
+        };
+        let blocks = json["blocks"].as_array()?.iter().map(block).collect::<Option<_>>()?;
+        let mut finished = Self { blocks, tokens: json["tokens"].as_u64()?, ..Self::default() };
+        for name in json["learned"].as_array()? {
+            let Named { name, value } = rounded.iter().find(|weight| name.as_str() == Some(&weight.name))?;
+            let components = value.components().iter().map(|component| {
+                let bytes = from.split_off(..component.bytes().len())?.to_vec();
+                let (shape, dtype) = (component.shape(), component.dtype());
+                Tensor::mapped(bytes.into(), shape, dtype, component.device()).ok()
+            });
+            let components = components.collect::<Option<_>>()?;
+            let learned = QuantizedTensor::new(value.format(), value.shape(), components).ok()?;
+            finished.learned.insert(name.clone(), learned);
+        }
+        Some(finished)
+    }
+}
+
 impl Position {
     fn to_json(&self) -> Value {
-        let Self { step, tokens, factor, order, best, best_step, before, went_back } = self;
+        let Self { step, tokens, factor, order, best, best_step, before, begun, went_back } = self;
         // Floats by their bits: the state is to be the same to the last one.
         json!({
             "step": step, "tokens": tokens, "factor": factor.to_bits(), "order": order.to_json(),
-            "best": best.0.to_bits(), "best_step": best_step, "before": before.to_bits(), "went_back": went_back,
+            "best": best.0.to_bits(), "best_step": best_step, "before": before.to_bits(), "begun": begun.to_bits(),
+            "went_back": went_back,
         })
     }
 
@@ -235,6 +320,7 @@ impl Position {
             best: (f64::from_bits(number("best")?), best),
             best_step: small("best_step")?,
             before: f64::from_bits(number("before")?),
+            begun: f64::from_bits(number("begun")?),
             went_back: small("went_back")?,
         })
     }

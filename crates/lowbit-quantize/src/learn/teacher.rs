@@ -1,7 +1,12 @@
-use super::trainer::{Trainer, Weights};
-use super::{LearnProgress, LearnReport, Learning};
+use super::objective::WholeModel;
+use super::run::Run;
+use super::trainer::{OnDevice, Trainer, Weights};
+use super::{Learn, LearnProgress, LearnReport, LearnedWeight, Learning, blocks, default_rate};
 use crate::QuantizeError;
 use lowbit_files::Checkpoint;
+use lowbit_formats::Format;
+use lowbit_kernels::QuantizedTensor;
+use lowbit_models::tape::Named;
 use lowbit_models::{Model, Target};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -34,15 +39,61 @@ impl<'a> Teacher<'a> {
         original: impl Fn(&str) -> Result<Vec<f32>, QuantizeError>,
         progress: impl FnMut(&LearnProgress) -> ControlFlow<()>,
     ) -> Result<(Weights, LearnReport), QuantizeError> {
-        let Learning { data, options, saving, device } = self.learning;
+        let Learning { data, options, device, .. } = self.learning;
         let checkpoint = Checkpoint::open(rounded)?;
         let student = Model::load_for(&checkpoint, Target::for_gradients(device, options.activations)?)?;
         // On a GPU weights have a layout of their own: what is learned begins with what the file has.
         let mapped = Model::load_for(&checkpoint, Target::for_gradients(student.host(), None)?)?;
         let weights = mapped.inventory().weights;
-        let trainer = Trainer::new([&self.model, &student], &weights, data, options, original)?;
+        let (weights, skipped): (Vec<_>, Vec<_>) =
+            weights.into_iter().partition(|weight| LearnedWeight::can_learn(weight.value.format()));
+        if weights.is_empty() {
+            return Err(QuantizeError::Learn("no weight has scales and biases that can be learned".into()));
+        }
+        let models = [&self.model, &student];
+        let objective = WholeModel::new(models, data, options.temperature)?;
+        let mut run = Run::new(self.learning, student.config().num_hidden_layers, &weights, progress)?;
+        let mut learn = options.learn;
+        if options.by_block {
+            blocks::learn(&mut run, models, &weights, &original)?;
+            learn = Learn::Scales;
+        }
+        let of = |learned: &dyn Fn(&Named<QuantizedTensor>) -> QuantizedTensor| {
+            let each = weights.iter().map(|weight| {
+                let name = weight.name.clone();
+                Ok((name, LearnedWeight::new(&learned(weight), learn, || original(&weight.name))?))
+            });
+            each.collect::<Result<Weights, QuantizeError>>()
+        };
+        let rounded = options.by_block.then(|| of(&|weight| weight.value.clone())).transpose()?;
+        let learned = &run.finished.learned;
+        let begun = of(&|weight| learned.get(&weight.name).unwrap_or(&weight.value).clone())?;
+        let count = weights.len();
         drop((weights, mapped, checkpoint));
-        trainer.run(saving, progress)
+        let rate: fn(Format) -> f32 = match (options.by_block, learn) {
+            (false, Learn::Scales) => |format| default_rate(Learn::Scales, format),
+            (false, Learn::Codes) => |format| default_rate(Learn::Codes, format),
+            // Long steps would lose what the blocks have learned: a third was worse than a tenth.
+            (true, _) => |format| default_rate(Learn::Scales, format) / 10.0,
+        };
+        // Blocks have learned other codes than the student was loaded with.
+        let on_device = match options.by_block {
+            true => OnDevice::default(),
+            false => OnDevice::new(&begun, student.inventory().weights),
+        };
+        let trainer = Trainer { model: &student, objective, options, rate, weights: begun, on_device };
+        let end = run.learn(trainer, rounded)?;
+        let report = LearnReport {
+            before: end.before,
+            after: end.best.0,
+            blocks: run.finished.blocks,
+            after_blocks: options.by_block.then_some(end.begun),
+            best_step: end.best_step,
+            weights: count,
+            skipped: skipped.iter().map(|weight| weight.name.to_string()).collect(),
+            went_back: end.went_back,
+        };
+        Ok((end.best.1, report))
     }
 
     /// Removes the saved state, once the output is there.

@@ -1,234 +1,206 @@
 use super::adam::{Step, rate};
 use super::data::Order;
-use super::state::Identity;
+use super::objective::{Lost, Objective};
 use super::weight::Packed;
-use super::{Data, LearnOptions, LearnProgress, LearnReport, LearnedWeight, Saving, default_rate};
+use super::{LearnOptions, LearnedWeight};
 use crate::{QuantizeError, threads};
+use lowbit_formats::Format;
+use lowbit_kernels::ops::WeightPart;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
-use lowbit_models::tape::{Gradients, Named, Parameters};
-use lowbit_models::{Distillation, Model};
+use lowbit_models::Model;
+use lowbit_models::tape::{Gradients, Named, Parameter, Parameters};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
-const PASS: usize = 2048;
-/// On a GPU more tokens take fewer launches, and products of more rows. Layers keep about so many values of the hidden size per token,
-const KEPT_VALUES: usize = 48;
-/// for which there is half of the memory that the models and what works on the logits leave. Where the device does not tell how much it
-/// has, it is taken for this. What others use does not count: sums depend on how texts are put together, and a run is to be repeatable.
-const GPU_MEMORY: usize = 8 << 30;
-const LOGITS: usize = 12 << 30;
-/// A divergence this much worse than the best is no noise.
+/// A loss this much worse than the best is no noise.
 const DIVERGED: f64 = 2.0;
 
 /// Those that are learned, by name.
 pub(super) type Weights = BTreeMap<Arc<str>, LearnedWeight>;
 
-/// Where a run is after a step: with its weights all that the steps to come depend on.
+/// Where learning is after a step: with its weights all that the steps to come depend on.
 pub(super) struct Position {
     pub step: u32,
     pub tokens: u64,
     /// What rates are multiplied with, because learning diverged.
     pub factor: f32,
     pub order: Order,
-    /// The lowest divergence of the tokens held out, and the weights then.
+    /// The lowest loss of the tokens held out, and the weights then.
     pub best: (f64, Weights),
     pub best_step: u32,
     /// That of the weights as they were rounded.
     pub before: f64,
+    /// And as they were when learning began, which is the same unless they had learned before.
+    pub begun: f64,
     pub went_back: u32,
 }
 
-/// Learns a student's weights.
-pub struct Trainer<'a> {
-    student: &'a Model,
-    distillation: Distillation<'a>,
-    data: &'a Data,
-    options: &'a LearnOptions,
-    weights: Weights,
-    /// Tokens that are in one pass.
-    pass_tokens: usize,
-    /// The student's, as they were rounded, where it computes.
-    rounded: HashMap<Arc<str>, QuantizedTensor>,
-    report: LearnReport,
+/// A step that was taken.
+pub(super) struct Taken {
+    /// The mean loss of its windows' tokens before it.
+    pub loss: f64,
+    /// That of the tokens held out, if they were scored after it.
+    pub validation: Option<f64>,
+    pub went_back: bool,
+    pub tokens: u64,
 }
 
-impl<'a> Trainer<'a> {
-    /// `weights` are the student's, in the host's memory; `original` gives a weight's values before they were rounded.
-    ///
-    /// # Errors
-    /// [`QuantizeError::Learn`] for options that nothing can be learned with and for a student without anything to learn; as
-    /// [`Distillation::new`].
-    pub fn new(
-        [teacher, student]: [&'a Model; 2],
-        rounded: &[Named<QuantizedTensor>],
-        data: &'a Data,
-        options: &'a LearnOptions,
-        original: impl Fn(&str) -> Result<Vec<f32>, QuantizeError>,
-    ) -> Result<Self, QuantizeError> {
-        options.check()?;
-        let distillation = Distillation::new(student, teacher, options.temperature)?;
-        let (mut weights, mut report) = (Weights::new(), LearnReport::default());
-        for weight in rounded {
-            match LearnedWeight::new(&weight.value, options.learn, || original(&weight.name))? {
-                Some(learned) => drop(weights.insert(weight.name.clone(), learned)),
-                None => report.skipped.push(weight.name.to_string()),
-            }
-        }
-        if weights.is_empty() {
-            return Err(QuantizeError::Learn("no weight has scales and biases that can be learned".into()));
-        }
-        report.weights = weights.len();
-        let of_student = student.inventory().weights.into_iter();
-        let rounded = of_student.map(|weight| (weight.name, weight.value)).collect();
-        let pass_tokens = pass_tokens([teacher, student]);
-        Ok(Self { student, distillation, data, options, weights, pass_tokens, rounded, report })
+/// Learns weights by an objective.
+pub(super) struct Trainer<'a, O> {
+    pub model: &'a Model,
+    pub objective: O,
+    pub options: &'a LearnOptions,
+    /// The highest rate for weights of a format, unless the options have one.
+    pub rate: fn(Format) -> f32,
+    pub weights: Weights,
+    pub on_device: OnDevice,
+}
+
+/// Weights on the model's device, by name, so that of those whose codes are constants only scales go there in each step.
+#[derive(Default)]
+pub(super) struct OnDevice(RefCell<HashMap<Arc<str>, There>>);
+
+/// A weight on the model's device, and the codes that it has there.
+struct There {
+    codes: Arc<[u8]>,
+    weight: QuantizedTensor,
+}
+
+impl OnDevice {
+    /// `there` are on the device already, with the codes of the `weights` of the same names.
+    pub fn new(weights: &Weights, there: Vec<Named<QuantizedTensor>>) -> Self {
+        let known = there.into_iter().filter_map(|Named { name, value }| {
+            let codes = weights.get(&name)?.codes().clone();
+            Some((name, There { codes, weight: value }))
+        });
+        Self(RefCell::new(known.collect()))
     }
 
-    /// Learns, and gives the best weights. `progress` is called after each step; `Break` stops, once the state is saved.
+    /// One with this weight's codes, and any scales.
+    fn with_codes(
+        &self,
+        name: &Arc<str>,
+        weight: &LearnedWeight,
+        model: &Model,
+    ) -> Result<QuantizedTensor, KernelError> {
+        let codes = weight.codes();
+        if let Some(there) = self.0.borrow().get(name).filter(|there| Arc::ptr_eq(&there.codes, codes)) {
+            return Ok(there.weight.clone());
+        }
+        let there = weight.quantized(model.host())?.to_device(model.device())?;
+        self.0.borrow_mut().insert(name.clone(), There { codes: codes.clone(), weight: there.clone() });
+        Ok(there)
+    }
+}
+
+impl<O: Objective> Trainer<'_, O> {
+    /// Before the first step. `rounded` are the weights as they were rounded, if they have learned since.
     ///
     /// # Errors
-    /// [`QuantizeError::Interrupted`]; as [`Distillation::gradients`]; those of the state, if one is saved.
-    pub fn run(
-        mut self,
-        saving: Option<Saving<'_>>,
-        mut progress: impl FnMut(&LearnProgress) -> ControlFlow<()>,
-    ) -> Result<(Weights, LearnReport), QuantizeError> {
-        let identity = Identity::new(self.options, self.data, &self.weights);
-        let saved = saving.map(|saving| saving.load(&identity, &mut self.weights)).transpose()?.flatten();
-        let mut position = saved.map_or_else(|| self.start(), Ok)?;
-        while position.step < self.options.steps {
-            let done = self.advance(&mut position)?;
-            let stop = progress(&done).is_break();
-            if let Some(saving) = saving.filter(|_| stop || done.validation.is_some()) {
-                saving.save(&identity, &self.weights, &position)?;
-            }
-            if stop {
-                return Err(QuantizeError::Interrupted);
+    /// The objective's.
+    pub fn start(&self, rounded: Option<Weights>) -> Result<Position, QuantizeError> {
+        let begun = self.validate(&self.weights)?;
+        let mut best = (begun, self.weights.clone());
+        let mut before = begun;
+        if let Some(rounded) = rounded {
+            before = self.validate(&rounded)?;
+            if begun.is_nan() || begun >= before {
+                best = (before, rounded);
             }
         }
-        let Position { best, best_step, before, went_back, .. } = position;
-        Ok((best.1, LearnReport { before, after: best.0, best_step, went_back, ..self.report }))
-    }
-
-    /// Before the first step.
-    fn start(&self) -> Result<Position, QuantizeError> {
-        let before = self.validate()?;
         Ok(Position {
             step: 0,
             tokens: 0,
             factor: 1.0,
-            order: Order::new(self.data.train().len(), self.options.seed),
-            best: (before, self.weights.clone()),
+            order: Order::new(self.objective.windows(), self.options.seed),
+            best,
             best_step: 0,
             before,
+            begun,
             went_back: 0,
         })
     }
 
     /// Takes a step, and validates where that is due.
-    fn advance(&mut self, position: &mut Position) -> Result<LearnProgress, QuantizeError> {
+    ///
+    /// # Errors
+    /// The objective's.
+    pub fn advance(&mut self, position: &mut Position) -> Result<Taken, QuantizeError> {
         let LearnOptions { steps, batch, validate_every, .. } = *self.options;
-        let windows: Vec<&[u32]> =
-            (0..batch).map(|_| &self.data.train()[position.order.next()][..]).collect();
-        let step_tokens = windows.iter().map(|window| window.len() as u64).sum::<u64>();
+        let windows: Vec<usize> = (0..batch).map(|_| position.order.next()).collect();
         position.step += 1;
-        position.tokens += step_tokens;
-        let (step, tokens) = (position.step, position.tokens);
-        let loss = self.step(&windows, step, position.factor)?;
-        let mut done =
-            LearnProgress { step, steps, loss, validation: None, went_back: false, tokens, step_tokens };
+        let step = position.step;
+        let (loss, tokens) = self.step(&windows, step, position.factor)?;
+        position.tokens += tokens;
+        let mut taken = Taken { loss, validation: None, went_back: false, tokens };
         if step.is_multiple_of(validate_every) || step == steps {
-            let kl = self.validate()?;
-            done.validation = Some(kl);
-            if kl < position.best.0 {
-                position.best = (kl, self.weights.clone());
+            let loss = self.validate(&self.weights)?;
+            taken.validation = Some(loss);
+            if loss < position.best.0 {
+                position.best = (loss, self.weights.clone());
                 position.best_step = step;
-            } else if kl.is_nan() || kl > DIVERGED * position.best.0 {
+            } else if loss.is_nan() || loss > DIVERGED * position.best.0 {
                 self.weights.clone_from(&position.best.1);
                 position.factor *= 0.5;
                 position.went_back += 1;
-                done.went_back = true;
+                taken.went_back = true;
             }
         }
-        Ok(done)
+        Ok(taken)
     }
 
-    /// One step; the mean divergence of the windows' tokens before it.
-    fn step(&mut self, windows: &[&[u32]], step: u32, factor: f32) -> Result<f64, QuantizeError> {
-        let parameters = self.parameters()?;
-        let tokens: usize = windows.iter().map(|window| window.len()).sum();
-        let (mut kl, mut sum) = (0.0, Gradients::default());
-        for pass in self.passes(windows) {
-            let distilled = self.distillation.gradients(pass, &parameters, 1.0 / tokens as f32)?;
-            kl += distilled.kl;
-            sum.merge(distilled.gradients)?;
-        }
-        drop(parameters);
-        let LearnOptions { learn, steps, rate: given, .. } = *self.options;
+    /// One step; the mean loss of the windows' tokens before it, and how many these are.
+    fn step(&mut self, windows: &[usize], step: u32, factor: f32) -> Result<(f64, u64), QuantizeError> {
+        let Lost { loss, tokens, gradients } =
+            self.objective.gradients(windows, &self.parameters(&self.weights)?)?;
+        self.move_weights(&gradients, step, factor)?;
+        Ok((loss, tokens))
+    }
+
+    fn move_weights(&mut self, gradients: &Gradients, step: u32, factor: f32) -> Result<(), QuantizeError> {
+        let LearnOptions { steps, rate: given, .. } = *self.options;
         let warmup = (steps / 20).min(steps - 1);
         let (threads, mut changes) = (self.threads(), vec![]);
         for (name, weight) in &mut self.weights {
-            let Some(gradient) = sum.parameters().get(name) else { continue };
-            let peak = given.unwrap_or_else(|| default_rate(learn, weight.format()));
+            let Some(gradient) = gradients.parameters().get(name) else { continue };
+            let peak = given.unwrap_or_else(|| (self.rate)(weight.format()));
             let step = Step { rate: factor * rate(peak, step, warmup, steps), count: step };
-            changes.push((weight, gradient.to_device(self.student.host())?, step));
+            changes.push((weight, gradient.to_device(self.model.host())?, step));
         }
         threads::try_map(threads, changes, |(weight, gradient, step)| weight.step(&gradient, step))?;
-        Ok(kl / tokens as f64)
+        Ok(())
     }
 
-    /// The mean divergence of the tokens held out.
-    fn validate(&self) -> Result<f64, QuantizeError> {
-        let (parameters, mut kl, mut tokens) = (self.parameters()?, 0.0, 0);
-        let windows: Vec<&[u32]> = self.data.held_out().iter().map(Vec::as_slice).collect();
-        for pass in self.passes(&windows) {
-            kl += self.distillation.kl(pass, &parameters)?;
-            tokens += pass.iter().map(|window| window.len()).sum::<usize>();
-        }
-        Ok(kl / tokens as f64)
+    fn validate(&self, weights: &Weights) -> Result<f64, QuantizeError> {
+        self.objective.held_out(&self.parameters(weights)?)
     }
 
-    /// Threads of the student's host.
+    /// Threads of the model's host.
     fn threads(&self) -> usize {
-        match self.student.host() {
+        match self.model.host() {
             Device::Cpu(cpu) => cpu.threads(),
             Device::Gpu(_) => 1,
         }
     }
 
-    fn parameters(&self) -> Result<Rc<Parameters>, QuantizeError> {
-        let host = self.student.host();
-        let weights = self.weights.iter().collect();
-        let packed =
-            threads::try_map(self.threads(), weights, |(name, weight): (&Arc<str>, &LearnedWeight)| {
-                Ok::<_, KernelError>((name.clone(), weight.packed(host)?))
-            })?;
-        let of = |(name, packed): (Arc<str>, Packed)| {
-            let parameter = packed.parameter(&self.rounded[&name])?;
-            Ok((name, parameter))
-        };
-        packed.into_iter().map(of).collect::<Result<_, QuantizeError>>().map(Rc::new)
+    fn parameters(&self, weights: &Weights) -> Result<Rc<Parameters>, QuantizeError> {
+        let [host, device] = [self.model.host(), self.model.device()];
+        let packed = threads::try_map(self.threads(), weights.iter().collect(), |(name, weight)| {
+            Ok::<_, KernelError>((name, weight, LearnedWeight::packed(weight, host)?))
+        })?;
+        let mut parameters = Parameters::new();
+        for (name, weight, packed) in packed {
+            let (weight, part) = match packed {
+                Packed::Weight(weight, part) => (weight.to_device(device)?, part),
+                Packed::Scales(scales) => {
+                    let there = self.on_device.with_codes(name, weight, self.model)?;
+                    (there.with_scales(&scales)?, WeightPart::Scales)
+                }
+            };
+            parameters.insert(name.clone(), Parameter::Weight(weight, part));
+        }
+        Ok(Rc::new(parameters))
     }
-
-    /// Windows that go together through the model.
-    fn passes<'w>(&self, windows: &'w [&'w [u32]]) -> impl Iterator<Item = &'w [&'w [u32]]> + use<'w> {
-        let tokens = self.pass_tokens;
-        let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
-        windows.chunks((tokens / longest.max(1)).max(1))
-    }
-}
-
-/// Tokens that go together through the models.
-fn pass_tokens(models: [&Model; 2]) -> usize {
-    let [_, student] = models;
-    let Device::Gpu(_) = student.device() else { return PASS };
-    let weights = models.map(|model| model.inventory().weights);
-    let used: usize = weights.iter().flatten().map(|weight| weight.value.size_bytes()).sum();
-    let left = student.device().gpu_memory().unwrap_or(GPU_MEMORY).saturating_sub(used);
-    let config = student.config();
-    let kept = KEPT_VALUES * student.activations().size() * config.hidden_size * config.num_hidden_layers;
-    left.saturating_sub(LOGITS).max(left / 4) / 2 / kept.max(1)
 }

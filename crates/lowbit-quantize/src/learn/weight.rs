@@ -4,10 +4,9 @@ use super::Learn;
 use super::adam::{Learned, Step};
 use super::scales::GroupScales;
 use crate::QuantizeError;
-use lowbit_formats::{Codes, Format, FormatError};
+use lowbit_formats::{Codes, Format, FormatError, Scales};
 use lowbit_kernels::ops::{ScalesGradient, WeightGradient, WeightPart};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
-use lowbit_models::tape::Parameter;
 use std::sync::Arc;
 
 /// A weight in f32, beside its quantised form:
@@ -31,29 +30,16 @@ pub struct LearnedWeight {
     scales: GroupScales,
     /// w, and how it is rounded: empty where codes are constants.
     latent: Option<Learned>,
-    /// One byte per code, as the weight is now. Those that are not learned are shared by all copies.
-    codes: Arc<Vec<u8>>,
+    /// One byte per code, as the weight is now: clones share them until they change.
+    codes: Arc<[u8]>,
 }
 
 /// What a model needs of a weight to compute with it.
 pub enum Packed {
-    /// Scales and biases: its codes are those that it was rounded to.
+    /// Scales and biases, where codes are constants.
     Scales(Vec<Vec<u8>>),
     /// All of it.
     Weight(QuantizedTensor, WeightPart),
-}
-
-impl Packed {
-    /// The parameter that a tape computes with, on the device of `rounded`: the weight as it was rounded.
-    ///
-    /// # Errors
-    /// As [`QuantizedTensor::with_scales`] and [`QuantizedTensor::to_device`].
-    pub fn parameter(self, rounded: &QuantizedTensor) -> Result<Parameter, KernelError> {
-        match self {
-            Self::Scales(scales) => Ok(Parameter::Weight(rounded.with_scales(&scales)?, WeightPart::Scales)),
-            Self::Weight(weight, part) => Ok(Parameter::Weight(weight.to_device(rounded.device())?, part)),
-        }
-    }
 }
 
 /// The codes that values are rounded to.
@@ -66,13 +52,12 @@ struct Range {
 }
 
 impl Range {
-    /// `None` where codes are no integers.
-    fn of(format: Format) -> Option<Self> {
+    fn of(format: Format) -> Self {
         let scheme = format.scheme();
-        let Codes::Integer { zero } = scheme.codes else { return None };
+        let Codes::Integer { zero } = scheme.codes else { unreachable!("such a format does not learn") };
         // Q8_0's encoder never makes a -128, and a peer's kernels may take a code's magnitude for a signed byte.
         let first = if zero == 128 { 1.0 } else { 0.0 };
-        Some(Self { first, last: ((1u32 << scheme.bits) - 1) as f32, zero: zero as f32 })
+        Self { first, last: ((1u32 << scheme.bits) - 1) as f32, zero: zero as f32 }
     }
 
     /// `(w - b) / s + zero`, where s is not 0.
@@ -86,27 +71,36 @@ impl Range {
 }
 
 impl LearnedWeight {
-    /// Of what is to be learned of `weight`, whose values before it was rounded are `original`; `None` for a format that has no scales to learn.
+    /// Whether a format has scales to learn, and codes that are integers.
+    pub fn can_learn(format: Format) -> bool {
+        let scheme = format.scheme();
+        let scaled = matches!(
+            scheme.scales,
+            Scales::Group { .. } | Scales::Super { .. } | Scales::SuperWithMinima { .. }
+        );
+        scaled && matches!(scheme.codes, Codes::Integer { .. })
+    }
+
+    /// Of what is to be learned of `weight`, whose values before it was rounded are `original`.
     ///
     /// # Errors
     /// As [`QuantizedTensor::new`], and `original`'s.
+    ///
+    /// # Panics
+    /// For a format that [cannot](Self::can_learn) be learned.
     pub fn new(
         weight: &QuantizedTensor,
         learn: Learn,
         original: impl FnOnce() -> Result<Vec<f32>, QuantizeError>,
-    ) -> Result<Option<Self>, QuantizeError> {
+    ) -> Result<Self, QuantizeError> {
         let format = weight.format();
         let components: Vec<&[u8]> = weight.components().iter().map(Tensor::bytes).collect();
-        let (Some(scales), Some(range), Some(group)) =
-            (GroupScales::new(format, &components), Range::of(format), format.scheme().group_size())
-        else {
-            return Ok(None);
-        };
+        let (scales, range) = (GroupScales::new(format, &components), Range::of(format));
+        let group = format.scheme().group_size().expect("a format that learns has groups");
         let mut codes = vec![0; weight.rows() * weight.k()];
         format.codes(components[0], weight.k(), &mut codes)?;
         let latent = (learn == Learn::Codes).then(|| original().map(Learned::new)).transpose()?;
-        let (shape, codes) = (weight.shape().to_vec(), Arc::new(codes));
-        Ok(Some(Self { format, shape, group, range, scales, latent, codes }))
+        Ok(Self { format, shape: weight.shape().to_vec(), group, range, scales, latent, codes: codes.into() })
     }
 
     /// Its numbers, which with its components are all that changes while it learns.
@@ -117,6 +111,11 @@ impl LearnedWeight {
     /// The same, to be changed.
     pub fn learned_mut(&mut self) -> impl Iterator<Item = &mut Learned> {
         self.scales.learned_mut().chain(&mut self.latent)
+    }
+
+    /// One byte per code: the same memory for as long as no code changes.
+    pub fn codes(&self) -> &Arc<[u8]> {
+        &self.codes
     }
 
     /// How it is quantised.
@@ -178,9 +177,7 @@ impl LearnedWeight {
     /// # Panics
     /// When they have other lengths than [`Self::component_bytes`].
     pub fn set_components(&mut self, components: &[&[u8]]) -> Result<(), FormatError> {
-        let k = self.k();
-        let codes: &mut Vec<u8> = Arc::make_mut(&mut self.codes);
-        self.format.codes(components[0], k, codes)?;
+        self.format.codes(components[0], self.k(), Arc::make_mut(&mut self.codes))?;
         self.scales.set(components);
         Ok(())
     }
@@ -202,8 +199,9 @@ impl LearnedWeight {
         self.scales.step(&dscales, Some(&dbiases), step);
         let Some(latent) = &mut self.latent else { return };
         latent.step(&dw, step);
-        let codes = Arc::make_mut(&mut self.codes);
-        let groups = codes.chunks_exact_mut(self.group).zip(latent.values.chunks_exact(self.group));
+        let groups = Arc::make_mut(&mut self.codes)
+            .chunks_exact_mut(self.group)
+            .zip(latent.values.chunks_exact(self.group));
         for ((codes, w), &used) in groups.zip(self.scales.used()) {
             if used[0] == 0.0 {
                 continue;
@@ -267,12 +265,13 @@ mod tests {
         });
         let weight = QuantizedTensor::new(format, &[2, K], tensors.collect()).unwrap();
         let wide = values.iter().map(|value| value * factor).collect();
-        (LearnedWeight::new(&weight, learn, || Ok(wide)).unwrap().unwrap(), weight)
+        (LearnedWeight::new(&weight, learn, || Ok(wide)).unwrap(), weight)
     }
 
     #[test]
     fn nothing_learned_is_the_same_bytes() {
         for format in formats() {
+            assert!(LearnedWeight::can_learn(format), "{format}");
             let (mut learned, weight) = learned(format, Learn::Scales, 1.0);
             let want: Vec<&[u8]> = weight.components().iter().map(Tensor::bytes).collect();
             assert_eq!(learned.components(), want, "{format}");
@@ -286,7 +285,7 @@ mod tests {
         let others = Format::all()
             .filter(|other| !formats().iter().any(|format| format.unpack().is_some() && format == other));
         for format in others.filter(|format| !matches!(format, Format::Affine { .. })) {
-            assert!(GroupScales::new(format, &[]).is_none(), "{format}");
+            assert!(!LearnedWeight::can_learn(format), "{format}");
         }
     }
 
