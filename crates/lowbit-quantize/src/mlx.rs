@@ -161,23 +161,34 @@ impl Names<'_> {
         part: &str,
         targets: &mut Vec<Tensor>,
     ) -> Result<(), QuantizeError> {
-        let mut source = Source::new(first)?.empty();
+        let Tensor { shape, source, .. } = self.single(first)?;
+        let mut source = source.empty();
         for expert in 0..self.experts {
             let name = first.name.replace(".experts.0.", &format!(".experts.{expert}."));
             let view = self.checkpoint.tensors().get(&name);
             // `.experts.00.` is not replaced above: every expert would be the first one.
             let view = view.filter(|view| expert == 0 || view.name != first.name);
             let view = view.ok_or(QuantizeError::Missing { name: name.clone() })?;
-            if view.shape != first.shape || view.stored != first.stored {
-                let (shape, want) = (view.shape.clone(), "the experts before it have another shape or type");
-                return Err(QuantizeError::Shape { name, shape, want });
+            let single = self.single(view)?;
+            if single.shape != shape || single.source.format != source.format {
+                let want = "the experts before it have another shape or type";
+                return Err(QuantizeError::Shape { name, shape: single.shape, want });
             }
-            source.push(view, 0..view.bytes.len());
+            source.append(single.source);
         }
         let name = format!("{mlp}switch_mlp.{part}");
-        let shape = [&[self.experts], &first.shape[..]].concat();
+        let shape = [&[self.experts], &shape[..]].concat();
         targets.push(Tensor { name, shape, source, change: Change::default() });
         Ok(())
+    }
+
+    /// One expert's weight, perhaps quantised.
+    fn single(&self, view: &TensorView) -> Result<Tensor, QuantizeError> {
+        if let Some(tensor) = self.quantised(view, &view.name)? {
+            return Ok(tensor);
+        }
+        let (name, shape) = (view.name.clone(), view.shape.clone());
+        Ok(Tensor { name, shape, source: Source::new(view)?, change: Change::default() })
     }
 
     /// Refuses an expert beyond the configuration's number, which would be dropped.

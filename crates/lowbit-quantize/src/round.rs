@@ -82,9 +82,10 @@ const ROUTER: (usize, usize) = (8, 64);
 /// A file of a sharded checkpoint holds at most this many bytes, as mlx-lm has it.
 const SHARD_BYTES: u64 = 5 << 30;
 
-/// Quantises `checkpoint`, a Hugging Face one in f32, f16 or bf16, round-to-nearest into a new directory `output` in
+/// Quantises `checkpoint`, in Hugging Face's or MLX's layout, round-to-nearest into a new directory `output` in
 /// MLX's layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU backend) bit
-/// for bit. `progress` is called with the number of tensors done and of all tensors after each one, and
+/// for bit. Weights that are quantised already are decoded in f32 first; those whose format stays keep their bytes.
+/// `progress` is called with the number of tensors done and of all tensors after each one, and
 /// once more when everything is on the disk; returning `Break` stops.
 ///
 /// The directory is [`Staged`]: it gets its name once all of it is on the disk. If this ends earlier, for whatever
@@ -159,18 +160,18 @@ impl<'a> Plan<'a> {
         options: &'a QuantizeOptions,
     ) -> Result<Self, QuantizeError> {
         Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-        if checkpoint.layout() != Layout::HuggingFace {
+        if checkpoint.layout() == Layout::Gguf {
             let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
-            let want = "Hugging Face checkpoints in f32, f16 or bf16";
+            let want = "checkpoints in Hugging Face's or MLX's layout, since lowbit makes no config.json and no tokenizer.json of a GGUF file's metadata";
             return Err(QuantizeError::Layout { path, found, want });
         }
         output_path::check(checkpoint.path(), output, options.replace)?;
-        let dtype = stored_dtype(checkpoint.config()?);
         let companions = checkpoint.companions()?;
         let tensors = targets(checkpoint)?;
+        let types = Types::new(checkpoint, &tensors)?;
         Rule::check(&options.rules, tensors.iter().filter_map(module))?;
         let mut fallbacks = vec![];
-        let job = |tensor| Job::new(tensor, dtype, options, &mut fallbacks);
+        let job = |tensor| Job::new(tensor, &types, options, &mut fallbacks);
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { checkpoint, options, companions, jobs, fallbacks })
     }
@@ -263,7 +264,7 @@ pub(crate) fn is_router(module: &str) -> bool {
     module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
 }
 
-/// How a tensor with scales in `scales` is to be quantised; `None` for what stays as it is.
+/// How a tensor is to be quantised, with scales in `scales`; `None` for what stays as it is.
 fn wanted(
     tensor: &Tensor,
     options: &QuantizeOptions,
@@ -302,6 +303,39 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
     }
 }
 
+/// Which types the new checkpoint's tensors have.
+struct Types {
+    /// All of them, but for the decay rates, as mlx-lm converts a Hugging Face checkpoint. MLX's keep their own.
+    all: Option<FloatType>,
+    /// Scales and biases of what was quantised in a mode that does not say which type the weights had: the norms', since
+    /// MLX computes in that type.
+    scales: FloatType,
+}
+
+impl Types {
+    fn new(checkpoint: &Checkpoint, tensors: &[Tensor]) -> Result<Self, QuantizeError> {
+        let configured = stored_dtype(checkpoint.config()?);
+        let norm = tensors.iter().find_map(|tensor| match tensor.source.format {
+            Format::Float(float) if tensor.name.ends_with("model.norm.weight") => Some(float),
+            _ => None,
+        });
+        Ok(Self {
+            all: configured.filter(|_| checkpoint.layout() == Layout::HuggingFace),
+            scales: norm.or(configured).unwrap_or(FloatType::BF16),
+        })
+    }
+
+    /// That of `tensor`, or of its scales.
+    fn of(&self, tensor: &Tensor) -> FloatType {
+        match tensor.source.format {
+            Format::Float(own) if tensor.name.ends_with("A_log") => own,
+            Format::Float(own) => self.all.unwrap_or(own),
+            Format::Affine { scales, .. } => scales,
+            _ => self.scales,
+        }
+    }
+}
+
 /// A tensor of the new checkpoint, and how it gets there.
 pub(crate) struct Job {
     tensor: Tensor,
@@ -310,24 +344,23 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// `stored` is the type of all written tensors except the decay rates, as in mlx-lm.
     fn new(
         mut tensor: Tensor,
-        stored: Option<FloatType>,
+        types: &Types,
         options: &QuantizeOptions,
         fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self, QuantizeError> {
-        let Format::Float(own) = tensor.source.format else {
-            let (name, stored) = (tensor.name.clone(), tensor.source.format.to_string());
-            return Err(QuantizeError::Type { name, stored });
-        };
-        let dtype = if tensor.name.ends_with("A_log") { own } else { stored.unwrap_or(own) };
-        // mlx-lm adds in the stored type, before it converts.
-        (tensor.change.sum, tensor.change.rounded) = (own, dtype);
+        let dtype = types.of(&tensor);
+        // The values of a quantised weight are what its format decodes to in f32: that is what the model computes with.
+        if let Format::Float(own) = tensor.source.format {
+            // mlx-lm adds in the stored type, before it converts.
+            (tensor.change.sum, tensor.change.rounded) = (own, dtype);
+        }
+        let as_it_is = tensor.source.format.with_float(dtype);
         let format = match wanted(&tensor, options, dtype)? {
-            None => Format::Float(dtype),
+            None => as_it_is,
             Some(wanted) => {
-                let taken = fitting(wanted, tensor.k()).unwrap_or(Format::Float(dtype));
+                let taken = fitting(wanted, tensor.k()).unwrap_or(as_it_is);
                 if taken != wanted {
                     let (name, k) = (tensor.name.clone(), tensor.k());
                     fallbacks.push(Fallback { tensor: name, k, wanted, taken });
@@ -340,13 +373,13 @@ impl Job {
 
     /// Rounded to nearest.
     pub(crate) fn encode(&self) -> Result<Encoded, FormatError> {
-        self.tensor.encode(self.format, self.dtype)
+        self.tensor.encode(self.format)
     }
 
     /// Rounded to nearest in another format.
     pub(crate) fn encode_as(&self, format: Format) -> Result<Encoded, QuantizeError> {
         let named = |error| QuantizeError::Encode { name: self.tensor.name.clone(), error };
-        self.tensor.encode(format, self.dtype).map_err(named)
+        self.tensor.encode(format).map_err(named)
     }
 
     /// How it is stored.
@@ -418,6 +451,10 @@ fn config(
     let mut quantization = json!({ "group_size": group_size, "bits": bits, "mode": mode });
     if let (Some(quantization), Some(config)) = (quantization.as_object_mut(), config.as_object_mut()) {
         quantization.extend(overrides);
+        // Where a multimodal configuration may have the old one.
+        if let Some(text) = config.get_mut("text_config").and_then(Value::as_object_mut) {
+            text.remove("quantization_config");
+        }
         for key in ["quantization", "quantization_config"] {
             config.insert(key.into(), Value::Object(quantization.clone()));
         }

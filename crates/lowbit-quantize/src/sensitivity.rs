@@ -77,7 +77,9 @@ pub fn allocate_bits(
         values += (job.rows() * job.k()) as f64;
         match fisher.get(job.module()) {
             Some(fisher)
-                if !is_router(job.module()) && Rule::find(&options.rules, job.module()).is_none() =>
+                if matches!(job.format(), Format::Affine { .. })
+                    && !is_router(job.module())
+                    && Rule::find(&options.rules, job.module()).is_none() =>
             {
                 free.push((job.module(), choices(job, fisher)?));
             }

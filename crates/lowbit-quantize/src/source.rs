@@ -1,7 +1,7 @@
 use crate::QuantizeError;
 use bytes::Bytes;
 use lowbit_files::{Stored, TensorView};
-use lowbit_formats::{Component, FloatType, Format, Parts};
+use lowbit_formats::{Component, FloatType, Format, FormatError, Parts};
 use std::ops::Range;
 
 /// The rows of a tensor, of `k` values each, in the files that they are read from and in any format.
@@ -80,6 +80,12 @@ impl Source {
         self.push_bytes(view, view.bytes.slice(bytes));
     }
 
+    /// Appends the rows of `other`, which are of the same format and length.
+    pub fn append(&mut self, other: Self) {
+        self.pieces.extend(other.pieces);
+        self.views.extend(other.views);
+    }
+
     fn push_bytes(&mut self, view: &TensorView, bytes: Bytes) {
         let row: usize = self
             .format
@@ -113,30 +119,62 @@ impl Source {
     ///
     /// # Panics
     /// When there are fewer rows, or `out` does not hold whole ones.
-    pub fn decode(&self, first: usize, out: &mut [f32]) -> Result<(), lowbit_formats::FormatError> {
-        let (mut first, mut out) = (first, out);
+    pub fn decode(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
+        let mut left = &mut out[..];
+        let rows = left.len() / self.k.max(1);
+        self.each(first, rows, |parts, rows| {
+            let (now, later) = std::mem::take(&mut left).split_at_mut(rows * self.k);
+            left = later;
+            self.format.decode(parts, rows, self.k, now)
+        })?;
+        assert!(left.is_empty(), "a part of a row");
+        Ok(())
+    }
+
+    /// The stored bytes of `rows` rows from `first` on, of each component.
+    ///
+    /// # Errors
+    /// Those of [`Format::components`].
+    ///
+    /// # Panics
+    /// When there are fewer rows.
+    pub fn encoded(&self, first: usize, rows: usize) -> Result<Vec<Vec<u8>>, FormatError> {
+        let mut encoded = vec![vec![]; self.format.components(self.k)?.len()];
+        self.each(first, rows, |parts, _| {
+            encoded.iter_mut().zip(parts).for_each(|(all, part): (&mut Vec<u8>, _)| all.extend(*part));
+            Ok(())
+        })?;
+        Ok(encoded)
+    }
+
+    /// Calls `visit` with the components and the number of rows that lie together, until it has seen `rows` rows from `first` on.
+    fn each<'s>(
+        &'s self,
+        mut first: usize,
+        mut rows: usize,
+        mut visit: impl FnMut(&Parts<'s>, usize) -> Result<(), FormatError>,
+    ) -> Result<(), FormatError> {
         let components = self.format.components(self.k)?;
         for piece in &self.pieces {
             if first >= piece.rows {
                 first -= piece.rows;
                 continue;
             }
-            let rows = (piece.rows - first).min(out.len() / self.k.max(1));
-            let parts: Parts<'_> =
+            let now = (piece.rows - first).min(rows);
+            let parts: Parts<'s> =
                 std::array::from_fn(|i| match (piece.components.get(i), components.get(i)) {
                     (Some(bytes), Some(component)) => {
-                        &bytes[first * component.row_bytes()..][..rows * component.row_bytes()]
+                        &bytes[first * component.row_bytes()..][..now * component.row_bytes()]
                     }
                     _ => &[],
                 });
-            let (now, later) = out.split_at_mut(rows * self.k);
-            self.format.decode(&parts, rows, self.k, now)?;
-            (first, out) = (0, later);
-            if out.is_empty() {
+            visit(&parts, now)?;
+            (first, rows) = (0, rows - now);
+            if rows == 0 {
                 return Ok(());
             }
         }
-        assert!(out.is_empty(), "rows beyond the last");
+        assert!(rows == 0, "rows beyond the last");
         Ok(())
     }
 

@@ -116,17 +116,18 @@ impl Tensor {
         Ok(values)
     }
 
-    /// Encodes all rows on all cores; `from` is the type that the values have, see [`Format::encode_from`].
+    /// Encodes all rows on all cores, as values of the type that they are rounded to ([`Format::encode_from`]). A quantised weight
+    /// whose format stays keeps its bytes: rounding again may choose other scales.
     ///
     /// # Errors
     /// Those of [`Format::encode_from`].
-    pub fn encode(&self, format: Format, from: FloatType) -> Result<Encoded, FormatError> {
+    pub fn encode(&self, format: Format) -> Result<Encoded, FormatError> {
         let (rows, k) = (self.rows(), self.k());
         let chunk_rows = (CHUNK / k.max(1)).max(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let chunks = (0..rows).step_by(chunk_rows).collect();
         let done = threads::try_map(cores, chunks, |first| {
-            self.encode_rows(format, from, first, chunk_rows.min(rows - first))
+            self.encode_rows(format, first, chunk_rows.min(rows - first))
         })?;
         let components = format.components(k)?;
         let mut all = Encoded { components: vec![], loss: Loss::default() };
@@ -149,17 +150,25 @@ impl Tensor {
         Ok(Encoded { loss: lost(format, &values, self.k(), &components)?, components })
     }
 
-    fn encode_rows(
-        &self,
-        format: Format,
-        from: FloatType,
-        first: usize,
-        rows: usize,
-    ) -> Result<Encoded, FormatError> {
+    /// Whether what is stored is quantised in `format` already, and nothing is done to its values.
+    fn keeps_bytes(&self, format: Format) -> bool {
+        let Change { rows, columns, add_one, negative_exp, .. } = &self.change;
+        let changes = rows.is_some() || columns.is_some() || *add_one || *negative_exp;
+        !matches!(format, Format::Float(_)) && format == self.source.format && !changes
+    }
+
+    fn encode_rows(&self, format: Format, first: usize, rows: usize) -> Result<Encoded, FormatError> {
         let k = self.k();
         let mut values = vec![0.0; rows * k];
         self.values(first, &mut values)?;
-        let components = format.encode_from(from, &values, k).map_err(|error| match error {
+        let components = match self.keeps_bytes(format) {
+            true => match values.iter().position(|value| !value.is_finite()) {
+                None => self.source.encoded(first, rows),
+                Some(index) => Err(FormatError::NotFinite { format, index, value: values[index] }),
+            },
+            false => format.encode_from(self.change.rounded, &values, k),
+        };
+        let components = components.map_err(|error| match error {
             FormatError::NotFinite { format, index, value } => {
                 FormatError::NotFinite { format, index: first * k + index, value }
             }

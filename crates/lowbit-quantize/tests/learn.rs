@@ -77,6 +77,17 @@ fn every_architecture_learns_scales_and_codes() {
     }
 }
 
+/// The teacher is what the quantised source stands for, and so are the values that codes begin with.
+#[test]
+fn quantised_checkpoints_teach() {
+    for (name, what) in [("qwen3_5-mlx-8bit", Learn::Scales), ("qwen3_next-mlx-4bit", Learn::Codes)] {
+        let folder = tempfile::tempdir().unwrap();
+        let report = learn(name, &folder.path().join("new"), 2, &options(what)).unwrap();
+        println!("{name} {what:?}: {report:?}");
+        assert!(report.after < 0.9 * report.before && report.went_back == 0, "{name} {what:?}: {report:?}");
+    }
+}
+
 #[test]
 fn the_same_bytes_for_every_number_of_threads_and_other_ones_for_another_seed() {
     let folder = tempfile::tempdir().unwrap();

@@ -57,6 +57,19 @@ fn bits_per_weight_are_what_was_asked_for() {
     }
 }
 
+/// More bits than a weight has in the source save nothing.
+#[test]
+fn no_weight_gets_more_bits_than_its_source_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let (name, output) = ("qwen3-mlx-4bit", folder.path().join("new"));
+    let rules = allocated(name, &output, &options(), 4.6).unwrap();
+    let (bits_per_weight, bits) = made(name, &output, &options().with_rules(rules.clone()));
+    assert!((4.3..=4.6).contains(&bits_per_weight), "{bits_per_weight}");
+    // Those of 4 bits have no entry of their own.
+    assert!(bits.len() > 3 && bits.len() < rules.len(), "{bits:?}");
+    assert!(bits.iter().all(|bits| bits == "3" || bits == "2"), "{bits:?}");
+}
+
 #[test]
 fn own_rules_hold_and_impossible_budgets_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -207,7 +207,7 @@ impl Job {
                 let tensor = unchanged(view)?;
                 tensor.encoded(tensor.source.format, learned)
             }
-            (Self::Encode(tensor, format), None) => tensor.encode(*format, FloatType::F32),
+            (Self::Encode(tensor, format), None) => tensor.encode(*format),
             (Self::Encode(tensor, format), Some(learned)) => tensor.encoded(*format, learned),
         };
         let Encoded { components, loss } =
