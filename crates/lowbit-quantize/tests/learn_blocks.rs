@@ -173,6 +173,20 @@ fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
 }
 
 #[test]
+fn the_same_bytes_for_every_number_of_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, options) = (data(), options(3));
+    let of = |threads: usize| {
+        let device = Device::cpu(Some(threads)).unwrap();
+        let learning = Learning { data: &data, options: &options, device: &device, saving: None };
+        let (source, output) = (checkpoint("qwen3_5_moe"), folder.path().join(threads.to_string()));
+        quantize_and_learn(&source, &output, &to_3_bits(), learning, |_| Continue(())).unwrap();
+        files(&output)
+    };
+    assert!(of(1) == of(3));
+}
+
+#[test]
 fn nothing_ends_worse_than_rounding() {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(8);

@@ -35,7 +35,7 @@ pub struct LearnArguments {
     /// faster where a block is large, and win back less.
     #[arg(long, value_name = "WINDOWS", default_value_t = 1, value_parser = at_least_one(), requires = "by_block")]
     block_windows: usize,
-    /// The highest learning rate of a block [default: half of what --learn codes has for the whole model].
+    /// The highest learning rate of a block [default: by the format of each weight, as --learn codes has for the whole model].
     #[arg(long, value_name = "RATE", requires = "by_block")]
     block_rate: Option<f32>,
     /// Steps of learning.

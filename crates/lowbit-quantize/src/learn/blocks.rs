@@ -8,9 +8,9 @@ use super::data::Order;
 use super::objective::{Lost, Objective, tokens_per_pass, windows_per_pass};
 use super::run::Run;
 use super::trainer::{OnDevice, Trainer};
-use super::{Data, Learn, LearnProgress, LearnedWeight, Learning};
+use super::{Data, Learn, LearnProgress, LearnedWeight, Learning, default_rate};
 use crate::QuantizeError;
-use lowbit_formats::{DType, Format};
+use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, WeightPart};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 use lowbit_models::Model;
@@ -38,7 +38,7 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
     }
     let Learning { data, options, .. } = run.learning;
     let options = &options.for_blocks();
-    let (windows, train) = chosen(data, options.steps as usize * options.batch, options.seed);
+    let (windows, train) = chosen(data, options.batch.saturating_mul(options.steps as usize), options.seed);
     let per_pass = tokens_per_pass([teacher, student], 1);
     let mut targets = States::new(teacher, &windows, per_pass)?;
     let mut inputs = States::new(student, &windows, per_pass)?;
@@ -53,15 +53,9 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
             });
             let weights = weights.collect::<Result<_, QuantizeError>>()?;
             let objective = OneBlock { student, index, inputs: &inputs, targets: &targets, train };
+            let rate = |format| default_rate(Learn::Codes, format);
             let on_device = OnDevice::default();
-            run.learn_block(Trainer {
-                model: student,
-                objective,
-                options,
-                rate: default_rate,
-                weights,
-                on_device,
-            })?;
+            run.learn_block(Trainer { model: student, objective, options, rate, weights, on_device })?;
         }
         if index + 1 < blocks {
             let learned = inventory.iter().filter_map(|Named { name, .. }| {
@@ -74,11 +68,6 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
         }
     }
     Ok(())
-}
-
-/// The highest rate for weights of a format: a step sees few windows, and there are many steps.
-fn default_rate(format: Format) -> f32 {
-    0.5 * super::default_rate(Learn::Codes, format)
 }
 
 /// The windows that `most` draws learn from, and those held out behind them; how many are to learn from. Not more than are drawn, since

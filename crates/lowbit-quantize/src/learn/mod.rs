@@ -46,7 +46,7 @@ pub struct LearnOptions {
     pub batch: usize,
     /// Windows per step of a block that learns by itself, see [`Self::for_blocks`].
     pub block_batch: usize,
-    /// The highest rate of Adam's while a block learns by itself; `None` for each weight's own: half of [`default_rate`].
+    /// The highest rate of Adam's while a block learns by itself; `None` for each weight's own, see [`default_rate`].
     pub block_rate: Option<f32>,
     /// The highest rate of Adam's; `None` for each weight's own: [`default_rate`], or a tenth of it where blocks have learned before.
     pub rate: Option<f32>,
@@ -85,7 +85,7 @@ impl LearnOptions {
     #[must_use]
     pub fn for_blocks(&self) -> Self {
         let batch = self.block_batch.max(1);
-        let windows = self.batch as u64 * u64::from(self.steps);
+        let windows = (self.batch as u64).saturating_mul(self.steps.into());
         let steps = windows.div_ceil(batch as u64).min(u32::MAX.into());
         let validate_every = u64::from(self.validate_every) * steps / u64::from(self.steps.max(1));
         let validate_every = validate_every.clamp(1, u32::MAX.into()) as u32;
