@@ -257,10 +257,10 @@ mod tests {
         let place = empty.display();
         for (message, what) in [
             (
-                look(&[empty.clone()], false),
+                look(std::slice::from_ref(&empty), false),
                 "NVIDIA's compiler (libnvrtc) and CUDA's headers (cuda_fp16.h) are",
             ),
-            (look(&[empty.clone()], true), "CUDA's headers (cuda_fp16.h) are"),
+            (look(std::slice::from_ref(&empty), true), "CUDA's headers (cuda_fp16.h) are"),
         ] {
             assert_eq!(
                 message,
@@ -269,7 +269,7 @@ mod tests {
         }
         let headers = root.join("headers");
         fill(&headers, &["include/cuda_fp16.h"], Some(("include", 13000)));
-        let message = look(&[headers.clone()], false);
+        let message = look(std::slice::from_ref(&headers), false);
         assert!(message.starts_with("NVIDIA's compiler (libnvrtc) is in none of ["), "{message}");
         assert!(message.contains("`lowbit setup cuda`"), "{message}");
         assert!(Found::look(&[headers], |name| name == "libnvrtc.so.12").is_ok());
