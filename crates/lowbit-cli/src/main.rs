@@ -1,8 +1,11 @@
-//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize` and `bench`.
+//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize`, `bench` and `setup`.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod commands;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod device;
 mod explain;
 mod habits;
 mod interrupt;
@@ -14,7 +17,7 @@ mod progress;
 mod template;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use commands::{bench, chat, generate, inspect, perplexity, quantize};
+use commands::{bench, chat, generate, inspect, perplexity, quantize, setup};
 use std::process::ExitCode;
 
 /// Low-bit language models.
@@ -39,6 +42,8 @@ enum Command {
     Quantize(quantize::Arguments),
     /// Check and time the ops.
     Bench(bench::Arguments),
+    /// Bring what a device needs and this machine lacks.
+    Setup(setup::Arguments),
 }
 
 /// Below the list of commands.
@@ -83,6 +88,7 @@ fn run() -> Result<(), Failure> {
         Command::Perplexity(arguments) => perplexity::run(&arguments),
         Command::Quantize(arguments) => quantize::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Setup(arguments) => setup::run(&arguments),
     }
 }
 

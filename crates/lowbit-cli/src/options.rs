@@ -1,10 +1,9 @@
 //! Flags that several commands share.
 
-use crate::habits::{self, GpuLayers};
-use crate::{Failure, out, progress};
+use crate::device::DeviceOptions;
+use crate::{Failure, habits, out, progress};
 use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
 use lowbit_formats::FloatType;
-use lowbit_kernels::simd::Isa;
 use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -54,94 +53,6 @@ impl Activations {
 /// The parser of flags that take a count of at least one.
 pub fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(1..)
-}
-
-/// What `--device` can name in this build.
-const DEVICES: &[&str] = &[
-    "cpu",
-    #[cfg(feature = "cuda")]
-    "cuda",
-    #[cfg(feature = "vulkan")]
-    "vulkan",
-    #[cfg(feature = "metal")]
-    "metal",
-];
-
-/// Where ops run.
-#[derive(Clone, clap::Args)]
-#[command(next_help_heading = "Device")]
-pub struct DeviceOptions {
-    /// Where to run [default: cpu].
-    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(DEVICES))]
-    device: Option<String>,
-    /// CPU threads [default: one per core].
-    #[arg(long, short)]
-    pub threads: Option<usize>,
-    /// The CPU's instruction set [default: the best that it has; `inspect --device cpu` lists them].
-    #[arg(long, value_name = "ISA", value_parser = isa)]
-    isa: Option<Isa>,
-    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
-    #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
-    n_gpu_layers: Option<GpuLayers>,
-}
-
-/// The instruction set of this name.
-fn isa(name: &str) -> Result<Isa, String> {
-    let names: Vec<_> = Isa::all().into_iter().map(Isa::name).collect();
-    Isa::named(name).ok_or_else(|| format!("this processor has {}", names.join(", ")))
-}
-
-impl DeviceOptions {
-    fn name(&self) -> &str {
-        match (&self.device, self.n_gpu_layers, DEVICES.get(1)) {
-            (Some(device), ..) => device,
-            (None, Some(GpuLayers::All | GpuLayers::Auto), Some(gpu)) => gpu,
-            (None, Some(GpuLayers::All), None) => {
-                out::note!(
-                    "note: this build has no GPU, so all layers run on the CPU; `cargo build --release --features cuda` \
-                     has one"
-                );
-                "cpu"
-            }
-            _ => "cpu",
-        }
-    }
-
-    /// Whether a device is named.
-    pub fn is_named(&self) -> bool {
-        self.device.is_some() || self.n_gpu_layers.is_some()
-    }
-
-    /// The same with this many threads.
-    pub fn with_threads(&self, threads: usize) -> Self {
-        Self { threads: Some(threads), ..self.clone() }
-    }
-
-    /// The device that the flags name.
-    pub fn device(&self) -> Result<Device, Failure> {
-        match self.name() {
-            #[cfg(feature = "cuda")]
-            "cuda" => Ok(Device::cuda(0, &cuda_options())?),
-            #[cfg(feature = "vulkan")]
-            "vulkan" => Ok(Device::vulkan()?),
-            #[cfg(feature = "metal")]
-            "metal" => Ok(Device::metal()?),
-            _ => Ok(Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect))?),
-        }
-    }
-}
-
-/// Where CUDA's headers are (`CUDA_HOME`, or where its installer puts them) and where compiled kernels are kept.
-#[cfg(feature = "cuda")]
-fn cuda_options() -> lowbit_kernels::gpu::CudaOptions {
-    let folder = |name| std::env::var_os(name).map(PathBuf::from);
-    let home = folder("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
-    let cache = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
-    let options = lowbit_kernels::gpu::CudaOptions::new(home.join("include"));
-    match cache {
-        Some(cache) => options.with_cache(cache.join("lowbit")),
-        None => options,
-    }
 }
 
 /// A checkpoint that is ready to use.
@@ -195,9 +106,14 @@ impl ModelOptions {
         self.dtype.map(Activations::float)
     }
 
+    /// The device that the flags name, or the best that is there.
+    pub fn device(&self) -> Result<Device, Failure> {
+        self.device.device(self.exact)
+    }
+
     /// The device and the types that the flags name.
     pub fn target(&self) -> Result<Target, Failure> {
-        let target = Target::new(&self.device.device()?, self.activations())?;
+        let target = Target::new(&self.device()?, self.activations())?;
         Ok(target.with_exact(self.exact))
     }
 

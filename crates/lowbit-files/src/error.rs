@@ -54,6 +54,8 @@ pub enum FileError {
     NoSuchModel { model: String, problem: String },
     #[error("{model}: there is no such path, and the hub's model cannot be downloaded: {what}: {problem}", model = shown(.model), what = shown(.what), problem = shown_message(.problem, LONG))]
     Download { model: String, what: String, problem: String },
+    #[error("{package}: {problem}", package = shown(.package), problem = shown_message(.problem, LONG))]
+    Package { package: String, problem: String },
     #[error("{}: chat template: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]
     Template { file: PathBuf, problem: String },
     #[error("{}: tokenizer: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]

@@ -17,6 +17,7 @@ mod show;
 pub mod staging;
 mod tensor;
 mod tokenizer;
+pub mod wheels;
 
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::{Checkpoint, Companion, GenerationConfig, Layout, Quantization};

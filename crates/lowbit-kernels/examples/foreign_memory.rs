@@ -68,7 +68,7 @@ mod cuda {
         let context = CudaContext::new(0)?;
         let stream = context.new_stream()?;
         let home = std::env::var_os("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
-        let options = CudaOptions::new(std::path::Path::new(&home).join("include"));
+        let options = CudaOptions::new([home]);
         // SAFETY: the stream outlives the device, which is dropped at the end of this function, before it.
         let device = unsafe { Device::cuda_on_stream(0, stream.cu_stream().cast(), &options) }?;
 

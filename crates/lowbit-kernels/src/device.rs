@@ -48,7 +48,8 @@ impl Device {
     /// CUDA device `ordinal`.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when there is no driver or no such device.
+    /// [`KernelError::NoGpu`] when there is no driver or no such device; [`KernelError::Gpu`] when it cannot be used, or when
+    /// there is no compiler for its kernels.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize, options: &crate::gpu::CudaOptions) -> Result<Self, KernelError> {
         Gpu::cuda(ordinal, options).map(Self::Gpu)
@@ -57,7 +58,7 @@ impl Device {
     /// The Vulkan device that the system prefers.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when there is none, or one that cannot run the kernels.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
     #[cfg(feature = "vulkan")]
     pub fn vulkan() -> Result<Self, KernelError> {
         Gpu::vulkan().map(Self::Gpu)
@@ -66,7 +67,7 @@ impl Device {
     /// The Metal device.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when there is none, or one that does not take Metal Shading Language 3.2.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal Shading Language 3.2.
     #[cfg(feature = "metal")]
     pub fn metal() -> Result<Self, KernelError> {
         Gpu::metal().map(Self::Gpu)

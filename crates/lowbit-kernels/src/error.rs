@@ -19,6 +19,9 @@ pub enum KernelError {
     Device { op: &'static str, operand: &'static str, got: String, want: String },
     #[error("{op} does not run on {device}")]
     Unsupported { op: &'static str, device: String },
+    /// There is no such device on this machine.
+    #[error("{device}: {problem}")]
+    NoGpu { device: String, problem: String },
     #[error("{device}: {problem}")]
     Gpu { device: String, problem: String },
     #[error("kernel {name} does not compile: {problem}")]

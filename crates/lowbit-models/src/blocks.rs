@@ -76,7 +76,7 @@ mod tests {
 
     fn load(name: &str) -> Model {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models");
-        let target = Target::for_gradients(&Device::cpu(Some(2)).unwrap()).unwrap();
+        let target = Target::for_gradients(&Device::cpu(Some(2)).unwrap(), None).unwrap();
         Model::load_for(&Checkpoint::open(&models.join(name)).unwrap(), target).unwrap()
     }
 

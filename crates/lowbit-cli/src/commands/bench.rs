@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.scaling {
         return bench_scaling::run(arguments, &filter);
     }
-    let device = arguments.model.device.device()?;
+    let device = arguments.model.device()?;
     let rows = time(&bench::cases(&filter, &device), &filter, &device, arguments.json)?;
     if arguments.json {
         out::line!("{}", serde_json::Value::Array(rows.iter().map(json).collect()))?;

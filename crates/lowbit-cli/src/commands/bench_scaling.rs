@@ -11,7 +11,8 @@ const STEP: f64 = 1.3;
 /// Times the cases with 1, 2, 4, .. threads, up to those asked for, and names every step in time that the work does not explain.
 pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
     let mut all = vec![];
-    let most = match arguments.model.device.device()? {
+    let device = arguments.model.device()?;
+    let most = match &device {
         Device::Cpu(cpu) => cpu.threads(),
         Device::Gpu(_) => 1,
     };
@@ -19,7 +20,10 @@ pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
     let mut counts: Vec<_> = halves.collect();
     counts.reverse();
     for threads in counts {
-        let device = arguments.model.device.with_threads(threads).device()?;
+        let device = match &device {
+            Device::Cpu(_) => arguments.model.device.cpu_with_threads(threads)?,
+            Device::Gpu(_) => device.clone(),
+        };
         let rows = time(&scaling_cases(filter), filter, &device, arguments.json)?;
         if arguments.record {
             let line = |row: &Row| format!("{threads},{}\n", row.csv());

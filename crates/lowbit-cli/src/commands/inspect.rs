@@ -50,9 +50,8 @@ struct Total {
 
 /// Prints what a checkpoint holds; with `--device`, what the device is instead.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let device = &arguments.model.device;
-    if device.is_named() {
-        return Ok(out::line!("{}", described(&device.device()?))?);
+    if arguments.model.device.is_named() {
+        return Ok(out::line!("{}", described(&arguments.model.device()?))?);
     }
     let report = report(&arguments.model.open()?)?;
     if arguments.json {

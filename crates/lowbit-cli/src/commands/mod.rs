@@ -13,4 +13,5 @@ mod logprobs;
 pub mod perplexity;
 pub mod quantize;
 mod reply;
+pub mod setup;
 mod stop;

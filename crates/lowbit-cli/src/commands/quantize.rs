@@ -78,7 +78,7 @@ impl Arguments {
         if Mix::from_name(&self.format).is_some() {
             return Err(format!("--target-bpw goes with affine, not with {}", self.format).into());
         }
-        let device = self.model.device.device()?;
+        let device = self.model.device()?;
         let bar = progress::bar("windows", 0);
         let budget = Budget { bits_per_weight, data, device: &device };
         let rules = allocate_bits(checkpoint, &self.output, &options, budget, |done, all| {
@@ -126,7 +126,7 @@ impl Arguments {
         let (Some(mut options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
         options.activations = self.model.activations();
         let gguf = self.gguf_options()?;
-        let (device, mut log) = (self.model.device.device()?, self.learn.log(self.force)?);
+        let (device, mut log) = (self.model.device()?, self.learn.log(self.force)?);
         let state = [self.output.as_os_str(), STATE.as_ref()].join("".as_ref());
         let saving = Saving { path: state.as_ref(), found: self.learn.found(self.force) };
         let learning = Learning { data, options: &options, device: &device, saving: Some(saving) };

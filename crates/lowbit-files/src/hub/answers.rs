@@ -28,7 +28,7 @@ struct Sibling {
 pub(super) fn listing(client: &Client, model: ModelName<'_>) -> Result<Listing, Problem> {
     let limits = client.limits;
     let path = format!("api/models/{}/{}/revision/main", model.org, model.name);
-    let answer = client.send(Request { path: &path, head: false, from: None, bytes: limits.list })?;
+    let answer = client.send(Request { path: &path, bytes: limits.list, ..Default::default() })?;
     check_status(client, &answer)?;
     let kind = answer.headers.get("Content-Type").and_then(|kind| kind.to_str().ok());
     let kind = kind.unwrap_or("no type").to_string();
@@ -89,7 +89,7 @@ pub(super) fn remote(
     file: &FileName,
 ) -> Result<Remote, Problem> {
     let path = format!("{}/{}/resolve/{}/{}", model.org, model.name, commit.as_str(), file.encoded());
-    let answer = client.send(Request { path: &path, head: true, from: None, bytes: 0 })?;
+    let answer = client.send(Request { path: &path, head: true, ..Default::default() })?;
     if !(300..400).contains(&answer.status) {
         check_status(client, &answer)?;
     }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use ureq::config::Config;
 use ureq::http::uri::{Authority, Scheme};
 use ureq::http::{HeaderMap, HeaderName, Method, Uri};
-use ureq::{Agent, Body, Timeout};
+use ureq::{Agent, Body, Proxy, Timeout};
 
-use super::settings::{HubLimits, HubSettings, Token, endpoint};
+use super::settings::{HubLimits, Token, endpoint};
 use crate::shown;
 
 /// Why something did not arrive.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Problem {
+pub(crate) enum Problem {
     /// Another attempt may succeed.
     Passing(String),
     /// It will not.
@@ -45,8 +45,21 @@ impl Origin {
     }
 }
 
-/// Sends requests to the hub, and to where it redirects them.
-pub(super) struct Client {
+/// A server that files come from.
+pub(crate) struct Site<'a> {
+    /// As messages call it: "the hub".
+    pub name: &'static str,
+    pub address: &'a str,
+    /// The variable or flag that says the address.
+    pub setting: &'static str,
+    pub token: Option<Token>,
+    pub proxy: Option<Proxy>,
+    pub limits: HubLimits,
+}
+
+/// Sends requests to a server, and to where it redirects them.
+pub(crate) struct Client {
+    name: &'static str,
     agent: Agent,
     base: Uri,
     origin: Origin,
@@ -55,10 +68,12 @@ pub(super) struct Client {
 }
 
 /// What is asked for.
-#[derive(Clone, Copy)]
-pub(super) struct Request<'a> {
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Request<'a> {
     /// Below the endpoint.
     pub path: &'a str,
+    /// The kind of answer that is wanted, where the server has several.
+    pub accept: Option<&'static str>,
     /// Whether only the headers are wanted.
     pub head: bool,
     /// The first byte that is wanted, and the raw ETag that the file must still have if the endpoint itself answers.
@@ -68,7 +83,7 @@ pub(super) struct Request<'a> {
 }
 
 /// An answer that is no redirect, unless its headers alone are wanted.
-pub(super) struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Body,
@@ -80,13 +95,13 @@ pub(super) struct Answer {
 
 impl Client {
     /// `agent` makes a client of the settings that it is given.
-    pub fn new(settings: &HubSettings, agent: impl FnOnce(Config) -> Agent) -> Result<Self, String> {
-        let base = endpoint(&settings.endpoint)?;
-        let origin = Origin::of(&base).ok_or("the hub's address has no host")?;
-        let limits = settings.limits;
+    pub fn new(site: Site<'_>, agent: impl FnOnce(Config) -> Agent) -> Result<Self, String> {
+        let Site { name, address, setting, token, proxy, limits } = site;
+        let base = endpoint(name, setting, address)?;
+        let origin = Origin::of(&base).ok_or_else(|| format!("{name}'s address has no host"))?;
         // Redirects are followed here: each is another place that the token must not go to.
         let config = Agent::config_builder()
-            .proxy(settings.proxy.clone())
+            .proxy(proxy)
             .https_only(origin.0 == Scheme::HTTPS)
             .http_status_as_error(false)
             .max_redirects(0)
@@ -100,7 +115,7 @@ impl Client {
             .timeout_per_read(Some(limits.idle))
             .timeout_per_write(Some(limits.idle))
             .build();
-        Ok(Self { agent: agent(config), base, origin, token: settings.token.clone(), limits })
+        Ok(Self { name, agent: agent(config), base, origin, token, limits })
     }
 
     /// Whether requests carry a token.
@@ -126,9 +141,9 @@ impl Client {
             if !is_redirect || (request.head && is_endpoint && describes_a_file(&endpoint)) {
                 return Ok(Answer { status, headers: head.headers, body, endpoint, is_endpoint });
             }
-            uri = redirected(&uri, &head.headers)?;
+            uri = self.redirected(&uri, &head.headers)?;
         }
-        Err(Problem::Lasting(format!("the hub redirects more than {} times", self.limits.redirects)))
+        Err(Problem::Lasting(format!("{} redirects more than {} times", self.name, self.limits.redirects)))
     }
 
     fn send_once(
@@ -141,6 +156,9 @@ impl Client {
         let mut message = ureq::http::Request::builder().method(method).uri(uri.clone());
         // What is counted and verified are the file's own bytes.
         message = message.header("Accept-Encoding", "identity");
+        if let Some(kind) = request.accept {
+            message = message.header("Accept", kind);
+        }
         if let Some(token) = self.token.as_ref().filter(|_| is_endpoint) {
             message = message.header("Authorization", token.header());
         }
@@ -179,7 +197,7 @@ impl Client {
                 return Problem::Lasting(format!("the answer's headers have more than {limit} bytes"));
             }
             ureq::Error::Io(_) | ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => {
-                let text = "there is no network, or the hub cannot be reached";
+                let text = format!("there is no network, or {} cannot be reached", self.name);
                 return Problem::Lasting(format!("{text} ({})", shown(error)));
             }
             // Its message has the address, which may have a signature.
@@ -197,6 +215,38 @@ impl Client {
             }
             _ => Problem::Passing(format!("{what} in {time:?}")),
         }
+    }
+
+    /// Where `headers` say that the answer to `uri` is.
+    fn redirected(&self, uri: &Uri, headers: &HeaderMap) -> Result<Uri, Problem> {
+        let name = self.name;
+        let location = headers.get("Location").ok_or_else(|| format!("{name} redirects to nowhere"))?;
+        let location = location.to_str().map_err(|_| format!("{name} redirects to what is no address"))?;
+        let refuse = |why: &str| {
+            // What follows the question mark may be a signature.
+            let place = location.split('?').next().unwrap_or_default();
+            Problem::Lasting(format!("{name} redirects to {}: {why}", shown(place)))
+        };
+        let scheme = uri.scheme_str().unwrap_or_default();
+        let authority = uri.authority().map(Authority::as_str).unwrap_or_default();
+        let text = if location.starts_with("//") {
+            format!("{scheme}:{location}")
+        } else if location.starts_with('/') {
+            format!("{scheme}://{authority}{location}")
+        } else {
+            location.to_string()
+        };
+        let next: Uri = text.parse().map_err(|_| refuse("that is no address"))?;
+        if !matches!(next.scheme_str(), Some("http" | "https")) || next.host().is_none_or(str::is_empty) {
+            return Err(refuse("only http and https addresses are followed"));
+        }
+        if scheme == "https" && next.scheme_str() != Some("https") {
+            return Err(refuse("https leads to http"));
+        }
+        if next.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(refuse("an address should have no user"));
+        }
+        Ok(next)
     }
 
     /// Repeats `work` while its problem may be temporary.
@@ -247,7 +297,7 @@ impl Attempts {
 }
 
 /// A body that must arrive at a minimum rate.
-pub(super) struct Paced<'a, R> {
+pub(crate) struct Paced<'a, R> {
     body: R,
     client: &'a Client,
     since: Instant,
@@ -306,35 +356,4 @@ fn take_over(headers: &HeaderMap, known: &mut HeaderMap) {
             }
         }
     }
-}
-
-/// Where `headers` say that the answer to `uri` is.
-fn redirected(uri: &Uri, headers: &HeaderMap) -> Result<Uri, Problem> {
-    let location = headers.get("Location").ok_or_else(|| "the hub redirects to nowhere".to_string())?;
-    let location = location.to_str().map_err(|_| "the hub redirects to what is no address".to_string())?;
-    let refuse = |why: &str| {
-        // What follows the question mark may be a signature.
-        let place = location.split('?').next().unwrap_or_default();
-        Problem::Lasting(format!("the hub redirects to {}: {why}", shown(place)))
-    };
-    let scheme = uri.scheme_str().unwrap_or_default();
-    let authority = uri.authority().map(Authority::as_str).unwrap_or_default();
-    let text = if location.starts_with("//") {
-        format!("{scheme}:{location}")
-    } else if location.starts_with('/') {
-        format!("{scheme}://{authority}{location}")
-    } else {
-        location.to_string()
-    };
-    let next: Uri = text.parse().map_err(|_| refuse("that is no address"))?;
-    if !matches!(next.scheme_str(), Some("http" | "https")) || next.host().is_none_or(str::is_empty) {
-        return Err(refuse("only http and https addresses are followed"));
-    }
-    if scheme == "https" && next.scheme_str() != Some("https") {
-        return Err(refuse("https leads to http"));
-    }
-    if next.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(refuse("an address should have no user"));
-    }
-    Ok(next)
 }

@@ -117,7 +117,8 @@ impl Transfer<'_> {
             return Ok(());
         }
         let from = (partial.bytes > 0).then_some((partial.bytes, remote.raw_etag.as_str()));
-        let request = Request { path: &remote.path, head: false, from, bytes: remote.bytes - partial.bytes };
+        let bytes = remote.bytes - partial.bytes;
+        let request = Request { path: &remote.path, from, bytes, ..Default::default() };
         let mut answer = self.client.send(request)?;
         self.continues(&answer, partial, remote)?;
         let left = remote.bytes - partial.bytes;

@@ -7,18 +7,18 @@
 mod answers;
 mod cache;
 mod choose;
-mod client;
+pub(crate) mod client;
 mod download;
 mod names;
 mod settings;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod verify;
 
 use std::path::{Path, PathBuf};
 
 use cache::Repository;
-use client::{Client, Problem};
+use client::{Client, Problem, Site};
 use download::Transfer;
 use names::{FileName, ModelName};
 pub use settings::{HubLimits, HubSettings, Token};
@@ -118,7 +118,16 @@ impl Hub {
             let problem = format!("HF_HUB_OFFLINE is set, and {cache} does not have all of it");
             return Err(model.failed("its files", problem));
         }
-        let client = Client::new(&self.settings, &self.agent);
+        let HubSettings { endpoint, token, proxy, limits, .. } = &self.settings;
+        let site = Site {
+            name: "the hub",
+            address: endpoint,
+            setting: "HF_ENDPOINT",
+            token: token.clone(),
+            proxy: proxy.clone(),
+            limits: *limits,
+        };
+        let client = Client::new(site, &self.agent);
         let client = client.map_err(|problem| model.failed("the list of its files", problem))?;
         let listing = client.retried(|| answers::listing(&client, model));
         let answers::Listing { commit, files } =

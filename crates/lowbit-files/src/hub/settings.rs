@@ -166,16 +166,16 @@ fn expand(path: PathBuf, home: Option<&Path>) -> PathBuf {
 }
 
 /// An address that may be asked: `http` or `https`, a host, and no user.
-pub(super) fn endpoint(text: &str) -> Result<ureq::http::Uri, String> {
-    let problem =
-        |why: &str| format!("the hub's address (HF_ENDPOINT) is {}: {why}", shown(without_user(text)));
+/// `name` is the server's in messages, and `setting` what says its address.
+pub(super) fn endpoint(name: &str, setting: &str, text: &str) -> Result<ureq::http::Uri, String> {
+    let problem = |why: &str| format!("{name}'s address ({setting}) is {}: {why}", shown(without_user(text)));
     let uri: ureq::http::Uri =
         text.trim_end_matches('/').parse().map_err(|_| problem("that is no address"))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
         return Err(problem("it should start with https:// or http:// and have a host"));
     }
     if uri.query().is_some() || uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-        return Err(problem("it should have no user and no query; HF_TOKEN is for access"));
+        return Err(problem("it should have no user and no query"));
     }
     Ok(uri)
 }
@@ -236,6 +236,7 @@ mod tests {
 
     #[test]
     fn endpoints_are_addresses() {
+        let endpoint = |text| endpoint("the hub", "HF_ENDPOINT", text);
         for text in ["https://huggingface.co", "http://127.0.0.1:80/", "https://mirror/path/hub/"] {
             let uri = endpoint(text).unwrap();
             assert_eq!(uri.to_string().trim_end_matches('/'), text.trim_end_matches('/'));

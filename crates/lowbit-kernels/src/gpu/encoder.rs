@@ -101,6 +101,12 @@ pub(crate) struct Dense<'a> {
 pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     /// As `--device` spells it.
     fn name(&self) -> String;
+    /// As its maker calls it; empty if it does not say.
+    fn product(&self) -> String;
+    /// Whether it is a program for the processor, such as Mesa's lavapipe.
+    fn is_software(&self) -> bool {
+        false
+    }
     /// What kernels are compiled for.
     fn target(&self) -> &Target;
     /// Uninitialised memory.
@@ -267,6 +273,16 @@ impl Gpu {
     #[cfg(feature = "cuda")]
     pub(crate) fn address(&self, place: (&Memory, usize)) -> Result<u64, KernelError> {
         self.0.address(place)
+    }
+
+    /// The device's name as its maker spells it; empty if it has none.
+    pub fn product(&self) -> String {
+        self.0.product()
+    }
+
+    /// Whether it is no GPU, but a program that does its work on the processor, such as Mesa's lavapipe.
+    pub fn is_software(&self) -> bool {
+        self.0.is_software()
     }
 
     pub(crate) fn target(&self) -> &Target {

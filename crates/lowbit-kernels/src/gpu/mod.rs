@@ -48,7 +48,7 @@ pub(crate) mod tests;
 mod wgpu;
 
 #[cfg(feature = "cuda")]
-pub use cuda::CudaOptions;
+pub use cuda::{CudaOptions, cuda_driver_version, try_cuda_compiler};
 #[cfg(feature = "gpu")]
 pub(crate) use encoder::{CUBES, Dense, Form, Memory, Pending};
 #[cfg(feature = "gpu")]

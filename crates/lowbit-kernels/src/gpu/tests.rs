@@ -3,15 +3,16 @@
 #[cfg(feature = "cuda")]
 use super::compile::CudaDevice;
 use super::compile::{self, Target};
+#[cfg(feature = "cuda")]
+use super::cuda::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use cubecl_core::prelude::CubeKernel;
 use rayon::prelude::*;
 
-/// CUDA as tests use it. `CUDA_HEADERS` names the folder that has `cuda_fp16.h`.
+/// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of Python's packages.
 #[cfg(feature = "cuda")]
 pub(crate) fn options() -> super::CudaOptions {
-    let headers = std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
-    super::CudaOptions { cache: None, headers: headers.into() }
+    super::CudaOptions::new([std::env::var_os("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into())])
 }
 
 /// A function that lists kernels for a target. Each op registers its own.
@@ -59,19 +60,20 @@ fn every_kernel_compiles_to_spirv() {
     }
 }
 
-/// Needs NVRTC on the loader's path. Where `KERNEL_CODE` names a folder, each kernel's source and machine code are left
+/// Needs NVRTC and its headers. Where `KERNEL_CODE` names a folder, each kernel's source and machine code are left
 /// there under its place in the list, with one name for all entries, so that `tools/compare_kernels` can compare those of
 /// two commits.
 #[cfg(feature = "cuda")]
 #[test]
 fn every_kernel_compiles_to_machine_code() {
-    let headers = options().headers;
+    let architecture = Architecture { capability: CudaDevice::H100.capability, driver: (u32::MAX, 0) };
+    let compiler = Compiler::new(&options().places, architecture).unwrap();
     let folder = std::env::var_os("KERNEL_CODE").map(std::path::PathBuf::from);
     all(&Target::cuda(CudaDevice::H100), |at, kernel| {
         let source = compile::cuda(kernel)?;
         let name = compile::name(kernel);
         let text = source.text.replace(&source.entry, "kernel_entry");
-        let code = super::cuda::nvrtc::compile(&name, &text, "sm_90a", &headers)?;
+        let code = compiler.compile(&name, &text)?;
         assert!(code.starts_with(b"\x7fELF"), "{name}");
         if let Some(folder) = &folder {
             let file = folder.join(format!("{at:04}"));
@@ -80,4 +82,41 @@ fn every_kernel_compiles_to_machine_code() {
         }
         Ok(())
     });
+}
+
+/// Compiles with NVRTC as this machine has it, which says why it refuses: with headers that lack `nv/target`, for which ours
+/// stands in, and for drivers and devices that it does not serve.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_compiler_is_chosen_by_driver_and_device() {
+    use std::fs;
+    const SOURCE: &str = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\nextern \"C\" __global__ void add(__half *x, \
+                          __nv_bfloat16 *y) { *x = __hadd(*x, *x); *y = __hadd(*y, *y); }\n";
+    let compiled = |places: &[std::path::PathBuf], capability, driver| {
+        Compiler::new(places, Architecture { capability, driver }).unwrap().compile("add", SOURCE)
+    };
+    let places = options().places;
+    let code = compiled(&places, 80, (u32::MAX, 0)).unwrap();
+    let message = Compiler::new(&places, Architecture { capability: 80, driver: (11, 8) }).unwrap_err();
+    assert!(message.contains("is too new for this driver, which knows 11.8"), "{message}");
+    assert!(message.contains("`lowbit setup cuda`"), "{message}");
+    let message = compiled(&places, 79, (u32::MAX, 0)).unwrap_err().to_string();
+    assert!(message.contains("does not know sm_79"), "{message}");
+
+    // The same files without `nv`.
+    let folder = std::env::temp_dir().join(format!("lowbit-targets-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    let found = super::cuda::nvrtc::files(&places);
+    fs::create_dir_all(folder.join("include")).unwrap();
+    fs::create_dir_all(folder.join("lib")).unwrap();
+    for (from, to) in [(found.0.parent().unwrap(), "lib"), (&found.1, "include")] {
+        for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+            if entry.path().is_file() {
+                std::os::unix::fs::symlink(entry.path(), folder.join(to).join(entry.file_name())).unwrap();
+            }
+        }
+    }
+    let without = compiled(std::slice::from_ref(&folder), 80, (u32::MAX, 0));
+    fs::remove_dir_all(folder).unwrap();
+    assert!(without.unwrap() == code, "our nv/target chooses other code than NVIDIA's");
 }

@@ -10,7 +10,10 @@ use cubecl_core::client::{Client, Graph};
 use cubecl_core::environment::stream::StreamId;
 use cubecl_core::ir::AddressType;
 use cubecl_core::server::{CubeCount, Handle, KernelArguments, KernelResource, ServerError};
-use cubecl_wgpu::{AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuServer};
+use cubecl_wgpu::wgpu::{AdapterInfo, DeviceType};
+use cubecl_wgpu::{
+    AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuInitError, WgpuServer,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::ThreadId;
@@ -29,6 +32,9 @@ struct Wgpu {
     api: Api,
     client: Client,
     target: Target,
+    /// The adapter's name.
+    product: String,
+    is_software: bool,
     /// What the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
     gate: Arc<Gate>,
@@ -100,7 +106,7 @@ impl Api {
         }
     }
 
-    fn setup(self) -> Result<Client, String> {
+    fn setup(self) -> Result<(Client, AdapterInfo), KernelError> {
         let options = RuntimeOptions { tasks_max: 32, memory_config: Default::default() };
         let backend = match self {
             #[cfg(feature = "vulkan")]
@@ -109,14 +115,21 @@ impl Api {
             Self::Metal => WgpuBackend::Metal,
         };
         let device = WgpuDevice::new(WgpuDeviceKind::DefaultDevice).on(backend);
-        match self {
+        let setup = match self {
             #[cfg(feature = "vulkan")]
             Self::Vulkan => cubecl_wgpu::try_init_setup::<cubecl_wgpu::Vulkan>(&device, options),
             #[cfg(feature = "metal")]
             Self::Metal => cubecl_wgpu::try_init_setup::<cubecl_wgpu::Metal>(&device, options),
-        }
-        .map_err(|error| error.to_string())?;
-        Ok(Client::load::<WgpuServer<AutoCompiler>>(cubecl_core::device::Device::to_id(&device)))
+        };
+        let setup = setup.map_err(|error| {
+            let (device, problem) = (self.name().into(), format!("{error}; {} is needed", self.needs()));
+            match error {
+                WgpuInitError::AdapterUnavailable { .. } => KernelError::NoGpu { device, problem },
+                _ => KernelError::Gpu { device, problem },
+            }
+        })?;
+        let client = Client::load::<WgpuServer<AutoCompiler>>(cubecl_core::device::Device::to_id(&device));
+        Ok((client, setup.adapter.get_info()))
     }
 }
 
@@ -127,7 +140,7 @@ impl Gpu {
     /// The Vulkan device that the system prefers.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when there is none, or one that cannot run the kernels.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
     #[cfg(feature = "vulkan")]
     pub fn vulkan() -> Result<Self, KernelError> {
         open(Api::Vulkan)
@@ -136,7 +149,7 @@ impl Gpu {
     /// The Metal device.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when there is none, or one that does not take Metal Shading Language 3.2.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal Shading Language 3.2.
     #[cfg(feature = "metal")]
     pub fn metal() -> Result<Self, KernelError> {
         open(Api::Metal)
@@ -151,15 +164,22 @@ fn open(api: Api) -> Result<Gpu, KernelError> {
         return Ok(gpu.clone());
     }
     let refuse = |problem: String| KernelError::Gpu { device: api.name().into(), problem };
-    let mut client =
-        api.setup().map_err(|problem| refuse(format!("{problem}; {} is needed", api.needs())))?;
+    let (mut client, adapter) = api.setup()?;
     if client.name() != api.runtime() {
         return Err(refuse(format!("it runs {} alone, and {} is needed", client.name(), api.needs())));
     }
     // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
     unsafe { client.set_stream(StreamId { value: 0 }) };
     let target = Target::new(client.properties_shared(), client.target_properties_shared());
-    let gpu = Gpu(Arc::new(Wgpu { api, client, target, captured: Mutex::new(None), gate: Arc::default() }));
+    let gpu = Gpu(Arc::new(Wgpu {
+        api,
+        client,
+        target,
+        is_software: adapter.device_type == DeviceType::Cpu,
+        product: adapter.name,
+        captured: Mutex::new(None),
+        gate: Arc::default(),
+    }));
     devices.insert(api, gpu.clone());
     Ok(gpu)
 }
@@ -181,6 +201,14 @@ impl Wgpu {
 impl Driver for Wgpu {
     fn name(&self) -> String {
         self.api.name().into()
+    }
+
+    fn product(&self) -> String {
+        self.product.clone()
+    }
+
+    fn is_software(&self) -> bool {
+        self.is_software
     }
 
     fn target(&self) -> &Target {

@@ -17,9 +17,8 @@ pub fn gpu() -> Device {
     match name.as_str() {
         #[cfg(feature = "cuda")]
         "cuda" => {
-            let headers =
-                std::env::var("CUDA_HEADERS").expect("CUDA_HEADERS names the folder with cuda_fp16.h");
-            let options = lowbit_kernels::gpu::CudaOptions::new(headers);
+            let home = std::env::var_os("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
+            let options = lowbit_kernels::gpu::CudaOptions::new([home]);
             Device::cuda(0, &options).expect("a CUDA device")
         }
         #[cfg(feature = "vulkan")]

@@ -1,4 +1,4 @@
 mod hostile;
 mod ordinary;
 mod planted;
-mod server;
+pub(crate) mod server;

@@ -1,9 +1,14 @@
 //! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool; graphs.
 
+mod calls;
 mod foreign;
 
+pub use calls::cuda_driver_version;
+use calls::{describe, elapsed};
+
+use super::CudaOptions;
 use super::cublas::{self, Cublas};
-use super::nvrtc;
+use super::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use crate::gpu::compile::{self, Code, CudaDevice, DiskCache, Target};
 use crate::gpu::encoder::{Dense, Dispatch, Driver, Pass, Pending, Range, Replay};
@@ -15,34 +20,10 @@ use cubecl_core::prelude::KernelId;
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use sys::CUdevice_attribute as Attribute;
-
-/// Where CUDA finds and keeps things. The program decides; nothing is read from the environment.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CudaOptions {
-    /// Keeps compiled kernels between runs.
-    pub cache: Option<PathBuf>,
-    /// The toolkit's `include` folder, which has `cuda_fp16.h`.
-    pub headers: PathBuf,
-}
-
-impl CudaOptions {
-    /// With the toolkit's headers in `headers`, and no cache.
-    pub fn new(headers: impl Into<PathBuf>) -> Self {
-        Self { cache: None, headers: headers.into() }
-    }
-
-    /// With compiled kernels kept in the folder `cache`.
-    #[must_use]
-    pub fn with_cache(self, cache: impl Into<PathBuf>) -> Self {
-        Self { cache: Some(cache.into()), ..self }
-    }
-}
 
 /// A CUDA device with one stream, which everything goes through in order.
 #[derive(Debug)]
@@ -51,8 +32,7 @@ struct Cuda {
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     target: Target,
-    architecture: String,
-    headers: PathBuf,
+    compiler: Compiler,
     disk: Option<DiskCache>,
     kernels: Mutex<HashMap<KernelId, Loaded>>,
     pool: Arc<Pool>,
@@ -172,7 +152,8 @@ impl Gpu {
     /// CUDA device `ordinal`.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when there is no driver or no such device.
+    /// [`KernelError::NoGpu`] when there is no driver or no such device; [`KernelError::Gpu`] when it cannot be used, or when
+    /// there is no compiler for its kernels.
     pub fn cuda(ordinal: usize, options: &CudaOptions) -> Result<Self, KernelError> {
         Self::open_cuda(ordinal, options, CudaContext::new_stream)
     }
@@ -186,17 +167,21 @@ impl Gpu {
     ) -> Result<Self, KernelError> {
         let device = name(ordinal);
         let refuse = |problem: String| KernelError::Gpu { device: device.clone(), problem };
+        let absent = |problem: String| KernelError::NoGpu { device: device.clone(), problem };
         let failed = |error: DriverError| refuse(describe(error));
-        // SAFETY: asks the loader for a library; cudarc would panic where there is none.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(refuse(
-                "NVIDIA's driver is not installed (there is no libcuda): install it, or choose another device".into(),
-            ));
+        let driver = cuda_driver_version()?.ok_or_else(|| {
+            let problem = "NVIDIA's driver is not installed (there is no libcuda): install it, or choose another device";
+            absent(problem.into())
+        })?;
+        match result::init() {
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+                return Err(absent("NVIDIA's driver has no device".into()));
+            }
+            done => done.map_err(failed)?,
         }
-        result::init().map_err(failed)?;
         let count = CudaContext::device_count().map_err(failed)?;
         if ordinal >= count.max(0) as usize {
-            return Err(refuse(format!("the driver has {count} devices, counted from 0")));
+            return Err(absent(format!("the driver has {count} devices, counted from 0")));
         }
         let context = CudaContext::new(ordinal).map_err(failed)?;
         // SAFETY: one stream orders all work, so that cudarc need not order it by events.
@@ -212,15 +197,16 @@ impl Gpu {
             shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             cache: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         };
-        // From Hopper on, `a` names the instructions that only this generation has.
-        let architecture = format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" });
+        let architecture = Architecture { capability: device.capability, driver };
+        // Machine code that the NVRTC of a newer driver made may not run on an older one.
+        let kept = format!("{}-cuda{}", architecture.name(), driver.0);
+        let compiler = Compiler::new(&options.places, architecture).map_err(refuse)?;
         Ok(Self(Arc::new(Cuda {
             ordinal,
             stream: stream(&context).map_err(failed)?,
             target: Target::cuda(device),
-            disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &architecture)),
-            architecture,
-            headers: options.headers.clone(),
+            disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &kept)),
+            compiler,
             kernels: Mutex::default(),
             pool: Arc::new(Pool { context: context.clone(), free: Mutex::default() }),
             slots: Arc::default(),
@@ -235,11 +221,6 @@ impl Gpu {
 
 fn name(ordinal: usize) -> String {
     format!("cuda:{ordinal}")
-}
-
-fn describe(error: DriverError) -> String {
-    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
-    text.unwrap_or_else(|_| format!("{error:?}"))
 }
 
 impl Cuda {
@@ -263,7 +244,7 @@ impl Cuda {
             Some(code) => code,
             None => {
                 let source = compile::cuda(kernel)?;
-                let bytes = nvrtc::compile(&name, &source.text, &self.architecture, &self.headers)?;
+                let bytes = self.compiler.compile(&name, &source.text)?;
                 let code = Code { entry: source.entry, shared: source.shared, bytes };
                 if let Some(disk) = &self.disk {
                     disk.put(&name, &code);
@@ -325,6 +306,10 @@ fn rounded(bytes: usize) -> usize {
 impl Driver for Cuda {
     fn name(&self) -> String {
         name(self.ordinal)
+    }
+
+    fn product(&self) -> String {
+        self.context.name().unwrap_or_default()
     }
 
     fn target(&self) -> &Target {
@@ -475,7 +460,7 @@ impl Driver for Cuda {
         work()?;
         let end = self.event()?;
         self.check(end.synchronize())?;
-        let milliseconds = self.check(start.elapsed_ms(&end))?;
+        let milliseconds = self.check(elapsed(&start, &end))?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
     }
 

@@ -8,6 +8,12 @@ mod driver;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvrtc;
 pub(crate) mod ptx;
+#[cfg(feature = "cuda")]
+mod toolkit;
 
 #[cfg(feature = "cuda")]
-pub use driver::CudaOptions;
+pub use driver::cuda_driver_version;
+#[cfg(feature = "cuda")]
+pub use nvrtc::try_cuda_compiler;
+#[cfg(feature = "cuda")]
+pub use toolkit::CudaOptions;

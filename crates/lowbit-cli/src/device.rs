@@ -1,0 +1,262 @@
+//! `--device`, and the flags that go with it.
+
+use crate::habits::GpuLayers;
+use crate::{Failure, out};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use lowbit::Device;
+use lowbit_kernels::KernelError;
+use lowbit_kernels::simd::Isa;
+use std::ffi::OsStr;
+
+/// The kinds of GPUs, the preferred one first: its name, which is also the cargo feature's, and whether this build has it.
+const GPUS: [(&str, bool); 3] = [
+    ("cuda", cfg!(feature = "cuda")),
+    ("metal", cfg!(feature = "metal")),
+    ("vulkan", cfg!(feature = "vulkan")),
+];
+
+/// The kinds of GPUs that this build has.
+fn gpus() -> impl Iterator<Item = &'static str> {
+    GPUS.into_iter().filter_map(|(name, is_built)| is_built.then_some(name))
+}
+
+/// Reads `--device`.
+#[derive(Clone)]
+struct DeviceParser;
+
+impl TypedValueParser for DeviceParser {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        if let Some((name, _)) = GPUS.iter().find(|(name, is_built)| !is_built && *name == value) {
+            let problem = format!(
+                "this program was built without {name}: `cargo install --path crates/lowbit-cli --features {name}` \
+                 builds it with"
+            );
+            return Err(command.clone().error(ErrorKind::InvalidValue, problem));
+        }
+        let names: Vec<_> = ["auto", "cpu"].into_iter().chain(gpus()).collect();
+        PossibleValuesParser::new(names).parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(["auto", "cpu"].into_iter().chain(gpus()).map(PossibleValue::new)))
+    }
+}
+
+/// Where ops run.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceOptions {
+    /// Where to run; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build and this machine have
+    /// [default: auto; cpu with --threads, --isa or --exact].
+    #[arg(long, value_parser = DeviceParser)]
+    device: Option<String>,
+    /// CPU threads [default: one per core].
+    #[arg(long, short)]
+    pub threads: Option<usize>,
+    /// The CPU's instruction set [default: the best that it has; `inspect --device cpu` lists them].
+    #[arg(long, value_name = "ISA", value_parser = isa)]
+    isa: Option<Isa>,
+    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
+    #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
+    n_gpu_layers: Option<GpuLayers>,
+}
+
+/// The instruction set of this name.
+fn isa(name: &str) -> Result<Isa, String> {
+    let names: Vec<_> = Isa::all().into_iter().map(Isa::name).collect();
+    Isa::named(name).ok_or_else(|| format!("this processor has {}", names.join(", ")))
+}
+
+/// What the flags ask for.
+#[derive(Clone, Debug, PartialEq)]
+enum Choice {
+    Named(String),
+    /// The CPU, because of this flag.
+    Cpu(&'static str),
+    /// The best that is there. Whether a GPU is expected.
+    Auto(bool),
+}
+
+impl DeviceOptions {
+    /// `exact` is --exact, which is about the CPU alone.
+    fn choice(&self, exact: bool) -> Choice {
+        let for_cpu =
+            [(exact, "--exact"), (self.isa.is_some(), "--isa"), (self.threads.is_some(), "--threads")];
+        match (self.device.as_deref(), self.n_gpu_layers) {
+            (Some(name), _) if name != "auto" => Choice::Named(name.into()),
+            (_, Some(GpuLayers::None)) => Choice::Cpu("-ngl 0"),
+            (_, Some(GpuLayers::All)) => Choice::Auto(true),
+            (Some(_), _) => Choice::Auto(false),
+            (None, _) => for_cpu
+                .into_iter()
+                .find_map(|(is_given, flag)| is_given.then_some(Choice::Cpu(flag)))
+                .unwrap_or(Choice::Auto(false)),
+        }
+    }
+
+    /// Whether a device is named.
+    pub fn is_named(&self) -> bool {
+        self.device.is_some() || self.n_gpu_layers.is_some()
+    }
+
+    /// The CPU with this many threads, and the instruction set that the flags name.
+    pub fn cpu_with_threads(&self, threads: usize) -> Result<Device, Failure> {
+        Ok(Device::cpu_with(Some(threads), self.isa.unwrap_or_else(Isa::detect))?)
+    }
+
+    /// The device that the flags name, or the best that is there; `exact` is --exact. Where this build has several, a line on
+    /// standard error says which one it is.
+    ///
+    /// # Errors
+    /// A device that is named cannot be used. Without a name, what cannot be used is said on standard error instead.
+    pub fn device(&self, exact: bool) -> Result<Device, Failure> {
+        let cpu = || Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect));
+        let say = |device: Device, why: &str| {
+            if gpus().next().is_some() {
+                out::note!("note: running on {}{why}", described(&device));
+            }
+            device
+        };
+        match self.choice(exact) {
+            Choice::Named(name) => Ok(open(&name).unwrap_or_else(cpu)?),
+            Choice::Cpu(flag) => Ok(say(cpu()?, &format!(", because of {flag}"))),
+            Choice::Auto(expected) => {
+                let mut notes = vec![];
+                let found = best(gpus().filter_map(open), &mut notes);
+                notes.iter().for_each(|note| out::note!("note: {note}"));
+                if found.is_none() && expected && gpus().next().is_none() {
+                    out::note!(
+                        "note: this build has no GPU, so all layers run on the CPU; `cargo build --release --features \
+                         cuda` has one"
+                    );
+                }
+                match found {
+                    Some(device) => Ok(say(device, "")),
+                    None => Ok(say(cpu()?, "")),
+                }
+            }
+        }
+    }
+}
+
+/// A device as the note calls it.
+fn described(device: &Device) -> String {
+    match device {
+        Device::Cpu(_) => device.to_string(),
+        #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+        Device::Gpu(gpu) => format!("{device} ({})", gpu.product()),
+        #[cfg(not(any(feature = "cuda", feature = "vulkan", feature = "metal")))]
+        Device::Gpu(_) => device.to_string(),
+    }
+}
+
+/// The first device that is there, works and is no program for the processor. What is there and does not work is noted.
+fn best(
+    devices: impl Iterator<Item = Result<Device, KernelError>>,
+    notes: &mut Vec<String>,
+) -> Option<Device> {
+    for device in devices {
+        match device {
+            Ok(device) if is_software(&device) => {}
+            Ok(device) => return Some(device),
+            Err(KernelError::NoGpu { .. }) => {}
+            Err(error) => notes.push(format!("a GPU is not used: {error}")),
+        }
+    }
+    None
+}
+
+fn is_software(device: &Device) -> bool {
+    match device {
+        Device::Cpu(_) => false,
+        #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+        Device::Gpu(gpu) => gpu.is_software(),
+        #[cfg(not(any(feature = "cuda", feature = "vulkan", feature = "metal")))]
+        Device::Gpu(_) => false,
+    }
+}
+
+/// The GPU of this name; `None` for the CPU.
+fn open(name: &str) -> Option<Result<Device, KernelError>> {
+    match name {
+        #[cfg(feature = "cuda")]
+        "cuda" => Some(Device::cuda(0, &crate::cuda::options())),
+        #[cfg(feature = "vulkan")]
+        "vulkan" => Some(Device::vulkan()),
+        #[cfg(feature = "metal")]
+        "metal" => Some(Device::metal()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        device: DeviceOptions,
+    }
+
+    fn parse(flags: &str) -> Result<DeviceOptions, String> {
+        let program = Program::try_parse_from(["program"].into_iter().chain(flags.split_whitespace()));
+        program.map(|program| program.device).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flags_choose() {
+        let choice = |flags: &str, exact| parse(flags).unwrap().choice(exact);
+        assert_eq!(choice("", false), Choice::Auto(false));
+        assert_eq!(choice("--device auto --threads 2", false), Choice::Auto(false));
+        assert_eq!(choice("--device cpu", false), Choice::Named("cpu".into()));
+        assert_eq!(choice("--device cpu --n-gpu-layers 99", false), Choice::Named("cpu".into()));
+        assert_eq!(choice("--n-gpu-layers 0", false), Choice::Cpu("-ngl 0"));
+        assert_eq!(choice("--n-gpu-layers 0 --device auto", false), Choice::Cpu("-ngl 0"));
+        assert_eq!(choice("--n-gpu-layers 99 --threads 2", false), Choice::Auto(true));
+        assert_eq!(choice("--n-gpu-layers auto", false), Choice::Auto(false));
+        assert_eq!(choice("--threads 2", false), Choice::Cpu("--threads"));
+        assert_eq!(choice("--isa portable", false), Choice::Cpu("--isa"));
+        assert_eq!(choice("", true), Choice::Cpu("--exact"));
+    }
+
+    #[test]
+    fn devices_that_are_not_built_name_their_feature() {
+        for (name, is_built) in GPUS {
+            let parsed = parse(&format!("--device {name}")).map(|options| options.choice(false));
+            match is_built {
+                true => assert_eq!(parsed.unwrap(), Choice::Named(name.into())),
+                false => {
+                    let message = parsed.unwrap_err();
+                    let want = format!(
+                        "error: this program was built without {name}: `cargo install --path crates/lowbit-cli \
+                         --features {name}` builds it with\n"
+                    );
+                    assert!(message.starts_with(&want), "{message}");
+                }
+            }
+        }
+        assert!(parse("--device gpu").unwrap_err().contains("[possible values: auto, cpu"));
+    }
+
+    #[test]
+    fn the_first_device_that_works_is_taken_and_failures_are_noted() {
+        let gpu = |problem: &str| KernelError::Gpu { device: "cuda:0".into(), problem: problem.into() };
+        let absent = || KernelError::NoGpu { device: "vulkan".into(), problem: "no adapter".into() };
+        let cpu = || Device::cpu(Some(1)).unwrap();
+        let mut notes = vec![];
+        assert!(best([Err(gpu("no compiler")), Err(absent()), Ok(cpu())].into_iter(), &mut notes).is_some());
+        assert_eq!(notes, ["a GPU is not used: cuda:0: no compiler"]);
+        assert!(best([Err(absent())].into_iter(), &mut notes).is_none());
+        assert_eq!(notes.len(), 1);
+    }
+}
