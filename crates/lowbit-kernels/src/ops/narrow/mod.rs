@@ -18,7 +18,9 @@ fn alignment(device: &Device) -> usize {
     match device {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => VECTOR.max(gpu.target().binding()),
-        _ => VECTOR,
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => VECTOR,
     }
 }
 
