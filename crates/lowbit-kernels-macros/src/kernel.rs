@@ -4,7 +4,8 @@ use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
 use syn::parse::{Parse, ParseStream};
 use syn::{
-    Attribute, Error, FnArg, GenericParam, ItemFn, Pat, PatType, Result, Type, TypeParamBound, parse_quote,
+    Attribute, Error, FnArg, GenericParam, ItemFn, Pat, PatType, Result, Stmt, Type, TypeParamBound,
+    parse_quote,
 };
 
 /// What stands in the attribute's parentheses.
@@ -32,6 +33,8 @@ struct Argument {
     /// The type of its field.
     field: TokenStream,
     early: bool,
+    /// Whether the kernel writes it.
+    written: bool,
 }
 
 /// A value that the kernel is compiled for.
@@ -66,7 +69,12 @@ pub fn expand(options: Options, mut function: ItemFn) -> Result<TokenStream> {
         return Err(Error::new(argument.name.span(), "what is read early comes first"));
     }
     if !options.waits {
-        function.block.stmts.insert(0, parse_quote!(crate::gpu::compile::begin();));
+        let statements = &mut function.block.stmts;
+        if let Some(Stmt::Expr(_, semicolon)) = statements.last_mut() {
+            semicolon.get_or_insert_default();
+        }
+        statements.insert(0, parse_quote!(crate::gpu::compile::begin();));
+        statements.push(parse_quote!(crate::gpu::compile::end();));
     }
     let launch = launch(&function, &arguments, leading, &constants);
     Ok(quote! {
@@ -83,7 +91,12 @@ fn launch(function: &ItemFn, arguments: &[Argument], early: usize, constants: &[
     let (names, fields): (Vec<_>, Vec<_>) = arguments.iter().map(|it| (&it.name, &it.field)).unzip();
     let (values, types): (Vec<_>, Vec<_>) = constants.iter().map(|it| (&it.name, &it.of_type)).unzip();
     let unbound = names.iter().map(|_| quote!(crate::gpu::launch::Unbound::unbound()));
-    let (reads_early, others) = names.split_at(early);
+    let bind = arguments.iter().map(|Argument { name, written, .. }| match written {
+        true => quote!(to.written(self.#name);),
+        false => quote!(self.#name.bind(to);),
+    });
+    let bind: Vec<_> = bind.collect();
+    let (reads_early, others) = bind.split_at(early);
     // The sizes of vectors are values; the other generic parameters are types.
     let sizes: Vec<_> = sizes(function).collect();
     let params = || function.sig.generics.type_params().filter(|param| !sizes.contains(&&param.ident));
@@ -116,9 +129,9 @@ fn launch(function: &ItemFn, arguments: &[Argument], early: usize, constants: &[
 
             fn bind(self, to: &mut crate::gpu::launch::Bound<'a>) {
                 use crate::gpu::launch::Bind;
-                #(self.#reads_early.bind(to);)*
+                #(#reads_early)*
                 to.early();
-                #(self.#others.bind(to);)*
+                #(#others)*
             }
         }
     }
@@ -169,7 +182,8 @@ fn argument(input: &PatType, early: bool) -> Result<Argument> {
         scalars @ Type::Path(_) => quote!(#scalars),
         other => return Err(Error::new_spanned(other, "a buffer, a scalar or a group of either is wanted")),
     };
-    Ok(Argument { name: name(input)?, field, early })
+    let written = matches!(&*input.ty, Type::Reference(reference) if reference.mutability.is_some());
+    Ok(Argument { name: name(input)?, field, early, written })
 }
 
 /// As CubeCL names a kernel's struct.
@@ -209,7 +223,7 @@ mod tests {
             self.weight.bind(to);
             to.early();
             self.x.bind(to);
-            self.y.bind(to);
+            to.written(self.y);
             self.sizes.bind(to);
         };
         assert!(got.contains(&bound.to_string()), "{got}");
@@ -219,6 +233,7 @@ mod tests {
             got.contains(
                 &quote!({
                     crate::gpu::compile::begin();
+                    crate::gpu::compile::end();
                 })
                 .to_string()
             ),

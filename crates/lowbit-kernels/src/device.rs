@@ -73,6 +73,13 @@ impl Device {
         Gpu::metal().map(Self::Gpu)
     }
 
+    /// What Metal is given, run on the processor by clang: for tests. Each call is a device of its own, for one thread.
+    #[cfg(feature = "msl")]
+    #[doc(hidden)]
+    pub fn msl() -> Self {
+        Self::Gpu(Gpu::msl())
+    }
+
     /// The processor, for an op that runs there alone.
     pub(crate) fn as_cpu(&self, op: &'static str) -> Result<&Arc<Cpu>, KernelError> {
         match self {

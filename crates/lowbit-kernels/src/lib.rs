@@ -13,7 +13,7 @@
 //! |---|---|---|
 //! | `cuda` | `Device::cuda`, `Device::cuda_on_stream` | a driver for CUDA 13, the toolkit's headers and NVRTC |
 //! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
-//! | `metal` | `Device::metal` | Metal Shading Language 3.2 (compiled in every check, not run on a Mac yet) |
+//! | `metal` | `Device::metal` | Metal Shading Language 3.2 (run by clang on a CPU, not on a Mac yet) |
 //! | `gpu` | what the three share; not for use by itself | |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -40,7 +40,7 @@
 //! |---|---|---|
 //! | `cuda` | `Device::cuda` | a driver for CUDA 13, the toolkit's headers and NVRTC |
 //! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
-//! | `metal` | `Device::metal` | macOS with Metal Shading Language 3.2 (compiled in every check, not run on a Mac yet) |
+//! | `metal` | `Device::metal` | macOS with Metal Shading Language 3.2 (run by clang on a CPU, not on a Mac yet) |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,7 +1,7 @@
 //! A kernel and its compile-time values to source or code for a GPU, without that GPU.
 
 use super::caps::Caps;
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "cuda", feature = "msl", test))]
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::CubeDim;
@@ -19,6 +19,7 @@ pub(crate) struct Target {
     properties: Arc<DeviceProperties>,
     registers: Arc<TargetProperties>,
     caps: Caps,
+    binding: usize,
 }
 
 /// The arguments that every kernel's generated constructor begins with.
@@ -49,7 +50,14 @@ impl Target {
     #[cfg(any(feature = "vulkan", feature = "metal"))]
     pub fn new(properties: Arc<DeviceProperties>, registers: Arc<TargetProperties>) -> Self {
         let caps = portable(&properties);
-        Self { properties, registers, caps }
+        Self { properties, registers, caps, binding: 1 }
+    }
+
+    /// The same device through Metal.
+    #[cfg(feature = "metal")]
+    pub fn on_metal(mut self) -> Self {
+        Arc::make_mut(&mut self.properties).identity.fingerprint = METAL.into();
+        Self { binding: METAL_BINDING, ..self }
     }
 
     /// A CUDA device.
@@ -79,7 +87,7 @@ impl Target {
 
     /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
     /// to `vector` elements.
-    #[cfg(any(feature = "cuda", test))]
+    #[cfg(any(feature = "cuda", feature = "msl", test))]
     pub fn offline(plane: u32, vector: usize) -> Self {
         use cubecl_core::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
         let hardware = HardwareProperties {
@@ -109,7 +117,12 @@ impl Target {
             identity,
         );
         let caps = portable(&properties);
-        Self { properties: Arc::new(properties), registers: Arc::default(), caps }
+        Self { properties: Arc::new(properties), registers: Arc::default(), caps, binding: 1 }
+    }
+
+    /// Bytes that a bound buffer's start is a multiple of: more than 1 on Metal alone, where wgpu does not take addresses.
+    pub fn binding(&self) -> usize {
+        self.binding
     }
 
     /// [`Caps::tensor_cores`].
@@ -152,13 +165,13 @@ impl Target {
 }
 
 /// A kernel's type and compile-time values.
-#[cfg(any(feature = "cuda", test))]
+#[cfg(any(feature = "cuda", feature = "msl", test))]
 pub(crate) fn name(kernel: &dyn CubeKernel) -> String {
     format!("{:?}", kernel.id())
 }
 
 /// Source for another compiler.
-#[cfg(any(feature = "cuda", all(feature = "metal", test)))]
+#[cfg(any(feature = "cuda", feature = "msl", all(feature = "metal", test)))]
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub text: String,
@@ -167,7 +180,7 @@ pub(crate) struct Source {
     pub shared: usize,
 }
 
-#[cfg(any(feature = "cuda", all(feature = "metal", test)))]
+#[cfg(any(feature = "cuda", feature = "msl", all(feature = "metal", test)))]
 fn cpp<C>(
     kernel: &dyn CubeKernel,
     options: &cubecl_cpp::shared::CompilationOptions,
@@ -240,13 +253,50 @@ pub(crate) fn overlap() {
     gpu_asm!("{both}", both = const OVERLAP);
 }
 
-/// What every kernel begins with that does not wait later: [`overlap`] where there is something to wait for.
+/// What every kernel begins with that does not wait later: [`overlap`] where there is something to wait for, and on Metal a
+/// block of floats as IEEE 754 has them.
 #[cube]
 pub(crate) fn begin() {
     let properties = comptime::device_properties();
     if comptime!(overlaps(&properties)) {
         overlap();
     }
+    if comptime!(is_metal(&properties)) {
+        source(SAFE_FLOATS);
+    }
+}
+
+/// What every kernel ends with that begins with [`begin`].
+#[cube]
+pub(crate) fn end() {
+    let properties = comptime::device_properties();
+    if comptime!(is_metal(&properties)) {
+        source(END_OF_BLOCK);
+    }
+}
+
+/// Bytes that wgpu wants a buffer's start to be a multiple of on Metal: `min_storage_buffer_offset_alignment` in wgpu-hal 30.0.1's
+/// `metal/adapter.rs`.
+#[cfg(feature = "metal")]
+pub(crate) const METAL_BINDING: usize = 32;
+
+/// By default Metal's compiler takes all floats for finite, and wgpu 30 has no option for it: the source says otherwise. The
+/// pragma must stand at the start of a block, and CubeCL puts statements of its own at the start of a kernel's.
+const SAFE_FLOATS: &str = "floats may be NaN */ {\n#pragma METAL fp math_mode(safe)\n/*";
+const END_OF_BLOCK: &str = "*/ }\n/* of floats that may be NaN";
+
+/// Source in the place of a comment: CubeCL writes `/* text */` where the text has several lines.
+#[cube]
+#[allow(unused_variables)] // It is used in the expansion.
+fn source(#[comptime] text: &'static str) {
+    intrinsic!(|scope| cube_comment::expand(scope, text))
+}
+
+/// What [`Target::on_metal`] calls a device.
+const METAL: &str = "metal";
+
+fn is_metal(properties: &DeviceProperties) -> bool {
+    properties.identity.fingerprint == METAL
 }
 
 /// Whether kernels are compiled for a device whose launches overlap. That it has a tensor memory accelerator says so: all
@@ -274,7 +324,7 @@ fn portable(properties: &DeviceProperties) -> Caps {
 }
 
 /// Metal Shading Language.
-#[cfg(all(feature = "metal", test))]
+#[cfg(any(feature = "msl", all(feature = "metal", test)))]
 pub(crate) fn msl(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
     cpp::<cubecl_cpp::MslCompiler>(kernel, &Default::default())
 }

@@ -104,6 +104,19 @@ pub(crate) struct Columns<'a> {
     pub len: usize,
 }
 
+impl<'a> Columns<'a> {
+    /// The first `len` bytes of a buffer.
+    pub fn row(buffer: Buffer<'a>, len: usize) -> Self {
+        Self { buffer, pitch: len, start: 0, len }
+    }
+
+    /// The same columns of a buffer that starts at a multiple of `bytes`.
+    fn bound_at(self, bytes: usize) -> Self {
+        let before = self.buffer.start % bytes;
+        Self { buffer: self.buffer.back(before), start: self.start + before, ..self }
+    }
+}
+
 fn convert_kernel(target: &Target, from: FloatType, to: FloatType) -> Kernel<CopyConvert<'static>> {
     with_storage!(from, X => with_storage!(to, Y => CopyConvert::kernel::<X, Y>(target, UNITS, from, to)))
 }
@@ -145,6 +158,7 @@ impl Gpu {
 
     /// Copies `rows` rows of `from` to `to`, which has no fewer columns; more are zero.
     pub(crate) fn copy_columns(&self, from: Columns, to: Columns, rows: usize) -> Result<(), KernelError> {
+        let [from, to] = [from, to].map(|of| of.bound_at(self.target().binding()));
         let all = [from, to].map(|of| [of.pitch, of.start, of.len, of.buffer.start]);
         let all = all.as_flattened();
         let size =

@@ -1,6 +1,7 @@
 //! Typed launches. `#[kernel]` makes a struct of a kernel's signature, with one named field per argument; launching binds
 //! its fields in the signature's order.
 
+use super::copy::Columns;
 use super::encoder::Dispatch;
 use super::{Gpu, Memory};
 use crate::{KernelError, Tensor};
@@ -14,11 +15,26 @@ pub(crate) use lowbit_kernels_macros::{LaunchArgs, kernel};
 pub(crate) struct Buffer<'a> {
     pub memory: &'a Memory,
     pub start: usize,
+    /// A tensor's bytes. Other memory, which starts where every device binds it, has 0.
+    len: usize,
+}
+
+impl<'a> Buffer<'a> {
+    /// Memory from byte `start` on, a multiple of what every device wants: of 256.
+    pub fn at(memory: &'a Memory, start: usize) -> Self {
+        debug_assert!(start.is_multiple_of(256), "a buffer starts at byte {start}");
+        Self { memory, start, len: 0 }
+    }
+
+    /// The buffer from `bytes` before on.
+    pub fn back(self, bytes: usize) -> Self {
+        Self { start: self.start - bytes, len: self.len + bytes, ..self }
+    }
 }
 
 impl<'a> From<&'a Memory> for Buffer<'a> {
     fn from(memory: &'a Memory) -> Self {
-        Self { memory, start: 0 }
+        Self::at(memory, 0)
     }
 }
 
@@ -26,7 +42,7 @@ impl Tensor {
     /// The tensor's memory as an argument of a launch.
     pub(crate) fn buffer(&self) -> Result<Buffer<'_>, KernelError> {
         let (memory, start) = self.memory()?;
-        Ok(Buffer { memory, start })
+        Ok(Buffer { memory, start, len: self.size_bytes() })
     }
 }
 
@@ -66,7 +82,7 @@ pub(crate) trait Bind<'a> {
 
 impl<'a> Bind<'a> for Buffer<'a> {
     fn bind(self, to: &mut Bound<'a>) {
-        to.buffers.push((self.memory, self.start));
+        to.buffers.push((self, false));
     }
 }
 
@@ -79,12 +95,20 @@ impl<'a> Bind<'a> for u32 {
 /// Arguments in a kernel's order.
 #[derive(Default)]
 pub(crate) struct Bound<'a> {
-    buffers: Vec<(&'a Memory, usize)>,
+    /// With whether the kernel writes it.
+    buffers: Vec<(Buffer<'a>, bool)>,
     scalars: Vec<u32>,
     early: usize,
 }
 
-impl Bound<'_> {
+impl<'a> Bound<'a> {
+    /// Binds an argument that the kernel writes.
+    pub fn written(&mut self, argument: impl Bind<'a>) {
+        let before = self.buffers.len();
+        argument.bind(self);
+        self.buffers[before..].iter_mut().for_each(|(_, written)| *written = true);
+    }
+
     /// The buffers until here may be read before the launch before has ended.
     pub fn early(&mut self) {
         self.early = self.buffers.len();
@@ -108,7 +132,9 @@ impl Unbound for BufferCompilationArg {
 }
 
 impl Gpu {
-    /// Records a launch of `kernel` in cubes (CUDA's blocks, Vulkan's workgroups) along x, y and z.
+    /// Records a launch of `kernel` in cubes (CUDA's blocks, Vulkan's workgroups) along x, y and z. A tensor that starts where
+    /// the device binds no buffer ([`Target::binding`](super::compile::Target::binding)) is copied, and copied back if the kernel
+    /// writes it.
     ///
     /// # Safety
     /// Kernels do not check what they index: with these cubes, sizes and compile-time values the kernel must stay within
@@ -123,7 +149,32 @@ impl Gpu {
         let mut bound = Bound::default();
         arguments.bind(&mut bound);
         let Bound { buffers, scalars, early } = bound;
+        let copies = buffers.iter().map(|(buffer, _)| self.bindable(buffer));
+        let copies: Vec<Option<Memory>> = copies.collect::<Result<_, _>>()?;
+        let bound = buffers.iter().zip(&copies).map(|((buffer, _), copy)| match copy {
+            Some(copy) => (copy, 0),
+            None => (buffer.memory, buffer.start),
+        });
+        let dispatch = Dispatch { kernel: kernel.code, cubes, buffers: bound.collect(), scalars, early };
         // SAFETY: the arguments are the kernel's, in its order; the caller answers for the rest.
-        unsafe { self.dispatch(Dispatch { kernel: kernel.code, cubes, buffers, scalars, early }) }
+        unsafe { self.dispatch(dispatch)? };
+        for ((buffer, written), copy) in buffers.iter().zip(&copies) {
+            if let (Some(copy), true) = (copy, written) {
+                let [tensor, copy] = [*buffer, copy.into()].map(|place| Columns::row(place, buffer.len));
+                self.copy_columns(copy, tensor, 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy of a tensor that starts where the device binds no buffer.
+    fn bindable(&self, buffer: &Buffer<'_>) -> Result<Option<Memory>, KernelError> {
+        if buffer.start.is_multiple_of(self.target().binding()) {
+            return Ok(None);
+        }
+        let memory = self.allocate(buffer.len)?;
+        let [tensor, copy] = [*buffer, (&memory).into()].map(|place| Columns::row(place, buffer.len));
+        self.copy_columns(tensor, copy, 1)?;
+        Ok(Some(memory))
     }
 }

@@ -9,6 +9,7 @@
 //! | `encoder.rs` | what ops see: memory, launches, captured passes |
 //! | `cuda/` | CUDA: the driver, the compiler and dense products through cudarc, loaded when first used; PTX |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
+//! | `msl/` | for tests: Metal's kernels on this machine's processor |
 //! | `layout.rs`, `components.rs`, `decode.rs` | how weights lie on a GPU, and how kernels take and decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
 //! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
@@ -38,6 +39,8 @@ pub(crate) mod launch;
 pub(crate) mod layout;
 #[cfg(feature = "gpu")]
 pub(crate) mod math;
+#[cfg(feature = "msl")]
+mod msl;
 #[cfg(feature = "gpu")]
 pub(crate) mod rows;
 #[cfg(feature = "gpu")]

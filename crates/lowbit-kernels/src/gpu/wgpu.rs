@@ -106,6 +106,16 @@ impl Api {
         }
     }
 
+    /// The device through this API.
+    fn target(self, target: Target) -> Target {
+        match self {
+            #[cfg(feature = "vulkan")]
+            Self::Vulkan => target,
+            #[cfg(feature = "metal")]
+            Self::Metal => target.on_metal(),
+        }
+    }
+
     fn setup(self) -> Result<(Client, AdapterInfo), KernelError> {
         let options = RuntimeOptions { tasks_max: 32, memory_config: Default::default() };
         let backend = match self {
@@ -170,7 +180,7 @@ fn open(api: Api) -> Result<Gpu, KernelError> {
     }
     // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
     unsafe { client.set_stream(StreamId { value: 0 }) };
-    let target = Target::new(client.properties_shared(), client.target_properties_shared());
+    let target = api.target(Target::new(client.properties_shared(), client.target_properties_shared()));
     let gpu = Gpu(Arc::new(Wgpu {
         api,
         client,

@@ -30,6 +30,12 @@ pub(crate) fn gpu() -> Device {
         "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
         #[cfg(feature = "metal")]
         "metal" => Device::metal().expect("a Metal device"),
+        // Metal's kernels on the processor.
+        #[cfg(feature = "msl")]
+        "msl" => {
+            thread_local!(static MSL: Device = Device::msl());
+            MSL.with(Device::clone)
+        }
         _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
     }
 }

@@ -80,8 +80,8 @@ impl<const N: usize> MergedLinear<N> {
         }
         let format = moved[0].weight.value.format();
         let alike = moved.iter().all(|part| part.bias.is_none() && part.weight.value.format() == format);
-        // Results start at 16 bytes, so that kernels can load whole vectors of them.
-        let aligned = moved[..N - 1].iter().all(|part| part.weight.value.n().is_multiple_of(8));
+        // Results start at multiples of 32 bytes in every type: kernels can load whole vectors of them, and Metal binds them.
+        let aligned = moved[..N - 1].iter().all(|part| part.weight.value.n().is_multiple_of(16));
         let mut whole = None;
         if matches!(device, Device::Gpu(_)) && alike && aligned {
             let weights: Vec<&QuantizedTensor> = moved.iter().map(|part| &part.weight.value).collect();

@@ -25,6 +25,9 @@ pub fn gpu() -> Device {
         "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
         #[cfg(feature = "metal")]
         "metal" => Device::metal().expect("a Metal device"),
+        // Metal's kernels on the processor.
+        #[cfg(feature = "msl")]
+        "msl" => Device::msl(),
         _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
     }
 }

@@ -12,8 +12,17 @@ use super::check::Check;
 use crate::gpu::copy::Columns;
 use crate::{Device, KernelError, Tensor};
 
-/// Bytes: a view must start at a multiple of the longest vector that kernels load.
-const ALIGNMENT: usize = 16;
+/// Bytes: a view must start at a multiple of the longest vector that kernels load, and where the device binds buffers.
+fn alignment(device: &Device) -> usize {
+    const VECTOR: usize = 16;
+    match device {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(gpu) => VECTOR.max(gpu.target().binding()),
+        #[cfg(not(feature = "gpu"))]
+        Device::Gpu(gpu) => match *gpu {},
+        Device::Cpu(_) => VECTOR,
+    }
+}
 
 /// `y[.., i] = x[.., start + i]` for `i < len`.
 ///
@@ -22,7 +31,8 @@ const ALIGNMENT: usize = 16;
 /// | x | `[.., D]` | any |
 /// | y | `[.., len]` | x's |
 ///
-/// Copies bits, except where x has one row and the columns start at a multiple of 16 bytes: y then shares x's memory.
+/// Copies bits, except where x has one row and the columns start at a multiple of 16 bytes, on Metal of 32: y then shares
+/// x's memory.
 /// Source: torch `narrow` along the last dimension, made contiguous.
 ///
 /// # Errors
@@ -41,7 +51,7 @@ pub fn narrow(x: &Tensor, start: usize, len: usize) -> Result<Tensor, KernelErro
     }
     if x.len() == width {
         let view = x.reshape(&[width])?.rows(start, start + len)?;
-        if view.is_aligned(ALIGNMENT) {
+        if view.is_aligned(alignment(x.device())) {
             return view.reshape(&shape);
         }
     }

@@ -30,14 +30,17 @@ fn one_row_is_viewed_where_vectors_begin() {
 pub(super) fn one_row_is_viewed_where_vectors_begin_on(device: &Device) {
     let values: Vec<u32> = (0..42).collect();
     let whole = Tensor::new(&values, &[42], device).unwrap();
+    // In words.
+    let aligned = alignment(device) / 4;
     for (before, start, len, viewed) in [
         (0, 0, 5, true),
-        (0, 4, 8, true),
-        (0, 8, 0, true),
-        (0, 5, 8, false),
+        (0, aligned, 8, true),
+        (0, 2 * aligned, 0, true),
+        (0, aligned + 1, 8, false),
+        (0, aligned / 2, 8, false),
         // What the memory has before x counts.
-        (2, 4, 8, false),
-        (2, 2, 8, true),
+        (2, aligned, 8, false),
+        (2, aligned - 2, 8, true),
     ] {
         let x = whole.rows(before, 42).unwrap().reshape(&[1, 1, 42 - before]).unwrap();
         let y = narrow(&x, start, len).unwrap();

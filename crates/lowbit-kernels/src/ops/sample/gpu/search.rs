@@ -61,7 +61,7 @@ pub(super) struct Counters {
 
 impl Counters {
     pub fn buffer(&self) -> Buffer<'_> {
-        Buffer { memory: &self.memory, start: self.start }
+        Buffer::at(&self.memory, self.start)
     }
 }
 
@@ -265,7 +265,7 @@ impl Draw<'_> {
         }
         let counters = self.gpu.filled(STRIDE * PASSES, 0)?;
         let [keys, weights] = self.weigh()?;
-        let of_pass = |pass: usize| Buffer { memory: &counters, start: pass * STRIDE };
+        let of_pass = |pass: usize| Buffer::at(&counters, pass * STRIDE);
         for pass in 0..PASSES {
             let arguments = SampleNarrowThreshold {
                 keys: (&keys).into(),
