@@ -165,7 +165,6 @@ impl Target {
 }
 
 /// A kernel's type and compile-time values.
-#[cfg(any(feature = "cuda", feature = "msl", test))]
 pub(crate) fn name(kernel: &dyn CubeKernel) -> String {
     format!("{:?}", kernel.id())
 }

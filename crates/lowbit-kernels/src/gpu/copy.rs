@@ -156,6 +156,24 @@ impl Gpu {
         unsafe { self.launch(CopyFill::kernel(self.target(), UNITS), cubes(words), arguments) }
     }
 
+    /// The bandwidth of copies by a kernel, in bytes read and written a second: several at a time, since the host's clock may
+    /// be all that there is.
+    pub(super) fn kernel_copy_bandwidth(&self) -> Result<f64, KernelError> {
+        const AT_A_TIME: usize = 16;
+        // More than caches hold. A program for the processor takes long for as much.
+        let size = if self.is_software() { 32 << 20 } else { 256 << 20 };
+        let (from, to) = (self.filled(size, 1)?, self.filled(size, 0)?);
+        let columns = |memory| Columns { buffer: Buffer::from(memory), pitch: size, start: 0, len: size };
+        let mut best = 0.0f64;
+        for _ in 0..5 {
+            let time = self.time(|| {
+                (0..AT_A_TIME).try_for_each(|_| self.copy_columns(columns(&from), columns(&to), 1))
+            })?;
+            best = best.max((2 * AT_A_TIME * size) as f64 / time.as_secs_f64());
+        }
+        Ok(best)
+    }
+
     /// Copies `rows` rows of `from` to `to`, which has no fewer columns; more are zero.
     pub(crate) fn copy_columns(&self, from: Columns, to: Columns, rows: usize) -> Result<(), KernelError> {
         let [from, to] = [from, to].map(|of| of.bound_at(self.target().binding()));
@@ -208,4 +226,18 @@ fn index(len: usize) -> Result<u32, KernelError> {
         got: len.to_string(),
         want: "kernels count up to 4294967295".into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Device;
+    use crate::ops::testing::gpu;
+
+    #[test]
+    fn bandwidth_is_measured_on_every_device() {
+        let Device::Gpu(gpu) = gpu() else { unreachable!("a GPU") };
+        let rate = gpu.copy_bandwidth().unwrap();
+        // From a slow processor to ten times the fastest memory.
+        assert!((1e7..1e14).contains(&rate), "{rate}");
+    }
 }

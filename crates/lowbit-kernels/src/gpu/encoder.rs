@@ -136,8 +136,11 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError>;
     /// The device's time for what `work` records.
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
-    /// The bandwidth of a copy within the device's memory, in bytes read and written a second.
-    fn copy_bandwidth(&self) -> Result<f64, KernelError>;
+    /// The bandwidth of the driver's own copies within the device's memory, in bytes read and written a second; `None` where it has
+    /// none that are timed.
+    fn copy_bandwidth(&self) -> Result<Option<f64>, KernelError> {
+        Ok(None)
+    }
     /// Bytes of memory that the device has, where its maker says.
     fn total_memory(&self) -> Option<usize> {
         None
@@ -244,7 +247,10 @@ impl Gpu {
     /// # Errors
     /// As [`Self::synchronize`].
     pub fn copy_bandwidth(&self) -> Result<f64, KernelError> {
-        self.0.copy_bandwidth()
+        match self.0.copy_bandwidth()? {
+            Some(rate) => Ok(rate),
+            None => self.kernel_copy_bandwidth(),
+        }
     }
 
     /// Bytes of memory that the device has, whoever uses it; `None` where the interface does not tell.

@@ -1,6 +1,6 @@
 //! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
 
-use super::compile::Target;
+use super::compile::{self, Target};
 use super::encoder::{Dispatch, Driver, Pass, Range, Replay};
 use super::{Gpu, Memory};
 use crate::KernelError;
@@ -268,7 +268,18 @@ impl Driver for Wgpu {
     #[allow(unsafe_code)]
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
         let _entered = self.gate.enter();
-        let Dispatch { kernel, cubes: [x, y, z], buffers, scalars, early: _ } = dispatch;
+        let Dispatch { kernel, cubes, buffers, scalars, early: _ } = dispatch;
+        let [x, y, z] = cubes;
+        // wgpu would panic.
+        let (most_x, most_y, most_z) = self.client.properties().hardware.max_cube_count;
+        if x > most_x || y > most_y || z > most_z {
+            let name = compile::name(&*kernel);
+            let problem = format!(
+                "{name}: {cubes:?} cubes were asked for, and it launches {:?}",
+                [most_x, most_y, most_z]
+            );
+            return Err(KernelError::Gpu { device: self.name(), problem });
+        }
         let mut info = InfoBuilder::default();
         scalars.iter().for_each(|&scalar| info.scalars.push(scalar));
         let mut arguments = KernelArguments::new();
@@ -312,10 +323,6 @@ impl Driver for Wgpu {
         work()?;
         self.synchronize()?;
         Ok(start.elapsed())
-    }
-
-    fn copy_bandwidth(&self) -> Result<f64, KernelError> {
-        Err(KernelError::Unsupported { op: "copy_bandwidth", device: self.name() })
     }
 }
 

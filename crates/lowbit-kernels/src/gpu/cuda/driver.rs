@@ -494,7 +494,7 @@ impl Driver for Cuda {
         done.map_err(|error| self.refuse(format!("cuBLASLt: {error:?}")))
     }
 
-    fn copy_bandwidth(&self) -> Result<f64, KernelError> {
+    fn copy_bandwidth(&self) -> Result<Option<f64>, KernelError> {
         const SIZE: usize = 1 << 30;
         let (from, to) = (self.allocate(SIZE)?, self.allocate(SIZE)?);
         let (from, to) = (Self::block(&from).address, Self::block(&to).address);
@@ -506,7 +506,7 @@ impl Driver for Cuda {
             })?;
             best = best.max(2.0 * SIZE as f64 / time.as_secs_f64());
         }
-        Ok(best)
+        Ok(Some(best))
     }
 }
 

@@ -87,7 +87,7 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-fn strings<'a>(values: &'a [impl AsRef<OsStr>]) -> impl Iterator<Item = &'a OsStr> {
+fn strings(values: &[impl AsRef<OsStr>]) -> impl Iterator<Item = &OsStr> {
     values.iter().map(AsRef::as_ref)
 }
 

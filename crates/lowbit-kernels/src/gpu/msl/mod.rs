@@ -226,6 +226,10 @@ impl Msl {
 }
 
 impl Driver for Msl {
+    fn product(&self) -> String {
+        "Metal's kernels on this machine's processor".into()
+    }
+
     fn name(&self) -> String {
         "msl".into()
     }
@@ -309,10 +313,6 @@ impl Driver for Msl {
         let start = Instant::now();
         work()?;
         Ok(start.elapsed())
-    }
-
-    fn copy_bandwidth(&self) -> Result<f64, KernelError> {
-        Err(KernelError::Unsupported { op: "copy_bandwidth", device: self.name() })
     }
 }
 

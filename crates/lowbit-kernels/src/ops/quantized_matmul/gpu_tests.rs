@@ -77,6 +77,14 @@ fn sizes_around_every_tile() {
     }
 }
 
+/// More cubes than a device launches along a dimension, as a vocabulary takes them.
+#[test]
+fn weights_of_more_rows_than_there_are_cubes() {
+    check(Format::Q8_0, (1, 1, 1, 270_001, 32), FloatType::F32);
+    check(Format::Q8_0, (1, 1, 2, 140_001, 32), FloatType::F32);
+    check(Format::Q8_0, (2, 2, 5, 131_073, 32), FloatType::F32);
+}
+
 #[test]
 fn rows_that_end_within_a_run() {
     for dtype in FLOATS {

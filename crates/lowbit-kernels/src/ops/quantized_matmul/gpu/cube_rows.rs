@@ -43,14 +43,33 @@ impl Sizes {
     }
 }
 
-/// Cubes for a product of which each takes `m_tile` rows of x of one batch and `n_tile` of the weight.
+/// How many times [`CUBES`] it takes for the tiles of `n_tile` rows among `n`: what a kernel for every device is compiled with.
+pub(in super::super) fn folds(n: usize, n_tile: usize) -> usize {
+    n.div_ceil(n_tile).div_ceil(CUBES).max(1)
+}
+
+/// Cubes for a product of which each takes `m_tile` rows of x of one batch and `n_tile` of the weight. Tiles of the weight lie
+/// along x, in `folds` parts, which lie along z with what is left of the rows of x.
 pub(in super::super) fn cubes(
     problem: &Problem,
     [m_tile, n_tile]: [usize; 2],
+    folds: usize,
 ) -> Result<[u32; 3], KernelError> {
     let tiles = problem.batches * problem.m.div_ceil(m_tile);
+    let across = problem.n.div_ceil(n_tile);
+    let across = if folds > 1 { across.min(CUBES) } else { across };
     let index = |value: usize| CHECK.index(value);
-    Ok([index(problem.n.div_ceil(n_tile))?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES))?])
+    Ok([index(across)?, index(tiles.min(CUBES))?, index(tiles.div_ceil(CUBES) * folds)?])
+}
+
+/// This cube's tile of the weight, of all that [`cubes`] launches: one past the last has no rows.
+#[cube]
+pub(in super::super) fn tile_of_cube(#[comptime] folds: usize) -> usize {
+    if comptime!(folds > 1) {
+        CUBE_POS_Z as usize % folds * comptime!(CUBES) + CUBE_POS_X as usize
+    } else {
+        CUBE_POS_X as usize
+    }
 }
 
 /// That all indices of a product fit 32 bits: into the weight's components, x and y.
@@ -80,11 +99,17 @@ pub(in super::super) struct CubeRows {
     pub initial: f32,
 }
 
-/// This cube's rows: `m_tile` at most, or one where there are experts.
+/// This cube's rows: `m_tile` at most, or one where there are experts. `folds` is that of [`cubes`].
 #[cube]
-pub(in super::super) fn cube_rows(ids: &[u32], sizes: &Sizes, #[comptime] m_tile: usize) -> CubeRows {
+pub(in super::super) fn cube_rows(
+    ids: &[u32],
+    sizes: &Sizes,
+    #[comptime] m_tile: usize,
+    #[comptime] folds: usize,
+) -> CubeRows {
     let m = sizes.m as usize;
-    let tile = CUBE_POS_Z as usize * comptime!(CUBES) + CUBE_POS_Y as usize;
+    let part = if comptime!(folds > 1) { CUBE_POS_Z as usize / folds } else { CUBE_POS_Z as usize };
+    let tile = part * comptime!(CUBES) + CUBE_POS_Y as usize;
     let tiles = (m + comptime!(m_tile - 1)) / m_tile;
     let mut batch = tile / tiles;
     let row0 = tile % tiles * m_tile;

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // Launches.
 
 use super::super::problem::{Operands, Problem, Source};
-use super::cube_rows::{CubeRows, Sizes, check_indices, cube_rows, cubes};
+use super::cube_rows::{CubeRows, Sizes, check_indices, cube_rows, cubes, folds, tile_of_cube};
 use crate::KernelError;
 use crate::gpu::Gpu;
 use crate::gpu::caps::Caps;
@@ -34,6 +34,8 @@ pub(crate) struct MatVec {
     pub units: usize,
     /// Units that run in step, or 0 where that differs from launch to launch.
     pub plane: usize,
+    /// How many times as many cubes as a device launches along a dimension the rows of the weight take.
+    pub folds: usize,
 }
 
 /// What [`Sizes`] says, for rows of x that are whole runs.
@@ -50,8 +52,8 @@ fn quantized_matmul_mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     let layout = comptime!(config.layout);
     let (n_tile, m_tile) = comptime!((config.n_tile, config.m_tile));
     let groups = comptime!(RUN / layout.group());
-    let row0 = CUBE_POS_X as usize * n_tile;
-    let rows = cube_rows(ids, &sizes, m_tile);
+    let row0 = tile_of_cube(config.folds) * n_tile;
+    let rows = cube_rows(ids, &sizes, m_tile, config.folds);
     let (n, runs) = (sizes.n as usize, sizes.runs as usize);
     let mut run = UNIT_POS_X as usize;
     if !rows.known {
@@ -234,7 +236,7 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MatVec> {
     };
     let plane = caps.plane.unwrap_or(0);
     let Problem { layout, x_type, y_type, .. } = *problem;
-    Some(MatVec { layout, x_type, y_type, n_tile, m_tile, units, plane })
+    Some(MatVec { layout, x_type, y_type, n_tile, m_tile, units, plane, folds: folds(problem.n, n_tile) })
 }
 
 /// The kernel for `config`, its types chosen by what the layout stores.
@@ -261,7 +263,7 @@ pub(in super::super) fn launch(
         sizes: Sizes::new(problem)?,
         integers: INTEGERS,
     };
-    let cubes = cubes(problem, [config.m_tile, config.n_tile])?;
+    let cubes = cubes(problem, [config.m_tile, config.n_tile], config.folds)?;
     // SAFETY: the sizes are the operands', and ids that are none of the experts' are not read by.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }

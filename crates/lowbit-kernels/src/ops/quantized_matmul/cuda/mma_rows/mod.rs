@@ -107,7 +107,7 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     let of_cube = if comptime!(config.listed()) {
         experts::batch_of_cube(sizes.experts)
     } else {
-        cube_rows(ids, &sizes, config.m_tile)
+        cube_rows(ids, &sizes, config.m_tile, 1usize)
     };
     let (n, runs) = (sizes.n as usize, sizes.runs as usize);
     let run = of_cube.x_row * runs;
@@ -255,7 +255,7 @@ pub(in super::super) fn launch(
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
     check_indices(problem, operands)?;
-    let cubes = cubes(problem, [config.m_tile, config.n_tile()])?;
+    let cubes = cubes(problem, [config.m_tile, config.n_tile()], 1)?;
     let x = operands.x.x.buffer()?;
     let arguments = QuantizedMatmulMmaRows {
         components: operands.weight.buffers()?,

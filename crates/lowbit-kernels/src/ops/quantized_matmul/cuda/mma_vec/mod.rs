@@ -84,7 +84,7 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     if comptime!(config.overlaps) && (sizes.experts > 0 || sizes.runs == 0) {
         overlap();
     }
-    let rows = cube_rows(ids, &sizes, config.m_tile);
+    let rows = cube_rows(ids, &sizes, config.m_tile, 1usize);
     let n = sizes.n as usize;
     let mut runs = sizes.runs as usize;
     let row0 = CUBE_POS_X as usize * comptime!(16 * config.n_tiles);
@@ -243,7 +243,7 @@ pub(in super::super) fn launch(
         sizes: Sizes::new(problem)?,
         ones: ONES,
     };
-    let cubes = cubes(problem, [config.m_tile, 16 * config.n_tiles])?;
+    let cubes = cubes(problem, [config.m_tile, 16 * config.n_tiles], 1)?;
     // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the experts'.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
