@@ -42,6 +42,15 @@ impl Model {
         Ok(self.decoder().block(index, x, &step)?)
     }
 
+    /// The logits of states `[T, hidden_size]`, f32 `[T, vocab_size]`: those of a whole pass where the states are the last block's.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub fn state_logits(&self, states: &Tensor) -> Result<Tensor, ModelError> {
+        let hidden = self.decoder().unchanged(states.clone().into())?;
+        Ok(self.decoder().logits(&hidden)?.into_tensor())
+    }
+
     /// Everything of block `index` that has a name.
     ///
     /// # Errors

@@ -44,6 +44,8 @@ pub enum ModelError {
     InSequence { sequence: usize, error: Box<Self> },
     #[error("teacher: {0}")]
     Teacher(Box<ModelError>),
+    #[error("the model has {model} layers, but the teacher has {teacher}")]
+    Layers { model: usize, teacher: usize },
     #[error("the model's vocabulary has {model} tokens, but the teacher's has {teacher}")]
     Vocabulary { model: usize, teacher: usize },
     #[error(

@@ -34,7 +34,7 @@ pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model, Sequence};
 pub use perplexity::{
-    ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, perplexity,
+    ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers, perplexity,
 };
 pub use warnings::warnings;
 pub use weights::{Target, Weights};

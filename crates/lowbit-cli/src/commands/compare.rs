@@ -4,7 +4,9 @@ use super::inspect::bits_per_weight;
 use crate::options::{ModelOptions, open_named};
 use crate::plot::{Chart, Series};
 use crate::{Failure, out, progress};
-use lowbit::{Checkpoint, ComparedToken, Model, Scoring, Statistics, Target, Tokenizer, compare};
+use lowbit::{
+    Checkpoint, ComparedToken, Model, Scoring, Statistics, Target, Tokenizer, compare, compare_layers,
+};
 use lowbit_files::{shown, shown_path};
 use lowbit_models::{Estimate, Quantiles};
 use serde_json::{Value, json};
@@ -17,6 +19,8 @@ pub struct Comparison<'a> {
     /// Whether the second halves of windows alone are scored.
     pub second_half: bool,
     pub target: Target,
+    /// Whether divergences by layer are wanted.
+    pub by_layer: bool,
 }
 
 /// A model that is compared.
@@ -40,6 +44,8 @@ pub struct Outcome {
     pub bits_per_weight: f64,
     pub tokens: Vec<ComparedToken>,
     pub statistics: Statistics,
+    /// The mean divergence of the first window's tokens after each layer, if it was wanted.
+    pub layers: Vec<f64>,
 }
 
 impl Comparison<'_> {
@@ -74,14 +80,36 @@ impl Comparison<'_> {
             Continue(())
         });
         bar.finish_and_clear();
-        let tokens = compared.map_err(|error| format!("{}: {error}", student.name))?;
+        let failed = |error| format!("{}: {error}", student.name);
+        let layers = match self.by_layer && Self::has_layers_of(&model, teacher, &student.name) {
+            true => {
+                compare_layers(&model, teacher, &tokens[..tokens.len().min(self.context)]).map_err(failed)?
+            }
+            false => vec![],
+        };
+        let tokens = compared.map_err(failed)?;
         let statistics = Statistics::new(&tokens).ok_or("no token was scored")?;
         Ok(Outcome {
             name: student.name.clone(),
             bits_per_weight: student.bits_per_weight,
             tokens,
             statistics,
+            layers,
         })
+    }
+}
+
+impl Comparison<'_> {
+    /// Whether layers can be compared one by one; if not, this is said.
+    fn has_layers_of(model: &Model, teacher: &Model, name: &str) -> bool {
+        let [mine, other] = [model, teacher].map(|model| model.config().num_hidden_layers);
+        if mine != other {
+            out::note!(
+                "note: {} has {mine} layers and the teacher {other}: its divergence by layer is not drawn",
+                shown(name)
+            );
+        }
+        mine == other
     }
 }
 
@@ -212,13 +240,24 @@ pub fn to_json(outcomes: &[Outcome]) -> Value {
 /// Points of a line of the chart by position.
 const BINS: usize = 64;
 
-/// Divergences by position in the window and, of several models, against their bits per weight.
+/// Divergences by position in the window, by layer, and against bits per weight.
 pub fn charts(outcomes: &[Outcome], context: usize) -> Vec<Chart> {
     let by_position = Chart {
         title: "KL divergence by position in the window".into(),
         x_label: "tokens before",
         y_label: "nats",
         series: outcomes.iter().flat_map(|outcome| lines(outcome, context, outcomes.len() == 1)).collect(),
+    };
+    let of_layers = |outcome: &Outcome| Series {
+        name: outcome.name.clone(),
+        points: (1..).zip(&outcome.layers).map(|(layer, &kl)| (f64::from(layer), kl)).collect(),
+        joined: true,
+    };
+    let by_layer = Chart {
+        title: "Mean KL divergence if a layer were the last, first window".into(),
+        x_label: "layer",
+        y_label: "nats",
+        series: outcomes.iter().map(of_layers).collect(),
     };
     let dot = |outcome: &Outcome| Series {
         name: outcome.name.clone(),
@@ -231,7 +270,7 @@ pub fn charts(outcomes: &[Outcome], context: usize) -> Vec<Chart> {
         y_label: "nats",
         series: outcomes.iter().map(dot).collect(),
     };
-    vec![by_position, against_bits]
+    vec![by_position, by_layer, against_bits]
 }
 
 /// A model's mean divergence by position; of a model alone its median and 99th percentile, too.

@@ -30,7 +30,8 @@ pub struct Arguments {
     /// Which tokens of a window are scored.
     #[arg(long, value_enum, default_value_t = Score::All)]
     score: Score,
-    /// Draw the divergences by position in the window, and against bits per weight, into this SVG file.
+    /// Draw the divergences by position in the window, by layer (for models of as many as the teacher), and against bits per weight, into
+    /// this SVG file.
     #[arg(long, value_name = "FILE.svg", requires = "compare")]
     plot: Option<PathBuf>,
     /// Replace the plot's file if it exists.
@@ -63,8 +64,9 @@ impl Arguments {
         let students = checkpoints.into_iter().map(Student::new).collect::<Result<Vec<_>, _>>()?;
         let second_half = matches!(self.score, Score::SecondHalf);
         let target = self.model.target()?;
-        let outcomes =
-            Comparison { text, context: self.context, second_half, target }.run(teacher, &students)?;
+        let by_layer = self.plot.is_some();
+        let comparison = Comparison { text, context: self.context, second_half, target, by_layer };
+        let outcomes = comparison.run(teacher, &students)?;
         if self.json {
             out::line!("{}", compare::to_json(&outcomes))?;
         } else {

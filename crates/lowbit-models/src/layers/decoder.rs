@@ -168,7 +168,7 @@ impl Decoder {
     }
 
     /// A stream that nothing is added to before the next block.
-    fn unchanged(&self, stream: Var) -> Result<Residual, KernelError> {
+    pub(crate) fn unchanged(&self, stream: Var) -> Result<Residual, KernelError> {
         let (shape, device) = (stream.tensor().shape(), stream.tensor().device());
         let update = Tensor::allocate_zeros(shape, self.activations.dtype(), device)?;
         Ok(Residual { stream, update: update.into() })

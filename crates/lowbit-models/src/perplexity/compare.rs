@@ -73,7 +73,7 @@ pub fn compare(
 }
 
 /// `KL(p || q)` of the softmax of two rows of checked logits, in f64. The error is a token with `q = 0 < p`, and its p.
-fn divergence(p_logits: &[f32], q_logits: &[f32]) -> Result<f64, (usize, f64)> {
+pub(super) fn divergence(p_logits: &[f32], q_logits: &[f32]) -> Result<f64, (usize, f64)> {
     let (p_norm, q_norm) = (log_sum_exp(p_logits), log_sum_exp(q_logits));
     let mut sum = 0.0;
     for (token, (&p, &q)) in p_logits.iter().zip(q_logits).enumerate() {

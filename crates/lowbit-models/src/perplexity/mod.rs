@@ -1,7 +1,9 @@
 mod compare;
+mod layers;
 mod statistics;
 
 pub use compare::{ComparedToken, compare};
+pub use layers::compare_layers;
 pub use statistics::{Estimate, Quantiles, Statistics};
 
 use crate::{Cache, Logits, Model, ModelError};
