@@ -65,6 +65,17 @@ fn gpu_distils_as_the_cpu() {
     }
 }
 
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+#[test]
+fn gpu_repeats_a_pass_bit_for_bit() {
+    let device = support::gpu();
+    let [(kl, gradients), (again, same)] = [distilled(&device), distilled(&device)];
+    assert_eq!(kl.to_bits(), again.to_bits());
+    for (name, want) in &gradients {
+        numcheck::assert_bits(name, &same[name], want);
+    }
+}
+
 #[test]
 fn likelihood_gradients_are_differences_of_likelihoods() {
     let device = Device::cpu(Some(2)).unwrap();
