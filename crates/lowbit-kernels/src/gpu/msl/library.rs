@@ -66,11 +66,20 @@ fn hash(parts: &[&dyn AsRef<[u8]>]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
+/// A name beside `to` that no other thread or process uses.
+fn part(to: &Path) -> PathBuf {
+    static PARTS: AtomicUsize = AtomicUsize::new(0);
+    to.with_extension(format!("{}-{}", std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// Gives what was written beside `to` that name.
+fn rename(part: &Path, to: &Path) -> Result<(), String> {
+    std::fs::rename(part, to).map_err(|error| format!("{}: {error}", to.display()))
+}
+
 /// Runs clang on `arguments`, which make the file `to`: it has all of it or is not there.
 fn make(to: &Path, arguments: &[&OsStr]) -> Result<(), String> {
-    static PARTS: AtomicUsize = AtomicUsize::new(0);
-    let part = to.with_extension(format!("{}-{}", std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed)));
-    let clang = clang();
+    let (part, clang) = (part(to), clang());
     let done = Command::new(&clang)
         .args(arguments)
         .args([OsStr::new("-o"), part.as_os_str()])
@@ -79,12 +88,14 @@ fn make(to: &Path, arguments: &[&OsStr]) -> Result<(), String> {
     if !done.status.success() {
         return Err(format!("{clang}: {}", String::from_utf8_lossy(&done.stderr)));
     }
-    std::fs::rename(&part, to).map_err(|error| format!("{}: {error}", to.display()))
+    rename(&part, to)
 }
 
+/// Other threads write the same, while clang may be reading it: it would crash if the file were cut.
 fn write(file: &Path, text: &str) -> Result<(), String> {
-    // Others write the same.
-    std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
+    let part = part(file);
+    std::fs::write(&part, text).map_err(|error| format!("{}: {error}", part.display()))?;
+    rename(&part, file)
 }
 
 fn strings(values: &[impl AsRef<OsStr>]) -> impl Iterator<Item = &OsStr> {

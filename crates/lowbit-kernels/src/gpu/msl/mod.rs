@@ -230,6 +230,10 @@ impl Driver for Msl {
         "Metal's kernels on this machine's processor".into()
     }
 
+    fn is_software(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> String {
         "msl".into()
     }
