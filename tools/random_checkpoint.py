@@ -61,11 +61,12 @@ def bfloat16(value):
 
 
 class Tensors:
-    """Names, types, shapes and where the bytes come from."""
+    """Names, types, shapes and where the bytes come from: None for random bytes, k for weights in rows of k, or one value's bytes."""
 
     def __init__(self, dense=False):
         self.entries = []
         self.dense = dense
+        self.normal = {}
 
     def add(self, name, dtype, shape, fill):
         self.entries.append((name, dtype, shape, fill))
@@ -84,6 +85,12 @@ class Tensors:
         self.plain(f"{name}.scales", [*rows, k // GROUP], scale)
         self.plain(f"{name}.biases", [*rows, k // GROUP], -scale * 2 ** (bits - 1))
 
+    def weights(self, k, draw):
+        """Values whose sum of k squares is about 1, drawn once for each k: a number of them that is odd, so that no two rows are alike."""
+        if k not in self.normal:
+            self.normal[k] = b"".join(bfloat16(draw.gauss(0, 1 / math.sqrt(k))) for _ in range((1 << 18) - 5)) * 64
+        return self.normal[k]
+
     def write(self, path, seed):
         sizes = {"BF16": 2, "F32": 4, "U32": 4}
         header, offset = {}, 0
@@ -96,16 +103,16 @@ class Tensors:
         # One block of random bytes again and again: a prime length, so that no two rows are alike.
         draw = random.Random(seed)
         noise = draw.randbytes((1 << 25) - 39)
-        normal = [draw.gauss(0, 1) for _ in range((1 << 18) - 5)] if self.dense else []
-        dense = {}
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for name, dtype, shape, fill in self.entries:
                 begin, end = header[name]["data_offsets"]
-                if isinstance(fill, int) and fill not in dense:
-                    values = b"".join(bfloat16(value / math.sqrt(fill)) for value in normal)
-                    dense[fill] = values * 64
-                source = noise if fill is None else dense[fill] if isinstance(fill, int) else fill * (1 << 16)
+                if fill is None:
+                    source = noise
+                elif isinstance(fill, int):
+                    source = self.weights(fill, draw)
+                else:
+                    source = fill * (1 << 16)
                 left = end - begin
                 while left > 0:
                     left -= file.write(source[:left])

@@ -151,10 +151,7 @@ impl DeviceOptions {
 fn described(device: &Device) -> String {
     match device {
         Device::Cpu(_) => device.to_string(),
-        #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
         Device::Gpu(gpu) => format!("{device} ({})", gpu.product()),
-        #[cfg(not(any(feature = "cuda", feature = "vulkan", feature = "metal")))]
-        Device::Gpu(_) => device.to_string(),
     }
 }
 
@@ -177,10 +174,7 @@ fn best(
 fn is_software(device: &Device) -> bool {
     match device {
         Device::Cpu(_) => false,
-        #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
         Device::Gpu(gpu) => gpu.is_software(),
-        #[cfg(not(any(feature = "cuda", feature = "vulkan", feature = "metal")))]
-        Device::Gpu(_) => false,
     }
 }
 

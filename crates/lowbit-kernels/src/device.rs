@@ -114,10 +114,7 @@ impl Device {
     pub fn gpu_memory(&self) -> Option<usize> {
         match self {
             Self::Cpu(_) => None,
-            #[cfg(feature = "gpu")]
             Self::Gpu(gpu) => gpu.total_memory(),
-            #[cfg(not(feature = "gpu"))]
-            Self::Gpu(gpu) => match *gpu {},
         }
     }
 

@@ -11,10 +11,7 @@ impl Model {
     /// # Errors
     /// As [`Self::forward_batch`].
     pub fn embed(&self, batch: &[&[u32]]) -> Result<Tensor, ModelError> {
-        for (sequence, tokens) in batch.iter().enumerate() {
-            self.check(tokens, &self.cache())
-                .map_err(|error| ModelError::InSequence { sequence, error: Box::new(error) })?;
-        }
+        self.check_batch(batch.iter().map(|&tokens| (tokens, 0)))?;
         let ids = batch.concat();
         let ids = Tensor::new(&ids, &[ids.len()], self.device())?;
         Ok(self.decoder().embed(&ids, None)?.into_tensor())

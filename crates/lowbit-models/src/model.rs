@@ -113,7 +113,7 @@ impl Model {
         cache: &mut Cache,
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
-        self.check(tokens, cache)?;
+        self.check(tokens, cache.position())?;
         self.run(&mut [Sequence { tokens, cache }], logits)
     }
 
@@ -128,7 +128,7 @@ impl Model {
         batch: &mut [Sequence<'_>],
         logits: Logits,
     ) -> Result<Option<Tensor>, ModelError> {
-        self.check_batch(batch)?;
+        self.check_batch(batch.iter().map(|sequence| (sequence.tokens, sequence.cache.position())))?;
         self.run(batch, logits)
     }
 
@@ -169,10 +169,10 @@ impl Model {
     }
 
     fn recorded(&self, batch: &[&[u32]], tape: Option<&Tape>) -> Result<Residual, ModelError> {
+        self.check_batch(batch.iter().map(|&tokens| (tokens, 0)))?;
         let mut caches = vec![self.cache(); batch.len()];
         let sequences = batch.iter().zip(&mut caches);
         let mut sequences: Vec<_> = sequences.map(|(tokens, cache)| Sequence { tokens, cache }).collect();
-        self.check_batch(&sequences)?;
         let mut step = Step::whole(batch.iter().map(|tokens| tokens.len()), self.device())?;
         step.tape = tape.cloned();
         self.hidden(&mut sequences, &step)
@@ -216,23 +216,31 @@ impl Model {
         &self.decoder
     }
 
-    pub(crate) fn check(&self, tokens: &[u32], cache: &Cache) -> Result<(), ModelError> {
+    /// Checks tokens that come after `position` others.
+    fn check(&self, tokens: &[u32], position: usize) -> Result<(), ModelError> {
         if tokens.is_empty() {
             return Err(ModelError::NoTokens);
         }
-        let (total, limit) = (cache.position() + tokens.len(), self.config.max_position_embeddings);
+        let (total, limit) = (position + tokens.len(), self.config.max_position_embeddings);
         if total > limit {
             return Err(ModelError::ContextLength { tokens: total, limit });
         }
         self.check_ids(tokens)
     }
 
-    fn check_batch(&self, batch: &[Sequence<'_>]) -> Result<(), ModelError> {
-        for (sequence, Sequence { tokens, cache }) in batch.iter().enumerate() {
-            self.check(tokens, cache)
+    /// Checks each sequence's tokens, which come after so many others.
+    pub(crate) fn check_batch<'t>(
+        &self,
+        batch: impl ExactSizeIterator<Item = (&'t [u32], usize)>,
+    ) -> Result<(), ModelError> {
+        if batch.len() == 0 {
+            return Err(ModelError::NoTokens);
+        }
+        for (sequence, (tokens, position)) in batch.enumerate() {
+            self.check(tokens, position)
                 .map_err(|error| ModelError::InSequence { sequence, error: Box::new(error) })?;
         }
-        if batch.is_empty() { Err(ModelError::NoTokens) } else { Ok(()) }
+        Ok(())
     }
 
     /// Checks that every id is in the vocabulary.

@@ -1,31 +1,20 @@
 //! Learning on tiny checkpoints with random weights: what it takes to show that all parts work together, not how much it wins back.
 
-use lowbit_files::Checkpoint;
+mod support;
+
 use lowbit_kernels::Device;
 use lowbit_quantize::{
-    Data, Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, QuantizeOptions,
-    Saving, quantize, quantize_and_learn,
+    Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, Saving, quantize,
+    quantize_and_learn,
 };
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
-
-fn checkpoint(name: &str) -> Checkpoint {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models");
-    Checkpoint::open(&models.join(name)).unwrap()
-}
-
-fn data(length: usize) -> Data {
-    Data::new(&[(0..2000u32).map(|i| (i * i + 7 * i) % 199).collect()], length).unwrap()
-}
+use support::{checkpoint, data, files, to_3_bits};
 
 fn options(learn: Learn) -> LearnOptions {
     let mut options = LearnOptions::new(learn);
     (options.steps, options.batch, options.validate_every) = (60, 4, 12);
     options
-}
-
-fn to_3_bits() -> QuantizeOptions {
-    QuantizeOptions::for_mode("affine").with_bits(3).with_group_size(32)
 }
 
 fn learn(
@@ -34,18 +23,10 @@ fn learn(
     threads: usize,
     options: &LearnOptions,
 ) -> Result<LearnReport, QuantizeError> {
-    let (data, device) = (data(32), Device::cpu(Some(threads)).unwrap());
+    let (data, device) = (data(2000, 32), Device::cpu(Some(threads)).unwrap());
     let learning = Learning { data: &data, options, device: &device, saving: None };
     quantize_and_learn(&checkpoint(name), output, &to_3_bits(), learning, |_| Continue(()))
         .map(|(_, report)| report)
-}
-
-fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let entries = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> =
-        entries.map(|path| (path.file_name().unwrap().into(), std::fs::read(path).unwrap())).collect();
-    files.sort();
-    files
 }
 
 #[test]
@@ -123,7 +104,7 @@ fn a_rate_that_diverges_goes_back_and_never_ends_worse_than_rounding() {
 fn an_interruption_and_bad_options_leave_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("output");
-    let (data, device) = (data(32), Device::cpu(Some(2)).unwrap());
+    let (data, device) = (data(2000, 32), Device::cpu(Some(2)).unwrap());
     let run = |options: &LearnOptions, steps: u32| {
         let learning = Learning { data: &data, options, device: &device, saving: None };
         let progress = |progress: Progress<'_>| match progress {
@@ -155,7 +136,7 @@ fn learn_saving(
     options: &LearnOptions,
     mut each: impl FnMut(u32) -> bool,
 ) -> Result<LearnReport, QuantizeError> {
-    let (data, device) = (data(32), Device::cpu(Some(2)).unwrap());
+    let (data, device) = (data(2000, 32), Device::cpu(Some(2)).unwrap());
     let learning = Learning { data: &data, options, device: &device, saving: Some(saving) };
     let progress = |progress: Progress<'_>| match progress {
         Progress::Learning(done) if each(done.step) => Break(()),
@@ -173,7 +154,7 @@ fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
     let mut options = options(Learn::Codes);
     (options.steps, options.batch, options.validate_every) = (14, 20, 4);
     let device = Device::cpu(Some(2)).unwrap();
-    let text = data(32);
+    let text = data(2000, 32);
     let learning = Learning { data: &text, options: &options, device: &device, saving: None };
     let (_, want) =
         quantize_and_learn(&checkpoint("qwen3_next"), &whole, &to_3_bits(), learning, |_| Continue(()))

@@ -1,23 +1,17 @@
 //! Learning block by block, on tiny checkpoints with random weights.
 
+mod support;
+
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
 use lowbit_models::Model;
 use lowbit_quantize::{
-    Data, Found, GgufOptions, Learn, LearnOptions, LearnReport, Learning, Mix, Progress, QuantizeError,
-    QuantizeOptions, Saving, quantize, quantize_and_learn, quantize_to_gguf_and_learn,
+    Found, GgufOptions, Learn, LearnOptions, LearnReport, Learning, Mix, Progress, QuantizeError, Saving,
+    quantize, quantize_and_learn, quantize_to_gguf_and_learn,
 };
 use std::ops::ControlFlow::{Break, Continue};
-use std::path::{Path, PathBuf};
-
-fn checkpoint(name: &str) -> Checkpoint {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models");
-    Checkpoint::open(&models.join(name)).unwrap()
-}
-
-fn data() -> Data {
-    Data::new(&[(0..2000u32).map(|i| (i * i + 7 * i) % 199).collect()], 32).unwrap()
-}
+use std::path::Path;
+use support::{checkpoint, data, files, to_3_bits};
 
 fn options(steps: u32) -> LearnOptions {
     let mut options = LearnOptions::new(Learn::Codes);
@@ -25,10 +19,6 @@ fn options(steps: u32) -> LearnOptions {
     (options.steps, options.batch, options.block_batch) = (steps, 4, 4);
     options.validate_every = steps.div_ceil(4);
     options
-}
-
-fn to_3_bits() -> QuantizeOptions {
-    QuantizeOptions::for_mode("affine").with_bits(3).with_group_size(32)
 }
 
 /// Step, block and tokens so far.
@@ -42,7 +32,7 @@ fn learn(
     saving: Option<Saving<'_>>,
     mut stop: impl FnMut(Seen) -> bool,
 ) -> Result<LearnReport, QuantizeError> {
-    let (data, device) = (data(), Device::cpu(Some(2)).unwrap());
+    let (data, device) = (data(2000, 32), Device::cpu(Some(2)).unwrap());
     let learning = Learning { data: &data, options, device: &device, saving };
     let progress = |progress: Progress<'_>| match progress {
         Progress::Learning(done) if stop((done.step, done.block, done.tokens)) => Break(()),
@@ -56,14 +46,6 @@ fn learn(
         false => quantize_and_learn(&checkpoint(name), output, &to_3_bits(), learning, progress),
     };
     result.map(|(_, report)| report)
-}
-
-fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let entries = folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
-    let mut files: Vec<_> =
-        entries.map(|path| (path.file_name().unwrap().into(), std::fs::read(path).unwrap())).collect();
-    files.sort();
-    files
 }
 
 /// Attention and delta nets, dense layers and experts, in MLX's layout and in GGUF.
@@ -175,7 +157,7 @@ fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
 #[test]
 fn the_same_bytes_for_every_number_of_threads() {
     let folder = tempfile::tempdir().unwrap();
-    let (data, options) = (data(), options(3));
+    let (data, options) = (data(2000, 32), options(3));
     let of = |threads: usize| {
         let device = Device::cpu(Some(threads)).unwrap();
         let learning = Learning { data: &data, options: &options, device: &device, saving: None };
@@ -207,7 +189,7 @@ fn nothing_ends_worse_than_rounding() {
 #[test]
 fn a_block_without_anything_to_learn_is_passed_over() {
     let folder = tempfile::tempdir().unwrap();
-    let (data, device) = (data(), Device::cpu(Some(2)).unwrap());
+    let (data, device) = (data(2000, 32), Device::cpu(Some(2)).unwrap());
     let options = options(4);
     let learning = Learning { data: &data, options: &options, device: &device, saving: None };
     let some = to_3_bits().with_rules(vec!["layers.1.=none".parse().unwrap()]);

@@ -1,26 +1,19 @@
 //! Bits shared out among the weights of tiny checkpoints.
 
-use lowbit_files::Checkpoint;
+mod support;
+
 use lowbit_kernels::Device;
-use lowbit_quantize::{Budget, Data, QuantizeOptions, Rule, allocate_bits, quantize};
+use lowbit_quantize::{Budget, QuantizeOptions, Rule, allocate_bits, quantize};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::Path;
-
-fn checkpoint(name: &str) -> Checkpoint {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models");
-    Checkpoint::open(&models.join(name)).unwrap()
-}
-
-fn data() -> Data {
-    Data::new(&[(0..1500u32).map(|i| (i * i + 7 * i) % 199).collect()], 48).unwrap()
-}
+use support::{checkpoint, data};
 
 fn options() -> QuantizeOptions {
     QuantizeOptions::for_mode("affine").with_group_size(32)
 }
 
 fn allocated(name: &str, output: &Path, options: &QuantizeOptions, bits: f64) -> Result<Vec<Rule>, String> {
-    let (data, device) = (data(), Device::cpu(Some(2)).unwrap());
+    let (data, device) = (data(1500, 48), Device::cpu(Some(2)).unwrap());
     let budget = Budget { bits_per_weight: bits, data: &data, device: &device };
     let rules = allocate_bits(&checkpoint(name), output, options, budget, |_, _| Continue(()));
     rules.map_err(|error| error.to_string())
@@ -82,7 +75,7 @@ fn own_rules_hold_and_impossible_budgets_are_refused() {
     assert!(message.contains("2.9 bits per weight are too few: 2 bits everywhere are 3.000"), "{message}");
     let message = allocated("qwen3", &output, &QuantizeOptions::for_mode("mxfp4"), 4.5).unwrap_err();
     assert!(message.contains("mxfp4 has one number of bits"), "{message}");
-    let (data, device) = (data(), Device::cpu(Some(1)).unwrap());
+    let (data, device) = (data(1500, 48), Device::cpu(Some(1)).unwrap());
     let budget = Budget { bits_per_weight: 4.0, data: &data, device: &device };
     let stopped = allocate_bits(&checkpoint("qwen3"), &output, &options(), budget, |_, _| Break(()));
     assert!(stopped.is_err());

@@ -149,32 +149,35 @@ impl Gpu {
         let mut bound = Bound::default();
         arguments.bind(&mut bound);
         let Bound { buffers, scalars, early } = bound;
-        let copies = buffers.iter().map(|(buffer, _)| self.bindable(buffer));
-        let copies: Vec<Option<Memory>> = copies.collect::<Result<_, _>>()?;
-        let bound = buffers.iter().zip(&copies).map(|((buffer, _), copy)| match copy {
-            Some(copy) => (copy, 0),
-            None => (buffer.memory, buffer.start),
+        // None on most devices, and then no memory of the host's either.
+        let mut copies: Vec<(usize, Memory)> = vec![];
+        for (i, (buffer, _)) in buffers.iter().enumerate() {
+            if !buffer.start.is_multiple_of(self.target().binding()) {
+                copies.push((i, self.copied(buffer)?));
+            }
+        }
+        let bound = buffers.iter().enumerate().map(|(i, (buffer, _))| {
+            let copy = copies.iter().find(|(of, _)| *of == i);
+            copy.map_or((buffer.memory, buffer.start), |(_, copy)| (copy, 0))
         });
         let dispatch = Dispatch { kernel: kernel.code, cubes, buffers: bound.collect(), scalars, early };
         // SAFETY: the arguments are the kernel's, in its order; the caller answers for the rest.
         unsafe { self.dispatch(dispatch)? };
-        for ((buffer, written), copy) in buffers.iter().zip(&copies) {
-            if let (Some(copy), true) = (copy, written) {
-                let [tensor, copy] = [*buffer, copy.into()].map(|place| Columns::row(place, buffer.len));
+        for (i, copy) in &copies {
+            let (buffer, written) = buffers[*i];
+            if written {
+                let [tensor, copy] = [buffer, copy.into()].map(|place| Columns::row(place, buffer.len));
                 self.copy_columns(copy, tensor, 1)?;
             }
         }
         Ok(())
     }
 
-    /// A copy of a tensor that starts where the device binds no buffer.
-    fn bindable(&self, buffer: &Buffer<'_>) -> Result<Option<Memory>, KernelError> {
-        if buffer.start.is_multiple_of(self.target().binding()) {
-            return Ok(None);
-        }
+    /// A copy of a tensor, in memory of its own.
+    fn copied(&self, buffer: &Buffer<'_>) -> Result<Memory, KernelError> {
         let memory = self.allocate(buffer.len)?;
         let [tensor, copy] = [*buffer, (&memory).into()].map(|place| Columns::row(place, buffer.len));
         self.copy_columns(tensor, copy, 1)?;
-        Ok(Some(memory))
+        Ok(memory)
     }
 }

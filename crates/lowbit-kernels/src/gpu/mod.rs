@@ -74,6 +74,21 @@ impl Gpu {
     ) -> Result<Pass, crate::KernelError> {
         match *self {}
     }
+
+    /// There is no GPU that would have a name.
+    pub fn product(&self) -> String {
+        match *self {}
+    }
+
+    /// There is no GPU that could be one.
+    pub fn is_software(&self) -> bool {
+        match *self {}
+    }
+
+    /// There is no GPU that would have memory.
+    pub fn total_memory(&self) -> Option<usize> {
+        match *self {}
+    }
 }
 
 /// What a GPU captured. This build has none.

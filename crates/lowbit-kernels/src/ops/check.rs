@@ -50,6 +50,16 @@ impl Check {
         x.cast(DType::F32)
     }
 
+    /// x and dy as a product's gradient multiplies them: on a GPU as they are, if they are of one type, and else in f32.
+    pub fn of_one_type(self, x: &Tensor, dy: &Tensor) -> Result<[Tensor; 2], KernelError> {
+        self.float("x", x)?;
+        self.float("dy", dy)?;
+        if matches!(x.device(), Device::Gpu(_)) && x.dtype() == dy.dtype() {
+            return Ok([x.clone(), dy.clone()]);
+        }
+        Ok([x.cast(DType::F32)?, dy.cast(DType::F32)?])
+    }
+
     /// Checks that `x` has this element type.
     pub fn dtype(self, operand: &'static str, x: &Tensor, want: DType) -> Result<(), KernelError> {
         if x.dtype() == want {

@@ -32,7 +32,7 @@ impl<'a> Teacher<'a> {
     /// they were rounded. Nothing of that checkpoint is in use in the end.
     ///
     /// # Errors
-    /// As [`Model::load_for`], [`Trainer::new`] and [`Trainer::run`].
+    /// [`QuantizeError::Learn`] for a student without anything to learn; as [`Model::load_for`], [`WholeModel::new`] and [`Run::learn`].
     pub fn teach(
         &self,
         rounded: &Path,

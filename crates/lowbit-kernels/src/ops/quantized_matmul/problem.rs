@@ -6,7 +6,7 @@ use crate::{KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 
 /// Bytes that operands must be aligned to for kernels that load whole vectors, copy in bulk, or call the vendor BLAS.
-const ALIGNMENT: usize = 16;
+pub(super) const ALIGNMENT: usize = 16;
 
 /// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, or a product with routed experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -138,10 +138,8 @@ impl<'a> Operands<'a> {
         let shapes = Shapes::new(check, shape, weight, ids)?;
         check.same_device("x", x.device(), dy.device())?;
         shapes.check_dy(dy)?;
-        if matches!(x.device(), Device::Gpu(_)) && x.dtype() == dy.dtype() {
-            return Ok(Self { shapes, x: x.clone(), dy: dy.clone() });
-        }
-        Ok(Self { shapes, x: check.widened("x", x)?, dy: check.widened("dy", dy)? })
+        let [x, dy] = check.of_one_type(x, dy)?;
+        Ok(Self { shapes, x, dy })
     }
 
     /// The rows brought together, on the host.

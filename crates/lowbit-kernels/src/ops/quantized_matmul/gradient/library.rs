@@ -2,14 +2,12 @@
 //! transposed first.
 
 use super::super::cuda::vendor_blas::decoded;
+use super::super::problem::ALIGNMENT;
 use super::matrices;
 use crate::gpu::layout::{Codes, Layout, RUN};
-use crate::gpu::{Dense, Form, Gpu};
+use crate::gpu::{Dense, Form, Gpu, Memory};
 use crate::{KernelError, QuantizedTensor, Tensor};
-use lowbit_formats::{DType, FloatType};
-
-/// Bytes that rows and operands are aligned to.
-const ALIGNMENT: usize = 16;
+use lowbit_formats::FloatType;
 
 /// Whether there is a library, and it takes operands of this type with rows of these lengths.
 pub(in crate::ops) fn takes(gpu: &Gpu, operands: &[&Tensor], dtype: FloatType, widths: &[usize]) -> bool {
@@ -72,19 +70,18 @@ pub(in crate::ops) fn backward_matrix(
 ) -> Result<(), KernelError> {
     let Rows { x, dy, dtype, first, count } = rows;
     let (k, pitch) = (x.dim(-1), dy.dim(-1));
-    let size = dtype.size();
-    let place = |tensor: &Tensor, elements: usize, size: usize| {
-        tensor.memory().map(|(memory, start)| (memory.clone(), start + elements * size))
-    };
-    let left = place(dy, first[1] * pitch + n.start, size)?;
-    let right = place(x, first[0] * k, size)?;
-    let result = place(dweight, at, DType::F32.size())?;
     gpu.multiply(Dense {
         form: Form::Outer(pitch),
-        x: (&left.0, left.1),
-        weight: (&right.0, right.1),
-        y: (&result.0, result.1),
+        x: place(dy, first[1] * pitch + n.start)?,
+        weight: place(x, first[0] * k)?,
+        y: place(dweight, at)?,
         sizes: [n.len(), k, count],
         dtypes: [dtype, FloatType::F32],
     })
+}
+
+/// Where an element of a tensor lies.
+fn place(tensor: &Tensor, element: usize) -> Result<(&Memory, usize), KernelError> {
+    let (memory, start) = tensor.memory()?;
+    Ok((memory, start + element * tensor.dtype().size()))
 }

@@ -231,10 +231,8 @@ impl Operands {
         let want = super::product_shape(check, x.shape(), weight)?;
         check.shape("dy", dy, &want, || format!("x {:?} with weight {weight:?}", x.shape()))?;
         let (k, count) = (*weight.last().expect("it was matched with x"), matrices(weight));
-        if matches!(x.device(), Device::Gpu(_)) && x.dtype() == dy.dtype() {
-            return Ok(Self { x: x.clone(), dy: dy.clone(), k, count });
-        }
-        Ok(Self { x: check.widened("x", x)?, dy: check.widened("dy", dy)?, k, count })
+        let [x, dy] = check.of_one_type(x, dy)?;
+        Ok(Self { x, dy, k, count })
     }
 
     /// The rows of x and of dy that meet each matrix of the weight.
