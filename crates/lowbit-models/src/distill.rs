@@ -1,4 +1,4 @@
-use crate::tape::{Gradients, Parameters, Tape, Weight};
+use crate::tape::{Gradients, Kept, Parameters, Tape, Weight};
 use crate::{Model, ModelError};
 use lowbit_formats::{DType, FloatType};
 use lowbit_kernels::ops::{self, DistillationLoss, OutputDistillation, OutputDistillationGradient};
@@ -18,6 +18,7 @@ pub struct Distillation<'a> {
     student: &'a Model,
     teacher: &'a Model,
     temperature: f32,
+    kept: Kept,
 }
 
 /// The sum over a batch's tokens of their divergence, and its gradients.
@@ -38,7 +39,13 @@ impl<'a> Distillation<'a> {
         if sizes[0] != sizes[1] {
             return Err(ModelError::Vocabulary { model: sizes[0], teacher: sizes[1] });
         }
-        Ok(Self { student, teacher, temperature })
+        Ok(Self { student, teacher, temperature, kept: Kept::Ops })
+    }
+
+    /// The same, with tapes that keep no more than this of the student's passes.
+    #[must_use]
+    pub fn keeping(self, kept: Kept) -> Self {
+        Self { kept, ..self }
     }
 
     /// What the student's parameters change, over the texts of `batch`: the gradients of `dkl` times the sum of the tokens'
@@ -47,6 +54,9 @@ impl<'a> Distillation<'a> {
     /// # Errors
     /// As [`Model::forward_batch`]; those of the ops' gradients: [`KernelError::Unsupported`] for a student that was not loaded
     /// [for gradients](crate::Target::for_gradients).
+    ///
+    /// # Panics
+    /// As [`Tape::backward`].
     pub fn gradients(
         &self,
         batch: &[&[u32]],
@@ -57,7 +67,8 @@ impl<'a> Distillation<'a> {
         let head = self.teacher.output(&Parameters::new())?;
         let logits = |rows: Range<usize>| head.logits(teacher.tensor(), rows);
         let dkl = vec![dkl; batch.iter().map(|tokens| tokens.len()).sum()];
-        gradients(self.student, batch, parameters, (&dkl, self.temperature), logits)
+        let tape = Tape::keeping(self.kept, parameters.clone());
+        gradients(self.student, batch, &tape, (&dkl, self.temperature), logits)
     }
 
     /// The sum over the tokens of `batch` of their divergence.
@@ -65,8 +76,8 @@ impl<'a> Distillation<'a> {
     /// # Errors
     /// As [`Model::forward_batch`].
     pub fn kl(&self, batch: &[&[u32]], parameters: &Rc<Parameters>) -> Result<f64, ModelError> {
-        // A tape is what computes with other parameters than the model's. Nobody asks this one for gradients.
-        let x = self.student.normed(batch, Some(&Tape::new(parameters.clone())))?;
+        // A tape is what computes with other parameters than the model's.
+        let x = self.student.normed(batch, Some(&Tape::keeping(Kept::Nothing, parameters.clone())))?;
         let teacher = self.teacher.normed(batch, None)?;
         let (head, mut total) = (self.student.output(parameters)?, 0.0);
         let teacher_head = self.teacher.output(&Parameters::new())?;
@@ -106,20 +117,19 @@ pub fn likelihood_gradients(
         }
         Tensor::new(&logits, &[rows.len(), vocab_size], model.device())
     };
-    Ok(gradients(model, batch, parameters, (&weights, 1.0), logits)?.gradients)
+    Ok(gradients(model, batch, &Tape::new(parameters.clone()), (&weights, 1.0), logits)?.gradients)
 }
 
 /// The gradients of the sum of each token's divergence from the teacher with these logits, times its weight.
 fn gradients(
     student: &Model,
     batch: &[&[u32]],
-    parameters: &Rc<Parameters>,
+    tape: &Tape,
     (weights, temperature): (&[f32], f32),
     teacher: impl FnMut(Range<usize>) -> Result<Tensor, KernelError>,
 ) -> Result<Distilled, ModelError> {
-    let tape = Tape::new(parameters.clone());
-    let x = student.normed(batch, Some(&tape))?;
-    let head = student.output(parameters)?;
+    let x = student.normed(batch, Some(tape))?;
+    let head = student.output(tape.parameters())?;
     let params = OutputDistillation { temperature, block: block(student), dweight: head.wanted };
     let dkl = Tensor::new(weights, &[x.dim(0)], student.device())?;
     let OutputDistillationGradient { kl, dx, dweight } =

@@ -5,7 +5,7 @@ mod support;
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{WeightGradient, WeightPart};
 use lowbit_kernels::{Device, Tensor};
-use lowbit_models::tape::{Parameter, Parameters};
+use lowbit_models::tape::{Kept, Parameter, Parameters};
 use lowbit_models::{Distillation, Model, Target, likelihood_gradients};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,14 +25,14 @@ fn fetched(model: &Model, gradient: &WeightGradient) -> Vec<f32> {
 }
 
 /// The divergence of demo-4bit from demo, and its gradients by all scales and biases.
-fn distilled(device: &Device) -> (f64, BTreeMap<String, Vec<f32>>) {
+fn distilled(device: &Device, kept: Kept) -> (f64, BTreeMap<String, Vec<f32>>) {
     let (teacher, student) = (load("demo", device), load("demo-4bit", device));
     let weights = student.inventory().weights.into_iter();
     let scaled = weights.filter(|weight| weight.value.format().scheme().group_size().is_some());
     let parameters: Parameters =
         scaled.map(|weight| (weight.name, Parameter::Weight(weight.value, WeightPart::Scales))).collect();
     let parameters = Rc::new(parameters);
-    let distillation = Distillation::new(&student, &teacher, 2.0).unwrap();
+    let distillation = Distillation::new(&student, &teacher, 2.0).unwrap().keeping(kept);
     let distilled = distillation.gradients(&texts(), &parameters, 1.0).unwrap();
     let kl = distillation.kl(&texts(), &parameters).unwrap();
     assert!((distilled.kl - kl).abs() <= 1e-5 * kl, "{} {kl}", distilled.kl);
@@ -43,7 +43,7 @@ fn distilled(device: &Device) -> (f64, BTreeMap<String, Vec<f32>>) {
 #[test]
 fn a_student_diverges_from_its_teacher_and_not_from_itself() {
     let device = Device::cpu(Some(2)).unwrap();
-    let (kl, gradients) = distilled(&device);
+    let (kl, gradients) = distilled(&device, Kept::Ops);
     let mean = kl / PROMPT.len() as f64;
     assert!((0.02..0.5).contains(&mean) && gradients.len() > 60, "{mean} {}", gradients.len());
     let teacher = load("demo", &device);
@@ -54,7 +54,8 @@ fn a_student_diverges_from_its_teacher_and_not_from_itself() {
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 #[test]
 fn gpu_distils_as_the_cpu() {
-    let (gpu, cpu) = (distilled(&support::gpu()), distilled(&Device::cpu(Some(2)).unwrap()));
+    let [gpu, cpu] =
+        [support::gpu(), Device::cpu(Some(2)).unwrap()].map(|device| distilled(&device, Kept::Ops));
     assert!((gpu.0 - cpu.0).abs() <= 1e-4 * cpu.0, "{} {}", gpu.0, cpu.0);
     assert!(gpu.1.keys().eq(cpu.1.keys()));
     for (name, want) in &cpu.1 {
@@ -68,8 +69,18 @@ fn gpu_distils_as_the_cpu() {
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 #[test]
 fn gpu_repeats_a_pass_bit_for_bit() {
-    let device = support::gpu();
-    let [(kl, gradients), (again, same)] = [distilled(&device), distilled(&device)];
+    assert_repeats(&support::gpu());
+}
+
+#[test]
+fn blocks_that_are_computed_again_have_the_same_gradients() {
+    assert_repeats(&Device::cpu(Some(2)).unwrap());
+}
+
+/// Two passes are equal to the last bit, one of which keeps all that gradients need, and the other what goes into blocks.
+fn assert_repeats(device: &Device) {
+    let [(kl, gradients), (again, same)] = [Kept::Ops, Kept::Blocks].map(|kept| distilled(device, kept));
+    assert_eq!(gradients.len(), same.len());
     assert_eq!(kl.to_bits(), again.to_bits());
     for (name, want) in &gradients {
         numcheck::assert_bits(name, &same[name], want);

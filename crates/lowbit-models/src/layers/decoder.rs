@@ -3,7 +3,7 @@ use super::{Block, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
 use crate::tape::ops::add;
-use crate::tape::{Inventory, Tape, Var};
+use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
@@ -133,9 +133,12 @@ impl Decoder {
             layers.push(cache.reserve(span.rows.len(), || self.layer_caches(device))?.iter_mut());
         }
         let mut x = self.unchanged(self.embed(tokens, step.tape.as_ref())?)?;
-        for block in self.blocks.iter() {
+        for (index, block) in self.blocks.iter().enumerate() {
             let mut caches: Vec<_> = layers.iter_mut().filter_map(Iterator::next).collect();
-            x = block.forward(x, step, &mut caches)?;
+            x = match &step.tape {
+                Some(tape) if tape.kept() == Kept::Blocks => self.computed_again(index, x, step, tape)?,
+                _ => block.forward(x, step, &mut caches)?,
+            };
         }
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
             cache.advance(span.rows.len());
@@ -156,15 +159,58 @@ impl Decoder {
     /// # Errors
     /// Those of the ops.
     pub(crate) fn block(&self, index: usize, x: &Var, step: &Step) -> Result<Var, KernelError> {
-        let (block, device) = (&self.blocks[index], x.tensor().device());
+        let Residual { stream, update } = self.whole(index, self.unchanged(x.clone())?, step)?;
+        add(&stream, &update)
+    }
+
+    /// Whole sequences through block `index`, with caches of its own.
+    fn whole(&self, index: usize, x: Residual, step: &Step) -> Result<Residual, KernelError> {
+        let (block, device) = (&self.blocks[index], x.stream.tensor().device());
         let mut caches = vec![Cache::default(); step.spans.len()];
         let mut layers = Vec::with_capacity(caches.len());
         for (cache, span) in caches.iter_mut().zip(&step.spans) {
             let new = || Ok(vec![block.cache(self.cache.dtype(), device)?]);
             layers.extend(cache.reserve(span.rows.len(), new)?.iter_mut());
         }
-        let Residual { stream, update } = block.forward(self.unchanged(x.clone())?, step, &mut layers)?;
-        add(&stream, &update)
+        block.forward(x, step, &mut layers)
+    }
+
+    /// Whole sequences through block `index`, of which `tape` records no more than what goes in and how to compute it again.
+    fn computed_again(
+        &self,
+        index: usize,
+        x: Residual,
+        step: &Step,
+        tape: &Tape,
+    ) -> Result<Residual, KernelError> {
+        // What a tape keeps must not keep the tape.
+        let (decoder, step) = (self.clone(), Step { tape: None, ..step.clone() });
+        let parameters = tape.parameters().clone();
+        let (slots, inputs) =
+            ([x.stream.slot(), x.update.slot()], [x.stream, x.update].map(Var::into_tensor));
+        let forward = move |inputs: &[Tensor; 2], kept| {
+            let tape = Tape::keeping(kept, parameters.clone());
+            let [stream, update] = inputs.each_ref().map(|x| tape.leaf(x.clone()));
+            let step = Step { tape: Some(tape.clone()), ..step.clone() };
+            let x = Residual { stream: stream.clone(), update: update.clone() };
+            let y = decoder.whole(index, x, &step)?;
+            Ok::<_, KernelError>((tape, [stream, update], [y.stream, y.update]))
+        };
+        let (_, _, y) = forward(&inputs, Kept::Nothing)?;
+        let [stream, update] = tape.record(y.map(Var::into_tensor), move |dys, gradients| {
+            let (tape, leaves, y) = forward(&inputs, Kept::Ops)?;
+            drop(inputs);
+            let seeds: Vec<(&Var, &Tensor)> =
+                y.iter().zip(&dys).filter_map(|(y, dy)| Some((y, dy.as_ref()?))).collect();
+            let of_block = tape.backward(&seeds)?;
+            for (slot, leaf) in slots.into_iter().zip(&leaves) {
+                if let Some(dx) = of_block.of(leaf) {
+                    gradients.add(slot, dx.clone())?;
+                }
+            }
+            gradients.merge(of_block)
+        });
+        Ok(Residual { stream, update })
     }
 
     /// A stream that nothing is added to before the next block.

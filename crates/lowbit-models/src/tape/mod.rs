@@ -43,7 +43,22 @@ type Rule = Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), Ke
 #[derive(Clone)]
 pub struct Tape(Rc<Recording>);
 
+/// What a tape keeps of a forward pass for its gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// What each op's gradient needs.
+    Ops,
+    /// What goes into each block of the model, and what ops outside of blocks need. The backward pass computes a block again, once its
+    /// turn comes: one more forward pass for the memory of one block.
+    ///
+    /// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
+    Blocks,
+    /// Nothing: the pass computes with the parameters, and has no gradients.
+    Nothing,
+}
+
 struct Recording {
+    kept: Kept,
     parameters: Rc<Parameters>,
     records: RefCell<Vec<(Range<usize>, Rule)>>,
     /// The type of the value in each slot, which its gradient has too.
@@ -99,7 +114,18 @@ impl std::fmt::Debug for Tape {
 impl Tape {
     /// An empty recording, which computes with these parameters.
     pub fn new(parameters: Rc<Parameters>) -> Self {
-        Self(Rc::new(Recording { parameters, records: RefCell::default(), slots: RefCell::default() }))
+        Self::keeping(Kept::Ops, parameters)
+    }
+
+    /// The same, which keeps no more than this.
+    pub fn keeping(kept: Kept, parameters: Rc<Parameters>) -> Self {
+        let (records, slots) = Default::default();
+        Self(Rc::new(Recording { kept, parameters, records, slots }))
+    }
+
+    /// What it keeps.
+    pub(crate) fn kept(&self) -> Kept {
+        self.0.kept
     }
 
     /// A value that the pass begins with, and whose gradient is wanted.
@@ -142,7 +168,9 @@ impl Tape {
         rule: impl FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), KernelError> + 'static,
     ) -> Vec<Var> {
         let slots = self.take_slots(results.iter().map(Tensor::dtype));
-        self.0.records.borrow_mut().push((slots.clone(), Box::new(rule)));
+        if self.0.kept != Kept::Nothing {
+            self.0.records.borrow_mut().push((slots.clone(), Box::new(rule)));
+        }
         let recorded = results.into_iter().zip(slots);
         recorded.map(|(tensor, slot)| Var { tensor, source: Some((self.clone(), slot)) }).collect()
     }
@@ -159,7 +187,11 @@ impl Tape {
     ///
     /// # Errors
     /// Those of the ops' gradients.
+    ///
+    /// # Panics
+    /// When it keeps [`Kept::Nothing`].
     pub fn backward(&self, seeds: &[(&Var, &Tensor)]) -> Result<Gradients, KernelError> {
+        assert!(self.0.kept != Kept::Nothing, "this tape keeps nothing that gradients are made of");
         let dtypes = self.0.slots.borrow().clone();
         let mut gradients = Gradients { slots: vec![None; dtypes.len()], dtypes, ..Gradients::default() };
         for (value, dy) in seeds {

@@ -5,7 +5,7 @@
 //! and is to give what the teacher's block gives of its own input.
 
 use super::data::Order;
-use super::objective::{Lost, Objective, tokens_per_pass, windows_per_pass};
+use super::objective::{Lost, Objective, Pass, windows_per_pass};
 use super::run::Run;
 use super::trainer::{OnDevice, Trainer};
 use super::{Data, Learn, LearnProgress, LearnedWeight, Learning, default_rate};
@@ -14,7 +14,7 @@ use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, WeightPart};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 use lowbit_models::Model;
-use lowbit_models::tape::{Gradients, Named, Parameter, Parameters, Tape, Var};
+use lowbit_models::tape::{Gradients, Kept, Named, Parameter, Parameters, Tape, Var};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
@@ -39,7 +39,7 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
     let Learning { data, options, .. } = run.learning;
     let options = &options.for_blocks();
     let (windows, train) = chosen(data, options.batch.saturating_mul(options.steps as usize), options.seed);
-    let per_pass = tokens_per_pass([teacher, student], 1);
+    let per_pass = Pass::new([teacher, student], 1).tokens;
     let mut targets = States::new(teacher, &windows, per_pass)?;
     let mut inputs = States::new(student, &windows, per_pass)?;
     for index in 0..blocks {
@@ -91,17 +91,18 @@ struct OneBlock<'a> {
 }
 
 impl OneBlock<'_> {
-    /// The sum of the tokens' losses, and their number. `each` gets the output of each pass and the gradient of the mean loss by it.
+    /// The sum of the tokens' losses, and their number. `each` gets the output of each pass and the gradient of the mean loss by it, and
+    /// a tape that kept this of the pass.
     fn lost(
         &self,
         windows: &[usize],
-        parameters: &Rc<Parameters>,
+        (parameters, kept): (&Rc<Parameters>, Kept),
         mut each: impl FnMut(&Tape, &Var, &[f32]) -> Result<(), QuantizeError>,
     ) -> Result<(f64, usize), QuantizeError> {
         let tokens: usize = windows.iter().map(|&window| self.inputs.windows[window].dim(0)).sum();
         let mut loss = 0.0;
         for pass in windows.chunks(self.inputs.per_pass()) {
-            let tape = Tape::new(parameters.clone());
+            let tape = Tape::keeping(kept, parameters.clone());
             let (x, lengths) = self.inputs.gather(pass, self.student)?;
             let y = self.student.block(self.index, &tape.leaf(x), &lengths)?;
             let (got, want) = (y.tensor().to_device(self.student.host())?, self.targets.joined(pass)?);
@@ -122,7 +123,7 @@ impl Objective for OneBlock<'_> {
 
     fn gradients(&self, windows: &[usize], parameters: &Rc<Parameters>) -> Result<Lost, QuantizeError> {
         let mut gradients = Gradients::default();
-        let (loss, tokens) = self.lost(windows, parameters, |tape, y, dy| {
+        let (loss, tokens) = self.lost(windows, (parameters, Kept::Ops), |tape, y, dy| {
             let dy = Tensor::new(dy, y.tensor().shape(), self.student.device())?;
             Ok(gradients.merge(tape.backward(&[(y, &dy)])?)?)
         })?;
@@ -131,7 +132,7 @@ impl Objective for OneBlock<'_> {
 
     fn held_out(&self, parameters: &Rc<Parameters>) -> Result<f64, QuantizeError> {
         let windows: Vec<usize> = (self.train..self.inputs.windows.len()).collect();
-        let (loss, tokens) = self.lost(&windows, parameters, |_, _, _| Ok(()))?;
+        let (loss, tokens) = self.lost(&windows, (parameters, Kept::Nothing), |_, _, _| Ok(()))?;
         Ok(loss / tokens as f64)
     }
 }
@@ -179,8 +180,8 @@ impl States {
         let all: Vec<usize> = (0..self.windows.len()).collect();
         for pass in all.chunks(self.per_pass()) {
             let (x, lengths) = self.gather(pass, model)?;
-            // A tape is what computes with other weights than the model's. Nobody asks this one for gradients.
-            let x = Tape::new(parameters.clone()).leaf(x);
+            // A tape is what computes with other weights than the model's.
+            let x = Tape::keeping(Kept::Nothing, parameters.clone()).leaf(x);
             let y = stored(model.block(index, &x, &lengths)?.tensor(), model)?;
             let mut end = 0;
             for &window in pass {
