@@ -85,9 +85,11 @@ pub(crate) enum Form {
     Outer(usize),
 }
 
-/// A dense product for the maker's library, which sums in f32.
+/// Dense products for the maker's library, which sums in f32.
 pub(crate) struct Dense<'a> {
     pub form: Form,
+    /// How many products, the operands of each behind those of the one before.
+    pub count: usize,
     pub x: (&'a Memory, usize),
     pub weight: (&'a Memory, usize),
     pub y: (&'a Memory, usize),

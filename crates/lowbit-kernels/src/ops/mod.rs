@@ -2,6 +2,7 @@
 //! `gradient.rs` the derivatives, `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
 //! say.
 
+pub mod adam;
 pub mod add;
 pub mod add_rms_norm;
 pub mod argmax;
@@ -35,6 +36,7 @@ pub mod sum_rows;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use adam::{Adam, AdamStep, adam, adam_slices};
 pub use add::add;
 pub use add_rms_norm::{AddRmsNormGradient, add_rms_norm, add_rms_norm_backward};
 pub use argmax::argmax;

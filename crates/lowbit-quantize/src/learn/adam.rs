@@ -1,8 +1,6 @@
-//! Adam with bias correction. Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1.
+//! What Adam keeps of numbers that are learned, and how long its steps are.
 
-const BETA1: f32 = 0.9;
-const BETA2: f32 = 0.999;
-const EPS: f32 = 1e-8;
+use lowbit_kernels::ops::{AdamStep, adam_slices};
 
 /// Numbers that are learned, f32, with the averages that Adam keeps of their gradients and of the squares of these.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,30 +10,14 @@ pub struct Learned {
     pub square: Vec<f32>,
 }
 
-/// One step of all numbers that are learned.
-#[derive(Clone, Copy, Debug)]
-pub struct Step {
-    /// How far a number moves whose gradient has been the same for long.
-    pub rate: f32,
-    /// Steps taken so far, with this one: from 1.
-    pub count: u32,
-}
-
 impl Learned {
     pub fn new(values: Vec<f32>) -> Self {
         let zeros = vec![0.0; values.len()];
         Self { mean: zeros.clone(), square: zeros, values }
     }
 
-    pub fn step(&mut self, gradient: &[f32], step: Step) {
-        let unbias = |beta: f32| 1.0 / (1.0 - f64::from(beta).powi(step.count as i32)) as f32;
-        let (mean_factor, square_factor) = (unbias(BETA1), unbias(BETA2));
-        let averages = self.mean.iter_mut().zip(&mut self.square);
-        for ((value, (mean, square)), &gradient) in self.values.iter_mut().zip(averages).zip(gradient) {
-            *mean = BETA1 * *mean + (1.0 - BETA1) * gradient;
-            *square = BETA2 * *square + (1.0 - BETA2) * gradient * gradient;
-            *value -= step.rate * (*mean * mean_factor) / ((*square * square_factor).sqrt() + EPS);
-        }
+    pub fn step(&mut self, gradient: &[f32], step: AdamStep) {
+        adam_slices([&mut self.values, &mut self.mean, &mut self.square], gradient, step);
     }
 }
 
@@ -52,19 +34,6 @@ pub fn rate(peak: f32, count: u32, warmup: u32, steps: u32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The values are torch 2.15's: `torch.optim.Adam([x], lr=0.1)` with these gradients.
-    #[test]
-    fn steps_are_torchs() {
-        let mut learned = Learned::new(vec![1.0, -2.0, 0.5]);
-        for (count, gradient) in (1..).zip([[0.1, -4.0, 0.0], [0.3, 1.0, 1e-4], [-0.2, 2.0, -1e-6]]) {
-            learned.step(&gradient, Step { rate: 0.1, count });
-        }
-        let want: [f32; 3] = [0.782_431_5, -1.848_309_9, 0.368_726_67];
-        for (got, want) in learned.values.iter().zip(want) {
-            assert!((got - want).abs() <= 4.0 * f32::EPSILON * want.abs(), "{:?} {want:?}", learned.values);
-        }
-    }
 
     #[test]
     fn the_rate_rises_and_falls() {

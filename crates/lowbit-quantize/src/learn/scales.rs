@@ -1,6 +1,6 @@
 //! The scales and biases of a quantised weight's groups while they are learned.
 
-use super::adam::{Learned, Step};
+use super::adam::Learned;
 use lowbit_formats::{BlockScales, Format, Scales, Unpacked};
 
 /// A number in f32 for what multiplies a group's codes, all factors together, and one for what is added, if the format has that; and
@@ -104,7 +104,7 @@ impl GroupScales {
     }
 
     /// Takes a step against the gradients by group, and rounds anew. Those of biases count where the format has them.
-    pub fn step(&mut self, dscales: &[f32], dbiases: Option<&[f32]>, step: Step) {
+    pub fn step(&mut self, dscales: &[f32], dbiases: Option<&[f32]>, step: AdamStep) {
         self.scales.step(dscales, step);
         if let (Some(biases), Some(dbiases)) = (&mut self.biases, dbiases) {
             biases.step(dbiases, step);

@@ -1,4 +1,4 @@
-use super::adam::{Step, rate};
+use super::adam::rate;
 use super::data::Order;
 use super::objective::{Lost, Objective};
 use super::weight::Packed;
@@ -166,7 +166,7 @@ impl<O: Objective> Trainer<'_, O> {
         for (name, weight) in &mut self.weights {
             let Some(gradient) = gradients.parameters().get(name) else { continue };
             let peak = given.unwrap_or_else(|| (self.rate)(weight.format()));
-            let step = Step { rate: factor * rate(peak, step, warmup, steps), count: step };
+            let step = AdamStep { rate: factor * rate(peak, step, warmup, steps), count: step };
             changes.push((weight, gradient.to_device(self.model.host())?, step));
         }
         threads::try_map(threads, changes, |(weight, gradient, step)| weight.step(&gradient, step))?;

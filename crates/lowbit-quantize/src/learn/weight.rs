@@ -1,7 +1,7 @@
 //! A quantised weight that is learned.
 
 use super::Learn;
-use super::adam::{Learned, Step};
+use super::adam::Learned;
 use super::scales::GroupScales;
 use crate::QuantizeError;
 use lowbit_formats::{Codes, Format, FormatError, Scales};
@@ -183,7 +183,7 @@ impl LearnedWeight {
     }
 
     /// Takes a step against `gradient`, and rounds anew.
-    pub fn step(&mut self, gradient: &WeightGradient, step: Step) -> Result<(), KernelError> {
+    pub fn step(&mut self, gradient: &WeightGradient, step: AdamStep) -> Result<(), KernelError> {
         match gradient {
             WeightGradient::Scales(ScalesGradient { dscales, dbiases }) => {
                 let dbiases = dbiases.as_ref().map(Tensor::as_slice).transpose()?;
@@ -194,7 +194,7 @@ impl LearnedWeight {
         Ok(())
     }
 
-    fn step_straight_through(&mut self, dy: &[f32], step: Step) {
+    fn step_straight_through(&mut self, dy: &[f32], step: AdamStep) {
         let Some([dw, dscales, dbiases]) = self.straight_through(dy) else { return };
         self.scales.step(&dscales, Some(&dbiases), step);
         let Some(latent) = &mut self.latent else { return };
@@ -279,7 +279,7 @@ mod tests {
             // Nor are they others after a step that is too short to change a float.
             let groups = learned.scales.used().len();
             let zeros = vec![0.0; groups];
-            learned.scales.step(&zeros, Some(&zeros), Step { rate: 1e-3, count: 1 });
+            learned.scales.step(&zeros, Some(&zeros), AdamStep { rate: 1e-3, count: 1 });
             assert_eq!(learned.components(), want, "{format}");
         }
         let others = Format::all()
@@ -359,7 +359,7 @@ mod tests {
             let before = error(&learned, &target, &device).0;
             for count in 1..=400 {
                 let shape = Tensor::new(&error(&learned, &target, &device).1, &[2, K], &device).unwrap();
-                learned.step(&WeightGradient::Values(shape), Step { rate: 3e-4, count }).unwrap();
+                learned.step(&WeightGradient::Values(shape), AdamStep { rate: 3e-4, count }).unwrap();
             }
             let after = error(&learned, &target, &device).0;
             // Codes that lie 1.7 / 2^bits apart are off by that / sqrt(12), squared and for each value.
@@ -402,7 +402,7 @@ mod tests {
                     .collect();
                 let dbiases: Vec<f32> = groups().map(|(dy, _)| dy.iter().sum()).collect();
                 let rate = 0.02 * rounded[0][0].abs();
-                learned.scales.step(&dscales, Some(&dbiases), Step { rate, count });
+                learned.scales.step(&dscales, Some(&dbiases), AdamStep { rate, count });
             }
             let after = error(&learned, &target, &device).0;
             println!("{format}: {before} {after}");

@@ -5,7 +5,8 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-    cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType, is_culib_present,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t, cublasLtReductionScheme_t, cudaDataType,
+    is_culib_present,
 };
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use lowbit_formats::FloatType;
@@ -25,8 +26,8 @@ pub(super) fn is_installed() -> bool {
     unsafe { is_culib_present() }
 }
 
-/// What the library chooses by: how operands lie; `m`, `n`, `k`; the types of the operands and of the result.
-type Kind = (Form, [usize; 3], [FloatType; 2]);
+/// What the library chooses by: how operands lie; how many products; `m`, `n`, `k`; the types of the operands and of the result.
+type Kind = (Form, usize, [usize; 3], [FloatType; 2]);
 
 /// The library in one context.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ struct Plan {
 
 impl Plan {
     /// The library counts columns first: `y^T = weight x^T`, where a matrix of rows is transposed as it lies.
-    fn new((form, [m, n, k], dtypes): Kind) -> Result<Self, CublasError> {
+    fn new((form, count, [m, n, k], dtypes): Kind) -> Result<Self, CublasError> {
         let [operands, y] = dtypes.map(|dtype| match dtype {
             FloatType::F32 => cudaDataType::CUDA_R_32F,
             FloatType::F16 => cudaDataType::CUDA_R_16F,
@@ -79,15 +80,43 @@ impl Plan {
             Form::Columns => ([n, k, n], [k, m, k]),
             Form::Outer(pitch) => ([n, k, n], [m, k, pitch]),
         };
-        let [weight, x] = [weight, x].map(|[rows, columns, pitch]| layout(operands, rows, columns, pitch));
+        let of = |[rows, columns, pitch]: [usize; 3]| layout(operands, rows, columns, pitch);
         let product = result::create_matmul_desc(f32, cudaDataType::CUDA_R_32F)?;
-        let plan = Self { product, weight: weight?, x: x?, y: layout(y, n, m, n)? };
+        let plan = Self { product, weight: of(weight)?, x: of(x)?, y: layout(y, n, m, n)? };
         match form {
             Form::Rows => plan.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA)?,
             Form::Columns => {}
             Form::Outer(_) => plan.transpose(cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB)?,
         }
+        if count > 1 {
+            for (layout, [_, columns, pitch]) in [(plan.weight, weight), (plan.x, x), (plan.y, [n, m, n])] {
+                Self::repeat(layout, count, columns * pitch)?;
+            }
+        }
         Ok(plan)
+    }
+
+    /// A layout of so many matrices, with so many elements from one to the next.
+    #[allow(unsafe_code)]
+    fn repeat(layout: cublasLtMatrixLayout_t, count: usize, stride: usize) -> Result<(), CublasError> {
+        use cublasLtMatrixLayoutAttribute_t as Attribute;
+        let (count, stride) = (count as i32, stride as i64);
+        let (of_count, of_stride) = ((&raw const count).cast(), (&raw const stride).cast());
+        // SAFETY: the layout is valid; the first attribute is an i32, the second an i64.
+        unsafe {
+            result::set_matrix_layout_attribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                of_count,
+                size_of::<i32>(),
+            )?;
+            result::set_matrix_layout_attribute(
+                layout,
+                Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                of_stride,
+                size_of::<i64>(),
+            )
+        }
     }
 
     #[allow(unsafe_code)]
@@ -189,7 +218,7 @@ impl Cublas {
         workspace: CUdeviceptr,
         stream: CUstream,
     ) -> Result<(), CublasError> {
-        let key = (product.form, product.sizes, product.dtypes);
+        let key = (product.form, product.count, product.sizes, product.dtypes);
         let plan = Plan::new(key)?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         let algorithm = match chosen.get(&key) {

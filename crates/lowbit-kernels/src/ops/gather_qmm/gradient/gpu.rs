@@ -5,12 +5,13 @@
 
 #![allow(unsafe_code)] // Launches.
 
+use super::padding::{Batch, NONE, Padding};
 use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::{Gpu, rows};
 use crate::ops::quantized_matmul::gradient::gpu::transposed_weight;
-use crate::ops::quantized_matmul::gradient::library::{self, Rows};
+use crate::ops::quantized_matmul::gradient::library::{self, Matrices, Rows};
 use crate::ops::{Check, add, combine_experts, gather_qmm};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use cubecl_core as cubecl;
@@ -37,10 +38,16 @@ pub(super) fn backward_x(
     let products = weight.rows() / (experts * n);
     let (weights, dys) =
         (weight.reshape(&[products, experts, n, k])?, dy.reshape(&[products, tokens, top_k, n])?);
+    let by_library =
+        library::multiplies(gpu, dy, weight, dtype).then(|| ByExpert::new(ids, experts)).transpose()?;
     let mut dx: Option<Tensor> = None;
     for i in 0..products {
-        let one = transposed_weight(gpu, &weights.slice(i, i + 1)?.reshape(&[experts, n, k])?, dtype)?;
-        let part = gather_qmm(&dys.rows(i, i + 1)?.reshape(&[tokens, top_k, n])?, &one, ids)?;
+        let one = weights.slice(i, i + 1)?.reshape(&[experts, n, k])?;
+        let dy = dys.rows(i, i + 1)?.reshape(&[tokens, top_k, n])?;
+        let part = match &by_library {
+            Some(by_expert) => by_expert.backward_x(gpu, &dy, &one, dtype)?,
+            None => gather_qmm(&dy, &transposed_weight(gpu, &one, dtype)?, ids)?,
+        };
         dx = Some(match dx {
             None => part,
             Some(sum) => add(&sum, &part)?,
@@ -198,30 +205,37 @@ struct RowSizes {
     share: u32,
 }
 
-/// `y[i] = x[(first + order[i]) / share]`, rows of whole vectors.
+/// `y[i] = x[(first + order[i]) / share]`, rows of whole vectors; words of `none` for [`NONE`].
 #[kernel]
 fn gather_qmm_backward_rows(
     x: &[Vector<u32, Const<4>>],
     order: &[u32],
     y: &mut [Vector<u32, Const<4>>],
     sizes: RowSizes,
+    none: u32,
 ) {
     let mut i = ABSOLUTE_POS;
     while i < sizes.len as usize {
         let (row, column) = (i / sizes.width as usize, i % sizes.width as usize);
-        let from = (sizes.first + order[row]) / sizes.share;
-        y[i] = x[from as usize * sizes.width as usize + column];
+        let pair = order[row];
+        let mut vector = Vector::<u32, Const<4>>::new(none);
+        if pair != NONE {
+            vector = x[((sizes.first + pair) / sizes.share) as usize * sizes.width as usize + column];
+        }
+        y[i] = vector;
         i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
 }
 
-/// The first `rows` rows of x, `[.., width]`, in this order of the pairs from pair `first` on.
+/// The rows of x, `[.., width]`, in this order of the pairs from pair `first` on; rows of the word `none` for [`NONE`].
 fn in_order(
     gpu: &Gpu,
     x: &Tensor,
-    (order, rows): (&Tensor, usize),
+    order: &Tensor,
     [first, share]: [usize; 2],
+    none: u32,
 ) -> Result<Tensor, KernelError> {
+    let rows = order.len();
     let y = Tensor::allocate(&[rows, x.dim(-1)], x.dtype(), x.device())?;
     let width = x.dim(-1) * x.dtype().size() / size_of::<[u32; 4]>();
     let sizes = RowSizes {
@@ -230,38 +244,78 @@ fn in_order(
         first: CHECK.index(first)?,
         share: CHECK.index(share)?,
     };
-    let arguments = GatherQmmBackwardRows { x: x.buffer()?, order: order.buffer()?, y: y.buffer()?, sizes };
+    let (from, to) = (x.buffer()?, y.buffer()?);
+    let arguments = GatherQmmBackwardRows { x: from, order: order.buffer()?, y: to, sizes, none };
     let kernel = GatherQmmBackwardRows::kernel(gpu.target(), UNITS);
-    // SAFETY: the order names pairs alone, each of which has a row of x, and y has `rows` rows.
+    // SAFETY: the order names rows of x alone, and y has a row for each.
     unsafe { gpu.launch(kernel, cubes(rows * width), arguments)? };
     Ok(y)
 }
 
-/// The same by the library of dense products, expert by expert; `dweight` is zero.
-fn by_library(
-    gpu: &Gpu,
-    ([x, dy], share, dtype): ([&Tensor; 2], usize, FloatType),
-    Sorted { order, starts }: &Sorted,
-    dweight: &Tensor,
-) -> Result<(), KernelError> {
-    let starts = starts.to_device(&x.device().host()?)?;
-    let starts = starts.as_slice::<u32>()?;
-    let rows = starts[starts.len() - 1] as usize;
-    if rows == 0 {
-        return Ok(());
+/// Pairs as the library takes them: see [`Padding`].
+struct ByExpert {
+    batches: Vec<Batch>,
+    order: Tensor,
+    places: Tensor,
+}
+
+impl ByExpert {
+    /// Waits for the ids.
+    fn new(ids: &Tensor, experts: usize) -> Result<Self, KernelError> {
+        let device = ids.device();
+        let Padding { batches, order, places } =
+            Padding::new(ids.to_device(&device.host()?)?.as_slice()?, experts);
+        let new = |rows: &[u32]| Tensor::new(rows, &[rows.len()], device);
+        Ok(Self { order: new(&order)?, places: new(&places)?, batches })
     }
-    let (n, k, pairs) = (dy.dim(-1), x.dim(-1), order.len());
-    let x = in_order(gpu, x, (order, rows), [0, share])?;
-    for product in 0..dy.len() / (pairs * n) {
-        let dy = in_order(gpu, dy, (order, rows), [product * pairs, 1])?;
-        for (expert, span) in starts.windows(2).enumerate().filter(|(_, span)| span[0] < span[1]) {
-            let (first, end) = (span[0] as usize, span[1] as usize);
-            let rows = Rows { x: &x, dy: &dy, dtype, first: [first; 2], count: end - first };
-            let matrix = product * (starts.len() - 1) + expert;
-            library::backward_matrix(gpu, rows, 0..n, (dweight, matrix * n * k))?;
+
+    /// The batches, and the first row of each.
+    fn each(&self) -> impl Iterator<Item = (&Batch, usize)> {
+        self.batches.iter().scan(0, |rows, batch| {
+            let first = *rows;
+            *rows += batch.experts.len() * batch.rows;
+            Some((batch, first))
+        })
+    }
+
+    /// `dx` of each pair, `[T, top_k, K]`: of `dy` `[T, top_k, N]` and one product's `weight`, `[E, N, K]`.
+    fn backward_x(
+        &self,
+        gpu: &Gpu,
+        dy: &Tensor,
+        weight: &QuantizedTensor,
+        dtype: FloatType,
+    ) -> Result<Tensor, KernelError> {
+        // In all types a word of NaN.
+        const NAN: u32 = 0x7fc0_7fc0;
+        let dy_rows = in_order(gpu, dy, &self.order, [0, 1], 0)?;
+        let dx = Tensor::allocate(&[self.order.len(), weight.k()], dtype.dtype(), dy.device())?;
+        let matrices = Matrices::new(gpu, weight, dtype)?;
+        for (Batch { experts, rows }, first) in self.each() {
+            matrices.backward_x(gpu, [&dy_rows, &dx], (first, *rows), experts.clone())?;
         }
+        in_order(gpu, &dx, &self.places, [0, 1], NAN)?.reshape(&[dy.dim(0), dy.dim(1), weight.k()])
     }
-    Ok(())
+
+    /// Writes all of the gradient `[P, E, N, K]`, of `x` whose rows `share` pairs have each.
+    fn backward_weight(
+        &self,
+        gpu: &Gpu,
+        ([x, dy], share, dtype): ([&Tensor; 2], usize, FloatType),
+        (dweight, experts): (&Tensor, usize),
+    ) -> Result<(), KernelError> {
+        let (n, k, pairs) = (dy.dim(-1), x.dim(-1), self.places.len());
+        let x = in_order(gpu, x, &self.order, [0, share], 0)?;
+        for product in 0..dy.len() / (pairs * n) {
+            let dy = in_order(gpu, dy, &self.order, [product * pairs, 1], 0)?;
+            for (Batch { experts: some, rows: each }, first) in self.each() {
+                let rows = Rows { x: &x, dy: &dy, dtype, first, each: *each, matrices: some.len() };
+                let matrix = product * experts + some.start;
+                library::backward_matrices(gpu, rows, 0..n, (dweight, matrix * n * k))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Rows and columns of a tile of a matrix, and the sides of the square of units that share it.
@@ -359,18 +413,17 @@ pub(super) fn backward_weight(
     }
     let (experts, pairs) = (weight.shape()[weight.shape().len() - 3], ids.len());
     let matrices = weight.rows() / n;
-    let sorted = sorted(gpu, ids, experts)?;
     CHECK.index((weight.rows() * k).max(x.len()).max(dy.len()))?;
     let share = if x.dim(1) == 1 { ids.dim(1) } else { 1 };
     let dtype = CHECK.float("x", x)?;
+    let dweight = Tensor::allocate(weight.shape(), DType::F32, dy.device())?;
     if library::takes(gpu, &[x, dy], dtype, &[n, k]) {
-        let dweight = Tensor::allocate_zeros(weight.shape(), DType::F32, dy.device())?;
-        by_library(gpu, ([x, dy], share, dtype), &sorted, &dweight)?;
+        let operands = ([x, dy], share, dtype);
+        ByExpert::new(ids, experts)?.backward_weight(gpu, operands, (&dweight, experts))?;
         return Ok(dweight);
     }
-    let dweight = Tensor::allocate(weight.shape(), DType::F32, dy.device())?;
     let (x, dy) = (x.cast(DType::F32)?, dy.cast(DType::F32)?);
-    let Sorted { order, starts } = sorted;
+    let Sorted { order, starts } = sorted(gpu, ids, experts)?;
     let sizes = WeightSizes {
         n: CHECK.index(n)?,
         k: CHECK.index(k)?,

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "gpu")]
 mod gpu;
+#[cfg(feature = "gpu")]
+mod padding;
 #[cfg(test)]
 mod tests;
 

@@ -217,6 +217,7 @@ pub(in super::super) fn launch(
     let sizes = [problem.m, problem.n, problem.k];
     gpu.multiply(Dense {
         form: Form::Rows,
+        count: 1,
         x: operands.x.x.memory()?,
         weight,
         y: operands.y.memory()?,

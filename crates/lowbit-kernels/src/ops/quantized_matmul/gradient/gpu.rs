@@ -123,48 +123,65 @@ struct SpanSizes {
     k: u32,
 }
 
-/// `dscales[g] = sum of dweight[i] * value(code[i])` and `dbiases[g] = sum of dweight[i]` over the i of group g: a unit a span.
+/// Units that run in step where values are [exchanged](exchanged), and vectors of a run then.
+const PLANE: usize = 32;
+const VECTORS: usize = RUN / 4;
+
+/// `dscales[g] = sum of dweight[i] * value(code[i])` and `dbiases[g] = sum of dweight[i]` over the i of group g: a unit a span. Where
+/// `vector` is 4, spans follow each other without gaps, and the units of a plane load theirs together.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
-fn quantized_matmul_group_sums<V: Size>(
+fn quantized_matmul_group_sums<V: Size, D: Size>(
     codes: &[Vector<u32, V>],
-    dweight: &[f32],
+    dweight: &[Vector<f32, D>],
     dscales: &mut [f32],
     dbiases: &mut [f32],
     sizes: SpanSizes,
     integers: u32,
+    #[comptime] vector: usize,
     #[comptime] layout: Layout,
 ) {
-    let (spans, k) = (sizes.spans as usize, sizes.k as usize);
+    let (len, spans, k) = (sizes.len as usize, sizes.spans as usize, sizes.k as usize);
     let group = comptime!(layout.group_within(usize::MAX));
     let runs = (k + comptime!(RUN - 1)) / RUN;
-    let mut at = ABSOLUTE_POS;
-    while at < sizes.len as usize {
+    let lane = UNIT_POS_X as usize % PLANE;
+    let mut first = ABSOLUTE_POS - lane;
+    // All of a plane's units or none.
+    while first < len {
+        let at = min(first + lane, len - 1);
         let (row, column0) = (at / spans, at % spans * comptime!(span(layout)));
         let mut sums = Array::<f32>::new(comptime!(2 * RUN / layout.group()));
         #[unroll]
         for i in 0..comptime!(2 * RUN / layout.group()) {
             sums[i] = 0.0;
         }
+        let mut values = Array::<f32>::new(comptime!(span(layout)));
+        if comptime!(vector == 4) {
+            exchanged(dweight, &mut values, first, len, layout);
+        } else {
+            #[unroll]
+            for j in 0..comptime!(span(layout)) {
+                // A row may end within a run.
+                let value = dweight[row * k + min(column0 + j, k - 1)].extract(0usize);
+                values[j] = select(column0 + j < k, value, 0.0f32.runtime());
+            }
+        }
         #[unroll]
         for part in 0..comptime!(span(layout) / RUN) {
-            let run = column0 / RUN + part;
             let mut words = Array::<u32>::new(comptime!(layout.bits));
-            load::<V>(codes, row * runs + run, &mut words, 0usize, layout);
+            load::<V>(codes, row * runs + column0 / RUN + part, &mut words, 0usize, layout);
             #[unroll]
             for j in 0..RUN {
                 let sum = comptime!(2 * (j / layout.group()));
-                let column = run * RUN + j;
-                // A row may end within a run.
-                let dw = select(column < k, dweight[row * k + min(column, k - 1)], 0.0f32.runtime());
                 let value = code(&words, 0usize, integers, j, layout) * comptime!(code_factor(layout, j));
+                let dw = values[comptime!(part * RUN + j)];
                 sums[sum] = fma(value, dw, sums[sum]);
                 sums[comptime!(sum + 1)] += dw;
             }
         }
         #[unroll]
         for i in 0..comptime!(span(layout) / group) {
-            if column0 + i * group < k {
+            if first + lane < len && column0 + i * group < k {
                 let g = row * (k / group) + column0 / group + i;
                 dscales[g] = sums[comptime!(2 * i)];
                 if comptime!(layout.biased()) {
@@ -172,7 +189,43 @@ fn quantized_matmul_group_sums<V: Size>(
                 }
             }
         }
-        at += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
+        first += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
+    }
+}
+
+/// The spans of a plane's units, the first of which is span `first`, a run of each at a time: eight neighbours load a run, so that each
+/// load of a plane is of four lines, and each unit takes its own from shared memory.
+#[cube]
+fn exchanged<D: Size>(
+    dweight: &[Vector<f32, D>],
+    values: &mut Array<f32>,
+    first: usize,
+    len: usize,
+    #[comptime] layout: Layout,
+) {
+    let mut shared = Shared::<[Vector<f32, D>]>::new_slice(comptime!(UNITS * VECTORS));
+    let lane = UNIT_POS_X as usize % PLANE;
+    let plane = UNIT_POS_X as usize / PLANE * comptime!(PLANE * VECTORS);
+    #[unroll]
+    for part in 0..comptime!(span(layout) / RUN) {
+        #[unroll]
+        for i in 0..VECTORS {
+            let (unit, v) = (lane / VECTORS + comptime!(i * PLANE / VECTORS), lane % VECTORS);
+            let from =
+                min(first + unit, len - 1) * comptime!(span(layout) / 4) + comptime!(part * VECTORS) + v;
+            // Eight neighbours have different banks, writing and reading.
+            shared[plane + unit * VECTORS + (v ^ (unit % VECTORS))] = dweight[from];
+        }
+        sync_plane();
+        #[unroll]
+        for v in 0..VECTORS {
+            let vector = shared[plane + lane * VECTORS + (v ^ (lane % VECTORS))];
+            #[unroll]
+            for j in 0..4usize {
+                values[comptime!(part * RUN + v * 4 + j)] = vector.extract(j);
+            }
+        }
+        sync_plane();
     }
 }
 
@@ -197,8 +250,14 @@ fn transpose_kernel(target: &Target, dtype: FloatType) -> Kernel<QuantizedMatmul
     with_storage!(dtype, Y => QuantizedMatmulTranspose::kernel::<Y>(target, UNITS))
 }
 
-fn sums_kernel(target: &Target, layout: Layout) -> Kernel<QuantizedMatmulGroupSums<'static>> {
-    QuantizedMatmulGroupSums::kernel(target, UNITS, layout.vector(), layout)
+fn sums_kernel(target: &Target, layout: Layout, vector: usize) -> Kernel<QuantizedMatmulGroupSums<'static>> {
+    QuantizedMatmulGroupSums::kernel(target, UNITS, layout.vector(), vector, vector, layout)
+}
+
+/// Values of a gradient that a unit loads at once, from rows of k.
+fn sums_vector(target: &Target, layout: Layout, k: usize, dweight: &Tensor) -> usize {
+    let together = target.plane() == Some(PLANE) && k.is_multiple_of(span(layout)) && dweight.is_aligned(16);
+    if together { 4 } else { 1 }
 }
 
 #[cfg(test)]
@@ -212,7 +271,10 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let decode = formats.iter().enumerate().map(|(i, &format)| (Layout::of(format), dtypes[i % 3]));
     let scaled = formats.iter().filter(|format| format.scheme().group_size().is_some());
     let decode = decode.map(|(layout, dtype)| decode_kernel(target, layout, dtype).code());
-    let sums = scaled.map(|&format| sums_kernel(target, Layout::of(format)).code());
+    let vectors: &[usize] = if target.plane() == Some(PLANE) { &[1, 4] } else { &[1] };
+    let sums = scaled.flat_map(|&format| {
+        vectors.iter().map(move |&vector| sums_kernel(target, Layout::of(format), vector).code())
+    });
     decode.chain(sums).chain(dtypes.map(|dtype| transpose_kernel(target, dtype).code())).collect()
 }
 
@@ -306,10 +368,8 @@ pub(super) fn backward_weight(
     let dtype = CHECK.float("x", x)?;
     if library::takes(gpu, &[x, dy], dtype, &[n, k]) {
         let dweight = Tensor::allocate(shape, DType::F32, x.device())?;
-        for matrix in 0..count {
-            let rows = Rows { x, dy, dtype, first: [matrix * m; 2], count: m };
-            library::backward_matrix(gpu, rows, 0..n, (&dweight, matrix * n * k))?;
-        }
+        let rows = Rows { x, dy, dtype, first: 0, each: m, matrices: count };
+        library::backward_matrices(gpu, rows, 0..n, (&dweight, 0))?;
         return Ok(dweight);
     }
     let dy = transposed(gpu, dy, [count, m, n], m)?;
@@ -339,8 +399,8 @@ pub(super) fn backward_scales(
     let (mut dscales, mut dbiases) = (vec![], vec![]);
     for first in (0..n).step_by(slab) {
         let end = n.min(first + slab);
-        let rows = Rows { x, dy, dtype, first: [0; 2], count: x.len() / k };
-        library::backward_matrix(gpu, rows, first..end, (&dweight, 0))?;
+        let rows = Rows { x, dy, dtype, first: 0, each: x.len() / k, matrices: 1 };
+        library::backward_matrices(gpu, rows, first..end, (&dweight, 0))?;
         let sums = group_sums(gpu, &weight.slice(first, end)?, &dweight.rows(0, end - first)?)?;
         dscales.push(sums.dscales);
         dbiases.extend(sums.dbiases);
@@ -366,6 +426,7 @@ pub(in crate::ops) fn group_sums(
         let len = weight.rows() * spans;
         CHECK.index(dweight.len())?;
         CHECK.index(weight.rows() * k.div_ceil(RUN) * layout.bits)?;
+        let vector = sums_vector(gpu.target(), layout, k, dweight);
         let arguments = QuantizedMatmulGroupSums {
             codes: weight.components()[0].buffer()?,
             dweight: dweight.buffer()?,
@@ -376,7 +437,7 @@ pub(in crate::ops) fn group_sums(
             integers: INTEGERS,
         };
         // SAFETY: dweight has the weight's elements, and the results one for each group.
-        unsafe { gpu.launch(sums_kernel(gpu.target(), layout), cubes(len), arguments)? };
+        unsafe { gpu.launch(sums_kernel(gpu.target(), layout, vector), cubes(len), arguments)? };
     }
     Ok(ScalesGradient { dscales, dbiases })
 }
