@@ -21,6 +21,13 @@ fn gpus() -> impl Iterator<Item = &'static str> {
     GPUS.into_iter().filter_map(|(name, is_built)| is_built.then_some(name))
 }
 
+/// Says that this build lacks the GPUs of this kind, and what has them.
+fn not_built(name: &str) -> String {
+    format!(
+        "this program was built without {name}: `cargo install --path crates/lowbit-cli --features {name}` builds it with"
+    )
+}
+
 /// Reads `--device`.
 #[derive(Clone)]
 struct DeviceParser;
@@ -35,11 +42,7 @@ impl TypedValueParser for DeviceParser {
         value: &OsStr,
     ) -> Result<String, clap::Error> {
         if let Some((name, _)) = GPUS.iter().find(|(name, is_built)| !is_built && *name == value) {
-            let problem = format!(
-                "this program was built without {name}: `cargo install --path crates/lowbit-cli --features {name}` \
-                 builds it with"
-            );
-            return Err(command.clone().error(ErrorKind::InvalidValue, problem));
+            return Err(command.clone().error(ErrorKind::InvalidValue, not_built(name)));
         }
         let names: Vec<_> = ["auto", "cpu"].into_iter().chain(gpus()).collect();
         PossibleValuesParser::new(names).parse_ref(command, argument, value)
@@ -58,6 +61,9 @@ pub struct DeviceOptions {
     /// [default: auto; cpu with --threads, --isa or --exact].
     #[arg(long, value_parser = DeviceParser)]
     device: Option<String>,
+    /// Run the kernels of an older CUDA device, as in 80 for compute capability 8.0, to test or time them; means --device cuda.
+    #[arg(long, value_name = "N", value_parser = cuda_arch)]
+    cuda_arch: Option<u32>,
     /// CPU threads [default: one per core].
     #[arg(long, short)]
     pub threads: Option<usize>,
@@ -75,6 +81,14 @@ fn isa(name: &str) -> Result<Isa, String> {
     Isa::named(name).ok_or_else(|| format!("this processor has {}", names.join(", ")))
 }
 
+/// Reads `--cuda-arch`.
+fn cuda_arch(value: &str) -> Result<u32, String> {
+    if !cfg!(feature = "cuda") {
+        return Err(not_built("cuda"));
+    }
+    value.parse().map_err(|_| "a compute capability without its point is wanted, as in 80".into())
+}
+
 /// What the flags ask for.
 #[derive(Clone, Debug, PartialEq)]
 enum Choice {
@@ -90,11 +104,12 @@ impl DeviceOptions {
     fn choice(&self, exact: bool) -> Choice {
         let for_cpu =
             [(exact, "--exact"), (self.isa.is_some(), "--isa"), (self.threads.is_some(), "--threads")];
-        match (self.device.as_deref(), self.n_gpu_layers) {
-            (Some(name), _) if name != "auto" => Choice::Named(name.into()),
+        let named = self.device.as_deref().filter(|name| *name != "auto");
+        match (named.or(self.cuda_arch.map(|_| "cuda")), self.n_gpu_layers) {
+            (Some(name), _) => Choice::Named(name.into()),
             (_, Some(GpuLayers::None)) => Choice::Cpu("-ngl 0"),
             (_, Some(GpuLayers::All)) => Choice::Auto(true),
-            (Some(_), _) => Choice::Auto(false),
+            _ if self.device.is_some() => Choice::Auto(false),
             (None, _) => for_cpu
                 .into_iter()
                 .find_map(|(is_given, flag)| is_given.then_some(Choice::Cpu(flag)))
@@ -104,7 +119,7 @@ impl DeviceOptions {
 
     /// Whether a device is named.
     pub fn is_named(&self) -> bool {
-        self.device.is_some() || self.n_gpu_layers.is_some()
+        self.device.is_some() || self.cuda_arch.is_some() || self.n_gpu_layers.is_some()
     }
 
     /// The CPU with this many threads, and the instruction set that the flags name.
@@ -125,7 +140,11 @@ impl DeviceOptions {
             }
             device
         };
+        let open = |name: &str| open(name, self.cuda_arch);
         match self.choice(exact) {
+            Choice::Named(name) if self.cuda_arch.is_some() && name != "cuda" => {
+                Err(format!("--cuda-arch is for --device cuda, not for --device {name}").into())
+            }
             Choice::Named(name) => Ok(open(&name).unwrap_or_else(cpu)?),
             Choice::Cpu(flag) => Ok(say(cpu()?, &format!(", because of {flag}"))),
             Choice::Auto(expected) => {
@@ -178,11 +197,12 @@ fn is_software(device: &Device) -> bool {
     }
 }
 
-/// The GPU of this name; `None` for the CPU.
-fn open(name: &str) -> Option<Result<Device, KernelError>> {
+/// The GPU of this name, CUDA's with the kernels of `cuda_arch`; `None` for the CPU.
+#[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+fn open(name: &str, cuda_arch: Option<u32>) -> Option<Result<Device, KernelError>> {
     match name {
         #[cfg(feature = "cuda")]
-        "cuda" => Some(Device::cuda(0, &crate::cuda::options())),
+        "cuda" => Some(Device::cuda(0, &crate::cuda::options().with_architecture(cuda_arch))),
         #[cfg(feature = "vulkan")]
         "vulkan" => Some(Device::vulkan()),
         #[cfg(feature = "metal")]
@@ -221,6 +241,23 @@ mod tests {
         assert_eq!(choice("--threads 2", false), Choice::Cpu("--threads"));
         assert_eq!(choice("--isa portable", false), Choice::Cpu("--isa"));
         assert_eq!(choice("", true), Choice::Cpu("--exact"));
+    }
+
+    #[test]
+    fn an_architecture_means_cuda() {
+        let parsed = parse("--cuda-arch 80");
+        if !cfg!(feature = "cuda") {
+            let message = parsed.unwrap_err();
+            assert!(message.contains("this program was built without cuda: `cargo install"), "{message}");
+            return;
+        }
+        let options = parsed.unwrap();
+        assert_eq!((options.choice(false), options.cuda_arch), (Choice::Named("cuda".into()), Some(80)));
+        assert!(options.is_named());
+        let message = parse("--device cpu --cuda-arch 80").unwrap().device(false).unwrap_err().to_string();
+        assert_eq!(message, "--cuda-arch is for --device cuda, not for --device cpu");
+        let message = parse("--cuda-arch 8.0").unwrap_err();
+        assert!(message.contains("a compute capability without its point is wanted, as in 80"), "{message}");
     }
 
     #[test]

@@ -44,6 +44,45 @@ impl CudaDevice {
     #[cfg(test)]
     pub const H100: Self =
         Self { capability: 90, multiprocessors: 132, shared_memory: 227 << 10, cache: 50 << 20 };
+
+    /// A device of this compute capability, as large as an H100.
+    #[cfg(test)]
+    pub fn example(capability: u32) -> Self {
+        Self { capability: 121, ..Self::H100 }.like(capability).unwrap()
+    }
+
+    /// Compute capabilities, and the KiB of shared memory that a cube may ask for there: "Technical specifications per compute
+    /// capability" in the CUDA C++ programming guide 13.0.
+    const GENERATIONS: [(u32, usize); 10] = [
+        (75, 64),
+        (80, 163),
+        (86, 99),
+        (87, 163),
+        (89, 99),
+        (90, 227),
+        (100, 227),
+        (103, 227),
+        (120, 99),
+        (121, 99),
+    ];
+
+    /// The same device with what an older one of `capability` has of abilities and shared memory.
+    ///
+    /// # Errors
+    /// Both capabilities, where this device is the older one or the other is none.
+    pub fn like(self, capability: u32) -> Result<Self, String> {
+        let known = Self::GENERATIONS.iter().find(|(known, _)| *known == capability);
+        let Some((_, kib)) = known.filter(|_| capability <= self.capability) else {
+            let own = self.capability;
+            let known = Self::GENERATIONS.map(|(known, _)| known);
+            let known = known.iter().filter(|&&known| known <= own).map(u32::to_string);
+            let known = known.collect::<Vec<_>>().join(", ");
+            return Err(format!(
+                "it has compute capability {own}, and runs kernels for {known}, not for {capability}"
+            ));
+        };
+        Ok(Self { capability, shared_memory: self.shared_memory.min(kib << 10), ..self })
+    }
 }
 
 impl Target {
@@ -243,7 +282,7 @@ pub(crate) fn early(#[comptime] count: usize) {
 
 /// Waits for the end of the launch before, then lets the next launch begin. So all launches but the last have ended when
 /// one begins.
-const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
+pub(crate) const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
 
 /// On Hopper and later, where a launch may begin before the one before it has ended: waits for that end, and lets the next
 /// launch begin. A kernel may read before it only what it says is [read early](super::launch::kernel).
@@ -298,9 +337,9 @@ fn is_metal(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == METAL
 }
 
-/// Whether kernels are compiled for a device whose launches overlap. That it has a tensor memory accelerator says so: all
+/// Whether kernels are compiled for a device whose launches overlap: Hopper or later. That it has a tensor memory accelerator says so: all
 /// devices with one are Hopper or later.
-fn overlaps(properties: &DeviceProperties) -> bool {
+pub(crate) fn overlaps(properties: &DeviceProperties) -> bool {
     properties.features.tma.contains(Tma::Base)
 }
 
@@ -464,9 +503,30 @@ mod tests {
         assert!(signature.find("restrict") < signature.find(','), "{signature}");
         assert!(body.contains('['), "{body}");
 
-        let ampere = Target::cuda(CudaDevice { capability: 86, ..CudaDevice::H100 });
+        let ampere = Target::cuda(CudaDevice::example(86));
         assert!(!source(&*CompileTestLate::kernel(&ampere, 32).code()).contains("griddepcontrol"));
         assert_eq!(without_restrict("float const* const restrict x"), None);
+    }
+
+    /// A newer device with an older one's abilities.
+    #[test]
+    fn devices_stand_for_older_ones() {
+        let caps = |capability| *Target::cuda(CudaDevice::H100.like(capability).unwrap()).caps();
+        let abilities =
+            |caps: Caps| (caps.tensor_cores, caps.warp_groups, caps.overlaps, caps.shared_memory >> 10);
+        assert_eq!(abilities(caps(75)), (false, false, false, 64));
+        assert_eq!(abilities(caps(80)), (true, false, false, 163));
+        assert_eq!(abilities(caps(86)), (true, false, false, 99));
+        assert_eq!(abilities(caps(90)), (true, true, true, 227));
+        assert_eq!(caps(80).multiprocessors, 132);
+        for (device, asked) in
+            [(CudaDevice::H100, 100), (CudaDevice::H100, 81), (CudaDevice::example(80), 90)]
+        {
+            let message = device.like(asked).unwrap_err();
+            let own = device.capability;
+            assert!(message.starts_with(&format!("it has compute capability {own}, ")), "{message}");
+            assert!(message.ends_with(&format!("{own}, not for {asked}")) || asked == 81, "{message}");
+        }
     }
 
     #[test]

@@ -8,11 +8,20 @@ use super::cuda::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use cubecl_core::prelude::CubeKernel;
 use rayon::prelude::*;
+#[cfg(feature = "cuda")]
+use std::collections::HashSet;
+#[cfg(feature = "cuda")]
+use std::sync::Mutex;
 
-/// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of Python's packages.
+/// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of Python's packages, and with
+/// the kernels of the compute capability `LOWBIT_CUDA_ARCH`, as in 80.
 #[cfg(feature = "cuda")]
 pub(crate) fn options() -> super::CudaOptions {
+    let architecture = std::env::var("LOWBIT_CUDA_ARCH").ok();
+    let architecture =
+        architecture.map(|value| value.parse().expect("LOWBIT_CUDA_ARCH is a number, as in 80"));
     super::CudaOptions::new([std::env::var_os("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into())])
+        .with_architecture(architecture)
 }
 
 /// A function that lists kernels for a target. Each op registers its own.
@@ -70,26 +79,63 @@ fn every_kernel_compiles_to_spirv() {
     }
 }
 
-/// Needs NVRTC and its headers. Where `KERNEL_CODE` names a folder, each kernel's source and machine code are left
-/// there under its place in the list, with one name for all entries, so that `tools/compare_kernels` can compare those of
-/// two commits.
+/// Every generation of CUDA devices with tensor cores for bf16: Ampere, Ada, Hopper and Blackwell.
+#[cfg(feature = "cuda")]
+const CAPABILITIES: [u32; 6] = [80, 86, 89, 90, 100, 120];
+
+/// For each of [`CAPABILITIES`] the kernels that are chosen there. Needs NVRTC and its headers. A source is not compiled again
+/// where it compiles for certain: after it did for an older device, unless that has instructions that no later one has
+/// (`sm_90a`) and the source has statements in PTX.
 #[cfg(feature = "cuda")]
 #[test]
 fn every_kernel_compiles_to_machine_code() {
-    let architecture = Architecture { capability: CudaDevice::H100.capability, driver: (u32::MAX, 0) };
-    let compiler = Compiler::new(&options().places, architecture).unwrap();
-    let folder = std::env::var_os("KERNEL_CODE").map(std::path::PathBuf::from);
-    all(&Target::cuda(CudaDevice::H100), |at, kernel| {
+    if let Some(folder) = std::env::var_os("KERNEL_CODE") {
+        return leave_code(std::path::Path::new(&folder));
+    }
+    let proven = Mutex::new(HashSet::new());
+    for capability in CAPABILITIES {
+        let architecture = Architecture { capability, driver: (u32::MAX, 0) };
+        let has_own_instructions = architecture.name().ends_with('a');
+        let compiler = Compiler::new(&options().places, architecture).unwrap();
+        let device = CudaDevice::example(capability);
+        all(&Target::cuda(device), |_, kernel| {
+            let source = compile::cuda(kernel)?;
+            let name = format!("sm_{capability}: {}", compile::name(kernel));
+            if source.shared > device.shared_memory {
+                let problem = format!("it wants {} bytes of shared memory", source.shared);
+                return Err(KernelError::Kernel { name, problem });
+            }
+            let text = source.text.replace(&source.entry, "kernel_entry");
+            if proven.lock().unwrap().contains(&text) {
+                return Ok(());
+            }
+            let code = compiler.compile(&name, &text)?;
+            assert!(code.starts_with(b"\x7fELF"), "{name}");
+            let statements = text.matches("asm").count() - text.matches(compile::OVERLAP).count();
+            if !has_own_instructions || statements == 0 {
+                proven.lock().unwrap().insert(text);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Leaves each kernel's source and machine code for Hopper, or for [`options`]' architecture, in `folder` under its place in the list, with one name for all
+/// entries, so that `tools/compare_kernels` can compare those of two commits.
+#[cfg(feature = "cuda")]
+fn leave_code(folder: &std::path::Path) {
+    let options = options();
+    let device = CudaDevice::example(options.architecture.unwrap_or(CudaDevice::H100.capability));
+    let architecture = Architecture { capability: device.capability, driver: (u32::MAX, 0) };
+    let compiler = Compiler::new(&options.places, architecture).unwrap();
+    all(&Target::cuda(device), |at, kernel| {
         let source = compile::cuda(kernel)?;
         let name = compile::name(kernel);
         let text = source.text.replace(&source.entry, "kernel_entry");
-        let code = compiler.compile(&name, &text)?;
-        assert!(code.starts_with(b"\x7fELF"), "{name}");
-        if let Some(folder) = &folder {
-            let file = folder.join(format!("{at:04}"));
-            std::fs::write(file.with_extension("cu"), format!("// {name}\n{text}")).unwrap();
-            std::fs::write(file.with_extension("cubin"), code).unwrap();
-        }
+        let file = folder.join(format!("{at:04}"));
+        // A source that is refused is left, too.
+        std::fs::write(file.with_extension("cu"), format!("// {name}\n{text}")).unwrap();
+        std::fs::write(file.with_extension("cubin"), compiler.compile(&name, &text)?).unwrap();
         Ok(())
     });
 }

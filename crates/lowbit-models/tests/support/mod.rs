@@ -10,7 +10,8 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Vulkan's device, which a software driver gives everywhere, or what `LOWBIT_GPU` names.
+/// Vulkan's device, which a software driver gives everywhere, or what `LOWBIT_GPU` names: CUDA's with the kernels of
+/// `LOWBIT_CUDA_ARCH`, as in 80, if that is set.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 pub fn gpu() -> Device {
     let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
@@ -18,7 +19,9 @@ pub fn gpu() -> Device {
         #[cfg(feature = "cuda")]
         "cuda" => {
             let home = std::env::var_os("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
-            let options = lowbit_kernels::gpu::CudaOptions::new([home]);
+            let architecture = std::env::var("LOWBIT_CUDA_ARCH").ok();
+            let architecture = architecture.map(|value| value.parse().expect("LOWBIT_CUDA_ARCH is a number"));
+            let options = lowbit_kernels::gpu::CudaOptions::new([home]).with_architecture(architecture);
             Device::cuda(0, &options).expect("a CUDA device")
         }
         #[cfg(feature = "vulkan")]

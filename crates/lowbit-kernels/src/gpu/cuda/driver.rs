@@ -199,7 +199,15 @@ impl Gpu {
         };
         let architecture = Architecture { capability: device.capability, driver };
         // Machine code that the NVRTC of a newer driver made may not run on an older one.
-        let kept = format!("{}-cuda{}", architecture.name(), driver.0);
+        let mut kept = format!("{}-cuda{}", architecture.name(), driver.0);
+        let device = match options.architecture {
+            None => device,
+            Some(capability) => {
+                // Kernels of the same name are others there.
+                kept += &format!("-as-{capability}");
+                device.like(capability).map_err(refuse)?
+            }
+        };
         let compiler = Compiler::new(&options.places, architecture).map_err(refuse)?;
         Ok(Self(Arc::new(Cuda {
             ordinal,

@@ -3,7 +3,10 @@
 
 pub(crate) mod wgmma;
 
+use crate::gpu::compile::overlaps;
+use crate::gpu::layout::{Codes, Layout};
 use cubecl_core as cubecl;
+use cubecl_core::ir::DeviceProperties;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
@@ -113,6 +116,83 @@ pub(crate) fn pack(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
         pair = out(_) pair, high = in(_) high, low = in(_) low, ty = const name(dtype), options(pure, nomem),
     );
     pair
+}
+
+/// The bits of 2^m with m bits of mantissa, and of a small integer added to it, twice each.
+fn integers(layout: Layout, dtype: FloatType) -> (u32, u32) {
+    let Codes::Integer { zero } = layout.codes else { return (0, 0) };
+    let bits = if dtype == FloatType::F16 { 0x6400 } else { 0x4300 };
+    (bits * 0x1_0001, (bits + zero) * 0x1_0001)
+}
+
+/// How pairs of floats are subtracted and multiplied.
+#[derive(Clone, Copy)]
+struct PairArithmetic {
+    dtype: FloatType,
+    /// By `fma`, with the same results: before Hopper there is nothing else for bf16.
+    fused: bool,
+}
+
+impl PairArithmetic {
+    fn new(dtype: FloatType, properties: &DeviceProperties) -> Self {
+        Self { dtype, fused: dtype == FloatType::BF16 && !overlaps(properties) }
+    }
+
+    /// Takes the pair of bits `zero` off `t`. Uses `z` and `o`.
+    fn subtract(self, zero: u32) -> String {
+        let ty = name(self.dtype);
+        if self.fused {
+            let negative = zero | 0x8000_8000;
+            format!("mov.b32 z, {negative}; mov.b32 o, 0x3f803f80; fma.rn.{ty}x2 t, t, o, z;")
+        } else {
+            format!("mov.b32 z, {zero}; sub.rn.{ty}x2 t, t, z;")
+        }
+    }
+
+    /// The instruction that multiplies two operands, and what follows them: -0, which changes no product.
+    fn multiply(self) -> (String, &'static str) {
+        let ty = name(self.dtype);
+        if self.fused {
+            (format!("mov.b32 z, 0x80008000; fma.rn.{ty}x2"), ", z")
+        } else {
+            (format!("mul.rn.{ty}x2"), "")
+        }
+    }
+}
+
+/// Codes at the lowest places of the halves of a word, times their scale, with their bias added.
+#[cube]
+pub(crate) fn scaled(
+    word: u32,
+    scale: u32,
+    bias: u32,
+    #[comptime] layout: Layout,
+    #[comptime] dtype: FloatType,
+) -> u32 {
+    let packed: u32;
+    let properties = comptime::device_properties();
+    let arithmetic = comptime!(PairArithmetic::new(dtype, &properties));
+    if comptime!(layout.biased()) {
+        gpu_asm!(
+            "{{ .reg .b32 t, z, o; lop3.b32 t, {word}, {mask}, {integers}, 0xEA; {subtract} \
+             fma.rn.{ty}x2 {packed}, t, {scale}, {bias}; }}",
+            packed = out(_) packed, word = in(_) word, scale = in(_) scale, bias = in(_) bias,
+            subtract = const arithmetic.subtract(integers(layout, dtype).1),
+            mask = const ((1u32 << layout.bits) - 1) * 0x1_0001, integers = const integers(layout, dtype).0,
+            ty = const name(dtype), options(pure, nomem),
+        );
+    } else {
+        gpu_asm!(
+            "{{ .reg .b32 t, z, o; lop3.b32 t, {word}, {mask}, {integers}, 0xEA; {subtract} \
+             {multiply} {packed}, t, {scale}{last}; }}",
+            packed = out(_) packed, word = in(_) word, scale = in(_) scale,
+            subtract = const arithmetic.subtract(integers(layout, dtype).1),
+            multiply = const arithmetic.multiply().0, last = const arithmetic.multiply().1,
+            mask = const ((1u32 << layout.bits) - 1) * 0x1_0001, integers = const integers(layout, dtype).0,
+            options(pure, nomem),
+        );
+    }
+    packed
 }
 
 /// `1 / (1 + e^-x)`, within 2^-17 of the result or 2^-119: enough for 16 bits, and a quarter of the instructions of

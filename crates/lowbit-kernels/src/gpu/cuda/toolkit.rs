@@ -11,12 +11,22 @@ pub struct CudaOptions {
     /// Where NVIDIA's compiler (NVRTC) and CUDA's headers are looked for, in this order: folders of the CUDA toolkit, of
     /// conda, and of Python's packages (`site-packages`). They need not exist.
     pub places: Vec<PathBuf>,
+    /// An older compute capability, as in 80 for 8.0, whose kernels the device is to run, instead of its own: to test and time
+    /// them. They are chosen and written as for a device that has no more than the older one, and compiled to machine code of
+    /// this one, which does not run any other's.
+    pub architecture: Option<u32>,
 }
 
 impl CudaOptions {
     /// With NVRTC and headers from the first of `places` that serves, and no cache.
     pub fn new(places: impl IntoIterator<Item: Into<PathBuf>>) -> Self {
-        Self { cache: None, places: places.into_iter().map(Into::into).collect() }
+        Self { places: places.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// With the kernels of an older compute [capability](Self::architecture), as in 80.
+    #[must_use]
+    pub fn with_architecture(self, capability: Option<u32>) -> Self {
+        Self { architecture: capability, ..self }
     }
 
     /// With compiled kernels kept in the folder `cache`.

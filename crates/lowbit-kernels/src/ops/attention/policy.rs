@@ -88,6 +88,12 @@ pub(super) fn tile_config(
         _ => (64, 1),
     };
     let mut config = TileConfig { dtype, width, value_width, blocks, planes, keys, stages, split: false };
+    while config.shared_memory() > target.caps().shared_memory {
+        if config.keys == 16 {
+            return None;
+        }
+        config.keys /= 2;
+    }
     let count = rows.div_ceil(config.rows());
     if count > CUBES {
         return None;
@@ -166,6 +172,13 @@ mod tests {
         assert!(tile([FloatType::F16, FloatType::BF16], sizes, 0.1).is_none(), "two types");
         assert!(tile(half, sizes, -0.1).is_none() && tile(half, sizes, 0.0).is_none(), "no scale above 0");
         assert!(tile(half, [4, 8, 8192, 72, 128], 0.1).is_none(), "half a block of 16");
+        // What has less shared memory than two cubes would have takes tiles of fewer keys.
+        let ada = Target::cuda(crate::gpu::compile::CudaDevice::example(89));
+        for (width, keys) in [(128, 64), (256, 32)] {
+            let (config, _) = tile_config(half, [2048, 8, 8192, width, width], 0.1, &ada).unwrap();
+            assert_eq!(config.keys, keys, "heads of {width}");
+            assert!(config.shared_memory() <= ada.caps().shared_memory);
+        }
         let shared = |rows, width| tile(half, [rows, 8, 8192, width, width], 0.1).unwrap().0.vectors() * 16;
         // Below what a cube may have, and so little that two cubes fit on a multiprocessor.
         assert!(

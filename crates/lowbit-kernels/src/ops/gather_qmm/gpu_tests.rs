@@ -124,11 +124,11 @@ fn kernel(case: &Case) -> plan::Kernel {
     planned(&x, &case.weight.to_device(&gpu).unwrap(), experts, &shape).kernel
 }
 
-/// Whether pairs are sorted by expert, and the weight rounded: with Hopper's tensor cores.
+/// Whether pairs are sorted by expert, and the weight rounded: on tensor cores.
 fn sorted(case: &Case) -> bool {
     let Device::Gpu(gpu) = gpu() else { unreachable!() };
-    let sorted = matches!(kernel(case), plan::Kernel::ExpertTiles(_));
-    assert_eq!(sorted, gpu.caps().warp_groups);
+    let sorted = matches!(kernel(case), plan::Kernel::ExpertTiles(_) | plan::Kernel::ExpertMmaTiles(_));
+    assert_eq!(sorted, gpu.caps().tensor_cores);
     sorted
 }
 

@@ -47,9 +47,10 @@ pub(crate) fn planned(
 }
 
 /// Whether products of many rows round weights to x's type.
-fn has_wgmma(gpu: &Device) -> bool {
+#[cfg(feature = "cuda")]
+fn has_tensor_cores(gpu: &Device) -> bool {
     let Device::Gpu(gpu) = gpu else { unreachable!() };
-    gpu.caps().warp_groups
+    gpu.caps().tensor_cores
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn several_rows_on_both_sides_of_every_tile() {
 #[test]
 #[cfg(feature = "cuda")]
 fn several_rows_of_a_large_weight() {
-    if !has_wgmma(&gpu()) {
+    if !has_tensor_cores(&gpu()) {
         return;
     }
     for (m, n) in [(8, 9000), (19, 35000)] {
@@ -185,7 +186,7 @@ fn several_rows_of_a_large_weight() {
 #[test]
 #[cfg(feature = "cuda")]
 fn one_row_of_a_large_weight() {
-    if !has_wgmma(&gpu()) {
+    if !has_tensor_cores(&gpu()) {
         return;
     }
     for format in gpu_formats() {
@@ -270,7 +271,7 @@ fn weights_decoded_to_16_bits() {
 #[cfg(feature = "cuda")]
 fn large_products() {
     let gpu = gpu();
-    if !has_wgmma(&gpu) {
+    if !has_tensor_cores(&gpu) {
         return;
     }
     for (m, n) in [(64, 16384), (300, 9000), (512, 16640)] {

@@ -4,7 +4,7 @@
 //! takes, and how it is cut for a device; from which size on it is worth it, and what was measured, stands in the list.
 //! Figures are of an H200, in microseconds, for 4 bits and a weight of 4096 to 14336, where nothing else is said.
 
-use super::cuda::{mma_rows, mma_vec, stream, vendor_blas, wgmma};
+use super::cuda::{mma_rows, mma_tile, mma_vec, stream, tiles, vendor_blas, wgmma};
 use super::gpu::{mat_vec, tile};
 use super::problem::{Problem, Source};
 use crate::gpu::caps::Caps;
@@ -28,7 +28,9 @@ pub(crate) enum Kernel {
     Stream(stream::Launch),
     ExpertRows(mma_rows::MmaRows),
     ExpertTiles(wgmma::Wgmma),
+    ExpertMmaTiles(mma_tile::MmaTile),
     MmaRows(mma_rows::MmaRows),
+    MmaTile(mma_tile::MmaTile),
     MmaVec(mma_vec::MmaVec),
     MatVec(mat_vec::MatVec),
     VendorBlas(vendor_blas::Weight),
@@ -47,7 +49,7 @@ struct Candidate {
 }
 
 /// All kernels, in the order in which they are tried.
-const KERNELS: [Candidate; 9] = [
+const KERNELS: [Candidate; 11] = [
     Candidate {
         name: "stream",
         reason: "one row of x: with loads in registers a mat-vec was no faster with its weight in the cache than without, \
@@ -66,6 +68,12 @@ const KERNELS: [Candidate; 9] = [
         reason: "more pairs: sorted by expert, a tile of rows reads its expert's weight once",
         few_rows: false,
         fit: |caps, problem| wgmma::fit_experts(caps, problem).map(Kernel::ExpertTiles),
+    },
+    Candidate {
+        name: "expert_mma_tiles",
+        reason: "the same where there is no wgmma",
+        few_rows: false,
+        fit: |caps, problem| mma_tile::fit_experts(caps, problem).map(Kernel::ExpertMmaTiles),
     },
     Candidate {
         name: "mma_rows",
@@ -96,6 +104,12 @@ const KERNELS: [Candidate; 9] = [
         reason: "many rows of x on Hopper: weights are decoded in registers and rounded to x's type",
         few_rows: false,
         fit: |caps, problem| wgmma::fit(caps, problem).map(Kernel::Wgmma),
+    },
+    Candidate {
+        name: "mma_tile",
+        reason: "many rows of x on other tensor cores, from Ampere on: the same by mma.sync",
+        few_rows: false,
+        fit: |caps, problem| mma_tile::fit(caps, problem).map(Kernel::MmaTile),
     },
     Candidate {
         name: "tile",
@@ -131,7 +145,7 @@ pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
 fn few_rows(caps: &Caps, problem: &Problem) -> bool {
     problem.routing.is_some()
         || problem.m < many_rows(caps, problem)
-        || wgmma::fit(caps, &problem.of_tensor()).is_none()
+        || !tensor_core_tiles(caps, problem)
             && vendor_blas::fit(caps, &problem.of_tensor()).is_none()
             && tile::fit(caps, &problem.of_tensor()).is_none()
 }
@@ -140,19 +154,21 @@ fn few_rows(caps: &Caps, problem: &Problem) -> bool {
 fn many_rows(caps: &Caps, problem: &Problem) -> usize {
     /// Without tensor cores: on CPUs that stand for GPUs, and on GPUs through Vulkan.
     const ANYWHERE: usize = 33;
-    match wgmma::fit(caps, &problem.of_tensor()) {
-        None => ANYWHERE,
-        Some(_) => wgmma_rows(caps, problem),
-    }
+    if tensor_core_tiles(caps, problem) { tile_rows(caps, problem) } else { ANYWHERE }
 }
 
-/// Rows of x from which on wgmma, where it takes the product, is faster than few rows at a time. Its smallest tile takes
-/// 26: more than 16 rows in `mma_rows`, which is exact, and than 5 in `mma_vec`.
-fn wgmma_rows(caps: &Caps, problem: &Problem) -> usize {
+/// Whether tensor cores multiply a product's rows in tiles, the weight rounded to x's type.
+fn tensor_core_tiles(caps: &Caps, problem: &Problem) -> bool {
+    caps.tensor_cores && tiles::fits(&problem.of_tensor())
+}
+
+/// Rows of x from which on such tiles are faster than few rows at a time. On an H200 the smallest of wgmma takes 26: more than
+/// 16 rows in `mma_rows`, which is exact, and than 5 in `mma_vec`.
+fn tile_rows(caps: &Caps, problem: &Problem) -> usize {
     if mma_rows::supports(caps, problem.layout, problem.x_type) { 17 } else { mma_rows::FROM }
 }
 
-/// The vendor BLAS, where it is faster than [`wgmma`].
+/// The vendor BLAS, where it is faster than tiles.
 fn vendor_blas_fit(caps: &Caps, problem: &Problem) -> Option<vendor_blas::Weight> {
     /// Rows of x that pay for decoding the weight to memory.
     const MANY_ROWS: usize = 4096;
@@ -160,7 +176,7 @@ fn vendor_blas_fit(caps: &Caps, problem: &Problem) -> Option<vendor_blas::Weight
         *weight == vendor_blas::Weight::Dense
             || problem.m >= MANY_ROWS
             || problem.y_type != problem.x_type
-            || wgmma::fit(caps, problem).is_none()
+            || !tensor_core_tiles(caps, problem)
     })
 }
 
@@ -179,6 +195,7 @@ impl Kernel {
             Self::Stream(launch) => format!("{launch:?}"),
             Self::ExpertRows(config) | Self::MmaRows(config) => format!("{config:?}"),
             Self::ExpertTiles(config) | Self::Wgmma(config) => format!("{config:?}"),
+            Self::ExpertMmaTiles(config) | Self::MmaTile(config) => format!("{config:?}"),
             Self::MmaVec(config) => format!("{config:?}"),
             Self::MatVec(config) => format!("{config:?}"),
             Self::VendorBlas(weight) => format!("{weight:?}"),
@@ -192,6 +209,10 @@ impl Kernel {
 pub(crate) fn rounds_weight(plan: &Plan) -> bool {
     matches!(
         plan.kernel,
-        Kernel::ExpertTiles(_) | Kernel::Wgmma(_) | Kernel::VendorBlas(vendor_blas::Weight::Decoded)
+        Kernel::ExpertTiles(_)
+            | Kernel::ExpertMmaTiles(_)
+            | Kernel::MmaTile(_)
+            | Kernel::Wgmma(_)
+            | Kernel::VendorBlas(vendor_blas::Weight::Decoded)
     )
 }

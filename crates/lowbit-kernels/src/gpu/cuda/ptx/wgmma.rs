@@ -2,7 +2,6 @@
 //! Shared memory is touched by these alone, through 32-bit addresses.
 
 use super::{name, register};
-use crate::gpu::layout::{Codes, Layout};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -119,41 +118,4 @@ pub(crate) fn copy(x: &[Vector<u32, Const<4>>], from: u32, to: u32, barrier: u32
         from = in(_) from, to = in(_) to, barrier = in(_) barrier, x = in(_) x.as_ptr(), bytes = const bytes,
         options(nomem),
     );
-}
-
-/// The bits of 2^m with m bits of mantissa, and of a small integer added to it, twice each.
-fn integers(layout: Layout, dtype: FloatType) -> (u32, u32) {
-    let Codes::Integer { zero } = layout.codes else { return (0, 0) };
-    let bits = if dtype == FloatType::F16 { 0x6400 } else { 0x4300 };
-    (bits * 0x1_0001, (bits + zero) * 0x1_0001)
-}
-
-/// Codes at the lowest places of the halves of a word, times their scale, with their bias added.
-#[cube]
-pub(crate) fn scaled(
-    word: u32,
-    scale: u32,
-    bias: u32,
-    #[comptime] layout: Layout,
-    #[comptime] dtype: FloatType,
-) -> u32 {
-    let packed: u32;
-    if comptime!(layout.biased()) {
-        gpu_asm!(
-            "{{ .reg .b32 t, z; mov.b32 z, {zero}; lop3.b32 t, {word}, {mask}, {integers}, 0xEA; \
-             sub.rn.{ty}x2 t, t, z; fma.rn.{ty}x2 {packed}, t, {scale}, {bias}; }}",
-            packed = out(_) packed, word = in(_) word, scale = in(_) scale, bias = in(_) bias,
-            zero = const integers(layout, dtype).1, mask = const ((1u32 << layout.bits) - 1) * 0x1_0001,
-            integers = const integers(layout, dtype).0, ty = const name(dtype), options(pure, nomem),
-        );
-    } else {
-        gpu_asm!(
-            "{{ .reg .b32 t, z; mov.b32 z, {zero}; lop3.b32 t, {word}, {mask}, {integers}, 0xEA; \
-             sub.rn.{ty}x2 t, t, z; mul.rn.{ty}x2 {packed}, t, {scale}; }}",
-            packed = out(_) packed, word = in(_) word, scale = in(_) scale,
-            zero = const integers(layout, dtype).1, mask = const ((1u32 << layout.bits) - 1) * 0x1_0001,
-            integers = const integers(layout, dtype).0, ty = const name(dtype), options(pure, nomem),
-        );
-    }
-    packed
 }

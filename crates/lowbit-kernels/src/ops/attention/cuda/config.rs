@@ -54,6 +54,12 @@ impl TileConfig {
     pub fn vectors(self) -> usize {
         self.rows() * self.stride() + self.stages * self.stage()
     }
+
+    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see, four words each, and a word
+    /// for each key.
+    pub fn shared_memory(self) -> usize {
+        16 * self.vectors() + 4 * (4 * self.planes + self.keys)
+    }
 }
 
 /// The greatest scale that the kernel takes, with the factor log2(e): the lowest score times it must be finite.

@@ -1,7 +1,9 @@
 //! What both kernels of the chunked form share: what they are compiled for, and what one leaves to the other.
 
 use super::super::{CHECK, DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use super::pass::shared_memory;
 use crate::KernelError;
+use crate::gpu::caps::Caps;
 use crate::gpu::{CUBES, Memory};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -17,6 +19,8 @@ pub(in super::super) struct ChunkConfig {
     pub head_map: HeadMap,
     pub layout: StateLayout,
     pub sign: DecaySign,
+    /// Chunks whose operands are in shared memory: one in use, one on its way, and, with 3, one loaded.
+    pub stages: usize,
 }
 
 /// Tokens of a chunk.
@@ -27,15 +31,16 @@ pub const COLUMNS: usize = 16 * PLANES;
 pub const GATES: usize = 2 * CHUNK;
 
 impl ChunkConfig {
-    pub fn new(dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Self {
+    /// For a device of these abilities, if it and the kernels support the type and the sizes.
+    pub fn new(caps: &Caps, dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Option<Self> {
+        let Dims { key_dim, value_dim, .. } = dims;
         let GatedDeltaRule { head_map, state_layout: layout, sign, .. } = *params;
-        Self { dtype, key_dim: dims.key_dim, value_dim: dims.value_dim, head_map, layout, sign }
-    }
-
-    /// Whether the kernels support this type and these sizes.
-    pub fn is_supported(self) -> bool {
-        let Self { dtype, key_dim, value_dim, .. } = self;
-        dtype != FloatType::F32 && matches!(key_dim, 64 | 128) && value_dim.is_multiple_of(COLUMNS)
+        let supported = caps.tensor_cores
+            && dtype != FloatType::F32
+            && matches!(key_dim, 64 | 128)
+            && value_dim.is_multiple_of(COLUMNS);
+        let of = |stages| Self { dtype, key_dim, value_dim, head_map, layout, sign, stages };
+        [3, 2].map(of).into_iter().find(|&config| supported && shared_memory(config) <= caps.shared_memory)
     }
 
     /// Vectors of 16 bytes per key of a token.
@@ -55,8 +60,6 @@ pub fn swizzled(row: usize, column: usize, #[comptime] vectors: usize) -> u32 {
 
 /// State planes, and output planes.
 pub(in super::super) const PLANES: usize = 2;
-/// Chunks whose operands are in shared memory: one in use, one loaded, and one on its way.
-pub const STAGES: usize = 3;
 
 /// What the first kernel leaves to the second, for each slot of a chunk and each value head.
 pub struct Prepared {
@@ -71,4 +74,31 @@ pub struct Prepared {
 /// Cubes along y and z for `count` sequences or slots.
 pub fn cubes(count: usize) -> Result<[u32; 2], KernelError> {
     Ok([CHECK.index(count.min(CUBES))?, CHECK.index(count.div_ceil(CUBES))?])
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::gpu::compile::{CudaDevice, Target};
+
+    /// By capability: the stages of keys of 64 and of 128 elements. Token by token where not even two fit.
+    #[test]
+    fn stages_fit_into_shared_memory() {
+        for (capability, want) in [
+            (75, [None, None]),
+            (80, [Some(3), Some(2)]),
+            (86, [Some(2), None]),
+            (90, [Some(3), Some(3)]),
+            (120, [Some(2), None]),
+        ] {
+            let target = Target::cuda(CudaDevice::example(capability));
+            let stages = [64, 128].map(|key_dim| {
+                let dims = Dims { key_heads: 2, value_heads: 4, key_dim, value_dim: 128 };
+                let config =
+                    ChunkConfig::new(target.caps(), dims, &GatedDeltaRule::new(key_dim), FloatType::F16);
+                config.map(|config| config.stages)
+            });
+            assert_eq!(stages, want, "sm_{capability}");
+        }
+    }
 }

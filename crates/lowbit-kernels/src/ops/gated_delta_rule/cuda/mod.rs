@@ -33,7 +33,7 @@ pub(super) use config::{CHUNK, ChunkConfig};
 use super::gpu::Problem;
 use super::{CHECK, GatedDeltaInputs};
 #[cfg(test)]
-use super::{DecaySign, HeadMap, StateLayout};
+use super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::sequences;
@@ -47,27 +47,34 @@ use lowbit_formats::FloatType;
 /// Every kernel for `target`.
 #[cfg(test)]
 pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    let of = |dtype, key_dim, layout, head_map, sign| {
-        let config = ChunkConfig { dtype, key_dim, value_dim: 128, head_map, layout, sign };
-        [prepare::compiled(target, config).code(), pass::compiled(target, config).code()]
+    let of = |dtype, key_dim, state_layout, head_map, sign| {
+        let dims = Dims { key_heads: 2, value_heads: 4, key_dim, value_dim: 128 };
+        let params = GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) };
+        // Of a device without room, none.
+        let config = ChunkConfig::new(target.caps(), dims, &params, dtype);
+        config.map(|config| [prepare::compiled(target, config).code(), pass::compiled(target, config).code()])
     };
     let all = [
         of(FloatType::BF16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
         of(FloatType::F16, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay),
         of(FloatType::BF16, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate),
     ];
-    all.into_iter().flatten().collect()
+    all.into_iter().flatten().flatten().collect()
 }
 
 /// Prepares all chunks, then passes over them.
-pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<(), KernelError> {
-    let Problem { gpu, inputs, dims, params, dtype } = *problem;
+pub(super) fn launch(
+    problem: &Problem,
+    config: ChunkConfig,
+    state: &Tensor,
+    y: &Tensor,
+) -> Result<(), KernelError> {
+    let Problem { gpu, inputs, dims, params, .. } = *problem;
     // Both kernels take q and k normalised.
     let GatedDeltaInputs { q, k, .. } = *inputs;
     let (q, k) = (params.normalised(q)?, params.normalised(k)?);
     let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
     let problem = Problem { inputs: &inputs, ..*problem };
-    let config = ChunkConfig::new(dims, params, dtype);
     let slots = sequences::slots(q.dim(0), state.dim(0), CHUNK);
     let matrices = slots * dims.value_heads * CHUNK * CHUNK;
     CHECK.index(matrices)?;

@@ -11,7 +11,7 @@
 //!
 //! Invariants: every plane of a cube goes through as many turns, with one `sync_cube` at the end of each. In turn `c` state
 //! planes read stage `c` of the keys, output planes stage `c - 1` of the queries and the handover of turn `c - 1`, and loaders
-//! fill stages `c + 2` and `c + 1`, which nobody reads then.
+//! fill stages `c + 2` and `c + 1`, which nobody reads then; `c + 1` and `c` where shared memory holds two stages alone.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -72,6 +72,11 @@ pub(super) fn gated_delta_rule_pass(
     }
 }
 
+/// Bytes of shared memory.
+pub(super) fn shared_memory(config: ChunkConfig) -> usize {
+    SharedLayout::of(config).size()
+}
+
 /// Takes the chunks of the sequence in their order into the cube's columns of the state, which is the matrix at `matrix`.
 #[cube]
 fn pass_chunks(
@@ -83,7 +88,7 @@ fn pass_chunks(
     scale: f32,
     #[comptime] config: ChunkConfig,
 ) {
-    let shared = Shared::<[u32]>::new_aligned_slice(comptime!(SharedLayout::of(config).size() / 4), 128usize);
+    let shared = Shared::<[u32]>::new_aligned_slice(comptime!(shared_memory(config) / 4), 128usize);
     let base = address(&shared);
     let role = UNIT_POS_X as usize / UNITS;
     let mut s = zeros(comptime!(config.key_dim / 2));
@@ -96,10 +101,12 @@ fn pass_chunks(
     } else if role >= 2 {
         load_keys(operands, base, at, 0usize, config);
         end_copy_group();
-        load_keys(operands, base, at, 1usize, config);
-        load_queries(operands, base, at, 0usize, config);
-        end_copy_group();
-        wait_copy_groups(1usize);
+        if comptime!(config.stages == 3) {
+            load_keys(operands, base, at, 1usize, config);
+            load_queries(operands, base, at, 0usize, config);
+            end_copy_group();
+        }
+        wait_copy_groups(comptime!(config.stages - 2));
     }
     sync_cube();
     for chunk in 0..chunks + 1usize {
@@ -112,10 +119,10 @@ fn pass_chunks(
                 write_output(y, base, at, chunk - 1usize, scale, config);
             }
         } else {
-            load_keys(operands, base, at, chunk + 2usize, config);
-            load_queries(operands, base, at, chunk + 1usize, config);
+            load_keys(operands, base, at, chunk + comptime!(config.stages - 1), config);
+            load_queries(operands, base, at, chunk + comptime!(config.stages - 2), config);
             end_copy_group();
-            wait_copy_groups(1usize);
+            wait_copy_groups(comptime!(config.stages - 2));
         }
         sync_cube();
     }

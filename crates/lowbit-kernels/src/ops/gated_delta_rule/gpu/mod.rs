@@ -3,7 +3,8 @@
 
 mod recurrent;
 
-use super::{CHECK, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, cuda, policy};
+use super::cuda::{self, ChunkConfig};
+use super::{CHECK, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, policy};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
@@ -83,9 +84,10 @@ pub(super) fn gated_delta_rule(
     // Kernels count elements with 32 bits.
     [q, v, &*state].into_iter().try_for_each(|x| CHECK.index(x.len()).map(drop))?;
     let problem = Problem { gpu, inputs, dims, params, dtype };
-    match form(gpu, inputs, state, dims, params)? {
-        Form::Chunked => cuda::launch(&problem, state, &y)?,
-        _ => recurrent::launch(&problem, state, &y)?,
+    let form = form(gpu, inputs, state, dims, params)?;
+    match ChunkConfig::new(&gpu.caps(), dims, params, dtype).filter(|_| form == Form::Chunked) {
+        Some(config) => cuda::launch(&problem, config, state, &y)?,
+        None => recurrent::launch(&problem, state, &y)?,
     }
     Ok(y)
 }
@@ -99,6 +101,6 @@ pub(super) fn form(
     params: &GatedDeltaRule,
 ) -> Result<Form, KernelError> {
     let dtype = CHECK.float("q", inputs.q)?;
-    let chunks = gpu.target().tensor_cores() && cuda::ChunkConfig::new(dims, params, dtype).is_supported();
+    let chunks = ChunkConfig::new(&gpu.caps(), dims, params, dtype).is_some();
     Ok(policy::gpu_form(params.form, chunks, inputs.q.dim(0), state.dim(0)))
 }

@@ -5,7 +5,9 @@ pub(super) mod mat_vec;
 mod pad;
 pub(super) mod tile;
 
-use super::cuda::{mma_rows, mma_vec, stream, vendor_blas, wgmma};
+#[cfg(test)]
+use super::cuda::tiles;
+use super::cuda::{mma_rows, mma_tile, mma_vec, stream, vendor_blas, wgmma};
 use super::input::{Input, PLAN};
 use super::plan::{Kernel, Plan, plan};
 use super::problem::{Operands, Problem, Routing, Source, XOperands};
@@ -30,7 +32,9 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         mma_vec::kernels(target, &formats),
         mma_rows::kernels(target, &formats),
         stream::kernels(target, &formats),
+        tiles::kernels(target),
         wgmma::kernels(target),
+        mma_tile::kernels(target),
         vendor_blas::kernels(target),
     ];
     portable.into_iter().chain(cuda).flatten().collect()
@@ -94,11 +98,13 @@ fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>)
         Kernel::Stream(launch) => stream::launch(gpu, launch, problem, operands),
         Kernel::ExpertRows(config) => mma_rows::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertTiles(config) => wgmma::launch_experts(gpu, config, problem, operands),
+        Kernel::ExpertMmaTiles(config) => mma_tile::launch_experts(gpu, config, problem, operands),
         Kernel::MmaRows(config) => mma_rows::launch(gpu, config, problem, operands),
         Kernel::MmaVec(config) => mma_vec::launch(gpu, config, problem, operands),
         Kernel::MatVec(config) => mat_vec::launch(gpu, config, problem, operands),
         Kernel::VendorBlas(weight) => vendor_blas::launch(gpu, weight, problem, operands),
         Kernel::Wgmma(config) => wgmma::launch(gpu, config, problem, operands),
+        Kernel::MmaTile(config) => mma_tile::launch(gpu, config, problem, operands),
         Kernel::Tile(config) => tile::launch(gpu, config, problem, operands),
     }
 }

@@ -1,6 +1,6 @@
 //! What lies where in a cube's shared memory.
 
-use super::super::config::{CHUNK, COLUMNS, ChunkConfig, GATES, PLANES, STAGES};
+use super::super::config::{CHUNK, COLUMNS, ChunkConfig, GATES, PLANES};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -18,6 +18,7 @@ pub(super) struct SharedLayout {
     query_stage: usize,
     pub delta: usize,
     handover: usize,
+    stages: usize,
 }
 
 impl SharedLayout {
@@ -37,32 +38,33 @@ impl SharedLayout {
             query_stage: query_gates + GATES * 2,
             delta,
             handover: delta + 32 * CHUNK,
+            stages: config.stages,
         }
     }
 
     pub fn size(self) -> usize {
-        STAGES * (self.key_stage + self.query_stage) + 2 * PLANES * self.handover
+        self.stages * (self.key_stage + self.query_stage) + 2 * PLANES * self.handover
     }
 }
 
 /// The address of a chunk's keys and what comes with them.
 #[cube]
 pub(super) fn key_stage(base: u32, chunk: usize, #[comptime] config: ChunkConfig) -> u32 {
-    base + (chunk % STAGES * comptime!(SharedLayout::of(config).key_stage)) as u32
+    base + (chunk % config.stages * comptime!(SharedLayout::of(config).key_stage)) as u32
 }
 
 /// The address of a chunk's queries and what comes with them.
 #[cube]
 pub(super) fn query_stage(base: u32, chunk: usize, #[comptime] config: ChunkConfig) -> u32 {
-    let first = comptime!((STAGES * SharedLayout::of(config).key_stage) as u32);
-    base + first + (chunk % STAGES * comptime!(SharedLayout::of(config).query_stage)) as u32
+    let first = comptime!((config.stages * SharedLayout::of(config).key_stage) as u32);
+    base + first + (chunk % config.stages * comptime!(SharedLayout::of(config).query_stage)) as u32
 }
 
 /// The address at which a unit of a state plane leaves its words for the same unit of its output plane.
 #[cube]
 pub(super) fn handover(base: u32, chunk: usize, #[comptime] config: ChunkConfig) -> u32 {
     let layout = comptime!(SharedLayout::of(config));
-    let first = comptime!((STAGES * (layout.key_stage + layout.query_stage)) as u32);
+    let first = comptime!((config.stages * (layout.key_stage + layout.query_stage)) as u32);
     let which = chunk % 2usize * PLANES + plane();
     base + first + (which * comptime!(layout.handover)) as u32 + UNIT_POS_X % 32u32 * 16u32
 }

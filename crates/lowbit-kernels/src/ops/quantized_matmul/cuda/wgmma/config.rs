@@ -1,17 +1,16 @@
 //! What the kernel is compiled for, and what follows from it.
 
 use super::super::super::problem::{Problem, Routing};
-use crate::gpu::Memory;
+use super::super::tiles::fragment::Decoding;
+use super::super::tiles::{BLOCK, N_TILE, Stored, experts_tile};
 use crate::gpu::caps::Caps;
-use crate::gpu::layout::{Codes, Layout, RUN};
+use crate::gpu::layout::Layout;
 use lowbit_formats::FloatType;
 
 /// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wgmma {
-    pub layout: Layout,
-    /// The type of x and y, which weights are rounded to.
-    pub dtype: FloatType,
+    pub decoding: Decoding,
     /// Rows of x per tile: 256, or another multiple of 8 up to 128.
     pub m_tile: usize,
     /// Blocks of a weight's row that are loaded before they are needed.
@@ -26,34 +25,11 @@ pub(crate) struct Wgmma {
     pub listed: bool,
 }
 
-/// Values of a row of x that are copied at once: a run for each of the four units that share a row of the weight.
-pub const BLOCK: usize = 4 * RUN;
-/// Values that the tensor cores take at once.
-pub const STEP: usize = 16;
-/// Rows of the weight per cube.
-pub const N_TILE: usize = 128;
 /// Units that multiply a part of K: four planes for 64 rows of the weight.
 pub const UNITS: usize = 2 * N_TILE;
 
-/// Instead of a tile's batch: there is no such batch, and its rows are NaN.
-pub const WRONG: u32 = u32::MAX - 1;
-/// Instead of a tile's batch: it has no rows.
-pub const EMPTY: u32 = u32::MAX;
-
 /// What a tile costs beside its rows, in rows: the decoding.
 const DECODE: usize = 80;
-
-/// Rows of x in tiles.
-#[derive(Clone, Copy)]
-pub struct Tiles<'a> {
-    /// All tiles.
-    pub count: usize,
-    /// Rows of x per batch of the weight; with a list, of y.
-    pub m: usize,
-    /// The batch of the weight of each tile (or [`WRONG`], or [`EMPTY`]), then the row of y of each row of each
-    /// tile (or `u32::MAX`), `share` of which have the same row of x.
-    pub list: Option<(&'a Memory, usize)>,
-}
 
 impl Wgmma {
     /// For rows of x that follow each other, in tiles that leave the multiprocessors the least to do one after the other.
@@ -68,13 +44,7 @@ impl Wgmma {
 
     /// For pairs of a token and an expert, sorted by expert.
     pub fn of_experts(problem: &Problem, routing: Routing) -> Self {
-        let mean = routing.pairs.div_ceil(routing.experts.max(1));
-        // Twice the tiles of an expert: the last of several is half full.
-        let tiles = |rows: usize| (2 * mean / rows + 1).max(2);
-        let m_tile = [8, 16, 32, 64, 128, 256]
-            .into_iter()
-            .min_by_key(|&rows| tiles(rows) * (rows + DECODE))
-            .unwrap_or(64);
+        let m_tile = experts_tile(routing, &[8, 16, 32, 64, 128, 256], DECODE);
         Self::of_tiles(problem.layout, problem.x_type, m_tile, true)
     }
 
@@ -88,7 +58,7 @@ impl Wgmma {
             _ if listed => (2, 4, 1, 2),
             _ => (1, 4, 1, 2),
         };
-        Self { layout, dtype, m_tile, ahead, stages, parts, steps, listed }
+        Self { decoding: Decoding { layout, dtype }, m_tile, ahead, stages, parts, steps, listed }
     }
 
     /// Bytes of the sums of the second part of K.
@@ -101,15 +71,15 @@ impl Wgmma {
         self.m_tile * BLOCK * 2
     }
 
+    /// What pairs of sums are stored as, and where.
+    pub fn stored(self) -> Stored {
+        Stored { dtype: self.decoding.dtype, m_tile: self.m_tile, listed: self.listed }
+    }
+
     /// Bytes of the rings of all parts.
     pub fn rings(self) -> usize {
         self.parts * self.stages * (self.block() + 16)
     }
-}
-
-/// Layouts whose values the tensor cores can have: floats of another type would not be rounded but misread.
-pub fn takes(layout: Layout, dtype: FloatType) -> bool {
-    dtype != FloatType::F32 && !matches!(layout.codes, Codes::Float(float) if float != dtype)
 }
 
 #[cfg(all(test, feature = "cuda"))]

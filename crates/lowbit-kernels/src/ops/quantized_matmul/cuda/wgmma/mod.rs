@@ -1,22 +1,16 @@
 //! The product on a GPU for many rows of x, by Hopper's tensor cores: four planes multiply 64 rows of the weight,
-//! decoded in registers, with up to 256 rows of x in shared memory.
-//!
-//! A unit decodes whole runs, which are not what the tensor cores want of it. But K may go in any order that both
-//! operands share: `pack.rs` lays x out in the order in which the units have their values, in pieces of [`BLOCK`]
-//! values of all rows of a tile, so that one bulk copy moves a piece (`pipe.rs`).
+//! decoded in registers, with up to 256 rows of x in shared memory. A bulk copy moves a block of x (`pipe.rs`).
 
 #![allow(unsafe_code)] // Launches.
 
 mod config;
-mod fragment;
-mod pack;
 mod pipe;
-mod sort;
 
 pub(crate) use config::Wgmma;
 
-use super::super::input::CHECK;
-use super::super::problem::{Operands, Problem, Source};
+use super::super::problem::{Operands, Problem};
+use super::tiles::fragment::{self, Loaded, fetch};
+use super::tiles::{self, BLOCK, N_TILE, STEP, Sizes, Tiles, WRONG, narrow_pair, store_pair};
 use crate::KernelError;
 use crate::gpu::Gpu;
 use crate::gpu::caps::Caps;
@@ -24,53 +18,26 @@ use crate::gpu::compile::{Target, early, overlap};
 use crate::gpu::components::{Components, ComponentsArgs};
 use crate::gpu::cuda::ptx::{address, register, wgmma};
 use crate::gpu::decode::INTEGERS;
-use crate::gpu::float::narrow;
-use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::launch::{Kernel, kernel};
 #[cfg(test)]
 use crate::gpu::layout::Layout;
-use crate::gpu::layout::{RUN, with_components};
-use config::{BLOCK, N_TILE, STEP, Tiles, UNITS, WRONG, takes};
+use crate::gpu::layout::with_components;
+use config::UNITS;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-use fragment::{Loaded, fetch};
 #[cfg(test)]
 use lowbit_formats::FloatType;
 use pipe::{Pipe, ring};
 
 /// How the product is cut, where Hopper's tensor cores take it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Wgmma> {
-    let fits = problem.source == Source::Tensor && problem.routing.is_none() && supports(caps, problem);
-    fits.then(|| Wgmma::new(caps, problem))
+    (caps.warp_groups && tiles::fits(problem)).then(|| Wgmma::new(caps, problem))
 }
 
 /// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Wgmma> {
-    let routing = problem.routing?;
-    let fits = routing.has_many_pairs()
-        && routing.experts <= sort::MOST_EXPERTS
-        && problem.source == Source::Tensor
-        && supports(caps, problem);
-    fits.then(|| Wgmma::of_experts(problem, routing))
-}
-
-/// Whether the device has the kernel, and the kernel takes the product's sizes and types.
-fn supports(caps: &Caps, problem: &Problem) -> bool {
-    caps.warp_groups
-        && takes(problem.layout, problem.x_type)
-        && problem.k > 0
-        && problem.k.is_multiple_of(BLOCK)
-        && problem.n.is_multiple_of(2)
-}
-
-#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
-struct Sizes {
-    n: u32,
-    /// Blocks of K.
-    blocks: u32,
-    /// Rows of x per batch of the weight.
-    m: u32,
-    /// Tiles of these rows.
-    m_tiles: u32,
+    let routing = tiles::fits_experts(problem).filter(|_| caps.warp_groups)?;
+    Some(Wgmma::of_experts(problem, routing))
 }
 
 /// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for each tile of x. `x` is packed; `list` has the batch of the
@@ -134,7 +101,7 @@ fn multiply_tile<S: Int, B: Int, V: Size>(
     integers: u32,
     #[comptime] config: Wgmma,
 ) {
-    let layout = comptime!(config.layout);
+    let layout = comptime!(config.decoding.layout);
     let slots = comptime!(config.ahead + 1);
     let last = pipe.blocks - 1u32;
     let rows = (run, run + pipe.blocks * 4u32);
@@ -177,7 +144,7 @@ fn multiply_block<S: Int, B: Int>(
     #[comptime] slot: usize,
     #[comptime] config: Wgmma,
 ) {
-    let scaling = fragment::scaling::<S, B>(loaded, slot, config);
+    let scaling = fragment::scaling::<S, B>(loaded, slot, config.decoding);
     let at = pipe.wait(config);
     #[unroll]
     for group in 0..comptime!(BLOCK / STEP / config.steps) {
@@ -186,10 +153,11 @@ fn multiply_block<S: Int, B: Int>(
         for i in 0..comptime!(4 * config.steps) {
             // Of a step: the first pair of both rows, then the second.
             let q = comptime!((group * config.steps + i / 4) * 2 + i / 2 % 2);
-            pairs[i] = fragment::pair::<S, B>(loaded, &scaling, integers, q, slot, comptime!(i % 2), config);
+            let row = comptime!(i % 2);
+            pairs[i] = fragment::pair::<S, B>(loaded, &scaling, integers, q, slot, row, config.decoding);
         }
         let offset = comptime!((group * config.steps * config.m_tile * STEP * 2) as u32);
-        wgmma::multiply(&pairs, at + offset, config.steps, config.m_tile, config.dtype);
+        wgmma::multiply(&pairs, at + offset, config.steps, config.m_tile, config.decoding.dtype);
         // No product reads the block before any more. Not after the first group already: with a branch there CUDA's
         // assembler sees no pipeline, and makes each product wait for the one before.
         if comptime!(group == 1) {
@@ -230,34 +198,23 @@ fn store(
     #[comptime] nan: bool,
     #[comptime] config: Wgmma,
 ) {
-    let rows = comptime!(config.m_tile);
-    let (n, m) = (sizes.n, sizes.m);
-    let batch = tile / sizes.m_tiles;
-    let tile_row = tile % sizes.m_tiles * rows as u32;
     #[unroll]
-    for i in 0..comptime!(rows / 4) {
+    for i in 0..comptime!(config.m_tile / 4) {
         let row = comptime!((i / 2 * 8 + i % 2) as u32) + UNIT_POS_X % 4u32 * 2u32;
-        let packed = if comptime!(nan) {
+        let pair = if comptime!(nan) {
             u32::MAX.runtime()
         } else {
             let low = wgmma::sum(comptime!(i / 2 * 4 + i % 2));
             let high = wgmma::sum(comptime!(i / 2 * 4 + i % 2 + 2));
-            narrow(low, config.dtype) | (narrow(high, config.dtype) << 16u32)
+            narrow_pair(low, high, config.decoding.dtype)
         };
-        if comptime!(config.listed) {
-            let to = list[(CUBE_COUNT_X + tile * rows as u32 + row) as usize];
-            if to != u32::MAX && column < n {
-                y[((to * n + column) / 2u32) as usize] = packed;
-            }
-        } else if tile_row + row < m && column < n {
-            y[(((batch * m + tile_row + row) * n + column) / 2u32) as usize] = packed;
-        }
+        store_pair(list, y, sizes, (tile, row, column), pair, config.stored());
     }
 }
 
 fn compiled(target: &Target, config: Wgmma) -> Kernel<QuantizedMatmulWgmma<'static>> {
-    with_components!(config.layout, S, B => {
-        QuantizedMatmulWgmma::kernel::<S, B>(target, UNITS * config.parts, config.layout.vector(), config)
+    with_components!(config.decoding.layout, S, B => {
+        QuantizedMatmulWgmma::kernel::<S, B>(target, UNITS * config.parts, config.decoding.layout.vector(), config)
     })
 }
 
@@ -268,9 +225,7 @@ pub(in super::super) fn launch(
     problem: &Problem,
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
-    let tiles =
-        Tiles { count: problem.batches * problem.m.div_ceil(config.m_tile), m: problem.m, list: None };
-    multiply(gpu, config, &tiles, operands)
+    multiply(gpu, config, &Tiles::of_rows(problem, config.m_tile), operands)
 }
 
 /// Computes the product of routed experts. One sort and one launch per product of the weight.
@@ -280,40 +235,24 @@ pub(in super::super) fn launch_experts(
     problem: &Problem,
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
-    let Some(routing) = problem.routing else { return Ok(()) };
-    operands.for_each_product(problem, |ids, operands| {
-        let sorted = sort::sort(gpu, ids, routing.experts, config.m_tile)?;
-        let list = Some((&sorted.list, routing.share));
-        multiply(gpu, config, &Tiles { count: sorted.tiles, m: routing.pairs, list }, operands)
+    tiles::for_each_sorted(gpu, config.m_tile, problem, operands, |tiles, operands| {
+        multiply(gpu, config, tiles, operands)
     })
 }
 
 /// `x` in `tiles` times `weight` into `y`.
 fn multiply(gpu: &Gpu, config: Wgmma, tiles: &Tiles<'_>, operands: &Operands<'_>) -> Result<(), KernelError> {
-    let index = |value: usize| CHECK.index(value);
-    let (weight, x, y) = (operands.weight, operands.x.x, operands.y);
-    let (n, k, count) = (weight.n(), weight.k(), tiles.count);
-    let apart = fragment::apart(config.layout, config.dtype);
-    let packed = pack::pack_rows(gpu, x, [k, config.m_tile, apart], tiles)?;
-    // Every index into the components is below the codes' words.
-    index(weight.rows() * (k / RUN) * config.layout.bits)?;
-    index(y.len().max(count * config.m_tile * k / 8))?;
+    let prepared = tiles::prepare(gpu, config.m_tile, tiles, operands)?;
     let arguments = QuantizedMatmulWgmma {
-        weight: weight.buffers()?,
-        x: (&packed).into(),
-        list: tiles.list.map_or(&packed, |(list, _)| list).into(),
-        y: y.buffer()?,
-        sizes: Sizes {
-            n: index(n)?,
-            blocks: index(k / BLOCK)?,
-            m: index(tiles.m)?,
-            m_tiles: index(tiles.m.div_ceil(config.m_tile).max(1))?,
-        },
+        weight: operands.weight.buffers()?,
+        x: (&prepared.packed).into(),
+        list: tiles.list.map_or(&prepared.packed, |(list, _)| list).into(),
+        y: operands.y.buffer()?,
+        sizes: prepared.sizes,
         integers: INTEGERS,
     };
-    let cubes = [index(count)?, index(n.div_ceil(N_TILE))?, 1];
-    // SAFETY: the sizes are the operands', and `pack_rows` and `sort` wrote as many tiles.
-    unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
+    // SAFETY: the sizes are the operands', and as many tiles were packed and sorted.
+    unsafe { gpu.launch(compiled(gpu.target(), config), prepared.cubes, arguments) }
 }
 
 /// Every width and kind of code in f16, each tile, and bf16; and what packs and sorts rows of x.
@@ -329,9 +268,9 @@ pub(in super::super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let others =
         [(affine, 64, false), (affine, 256, false), (Format::Q8_0, 256, false), (Format::Q4_K, 8, true)];
     let others = others.map(|(format, rows, listed)| (format, FloatType::BF16, rows, listed));
-    let shapes = of_format.chain(others).filter(|shape| takes(Layout::of(shape.0), shape.1));
+    let shapes = of_format.chain(others).filter(|shape| tiles::takes(Layout::of(shape.0), shape.1));
     let configs =
         shapes.map(|(format, dtype, rows, listed)| Wgmma::of_tiles(Layout::of(format), dtype, rows, listed));
     let products = configs.map(|config| compiled(target, config).code());
-    products.chain(pack::kernels(target)).chain(sort::kernels(target)).collect()
+    products.collect()
 }

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // Launches.
 
 use super::super::super::input::CHECK;
-use super::config::{BLOCK, Tiles, WRONG};
+use super::{BLOCK, Tiles, WRONG};
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::RUN;

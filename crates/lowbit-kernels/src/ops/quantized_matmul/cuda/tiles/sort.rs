@@ -4,7 +4,7 @@
 #![allow(unsafe_code)] // Launches.
 
 use super::super::super::input::CHECK;
-use super::config::{EMPTY, WRONG};
+use super::{EMPTY, WRONG};
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::{Gpu, Memory};
@@ -20,7 +20,7 @@ const TOGETHER: usize = 4;
 /// Experts that can be sorted by.
 pub(super) const MOST_EXPERTS: usize = UNITS - 1;
 
-/// Writes the list that [`Tiles`](super::config::Tiles) want: the expert of each tile of `rows` rows, then the pairs of each.
+/// Writes the list that [`Tiles`](super::Tiles) want: the expert of each tile of `rows` rows, then the pairs of each.
 #[kernel]
 fn gather_qmm_sort(
     ids: &[u32],
@@ -119,7 +119,7 @@ pub(super) fn kernels(target: &Target) -> [Box<dyn CubeKernel>; 1] {
 
 /// Pairs of a token and an expert, sorted.
 pub(super) struct Sorted {
-    /// See [`Tiles`](super::config::Tiles).
+    /// See [`Tiles`](super::Tiles).
     pub list: Memory,
     pub tiles: usize,
 }

@@ -1,14 +1,20 @@
 //! What a unit has of the weight, and its values as the tensor cores take them: in pairs, each
 //! rounded to x's type.
 
-use super::config::Wgmma;
 use crate::gpu::components::Components;
-use crate::gpu::cuda::ptx::{pack, register, wgmma};
+use crate::gpu::cuda::ptx::{pack, register, scaled};
 use crate::gpu::decode::{bias_of, code, factor, load, scale_of, unshift};
 use crate::gpu::layout::{Codes, Layout, RUN, Scales};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
+
+/// How a weight lies, and the type that its values are rounded to: that of x and y.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Decoding {
+    pub layout: Layout,
+    pub dtype: FloatType,
+}
 
 /// Whether pairs are decoded in x's type: integers of few bits, whose scales are of that type, so that one rounding
 /// remains.
@@ -39,7 +45,7 @@ fn extras(layout: Layout) -> (usize, usize) {
 
 /// What a unit has loaded and not yet decoded: runs of two rows of the weight in each slot.
 #[derive(CubeType)]
-pub(super) struct Loaded<S: Int, B: Int> {
+pub(in super::super) struct Loaded<S: Int, B: Int> {
     words: Array<u32>,
     scales: Array<S>,
     biases: Array<B>,
@@ -47,7 +53,7 @@ pub(super) struct Loaded<S: Int, B: Int> {
 
 /// The scales of the two runs that are decoded: as floats, or as pairs of bits.
 #[derive(CubeType)]
-pub(super) struct Scaling {
+pub(in super::super) struct Scaling {
     factors: Array<f32>,
     offsets: Array<f32>,
     pairs: Array<u32>,
@@ -55,7 +61,10 @@ pub(super) struct Scaling {
 
 /// Room for `slots` slots.
 #[cube]
-pub(super) fn none<S: Int, B: Int>(#[comptime] slots: usize, #[comptime] layout: Layout) -> Loaded<S, B> {
+pub(in super::super) fn none<S: Int, B: Int>(
+    #[comptime] slots: usize,
+    #[comptime] layout: Layout,
+) -> Loaded<S, B> {
     Loaded::<S, B> {
         words: Array::new(comptime!(slots * 2 * layout.bits)),
         scales: Array::new(comptime!(slots * 4)),
@@ -63,9 +72,35 @@ pub(super) fn none<S: Int, B: Int>(#[comptime] slots: usize, #[comptime] layout:
     }
 }
 
+/// Copies what is in the first `slots` slots.
+#[cube]
+pub(in super::super) fn copy<S: Int, B: Int>(
+    from: &Loaded<S, B>,
+    to: &mut Loaded<S, B>,
+    #[comptime] slots: usize,
+    #[comptime] layout: Layout,
+) {
+    #[unroll]
+    for i in 0..comptime!(slots * 2 * layout.bits) {
+        to.words[i] = from.words[i];
+    }
+    let (of_scales, of_biases) = comptime!(extras(layout));
+    #[unroll]
+    for place in 0..comptime!(slots * 2) {
+        #[unroll]
+        for i in 0..of_scales {
+            to.scales[place * 2 + i] = from.scales[place * 2 + i];
+        }
+        #[unroll]
+        for i in 0..of_biases {
+            to.biases[place + i] = from.biases[place + i];
+        }
+    }
+}
+
 /// Loads a run of each of two rows into slot `slot`.
 #[cube]
-pub(super) fn fetch<S: Int, B: Int, V: Size>(
+pub(in super::super) fn fetch<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
     loaded: &mut Loaded<S, B>,
     runs: (u32, u32),
@@ -104,12 +139,12 @@ fn fetch_run<S: Int, B: Int, V: Size>(
 
 /// The scales of slot `slot`.
 #[cube]
-pub(super) fn scaling<S: Int, B: Int>(
+pub(in super::super) fn scaling<S: Int, B: Int>(
     loaded: &Loaded<S, B>,
     #[comptime] slot: usize,
-    #[comptime] config: Wgmma,
+    #[comptime] decoding: Decoding,
 ) -> Scaling {
-    let layout = comptime!(config.layout);
+    let (layout, dtype) = comptime!((decoding.layout, decoding.dtype));
     let groups = comptime!(RUN / layout.group());
     let mut scaling = Scaling {
         factors: Array::new(comptime!(2 * groups)),
@@ -120,7 +155,7 @@ pub(super) fn scaling<S: Int, B: Int>(
     for row in 0..2usize {
         let place = comptime!(slot * 2 + row);
         let of_bias = u32::cast_from(loaded.biases[place]);
-        if comptime!(in_pairs(layout, config.dtype)) {
+        if comptime!(in_pairs(layout, dtype)) {
             scaling.pairs[row * 2] = u32::cast_from(loaded.scales[place * 2]) * 0x1_0001u32;
             scaling.pairs[row * 2 + 1] = of_bias * 0x1_0001u32;
         } else {
@@ -141,29 +176,29 @@ pub(super) fn scaling<S: Int, B: Int>(
 
 /// Pair `q` of the run in place `row` of slot `slot`.
 #[cube]
-pub(super) fn pair<S: Int, B: Int>(
+pub(in super::super) fn pair<S: Int, B: Int>(
     loaded: &Loaded<S, B>,
     scaling: &Scaling,
     integers: u32,
     #[comptime] q: usize,
     #[comptime] slot: usize,
     #[comptime] row: usize,
-    #[comptime] config: Wgmma,
+    #[comptime] decoding: Decoding,
 ) -> u32 {
-    let layout = comptime!(config.layout);
+    let (layout, dtype) = comptime!((decoding.layout, decoding.dtype));
     let first = comptime!((slot * 2 + row) * layout.bits);
     if comptime!(matches!(layout.codes, Codes::Float(_))) {
         // Of the type already.
         register(loaded.words[comptime!(first + q)])
-    } else if comptime!(in_pairs(layout, config.dtype)) {
-        let apart = comptime!(apart(layout, config.dtype));
+    } else if comptime!(in_pairs(layout, dtype)) {
+        let apart = comptime!(apart(layout, dtype));
         let word = loaded.words[comptime!(first + q / apart)] >> comptime!((q % apart * layout.bits) as u32);
         let (scale, bias) = (scaling.pairs[row * 2], scaling.pairs[row * 2 + 1]);
-        register(wgmma::scaled(word, register(scale), register(bias), layout, config.dtype))
+        register(scaled(word, register(scale), register(bias), layout, dtype))
     } else {
         let low = value(loaded, scaling, integers, comptime!(2 * q), first, row, layout);
         let high = value(loaded, scaling, integers, comptime!(2 * q + 1), first, row, layout);
-        register(pack(low, high, config.dtype))
+        register(pack(low, high, dtype))
     }
 }
 

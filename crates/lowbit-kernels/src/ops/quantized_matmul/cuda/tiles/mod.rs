@@ -1,0 +1,197 @@
+//! What the kernels for many rows of x on tensor cores share ([`wgmma`](super::wgmma), [`mma_tile`](super::mma_tile)):
+//! they multiply rows of the weight, decoded in registers, with a tile of rows of x in shared memory.
+//!
+//! Four units share a row of the weight. A unit decodes whole runs, which are not what the tensor cores want of it. But K may
+//! go in any order that both operands share: `pack.rs` lays x out in the order in which the units have their values, in pieces
+//! of [`BLOCK`] values of all rows of a tile, so that a piece is copied as it lies. `sort.rs` brings pairs of a token and an
+//! expert together by expert.
+
+#![allow(unsafe_code)] // Launches.
+
+pub(super) mod fragment;
+mod pack;
+mod sort;
+
+use super::super::input::CHECK;
+use super::super::problem::{Operands, Problem, Routing, Source};
+use crate::KernelError;
+use crate::gpu::float::narrow;
+use crate::gpu::launch::LaunchArgs;
+use crate::gpu::layout::{Codes, Layout, RUN};
+use crate::gpu::{Gpu, Memory};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
+
+/// Values of a row of x that are copied at once: a run for each of the four units that share a row of the weight.
+pub(super) const BLOCK: usize = 4 * RUN;
+/// Values that the tensor cores take at once.
+pub(super) const STEP: usize = 16;
+/// Rows of the weight per cube.
+pub(super) const N_TILE: usize = 128;
+
+/// Instead of a tile's batch: there is no such batch, and its rows are NaN.
+pub(super) const WRONG: u32 = u32::MAX - 1;
+/// Instead of a tile's batch: it has no rows.
+pub(super) const EMPTY: u32 = u32::MAX;
+
+/// Rows of x in tiles.
+#[derive(Clone, Copy)]
+pub(super) struct Tiles<'a> {
+    /// All tiles.
+    pub count: usize,
+    /// Rows of x per batch of the weight; with a list, of y.
+    pub m: usize,
+    /// The batch of the weight of each tile (or [`WRONG`], or [`EMPTY`]), then the row of y of each row of each
+    /// tile (or `u32::MAX`), `share` of which have the same row of x.
+    pub list: Option<(&'a Memory, usize)>,
+}
+
+impl Tiles<'_> {
+    /// Tiles of `m_tile` rows of a problem whose rows of x follow each other.
+    pub fn of_rows(problem: &Problem, m_tile: usize) -> Self {
+        Self { count: problem.batches * problem.m.div_ceil(m_tile), m: problem.m, list: None }
+    }
+}
+
+/// Layouts whose values the tensor cores can have: floats of another type would not be rounded but misread.
+pub(super) fn takes(layout: Layout, dtype: FloatType) -> bool {
+    dtype != FloatType::F32 && !matches!(layout.codes, Codes::Float(float) if float != dtype)
+}
+
+/// Whether tiles take the product's sizes and types.
+fn supports(problem: &Problem) -> bool {
+    problem.source == Source::Tensor
+        && takes(problem.layout, problem.x_type)
+        && problem.k > 0
+        && problem.k.is_multiple_of(BLOCK)
+        && problem.n.is_multiple_of(2)
+}
+
+/// Whether tiles take a product whose rows of x follow each other.
+pub(in super::super) fn fits(problem: &Problem) -> bool {
+    problem.routing.is_none() && supports(problem)
+}
+
+/// The routing of a product of routed experts that tiles take, where there are enough pairs for sorting them by expert to pay.
+pub(super) fn fits_experts(problem: &Problem) -> Option<Routing> {
+    let takes = |routing: &Routing| routing.has_many_pairs() && routing.experts <= sort::MOST_EXPERTS;
+    problem.routing.filter(takes).filter(|_| supports(problem))
+}
+
+/// Of `m_tiles`, the rows per tile that suit pairs of a token and an expert, sorted by expert. `decode` is what a tile costs
+/// beside its rows, in rows.
+pub(super) fn experts_tile(routing: Routing, m_tiles: &[usize], decode: usize) -> usize {
+    let mean = routing.pairs.div_ceil(routing.experts.max(1));
+    // Twice the tiles of an expert: the last of several is half full.
+    let tiles = |rows: usize| (2 * mean / rows + 1).max(2);
+    m_tiles.iter().copied().min_by_key(|&rows| tiles(rows) * (rows + decode)).unwrap_or(64)
+}
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+pub(super) struct Sizes {
+    pub n: u32,
+    /// Blocks of K.
+    pub blocks: u32,
+    /// Rows of x per batch of the weight.
+    pub m: u32,
+    /// Tiles of these rows.
+    pub m_tiles: u32,
+}
+
+/// Where pairs of sums go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Stored {
+    pub dtype: FloatType,
+    pub m_tile: usize,
+    /// Whether a list says where rows go.
+    pub listed: bool,
+}
+
+/// Writes sums of the tile's row `row` for two neighbouring rows of the weight, `column` and the next, where there are such.
+#[cube]
+pub(super) fn store_pair(
+    list: &[u32],
+    y: &mut [u32],
+    sizes: &Sizes,
+    at: (u32, u32, u32),
+    pair: u32,
+    #[comptime] stored: Stored,
+) {
+    let (tile, row, column) = at;
+    let (n, m) = (sizes.n, sizes.m);
+    let rows = comptime!(stored.m_tile as u32);
+    let batch = tile / sizes.m_tiles;
+    let tile_row = tile % sizes.m_tiles * rows;
+    if comptime!(stored.listed) {
+        let to = list[(CUBE_COUNT_X + tile * rows + row) as usize];
+        if to != u32::MAX && column < n {
+            y[((to * n + column) / 2u32) as usize] = pair;
+        }
+    } else if tile_row + row < m && column < n {
+        y[(((batch * m + tile_row + row) * n + column) / 2u32) as usize] = pair;
+    }
+}
+
+/// Two sums as they are stored.
+#[cube]
+pub(super) fn narrow_pair(low: f32, high: f32, #[comptime] dtype: FloatType) -> u32 {
+    narrow(low, dtype) | (narrow(high, dtype) << 16u32)
+}
+
+/// What both kernels are launched with.
+pub(super) struct Prepared {
+    pub packed: Memory,
+    pub sizes: Sizes,
+    pub cubes: [u32; 3],
+}
+
+/// Packs x for tiles of `m_tile` rows, and checks that all can be indexed.
+pub(super) fn prepare(
+    gpu: &Gpu,
+    m_tile: usize,
+    tiles: &Tiles<'_>,
+    operands: &Operands<'_>,
+) -> Result<Prepared, KernelError> {
+    let index = |value: usize| CHECK.index(value);
+    let (weight, x, y) = (operands.weight, operands.x.x, operands.y);
+    let (n, k, count) = (weight.n(), weight.k(), tiles.count);
+    let layout = Layout::of(weight.format());
+    let apart = fragment::apart(layout, CHECK.float("x", x)?);
+    let packed = pack::pack_rows(gpu, x, [k, m_tile, apart], tiles)?;
+    // Every index into the components is below the codes' words.
+    index(weight.rows() * (k / RUN) * layout.bits)?;
+    index(y.len().max(count * m_tile * k / 8))?;
+    let sizes = Sizes {
+        n: index(n)?,
+        blocks: index(k / BLOCK)?,
+        m: index(tiles.m)?,
+        m_tiles: index(tiles.m.div_ceil(m_tile).max(1))?,
+    };
+    Ok(Prepared { packed, sizes, cubes: [index(count)?, index(n.div_ceil(N_TILE))?, 1] })
+}
+
+/// Calls `multiply` for each product of routed experts, with its pairs sorted into tiles of `m_tile` rows.
+pub(super) fn for_each_sorted(
+    gpu: &Gpu,
+    m_tile: usize,
+    problem: &Problem,
+    operands: &Operands<'_>,
+    multiply: impl Fn(&Tiles<'_>, &Operands<'_>) -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    let Some(routing) = problem.routing else { return Ok(()) };
+    operands.for_each_product(problem, |ids, operands| {
+        let sorted = sort::sort(gpu, ids, routing.experts, m_tile)?;
+        let list = Some((&sorted.list, routing.share));
+        multiply(&Tiles { count: sorted.tiles, m: routing.pairs, list }, operands)
+    })
+}
+
+/// What packs and sorts rows of x.
+#[cfg(test)]
+pub(in super::super) fn kernels(target: &crate::gpu::compile::Target) -> Vec<Box<dyn CubeKernel>> {
+    if !target.caps().tensor_cores {
+        return Vec::new();
+    }
+    pack::kernels(target).into_iter().chain(sort::kernels(target)).collect()
+}
