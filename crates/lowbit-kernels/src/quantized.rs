@@ -150,6 +150,53 @@ impl QuantizedTensor {
         Ok(Self { format: self.format, shape: self.shape.clone(), components, panels: None })
     }
 
+    /// As [`Self::with_scales`], of tensors on the weight's device in the types that the format has: `K / group` values for each row.
+    ///
+    /// # Errors
+    /// As [`Self::with_scales`]; [`KernelError::Device`]; [`KernelError::Unsupported`] on a GPU for rows that are no multiple of 32 values,
+    /// which are padded there.
+    pub fn with_scale_tensors(&self, scales: &[Tensor]) -> Result<Self, KernelError> {
+        self.by_rows("other scales")?;
+        let wanted = self.format.components(self.k())?;
+        let unsupported = |what: String| KernelError::Unsupported { op: "other scales", device: what };
+        if wanted.len() < 2 || wanted.len() != scales.len() + 1 {
+            return Err(unsupported(format!("{} with {} components", self.format, scales.len())));
+        }
+        let check = crate::ops::Check("with_scale_tensors");
+        for (want, got) in wanted[1..].iter().zip(scales) {
+            check.same_device("scales", got.device(), self.device())?;
+            check.dtype("scales", got, want.dtype)?;
+            if got.len() != self.rows() * want.columns {
+                let want = format!("{} rows of {} {} are wanted", self.rows(), want.columns, want.name);
+                return Err(check.shape_error("scales", got, want));
+            }
+        }
+        let others = scales.iter().zip(&wanted[1..]).map(|(scales, want)| match self.device() {
+            Device::Cpu(_) => scales.reshape(&[self.rows(), want.columns]),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(_) if self.has_plain_rows() => Ok(scales.as_bytes()),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => Err(unsupported(format!("{gpu} for rows of {} values", self.k()))),
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        });
+        let components = self.components[..1].iter().cloned().map(Ok).chain(others);
+        Ok(Self { components: components.collect::<Result<_, _>>()?, ..self.clone() })
+    }
+
+    /// Whether its components' rows lie as the format has them, one after the other. On a GPU they may be padded, or taken apart.
+    pub fn has_plain_rows(&self) -> bool {
+        match self.device() {
+            Device::Cpu(_) => !self.is_repacked(),
+            #[cfg(feature = "gpu")]
+            Device::Gpu(_) => {
+                self.format.unpack().is_none() && self.k().is_multiple_of(crate::gpu::layout::RUN)
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        }
+    }
+
     /// The same weight repacked for the CPU's products in integers (`panels/`), which round x to 8 bits per group of values
     /// that share a scale, or on a processor with AMX x and the weight to bf16. Weights that these do not compute (floats, mxfp8, and those with scales of 2^100 and more) stay as
     /// they are, and so do those on a GPU. Products of a weight that is not repacked are in f32.
@@ -336,8 +383,22 @@ mod tests {
             message(a.with_scales(&[scales[0].clone(), vec![0; 3]])),
             "with_scales: scales is [3], but 24 bytes of biases are wanted"
         );
+        let tensors: Vec<Tensor> = b.components()[1..].to_vec();
+        assert_eq!(a.with_scale_tensors(&tensors).unwrap().parts(), mixed.parts());
+        let f32s = tensors[0].cast(DType::F32).unwrap();
+        let error = message(a.with_scale_tensors(&[f32s, tensors[1].clone()]));
+        assert!(error.contains("scales") && error.contains("F32") && error.contains("BF16"), "{error}");
+        let few = tensors[1].rows(0, 3).unwrap();
+        assert_eq!(
+            message(a.with_scale_tensors(&[tensors[0].clone(), few])),
+            "with_scale_tensors: scales is [3, 1], but 12 rows of 1 biases are wanted"
+        );
         let q4 = weight(Q4, &[4, 64], 1);
         assert_eq!(message(q4.with_scales(&[])), "other scales does not run on Q4_0 with 0 components");
+        assert_eq!(
+            message(q4.with_scale_tensors(&[])),
+            "other scales does not run on Q4_0 with 0 components"
+        );
     }
 
     #[test]

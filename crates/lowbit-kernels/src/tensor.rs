@@ -332,6 +332,13 @@ impl Tensor {
         Ok(Self { shape: shape.to_vec(), ..self.clone() })
     }
 
+    /// The bytes of its elements on a GPU, u8 `[bytes]`, sharing storage.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn as_bytes(&self) -> Self {
+        let (shape, offset) = (vec![self.size_bytes()], self.offset * self.dtype.size());
+        Self { shape, dtype: DType::U8, offset, ..self.clone() }
+    }
+
     /// Rows `start..end` of the outermost dimension, sharing storage.
     ///
     /// # Errors

@@ -84,4 +84,4 @@ pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
 pub use silu_mul::{SiluMulGradient, silu_mul, silu_mul_backward};
 pub use sum_rows::sum_rows;
 
-use check::Check;
+pub(crate) use check::Check;

@@ -6,8 +6,9 @@
 
 use super::data::Order;
 use super::objective::{Lost, Objective, Pass, windows_per_pass};
+use super::on_device::OnDevice;
 use super::run::Run;
-use super::trainer::{OnDevice, Trainer};
+use super::trainer::Trainer;
 use super::{Data, Learn, LearnProgress, LearnedWeight, Learning, default_rate};
 use crate::QuantizeError;
 use lowbit_formats::DType;

@@ -6,6 +6,7 @@ mod adam;
 mod blocks;
 mod data;
 mod objective;
+mod on_device;
 mod run;
 mod scales;
 mod state;

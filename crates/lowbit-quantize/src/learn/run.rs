@@ -85,6 +85,7 @@ impl<'a, P: FnMut(&LearnProgress) -> ControlFlow<()>> Run<'a, P> {
             // A block that is learned is saved at its end.
             let is_due = taken.validation.is_some() && self.finished.blocks.len() == self.blocks;
             if stop || is_due {
+                trainer.fetch()?;
                 self.save(Some((&trainer.weights, &position)))?;
             }
             if stop {

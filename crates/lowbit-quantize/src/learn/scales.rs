@@ -2,6 +2,7 @@
 
 use super::adam::Learned;
 use lowbit_formats::{BlockScales, Format, Scales, Unpacked};
+use lowbit_kernels::ops::AdamStep;
 
 /// A number in f32 for what multiplies a group's codes, all factors together, and one for what is added, if the format has that; and
 /// what the format makes of them, which is what a model computes with. Rounding is straight through: the gradients are those of what it
@@ -80,12 +81,20 @@ impl GroupScales {
     /// The components but for the codes, if these are a component of their own.
     pub fn pack_floats(&self) -> Option<Vec<Vec<u8>>> {
         let Scales::Group { float, .. } = self.format.scheme().scales else { return None };
+        if !self.are_apart() {
+            return None;
+        }
         let floats = |part: usize| {
             let mut bytes = Vec::with_capacity(self.used.len() * float.size());
             self.used.iter().for_each(|group| float.push(group[part], &mut bytes));
             bytes
         };
-        self.format.pack().is_none().then(|| vec![floats(0), floats(1)])
+        Some(vec![floats(0), floats(1)])
+    }
+
+    /// Whether they are floats in components of their own.
+    pub fn are_apart(&self) -> bool {
+        self.is_float() && self.format.pack().is_none()
     }
 
     /// What is learned: scales, and biases where the format has them.
@@ -117,7 +126,8 @@ impl GroupScales {
         matches!(self.format.scheme().scales, Scales::Group { .. })
     }
 
-    fn round(&mut self) {
+    /// Makes of the learned numbers what is used.
+    pub fn round(&mut self) {
         let scheme = self.format.scheme();
         if let Scales::Group { float, .. } = scheme.scales {
             for (i, used) in self.used.iter_mut().enumerate() {

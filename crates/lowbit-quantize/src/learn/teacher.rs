@@ -1,6 +1,7 @@
 use super::objective::WholeModel;
+use super::on_device::OnDevice;
 use super::run::Run;
-use super::trainer::{OnDevice, Trainer, Weights};
+use super::trainer::{Trainer, Weights};
 use super::{Learn, LearnProgress, LearnReport, LearnedWeight, Learning, blocks, default_rate};
 use crate::QuantizeError;
 use lowbit_files::Checkpoint;

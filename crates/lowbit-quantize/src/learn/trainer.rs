@@ -1,16 +1,16 @@
 use super::adam::rate;
 use super::data::Order;
 use super::objective::{Lost, Objective};
+use super::on_device::OnDevice;
 use super::weight::Packed;
 use super::{LearnOptions, LearnedWeight};
 use crate::{QuantizeError, threads};
 use lowbit_formats::Format;
-use lowbit_kernels::ops::WeightPart;
-use lowbit_kernels::{Device, KernelError, QuantizedTensor};
+use lowbit_kernels::ops::{AdamStep, WeightPart};
+use lowbit_kernels::{Device, KernelError};
 use lowbit_models::Model;
-use lowbit_models::tape::{Gradients, Named, Parameter, Parameters};
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use lowbit_models::tape::{Gradients, Parameter, Parameters};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -58,43 +58,6 @@ pub(super) struct Trainer<'a, O> {
     pub on_device: OnDevice,
 }
 
-/// Weights on the model's device, by name, so that of those whose codes are constants only scales go there in each step.
-#[derive(Default)]
-pub(super) struct OnDevice(RefCell<HashMap<Arc<str>, There>>);
-
-/// A weight on the model's device, and the codes that it has there.
-struct There {
-    codes: Arc<[u8]>,
-    weight: QuantizedTensor,
-}
-
-impl OnDevice {
-    /// `there` are on the device already, with the codes of the `weights` of the same names.
-    pub fn new(weights: &Weights, there: Vec<Named<QuantizedTensor>>) -> Self {
-        let known = there.into_iter().filter_map(|Named { name, value }| {
-            let codes = weights.get(&name)?.codes().clone();
-            Some((name, There { codes, weight: value }))
-        });
-        Self(RefCell::new(known.collect()))
-    }
-
-    /// One with this weight's codes, and any scales.
-    fn with_codes(
-        &self,
-        name: &Arc<str>,
-        weight: &LearnedWeight,
-        model: &Model,
-    ) -> Result<QuantizedTensor, KernelError> {
-        let codes = weight.codes();
-        if let Some(there) = self.0.borrow().get(name).filter(|there| Arc::ptr_eq(&there.codes, codes)) {
-            return Ok(there.weight.clone());
-        }
-        let there = weight.quantized(model.host())?.to_device(model.device())?;
-        self.0.borrow_mut().insert(name.clone(), There { codes: codes.clone(), weight: there.clone() });
-        Ok(there)
-    }
-}
-
 impl<O: Objective> Trainer<'_, O> {
     /// Before the first step. `rounded` are the weights as they were rounded, if they have learned since.
     ///
@@ -136,6 +99,7 @@ impl<O: Objective> Trainer<'_, O> {
         position.tokens += tokens;
         let mut taken = Taken { loss, validation: None, went_back: false, tokens };
         if step.is_multiple_of(validate_every) || step == steps {
+            self.fetch()?;
             let loss = self.validate(&self.weights)?;
             taken.validation = Some(loss);
             if loss < position.best.0 {
@@ -143,12 +107,21 @@ impl<O: Objective> Trainer<'_, O> {
                 position.best_step = step;
             } else if loss.is_nan() || loss > DIVERGED * position.best.0 {
                 self.weights.clone_from(&position.best.1);
+                self.on_device.forget();
                 position.factor *= 0.5;
                 position.went_back += 1;
                 taken.went_back = true;
             }
         }
         Ok(taken)
+    }
+
+    /// Brings the weights up to date that learn on the model's device.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn fetch(&mut self) -> Result<(), QuantizeError> {
+        Ok(self.on_device.fetch(&mut self.weights)?)
     }
 
     /// One step; the mean loss of the windows' tokens before it, and how many these are.
@@ -167,7 +140,9 @@ impl<O: Objective> Trainer<'_, O> {
             let Some(gradient) = gradients.parameters().get(name) else { continue };
             let peak = given.unwrap_or_else(|| (self.rate)(weight.format()));
             let step = AdamStep { rate: factor * rate(peak, step, warmup, steps), count: step };
-            changes.push((weight, gradient.to_device(self.model.host())?, step));
+            if !self.on_device.step(name, weight, gradient, step)? {
+                changes.push((weight, gradient.to_device(self.model.host())?, step));
+            }
         }
         threads::try_map(threads, changes, |(weight, gradient, step)| weight.step(&gradient, step))?;
         Ok(())
@@ -187,10 +162,18 @@ impl<O: Objective> Trainer<'_, O> {
 
     fn parameters(&self, weights: &Weights) -> Result<Rc<Parameters>, QuantizeError> {
         let [host, device] = [self.model.host(), self.model.device()];
-        let packed = threads::try_map(self.threads(), weights.iter().collect(), |(name, weight)| {
+        let (mut parameters, mut on_host) = (Parameters::new(), vec![]);
+        for (name, weight) in weights {
+            match self.on_device.learned(name)? {
+                Some(there) => {
+                    parameters.insert(name.clone(), Parameter::Weight(there, WeightPart::Scales));
+                }
+                None => on_host.push((name, weight)),
+            }
+        }
+        let packed = threads::try_map(self.threads(), on_host, |(name, weight)| {
             Ok::<_, KernelError>((name, weight, LearnedWeight::packed(weight, host)?))
         })?;
-        let mut parameters = Parameters::new();
         for (name, weight, packed) in packed {
             let (weight, part) = match packed {
                 Packed::Weight(weight, part) => (weight.to_device(device)?, part),

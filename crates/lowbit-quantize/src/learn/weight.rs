@@ -5,7 +5,7 @@ use super::adam::Learned;
 use super::scales::GroupScales;
 use crate::QuantizeError;
 use lowbit_formats::{Codes, Format, FormatError, Scales};
-use lowbit_kernels::ops::{ScalesGradient, WeightGradient, WeightPart};
+use lowbit_kernels::ops::{AdamStep, ScalesGradient, WeightGradient, WeightPart};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
@@ -116,6 +116,16 @@ impl LearnedWeight {
     /// One byte per code: the same memory for as long as no code changes.
     pub fn codes(&self) -> &Arc<[u8]> {
         &self.codes
+    }
+
+    /// Whether all that is learned of it are floats that the format has by themselves.
+    pub fn has_floats_alone(&self) -> bool {
+        self.latent.is_none() && self.scales.are_apart()
+    }
+
+    /// Rounds scales anew, whose numbers were changed.
+    pub fn round_scales(&mut self) {
+        self.scales.round();
     }
 
     /// How it is quantised.
