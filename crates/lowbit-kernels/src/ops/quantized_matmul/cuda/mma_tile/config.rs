@@ -5,7 +5,6 @@ use super::super::tiles::fragment::Decoding;
 use super::super::tiles::{BLOCK, N_TILE, STEP, Stored, experts_tile};
 use crate::gpu::caps::Caps;
 use crate::gpu::layout::Layout;
-use lowbit_formats::FloatType;
 
 /// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,7 +106,7 @@ impl MmaTile {
 mod tests {
     use super::*;
     use crate::gpu::compile::{CudaDevice, Target};
-    use lowbit_formats::Format;
+    use lowbit_formats::{FloatType, Format};
 
     fn caps(capability: u32) -> Caps {
         *Target::cuda(CudaDevice::example(capability)).caps()
