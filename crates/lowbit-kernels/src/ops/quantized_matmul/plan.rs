@@ -216,3 +216,33 @@ pub(crate) fn rounds_weight(plan: &Plan) -> bool {
             | Kernel::VendorBlas(vendor_blas::Weight::Decoded)
     )
 }
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::gpu::compile::{CudaDevice, Target};
+    use crate::ops::quantized_matmul::problem::Routing;
+    use lowbit_formats::{FloatType, Format};
+
+    /// What products of rows of x, and of pairs of a token and an expert, take on each generation.
+    #[test]
+    fn kernels_by_generation() {
+        for (capability, one, many, experts) in [
+            (75, "mat_vec", "tile", "mat_vec"),
+            (80, "mma_vec", "mma_tile", "expert_mma_tiles"),
+            (86, "mma_vec", "mma_tile", "expert_mma_tiles"),
+            (90, "stream", "wgmma", "expert_tiles"),
+            (100, "stream", "mma_tile", "expert_mma_tiles"),
+            (120, "stream", "mma_tile", "expert_mma_tiles"),
+        ] {
+            let target = Target::cuda(CudaDevice::example(capability));
+            let of = |m| Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, 14336, 4096]);
+            let name = |problem: Problem| plan(target.caps(), &problem).name;
+            assert_eq!((name(of(1)), name(of(512))), (one, many), "sm_{capability}");
+            let few = if capability >= 80 { "mma_rows" } else { "mat_vec" };
+            assert_eq!((name(of(16)), name(of(33))), (few, many), "sm_{capability}");
+            let routing = Some(Routing { experts: 64, pairs: 4096, share: 8 });
+            assert_eq!(name(Problem { batches: 4096, routing, ..of(1) }), experts, "sm_{capability}");
+        }
+    }
+}

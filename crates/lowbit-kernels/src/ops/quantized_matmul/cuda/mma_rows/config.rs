@@ -83,9 +83,12 @@ impl MmaRows {
         Integers::new(self.layout, self.x_type)
     }
 
-    /// With as few steps of x at a time as fit `memory` bytes that a cube's units share.
-    fn fitting(mut self, memory: usize) -> Self {
-        while self.memory() > memory && self.chunk >= 2 * self.splits {
+    /// With as few steps of x at a time, and then as few planes that share them, as fit `memory` bytes that a cube's units share.
+    pub fn fitting(mut self, memory: usize) -> Self {
+        while self.memory() > memory && self.chunk > 1 {
+            if self.chunk < 2 * self.splits {
+                self.splits /= 2;
+            }
             self.chunk /= 2;
         }
         self
@@ -229,6 +232,22 @@ mod tests {
         for (sizes, want) in table {
             let cut = MmaRows::cut(target.caps(), &problem(sizes));
             assert_eq!((cut.m_tile, cut.strips, cut.splits, cut.chunk), want, "{sizes:?}");
+        }
+    }
+
+    /// Of 99 KB, too: then fewer planes share the steps.
+    #[test]
+    fn cubes_fit_into_every_device() {
+        for capability in [80, 86, 90, 120] {
+            let target = Target::cuda(CudaDevice::example(capability));
+            for sizes in [[16, 4096, 56], [16, 14336, 16], [32, 512, 64], [32, 28672, 32]] {
+                let config = MmaRows::new(target.caps(), &problem(sizes));
+                assert!(
+                    config.memory() <= target.caps().shared_memory,
+                    "sm_{capability} {sizes:?}: {config:?}"
+                );
+                assert!(config.chunk.is_multiple_of(config.splits), "sm_{capability} {sizes:?}: {config:?}");
+            }
         }
     }
 

@@ -322,7 +322,7 @@ pub(in super::super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<
                     ids,
                     overlaps: target.overlaps(),
                 };
-                kernels.push(compiled(target, config).code());
+                kernels.push(compiled(target, config.fitting(target.caps().shared_memory)).code());
             }
         }
     }

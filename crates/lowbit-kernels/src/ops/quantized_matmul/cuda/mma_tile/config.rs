@@ -106,8 +106,7 @@ impl MmaTile {
 mod tests {
     use super::*;
     use crate::gpu::compile::{CudaDevice, Target};
-    use lowbit_formats::FloatType;
-    use lowbit_formats::Format;
+    use lowbit_formats::{FloatType, Format};
 
     fn caps(capability: u32) -> Caps {
         *Target::cuda(CudaDevice::example(capability)).caps()

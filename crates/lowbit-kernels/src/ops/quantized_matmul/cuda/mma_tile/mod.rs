@@ -75,7 +75,8 @@ fn quantized_matmul_mma_tile<S: Int, B: Int, V: Size>(
         + unit / 32u32 * comptime!(ROWS as u32)
         + unit % 32u32 / 4u32 * 2u32;
     if comptime!(config.listed) {
-        if batch == WRONG && part == 0u32 {
+        // Tiles of a list have one part.
+        if batch == WRONG {
             store_nan(list, y, &sizes, tile, column, config);
         }
         if batch >= WRONG {
