@@ -2,8 +2,9 @@
 //!
 //! Of each token the file has the `top_k` most likely next tokens at the temperature that is learned at, with the logarithms of their
 //! probabilities, and that of what is left for all others ([`ops::top_k_targets`](lowbit_kernels::ops::top_k_targets)). Logarithms are
-//! stored in f16 and the probabilities made to sum to 1 again when they are read: what that changes in a divergence is a ten-thousandth of
-//! it (`tests/learn_targets.rs`). What it costs that only `top_k` tokens are known is much more, and depends on the text.
+//! stored in f16 and the probabilities made to sum to 1 again when they are read: that changes a mean divergence by 2e-5 to 2e-4 of itself
+//! (`tests/learn_targets.rs` compares all tokens with the teacher). What is lost by knowing only `top_k` tokens is more: a sixth where 128
+//! tokens of a flat distribution are known.
 
 mod layout;
 
