@@ -290,6 +290,30 @@ fn learning_goes_block_by_block() {
     assert!(message.contains("codes learn block by block, scales alone do not"), "{message}");
 }
 
+#[test]
+fn learning_from_targets_on_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.txt"), text()).unwrap();
+    let run = |output: &str, more: &[&str]| {
+        let learn: Vec<&str> = LEARN.into_iter().map(|x| if x == "new" { output } else { x }).collect();
+        let data = ["--data", "data.txt", "--targets", "targets", "--targets-top-k", "16"];
+        quantize(folder.path(), "", TINY, &[&learn[..], &data, more].concat())
+    };
+    succeeds(run("one", &[]).output().unwrap());
+    let made = std::fs::read(folder.path().join("targets")).unwrap();
+    succeeds(run("two", &[]).output().unwrap());
+    assert!(files(&folder.path().join("one")) == files(&folder.path().join("two")));
+    assert!(std::fs::read(folder.path().join("targets")).unwrap() == made);
+    assert_eq!(names(folder.path()), ["data.txt", "one", "targets", "two"]);
+    let message = refusal(run("three", &["--seed", "3"]));
+    assert!(message.contains("targets has the targets of another run: seed was 0, and is 3"), "{message}");
+    let blocks: Vec<&str> = LEARN.into_iter().map(|x| if x == "scales" { "codes" } else { x }).collect();
+    let more = ["--by-block", "--data", "data.txt", "--targets", "other"];
+    let message = refusal(quantize(folder.path(), "", TINY, &[&blocks[..], &more].concat()));
+    assert!(message.contains("learning block by block takes the states between its blocks"), "{message}");
+    assert_eq!(names(folder.path()), ["data.txt", "one", "targets", "two"]);
+}
+
 /// Kills a run after its first steps, and goes on.
 #[test]
 fn learning_that_was_killed_goes_on() {

@@ -1,7 +1,9 @@
-use crate::tape::{Gradients, Kept, Parameters, Tape, Weight};
+use crate::tape::{Gradients, Kept, Parameters, Tape, Var, Weight};
 use crate::{Model, ModelError};
 use lowbit_formats::{DType, FloatType};
-use lowbit_kernels::ops::{self, DistillationLoss, OutputDistillation, OutputDistillationGradient};
+use lowbit_kernels::ops::{
+    self, DistillationLoss, DistillationTarget, OutputDistillation, OutputDistillationGradient, TopKTargets,
+};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
@@ -63,12 +65,9 @@ impl<'a> Distillation<'a> {
         parameters: &Rc<Parameters>,
         dkl: f32,
     ) -> Result<Distilled, ModelError> {
-        let teacher = self.teacher.normed(batch, None)?;
-        let head = self.teacher.output(&Parameters::new())?;
-        let logits = |rows: Range<usize>| head.logits(teacher.tensor(), rows);
-        let dkl = vec![dkl; batch.iter().map(|tokens| tokens.len()).sum()];
-        let tape = Tape::keeping(self.kept, parameters.clone());
-        gradients(self.student, batch, &tape, (&dkl, self.temperature), logits)
+        let logits = TeacherLogits::new(self.teacher, batch)?;
+        let (dkl, tape) = (vec![dkl; tokens(batch)], Tape::keeping(self.kept, parameters.clone()));
+        gradients(self.student, batch, &tape, (&dkl, self.temperature), |rows| logits.rows(rows))
     }
 
     /// The sum over the tokens of `batch` of their divergence.
@@ -76,22 +75,111 @@ impl<'a> Distillation<'a> {
     /// # Errors
     /// As [`Model::forward_batch`].
     pub fn kl(&self, batch: &[&[u32]], parameters: &Rc<Parameters>) -> Result<f64, ModelError> {
-        // A tape is what computes with other parameters than the model's.
-        let x = self.student.normed(batch, Some(&Tape::keeping(Kept::Nothing, parameters.clone())))?;
-        let teacher = self.teacher.normed(batch, None)?;
-        let (head, mut total) = (self.student.output(parameters)?, 0.0);
-        let teacher_head = self.teacher.output(&Parameters::new())?;
-        let block = block(self.student);
-        for start in (0..x.dim(0)).step_by(block) {
-            let rows = start..x.dim(0).min(start + block);
-            let dkl = Tensor::allocate_zeros(&[rows.len()], DType::F32, x.tensor().device())?;
-            let student = head.logits(x.tensor(), rows.clone())?;
-            let teacher = teacher_head.logits(teacher.tensor(), rows)?;
-            let DistillationLoss { kl, .. } =
-                ops::distillation_loss(&student, &teacher, &dkl, self.temperature)?;
-            total += sum(self.student, &kl)?;
-        }
-        Ok(total)
+        let logits = TeacherLogits::new(self.teacher, batch)?;
+        kl(self.student, batch, parameters, self.temperature, |rows| logits.rows(rows))
+    }
+}
+
+/// Distillation from what a teacher said of each token before ([`top_k_targets`]), see
+/// [`distillation_loss_top_k`](ops::distillation_loss_top_k()): the teacher itself need not be there.
+#[derive(Clone, Copy, Debug)]
+pub struct TargetDistillation<'a> {
+    student: &'a Model,
+    temperature: f32,
+    kept: Kept,
+}
+
+impl<'a> TargetDistillation<'a> {
+    /// The student's logits are divided by `temperature`, which the targets must have been made with.
+    pub fn new(student: &'a Model, temperature: f32) -> Self {
+        Self { student, temperature, kept: Kept::Ops }
+    }
+
+    /// As [`Distillation::keeping`].
+    #[must_use]
+    pub fn keeping(self, kept: Kept) -> Self {
+        Self { kept, ..self }
+    }
+
+    /// As [`Distillation::gradients`]; `targets` are those of all tokens of `batch`, on the student's device.
+    ///
+    /// # Errors
+    /// As [`Distillation::gradients`] and [`distillation_loss_top_k`](ops::distillation_loss_top_k()).
+    pub fn gradients(
+        &self,
+        (batch, targets): (&[&[u32]], &TopKTargets),
+        parameters: &Rc<Parameters>,
+        dkl: f32,
+    ) -> Result<Distilled, ModelError> {
+        let (dkl, tape) = (vec![dkl; tokens(batch)], Tape::keeping(self.kept, parameters.clone()));
+        gradients(self.student, batch, &tape, (&dkl, self.temperature), |rows| of_rows(targets, &rows))
+    }
+
+    /// As [`Distillation::kl`].
+    ///
+    /// # Errors
+    /// As [`Self::gradients`].
+    pub fn kl(
+        &self,
+        (batch, targets): (&[&[u32]], &TopKTargets),
+        parameters: &Rc<Parameters>,
+    ) -> Result<f64, ModelError> {
+        kl(self.student, batch, parameters, self.temperature, |rows| of_rows(targets, &rows))
+    }
+}
+
+fn of_rows(targets: &TopKTargets, rows: &Range<usize>) -> Result<DistillationTarget, KernelError> {
+    Ok(DistillationTarget::TopK(targets.rows(rows.start, rows.end)?))
+}
+
+/// What `teacher` says of the tokens of `batch`, in the host's memory: its `k` most likely next tokens at a temperature, and what is left,
+/// see [`ops::top_k_targets`].
+///
+/// # Errors
+/// As [`Model::forward_batch`] and [`ops::top_k_targets`].
+pub fn top_k_targets(
+    teacher: &Model,
+    batch: &[&[u32]],
+    k: usize,
+    temperature: f32,
+) -> Result<TopKTargets, ModelError> {
+    let (logits, mut blocks) = (TeacherLogits::new(teacher, batch)?, vec![]);
+    for rows in logits.blocks() {
+        let logits = logits.of(rows)?.to_device(teacher.host())?;
+        blocks.push(ops::top_k_targets(&logits, k, temperature)?);
+    }
+    let joined = |of: fn(&TopKTargets) -> &Tensor| {
+        ops::concat_rows(&blocks.iter().map(|block| of(block).clone()).collect::<Vec<_>>())
+    };
+    Ok(TopKTargets {
+        ids: joined(|block| &block.ids)?,
+        ln_p: joined(|block| &block.ln_p)?,
+        ln_rest: joined(|block| &block.ln_rest)?,
+    })
+}
+
+/// The logits of a model for a batch, made for a block of tokens at a time.
+struct TeacherLogits<'a> {
+    model: &'a Model,
+    x: Var,
+    head: Weight,
+}
+
+impl<'a> TeacherLogits<'a> {
+    fn new(model: &'a Model, batch: &[&[u32]]) -> Result<Self, ModelError> {
+        Ok(Self { model, x: model.normed(batch, None)?, head: model.output(&Parameters::new())? })
+    }
+
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        blocks(self.model, &self.x)
+    }
+
+    fn of(&self, rows: Range<usize>) -> Result<Tensor, KernelError> {
+        self.head.logits(self.x.tensor(), rows)
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Result<DistillationTarget, KernelError> {
+        self.of(rows).map(DistillationTarget::Logits)
     }
 }
 
@@ -115,18 +203,18 @@ pub fn likelihood_gradients(
         for (row, label) in logits.chunks_exact_mut(vocab_size).zip(&labels[rows.clone()]) {
             row[label.unwrap_or(0) as usize] = 0.0;
         }
-        Tensor::new(&logits, &[rows.len(), vocab_size], model.device())
+        Tensor::new(&logits, &[rows.len(), vocab_size], model.device()).map(DistillationTarget::Logits)
     };
     Ok(gradients(model, batch, &Tape::new(parameters.clone()), (&weights, 1.0), logits)?.gradients)
 }
 
-/// The gradients of the sum of each token's divergence from the teacher with these logits, times its weight.
+/// The gradients of the sum of each token's divergence from what the teacher says of it, times its weight.
 fn gradients(
     student: &Model,
     batch: &[&[u32]],
     tape: &Tape,
     (weights, temperature): (&[f32], f32),
-    teacher: impl FnMut(Range<usize>) -> Result<Tensor, KernelError>,
+    teacher: impl FnMut(Range<usize>) -> Result<DistillationTarget, KernelError>,
 ) -> Result<Distilled, ModelError> {
     let x = student.normed(batch, Some(tape))?;
     let head = student.output(tape.parameters())?;
@@ -141,9 +229,39 @@ fn gradients(
     Ok(Distilled { kl: sum(student, &kl)?, gradients })
 }
 
+/// The sum of the tokens' divergences.
+fn kl(
+    student: &Model,
+    batch: &[&[u32]],
+    parameters: &Rc<Parameters>,
+    temperature: f32,
+    teacher: impl Fn(Range<usize>) -> Result<DistillationTarget, KernelError>,
+) -> Result<f64, ModelError> {
+    // A tape is what computes with other parameters than the model's.
+    let x = student.normed(batch, Some(&Tape::keeping(Kept::Nothing, parameters.clone())))?;
+    let (head, mut total) = (student.output(parameters)?, 0.0);
+    for rows in blocks(student, &x) {
+        let dkl = Tensor::allocate_zeros(&[rows.len()], DType::F32, x.tensor().device())?;
+        let logits = head.logits(x.tensor(), rows.clone())?;
+        let DistillationLoss { kl, .. } = teacher(rows)?.loss(&logits, &dkl, temperature)?;
+        total += sum(student, &kl)?;
+    }
+    Ok(total)
+}
+
+fn tokens(batch: &[&[u32]]) -> usize {
+    batch.iter().map(|tokens| tokens.len()).sum()
+}
+
 fn sum(model: &Model, kl: &Tensor) -> Result<f64, KernelError> {
     let kl = kl.to_device(model.host())?;
     Ok(kl.as_slice::<f32>()?.iter().map(|&kl| f64::from(kl)).sum())
+}
+
+/// The tokens of x, as many at a time as have their logits exist.
+fn blocks(model: &Model, x: &Var) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (tokens, block) = (x.dim(0), block(model));
+    (0..tokens).step_by(block).map(move |start| start..tokens.min(start + block))
 }
 
 /// Tokens whose logits exist at a time.

@@ -29,7 +29,7 @@ mod weights;
 
 pub use cache::{Cache, DeltaCache, KvCache, LayerCache};
 pub use config::Config;
-pub use distill::{Distillation, Distilled, likelihood_gradients};
+pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model, Sequence};

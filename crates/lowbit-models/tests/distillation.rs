@@ -6,7 +6,7 @@ use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{WeightGradient, WeightPart};
 use lowbit_kernels::{Device, Tensor};
 use lowbit_models::tape::{Kept, Parameter, Parameters};
-use lowbit_models::{Distillation, Model, Target, likelihood_gradients};
+use lowbit_models::{Distillation, Model, Target, TargetDistillation, likelihood_gradients, top_k_targets};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use support::{PROMPT, root};
@@ -26,15 +26,31 @@ fn fetched(model: &Model, gradient: &WeightGradient) -> Vec<f32> {
 
 /// The divergence of demo-4bit from demo, and its gradients by all scales and biases.
 fn distilled(device: &Device, kept: Kept) -> (f64, BTreeMap<String, Vec<f32>>) {
+    distilled_from(device, None, kept)
+}
+
+/// The same from the teacher's `top_k` most likely tokens, where that is a number.
+fn distilled_from(device: &Device, top_k: Option<usize>, kept: Kept) -> (f64, BTreeMap<String, Vec<f32>>) {
     let (teacher, student) = (load("demo", device), load("demo-4bit", device));
     let weights = student.inventory().weights.into_iter();
     let scaled = weights.filter(|weight| weight.value.format().scheme().group_size().is_some());
     let parameters: Parameters =
         scaled.map(|weight| (weight.name, Parameter::Weight(weight.value, WeightPart::Scales))).collect();
     let parameters = Rc::new(parameters);
-    let distillation = Distillation::new(&student, &teacher, 2.0).unwrap().keeping(kept);
-    let distilled = distillation.gradients(&texts(), &parameters, 1.0).unwrap();
-    let kl = distillation.kl(&texts(), &parameters).unwrap();
+    let (distilled, kl) = match top_k {
+        None => {
+            let distillation = Distillation::new(&student, &teacher, 2.0).unwrap().keeping(kept);
+            let distilled = distillation.gradients(&texts(), &parameters, 1.0).unwrap();
+            (distilled, distillation.kl(&texts(), &parameters).unwrap())
+        }
+        Some(top_k) => {
+            let targets = top_k_targets(&teacher, &texts(), top_k, 2.0).unwrap();
+            let targets = targets.to_device(device).unwrap();
+            let distillation = TargetDistillation::new(&student, 2.0).keeping(kept);
+            let distilled = distillation.gradients((&texts(), &targets), &parameters, 1.0).unwrap();
+            (distilled, distillation.kl((&texts(), &targets), &parameters).unwrap())
+        }
+    };
     assert!((distilled.kl - kl).abs() <= 1e-5 * kl, "{} {kl}", distilled.kl);
     let gradients = distilled.gradients.parameters().iter();
     (kl, gradients.map(|(name, gradient)| (name.to_string(), fetched(&student, gradient))).collect())
@@ -51,18 +67,44 @@ fn a_student_diverges_from_its_teacher_and_not_from_itself() {
     assert!(same.kl(&texts(), &Rc::default()).unwrap().abs() < 1e-5);
 }
 
+/// The largest difference of a parameter's gradient, as a share of it.
+fn difference(got: &BTreeMap<String, Vec<f32>>, want: &BTreeMap<String, Vec<f32>>) -> f64 {
+    assert!(got.keys().eq(want.keys()));
+    let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>();
+    let of = want.iter().map(|(name, want)| {
+        let error = squares(&mut want.iter().zip(&got[name]).map(|(want, got)| want - got));
+        (error / squares(&mut want.iter().copied())).sqrt()
+    });
+    of.fold(0.0, |most, share| if share > most || share.is_nan() { share } else { most })
+}
+
+#[test]
+fn targets_of_the_whole_vocabulary_are_the_teacher_and_fewer_are_near_it() {
+    let device = Device::cpu(Some(2)).unwrap();
+    let dense = distilled(&device, Kept::Ops);
+    let of = |top_k| {
+        let (kl, gradients) = distilled_from(&device, Some(top_k), Kept::Ops);
+        let (share, off) = (kl / dense.0, difference(&gradients, &dense.1));
+        println!("{top_k}: {share} of the divergence, gradients {off:e} off");
+        (share, off)
+    };
+    let vocabulary = load("demo", &device).config().vocab_size;
+    let (share, off) = of(vocabulary);
+    assert!((share - 1.0).abs() < 1e-5 && off < 1e-4, "{share} {off:e}");
+    let (share, off) = of(128);
+    assert!((0.9..=1.0).contains(&share) && off < 0.3, "{share} {off:e}");
+    assert!(of(4).0 < share);
+}
+
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 #[test]
 fn gpu_distils_as_the_cpu() {
-    let [gpu, cpu] =
-        [support::gpu(), Device::cpu(Some(2)).unwrap()].map(|device| distilled(&device, Kept::Ops));
-    assert!((gpu.0 - cpu.0).abs() <= 1e-4 * cpu.0, "{} {}", gpu.0, cpu.0);
-    assert!(gpu.1.keys().eq(cpu.1.keys()));
-    for (name, want) in &cpu.1 {
-        let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>();
-        let error = squares(&mut want.iter().zip(&gpu.1[name]).map(|(want, got)| want - got));
-        let relative = (error / squares(&mut want.iter().copied())).sqrt();
-        assert!(relative < 1e-3, "{name}: {relative:e}");
+    for top_k in [None, Some(128)] {
+        let [gpu, cpu] = [support::gpu(), Device::cpu(Some(2)).unwrap()]
+            .map(|device| distilled_from(&device, top_k, Kept::Ops));
+        assert!((gpu.0 - cpu.0).abs() <= 1e-4 * cpu.0, "{top_k:?} {} {}", gpu.0, cpu.0);
+        let off = difference(&gpu.1, &cpu.1);
+        assert!(off < 1e-3, "{top_k:?}: {off:e}");
     }
 }
 

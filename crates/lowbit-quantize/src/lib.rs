@@ -18,7 +18,7 @@ pub use error::QuantizeError;
 pub use gguf::{GgufOptions, Mix, quantize_to_gguf, quantize_to_gguf_and_learn};
 pub use learn::{
     BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Learning, Progress, Saving,
-    default_rate,
+    Targets, default_rate,
 };
 pub use round::{QuantizeOptions, quantize, quantize_and_learn};
 pub use rule::Rule;

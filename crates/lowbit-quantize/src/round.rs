@@ -108,7 +108,8 @@ pub fn quantize(
 }
 
 /// As [`quantize`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
-/// formats, with other scales, biases and perhaps codes. Both models, and what is learned in f32, are in memory. The rounded
+/// formats, with other scales, biases and perhaps codes. Both models, and what is learned in f32, are in memory
+/// (the source only while its targets are made, with [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded
 /// checkpoint is written first, below the output's temporary name, and is gone in the end.
 ///
 /// # Errors
@@ -122,7 +123,7 @@ pub fn quantize_and_learn(
 ) -> Result<(Summary, LearnReport), QuantizeError> {
     learning.options.check()?;
     let plan = Plan::new(checkpoint, output, options)?;
-    let teacher = Teacher::load(checkpoint, learning)?;
+    let teacher = Teacher::load(checkpoint, learning, |done, all| progress(Progress::Targets(done, all)))?;
     let staged = plan.stage(output)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     let rounded = staged.path().join("rounded");

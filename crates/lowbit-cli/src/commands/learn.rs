@@ -4,7 +4,7 @@ use crate::options::at_least_one;
 use crate::{Failure, habits, out};
 use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
 use lowbit_files::shown;
-use lowbit_quantize::{BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport};
+use lowbit_quantize::{BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Targets};
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -57,6 +57,15 @@ pub struct LearnArguments {
     /// earlier run, which is beside the output, it begins at the first step.
     #[arg(long, requires = "learn")]
     resume: bool,
+    /// Learn from what the source says of each token as this file has it, instead of asking the source in each step: made first where it is
+    /// not there or not finished, by the source alone, and used again by later runs. The source and its rounded form are then never in
+    /// memory together. Of each token it has the most likely next ones; per token of the text and next token it takes 4 bytes, or 6 where the
+    /// vocabulary is more than 65536.
+    #[arg(long, value_name = "FILE", requires = "learn")]
+    targets: Option<PathBuf>,
+    /// How many next tokens of each token are in --targets; all others together are one.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_least_one(), requires = "targets")]
+    targets_top_k: usize,
     /// Write a line per step to this CSV file.
     #[arg(long, value_name = "FILE", requires = "learn")]
     log: Option<PathBuf>,
@@ -94,6 +103,11 @@ impl LearnArguments {
         (options.by_block, options.block_batch, options.rate) =
             (self.by_block, self.block_windows, self.rate);
         options.validate_every = self.steps.div_ceil(10);
+        options.targets = self.targets.as_ref().map(|path| {
+            let mut targets = Targets::new(path);
+            targets.top_k = self.targets_top_k;
+            targets
+        });
         Some(options)
     }
 

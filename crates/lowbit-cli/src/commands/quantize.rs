@@ -135,6 +135,11 @@ impl Arguments {
         let (mut learned, mut steps_done) = (0, 0);
         let progress = |progress: Progress<'_>| {
             match progress {
+                Progress::Targets(done, all) => {
+                    bar.set_message(if done < all { "windows of targets" } else { "rounding" });
+                    bar.set_length(all as u64);
+                    bar.set_position(done as u64);
+                }
                 Progress::Tensors(done, all) => {
                     bar.set_length(all as u64);
                     bar.set_position(done as u64);

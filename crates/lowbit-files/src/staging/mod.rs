@@ -28,7 +28,7 @@ pub enum Existing {
     Replace,
 }
 
-/// Output that is being written. Dropped before [`Self::commit`], it is removed.
+/// Output that is being written. Dropped before [`Self::commit`], it is removed, unless it is to be [continued](Self::continued).
 #[derive(Debug)]
 pub struct Staged {
     kind: Kind,
@@ -38,6 +38,8 @@ pub struct Staged {
     handle: File,
     /// Folders that were made for it, the outermost first.
     made: Vec<PathBuf>,
+    /// Whether what is not finished stays for the next writer.
+    stays: bool,
     done: bool,
 }
 
@@ -57,7 +59,7 @@ impl Staged {
     /// [`FileError::Exists`]; [`FileError::Output`] for a path that names nothing of its own, what may not be replaced,
     /// and an output that another process is writing; [`FileError::Io`].
     pub fn directory(output: &Path, existing: Existing) -> Result<Self, FileError> {
-        Self::new(output, existing, Kind::Directory)
+        Self::new(output, existing, Kind::Directory, false)
     }
 
     /// A file, empty for now, that will be called `output`; [`Self::file_handle`] writes it.
@@ -65,10 +67,19 @@ impl Staged {
     /// # Errors
     /// As [`Self::directory`].
     pub fn file(output: &Path, existing: Existing) -> Result<Self, FileError> {
-        Self::new(output, existing, Kind::File)
+        Self::new(output, existing, Kind::File, false)
     }
 
-    fn new(output: &Path, existing: Existing, kind: Kind) -> Result<Self, FileError> {
+    /// As [`Self::file`], but with what an earlier writer, which is gone, has written of it, for the caller to check and to go on
+    /// from. Dropped before [`Self::commit`], it stays.
+    ///
+    /// # Errors
+    /// As [`Self::directory`].
+    pub fn continued(output: &Path, existing: Existing) -> Result<Self, FileError> {
+        Self::new(output, existing, Kind::File, true)
+    }
+
+    fn new(output: &Path, existing: Existing, kind: Kind, stays: bool) -> Result<Self, FileError> {
         let Some(name) = output.file_name() else {
             return Err(refuse(output, "is no name for something new"));
         };
@@ -81,8 +92,8 @@ impl Staged {
         check_existing(&output, existing, kind)?;
         let made = make_folders(parent)?;
         let path = parent.join([name, SUFFIX.as_ref()].join("".as_ref()));
-        match claim(&path, &output, kind) {
-            Ok(handle) => Ok(Self { kind, existing, output, path, handle, made, done: false }),
+        match claim(&path, &output, kind, stays) {
+            Ok(handle) => Ok(Self { kind, existing, output, path, handle, made, stays, done: false }),
             Err(error) => {
                 remove_folders(&made);
                 Err(error)
@@ -132,7 +143,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.done && !self.stays {
             // An error cannot be reported here; the next writer tries again.
             let _ = remove(&self.path);
             remove_folders(&self.made);
@@ -216,8 +227,8 @@ fn remove_folders(made: &[PathBuf]) {
     }
 }
 
-/// Makes `path` and locks it; what a writer that is gone has left there is removed first.
-fn claim(path: &Path, output: &Path, kind: Kind) -> Result<File, FileError> {
+/// Makes `path` and locks it; what a writer that is gone has left there is removed first, unless it `stays`.
+fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, FileError> {
     // Each turn but the last lost a race against another process.
     for _ in 0..100 {
         let new = match create(path, kind) {
@@ -246,7 +257,7 @@ fn claim(path: &Path, output: &Path, kind: Kind) -> Result<File, FileError> {
         if !is_at(path, &handle)? {
             continue;
         }
-        if new {
+        if new || stays && handle.metadata().map_err(FileError::io(path))?.is_file() {
             return Ok(handle);
         }
         remove(path).map_err(FileError::io(path))?;

@@ -1,4 +1,4 @@
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 
 use super::*;
@@ -55,6 +55,31 @@ fn a_file_is_seen_when_it_is_whole() {
         assert_eq!(names(folder.path()), ["model.gguf"]);
     }
     assert!(matches!(Staged::file(&output, Existing::Refuse), Err(FileError::Exists { .. })));
+}
+
+#[test]
+fn what_is_continued_stays_until_it_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("a/targets");
+    for text in ["one", "two"] {
+        let mut staged = Staged::continued(&output, Existing::Refuse).unwrap();
+        let message = Staged::continued(&output, Existing::Refuse).unwrap_err().to_string();
+        assert!(message.contains("is being written by another process"), "{message}");
+        let mut before = String::new();
+        staged.file_handle().read_to_string(&mut before).unwrap();
+        assert_eq!(before, if text == "one" { "" } else { "one" });
+        staged.file_handle().write_all(text.as_bytes()).unwrap();
+        if text == "two" {
+            staged.commit().unwrap();
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "onetwo");
+    assert_eq!(names(&folder.path().join("a")), ["targets"]);
+    assert!(matches!(Staged::continued(&output, Existing::Refuse), Err(FileError::Exists { .. })));
+    // Another kind of output goes on with nothing.
+    let other = folder.path().join("other");
+    std::fs::create_dir(folder.path().join("other.lowbit-partial")).unwrap();
+    assert!(Staged::continued(&other, Existing::Refuse).is_err());
 }
 
 #[test]

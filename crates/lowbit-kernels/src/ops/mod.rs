@@ -14,6 +14,7 @@ pub mod concat;
 pub mod delta_gates;
 pub mod dequant_gather;
 pub mod distillation_loss;
+pub mod distillation_loss_top_k;
 mod elementwise;
 pub mod gated_delta_rule;
 pub mod gather_qmm;
@@ -49,8 +50,10 @@ pub use concat::{concat, concat_rows};
 pub use delta_gates::{DeltaGatesGradient, delta_gates, delta_gates_backward};
 pub use dequant_gather::{dequant_gather, dequant_gather_backward_scales, dequant_gather_backward_values};
 pub use distillation_loss::{
-    DistillationLoss, OutputDistillation, OutputDistillationGradient, distillation_loss, output_distillation,
+    DistillationLoss, DistillationTarget, OutputDistillation, OutputDistillationGradient, distillation_loss,
+    output_distillation,
 };
+pub use distillation_loss_top_k::{TopKTargets, distillation_loss_top_k, top_k_targets};
 pub use gated_delta_rule::{
     DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, GatedDeltaRuleGradient, GatesGradient,
     HeadMap, StateLayout, gated_delta_rule, gated_delta_rule_backward,

@@ -83,7 +83,8 @@ pub fn quantize_to_gguf(
 
 /// As [`quantize_to_gguf`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
 /// types, with other scales, minimums and perhaps codes. Tensors in types without such (floats, IQ4 and MXFP4) stay as they were
-/// rounded, and are listed in the report. Both models, and what is learned in f32, are in memory. The rounded file is written
+/// rounded, and are listed in the report. Both models, and what is learned in f32, are in memory
+/// (the source only while its targets are made, with [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded file is written
 /// first, under the output's temporary name, and is the student.
 ///
 /// # Errors
@@ -97,7 +98,7 @@ pub fn quantize_to_gguf_and_learn(
 ) -> Result<(Summary, LearnReport), QuantizeError> {
     learning.options.check()?;
     let plan = Plan::new(checkpoint, output, options)?;
-    let teacher = Teacher::load(checkpoint, learning)?;
+    let teacher = Teacher::load(checkpoint, learning, |done, all| progress(Progress::Targets(done, all)))?;
     let mut staged = plan.stage(output)?;
     let mut tensors = |done, all| progress(Progress::Tensors(done, all));
     plan.write(&mut staged, |_| None, &mut tensors)?;

@@ -4,7 +4,6 @@
 //! Source: EfficientQAT (Chen et al., 2024), "Block-wise training of all parameters": a block reads what the quantised blocks before it give,
 //! and is to give what the teacher's block gives of its own input.
 
-use super::data::Order;
 use super::objective::{Lost, Objective, Pass, windows_per_pass};
 use super::on_device::OnDevice;
 use super::run::Run;
@@ -40,7 +39,7 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
     let Learning { data, options, .. } = run.learning;
     let options = &options.for_blocks();
     let (windows, train) = chosen(data, options.batch.saturating_mul(options.steps as usize), options.seed);
-    let per_pass = Pass::new([teacher, student], 1).tokens;
+    let per_pass = Pass::new(&[teacher], student, 1).tokens;
     let mut targets = States::new(teacher, &windows, per_pass)?;
     let mut inputs = States::new(student, &windows, per_pass)?;
     for index in 0..blocks {
@@ -74,10 +73,9 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
 /// The windows that `most` draws learn from, and those held out behind them; how many are to learn from. Not more than are drawn, since
 /// their states take memory.
 fn chosen(data: &Data, most: usize, seed: u64) -> (Vec<&[u32]>, usize) {
-    let train = data.train().len().min(most);
-    let mut order = Order::new(data.train().len(), seed);
-    let drawn = (0..train).map(|_| &data.train()[order.next()]);
-    (drawn.chain(data.held_out()).map(Vec::as_slice).collect(), train)
+    let drawn = data.drawn(most, seed);
+    let windows = drawn.iter().map(|&window| &data.train()[window]).chain(data.held_out());
+    (windows.map(Vec::as_slice).collect(), drawn.len())
 }
 
 /// What one block of the student loses against the teacher's: the squared error of a token's state, as a share of the square of the

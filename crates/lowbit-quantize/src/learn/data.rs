@@ -47,6 +47,12 @@ impl Data {
         &self.train
     }
 
+    /// Which of the windows that are learned from `draws` draws see, in the order in which they first see them.
+    pub(super) fn drawn(&self, draws: usize, seed: u64) -> Vec<usize> {
+        let mut order = Order::new(self.train.len(), seed);
+        (0..self.train.len().min(draws)).map(|_| order.next()).collect()
+    }
+
     /// What is not.
     pub fn held_out(&self) -> &[Vec<u32>] {
         &self.held_out

@@ -10,12 +10,14 @@ mod on_device;
 mod run;
 mod scales;
 mod state;
+mod targets;
 mod teacher;
 mod trainer;
 mod weight;
 
 pub use data::Data;
 pub use state::{Found, Saving};
+pub use targets::Targets;
 pub(crate) use teacher::Teacher;
 use weight::LearnedWeight;
 
@@ -59,6 +61,9 @@ pub struct LearnOptions {
     pub validate_every: u32,
     /// The type of both models' activations; `None` for the [device's](lowbit_models::Target::for_gradients).
     pub activations: Option<FloatType>,
+    /// The file with what the teacher says of all windows, which the student then learns from in the teacher's place. It is made where it
+    /// is not there; the teacher is in memory only while it is. `None` to ask the teacher in each step.
+    pub targets: Option<Targets>,
 }
 
 /// On the demo model, from the same 480 windows at 3 bits, steps of 4, 2 and 1 windows left 0.0497, 0.0484 and 0.0475 of a block's error.
@@ -79,6 +84,7 @@ impl LearnOptions {
             seed: 0,
             validate_every: 25,
             activations: None,
+            targets: None,
         }
     }
 
@@ -105,6 +111,13 @@ impl LearnOptions {
         match (wrong(self.rate), wrong(self.block_rate)) {
             _ if self.by_block && self.learn == Learn::Scales => {
                 Err(QuantizeError::Learn("codes learn block by block, scales alone do not".into()))
+            }
+            _ if self.by_block && self.targets.is_some() => Err(QuantizeError::Learn(
+                "a file of targets has the teacher's probabilities; learning block by block takes the states between its blocks, which it does not have"
+                    .into(),
+            )),
+            _ if self.targets.as_ref().is_some_and(|targets| targets.top_k == 0) => {
+                refuse("top_k of the targets", &0, "1 or more")
             }
             _ if *steps == 0 => refuse("steps", steps, "1 or more"),
             _ if *batch == 0 => refuse("batch", batch, "1 or more"),
@@ -154,6 +167,8 @@ pub struct Learning<'a> {
 pub enum Progress<'a> {
     /// Tensors written, and all.
     Tensors(usize, usize),
+    /// Windows of which the teacher's targets are on the disk, and all.
+    Targets(usize, usize),
     /// A step of learning.
     Learning(&'a LearnProgress),
 }

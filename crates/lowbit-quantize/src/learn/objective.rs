@@ -1,10 +1,11 @@
 //! What weights are learned by.
 
 use super::Data;
+use super::targets::TargetsFile;
 use crate::QuantizeError;
 use lowbit_kernels::Device;
 use lowbit_models::tape::{Gradients, Kept, Parameters};
-use lowbit_models::{Distillation, Model};
+use lowbit_models::{Distillation, Distilled, Model, TargetDistillation};
 use std::rc::Rc;
 
 /// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
@@ -46,31 +47,105 @@ pub struct Lost {
     pub gradients: Gradients,
 }
 
+/// What the student learns from.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    Teacher(&'a Model),
+    /// What the teacher has said, on the disk.
+    Targets(&'a TargetsFile),
+}
+
 /// The divergence of the student's next-token distribution from the teacher's, in nats.
 pub struct WholeModel<'a> {
-    distillation: Distillation<'a>,
+    distillation: FromSource<'a>,
     data: &'a Data,
     /// Tokens that go together through the models.
     per_pass: usize,
 }
 
+enum FromSource<'a> {
+    Teacher(Distillation<'a>),
+    Targets(TargetDistillation<'a>, &'a TargetsFile, &'a Model),
+}
+
 impl<'a> WholeModel<'a> {
     /// # Errors
-    /// As [`Distillation::new`].
+    /// [`ModelError::Vocabulary`](lowbit_models::ModelError::Vocabulary) where the student's is not that of what it learns from.
     pub fn new(
-        [teacher, student]: [&'a Model; 2],
+        source: Source<'a>,
+        student: &'a Model,
         data: &'a Data,
         temperature: f32,
     ) -> Result<Self, QuantizeError> {
-        let pass = Pass::new([teacher, student], student.config().num_hidden_layers);
-        let distillation = Distillation::new(student, teacher, temperature)?.keeping(pass.kept);
+        let layers = student.config().num_hidden_layers;
+        let (distillation, pass) = match source {
+            Source::Teacher(teacher) => {
+                let pass = Pass::new(&[teacher], student, layers);
+                let distillation = Distillation::new(student, teacher, temperature)?.keeping(pass.kept);
+                (FromSource::Teacher(distillation), pass)
+            }
+            Source::Targets(targets) => {
+                targets.check_vocabulary(student)?;
+                let pass = Pass::new(&[], student, layers);
+                let distillation = TargetDistillation::new(student, temperature).keeping(pass.kept);
+                (FromSource::Targets(distillation, targets, student), pass)
+            }
+        };
         Ok(Self { distillation, data, per_pass: pass.tokens })
     }
 
-    /// Windows that go together through the model.
-    fn passes<'w>(&self, windows: &'w [&'w [u32]]) -> impl Iterator<Item = &'w [&'w [u32]]> + use<'w> {
-        let longest = windows.iter().map(|window| window.len()).max().unwrap_or(1);
-        windows.chunks(windows_per_pass(self.per_pass, longest))
+    /// A window to learn from, or behind these one that is held out.
+    fn window(&self, index: usize) -> &'a [u32] {
+        let train = self.data.train();
+        train.get(index).unwrap_or_else(|| &self.data.held_out()[index - train.len()])
+    }
+
+    /// Calls `f` with the windows that go together through the model, and their tokens.
+    /// Returns how many tokens all have.
+    fn each_pass(
+        &self,
+        windows: &[usize],
+        mut f: impl FnMut(&[usize], &[&[u32]]) -> Result<(), QuantizeError>,
+    ) -> Result<usize, QuantizeError> {
+        let longest = windows.iter().map(|&window| self.window(window).len()).max().unwrap_or(1);
+        for pass in windows.chunks(windows_per_pass(self.per_pass, longest)) {
+            let tokens: Vec<&[u32]> = pass.iter().map(|&window| self.window(window)).collect();
+            f(pass, &tokens)?;
+        }
+        Ok(windows.iter().map(|&window| self.window(window).len()).sum())
+    }
+}
+
+impl FromSource<'_> {
+    fn gradients(
+        &self,
+        windows: &[usize],
+        batch: &[&[u32]],
+        parameters: &Rc<Parameters>,
+        dkl: f32,
+    ) -> Result<Distilled, QuantizeError> {
+        Ok(match self {
+            Self::Teacher(distillation) => distillation.gradients(batch, parameters, dkl)?,
+            Self::Targets(distillation, targets, student) => {
+                let targets = targets.read(windows, student.host())?.to_device(student.device())?;
+                distillation.gradients((batch, &targets), parameters, dkl)?
+            }
+        })
+    }
+
+    fn kl(
+        &self,
+        windows: &[usize],
+        batch: &[&[u32]],
+        parameters: &Rc<Parameters>,
+    ) -> Result<f64, QuantizeError> {
+        Ok(match self {
+            Self::Teacher(distillation) => distillation.kl(batch, parameters)?,
+            Self::Targets(distillation, targets, student) => {
+                let targets = targets.read(windows, student.host())?.to_device(student.device())?;
+                distillation.kl((batch, &targets), parameters)?
+            }
+        })
     }
 }
 
@@ -80,24 +155,23 @@ impl Objective for WholeModel<'_> {
     }
 
     fn gradients(&self, windows: &[usize], parameters: &Rc<Parameters>) -> Result<Lost, QuantizeError> {
-        let windows: Vec<&[u32]> = windows.iter().map(|&i| &self.data.train()[i][..]).collect();
-        let tokens: usize = windows.iter().map(|window| window.len()).sum();
+        let tokens: usize = windows.iter().map(|&window| self.window(window).len()).sum();
         let (mut kl, mut gradients) = (0.0, Gradients::default());
-        for pass in self.passes(&windows) {
-            let distilled = self.distillation.gradients(pass, parameters, 1.0 / tokens as f32)?;
+        self.each_pass(windows, |pass, batch| {
+            let distilled = self.distillation.gradients(pass, batch, parameters, 1.0 / tokens as f32)?;
             kl += distilled.kl;
-            gradients.merge(distilled.gradients)?;
-        }
+            Ok(gradients.merge(distilled.gradients)?)
+        })?;
         Ok(Lost { loss: kl / tokens as f64, tokens: tokens as u64, gradients })
     }
 
     fn held_out(&self, parameters: &Rc<Parameters>) -> Result<f64, QuantizeError> {
-        let (mut kl, mut tokens) = (0.0, 0);
-        let windows: Vec<&[u32]> = self.data.held_out().iter().map(Vec::as_slice).collect();
-        for pass in self.passes(&windows) {
-            kl += self.distillation.kl(pass, parameters)?;
-            tokens += pass.iter().map(|window| window.len()).sum::<usize>();
-        }
+        let (mut kl, train) = (0.0, self.data.train().len());
+        let windows: Vec<usize> = (train..train + self.data.held_out().len()).collect();
+        let tokens = self.each_pass(&windows, |pass, batch| {
+            kl += self.distillation.kl(pass, batch, parameters)?;
+            Ok(())
+        })?;
         Ok(kl / tokens as f64)
     }
 }
@@ -117,12 +191,11 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Of so many of the student's layers, where both models are on one device.
-    pub fn new(models: [&Model; 2], layers: usize) -> Self {
-        let [_, student] = models;
+    /// Of so many of the student's layers, where it and these others are on one device.
+    pub fn new(others: &[&Model], student: &Model, layers: usize) -> Self {
         let Device::Gpu(_) = student.device() else { return Self { tokens: PASS, kept: Kept::Ops } };
-        let weights = models.map(|model| model.inventory().weights);
-        let used: usize = weights.iter().flatten().map(|weight| weight.value.size_bytes()).sum();
+        let weights = others.iter().chain([&student]).map(|model| model.inventory().weights);
+        let used: usize = weights.flatten().map(|weight| weight.value.size_bytes()).sum();
         let left = student.device().gpu_memory().unwrap_or(GPU_MEMORY).saturating_sub(used);
         let free = left.saturating_sub(LOGITS).max(left / 4) / 2;
         let (hidden, size) = (student.config().hidden_size, student.activations().size());

@@ -33,17 +33,18 @@ pub(super) struct Run<'a, P> {
 }
 
 impl<'a, P: FnMut(&LearnProgress) -> ControlFlow<()>> Run<'a, P> {
-    /// At its beginning, or where it was interrupted. `rounded` are the weights that learn, in the host's memory.
+    /// At its beginning, or where it was interrupted. `rounded` are the weights that learn, in the host's memory; `targets` is the digest
+    /// of the file with what the teacher says, where there is one.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another run.
     pub fn new(
         learning: Learning<'a>,
         blocks: usize,
-        rounded: &[Named<QuantizedTensor>],
+        (rounded, targets): (&[Named<QuantizedTensor>], Option<&str>),
         progress: P,
     ) -> Result<Self, QuantizeError> {
-        let identity = Identity::new(learning.options, learning.data, rounded);
+        let identity = Identity::new(learning.options, learning.data, rounded, targets);
         let blocks = if learning.options.by_block { blocks } else { 0 };
         let mut saved = learning.saving.map(|saving| saving.load(&identity)).transpose()?.flatten();
         let finished = saved.as_mut().map(|saved| saved.finished(rounded, blocks)).transpose()?;

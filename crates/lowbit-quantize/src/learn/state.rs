@@ -53,15 +53,17 @@ pub enum Found {
 pub(super) struct Identity(Map<String, Value>);
 
 impl Identity {
-    pub fn new(options: &LearnOptions, data: &Data, weights: &[Named<QuantizedTensor>]) -> Self {
+    /// `targets` is the digest of the file with what the teacher says, where there is one.
+    pub fn new(
+        options: &LearnOptions,
+        data: &Data,
+        weights: &[Named<QuantizedTensor>],
+        targets: Option<&str>,
+    ) -> Self {
         let LearnOptions { learn, by_block, steps, batch, rate, temperature, seed, validate_every, .. } =
             options;
         let LearnOptions { block_batch, block_rate, activations, .. } = options;
-        let mut text = Sha256::new();
-        for window in data.train().iter().chain([&vec![]]).chain(data.held_out()) {
-            text.update((window.len() as u64).to_le_bytes());
-            window.iter().for_each(|id| text.update(id.to_le_bytes()));
-        }
+        let text = digest(data.train().iter().chain([&vec![]]).chain(data.held_out()));
         let mut rounded = Sha256::new();
         for Named { name, value } in weights {
             rounded.update(name.as_bytes());
@@ -71,7 +73,7 @@ impl Identity {
             "learn": format!("{learn:?}"), "steps": steps, "batch": batch, "rate": rate, "temperature": temperature,
             "by_block": by_block, "block_batch": block_batch, "block_rate": block_rate,
             "seed": seed, "validate_every": validate_every, "activations": activations.map(|dtype| format!("{dtype:?}")),
-            "data": hexadecimal(text), "weights": hexadecimal(rounded),
+            "data": hexadecimal(text), "weights": hexadecimal(rounded), "targets": targets,
         });
         let Value::Object(identity) = identity else { unreachable!("it was written as an object") };
         Self(identity)
@@ -79,12 +81,31 @@ impl Identity {
 
     /// The first key in which another run differs.
     fn difference(&self, other: &Value) -> Option<String> {
-        let key = self.0.iter().find(|(key, mine)| other.get(key.as_str()) != Some(mine));
-        key.map(|(key, mine)| format!("{key} was {}, and is {mine}", other.get(key).unwrap_or(&Value::Null)))
+        difference(self.0.iter().map(|(key, mine)| (key.as_str(), mine)), other)
     }
 }
 
-fn hexadecimal(digest: Sha256) -> String {
+/// The first key whose value `other` does not have, in words. A key that is not there is null.
+pub(super) fn difference<'a>(
+    mine: impl IntoIterator<Item = (&'a str, &'a Value)>,
+    other: &Value,
+) -> Option<String> {
+    let other = |key: &str| other.get(key).unwrap_or(&Value::Null);
+    let different = mine.into_iter().find(|(key, mine)| other(key) != *mine);
+    different.map(|(key, mine)| format!("{key} was {}, and is {mine}", other(key)))
+}
+
+/// That of the tokens of some windows, and of where each ends.
+pub(super) fn digest<'a>(windows: impl Iterator<Item = &'a Vec<u32>>) -> Sha256 {
+    let mut digest = Sha256::new();
+    for window in windows {
+        digest.update((window.len() as u64).to_le_bytes());
+        window.iter().for_each(|id| digest.update(id.to_le_bytes()));
+    }
+    digest
+}
+
+pub(super) fn hexadecimal(digest: Sha256) -> String {
     digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

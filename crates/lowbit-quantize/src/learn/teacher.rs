@@ -1,6 +1,7 @@
-use super::objective::WholeModel;
+use super::objective::{Source, WholeModel};
 use super::on_device::OnDevice;
 use super::run::Run;
+use super::targets::TargetsFile;
 use super::trainer::{Trainer, Weights};
 use super::{Learn, LearnProgress, LearnReport, LearnedWeight, Learning, blocks, default_rate};
 use crate::QuantizeError;
@@ -14,19 +15,36 @@ use std::path::Path;
 
 /// The model that is quantised, which its rounded form learns from.
 pub struct Teacher<'a> {
-    model: Model,
+    says: Says,
     learning: Learning<'a>,
 }
 
+/// What a teacher says: it is asked, or has been.
+enum Says {
+    Now(Box<Model>),
+    Before(TargetsFile),
+}
+
 impl<'a> Teacher<'a> {
-    /// Loads `checkpoint`.
+    /// Loads `checkpoint`, or opens the file with what it has said, which is made where it is not there. `progress` is called while that
+    /// is made, with the windows done and of all.
     ///
     /// # Errors
-    /// As [`Model::load_for`].
-    pub fn load(checkpoint: &Checkpoint, learning: Learning<'a>) -> Result<Self, QuantizeError> {
-        let target = Target::for_gradients(learning.device, learning.options.activations)?;
-        let model = Model::load_for(checkpoint, target)?;
-        Ok(Self { model, learning })
+    /// As [`Model::load_for`] and [`TargetsFile::open_or_make`].
+    pub fn load(
+        checkpoint: &Checkpoint,
+        learning: Learning<'a>,
+        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Self, QuantizeError> {
+        let load = || -> Result<Model, QuantizeError> {
+            let target = Target::for_gradients(learning.device, learning.options.activations)?;
+            Ok(Model::load_for(checkpoint, target)?)
+        };
+        let says = match &learning.options.targets {
+            None => Says::Now(load()?.into()),
+            Some(_) => Says::Before(TargetsFile::open_or_make(checkpoint, learning, load, progress)?),
+        };
+        Ok(Self { says, learning })
     }
 
     /// Learns the weights of the checkpoint `rounded`, by the names that modules have there. `original` gives a module's values before
@@ -51,12 +69,16 @@ impl<'a> Teacher<'a> {
         if weights.is_empty() {
             return Err(QuantizeError::Learn("no weight has scales and biases that can be learned".into()));
         }
-        let models = [&self.model, &student];
-        let objective = WholeModel::new(models, data, options.temperature)?;
-        let mut run = Run::new(self.learning, student.config().num_hidden_layers, &weights, progress)?;
+        let (source, digest) = match &self.says {
+            Says::Now(teacher) => (Source::Teacher(teacher), None),
+            Says::Before(targets) => (Source::Targets(targets), Some(targets.digest())),
+        };
+        let objective = WholeModel::new(source, &student, data, options.temperature)?;
+        let layers = student.config().num_hidden_layers;
+        let mut run = Run::new(self.learning, layers, (&weights, digest), progress)?;
         let mut learn = options.learn;
-        if options.by_block {
-            blocks::learn(&mut run, models, &weights, &original)?;
+        if let (true, Source::Teacher(teacher)) = (options.by_block, source) {
+            blocks::learn(&mut run, [teacher, &student], &weights, &original)?;
             learn = Learn::Scales;
         }
         let of = |learned: &dyn Fn(&Named<QuantizedTensor>) -> QuantizedTensor| {

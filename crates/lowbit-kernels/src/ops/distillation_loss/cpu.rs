@@ -2,7 +2,7 @@ use crate::Cpu;
 use crate::simd::{Kernel, Simd, math::Math};
 
 /// Terms of a sum in f32; beyond that sums are f64.
-const CHUNK: usize = 1024;
+pub(in crate::ops) const CHUNK: usize = 1024;
 
 /// The operands, as the module says.
 #[derive(Clone, Copy)]
@@ -42,9 +42,9 @@ struct Token<'a> {
 
 /// What makes a softmax of logits: `e^(x * inverse - max) / sum`.
 #[derive(Clone, Copy)]
-struct Softmax {
-    max: f32,
-    sum: f32,
+pub(in crate::ops) struct Softmax {
+    pub max: f32,
+    pub sum: f32,
 }
 
 impl Kernel for Token<'_> {
@@ -81,21 +81,23 @@ impl Kernel for Token<'_> {
 impl Softmax {
     /// `x * inverse - max` of up to a vector of logits, -inf in other lanes.
     #[inline(always)]
-    fn exponents<S: Simd>(self, simd: S, x: &[f32], inverse: f32) -> S::V {
+    pub fn exponents<S: Simd>(self, simd: S, x: &[f32], inverse: f32) -> S::V {
         let x = if x.len() == S::LANES { simd.load(x) } else { simd.load_partial(x, f32::NEG_INFINITY) };
         simd.sub(simd.mul(x, simd.splat(inverse)), simd.splat(self.max))
     }
 }
 
+/// Of a row whose logits are all -inf, or which has none, the sum is 0.
 #[inline(always)]
-fn softmax<S: Simd>(simd: S, x: &[f32], inverse: f32) -> Softmax {
+pub(in crate::ops) fn softmax<S: Simd>(simd: S, x: &[f32], inverse: f32) -> Softmax {
     let mut max = simd.splat(f32::NEG_INFINITY);
     for x in x.chunks(S::LANES) {
         let x = if x.len() == S::LANES { simd.load(x) } else { simd.load_partial(x, f32::NEG_INFINITY) };
         max = simd.max(x, max);
     }
-    // A NaN does not reach the greatest, but the sum.
-    let mut softmax = Softmax { max: simd.max_lane(max) * inverse, sum: 0.0 };
+    // A NaN does not reach the greatest, but the sum. -inf minus itself would be one.
+    let max = simd.max_lane(max) * inverse;
+    let mut softmax = Softmax { max: if max == f32::NEG_INFINITY { 0.0 } else { max }, sum: 0.0 };
     let mut total = 0.0;
     for x in x.chunks(CHUNK) {
         let mut sum = simd.splat(0.0);

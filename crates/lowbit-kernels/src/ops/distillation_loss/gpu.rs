@@ -34,9 +34,9 @@ struct Sizes {
 
 /// What makes a softmax of logits: `e^(x / temperature - most) / sum`.
 #[derive(CubeType, Clone, Copy)]
-struct Softmax {
-    most: f32,
-    sum: f32,
+pub(in crate::ops) struct Softmax {
+    pub most: f32,
+    pub sum: f32,
 }
 
 #[kernel]
@@ -88,9 +88,9 @@ fn distillation_loss<V: Size>(
     }
 }
 
-/// Of the row of `end` vectors from vector `first` of x on, for all units that share it.
+/// Of the row of `end` vectors from vector `first` of x on, for all units that share it. Of a row whose logits are all -inf the sum is 0.
 #[cube]
-fn softmax<V: Size>(
+pub(in crate::ops) fn softmax<V: Size>(
     x: &[Vector<u32, V>],
     first: usize,
     end: usize,
@@ -110,7 +110,7 @@ fn softmax<V: Size>(
         i += comptime!(rows::lanes_per_row(config));
     }
     // A NaN does not always reach the greatest, but the sum.
-    let most = rows::reduce::<f32, Maximum>(most, config) * inverse;
+    let most = finite_or_zero(rows::reduce::<f32, Maximum>(most, config) * inverse);
     let mut sum = 0.0f32;
     let mut i = rows::lane_in_row(config);
     while i < end {
@@ -122,6 +122,12 @@ fn softmax<V: Size>(
         i += comptime!(rows::lanes_per_row(config));
     }
     Softmax { most, sum: rows::reduce::<f32, Sum>(sum, config) }
+}
+
+/// `most`, or 0 where nothing is greater than -inf, which minus itself would be NaN.
+#[cube]
+pub(in crate::ops) fn finite_or_zero(most: f32) -> f32 {
+    select(u32::reinterpret(most) == 0xff80_0000u32, 0.0f32.runtime(), most)
 }
 
 fn compiled(target: &Target, rows: Rows) -> Kernel<DistillationLoss<'static>> {

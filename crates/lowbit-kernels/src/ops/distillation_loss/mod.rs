@@ -17,15 +17,16 @@
 //!
 //! Source: mlx-lm 0.32 `quant/dwq.py` (`kl_div_loss` with logits times `1 / temperature`).
 
-mod cpu;
+pub(super) mod cpu;
 #[cfg(feature = "gpu")]
-mod gpu;
+pub(super) mod gpu;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
 
 use super::check::Check;
+use super::distillation_loss_top_k::{TopKTargets, distillation_loss_top_k};
 use super::{
     WeightGradient, WeightPart, concat_rows, quantized_matmul_backward_scales,
     quantized_matmul_backward_weight, quantized_matmul_backward_x, quantized_matmul_to,
@@ -86,12 +87,39 @@ pub fn distillation_loss(
     Ok(DistillationLoss { kl, dlogits })
 }
 
+/// What a teacher says of some tokens.
+#[derive(Clone, Debug)]
+pub enum DistillationTarget {
+    /// Its logits, `[T, V]`.
+    Logits(Tensor),
+    /// The greatest of them, at the temperature of the loss.
+    TopK(TopKTargets),
+}
+
+impl DistillationTarget {
+    /// The loss of these tokens and its gradient by the student's logits.
+    ///
+    /// # Errors
+    /// As [`distillation_loss`] and [`distillation_loss_top_k`].
+    pub fn loss(
+        &self,
+        logits: &Tensor,
+        dkl: &Tensor,
+        temperature: f32,
+    ) -> Result<DistillationLoss, KernelError> {
+        match self {
+            Self::Logits(teacher) => distillation_loss(logits, teacher, dkl, temperature),
+            Self::TopK(targets) => distillation_loss_top_k(logits, targets, dkl, temperature),
+        }
+    }
+}
+
 /// How [`output_distillation`] goes about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutputDistillation {
     /// Both models' logits are divided by this.
     pub temperature: f32,
-    /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and the teacher's.
+    /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and what the teacher says.
     pub block: usize,
     /// Which gradient of the output weight is wanted.
     pub dweight: Option<WeightPart>,
@@ -108,8 +136,8 @@ pub struct OutputDistillationGradient {
     pub dweight: Option<WeightGradient>,
 }
 
-/// [`distillation_loss`] of the logits `x weight^T`, a block of tokens at a time, so that the logits of all never exist, and its
-/// gradients by what makes them. `teacher` is called for each block of tokens in order, and returns its logits, `[block, V]`.
+/// [`distillation_loss`], or [`distillation_loss_top_k`], of the logits `x weight^T`, a block of tokens at a time, so that the logits of
+/// all never exist, and its gradients by what makes them. `teacher` is called for each block of tokens in order.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -128,7 +156,7 @@ pub fn output_distillation(
     x: &Tensor,
     weight: &QuantizedTensor,
     dkl: &Tensor,
-    mut teacher: impl FnMut(Range<usize>) -> Result<Tensor, KernelError>,
+    mut teacher: impl FnMut(Range<usize>) -> Result<DistillationTarget, KernelError>,
     params: &OutputDistillation,
 ) -> Result<OutputDistillationGradient, KernelError> {
     let check = Check("output_distillation");
@@ -150,7 +178,7 @@ pub fn output_distillation(
         let part = |x: &Tensor| x.rows(block.start, block.end);
         let x = part(&wide)?;
         let logits = quantized_matmul_to(&x, weight, FloatType::F32)?;
-        let loss = distillation_loss(&logits, &teacher(block.clone())?, &part(dkl)?, params.temperature)?;
+        let loss = teacher(block.clone())?.loss(&logits, &part(dkl)?, params.temperature)?;
         drop(logits);
         kl.push(loss.kl);
         let dlogits = loss.dlogits.cast(x.dtype())?;
@@ -174,12 +202,12 @@ pub fn output_distillation(
     Ok(OutputDistillationGradient { kl: concat_rows(&kl)?, dx, dweight: sum })
 }
 
-fn check_dkl(check: Check, dkl: &Tensor, (name, x): (&str, &Tensor)) -> Result<(), KernelError> {
+pub(super) fn check_dkl(check: Check, dkl: &Tensor, (name, x): (&str, &Tensor)) -> Result<(), KernelError> {
     check.shape("dkl", dkl, &x.shape()[..1], || format!("{name} {:?}", x.shape()))?;
     check.dtype("dkl", dkl, DType::F32)
 }
 
-fn check_temperature(check: Check, temperature: f32) -> Result<(), KernelError> {
+pub(super) fn check_temperature(check: Check, temperature: f32) -> Result<(), KernelError> {
     if temperature > 0.0 && temperature.is_finite() {
         return Ok(());
     }

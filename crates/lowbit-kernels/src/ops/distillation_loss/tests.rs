@@ -137,7 +137,7 @@ fn fused_with_the_product_it_agrees_with_f64_on(devices: &[Device]) {
             let mut asked = vec![];
             let logits = |tokens: Range<usize>| {
                 asked.push(tokens.clone());
-                teacher.rows(tokens.start, tokens.end)
+                teacher.rows(tokens.start, tokens.end).map(DistillationTarget::Logits)
             };
             let got = output_distillation(&x, &weight, &dkl, logits, &params).unwrap();
             assert!(asked.iter().all(|tokens| tokens.len() <= block));
@@ -171,13 +171,14 @@ fn no_tokens_and_refusals() {
     let float = |shape: &[usize]| inputs::activations(shape, FloatType::F32, 2, &device).unwrap();
     let weight = inputs::weight(Format::Q4_1, &[5, 32], 1, &device).unwrap();
     let params = OutputDistillation { temperature: 2.0, block: 4, dweight: Some(WeightPart::Scales) };
-    let none = |_| Ok(float(&[0, 5]));
+    let logits = |shape: &[usize]| Ok(DistillationTarget::Logits(float(shape)));
+    let none = |_| logits(&[0, 5]);
     let got = output_distillation(&float(&[0, 32]), &weight, &float(&[0]), none, &params).unwrap();
     assert_eq!((got.kl.shape(), got.dx.shape()), (&[0][..], &[0, 32][..]));
     let Some(WeightGradient::Scales(scales)) = got.dweight else { panic!("{:?}", got.dweight) };
     assert_eq!(values(&scales.dscales), [0.0; 5]);
     let refuse = |x: &[usize], dkl: &[usize], teacher: &[usize], params: &OutputDistillation| {
-        let teacher = |_| Ok(float(teacher));
+        let teacher = |_| logits(teacher);
         output_distillation(&float(x), &weight, &float(dkl), teacher, params).unwrap_err().to_string()
     };
     assert_eq!(
@@ -201,7 +202,7 @@ fn no_tokens_and_refusals() {
         );
     }
     let panels = weight.to_panels().unwrap();
-    let error = output_distillation(&float(&[2, 32]), &panels, &float(&[2]), |_| Ok(float(&[2, 5])), &params);
+    let error = output_distillation(&float(&[2, 32]), &panels, &float(&[2]), |_| logits(&[2, 5]), &params);
     assert_eq!(error.unwrap_err().to_string(), "output_distillation does not run on a repacked weight");
 }
 
