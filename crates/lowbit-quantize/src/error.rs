@@ -35,6 +35,8 @@ pub enum QuantizeError {
     Type { name: String, stored: String },
     #[error("tensor {name} is {shape:?}, but {want}", name = shown(.name))]
     Shape { name: String, shape: Vec<usize>, want: &'static str },
+    #[error("tensor {name}: value {index} is {value}, but {want}", name = shown(.name))]
+    Value { name: String, index: usize, value: f32, want: &'static str },
     #[error("tensor {name} is of expert {expert}, but the configuration has {count}", name = shown(.name))]
     Expert { name: String, expert: usize, count: usize },
     #[error("tensor {name} is missing", name = shown(.name))]
