@@ -1,6 +1,6 @@
 use lowbit_files::gguf::GgufError;
 use lowbit_files::safetensors::SafetensorsError;
-use lowbit_files::{FileError, Layout, shown, shown_message, shown_path};
+use lowbit_files::{FileError, shown, shown_message, shown_path};
 use lowbit_formats::FormatError;
 use lowbit_kernels::KernelError;
 use lowbit_models::ModelError;
@@ -25,8 +25,6 @@ pub enum QuantizeError {
     Interrupted,
     #[error(transparent)]
     Model(Box<ModelError>),
-    #[error("{path} is a checkpoint in {found}'s layout; this output is made from {want}", path = shown_path(.path))]
-    Layout { path: PathBuf, found: Layout, want: &'static str },
     #[error(transparent)]
     Gguf(Box<GgufError>),
     #[error("rule {rule} {problem}", rule = shown(.rule), problem = shown_message(.problem, 1000))]

@@ -241,11 +241,14 @@ fn a_file_teaches() {
     assert!(report.after < 0.9 * report.before && report.went_back == 0, "{report:?}");
 }
 
+/// A file's metadata.
+type Entries = Vec<(String, Entry)>;
+
 /// A copy of `source` with other metadata and tensors.
 fn rewritten(
     source: &Path,
     output: &Path,
-    metadata: impl Fn(&mut Vec<(String, Entry)>),
+    metadata: impl Fn(&mut Entries),
     tensor: impl Fn(&mut TensorView) -> bool,
 ) {
     let checkpoint = Checkpoint::open(source).unwrap();
@@ -264,7 +267,7 @@ fn rewritten(
     body.finish().unwrap();
 }
 
-fn put(entries: &mut Vec<(String, Entry)>, key: &str, value: Entry) {
+fn put(entries: &mut Entries, key: &str, value: Entry) {
     entries.retain(|(known, _)| known != key);
     entries.push((key.into(), value));
 }
@@ -272,19 +275,18 @@ fn put(entries: &mut Vec<(String, Entry)>, key: &str, value: Entry) {
 /// What is refused, and the end of the message.
 struct Refused<'a> {
     model: &'a str,
-    metadata: &'a dyn Fn(&mut Vec<(String, Entry)>),
+    metadata: &'a dyn Fn(&mut Entries),
     tensor: &'a dyn Fn(&mut TensorView) -> bool,
     want: &'a str,
 }
 
 #[test]
 fn what_mlx_has_no_place_for_is_refused_before_anything_is_written() {
-    let same = |_: &mut Vec<(String, Entry)>| {};
+    let same = |_: &mut Entries| {};
     let all = |_: &mut TensorView| true;
     let without = |name: &'static str| move |view: &mut TensorView| view.name != name;
-    let with = |key: &'static str, value: Entry| {
-        move |entries: &mut Vec<(String, Entry)>| put(entries, key, value.clone())
-    };
+    let with =
+        |key: &'static str, value: Entry| move |entries: &mut Entries| put(entries, key, value.clone());
     let floats = |name: &'static str, values: &'static [f32]| {
         move |view: &mut TensorView| {
             if view.name == name {
@@ -300,8 +302,7 @@ fn what_mlx_has_no_place_for_is_refused_before_anything_is_written() {
         }
         true
     };
-    let no_tokens =
-        |entries: &mut Vec<(String, Entry)>| entries.retain(|(key, _)| !key.starts_with("tokenizer."));
+    let no_tokens = |entries: &mut Entries| entries.retain(|(key, _)| !key.starts_with("tokenizer."));
     // Two layers change places.
     let moved = |view: &mut TensorView| {
         for (from, to) in [("blk.1.", "blk.2."), ("blk.2.", "blk.1.")] {
@@ -400,7 +401,7 @@ fn what_mlx_has_no_place_for_is_refused_before_anything_is_written() {
 fn what_is_left_out_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let (source, output) = (folder.path().join("model.gguf"), folder.path().join("new"));
-    let metadata = |entries: &mut Vec<(String, Entry)>| {
+    let metadata = |entries: &mut Entries| {
         for (key, value) in [
             ("general.author", Entry::String("someone".into())),
             ("general.sampling.temp", Entry::F32(0.7)),
