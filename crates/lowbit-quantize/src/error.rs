@@ -1,6 +1,6 @@
 use lowbit_files::gguf::GgufError;
 use lowbit_files::safetensors::SafetensorsError;
-use lowbit_files::{FileError, Layout, shown, shown_message, shown_path};
+use lowbit_files::{FileError, shown, shown_message, shown_path};
 use lowbit_formats::FormatError;
 use lowbit_kernels::KernelError;
 use lowbit_models::ModelError;
@@ -25,8 +25,6 @@ pub enum QuantizeError {
     Interrupted,
     #[error(transparent)]
     Model(Box<ModelError>),
-    #[error("{path} is a checkpoint in {found}'s layout; this output is made from {want}", path = shown_path(.path))]
-    Layout { path: PathBuf, found: Layout, want: &'static str },
     #[error(transparent)]
     Gguf(Box<GgufError>),
     #[error("rule {rule} {problem}", rule = shown(.rule), problem = shown_message(.problem, 1000))]
@@ -35,6 +33,8 @@ pub enum QuantizeError {
     Type { name: String, stored: String },
     #[error("tensor {name} is {shape:?}, but {want}", name = shown(.name))]
     Shape { name: String, shape: Vec<usize>, want: &'static str },
+    #[error("tensor {name}: value {index} is {value}, but {want}", name = shown(.name))]
+    Value { name: String, index: usize, value: f32, want: &'static str },
     #[error("tensor {name} is of expert {expert}, but the configuration has {count}", name = shown(.name))]
     Expert { name: String, expert: usize, count: usize },
     #[error("tensor {name} is missing", name = shown(.name))]

@@ -2,10 +2,13 @@
 //! that `llama-quantize` chooses.
 
 mod error;
+mod from_gguf;
 mod gguf;
+mod heads;
 mod learn;
 mod mlx;
 mod output_path;
+mod rope_divisors;
 mod round;
 mod rule;
 mod sensitivity;

@@ -207,8 +207,11 @@ fn single_expert(name: &str) -> Option<(&str, usize, &str)> {
     Some((mlp, expert.parse().ok()?, part))
 }
 
-/// `[E, 2I, H]` becomes gate `[E, I, H]` and up `[E, I, H]`.
-fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
+/// `[E, 2I, H]` becomes gate `[E, I, H]` and up `[E, I, H]`, in the module `mlp` (with its dot).
+///
+/// # Errors
+/// [`QuantizeError::Shape`].
+pub fn split_gate_up(view: &TensorView, mlp: &str, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
     let &[experts, both, hidden] = &view.shape[..] else {
         let (shape, want) = (view.shape.clone(), "fused experts are [E, 2 I, H]");
         return Err(QuantizeError::Shape { name: view.name.clone(), shape, want });

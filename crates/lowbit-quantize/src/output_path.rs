@@ -1,7 +1,9 @@
 //! Which output paths are allowed, and how what was written gets its name.
 
 use crate::QuantizeError;
+use lowbit_files::Checkpoint;
 use lowbit_files::staging::{Existing, Staged};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::{Component, Path, PathBuf};
 
@@ -9,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 ///
 /// # Errors
 /// [`QuantizeError::Output`].
-pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), QuantizeError> {
+fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), QuantizeError> {
     let (Some(from), Some(to)) = (checkpoint.canonicalize().ok(), resolve(output)) else { return Ok(()) };
     let relation = match () {
         () if from == to => "is",
@@ -18,6 +20,16 @@ pub fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), Quan
         () => return Ok(()),
     };
     Err(QuantizeError::Output { output: output.into(), relation, checkpoint: checkpoint.into() })
+}
+
+/// [`check`] for `checkpoint` and the files of its tensors.
+///
+/// # Errors
+/// [`QuantizeError::Output`].
+pub fn check_all(checkpoint: &Checkpoint, output: &Path, replace: bool) -> Result<(), QuantizeError> {
+    check(checkpoint.path(), output, replace)?;
+    let files: BTreeSet<_> = checkpoint.tensors().iter().map(|view| &view.file).collect();
+    files.into_iter().try_for_each(|file| check(file, output, replace))
 }
 
 /// What becomes of a checkpoint that has the output's name.

@@ -1,3 +1,4 @@
+use crate::from_gguf::{self, Converted};
 use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::mlx::targets;
 use crate::tensor::{Encoded, Tensor};
@@ -82,7 +83,7 @@ const ROUTER: (usize, usize) = (8, 64);
 /// A file of a sharded checkpoint holds at most this many bytes, as mlx-lm has it.
 const SHARD_BYTES: u64 = 5 << 30;
 
-/// Quantises `checkpoint`, in Hugging Face's or MLX's layout, round-to-nearest into a new directory `output` in
+/// Quantises `checkpoint`, of any layout, round-to-nearest into a new directory `output` in
 /// MLX's layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU backend) bit
 /// for bit. Weights that are quantised already are decoded in f32 first; those whose format stays keep their bytes.
 /// `progress` is called with the number of tensors done and of all tensors after each one, and
@@ -146,35 +147,38 @@ pub fn quantize_and_learn(
 
 /// A new checkpoint, before it is written.
 pub(crate) struct Plan<'a> {
-    checkpoint: &'a Checkpoint,
     options: &'a QuantizeOptions,
+    /// `config.json`, without the new quantisation.
+    config: Value,
     companions: Vec<Companion>,
     jobs: Vec<Job>,
     fallbacks: Vec<Fallback>,
+    warnings: Vec<String>,
 }
 
 impl<'a> Plan<'a> {
     /// Checks everything before anything is written.
     pub(crate) fn new(
-        checkpoint: &'a Checkpoint,
+        checkpoint: &Checkpoint,
         output: &Path,
         options: &'a QuantizeOptions,
     ) -> Result<Self, QuantizeError> {
         Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-        if checkpoint.layout() == Layout::Gguf {
-            let (path, found) = (checkpoint.path().to_path_buf(), checkpoint.layout());
-            let want = "checkpoints in Hugging Face's or MLX's layout, since lowbit makes no config.json and no tokenizer.json of a GGUF file's metadata";
-            return Err(QuantizeError::Layout { path, found, want });
-        }
-        output_path::check(checkpoint.path(), output, options.replace)?;
+        output_path::check_all(checkpoint, output, options.replace)?;
+        let Converted { config, tensors, warnings } = match checkpoint.metadata() {
+            Some(metadata) => from_gguf::convert(checkpoint, metadata)?,
+            None => {
+                let (config, tensors) = (checkpoint.config()?.clone(), targets(checkpoint)?);
+                Converted { config, tensors, warnings: vec![] }
+            }
+        };
         let companions = checkpoint.companions()?;
-        let tensors = targets(checkpoint)?;
-        let types = Types::new(checkpoint, &tensors)?;
+        let types = Types::new(checkpoint.layout(), &config, &tensors);
         Rule::check(&options.rules, tensors.iter().filter_map(module))?;
         let mut fallbacks = vec![];
         let job = |tensor| Job::new(tensor, &types, options, &mut fallbacks);
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { checkpoint, options, companions, jobs, fallbacks })
+        Ok(Self { options, config, companions, jobs, fallbacks, warnings })
     }
 
     /// Its tensors.
@@ -203,10 +207,10 @@ impl<'a> Plan<'a> {
         encode: impl Fn(&Job) -> Result<Encoded, FormatError>,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Summary, QuantizeError> {
-        let fallbacks = self.fallbacks.clone();
-        let summary = Summary { fallbacks, ..write_tensors(&self.jobs, folder, encode, progress)? };
+        let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
+        let summary = Summary { fallbacks, warnings, ..write_tensors(&self.jobs, folder, encode, progress)? };
         let overrides = self.jobs.iter().filter_map(|job| job.quantization(self.options)).collect();
-        let config = config(self.checkpoint, self.options, overrides)?;
+        let config = config(self.config.clone(), self.options, overrides);
         write(folder, "config.json", config.as_bytes())?;
         self.companions.iter().try_for_each(|companion| write(folder, companion.name, &companion.bytes))?;
         Ok(summary)
@@ -306,7 +310,8 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
 
 /// Which types the new checkpoint's tensors have.
 struct Types {
-    /// All of them, but for the decay rates, as mlx-lm converts a Hugging Face checkpoint. MLX's keep their own.
+    /// All of them, but for the decay rates, as mlx-lm converts a Hugging Face checkpoint, and in one of a GGUF file. MLX's keep
+    /// their own.
     all: Option<FloatType>,
     /// Scales and biases of what was quantised in a mode that does not say which type the weights had: the norms', since
     /// MLX computes in that type.
@@ -314,16 +319,14 @@ struct Types {
 }
 
 impl Types {
-    fn new(checkpoint: &Checkpoint, tensors: &[Tensor]) -> Result<Self, QuantizeError> {
-        let configured = stored_dtype(checkpoint.config()?);
+    fn new(layout: Layout, config: &Value, tensors: &[Tensor]) -> Self {
+        let configured = stored_dtype(config);
         let norm = tensors.iter().find_map(|tensor| match tensor.source.format {
             Format::Float(float) if tensor.name.ends_with("model.norm.weight") => Some(float),
             _ => None,
         });
-        Ok(Self {
-            all: configured.filter(|_| checkpoint.layout() == Layout::HuggingFace),
-            scales: norm.or(configured).unwrap_or(FloatType::BF16),
-        })
+        let all = configured.filter(|_| layout != Layout::Mlx);
+        Self { all, scales: all.or(norm).or(configured).unwrap_or(FloatType::BF16) }
     }
 
     /// That of `tensor`, or of its scales.
@@ -357,7 +360,11 @@ impl Job {
             // mlx-lm adds in the stored type, before it converts.
             (tensor.change.sum, tensor.change.rounded) = (own, dtype);
         }
-        let as_it_is = tensor.source.format.with_float(dtype);
+        // GGML's blocks are not in MLX's layout.
+        let as_it_is = match tensor.source.format.ggml_type() {
+            Some(_) => Format::Float(dtype),
+            None => tensor.source.format.with_float(dtype),
+        };
         let format = match wanted(&tensor, options, dtype)? {
             None => as_it_is,
             Some(wanted) => {
@@ -442,12 +449,7 @@ impl Job {
 }
 
 /// `config.json` with the quantisation, under both keys that readers look for.
-fn config(
-    checkpoint: &Checkpoint,
-    options: &QuantizeOptions,
-    overrides: Map<String, Value>,
-) -> Result<String, QuantizeError> {
-    let mut config = checkpoint.config()?.clone();
+fn config(mut config: Value, options: &QuantizeOptions, overrides: Map<String, Value>) -> String {
     let QuantizeOptions { mode, bits, group_size, .. } = options;
     let mut quantization = json!({ "group_size": group_size, "bits": bits, "mode": mode });
     if let (Some(quantization), Some(config)) = (quantization.as_object_mut(), config.as_object_mut()) {
@@ -460,5 +462,5 @@ fn config(
             config.insert(key.into(), Value::Object(quantization.clone()));
         }
     }
-    Ok(serde_json::to_string_pretty(&config).expect("JSON values can be written"))
+    serde_json::to_string_pretty(&config).expect("JSON values can be written")
 }

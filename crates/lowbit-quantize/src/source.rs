@@ -7,6 +7,7 @@ use std::ops::Range;
 /// The rows of a tensor, of `k` values each, in the files that they are read from and in any format.
 #[derive(Clone, Debug)]
 pub struct Source {
+    /// That of the first rows. Others have another one where a tensor is put together from several of a GGUF file.
     pub format: Format,
     pub k: usize,
     pieces: Vec<Piece>,
@@ -16,6 +17,7 @@ pub struct Source {
 /// Rows that lie one after the other: the bytes of each component.
 #[derive(Clone, Debug)]
 struct Piece {
+    format: Format,
     rows: usize,
     components: Vec<Bytes>,
 }
@@ -40,8 +42,9 @@ impl Source {
     /// One row of values that are computed.
     pub fn values(values: &[f32]) -> Self {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let pieces = vec![Piece { rows: 1, components: vec![bytes.into()] }];
-        Self { format: Format::Float(FloatType::F32), k: values.len(), pieces, views: vec![] }
+        let format = Format::Float(FloatType::F32);
+        let pieces = vec![Piece { format, rows: 1, components: vec![bytes.into()] }];
+        Self { format, k: values.len(), pieces, views: vec![] }
     }
 
     /// A weight in MLX's layout: the components of `format`, in rows of `k` values.
@@ -60,7 +63,7 @@ impl Source {
             Some(&Some(rows)) if same => {
                 let components = views.iter().map(|view| view.bytes.clone()).collect();
                 let views = views.iter().map(|&view| view.clone()).collect();
-                Ok(Self { format, k, pieces: vec![Piece { rows, components }], views })
+                Ok(Self { format, k, pieces: vec![Piece { format, rows, components }], views })
             }
             _ => {
                 let view = views[0];
@@ -80,7 +83,7 @@ impl Source {
         self.push_bytes(view, view.bytes.slice(bytes));
     }
 
-    /// Appends the rows of `other`, which are of the same format and length.
+    /// Appends the rows of `other`, which are of the same length.
     pub fn append(&mut self, other: Self) {
         self.pieces.extend(other.pieces);
         self.views.extend(other.views);
@@ -92,7 +95,7 @@ impl Source {
             .components(self.k)
             .map_or(0, |components| components.iter().map(Component::row_bytes).sum());
         let rows = bytes.len().checked_div(row).unwrap_or(0);
-        self.pieces.push(Piece { rows, components: vec![bytes] });
+        self.pieces.push(Piece { format: self.format, rows, components: vec![bytes] });
         self.views.push(view.clone());
     }
 
@@ -105,6 +108,11 @@ impl Source {
             again.push_bytes(view, piece.components[0].clone());
         }
         again
+    }
+
+    /// Whether all rows are in `format`.
+    pub fn is_in(&self, format: Format) -> bool {
+        self.pieces.iter().all(|piece| piece.format == format)
     }
 
     /// How many rows there are.
@@ -122,10 +130,10 @@ impl Source {
     pub fn decode(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
         let mut left = &mut out[..];
         let rows = left.len() / self.k.max(1);
-        self.each(first, rows, |parts, rows| {
+        self.each(first, rows, |format, parts, rows| {
             let (now, later) = std::mem::take(&mut left).split_at_mut(rows * self.k);
             left = later;
-            self.format.decode(parts, rows, self.k, now)
+            format.decode(parts, rows, self.k, now)
         })?;
         assert!(left.is_empty(), "a part of a row");
         Ok(())
@@ -140,27 +148,28 @@ impl Source {
     /// When there are fewer rows.
     pub fn encoded(&self, first: usize, rows: usize) -> Result<Vec<Vec<u8>>, FormatError> {
         let mut encoded = vec![vec![]; self.format.components(self.k)?.len()];
-        self.each(first, rows, |parts, _| {
+        self.each(first, rows, |format, parts, _| {
+            assert_eq!(format, self.format, "rows of one format");
             encoded.iter_mut().zip(parts).for_each(|(all, part): (&mut Vec<u8>, _)| all.extend(*part));
             Ok(())
         })?;
         Ok(encoded)
     }
 
-    /// Calls `visit` with the components and the number of rows that lie together, until it has seen `rows` rows from `first` on.
+    /// Calls `visit` with the format, the components and the number of rows that lie together, until it has seen `rows` rows from `first` on.
     fn each<'s>(
         &'s self,
         mut first: usize,
         mut rows: usize,
-        mut visit: impl FnMut(&Parts<'s>, usize) -> Result<(), FormatError>,
+        mut visit: impl FnMut(Format, &Parts<'s>, usize) -> Result<(), FormatError>,
     ) -> Result<(), FormatError> {
-        let components = self.format.components(self.k)?;
         for piece in &self.pieces {
             if first >= piece.rows {
                 first -= piece.rows;
                 continue;
             }
             let now = (piece.rows - first).min(rows);
+            let components = piece.format.components(self.k)?;
             let parts: Parts<'s> =
                 std::array::from_fn(|i| match (piece.components.get(i), components.get(i)) {
                     (Some(bytes), Some(component)) => {
@@ -168,7 +177,7 @@ impl Source {
                     }
                     _ => &[],
                 });
-            visit(&parts, now)?;
+            visit(piece.format, &parts, now)?;
             (first, rows) = (0, rows - now);
             if rows == 0 {
                 return Ok(());

@@ -15,6 +15,8 @@ pub struct Summary {
     pub kinds: Vec<KindSummary>,
     /// Tensors that got another format than was asked for, because their rows are no whole groups or blocks of that.
     pub fallbacks: Vec<Fallback>,
+    /// What the old checkpoint says that the new one does not, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// The tensors of one kind.

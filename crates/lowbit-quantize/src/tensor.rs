@@ -24,17 +24,38 @@ pub struct Change {
     pub add_one: bool,
     /// The type that sums with 1 are rounded to.
     pub sum: FloatType,
-    /// Values become `-exp(value)`.
-    pub negative_exp: bool,
+    /// What values become.
+    pub function: Function,
     /// The type that values are rounded to in the end.
     pub rounded: FloatType,
+}
+
+/// What a value becomes. Computed in f64, so that the result is the nearest f32 however a library computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// Itself.
+    Same,
+    /// `-exp(value)`.
+    NegativeExp,
+    /// `ln(-value)`, the inverse of that.
+    LogOfNegative,
+}
+
+impl Function {
+    fn of(self, value: f32) -> f32 {
+        match self {
+            Self::Same => value,
+            Self::NegativeExp => -f64::from(value).exp() as f32,
+            Self::LogOfNegative => f64::from(-value).ln() as f32,
+        }
+    }
 }
 
 impl Default for Change {
     /// None.
     fn default() -> Self {
         let (rows, columns, sum, rounded) = (None, None, FloatType::F32, FloatType::F32);
-        Self { rows, columns, add_one: false, sum, negative_exp: false, rounded }
+        Self { rows, columns, add_one: false, sum, function: Function::Same, rounded }
     }
 }
 
@@ -76,7 +97,7 @@ impl Tensor {
 
     /// The values of the rows from `first` on, as many as `out` holds.
     pub fn values(&self, first: usize, out: &mut [f32]) -> Result<(), FormatError> {
-        let Change { rows, columns, add_one, sum, negative_exp, rounded } = &self.change;
+        let Change { rows, columns, add_one, sum, function, rounded } = &self.change;
         match rows {
             None => self.source.decode(first, out)?,
             Some(rows) => {
@@ -96,11 +117,7 @@ impl Tensor {
             if *add_one {
                 *value = sum.round(*value + 1.0);
             }
-            if *negative_exp {
-                // In f64, so that the result is the nearest f32 however a library computes exp.
-                *value = -f64::from(*value).exp() as f32;
-            }
-            *value = rounded.round(*value);
+            *value = rounded.round(function.of(*value));
         }
         Ok(())
     }
@@ -114,6 +131,14 @@ impl Tensor {
         let named = |error| QuantizeError::Encode { name: self.name.clone(), error };
         self.values(0, &mut values).map_err(named)?;
         Ok(values)
+    }
+
+    /// The values of all rows as they are stored, before any change.
+    ///
+    /// # Errors
+    /// As [`Self::all_values`].
+    pub fn source_values(&self) -> Result<Vec<f32>, QuantizeError> {
+        Self { change: Change::default(), ..self.clone() }.all_values()
     }
 
     /// Encodes all rows on all cores, as values of the type that they are rounded to ([`Format::encode_from`]). A quantised weight
@@ -152,9 +177,9 @@ impl Tensor {
 
     /// Whether what is stored is quantised in `format` already, and nothing is done to its values.
     fn keeps_bytes(&self, format: Format) -> bool {
-        let Change { rows, columns, add_one, negative_exp, .. } = &self.change;
-        let changes = rows.is_some() || columns.is_some() || *add_one || *negative_exp;
-        !matches!(format, Format::Float(_)) && format == self.source.format && !changes
+        let Change { rows, columns, add_one, function, .. } = &self.change;
+        let changes = rows.is_some() || columns.is_some() || *add_one || *function != Function::Same;
+        !matches!(format, Format::Float(_)) && self.source.is_in(format) && !changes
     }
 
     fn encode_rows(&self, format: Format, first: usize, rows: usize) -> Result<Encoded, FormatError> {

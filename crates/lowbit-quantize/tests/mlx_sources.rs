@@ -315,20 +315,6 @@ fn single_experts_that_are_quantised_are_stacked() {
 fn what_cannot_be_a_source_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("new");
-    let refused = |source: &Path| {
-        let source = Checkpoint::open(source).unwrap();
-        let error = quantize(&source, &output, &QuantizeOptions::default(), |_, _| Continue(())).unwrap_err();
-        assert!(!output.exists());
-        error
-    };
-    let path = model("qwen3").join("model.gguf");
-    let want = format!(
-        "{} is a checkpoint in GGUF's layout; this output is made from checkpoints in Hugging Face's or MLX's layout, since \
-         lowbit makes no config.json and no tokenizer.json of a GGUF file's metadata",
-        path.display()
-    );
-    assert_eq!(refused(&path).to_string(), want);
-
     // A scale that is no number, in a weight that is quantised again and in one that stays.
     let broken = folder.path().join("broken");
     std::fs::create_dir(&broken).unwrap();

@@ -249,6 +249,9 @@ fn print(summary: &Summary, output: &Path, speed: f64) -> Result<(), Failure> {
             if count > 1 { " and others" } else { "" }
         )?;
     }
+    for warning in &summary.warnings {
+        out::note!("warning: {warning}");
+    }
     let output = lowbit_files::shown_path(output);
     out::line!(
         "{output}: {:.1} MB, {:.3} bits per weight, written at {speed:.0} MB/s of the old checkpoint",

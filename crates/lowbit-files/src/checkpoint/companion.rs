@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
 
-use super::{CONFIG, Checkpoint, Layout};
-use crate::FileError;
+use super::{CONFIG, Checkpoint, GenerationConfig};
+use crate::gguf::Metadata;
 use crate::read::{limit, read};
+use crate::{FileError, Tokenizer};
 
 /// A file that a model needs besides its configuration and weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,13 +46,15 @@ const COMPANIONS: &[(&str, Content, u64)] = &[
 impl Checkpoint {
     /// Tokenizer, chat template and generation settings, for a copy of this checkpoint. Each is what its name says, and
     /// lies in the checkpoint's directory (in the hub's cache also in the blobs of the same repository): a link
-    /// to any other file, such as one with passwords, is refused. So is such a link in the place of config.json.
+    /// to any other file, such as one with passwords, is refused. So is such a link in the place of config.json. Those of a GGUF
+    /// file are made of its metadata.
     ///
     /// # Errors
-    /// [`FileError::Outside`]; [`FileError::TooLarge`]; [`FileError::Json`]; [`FileError::Io`].
+    /// [`FileError::Outside`]; [`FileError::TooLarge`]; [`FileError::Json`]; [`FileError::Io`]; for GGUF those of
+    /// [`Tokenizer::companions`] and [`Self::generation_config`].
     pub fn companions(&self) -> Result<Vec<Companion>, FileError> {
-        if self.layout() == Layout::Gguf {
-            return Ok(vec![]);
+        if let Some(metadata) = self.metadata() {
+            return from_gguf(self, metadata);
         }
         own_file(self.path(), CONFIG)?;
         let mut companions = vec![];
@@ -64,6 +67,19 @@ impl Checkpoint {
         }
         Ok(companions)
     }
+}
+
+fn from_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Vec<Companion>, FileError> {
+    let architecture = metadata.get::<&str>("general.architecture")?;
+    let length = metadata.find(&format!("{architecture}.context_length"))?;
+    let mut companions = Tokenizer::companions(metadata, length)?;
+    // The ids that end a text as running the file has them: its own and well-known ones.
+    let eos_token_ids = Tokenizer::from_gguf(metadata)?.eos_ids().to_vec();
+    let generation = GenerationConfig { eos_token_ids, ..checkpoint.generation_config()? };
+    if let Some(json) = generation.to_json(metadata.file())? {
+        companions.push(Companion { name: "generation_config.json", bytes: json.into_bytes() });
+    }
+    Ok(companions)
 }
 
 impl Content {

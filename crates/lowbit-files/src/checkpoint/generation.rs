@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Number, Value};
 
 use super::{Checkpoint, mismatch};
 use crate::FileError;
@@ -51,6 +51,47 @@ impl Checkpoint {
             }
         }
         Ok(config)
+    }
+}
+
+impl GenerationConfig {
+    /// generation_config.json; `None` where there is nothing to say. `file` is where it is from.
+    ///
+    /// # Errors
+    /// [`FileError::Value`] for a number that JSON does not have.
+    pub(crate) fn to_json(&self, file: &Path) -> Result<Option<String>, FileError> {
+        let mut json = Map::new();
+        if let Some(id) = self.bos_token_id {
+            json.insert("bos_token_id".into(), id.into());
+        }
+        if !self.eos_token_ids.is_empty() {
+            json.insert("eos_token_id".into(), self.eos_token_ids.clone().into());
+        }
+        let mut sampling = Map::new();
+        if let Some(top_k) = self.top_k {
+            sampling.insert("top_k".into(), top_k.into());
+        }
+        let floats = [
+            ("temperature", self.temperature),
+            ("top_p", self.top_p),
+            ("min_p", self.min_p),
+            ("repetition_penalty", self.repetition_penalty),
+        ];
+        for (key, value) in floats {
+            let Some(value) = value else { continue };
+            // In as few digits as say this f32.
+            let number = value.to_string().parse().ok().and_then(Number::from_f64);
+            let number =
+                number.ok_or_else(|| mismatch(file, key, "a finite number", &value.to_string().into()))?;
+            sampling.insert(key.into(), number.into());
+        }
+        // transformers decodes greedily otherwise.
+        if let Some(sample) = self.do_sample.or((!sampling.is_empty()).then_some(true)) {
+            json.insert("do_sample".into(), sample.into());
+        }
+        json.append(&mut sampling);
+        let text = |json| serde_json::to_string_pretty(&Value::Object(json)).map_err(FileError::json(file));
+        if json.is_empty() { Ok(None) } else { text(json).map(Some) }
     }
 }
 

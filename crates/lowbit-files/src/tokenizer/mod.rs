@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use self::engine::Engine;
 use crate::gguf::{self as gguf_format, Metadata};
-use crate::{Checkpoint, FileError};
+use crate::{Checkpoint, Companion, FileError};
 
 pub(crate) use huggingface::special_token;
 pub use stream::TokenStream;
@@ -73,6 +73,18 @@ impl Tokenizer {
         vocab_size: usize,
     ) -> Result<Vec<(String, gguf_format::Value)>, FileError> {
         gguf::entries(checkpoint, vocab_size)
+    }
+
+    /// The tokenizer and the chat templates of a GGUF file as transformers' files tokenizer.json and tokenizer_config.json, for a
+    /// model whose context has `model_max_length` tokens. The ids are those that [`Self::from_gguf`] makes.
+    ///
+    /// # Errors
+    /// As [`Self::from_gguf`]; [`FileError::Tokenizer`] for more added tokens than tokenizer.json may have here.
+    pub fn companions(
+        metadata: &Metadata,
+        model_max_length: Option<usize>,
+    ) -> Result<Vec<Companion>, FileError> {
+        gguf::companions(metadata, model_max_length)
     }
 
     /// The tokenizer that `bytes`, the content of the tokenizer.json `file`, describe. What other files say of special

@@ -343,3 +343,93 @@ fn vocabularies_that_contradict_themselves_are_refused() {
         assert!(message.contains(want), "{message}\nshould say: {want}");
     }
 }
+
+/// The tokenizer of the files that are made of `metadata`.
+#[track_caller]
+fn exported(metadata: &Metadata, folder: &Path) -> Tokenizer {
+    for Companion { name, bytes } in Tokenizer::companions(metadata, Some(512)).unwrap() {
+        std::fs::write(folder.join(name), bytes).unwrap();
+    }
+    Tokenizer::from_checkpoint(&checkpoint(folder)).unwrap()
+}
+
+#[test]
+fn files_made_of_a_gguf_tokenizer_make_the_same_ids() {
+    let (bytes, cuts) = (metadata("byte_level.gguf"), metadata("boundaries.gguf"));
+    let pieces = metadata("sentencepiece.gguf");
+    let pre = |name: &str| ("tokenizer.ggml.pre", Value::String(name.into()));
+    let flag = |key, value| (key, Value::Bool(value));
+    let (bos, eos) = ("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token");
+    let mut sources: Vec<_> = super::gguf::pre_names().map(|name| (&cuts, pre(name))).collect();
+    sources.extend([
+        (&bytes, pre("qwen2")),
+        (&bytes, pre("llama-bpe")),
+        (&bytes, flag(bos, false)),
+        (&pieces, flag(bos, true)),
+        (&pieces, flag(bos, false)),
+        (&pieces, flag(eos, true)),
+        (&pieces, flag("tokenizer.ggml.add_space_prefix", false)),
+    ]);
+    for (metadata, (key, value)) in sources {
+        let what = format!("{key} {value:?}");
+        let metadata = with(metadata, key, Some(value));
+        let folder = tempfile::TempDir::new().unwrap();
+        let (want, got) = (Tokenizer::from_gguf(&metadata).unwrap(), exported(&metadata, folder.path()));
+        assert_eq!((want.bos(), want.eos()), (got.bos(), got.eos()), "{what}");
+        assert_eq!(want.vocab_size(), got.vocab_size(), "{what}");
+        for id in 0..want.vocab_size() as u32 {
+            assert_eq!((want.token(id), want.is_special(id)), (got.token(id), got.is_special(id)), "{what}");
+        }
+        for text in ids()["texts"].as_array().unwrap() {
+            let text = text.as_str().unwrap();
+            for add_special in [true, false] {
+                let [want, got] = [&want, &got].map(|tokenizer| tokenizer.encode(text, add_special).unwrap());
+                assert_eq!(want, got, "{what}: {text:?}");
+            }
+            let ids = want.encode(text, true).unwrap();
+            assert_eq!(want.decode(&ids).unwrap(), got.decode(&ids).unwrap(), "{what}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn files_made_of_a_gguf_tokenizer_have_its_special_tokens_and_templates() {
+    let one = with(&metadata("byte_level.gguf"), "tokenizer.chat_template", Some(Value::String("a".into())));
+    let padded = with(&one, "tokenizer.ggml.padding_token_id", Some(Value::U32(5)));
+    let json = |metadata: &Metadata, name: &str| -> Json {
+        let files = Tokenizer::companions(metadata, Some(512)).unwrap();
+        serde_json::from_slice(&files.iter().find(|file| file.name == name).unwrap().bytes).unwrap()
+    };
+    let config = json(&padded, "tokenizer_config.json");
+    let token = |id| Tokenizer::from_gguf(&padded).unwrap().token(id).unwrap();
+    assert_eq!(config["pad_token"], token(5));
+    assert_eq!((&config["chat_template"], &config["model_max_length"]), (&"a".into(), &512.into()));
+    let tools = with(&one, "tokenizer.chat_template.tool_use", Some(Value::String("b".into())));
+    let template = &json(&tools, "tokenizer_config.json")["chat_template"];
+    let want =
+        serde_json::json!([{ "name": "default", "template": "a" }, { "name": "tool_use", "template": "b" }]);
+    assert_eq!(*template, want);
+    let folder = tempfile::TempDir::new().unwrap();
+    exported(&tools, folder.path());
+    let template = crate::ChatTemplate::from_checkpoint(&checkpoint(folder.path())).unwrap().unwrap();
+    assert_eq!(template.render(&[crate::Message::new("user", "x")], true).unwrap(), "a");
+    let wrong = with(&one, "tokenizer.chat_template.tool_use", Some(Value::U32(1)));
+    let message = Tokenizer::companions(&wrong, None).unwrap_err().to_string();
+    assert!(
+        message.ends_with("tokenizer.chat_template.tool_use is u32 1, but a string is wanted"),
+        "{message}"
+    );
+    // What llama.cpp's converter calls an embedding without a token is no token.
+    let Some(Value::Array(Array::String(tokens))) = one.value("tokenizer.ggml.tokens") else {
+        panic!("strings")
+    };
+    let kinds: Vec<i32> = one.get("tokenizer.ggml.token_type").unwrap();
+    let last = tokens.len();
+    let tokens = [&tokens[..], &[format!("[PAD{last}]"), "[PAD1]".into()]].concat();
+    let kinds = Value::Array(Array::I32([&kinds[..], &[5, 5]].concat()));
+    let more = with(&one, "tokenizer.ggml.tokens", Some(Value::Array(Array::String(tokens))));
+    let more = with(&more, "tokenizer.ggml.token_type", Some(kinds));
+    let vocabulary = &json(&more, "tokenizer.json")["model"]["vocab"];
+    assert_eq!(vocabulary[format!("[PAD{last}]")], Json::Null);
+    assert_eq!(vocabulary["[PAD1]"], last + 1);
+}

@@ -51,6 +51,19 @@ impl Architecture {
         ["weight", "bias"].contains(&parameter).then_some(())?;
         Some(format!("{}.{parameter}", find(module)?))
     }
+
+    /// The inverse of [`Self::gguf_name`]: what MLX's checkpoints call the tensor that GGUF calls `name`, without `blk.N.`
+    pub fn mlx_name(&self, name: &str) -> Option<String> {
+        let find = |name: &str| {
+            self.names.iter().copied().flatten().find(|(_, gguf)| *gguf == name).map(|(json, _)| *json)
+        };
+        if let Some(whole) = find(name) {
+            return Some(whole.to_string());
+        }
+        let (module, parameter) = name.rsplit_once('.')?;
+        ["weight", "bias"].contains(&parameter).then_some(())?;
+        Some(format!("{}.{parameter}", find(module)?))
+    }
 }
 
 /// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other checkpoints of the

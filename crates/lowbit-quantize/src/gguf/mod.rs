@@ -18,7 +18,6 @@ use lowbit_models::Config;
 use lowbit_models::arch::{self, Architecture};
 use mix::{Facts, Part, Place};
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::io::{BufWriter, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -126,9 +125,7 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     /// Checks everything before anything is written.
     fn new(checkpoint: &Checkpoint, output: &Path, options: &'a GgufOptions) -> Result<Self, QuantizeError> {
-        output_path::check(checkpoint.path(), output, options.replace)?;
-        let files: BTreeSet<_> = checkpoint.tensors().iter().map(|view| &view.file).collect();
-        files.into_iter().try_for_each(|file| output_path::check(file, output, options.replace))?;
+        output_path::check_all(checkpoint, output, options.replace)?;
         let config = Config::new(checkpoint)?;
         let architecture = arch::find(&config)?;
         let (planned, metadata) = match checkpoint.metadata() {

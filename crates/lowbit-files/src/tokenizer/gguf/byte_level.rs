@@ -1,8 +1,10 @@
 //! GPT-2's byte-level BPE. `tokenizer.ggml.pre` names the pattern that cuts a text into words before merging.
 
+use serde_json::{Value as Json, json};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
+use super::export::Description;
 use super::{Defaults, Vocabulary};
 use crate::tokenizer::steps::{Inner, Matcher, PreTokenize, split_by};
 use crate::{FileError, shown};
@@ -129,6 +131,28 @@ pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Res
     inner.with_decoder(Some(ByteLevel::default()));
     defaults.add_bos = pre.add_bos;
     Ok(inner)
+}
+
+/// The same in tokenizer.json.
+pub(super) fn describe(vocabulary: &Vocabulary<'_>) -> Result<Description, FileError> {
+    let pre = pre(vocabulary)?;
+    let split = |pattern: &&str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+    let byte_level = |add_prefix_space: bool, trim_offsets: bool, use_regex: bool| {
+        json!({
+            "type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": trim_offsets, "use_regex": use_regex,
+        })
+    };
+    let mut steps: Vec<_> = pre.patterns.iter().map(split).collect();
+    steps.push(byte_level(false, true, false));
+    Ok(Description {
+        normalizer: Json::Null,
+        pre_tokenizer: json!({ "type": "Sequence", "pretokenizers": steps }),
+        decoder: byte_level(true, true, true),
+        model: json!({
+            "unk_token": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": pre.whole_words,
+        }),
+        merges: merges(vocabulary)?,
+    })
 }
 
 /// The name of these patterns, for tokens that are whole words or not.

@@ -3,6 +3,7 @@
 //! Source: llama.cpp's `llama-vocab.cpp`, autumn 2026.
 
 mod byte_level;
+mod export;
 mod sentencepiece;
 mod write;
 
@@ -21,6 +22,7 @@ use crate::{FileError, shown};
 pub(super) use byte_level::GPT_2;
 #[cfg(test)]
 pub(super) use byte_level::pre_names;
+pub(super) use export::companions;
 pub(super) use write::entries;
 
 pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {

@@ -1,6 +1,7 @@
 //! SentencePiece BPE: of all adjacent pairs that join to a token, the one of the highest score is joined first. Spaces
 //! are spelled `▁`, and characters without a token are spelled byte by byte.
 
+use serde_json::{Value as Json, json};
 use tokenizers::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::fuse::Fuse;
@@ -10,6 +11,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 
+use super::export::Description;
 use super::{Defaults, Kind, Vocabulary};
 use crate::tokenizer::steps::{Inner, Normalize};
 use crate::{FileError, shown};
@@ -22,7 +24,7 @@ const SPACE: &str = "\u{2581}";
 
 pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Result<Inner, FileError> {
     *defaults = Defaults { bos: Some(1), eos: Some(2), add_bos: true };
-    let unknown = vocabulary.special_id("unknown")?.unwrap_or(0);
+    let unknown = unknown(vocabulary)?;
     for byte in 0..=u8::MAX {
         let token = format!("<0x{byte:02X}>");
         match vocabulary.id(&token).map(|id| vocabulary.kinds[id as usize]) {
@@ -36,7 +38,7 @@ pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Res
     let unknown = vocabulary.tokens[unknown as usize].clone();
     let builder = BPE::builder().unk_token(unknown).fuse_unk(true).byte_fallback(true);
     let mut inner = vocabulary.model(builder, merges(vocabulary)?)?;
-    let prefix = vocabulary.metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+    let prefix = adds_space(vocabulary)?;
     let spaces = |from, to| Replace::new(from, to).map_err(|error| vocabulary.error(error));
     let mut normalizers: Vec<Normalize> = vec![spaces(" ", SPACE)?.into()];
     let mut decoders: Vec<DecoderWrapper> =
@@ -49,6 +51,36 @@ pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Res
     inner.with_normalizer(Some(normalizer)).map_err(|error| vocabulary.error(error))?;
     inner.with_decoder(Some(Sequence::new(decoders)));
     Ok(inner)
+}
+
+/// The same in tokenizer.json.
+pub(super) fn describe(vocabulary: &Vocabulary<'_>) -> Result<Description, FileError> {
+    let spaces =
+        |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+    let mut normalizers = vec![spaces(" ", SPACE)];
+    let mut decoders = vec![spaces(SPACE, " "), json!({ "type": "ByteFallback" }), json!({ "type": "Fuse" })];
+    if adds_space(vocabulary)? {
+        normalizers.insert(0, json!({ "type": "Prepend", "prepend": SPACE }));
+        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    }
+    let unknown = &vocabulary.tokens[unknown(vocabulary)? as usize];
+    Ok(Description {
+        normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
+        pre_tokenizer: Json::Null,
+        decoder: json!({ "type": "Sequence", "decoders": decoders }),
+        model: json!({ "unk_token": unknown, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false }),
+        merges: merges(vocabulary)?,
+    })
+}
+
+/// The token for what has none.
+pub(super) fn unknown(vocabulary: &Vocabulary<'_>) -> Result<u32, FileError> {
+    Ok(vocabulary.special_id("unknown")?.unwrap_or(0))
+}
+
+/// Whether a space is put before a text.
+fn adds_space(vocabulary: &Vocabulary<'_>) -> Result<bool, FileError> {
+    Ok(vocabulary.metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true))
 }
 
 /// Every way to cut a token into two tokens, in the order in which joining them is preferred: by the token's score,

@@ -1,0 +1,172 @@
+//! A GGUF tokenizer as the files that transformers and mlx-lm read: tokenizer.json, which makes the same ids as
+//! [`load`](super::load), and tokenizer_config.json with the special tokens and the chat templates.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{Kind, Vocabulary, byte_level, sentencepiece};
+use crate::gguf::{Metadata, Value};
+use crate::tokenizer::{SpecialTokens, Tokenizer};
+use crate::{Companion, FileError, shown};
+
+/// Special tokens that have no default, as GGUF and tokenizer_config.json call them.
+const NAMED: [(&str, &str); 4] =
+    [("padding", "pad_token"), ("seperator", "sep_token"), ("cls", "cls_token"), ("mask", "mask_token")];
+
+const TEMPLATE: &str = "tokenizer.chat_template";
+
+/// What a kind of tokenizer has in tokenizer.json, without what all have.
+pub(super) struct Description {
+    pub normalizer: Json,
+    pub pre_tokenizer: Json,
+    pub decoder: Json,
+    /// `unk_token` and flags.
+    pub model: Json,
+    pub merges: Vec<(String, String)>,
+}
+
+/// The files. `model_max_length` is the context's length.
+///
+/// # Errors
+/// As [`load`](super::load), and [`FileError::Tokenizer`] when tokenizer.json would be larger than what is read.
+pub(in crate::tokenizer) fn companions(
+    metadata: &Metadata,
+    model_max_length: Option<usize>,
+) -> Result<Vec<Companion>, FileError> {
+    // Checks everything.
+    let tokenizer = Tokenizer::from_gguf(metadata)?;
+    let vocabulary = Vocabulary::new(metadata)?;
+    let json = tokenizer_json(&vocabulary, tokenizer.special())?;
+    let bytes = json.to_string().into_bytes();
+    Tokenizer::from_json(metadata.file(), &bytes)?;
+    let config = settings(&vocabulary, tokenizer.special(), model_max_length)?;
+    let config = serde_json::to_vec_pretty(&config).map_err(|error| vocabulary.error(error))?;
+    Ok(vec![
+        Companion { name: "tokenizer.json", bytes },
+        Companion { name: "tokenizer_config.json", bytes: config },
+    ])
+}
+
+fn tokenizer_json(vocabulary: &Vocabulary<'_>, special: &SpecialTokens) -> Result<Json, FileError> {
+    let Description { normalizer, pre_tokenizer, decoder, model, merges } =
+        match vocabulary.metadata.get::<&str>("tokenizer.ggml.model")? {
+            "llama" => sentencepiece::describe(vocabulary)?,
+            _ => byte_level::describe(vocabulary)?,
+        };
+    let tokens = || (0..).zip(vocabulary.tokens.iter().zip(&vocabulary.kinds));
+    let mut ids = Map::new();
+    for (id, (token, kind)) in tokens() {
+        // Made up by llama.cpp's converter for embeddings without a token.
+        if *kind == Kind::Unused && *token == format!("[PAD{id}]") {
+            continue;
+        }
+        ids.insert(token.clone(), Json::from(id));
+    }
+    let added = |(id, (token, kind)): (u32, (&String, &Kind))| {
+        let special = match kind {
+            Kind::Control | Kind::Unknown => true,
+            Kind::UserDefined => false,
+            Kind::Normal | Kind::Unused | Kind::Byte => return None,
+        };
+        Some(json!({
+            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": special,
+        }))
+    };
+    let mut whole = json!({ "type": "BPE", "dropout": null, "continuing_subword_prefix": null, "end_of_word_suffix": null });
+    if let (Some(whole), Json::Object(model)) = (whole.as_object_mut(), model) {
+        whole.extend(model);
+        whole.insert("vocab".into(), Json::Object(ids));
+        whole.insert("merges".into(), json!(merges));
+    }
+    Ok(json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": tokens().filter_map(added).collect::<Vec<_>>(),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(vocabulary, special),
+        "decoder": decoder,
+        "model": whole,
+    }))
+}
+
+/// What puts bos before a text, or eos behind it.
+fn post_processor(vocabulary: &Vocabulary<'_>, special: &SpecialTokens) -> Json {
+    let [before, after] = [special.before, special.after];
+    if before.or(after).is_none() {
+        // Changes offsets alone, and says that no token is put around a text.
+        return json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false });
+    }
+    let token = |id: u32| &vocabulary.tokens[id as usize];
+    let piece = |id: Option<u32>, text: u32| {
+        id.map(|id| json!({ "SpecialToken": { "id": token(id), "type_id": text } }))
+    };
+    let around = |sequence: &str, text: u32| {
+        let sequence = json!({ "Sequence": { "id": sequence, "type_id": text } });
+        [piece(before, text), Some(sequence), piece(after, text)].into_iter().flatten().collect::<Vec<_>>()
+    };
+    let mut tokens = Map::new();
+    for id in [before, after].into_iter().flatten() {
+        tokens.insert(token(id).clone(), json!({ "id": token(id), "ids": [id], "tokens": [token(id)] }));
+    }
+    let pair = [around("A", 0), around("B", 1)].concat();
+    json!({
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": pair,
+        "special_tokens": tokens,
+    })
+}
+
+/// tokenizer_config.json.
+fn settings(
+    vocabulary: &Vocabulary<'_>,
+    special: &SpecialTokens,
+    model_max_length: Option<usize>,
+) -> Result<Json, FileError> {
+    let token = |id: Option<u32>| id.map_or(Json::Null, |id| vocabulary.tokens[id as usize].clone().into());
+    let mut settings = Map::new();
+    settings.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
+    for (name, id) in [("bos_token", special.bos), ("eos_token", special.eos)] {
+        settings.insert(name.into(), token(id));
+    }
+    let unknown = match vocabulary.metadata.get::<&str>("tokenizer.ggml.model")? {
+        "llama" => Some(sentencepiece::unknown(vocabulary)?),
+        _ => vocabulary.special_id("unknown")?,
+    };
+    settings.insert("unk_token".into(), token(unknown));
+    for (gguf, name) in NAMED {
+        if let Some(id) = vocabulary.special_id(gguf)? {
+            settings.insert(name.into(), token(Some(id)));
+        }
+    }
+    settings.insert("clean_up_tokenization_spaces".into(), false.into());
+    if let Some(length) = model_max_length {
+        settings.insert("model_max_length".into(), length.into());
+    }
+    if let Some(template) = chat_template(vocabulary.metadata)? {
+        settings.insert("chat_template".into(), template);
+    }
+    Ok(Json::Object(settings))
+}
+
+/// A template, or a list of named ones where there are several: `tokenizer.chat_template.NAME`.
+fn chat_template(metadata: &Metadata) -> Result<Option<Json>, FileError> {
+    let default = metadata.find::<&str>(TEMPLATE)?;
+    let mut list: Vec<_> =
+        default.iter().map(|template| json!({ "name": "default", "template": template })).collect();
+    for (key, value) in metadata.iter() {
+        let Some(name) = key.strip_prefix(TEMPLATE).and_then(|rest| rest.strip_prefix('.')) else { continue };
+        let Value::String(template) = value else {
+            let problem = format!("{} is {}, but a string is wanted", shown(key), value.describe());
+            return Err(FileError::tokenizer(metadata.file(), problem));
+        };
+        list.push(json!({ "name": name, "template": template }));
+    }
+    Ok(match (default, list.len()) {
+        (_, 0) => None,
+        (Some(default), 1) => Some(default.into()),
+        _ => Some(list.into()),
+    })
+}

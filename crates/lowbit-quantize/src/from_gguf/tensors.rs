@@ -1,0 +1,173 @@
+//! GGUF's tensors by MLX's names, in MLX's shapes and order: the inverse of `gguf/convert.rs`.
+
+use super::Source as Gguf;
+use crate::QuantizeError;
+use crate::heads::{Heads, Order, UNFIT, Unfit};
+use crate::mlx::split_gate_up;
+use crate::source::Source;
+use crate::tensor::{Change, Function, Tensor};
+use lowbit_files::TensorView;
+use lowbit_models::ModelError;
+use lowbit_models::arch::is_extra;
+use lowbit_models::names::{
+    A_LOG, CONV1D, EMBED_TOKENS, FUSED_GATE_UP, IN_PROJ_A, IN_PROJ_B, IN_PROJ_BA, IN_PROJ_QKV, IN_PROJ_QKVZ,
+    IN_PROJ_Z, NORM, Name,
+};
+
+/// All tensors but the rotary embedding's divisors, which `config.json` describes, sorted by name.
+///
+/// # Errors
+/// [`QuantizeError`] for tensors that MLX's checkpoints of this architecture do not have.
+pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
+    let names = Names { heads: Heads::new(&gguf.config, gguf.architecture)?, gguf };
+    let mut tensors = vec![];
+    let is_kept = |view: &&TensorView| {
+        view.name != "rope_freqs.weight" && !is_extra(&view.name, gguf.decoder.num_hidden_layers)
+    };
+    for view in gguf.checkpoint.tensors().iter().filter(is_kept) {
+        names.add(view, &mut tensors)?;
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tensors)
+}
+
+struct Names<'a> {
+    gguf: &'a Gguf<'a>,
+    heads: Heads,
+}
+
+impl Names<'_> {
+    fn add(&self, view: &TensorView, tensors: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
+        let refuse = |want| {
+            let (name, shape) = (view.name.clone(), view.shape.clone());
+            QuantizeError::Shape { name, shape, want }
+        };
+        let (layer, name) = split(&view.name);
+        let is = |other: Name<'_>| name.strip_suffix(".weight") == Some(other.1);
+        let fused = self.has_fused_projections();
+        // A part of the one before.
+        if fused && is(IN_PROJ_Z) {
+            return Ok(());
+        }
+        if is(FUSED_GATE_UP) {
+            let mlp = self.prefixed(layer, "mlp.");
+            return split_gate_up(&with_rank(view, 3), &mlp, tensors);
+        }
+        let other = [IN_PROJ_A, IN_PROJ_B].into_iter().any(is) && fused || is(IN_PROJ_BA) && !fused;
+        let known = self.gguf.architecture.mlx_name(name).filter(|_| !other).ok_or_else(|| {
+            let (path, name) = (self.gguf.checkpoint.path().to_path_buf(), view.name.clone());
+            ModelError::Surplus { path, name, count: 1 }
+        })?;
+        let view = with_rank(view, rank(&known));
+        let mut tensor = Tensor {
+            name: self.prefixed(layer, &known),
+            shape: view.shape.clone(),
+            source: Source::new(&view)?,
+            change: Change::default(),
+        };
+        if fused && is(IN_PROJ_QKV) {
+            tensor.name = format!("{}.weight", self.prefixed(layer, IN_PROJ_QKVZ.0));
+            self.fuse(&view, &mut tensor)?;
+        } else {
+            self.change(&mut tensor, &known).map_err(|Unfit| refuse(UNFIT))?;
+        }
+        if known == A_LOG.0 {
+            let values = tensor.source_values()?;
+            // What is no logarithm would be computed as NaN.
+            if let Some(index) = values.iter().position(|value| !(value.is_finite() && *value < 0.0)) {
+                let (name, value, want) = (view.name, values[index], "-exp(A_log) is below 0");
+                return Err(QuantizeError::Value { name, index, value, want });
+            }
+            tensor.change.function = Function::LogOfNegative;
+        }
+        tensors.push(tensor);
+        Ok(())
+    }
+
+    /// Whether MLX has q, k, v and z of a gated delta net in one matrix, and b and a in another.
+    fn has_fused_projections(&self) -> bool {
+        self.gguf.architecture.gguf == "qwen3next"
+    }
+
+    /// The full name of what is called `name` in a layer or outside of them.
+    fn prefixed(&self, layer: Option<usize>, name: &str) -> String {
+        let prefix = self.gguf.architecture.mlx_prefix;
+        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+        match layer {
+            Some(layer) => format!("{prefix}model.layers.{layer}.{name}"),
+            None if [EMBED_TOKENS.0, NORM.0].contains(&module) => format!("{prefix}model.{name}"),
+            None => format!("{prefix}{name}"),
+        }
+    }
+
+    /// Undoes what GGUF's converter does to the tensor that MLX calls `name` in its layer.
+    fn change(&self, tensor: &mut Tensor, name: &str) -> Result<(), Unfit> {
+        let n = *tensor.shape.first().ok_or(Unfit)?;
+        if let Some(order) = self.heads.order(name, n, tensor.k())? {
+            order.inverse().apply(tensor)?;
+        }
+        if name == CONV1D.0 {
+            // [C, W] becomes [C, W, 1], rows of one value.
+            let &[channels, width] = &tensor.shape[..] else { return Err(Unfit) };
+            tensor.shape = vec![channels, width, 1];
+            tensor.source = tensor.source.clone().with_k(1);
+            let each =
+                |rows: Vec<usize>| rows.into_iter().flat_map(|row| row * width..(row + 1) * width).collect();
+            tensor.change.rows = tensor.change.rows.take().map(each);
+        }
+        Ok(())
+    }
+
+    /// Makes of q, k and v, and of z beside them, the one matrix that MLX has, one key head after another.
+    fn fuse(&self, qkv: &TensorView, tensor: &mut Tensor) -> Result<(), QuantizeError> {
+        let name = qkv.name.replace(IN_PROJ_QKV.1, IN_PROJ_Z.1);
+        let missing = || QuantizeError::Missing { name: name.clone() };
+        let z = with_rank(self.gguf.checkpoint.tensors().get(&name).ok_or_else(missing)?, 2);
+        let refuse = |view: &TensorView, want| {
+            let (name, shape) = (view.name.clone(), view.shape.clone());
+            QuantizeError::Shape { name, shape, want }
+        };
+        let (&[qkv_rows, k], &[z_rows, z_k]) = (&qkv.shape[..], &z.shape[..]) else {
+            return Err(refuse(qkv, "a matrix is wanted"));
+        };
+        if k != z_k {
+            return Err(refuse(&z, "the projection of q, k and v has rows of another length"));
+        }
+        let delta_net = self.heads.delta_net.ok_or_else(|| refuse(qkv, UNFIT))?;
+        let rows = qkv_rows.checked_add(z_rows).ok_or_else(|| refuse(qkv, UNFIT))?;
+        let order = delta_net.split_qkvz(rows).map_err(|Unfit| refuse(qkv, UNFIT))?;
+        if order[0].len() != qkv_rows {
+            return Err(refuse(qkv, UNFIT));
+        }
+        tensor.shape = vec![rows, k];
+        tensor.source.append(Source::new(&z)?);
+        Order::Rows(order.concat()).inverse().apply(tensor).map_err(|Unfit| refuse(qkv, UNFIT))
+    }
+}
+
+/// The layer, and the name in it.
+fn split(name: &str) -> (Option<usize>, &str) {
+    let in_layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+    match in_layer.and_then(|(layer, rest)| Some((layer.parse().ok()?, rest))) {
+        Some((layer, rest)) => (Some(layer), rest),
+        None => (None, name),
+    }
+}
+
+/// How many dimensions the tensor has that MLX calls `name` in its layer; of a convolution without its last one.
+fn rank(name: &str) -> usize {
+    match name.strip_suffix(".weight") {
+        Some(module) if module.contains("switch_mlp.") => 3,
+        Some(module) if !module.ends_with("norm") => 2,
+        _ => 1,
+    }
+}
+
+/// With the leading dimensions of 1 that GGUF leaves out.
+fn with_rank(view: &TensorView, rank: usize) -> TensorView {
+    let mut view = view.clone();
+    while view.shape.len() < rank {
+        view.shape.insert(0, 1);
+    }
+    view
+}
