@@ -90,7 +90,14 @@ impl QuantizedTensor {
             return Ok(self.clone());
         }
         #[cfg(feature = "gpu")]
-        if let (Device::Cpu(_), Device::Gpu(_), None) = (self.device(), device, self.panels) {
+        if let (Device::Cpu(_), Device::Gpu(gpu), None) = (self.device(), device, self.panels) {
+            if gpu.is_dry_run() {
+                let lengths = crate::gpu::layout::repacked_bytes(self.format, self.rows(), self.k());
+                let used = lengths.into_iter().enumerate().filter(|&(at, length)| at == 0 || length > 0);
+                let components = used.map(|(_, length)| Tensor::allocate(&[length], DType::U8, device));
+                let components = components.collect::<Result<_, _>>()?;
+                return Ok(Self { format: self.format, shape: self.shape.clone(), components, panels: None });
+            }
             let components = crate::gpu::layout::repack(self.format, &self.parts(), self.rows(), self.k());
             let upload = |plane: &std::borrow::Cow<'_, [u8]>| Tensor::new(plane, &[plane.len()], device);
             let components = components.iter().filter(|component| !component.is_empty()).map(upload);

@@ -10,6 +10,7 @@
 pub mod arch;
 mod blocks;
 mod cache;
+mod compile;
 mod config;
 mod distill;
 mod error;
@@ -28,13 +29,15 @@ mod warnings;
 mod weights;
 
 pub use cache::{Cache, DeltaCache, KvCache, LayerCache};
+pub use compile::{dry_chat, dry_generation};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model, Sequence};
 pub use perplexity::{
-    ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers, perplexity,
+    ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers,
+    dry_perplexity, perplexity,
 };
 pub use warnings::warnings;
 pub use weights::{Target, Weights};

@@ -81,6 +81,11 @@ impl Target {
         Ok(Self { joins_experts: false, ..target })
     }
 
+    /// The same for another device of the same kind.
+    pub fn on(&self, device: Device) -> Self {
+        Self { device, ..self.clone() }
+    }
+
     /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
     /// are repacked at load, activations are rounded to 8 bits and keys and values are cached in f16, as llama.cpp does:
     /// several times as fast ([`QuantizedTensor::to_panels`]). Other devices compute the same either way.
@@ -434,7 +439,11 @@ impl<'a> Weights<'a> {
         }
         let [experts, n, k] = shape;
         let singles = (0..experts).map(|e| self.mapped_matrix((&single(e), ""), &[n, k]));
-        let singles = singles.collect::<Result<Vec<_>, _>>()?;
+        let mut singles = singles.collect::<Result<Vec<_>, _>>()?;
+        if matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run()) {
+            // On the host they would be copied.
+            singles = singles.iter().map(|one| self.moved(&first, one.clone())).collect::<Result<_, _>>()?;
+        }
         let stacked = QuantizedTensor::stack(&singles).map_err(|error| self.weight_error(&first, error))?;
         Ok(self.named(name, self.moved(&first, stacked)?))
     }

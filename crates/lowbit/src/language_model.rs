@@ -2,7 +2,7 @@ use crate::reply::{Reply, reply};
 use crate::{Chat, Error};
 use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer, resolve};
 use lowbit_kernels::Device;
-use lowbit_models::{GenerationOptions, Model, Session};
+use lowbit_models::{GenerationOptions, Model, Session, Target, dry_chat};
 use std::ops::ControlFlow::{self, Continue};
 
 /// Writes on from `prompt` with the model at `model`, on the CPU: greedily, up to 256 tokens. A model with a chat
@@ -72,7 +72,8 @@ impl LanguageModel {
     /// # Errors
     /// As [`Self::open_on`].
     pub fn from_checkpoint(checkpoint: Checkpoint, device: &Device) -> Result<Self, Error> {
-        let model = Model::load(&checkpoint, device)?;
+        let work = |model: &Model| dry_chat(model, &GenerationOptions::default());
+        let model = Model::load_compiled(&checkpoint, Target::new(device, None)?, work, |_, _| ())?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         let template = ChatTemplate::from_checkpoint(&checkpoint)?;
         Ok(Self { checkpoint, tokenizer, template, model })

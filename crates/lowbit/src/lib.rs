@@ -64,7 +64,8 @@ pub use lowbit_kernels::gpu::CudaOptions;
 pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu::Gpu, ops::SampleParams};
 pub use lowbit_models::{
     Cache, ComparedToken, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity,
-    Scoring, Session, Statistics, Target, compare, compare_layers, layers::DecoderConfig, perplexity,
+    Scoring, Session, Statistics, Target, compare, compare_layers, dry_chat, dry_generation, dry_perplexity,
+    layers::DecoderConfig, perplexity,
 };
 
 /// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates, the hub.

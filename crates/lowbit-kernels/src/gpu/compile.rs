@@ -424,6 +424,11 @@ impl DiskCache {
         Some(Code { entry, shared: std::str::from_utf8(shared).ok()?.parse().ok()?, bytes: bytes.to_vec() })
     }
 
+    /// Whether there is a file for the kernel of this name. It may still turn out to be of no use.
+    pub fn has(&self, name: &str) -> bool {
+        self.path(name).is_file()
+    }
+
     /// Keeps `code`. A disk that is full or read-only costs the next start time and nothing else.
     pub fn put(&self, name: &str, code: &Code) {
         let digest = hash(&code.bytes);
@@ -535,7 +540,9 @@ mod tests {
         let cache = DiskCache::new(&folder, "sm_90a");
         let code = Code { entry: "entry".into(), shared: 12, bytes: vec![0, b'\n', 255] };
         assert_eq!(cache.get("kernel 4 bits"), None);
+        assert!(!cache.has("kernel 4 bits"));
         cache.put("kernel 4 bits", &code);
+        assert!(cache.has("kernel 4 bits") && !cache.has("kernel 5 bits"));
         assert_eq!(cache.get("kernel 4 bits"), Some(code));
         assert_eq!(cache.get("kernel 5 bits"), None);
         assert_eq!(DiskCache::new(&folder, "sm_80").get("kernel 4 bits"), None);

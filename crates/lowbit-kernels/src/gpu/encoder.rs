@@ -6,7 +6,7 @@ use crate::{KernelError, Tensor};
 use cubecl_core::prelude::CubeKernel;
 use lowbit_formats::FloatType;
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A GPU and its queue. Clones share them.
@@ -57,6 +57,11 @@ fn address(range: &Range) -> usize {
     Arc::as_ptr(range).cast::<()>().addr()
 }
 
+/// A thread that panicked left nothing half done that others rely on.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Cubes that every device takes along any dimension: Vulkan promises no more.
 pub(crate) const CUBES: usize = 65535;
 
@@ -72,6 +77,13 @@ pub(crate) struct Dispatch<'a> {
     pub scalars: Vec<u32>,
     /// How many of the first buffers the kernel may read before the launch before has ended.
     pub early: usize,
+}
+
+/// A kernel that is to be compiled and not launched, and how many buffers and numbers it takes.
+pub(crate) struct Unlaunched {
+    pub kernel: Box<dyn CubeKernel>,
+    pub buffers: usize,
+    pub scalars: usize,
 }
 
 /// How the operands of a product lie, row after row.
@@ -109,6 +121,10 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn is_software(&self) -> bool {
         false
     }
+    /// Whether it only lists kernels: see [`Gpu::dry_run`].
+    fn is_dry_run(&self) -> bool {
+        false
+    }
     /// What kernels are compiled for.
     fn target(&self) -> &Target;
     /// Uninitialised memory.
@@ -132,6 +148,16 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     /// Buffers and scalars are the kernel's, in its order, and with them it stays within its buffers.
     #[allow(unsafe_code)]
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
+    /// Whether launching the kernel compiles nothing, because this process or its cache on the disk has the code.
+    fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool;
+    /// Compiles a kernel, so that launching it need not. Called from several threads.
+    fn compile(&self, kernel: Unlaunched) -> Result<(), KernelError>;
+    /// How many kernels are best compiled at a time.
+    fn compilers(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
+    /// How many kernels were compiled until now.
+    fn compilations(&self) -> usize;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
     /// What `work` records, as something to replay.

@@ -90,6 +90,14 @@ impl Layout {
     }
 }
 
+/// Bytes of the three components of `n` rows of `k` values, as [`repack`] gives them.
+pub(crate) fn repacked_bytes(format: Format, n: usize, k: usize) -> [usize; 3] {
+    let layout = Layout::of(format);
+    let (runs, (scale_bytes, bias_bytes)) = (k.div_ceil(RUN), layout.scale_sizes());
+    let (scales, biases) = layout.elements(runs);
+    [runs * 4 * layout.bits, scales * scale_bytes, biases * bias_bytes].map(|row| n * row)
+}
+
 /// The three components of `n` rows of `k` values, repacked.
 pub(crate) fn repack<'a>(format: Format, parts: &Parts<'a>, n: usize, k: usize) -> [Cow<'a, [u8]>; 3] {
     if let Some(unpack) = format.unpack() {
@@ -268,12 +276,9 @@ mod tests {
             format.decode(&parts, n, k, &mut want).unwrap();
             let layout = Layout::of(format);
             let repacked = repack(format, &parts, n, k);
-            let (runs, (scale_bytes, bias_bytes)) = (k.div_ceil(RUN), layout.scale_sizes());
-            let (scales, biases) = layout.elements(runs);
-            let row_bytes = [runs * 4 * layout.bits, scales * scale_bytes, biases * bias_bytes];
-            for (component, row_bytes) in repacked.iter().zip(row_bytes) {
-                assert_eq!(component.len(), n * row_bytes, "{format}");
-            }
+            let lengths = repacked.each_ref().map(|component| component.len());
+            assert_eq!(lengths, repacked_bytes(format, n, k), "{format}");
+            let row_bytes = lengths.map(|length| length / n);
             for row in 0..n {
                 let row_of = |c: usize| &repacked[c][row * row_bytes[c]..][..row_bytes[c]];
                 let components = [row_of(0), row_of(1), row_of(2)];

@@ -7,6 +7,7 @@
 //! | `caps.rs` | what of a device decides which kernels it runs |
 //! | `launch.rs` | typed launches: a kernel's arguments by name |
 //! | `encoder.rs` | what ops see: memory, launches, captured passes |
+//! | `dry_run.rs` | which kernels work needs, to compile them before it |
 //! | `cuda/` | CUDA: the driver, the compiler and dense products through cudarc, loaded when first used; PTX |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `msl/` | for tests: Metal's kernels on this machine's processor |
@@ -27,6 +28,8 @@ pub(crate) mod copy;
 pub(crate) mod cuda;
 #[cfg(feature = "gpu")]
 pub(crate) mod decode;
+#[cfg(feature = "gpu")]
+mod dry_run;
 #[cfg(feature = "gpu")]
 mod encoder;
 #[cfg(feature = "gpu")]
@@ -52,6 +55,8 @@ mod wgpu;
 
 #[cfg(feature = "cuda")]
 pub use cuda::{CudaOptions, cuda_driver_version, try_cuda_compiler};
+#[cfg(feature = "gpu")]
+pub use dry_run::DryRun;
 #[cfg(feature = "gpu")]
 pub(crate) use encoder::{CUBES, Dense, Form, Memory, Pending};
 #[cfg(feature = "gpu")]
@@ -88,6 +93,37 @@ impl Gpu {
     /// There is no GPU that would have memory.
     pub fn total_memory(&self) -> Option<usize> {
         match *self {}
+    }
+
+    /// There is no GPU whose kernels could be listed.
+    pub fn dry_run(&self) -> DryRun {
+        match *self {}
+    }
+
+    /// There is no GPU that could list kernels.
+    pub fn is_dry_run(&self) -> bool {
+        match *self {}
+    }
+}
+
+/// The kernels that work on a GPU needs. This build has none.
+#[cfg(not(feature = "gpu"))]
+#[derive(Clone, Debug)]
+pub enum DryRun {}
+
+#[cfg(not(feature = "gpu"))]
+impl DryRun {
+    /// There is no device.
+    pub fn device(&self) -> crate::Device {
+        match *self {}
+    }
+
+    /// There is nothing to compile.
+    ///
+    /// # Errors
+    /// None: there is nothing to call this on.
+    pub fn compile(self, _: impl FnMut(usize, usize)) -> Result<(), crate::KernelError> {
+        match self {}
     }
 }
 

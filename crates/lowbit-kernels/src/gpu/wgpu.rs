@@ -1,20 +1,22 @@
 //! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
 
 use super::compile::{self, Target};
-use super::encoder::{Dispatch, Driver, Pass, Range, Replay};
+use super::encoder::{Dispatch, Driver, Pass, Range, Replay, Unlaunched, lock};
 use super::{Gpu, Memory};
 use crate::KernelError;
+use cubecl_core::CubeKernel;
 use cubecl_core::InfoBuilder;
 use cubecl_core::bytes::Bytes;
 use cubecl_core::client::{Client, Graph};
 use cubecl_core::environment::stream::StreamId;
 use cubecl_core::ir::AddressType;
+use cubecl_core::prelude::KernelId;
 use cubecl_core::server::{CubeCount, Handle, KernelArguments, KernelResource, ServerError};
 use cubecl_wgpu::wgpu::{AdapterInfo, DeviceType};
 use cubecl_wgpu::{
     AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuInitError, WgpuServer,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -37,6 +39,8 @@ struct Wgpu {
     is_software: bool,
     /// What the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
+    /// Kernels that were launched or compiled.
+    compiled: Mutex<HashSet<KernelId>>,
     gate: Arc<Gate>,
 }
 
@@ -51,7 +55,7 @@ struct Gate {
 
 impl Gate {
     fn owner(&self) -> MutexGuard<'_, Option<ThreadId>> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.owner)
     }
 
     /// Waits until no other thread captures.
@@ -168,7 +172,7 @@ impl Gpu {
 
 #[allow(unsafe_code)]
 fn open(api: Api) -> Result<Gpu, KernelError> {
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut devices = lock(&DEVICES);
     let devices = devices.get_or_insert_default();
     if let Some(gpu) = devices.get(&api) {
         return Ok(gpu.clone());
@@ -188,6 +192,7 @@ fn open(api: Api) -> Result<Gpu, KernelError> {
         is_software: adapter.device_type == DeviceType::Cpu,
         product: adapter.name,
         captured: Mutex::new(None),
+        compiled: Mutex::default(),
         gate: Arc::default(),
     }));
     devices.insert(api, gpu.clone());
@@ -204,7 +209,39 @@ impl Wgpu {
     }
 
     fn captured(&self) -> MutexGuard<'_, Option<Vec<Range>>> {
-        self.captured.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.captured)
+    }
+
+    fn compiled(&self) -> MutexGuard<'_, HashSet<KernelId>> {
+        lock(&self.compiled)
+    }
+
+    /// Hands a launch to cubecl-wgpu, which compiles the kernel if it does not know it.
+    #[allow(unsafe_code)]
+    fn submit(
+        &self,
+        kernel: Box<dyn CubeKernel>,
+        [x, y, z]: [u32; 3],
+        buffers: &[(&Memory, usize)],
+        scalars: &[u32],
+    ) {
+        let mut compiled = self.compiled();
+        let id = kernel.id();
+        if !compiled.contains(&id) {
+            compiled.insert(id);
+        }
+        drop(compiled);
+        let mut info = InfoBuilder::default();
+        scalars.iter().for_each(|&scalar| info.scalars.push(scalar));
+        let mut arguments = KernelArguments::new();
+        for &(memory, start) in buffers {
+            info.metadata.register_buffer(0, AddressType::U32);
+            let handle = Self::handle(memory).clone().offset_start(start as u64);
+            arguments.resources.push(KernelResource::Buffer(handle.binding()));
+        }
+        arguments.info = info.finish(AddressType::U32);
+        // What goes wrong shows when the result is read.
+        self.client.launch(kernel, CubeCount::Static(x, y, z), arguments);
     }
 }
 
@@ -280,21 +317,38 @@ impl Driver for Wgpu {
             );
             return Err(KernelError::Gpu { device: self.name(), problem });
         }
-        let mut info = InfoBuilder::default();
-        scalars.iter().for_each(|&scalar| info.scalars.push(scalar));
-        let mut arguments = KernelArguments::new();
-        for &(memory, start) in &buffers {
-            info.metadata.register_buffer(0, AddressType::U32);
-            let handle = Self::handle(memory).clone().offset_start(start as u64);
-            arguments.resources.push(KernelResource::Buffer(handle.binding()));
-        }
-        arguments.info = info.finish(AddressType::U32);
         if let Some(captured) = &mut *self.captured() {
             captured.extend(buffers.iter().map(|&(memory, _)| memory.keep()));
         }
-        // What goes wrong shows when the result is read.
-        self.client.launch(kernel, CubeCount::Static(x, y, z), arguments);
+        self.submit(kernel, cubes, &buffers, &scalars);
         Ok(())
+    }
+
+    fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool {
+        self.compiled().contains(&kernel.id())
+    }
+
+    /// Captures a launch of the kernel and replays it never: cubecl-wgpu compiles at launches alone.
+    fn compile(&self, Unlaunched { kernel, buffers, scalars }: Unlaunched) -> Result<(), KernelError> {
+        let name = compile::name(&*kernel);
+        let buffers = (0..buffers).map(|_| self.allocate(256)).collect::<Result<Vec<_>, _>>()?;
+        let buffers: Vec<_> = buffers.iter().map(|memory| (memory, 0)).collect();
+        let captured = self.gate.alone(|| {
+            self.client.graph_prepare()?;
+            self.client.start_capture()?;
+            self.submit(kernel, [1; 3], &buffers, &vec![0; scalars]);
+            self.client.stop_capture()
+        });
+        captured.map(drop).map_err(|error| KernelError::Kernel { name, problem: error.to_string() })
+    }
+
+    /// Its one thread compiles.
+    fn compilers(&self) -> usize {
+        1
+    }
+
+    fn compilations(&self) -> usize {
+        self.compiled().len()
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {

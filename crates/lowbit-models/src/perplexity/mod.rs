@@ -68,6 +68,35 @@ pub fn perplexity(
     Ok(Perplexity { tokens: scored, nll: sum / scored as f64 })
 }
 
+/// For [`Model::load_compiled`]: what [`perplexity`] and [`compare`] run for a text of so many tokens, one window of each length.
+///
+/// # Errors
+/// As [`Model::forward`]. What a score of the text is refused for is left out.
+pub fn dry_perplexity(
+    model: &Model,
+    tokens: usize,
+    context: usize,
+    scoring: Scoring,
+) -> Result<(), ModelError> {
+    let text = vec![0; tokens];
+    let Ok(windows) = windows(&text, context, (scoring, None)) else { return Ok(()) };
+    let mut lengths: Vec<usize> = windows.map(|window| window.input.len()).collect();
+    lengths.dedup();
+    for &length in lengths.iter().filter(|&&length| length <= model.config().max_position_embeddings) {
+        let mut cache = model.cache();
+        for chunk in text[..length].chunks(chunk([model])) {
+            model.forward(chunk, &mut cache, Logits::All)?;
+        }
+    }
+    Ok(())
+}
+
+/// Tokens of which the logits of `models` are computed in a pass.
+fn chunk<const N: usize>(models: [&Model; N]) -> usize {
+    let most_values = models.iter().map(|model| model.config().vocab_size).max().unwrap_or(1);
+    (MOST_LOGITS / most_values.max(1)).max(1)
+}
+
 /// A part of a text that is read from an empty cache.
 struct Window<'a> {
     /// What the models read: all tokens but the last, the first of them replaced by BOS where that is asked for.
@@ -140,10 +169,9 @@ fn each_row<const N: usize>(
             return Err(of(index, ModelError::ContextLength { tokens, limit }));
         }
     }
-    let most_values = models.iter().map(|model| model.config().vocab_size).max().unwrap_or(1);
     let mut caches = models.map(Model::cache);
     let mut start = 0;
-    for chunk in window.input.chunks((MOST_LOGITS / most_values.max(1)).max(1)) {
+    for chunk in window.input.chunks(chunk(models)) {
         let mut logits = Vec::with_capacity(N);
         for (index, (model, cache)) in models.iter().zip(&mut caches).enumerate() {
             logits.push(all_logits(model, cache, chunk).map_err(|error| of(index, error))?);

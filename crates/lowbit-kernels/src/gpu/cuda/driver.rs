@@ -11,17 +11,18 @@ use super::cublas::{self, Cublas};
 use super::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use crate::gpu::compile::{self, Code, CudaDevice, DiskCache, Target};
-use crate::gpu::encoder::{Dense, Dispatch, Driver, Pass, Pending, Range, Replay};
+use crate::gpu::encoder::{Dense, Dispatch, Driver, Pass, Pending, Range, Replay, Unlaunched, lock};
 use crate::gpu::{Gpu, Memory};
 
 use cubecl_core::InfoBuilder;
 use cubecl_core::ir::AddressType;
-use cubecl_core::prelude::KernelId;
+use cubecl_core::prelude::{CubeKernel, KernelId};
 use cudarc::driver::{CudaContext, CudaEvent, CudaFunction, CudaGraph, CudaStream, DriverError, result, sys};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use sys::CUdevice_attribute as Attribute;
 
@@ -35,6 +36,8 @@ struct Cuda {
     compiler: Compiler,
     disk: Option<DiskCache>,
     kernels: Mutex<HashMap<KernelId, Loaded>>,
+    /// Kernels that the compiler compiled.
+    compilations: AtomicUsize,
     pool: Arc<Pool>,
     /// Where words arrive, for the next reads.
     slots: Arc<Mutex<Vec<Slot>>>,
@@ -143,11 +146,6 @@ impl Drop for Arriving {
     }
 }
 
-/// A thread that panicked left nothing half done that others rely on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Gpu {
     /// CUDA device `ordinal`.
     ///
@@ -216,6 +214,7 @@ impl Gpu {
             disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &kept)),
             compiler,
             kernels: Mutex::default(),
+            compilations: AtomicUsize::new(0),
             pool: Arc::new(Pool { context: context.clone(), free: Mutex::default() }),
             slots: Arc::default(),
             captured: Mutex::new(None),
@@ -241,7 +240,7 @@ impl Cuda {
     }
 
     /// The kernel ready to launch: from memory, from disk, or compiled.
-    fn load(&self, kernel: &dyn cubecl_core::CubeKernel) -> Result<Loaded, KernelError> {
+    fn load(&self, kernel: &dyn CubeKernel) -> Result<Loaded, KernelError> {
         let id = kernel.id();
         if let Some(loaded) = lock(&self.kernels).get(&id) {
             return Ok(loaded.clone());
@@ -253,6 +252,7 @@ impl Cuda {
             None => {
                 let source = compile::cuda(kernel)?;
                 let bytes = self.compiler.compile(&name, &source.text)?;
+                self.compilations.fetch_add(1, Ordering::Relaxed);
                 let code = Code { entry: source.entry, shared: source.shared, bytes };
                 if let Some(disk) = &self.disk {
                     disk.put(&name, &code);
@@ -443,6 +443,20 @@ impl Driver for Cuda {
             sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
                 .result()
         })
+    }
+
+    fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool {
+        let on_disk = |disk: &DiskCache| disk.has(&compile::name(kernel));
+        lock(&self.kernels).contains_key(&kernel.id()) || self.disk.as_ref().is_some_and(on_disk)
+    }
+
+    /// NVRTC has locks per stage instead of a global one since CUDA 11.5. In 13.0 two threads are as fast as two processes.
+    fn compile(&self, Unlaunched { kernel, .. }: Unlaunched) -> Result<(), KernelError> {
+        self.load(&*kernel).map(drop)
+    }
+
+    fn compilations(&self) -> usize {
+        self.compilations.load(Ordering::Relaxed)
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {

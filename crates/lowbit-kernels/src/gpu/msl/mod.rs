@@ -16,7 +16,7 @@ mod tests;
 mod translate;
 
 use super::compile::{self, METAL_BINDING, Target};
-use super::encoder::{Dispatch, Driver, Pass, Range, Replay};
+use super::encoder::{Dispatch, Driver, Pass, Range, Replay, Unlaunched, lock};
 use super::{CUBES, Gpu, Memory};
 use crate::KernelError;
 use cubecl_core::InfoBuilder;
@@ -26,7 +26,7 @@ use library::Shim;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// One thread of a kernel, with the addresses of its buffers.
@@ -177,10 +177,6 @@ type Slot = Arc<Mutex<Option<Code>>>;
 /// All kernels of this process: each is compiled once.
 static KERNELS: Mutex<Option<HashMap<KernelId, Slot>>> = Mutex::new(None);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn refuse(problem: String) -> KernelError {
     KernelError::Gpu { device: "msl".into(), problem }
 }
@@ -296,6 +292,20 @@ impl Driver for Msl {
             None => launch.run()?,
         }
         Ok(())
+    }
+
+    fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool {
+        let slot = lock(&KERNELS).get_or_insert_default().get(&kernel.id()).cloned();
+        slot.is_some_and(|slot| lock(&slot).is_some())
+    }
+
+    fn compile(&self, Unlaunched { kernel, .. }: Unlaunched) -> Result<(), KernelError> {
+        code(&*kernel).map(drop)
+    }
+
+    /// Of all devices of this process, which share their kernels.
+    fn compilations(&self) -> usize {
+        lock(&KERNELS).get_or_insert_default().len()
     }
 
     fn synchronize(&self) -> Result<(), KernelError> {

@@ -1,0 +1,205 @@
+//! A GPU that launches nothing: it keeps a list of the kernels that ops ask it for. A model that was loaded on it and run once names
+//! all kernels that it needs, which are then compiled on all cores before the model runs on the GPU itself. Its memory holds nothing,
+//! and what is read from it is zeros.
+
+#![allow(unsafe_code)] // The driver's interface.
+
+use super::compile::Target;
+use super::encoder::{Dense, Dispatch, Driver, Pass, Replay, Unlaunched, lock};
+use super::{Gpu, Memory};
+use crate::{Device, KernelError};
+use cubecl_core::prelude::KernelId;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
+/// Lists the kernels that work on a GPU needs, and compiles them: see [`Gpu::dry_run`].
+#[derive(Clone, Debug)]
+pub struct DryRun(Arc<Recorder>);
+
+/// The driver of [`DryRun::device`].
+#[derive(Debug)]
+struct Recorder {
+    /// Whose kernels it lists.
+    gpu: Gpu,
+    needed: Mutex<Needed>,
+}
+
+/// Kernels in the order of their first launches, each once.
+#[derive(Default)]
+struct Needed {
+    ids: HashSet<KernelId>,
+    kernels: Vec<Unlaunched>,
+}
+
+impl std::fmt::Debug for Needed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.ids.iter().map(|id| id.to_string())).finish()
+    }
+}
+
+/// Memory of no bytes.
+#[derive(Debug)]
+struct Nothing;
+
+impl Gpu {
+    /// A device like this one for which ops record the kernels that they need, and nothing else: it takes no memory, launches nothing,
+    /// and whatever is read from it is zeros. Weights that are moved to it are not read.
+    pub fn dry_run(&self) -> DryRun {
+        DryRun(Arc::new(Recorder { gpu: self.clone(), needed: Mutex::default() }))
+    }
+
+    /// Whether this is the device of a [`DryRun`].
+    pub fn is_dry_run(&self) -> bool {
+        self.0.is_dry_run()
+    }
+
+    /// How many kernels were compiled on this device until now. Those that were found on the disk do not count.
+    #[doc(hidden)]
+    pub fn compilations(&self) -> usize {
+        self.0.compilations()
+    }
+}
+
+impl DryRun {
+    /// What the work to come is called with.
+    pub fn device(&self) -> Device {
+        Device::Gpu(Gpu(self.0.clone()))
+    }
+
+    /// Compiles those of the recorded kernels that neither the process nor its cache on the disk has, several at a time where the
+    /// device's compiler can. `progress` is told how many of how many are done, first of none; where there is nothing to compile it is
+    /// not called.
+    ///
+    /// # Errors
+    /// [`KernelError::Kernel`] for a kernel that does not compile, [`KernelError::Gpu`] when the device fails; the other kernels that
+    /// were begun are finished.
+    pub fn compile(self, mut progress: impl FnMut(usize, usize)) -> Result<(), KernelError> {
+        let driver = &*self.0.gpu.0;
+        let mut missing = std::mem::take(&mut lock(&self.0.needed).kernels);
+        missing.retain(|needed| !driver.is_compiled(&*needed.kernel));
+        let count = missing.len();
+        if count == 0 {
+            return Ok(());
+        }
+        progress(0, count);
+        let tasks: Vec<_> = missing.into_iter().map(|kernel| Mutex::new(Some(kernel))).collect();
+        let (next, (send, done)) = (AtomicUsize::new(0), mpsc::channel());
+        std::thread::scope(|scope| {
+            for _ in 0..driver.compilers().clamp(1, count) {
+                let (send, next, tasks) = (send.clone(), &next, &tasks);
+                scope.spawn(move || {
+                    while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let kernel = lock(task).take().expect("each is taken once");
+                        // Nobody listens after an error, and then no other kernel is begun.
+                        if send.send(driver.compile(kernel)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            drop(send);
+            // `done` moves in, so that it is dropped at an error, while threads may still send.
+            done.into_iter()
+                .enumerate()
+                .try_for_each(|(before, result)| result.map(|()| progress(before + 1, count)))
+        })
+    }
+}
+
+impl Driver for Recorder {
+    fn name(&self) -> String {
+        self.gpu.0.name()
+    }
+
+    fn product(&self) -> String {
+        self.gpu.0.product()
+    }
+
+    fn is_software(&self) -> bool {
+        self.gpu.0.is_software()
+    }
+
+    fn is_dry_run(&self) -> bool {
+        true
+    }
+
+    fn target(&self) -> &Target {
+        self.gpu.0.target()
+    }
+
+    fn library(&self) -> Option<&'static str> {
+        self.gpu.0.library()
+    }
+
+    fn total_memory(&self) -> Option<usize> {
+        self.gpu.0.total_memory()
+    }
+
+    fn allocate(&self, _bytes: usize) -> Result<Memory, KernelError> {
+        Ok(Memory::new(Nothing))
+    }
+
+    fn upload(&self, _bytes: &[u8]) -> Result<Memory, KernelError> {
+        Ok(Memory::new(Nothing))
+    }
+
+    fn write(&self, _memory: &Memory, _start: usize, _bytes: &[u8]) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn download(&self, _memory: &Memory, _start: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
+        bytes.fill(0);
+        Ok(())
+    }
+
+    unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
+        let Dispatch { kernel, buffers, scalars, .. } = dispatch;
+        let mut needed = lock(&self.needed);
+        if needed.ids.insert(kernel.id()) {
+            needed.kernels.push(Unlaunched { kernel, buffers: buffers.len(), scalars: scalars.len() });
+        }
+        Ok(())
+    }
+
+    fn is_compiled(&self, _kernel: &dyn cubecl_core::CubeKernel) -> bool {
+        true
+    }
+
+    fn compile(&self, _kernel: Unlaunched) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn compilations(&self) -> usize {
+        0
+    }
+
+    fn synchronize(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
+        work()?;
+        work()?;
+        Ok(Pass::new(NoLaunches, vec![]))
+    }
+
+    fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError> {
+        work()?;
+        Ok(Duration::ZERO)
+    }
+
+    fn multiply(&self, _: Dense<'_>) -> Result<(), KernelError> {
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct NoLaunches;
+
+impl Replay for NoLaunches {
+    fn replay(&self) -> Result<(), KernelError> {
+        Ok(())
+    }
+}

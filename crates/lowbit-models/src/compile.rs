@@ -1,0 +1,77 @@
+//! Kernels compiled before they are launched: the model is loaded and run once on a device that only lists them
+//! ([`DryRun`](lowbit_kernels::gpu::DryRun)), so what is compiled is what the ops launch, by their own choice.
+
+use crate::{GenerationOptions, Model, ModelError, Session, Target};
+use lowbit_files::Checkpoint;
+use lowbit_kernels::Device;
+use std::ops::ControlFlow::Continue;
+
+impl Model {
+    /// As [`Self::load_for`], and meanwhile compiles the kernels that `work` will launch on the loaded model, as far as they are not in
+    /// the device's cache on the disk: several at a time, where launching them would compile one after the other. `work` is called with a
+    /// model that computes nothing and takes no memory; whatever is read from its device is zeros. [`dry_generation`] and
+    /// [`dry_perplexity`](crate::dry_perplexity) are such work. `progress` is told how many of how many kernels are compiled, if there are any to compile. On a CPU this is
+    /// [`Self::load_for`].
+    ///
+    /// # Errors
+    /// As [`Self::load_for`]; what `work` gives; [`KernelError::Kernel`](lowbit_kernels::KernelError::Kernel) for a kernel that does not
+    /// compile.
+    pub fn load_compiled(
+        checkpoint: &Checkpoint,
+        target: Target,
+        work: impl FnOnce(&Self) -> Result<(), ModelError> + Send,
+        progress: impl FnMut(usize, usize) + Send,
+    ) -> Result<Self, ModelError> {
+        let Device::Gpu(gpu) = &target.device else { return Self::load_for(checkpoint, target) };
+        let dry_run = gpu.dry_run();
+        let dry_target = target.on(dry_run.device());
+        std::thread::scope(|scope| {
+            let compiled = scope.spawn(move || {
+                work(&Self::load_for(checkpoint, dry_target)?)?;
+                Ok(dry_run.compile(progress)?)
+            });
+            let model = Self::load_for(checkpoint, target.clone());
+            let compiled: Result<(), ModelError> =
+                compiled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // What is wrong with the checkpoint is both's error.
+            let model = model?;
+            compiled.map(|()| model)
+        })
+    }
+}
+
+/// For [`Model::load_compiled`]: messages of several lengths and the start of each reply. Messages of other lengths rarely need other
+/// kernels; these are compiled when they come.
+///
+/// # Errors
+/// As [`Session::generate`].
+pub fn dry_chat(model: &Model, options: &GenerationOptions) -> Result<(), ModelError> {
+    dry_generation(model, &[12, 24, 48, 96, 192, 384], options)
+}
+
+/// For [`Model::load_compiled`]: prompts of these lengths one after the other in one session, each with the start of a reply. Prompts for
+/// which the model's context has no room are left out.
+///
+/// # Errors
+/// As [`Session::generate`].
+pub fn dry_generation(
+    model: &Model,
+    prompts: &[usize],
+    options: &GenerationOptions,
+) -> Result<(), ModelError> {
+    /// Tokens of a reply: the first is sampled after the prompt, the second in the step that is captured, the third in its replay.
+    const REPLY: usize = 3;
+    let limit = model.config().max_position_embeddings;
+    let mut session = Session::new(model);
+    // All tokens drawn are 0, which may be a stop id.
+    let options = options.clone().with_max_tokens(options.max_tokens.min(REPLY)).with_stop_ids(vec![]);
+    for &tokens in prompts {
+        if tokens == 0 || session.tokens().len().saturating_add(tokens).saturating_add(REPLY) > limit {
+            continue;
+        }
+        if let Some(logits) = session.prefill(&vec![0; tokens], |_| Continue(()))? {
+            session.generate(logits, &options, |_| Continue(()))?;
+        }
+    }
+    Ok(())
+}
