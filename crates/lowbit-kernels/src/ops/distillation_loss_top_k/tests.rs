@@ -1,11 +1,15 @@
 use super::*;
-use crate::ops::distillation_loss::distillation_loss;
+use crate::ops::distillation_loss::{
+    DistillationTarget, OutputDistillation, distillation_loss, output_distillation,
+};
 use crate::ops::testing::{
     FLOATS, WIDTHS, assert_close, assert_derivatives, coarse, device, devices, normal, rounded, values,
 };
-use lowbit_formats::FloatType;
+use crate::ops::{quantized_matmul_backward_x, quantized_matmul_to};
+use lowbit_formats::{FloatType, Format};
 use numcheck::Random;
 use reference::Known;
+use std::ops::Range;
 
 fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
@@ -146,6 +150,31 @@ fn targets_of_all_tokens_give_the_dense_loss_on(devices: &[Device]) {
             last = kl;
         }
         assert!(last[0] < 0.9 * values(&dense.kl)[0]);
+    }
+}
+
+/// Each block of tokens gets its own tokens' targets.
+#[test]
+fn fused_with_the_product_it_is_the_loss_of_the_logits() {
+    let (device, [tokens, vocabulary, hidden]) = (device(), [7, 45, 64]);
+    let mut random = Random::new(6);
+    let weight = crate::inputs::weight(Format::Q8_0, &[vocabulary, hidden], 4, &device).unwrap();
+    let (x, _) = normal(&mut random, &[tokens, hidden], FLOATS[0], &device);
+    let (dkl, _) = normal(&mut random, &[tokens], FLOATS[0], &device);
+    let targets = Teacher::new(&mut random, tokens, vocabulary, 9).on(&device);
+    let logits = quantized_matmul_to(&x, &weight, FloatType::F32).unwrap();
+    let want = distillation_loss_top_k(&logits, &targets, &dkl, 2.0).unwrap();
+    let dx = quantized_matmul_backward_x(&want.dlogits, &weight).unwrap();
+    for block in [1, 2, 3, 7, 100] {
+        let params = OutputDistillation { temperature: 2.0, block, dweight: None };
+        let of = |rows: Range<usize>| targets.rows(rows.start, rows.end).map(DistillationTarget::TopK);
+        let got = output_distillation(&x, &weight, &dkl, of, &params).unwrap();
+        for (got, want) in [(&got.kl, &want.kl), (&got.dx, &dx)] {
+            let want: Vec<f64> = wide(&values(want));
+            let most = want.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+            // Products of other numbers of rows may be summed in another order.
+            numcheck::assert_within(&values(got), &want, |_| 1e-5 * most);
+        }
     }
 }
 
