@@ -6,6 +6,7 @@ mod support;
 
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
+use lowbit_kernels::gpu::DryRun;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{
     GenerationOptions, Model, ModelError, Scoring, Session, Target, dry_generation, dry_perplexity,
@@ -74,19 +75,38 @@ fn nothing_is_compiled_after_loading() {
 fn every_architecture_runs_dry() {
     let device = gpu();
     let Device::Gpu(gpu) = &device else { unreachable!("a GPU") };
+    run_dry(|| gpu.dry_run());
+}
+
+/// The plans for NVIDIA's GPUs, without one: of Ampere, Hopper and Blackwell.
+#[cfg(feature = "cuda")]
+#[test]
+fn every_architecture_runs_dry_on_cuda() {
+    for (capability, own) in [(80, "MmaTile"), (90, "Wgmma"), (120, "MmaTile")] {
+        let kernels = run_dry(|| lowbit_kernels::gpu::DryRun::of_cuda(capability));
+        assert!(kernels.iter().any(|name| name.contains(own)), "{capability}: no {own} among {kernels:?}");
+    }
+}
+
+/// The names of the kernels of all checkpoints.
+fn run_dry(new: impl Fn() -> DryRun) -> Vec<String> {
     let folders = root().join("tests/vectors/models").read_dir().unwrap();
     let mut paths: Vec<_> = folders.map(|entry| entry.unwrap().path()).collect();
+    paths.extend(["demo", "demo-4bit"].map(|name| root().join("models").join(name)));
     paths.sort();
     assert!(paths.len() >= 20, "only {} checkpoints were found", paths.len());
+    let mut kernels = vec![];
     for folder in paths {
         let gguf = folder.join("model.gguf");
         let path = if folder.join("config.json").is_file() { folder } else { gguf };
         let checkpoint = Checkpoint::open(&path).unwrap();
-        let dry_run = gpu.dry_run();
+        let dry_run = new();
         let target = Target::new(&dry_run.device(), None).unwrap();
         let model = Model::load_for(&checkpoint, target).unwrap();
-        let run = dry_generation(&model, &[1, 9, 33], &GenerationOptions::default());
+        let run = dry_generation(&model, &[1, 9, 33, 200], &GenerationOptions::default());
         run.and_then(|()| dry_perplexity(&model, 30, 20, Scoring::All))
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        kernels.extend(dry_run.kernels());
     }
+    kernels
 }

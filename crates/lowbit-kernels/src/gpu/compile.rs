@@ -40,15 +40,16 @@ pub(crate) struct CudaDevice {
 
 #[cfg(feature = "cuda")]
 impl CudaDevice {
-    /// An H100 (SXM) or H200, for kernels that are compiled without a device.
-    #[cfg(test)]
+    /// An H100 (SXM) or H200, for kernels that are listed or compiled without a device.
     pub const H100: Self =
         Self { capability: 90, multiprocessors: 132, shared_memory: 227 << 10, cache: 50 << 20 };
 
     /// A device of this compute capability, as large as an H100.
-    #[cfg(test)]
+    ///
+    /// # Panics
+    /// When there is none.
     pub fn example(capability: u32) -> Self {
-        Self { capability: 121, ..Self::H100 }.like(capability).unwrap()
+        Self { capability: 121, ..Self::H100 }.like(capability).expect("a compute capability")
     }
 
     /// Compute capabilities, and the KiB of shared memory that a cube may ask for there: "Technical specifications per compute

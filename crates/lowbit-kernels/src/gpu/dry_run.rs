@@ -22,8 +22,27 @@ pub struct DryRun(Arc<Recorder>);
 #[derive(Debug)]
 struct Recorder {
     /// Whose kernels it lists.
-    gpu: Gpu,
+    gpu: Listed,
     needed: Mutex<Needed>,
+}
+
+/// A GPU whose kernels are listed.
+#[derive(Debug)]
+enum Listed {
+    Here(Gpu),
+    /// One of NVIDIA's that need not be there, with its maker's library.
+    #[cfg(feature = "cuda")]
+    Cuda(Target),
+}
+
+impl Listed {
+    fn driver(&self) -> Option<&dyn Driver> {
+        match self {
+            Self::Here(gpu) => Some(&*gpu.0),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(_) => None,
+        }
+    }
 }
 
 /// Kernels in the order of their first launches, each once.
@@ -47,7 +66,7 @@ impl Gpu {
     /// A device like this one for which ops record the kernels that they need, and nothing else: it takes no memory, launches nothing,
     /// and whatever is read from it is zeros. Weights that are moved to it are not read.
     pub fn dry_run(&self) -> DryRun {
-        DryRun(Arc::new(Recorder { gpu: self.clone(), needed: Mutex::default() }))
+        DryRun(Arc::new(Recorder { gpu: Listed::Here(self.clone()), needed: Mutex::default() }))
     }
 
     /// Whether this is the device of a [`DryRun`].
@@ -63,6 +82,23 @@ impl Gpu {
 }
 
 impl DryRun {
+    /// That of an NVIDIA GPU of this compute capability, as in 90, which need not be there.
+    ///
+    /// # Panics
+    /// When there is no such capability.
+    #[cfg(feature = "cuda")]
+    #[doc(hidden)]
+    pub fn of_cuda(capability: u32) -> Self {
+        let target = Target::cuda(super::compile::CudaDevice::example(capability));
+        Self(Arc::new(Recorder { gpu: Listed::Cuda(target), needed: Mutex::default() }))
+    }
+
+    /// The recorded kernels' names, as a debugger would show them.
+    #[doc(hidden)]
+    pub fn kernels(&self) -> Vec<String> {
+        lock(&self.0.needed).kernels.iter().map(|needed| needed.kernel.id().to_string()).collect()
+    }
+
     /// What the work to come is called with.
     pub fn device(&self) -> Device {
         Device::Gpu(Gpu(self.0.clone()))
@@ -72,11 +108,13 @@ impl DryRun {
     /// device's compiler can. `progress` is told how many of how many are done, first of none; where there is nothing to compile it is
     /// not called.
     ///
+    /// Kernels of a device that is not there are not compiled.
+    ///
     /// # Errors
     /// [`KernelError::Kernel`] for a kernel that does not compile, [`KernelError::Gpu`] when the device fails; the other kernels that
     /// were begun are finished.
     pub fn compile(self, mut progress: impl FnMut(usize, usize)) -> Result<(), KernelError> {
-        let driver = &*self.0.gpu.0;
+        let Some(driver) = self.0.gpu.driver() else { return Ok(()) };
         let mut missing = std::mem::take(&mut lock(&self.0.needed).kernels);
         missing.retain(|needed| !driver.is_compiled(&*needed.kernel));
         let count = missing.len();
@@ -110,15 +148,15 @@ impl DryRun {
 
 impl Driver for Recorder {
     fn name(&self) -> String {
-        self.gpu.0.name()
+        self.gpu.driver().map_or_else(|| "cuda".into(), Driver::name)
     }
 
     fn product(&self) -> String {
-        self.gpu.0.product()
+        self.gpu.driver().map_or_else(String::new, Driver::product)
     }
 
     fn is_software(&self) -> bool {
-        self.gpu.0.is_software()
+        self.gpu.driver().is_some_and(Driver::is_software)
     }
 
     fn is_dry_run(&self) -> bool {
@@ -126,15 +164,19 @@ impl Driver for Recorder {
     }
 
     fn target(&self) -> &Target {
-        self.gpu.0.target()
+        match &self.gpu {
+            Listed::Here(gpu) => gpu.0.target(),
+            #[cfg(feature = "cuda")]
+            Listed::Cuda(target) => target,
+        }
     }
 
     fn library(&self) -> Option<&'static str> {
-        self.gpu.0.library()
+        self.gpu.driver().map_or(Some("cuBLASLt"), Driver::library)
     }
 
     fn total_memory(&self) -> Option<usize> {
-        self.gpu.0.total_memory()
+        self.gpu.driver()?.total_memory()
     }
 
     fn allocate(&self, _bytes: usize) -> Result<Memory, KernelError> {
