@@ -2,7 +2,7 @@
 
 use crate::device::DeviceOptions;
 use crate::{Failure, habits, out, progress};
-use lowbit::{Checkpoint, Device, GenerationOptions, Model, SampleParams, Target, Tokenizer};
+use lowbit::{Checkpoint, Device, GenerationOptions, Model, ModelError, SampleParams, Target, Tokenizer};
 use lowbit_formats::FloatType;
 use lowbit_models::Config;
 use std::path::{Path, PathBuf};
@@ -55,6 +55,23 @@ pub fn at_least_one() -> clap::builder::RangedU64ValueParser<usize> {
     clap::builder::RangedU64ValueParser::new().range(1..)
 }
 
+/// A checkpoint whose texts can be encoded.
+pub struct Opened {
+    pub checkpoint: Checkpoint,
+    pub tokenizer: Tokenizer,
+    target: Target,
+    start: Instant,
+}
+
+impl Opened {
+    /// Loads the model, and compiles the kernels that `work` launches, see [`Model::load_compiled`].
+    pub fn load(self, work: impl FnOnce(&Model) -> Result<(), ModelError> + Send) -> Result<Loaded, Failure> {
+        let Self { checkpoint, tokenizer, target, start } = self;
+        let model = ModelOptions::load_opened(&checkpoint, &target, work)?;
+        Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
+    }
+}
+
 /// A checkpoint that is ready to use.
 pub struct Loaded {
     pub checkpoint: Checkpoint,
@@ -64,8 +81,8 @@ pub struct Loaded {
 }
 
 impl ModelOptions {
-    /// Finds, maps and loads the model.
-    pub fn load(&self) -> Result<Loaded, Failure> {
+    /// Finds and maps the model, and loads its tokenizer.
+    pub fn open_with_tokenizer(&self) -> Result<Opened, Failure> {
         let start = Instant::now();
         let target = self.target()?;
         let checkpoint = self.open()?;
@@ -73,16 +90,19 @@ impl ModelOptions {
         // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too, and is the better error.
         lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
-        let model = Model::load_for(&checkpoint, target)?;
         spinner.finish_and_clear();
-        warn(&model);
-        Ok(Loaded { checkpoint, tokenizer, model, seconds: start.elapsed().as_secs_f64() })
+        Ok(Opened { checkpoint, tokenizer, target, start })
     }
 
-    /// Loads a checkpoint that is open already, without its tokenizer; its warnings are printed.
-    pub fn load_opened(checkpoint: &Checkpoint, target: &Target) -> Result<Model, Failure> {
+    /// Loads a checkpoint that is open already, without its tokenizer, and compiles the kernels that `work` launches; its warnings are
+    /// printed.
+    pub fn load_opened(
+        checkpoint: &Checkpoint,
+        target: &Target,
+        work: impl FnOnce(&Model) -> Result<(), ModelError> + Send,
+    ) -> Result<Model, Failure> {
         let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
-        let model = Model::load_for(checkpoint, target.clone())?;
+        let model = Model::load_compiled(checkpoint, target.clone(), work, progress::compiling(&spinner))?;
         spinner.finish_and_clear();
         warn(&model);
         Ok(model)
@@ -93,12 +113,13 @@ impl ModelOptions {
         self.model.is_some() || self.hf_repo.is_some()
     }
 
-    /// Finds, maps and loads the model without its tokenizer.
-    pub fn load_model(&self) -> Result<Model, Failure> {
+    /// Finds, maps and loads the model without its tokenizer, see [`Self::load_opened`].
+    pub fn load_model(
+        &self,
+        work: impl FnOnce(&Model) -> Result<(), ModelError> + Send,
+    ) -> Result<Model, Failure> {
         let target = self.target()?;
-        let model = Model::load_for(&self.open()?, target)?;
-        warn(&model);
-        Ok(model)
+        Self::load_opened(&self.open()?, &target, work)
     }
 
     /// The type of activations, if one is named.

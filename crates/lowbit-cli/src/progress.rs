@@ -1,5 +1,6 @@
 //! Progress bars, on a terminal only.
 
+use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
@@ -20,4 +21,14 @@ pub fn spinner(what: String) -> ProgressBar {
     let spinner = ProgressBar::with_draw_target(None, target).with_style(style).with_message(what);
     spinner.enable_steady_tick(std::time::Duration::from_millis(100));
     spinner
+}
+
+/// Shows on a spinner how many of how many kernels are compiled. Where there is no terminal, a line says that this is what takes time.
+pub fn compiling(spinner: &ProgressBar) -> impl FnMut(usize, usize) + Send + use<> {
+    let spinner = spinner.clone();
+    move |done, of| match spinner.is_hidden() {
+        true if done == 0 => out::note!("compiling {of} kernels"),
+        true => {}
+        false => spinner.set_message(format!("compiling kernels {done}/{of}")),
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::bench::Arguments;
 use crate::{Failure, out, progress};
-use lowbit::{GenerationOptions, Model, Session};
+use lowbit::{GenerationOptions, Model, Session, dry_generation};
 use lowbit_kernels::ops::argmax;
 use lowbit_models::ModelError;
 use std::ops::ControlFlow::Continue;
@@ -26,9 +26,7 @@ const PROMPT: usize = 16;
 /// Times prompts of each length and generation, behind a text of each depth: prompts in a session of their own, generations in
 /// one session, so that the timed ones find its memory and its captured step ready, as replies after the first do.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let spinner = progress::spinner("loading".into());
-    let model = arguments.model.load_model()?;
-    spinner.finish_and_clear();
+    let model = arguments.model.load_model(|model| compiled(arguments, model))?;
     check(arguments, &model)?;
     let mut figures = vec![];
     let mut session = Session::new(&model);
@@ -69,6 +67,18 @@ fn measure(
         out::line!("{label:<24} {:>10.3} ms {tokens_per_second:>12.1} tokens/s", seconds * 1e3)?;
     }
     Ok(Figure { case, tokens, depth, seconds, tokens_per_second })
+}
+
+/// Runs all that is to be timed on a model that computes nothing.
+fn compiled(arguments: &Arguments, model: &Model) -> Result<(), ModelError> {
+    let options = GenerationOptions::default().with_max_tokens(arguments.generated_tokens);
+    for &depth in &arguments.depth {
+        dry_generation(model, &[if depth == 0 { PROMPT } else { depth }], &options)?;
+        for &tokens in &arguments.prompt_tokens {
+            dry_generation(model, &[depth, tokens], &options)?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks that every text fits the model's context, before the first is timed.

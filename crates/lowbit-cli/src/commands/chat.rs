@@ -4,7 +4,7 @@ use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
 use crate::template::TemplateOptions;
 use crate::{Failure, out};
-use lowbit::{ChatTemplate, Finish, Message};
+use lowbit::{ChatTemplate, Finish, Message, dry_chat};
 
 /// Flags of `chat`.
 #[derive(clap::Args)]
@@ -30,7 +30,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.generation(vec![]).sampling.validate()?;
     let interrupts = Interrupts::listen()?;
-    let loaded = arguments.model.load()?;
+    let opened = arguments.model.open_with_tokenizer()?;
+    let generation = arguments.sampling.generation(vec![]);
+    let loaded = opened.load(|model| dry_chat(model, &generation))?;
     arguments.reply.check(&loaded);
     let template = arguments.template.load(&loaded.checkpoint)?;
     if template.is_none() {

@@ -6,6 +6,7 @@ use crate::plot::{Chart, Series};
 use crate::{Failure, out, progress};
 use lowbit::{
     Checkpoint, ComparedToken, Model, Scoring, Statistics, Target, Tokenizer, compare, compare_layers,
+    dry_perplexity,
 };
 use lowbit_files::{shown, shown_path};
 use lowbit_models::{Estimate, Quantiles};
@@ -62,8 +63,13 @@ impl Comparison<'_> {
             true => (Scoring::SecondHalf, tokenizer.special().bos.filter(|bos| tokens.first() == Some(bos))),
             false => (Scoring::All, None),
         };
-        let teacher = ModelOptions::load_opened(&teacher, &self.target)?;
+        let teacher = self.load(&teacher, tokens.len(), scoring.0)?;
         students.iter().map(|student| self.one(student, &teacher, &tokens, scoring)).collect()
+    }
+
+    fn load(&self, checkpoint: &Checkpoint, tokens: usize, scoring: Scoring) -> Result<Model, Failure> {
+        let work = |model: &Model| dry_perplexity(model, tokens, self.context, scoring);
+        ModelOptions::load_opened(checkpoint, &self.target, work)
     }
 
     fn one(
@@ -73,7 +79,7 @@ impl Comparison<'_> {
         tokens: &[u32],
         scoring: (Scoring, Option<u32>),
     ) -> Result<Outcome, Failure> {
-        let model = ModelOptions::load_opened(&student.checkpoint, &self.target)?;
+        let model = self.load(&student.checkpoint, tokens.len(), scoring.0)?;
         let bar = progress::bar("tokens", tokens.len());
         let compared = compare(&model, teacher, tokens, self.context, scoring, |done| {
             bar.set_position(done as u64);

@@ -1,9 +1,9 @@
 use super::reply::{Asked, ReplyOptions, reply};
 use crate::interrupt::{Interrupted, Interrupts};
-use crate::options::{Loaded, ModelOptions, SamplingOptions};
+use crate::options::{ModelOptions, Opened, SamplingOptions};
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, out};
-use lowbit::{Finish, Message, Session};
+use lowbit::{Finish, Message, Session, dry_generation};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -57,13 +57,15 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     arguments.sampling.generation(vec![]).sampling.validate()?;
     let prompt = arguments.prompts.text()?;
-    let loaded = arguments.model.load()?;
-    let prompt = arguments.tokens(&loaded, &prompt)?;
-    let stop_ids = if arguments.ignore_eos { vec![] } else { loaded.tokenizer.eos_ids().to_vec() };
+    let opened = arguments.model.open_with_tokenizer()?;
+    let prompt = arguments.tokens(&opened, &prompt)?;
+    let stop_ids = if arguments.ignore_eos { vec![] } else { opened.tokenizer.eos_ids().to_vec() };
+    let generation = arguments.sampling.generation(stop_ids);
+    let loaded = opened.load(|model| dry_generation(model, &[prompt.len()], &generation))?;
     arguments.reply.check(&loaded);
     let asked = Asked {
         prompt: &prompt,
-        generation: arguments.sampling.generation(stop_ids),
+        generation,
         options: &arguments.reply,
         stream: !arguments.json,
         interrupts: &interrupts,
@@ -101,22 +103,22 @@ impl Prompts {
 }
 
 impl Arguments {
-    fn tokens(&self, loaded: &Loaded, prompt: &str) -> Result<Vec<u32>, Failure> {
+    fn tokens(&self, opened: &Opened, prompt: &str) -> Result<Vec<u32>, Failure> {
         let template = match self.prompts.ignore_chat_template {
             true => {
                 self.template.unused("does nothing with --ignore-chat-template")?;
                 None
             }
-            false => self.template.load(&loaded.checkpoint)?,
+            false => self.template.load(&opened.checkpoint)?,
         };
         let Some(template) = template else {
             if self.prompts.system_prompt.is_some() {
                 return Err("--system-prompt needs a model with a chat template".into());
             }
-            return Ok(loaded.tokenizer.encode(prompt, true)?);
+            return Ok(opened.tokenizer.encode(prompt, true)?);
         };
         let system = self.prompts.system_prompt.iter().map(|text| Message::new("system", text));
         let messages: Vec<_> = system.chain([Message::new("user", prompt)]).collect();
-        Ok(loaded.tokenizer.encode(&template.render(&messages, true)?, false)?)
+        Ok(opened.tokenizer.encode(&template.render(&messages, true)?, false)?)
     }
 }

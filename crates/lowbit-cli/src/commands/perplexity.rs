@@ -2,7 +2,7 @@ use super::compare::{self, Comparison, Student};
 use crate::options::{Loaded, ModelOptions, open_named};
 use crate::{Failure, habits, out, plot, progress};
 use clap::ValueEnum;
-use lowbit::{FileError, Scoring, perplexity};
+use lowbit::{FileError, Model, Scoring, dry_perplexity, perplexity};
 use lowbit_files::shown_path;
 use lowbit_files::staging::{Existing, Staged};
 use std::io::Write;
@@ -93,14 +93,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(teacher) = &arguments.compare {
         return arguments.compare_with(teacher, &text);
     }
-    let Loaded { tokenizer, model, .. } = arguments.model.load()?;
-    let tokens = tokenizer.encode(&text, true)?;
+    let opened = arguments.model.open_with_tokenizer()?;
+    let (tokens, bos) = (opened.tokenizer.encode(&text, true)?, opened.tokenizer.special().bos);
     let scoring = match arguments.score {
         Score::All => (Scoring::All, None),
-        Score::SecondHalf => {
-            (Scoring::SecondHalf, tokenizer.special().bos.filter(|bos| tokens.first() == Some(bos)))
-        }
+        Score::SecondHalf => (Scoring::SecondHalf, bos.filter(|bos| tokens.first() == Some(bos))),
     };
+    let work = |model: &Model| dry_perplexity(model, tokens.len(), arguments.context, scoring.0);
+    let Loaded { model, .. } = opened.load(work)?;
     let bar = progress::bar("tokens", tokens.len());
     let result = perplexity(&model, &tokens, arguments.context, scoring, |done| {
         bar.set_position(done as u64);
