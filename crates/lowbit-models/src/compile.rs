@@ -16,6 +16,11 @@ impl Model {
     /// # Errors
     /// As [`Self::load_for`]; what `work` gives; [`KernelError::Kernel`](lowbit_kernels::KernelError::Kernel) for a kernel that does not
     /// compile.
+    // A build without a device has no GPU to go on with.
+    #[cfg_attr(
+        not(any(feature = "cuda", feature = "vulkan", feature = "metal")),
+        allow(unreachable_code, unused_variables, unused_mut)
+    )]
     pub fn load_compiled(
         checkpoint: &Checkpoint,
         target: Target,
