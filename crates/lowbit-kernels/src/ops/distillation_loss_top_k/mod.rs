@@ -14,7 +14,7 @@
 //! | `ids` | `[T, K]`: rising in each row | u32 |
 //! | `ln_p` | `[T, K]` | f32 |
 //! | `ln_rest` | `[T]`: -inf where nothing is left | f32 |
-//! | `dkl` | `[T]`, as in [`distillation_loss`](super::distillation_loss) | f32 |
+//! | `dkl` | `[T]`, as in [`distillation_loss`](super::distillation_loss()) | f32 |
 //! | `kl` | `[T]` | f32 |
 //! | `dlogits` | `[T, V]` | f32 |
 //!
