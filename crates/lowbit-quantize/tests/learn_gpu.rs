@@ -31,7 +31,7 @@ fn learn(
             losses.push(done.loss);
             if stop == Some(done.step) { Break(()) } else { Continue(()) }
         }
-        Progress::Tensors(..) => Continue(()),
+        Progress::Tensors(..) | Progress::Targets(..) => Continue(()),
     };
     let result = quantize_and_learn(&checkpoint("qwen3_5_moe"), output, &to_3_bits(), learning, progress);
     (result.map(|(_, report)| report), losses)
