@@ -230,7 +230,7 @@ impl QuantizedTensor {
 
     /// The components of a weight in panels.
     pub(crate) fn panels(&self) -> Option<panels::Unpack<'_>> {
-        self.panels.map(|layout| panels::Unpack { layout, parts: self.parts() })
+        self.panels.map(|layout| panels::Unpack::new(layout, self.parts()))
     }
 
     /// Whether it is in panels.

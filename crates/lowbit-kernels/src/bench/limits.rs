@@ -100,7 +100,7 @@ fn vendor_product(device: &Device) -> Result<f64, KernelError> {
 /// Bytes that no cache of `device` holds.
 pub(super) fn cold(device: &Device) -> usize {
     match device {
-        Device::Cpu(_) => last_level_cache(),
+        Device::Cpu(_) => past_caches(),
         // Several times the largest that GPUs have; as many copies on all of them, so that their figures can be compared.
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => (4 * gpu.caps().cache).max(400 << 20),
@@ -117,6 +117,13 @@ pub fn last_level_cache() -> usize {
         kibibytes(text.trim())
     });
     sizes.max().unwrap_or(32 << 20)
+}
+
+/// Bytes of which the last-level cache holds little when they are read over and over: a cache that does not replace the oldest line
+/// first still holds a third of twice its size.
+fn past_caches() -> usize {
+    let cache = last_level_cache();
+    (4 * cache).min((1 << 30).max(2 * cache))
 }
 
 /// Bytes of a size such as `480K`.
@@ -139,8 +146,7 @@ fn on_all_threads(cpu: &Cpu, rate: fn(Isa) -> f64) -> f64 {
 
 /// Bytes per second of all threads reading at the same time, by the best number of streams per thread.
 fn read_bandwidth(cpu: &Cpu) -> f64 {
-    // Twice what fits a cache: with all of it once, a part would be found there again.
-    let part = (2 * last_level_cache() / size_of::<f32>()).div_ceil(cpu.threads()).next_multiple_of(1 << 12);
+    let part = (2 * past_caches() / size_of::<f32>()).div_ceil(cpu.threads()).next_multiple_of(1 << 12);
     let memory = vec![1.0f32; part * cpu.threads()];
     let seconds = |read: fn(Isa, &[f32]) -> f32| {
         let run = |_| {
@@ -153,10 +159,11 @@ fn read_bandwidth(cpu: &Cpu) -> f64 {
         (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
     };
     let times = [
-        seconds(|isa, part| isa.dispatch(Read::<2>(part))),
-        seconds(|isa, part| isa.dispatch(Read::<4>(part))),
-        seconds(|isa, part| isa.dispatch(Read::<8>(part))),
-        seconds(|isa, part| isa.dispatch(Read::<16>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<2, 0>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<2, 4096>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<4, 1024>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<8, 1024>(part))),
+        seconds(|isa, part| isa.dispatch(Read::<16, 1024>(part))),
     ];
     (memory.len() * size_of::<f32>()) as f64 / times.into_iter().fold(f64::INFINITY, f64::min)
 }

@@ -74,7 +74,7 @@ fn every_instruction_set_has_limits() {
         // No thread makes a thousand multiply-adds per nanosecond.
         let rate = peak::f32_operations_per_second(isa);
         assert!((1e6..2e12).contains(&rate), "{isa:?}: {rate}");
-        let sums = [isa.dispatch(Read::<2>(&numbers)), isa.dispatch(Read::<16>(&numbers))];
+        let sums = [isa.dispatch(Read::<2, 0>(&numbers)), isa.dispatch(Read::<16, 1024>(&numbers))];
         assert_eq!(sums, [sum, sum], "{isa:?} reads all numbers once");
     }
 }

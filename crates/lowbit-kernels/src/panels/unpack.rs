@@ -1,7 +1,7 @@
 //! From panels to what products multiply: a byte per code, an f32 per scale.
 
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
-use crate::simd::Simd;
+use crate::simd::{Kernel, Simd};
 use lowbit_formats::{CODEBOOK, FloatType, Scales};
 use std::ops::Range;
 
@@ -45,10 +45,30 @@ pub(super) const CODEBOOK_TABLE: [u8; 16] = {
 pub(crate) struct Chunk {
     /// `[panel][quad][row][4]`
     pub codes: [[[u8; 4 * ROWS]; CHUNK / 4]; PANELS],
-    /// `[panel][group][row]`, a group as [`Layout::group`] says
-    pub scales: [[[f32; ROWS]; CHUNK / 16]; PANELS],
-    /// `[panel][group][row]`
-    pub biases: [[[f32; ROWS]; CHUNK / 16]; PANELS],
+    pub panels: [PanelScales; PANELS],
+}
+
+/// The scales and biases of up to [`CHUNK`] values of each row of a panel.
+#[repr(C, align(64))]
+pub(crate) struct PanelScales {
+    /// `[group][row]`, a group as [`Layout::group`] says
+    pub scales: [[f32; ROWS]; CHUNK / 16],
+    /// `[group][row]`
+    pub biases: [[f32; ROWS]; CHUNK / 16],
+}
+
+impl PanelScales {
+    pub const fn new() -> Self {
+        Self { scales: [[0.0; ROWS]; CHUNK / 16], biases: [[0.0; ROWS]; CHUNK / 16] }
+    }
+
+    /// Cuts the scales to 22 significant bits, as [`Layout::long_scales`] says.
+    #[inline(always)]
+    pub fn cut(&mut self) {
+        for scale in self.scales.as_flattened_mut() {
+            *scale = f32::from_bits(scale.to_bits() & !3);
+        }
+    }
 }
 
 impl Chunk {
@@ -56,8 +76,7 @@ impl Chunk {
     pub fn new() -> Box<Self> {
         Box::new(Self {
             codes: [[[0; 4 * ROWS]; CHUNK / 4]; PANELS],
-            scales: [[[0.0; ROWS]; CHUNK / 16]; PANELS],
-            biases: [[[0.0; ROWS]; CHUNK / 16]; PANELS],
+            panels: [const { PanelScales::new() }; PANELS],
         })
     }
 }
@@ -66,7 +85,11 @@ impl Chunk {
 #[derive(Clone, Copy)]
 pub(crate) struct Unpack<'a> {
     pub layout: Layout,
-    pub parts: [&'a [u8]; 3],
+    parts: [&'a [u8]; 3],
+    /// [`Layout::bytes`], which takes divisions: too slow for every span.
+    bytes: [usize; 3],
+    /// Of a chunk's scales and biases.
+    chunk_bytes: [usize; 2],
 }
 
 /// Bytes that codes are asked for ahead of their use: processors' own prefetchers stop at pages.
@@ -89,12 +112,20 @@ macro_rules! with_bits {
 }
 pub(crate) use with_bits;
 
-impl Unpack<'_> {
+impl<'a> Unpack<'a> {
+    pub fn new(layout: Layout, parts: [&'a [u8]; 3]) -> Self {
+        let bytes = layout.bytes();
+        let values = (layout.spans() * SPAN).max(1);
+        Self { layout, parts, bytes, chunk_bytes: [bytes[1], bytes[2]].map(|bytes| bytes * CHUNK / values) }
+    }
+
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `count` panels from `panel` on: as many as a chunk or the
     /// rows have.
     #[inline(always)]
     pub fn unpack<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
-        self.unpack_scales(simd, panel, count, k, chunk);
+        for (at, scales) in chunk.panels[..count].iter_mut().enumerate() {
+            self.unpack_scales(simd, panel + at, k, scales);
+        }
         self.unpack_codes(simd, panel, count, k, chunk);
     }
 
@@ -105,29 +136,17 @@ impl Unpack<'_> {
         with_bits!(self.layout, BITS => self.codes::<S, BITS>(simd, panel, spans, codes));
     }
 
-    /// Of what [`unpack`](Self::unpack) does the scales and biases alone.
-    #[inline(always)]
-    pub fn unpack_scales<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
-        let len = self.spans(k).len() * SPAN;
-        for at in 0..count {
-            self.scales(simd, panel + at, k, len, (&mut chunk.scales[at], &mut chunk.biases[at]));
-        }
-    }
-
     /// The spans of the chunk that starts with value `k`.
     #[inline(always)]
     pub fn spans(&self, k: usize) -> Range<usize> {
         k / SPAN..self.layout.spans().min((k + CHUNK) / SPAN)
     }
 
-    /// The bit planes of a span.
+    /// The bit planes of a panel's spans.
     #[inline(always)]
-    pub fn span<S: Simd, const BITS: usize>(&self, simd: S, panel: usize, span: usize) -> &[[u8; 64]; BITS] {
-        let first = panel * self.layout.bytes()[0] + span * BITS * 64;
-        for line in 0..BITS {
-            simd.prefetch(self.parts[0], first + line * 64 + AHEAD);
-        }
-        self.parts[0][first..].as_chunks().0.first_chunk().expect("a span")
+    pub fn packed<const BITS: usize>(&self, panel: usize, spans: Range<usize>) -> &'a [[[u8; 64]; BITS]] {
+        let panel = &self.parts[0][panel * self.bytes[0]..][..self.bytes[0]];
+        &panel.as_chunks::<64>().0.as_chunks().0[spans]
     }
 
     /// Panels take turns span by span: memory is read faster from several places than from one.
@@ -139,13 +158,19 @@ impl Unpack<'_> {
         spans: Range<usize>,
         out: &mut [[[u8; 4 * ROWS]; CHUNK / 4]],
     ) {
-        for span in spans.clone() {
-            for (at, out) in out.iter_mut().enumerate() {
-                let packed = self.span::<S, BITS>(simd, panel + at, span);
-                let quads = (span - spans.start) * 8;
-                let out: &mut [[u8; 64]; 8] = out[quads..].first_chunk_mut().expect("a span");
+        let count = out.len().min(PANELS);
+        let mut packed: [&[[[u8; 64]; BITS]]; PANELS] = [&[]; PANELS];
+        for (at, packed) in packed[..count].iter_mut().enumerate() {
+            *packed = self.packed(panel + at, spans.clone());
+        }
+        for span in 0..spans.len() {
+            for (packed, out) in packed[..count].iter().zip(&mut *out) {
+                let packed = &packed[span];
+                let out: &mut [[u8; 64]; 8] = out[span * 8..].first_chunk_mut().expect("a span");
                 let (first, second) = out.split_at_mut(4);
+                ask_ahead::<S, BITS, 0>(simd, packed);
                 first.copy_from_slice(&half_span::<BITS, 0>(packed));
+                ask_ahead::<S, BITS, 4>(simd, packed);
                 second.copy_from_slice(&half_span::<BITS, 4>(packed));
             }
         }
@@ -156,37 +181,62 @@ impl Unpack<'_> {
         }
     }
 
-    /// Cuts the scales of `chunk` to 22 significant bits, as [`Layout::long_scales`] says.
+    /// Unpacks the scales and biases of a panel's values from `k` on, a multiple of [`CHUNK`].
     #[inline(always)]
-    pub fn cut_scales(&self, chunk: &mut Chunk) {
-        for scale in chunk.scales.as_flattened_mut().as_flattened_mut() {
-            *scale = f32::from_bits(scale.to_bits() & !3);
-        }
+    pub fn unpack_scales<S: Simd>(&self, simd: S, panel: usize, k: usize, out: &mut PanelScales) {
+        simd.call(UnpackScales { weight: self, panel, k, out });
     }
 
-    /// The scales and biases of `len` values from `k` on.
+    /// The values of row `row % ROWS` of a panel, `out` as long as the row, exactly as the format decodes them.
     #[inline(always)]
-    fn scales<S: Simd>(
-        &self,
-        simd: S,
-        panel: usize,
-        k: usize,
-        len: usize,
-        (scales, biases): (&mut [[f32; ROWS]], &mut [[f32; ROWS]]),
-    ) {
-        let [_, scale_bytes, bias_bytes] = self.layout.bytes();
-        for (part, bytes) in [(1, scale_bytes), (2, bias_bytes)] {
-            // Those of the chunk after next.
-            let chunk = bytes * CHUNK / (self.layout.spans() * SPAN);
-            for line in (0..chunk).step_by(64) {
-                simd.prefetch(self.parts[part], panel * bytes + chunk * (k / CHUNK + 2) + line);
+    pub fn row<S: Simd>(&self, simd: S, (panel, lane): (usize, usize), chunk: &mut Chunk, out: &mut [f32]) {
+        let (zero, group, biased) = (self.layout.zero(), self.layout.group(), self.layout.biased());
+        for (i, out) in out.chunks_mut(CHUNK).enumerate() {
+            self.unpack(simd, panel, 1, i * CHUNK, chunk);
+            for (g, out) in out.chunks_mut(group).enumerate() {
+                let panel = &chunk.panels[0];
+                let (scale, bias) = (panel.scales[g][lane], panel.biases[g][lane]);
+                for (q, out) in out.chunks_mut(4).enumerate() {
+                    let codes = &chunk.codes[0][g * group / 4 + q][4 * lane..];
+                    for (out, &code) in out.iter_mut().zip(codes) {
+                        let value = (i32::from(code) - zero) as f32 * scale;
+                        *out = if biased { value + bias } else { value };
+                    }
+                }
             }
         }
-        let stored = &self.parts[1][panel * scale_bytes..][..scale_bytes];
-        let extra = &self.parts[2][panel * bias_bytes..][..bias_bytes];
-        let shift = self.layout.group().trailing_zeros();
+    }
+}
+
+/// [`Unpack::unpack_scales`].
+struct UnpackScales<'a> {
+    weight: &'a Unpack<'a>,
+    panel: usize,
+    k: usize,
+    out: &'a mut PanelScales,
+}
+
+impl Kernel for UnpackScales<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { weight, panel, k, out: PanelScales { scales, biases } } = self;
+        let len = weight.spans(k).len() * SPAN;
+        let [_, scale_bytes, bias_bytes] = weight.bytes;
+        // Those of the chunk after next.
+        for ((stored, panel_bytes), chunk) in
+            weight.parts[1..].iter().zip(&weight.bytes[1..]).zip(weight.chunk_bytes)
+        {
+            for line in (0..chunk).step_by(64) {
+                simd.prefetch(stored, panel * panel_bytes + chunk * (k / CHUNK + 2) + line);
+            }
+        }
+        let stored = &weight.parts[1][panel * scale_bytes..][..scale_bytes];
+        let extra = &weight.parts[2][panel * bias_bytes..][..bias_bytes];
+        let shift = weight.layout.group().trailing_zeros();
         let (group, groups) = (k >> shift, len >> shift);
-        match self.layout.scheme.scales {
+        match weight.layout.scheme.scales {
             Scales::One => scales[..groups].fill([1.0; ROWS]),
             Scales::Group { float, size, biased } => {
                 // Groups of 64 and 128 are several of 32.
@@ -236,24 +286,13 @@ impl Unpack<'_> {
             }
         }
     }
+}
 
-    /// The values of row `row % ROWS` of a panel, `out` as long as the row, exactly as the format decodes them.
-    #[inline(always)]
-    pub fn row<S: Simd>(&self, simd: S, (panel, lane): (usize, usize), chunk: &mut Chunk, out: &mut [f32]) {
-        let (zero, group, biased) = (self.layout.zero(), self.layout.group(), self.layout.biased());
-        for (i, out) in out.chunks_mut(CHUNK).enumerate() {
-            self.unpack(simd, panel, 1, i * CHUNK, chunk);
-            for (g, out) in out.chunks_mut(group).enumerate() {
-                let (scale, bias) = (chunk.scales[0][g][lane], chunk.biases[0][g][lane]);
-                for (q, out) in out.chunks_mut(4).enumerate() {
-                    let codes = &chunk.codes[0][g * group / 4 + q][4 * lane..];
-                    for (out, &code) in out.iter_mut().zip(codes) {
-                        let value = (i32::from(code) - zero) as f32 * scale;
-                        *out = if biased { value + bias } else { value };
-                    }
-                }
-            }
-        }
+/// Asks for the lines [`AHEAD`] of those that hold a span's quads from `FIRST` on, half of them.
+#[inline(always)]
+pub(crate) fn ask_ahead<S: Simd, const BITS: usize, const FIRST: usize>(simd: S, span: &[[u8; 64]; BITS]) {
+    for line in FIRST * BITS / 8..(FIRST + 4) * BITS / 8 {
+        simd.prefetch(span.as_flattened(), line * 64 + AHEAD);
     }
 }
 
@@ -281,33 +320,47 @@ fn multiply<S: Simd>(simd: S, by: &[f32; ROWS], codes: [u8; ROWS], offset: f32, 
     }
 }
 
-/// A float per row of each group; `count` groups share them.
+/// A float per row of each group; `count` groups share them, 1, 2 or 4.
 #[inline(always)]
 fn widen<S: Simd>(simd: S, float: FloatType, stored: &[u8], count: usize, out: &mut [[f32; ROWS]]) {
-    /// A loop for each type: inside of one, choosing would take longer than loading.
+    /// A loop for each type and count: inside of one, choosing would take longer than loading.
     macro_rules! by {
         ($load:ident) => {
-            let stored = bytemuck::cast_slice(&stored[..out.len().div_ceil(count) * ROWS * float.size()]);
-            for (stored, out) in stored.chunks_exact(ROWS).zip(out.chunks_mut(count)) {
-                for at in (0..ROWS).step_by(S::LANES) {
-                    let v = simd.$load(&stored[at..]);
-                    for out in &mut *out {
-                        simd.store(v, &mut out[at..]);
-                    }
-                }
+            match count {
+                1 => by!($load, 1),
+                2 => by!($load, 2),
+                4 => by!($load, 4),
+                count => unreachable!("no format has scales for {count} groups of 32"),
             }
         };
+        ($load:ident, $count:literal) => {{
+            let stored = bytemuck::cast_slice(&stored[..out.len().div_ceil($count) * ROWS * float.size()]);
+            let mut stored = stored.chunks_exact(ROWS);
+            let (whole, rest) = out.as_chunks_mut::<$count>();
+            for (out, stored) in whole.iter_mut().zip(&mut stored) {
+                for at in (0..ROWS).step_by(S::LANES) {
+                    store_in_each(simd, simd.$load(&stored[at..]), out, at);
+                }
+            }
+            // A row may end within what shares a scale.
+            if let Some(stored) = stored.next() {
+                for at in (0..ROWS).step_by(S::LANES) {
+                    store_in_each(simd, simd.$load(&stored[at..]), rest, at);
+                }
+            }
+        }};
     }
     match float {
-        FloatType::F32 => {
-            by!(load);
-        }
-        FloatType::F16 => {
-            by!(load_f16);
-        }
-        FloatType::BF16 => {
-            by!(load_bf16);
-        }
+        FloatType::F32 => by!(load),
+        FloatType::F16 => by!(load_f16),
+        FloatType::BF16 => by!(load_bf16),
+    }
+}
+
+#[inline(always)]
+fn store_in_each<S: Simd>(simd: S, v: S::V, out: &mut [[f32; ROWS]], at: usize) {
+    for out in out {
+        simd.store(v, &mut out[at..]);
     }
 }
 

@@ -20,10 +20,12 @@ impl<const VNNI: bool> Avx2<VNNI> {
     /// Runs `kernel` compiled for these instructions.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "avx2,fma,f16c")]
         fn run<const VNNI: bool, K: Kernel>(simd: Avx2<VNNI>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
+        #[inline(never)]
         #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
         fn run_vnni<const VNNI: bool, K: Kernel>(simd: Avx2<VNNI>, kernel: K) -> K::Output {
             kernel.run(simd)
@@ -39,6 +41,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const WIDE_DOT4: bool = VNNI;
     type V = __m256;
     type I = __m256i;
+
+    #[inline]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
 
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {

@@ -26,10 +26,12 @@ impl<const BF16: bool> Avx512<BF16> {
     /// Runs `kernel` compiled for these instructions.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,f16c")]
         fn run<const BF16: bool, K: Kernel>(simd: Avx512<BF16>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
+        #[inline(never)]
         #[target_feature(
             enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16,avx2,fma,f16c"
         )]
@@ -54,6 +56,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const WIDE_DOT4: bool = true;
     type V = __m512;
     type I = __m512i;
+
+    #[inline]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
 
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {

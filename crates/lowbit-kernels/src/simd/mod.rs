@@ -45,6 +45,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `LANES` i32, or four bytes for each of them.
     type I: Copy;
 
+    /// Runs `kernel` in a function of its own, compiled for these instructions. A kernel that has many variants calls them by this:
+    /// a function with all of them inside takes the compiler minutes.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
+
     /// Asks for the cache line `offset` bytes after the start of `bytes`, past their end or not; a hint.
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {

@@ -28,14 +28,17 @@ impl<const LEVEL: u8> Neon<LEVEL> {
     /// Runs `kernel` compiled for these instructions.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        #[inline(never)]
         #[target_feature(enable = "neon")]
         fn run<const LEVEL: u8, K: Kernel>(simd: Neon<LEVEL>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
+        #[inline(never)]
         #[target_feature(enable = "neon,dotprod")]
         fn run_dotprod<const LEVEL: u8, K: Kernel>(simd: Neon<LEVEL>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
+        #[inline(never)]
         #[target_feature(enable = "neon,dotprod,i8mm")]
         fn run_i8mm<const LEVEL: u8, K: Kernel>(simd: Neon<LEVEL>, kernel: K) -> K::Output {
             kernel.run(simd)
@@ -106,6 +109,11 @@ impl<const LEVEL: u8> Simd for Neon<LEVEL> {
     const DOT4_OFFSET: i32 = if LEVEL >= I8MM { 0 } else { 128 };
     type V = [float32x4_t; 2];
     type I = [int32x4_t; 2];
+
+    #[inline]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        self.run(kernel)
+    }
 
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {

@@ -76,23 +76,25 @@ pub fn bf16_operations_per_second(isa: Isa) -> Option<f64> {
     }
 }
 
-/// Sums all numbers, reading this many parts of them at the same time and asking for each part's lines ahead.
-pub struct Read<'a, const STREAMS: usize>(pub &'a [f32]);
+/// Sums all numbers, reading this many parts of them at the same time and asking for each part's lines so many bytes ahead; 0
+/// leaves that to the processor.
+pub struct Read<'a, const STREAMS: usize, const AHEAD: usize>(pub &'a [f32]);
 
-impl<const STREAMS: usize> Kernel for Read<'_, STREAMS> {
+impl<const STREAMS: usize, const AHEAD: usize> Kernel for Read<'_, STREAMS, AHEAD> {
     type Output = f32;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> f32 {
         const LINE: usize = 64 / size_of::<f32>();
-        const AHEAD: usize = 1024;
         let stream = self.0.len() / STREAMS;
         let streams: [&[f32]; STREAMS] = std::array::from_fn(|i| &self.0[i * stream..][..stream]);
         let mut sums = [simd.splat(0.0); STREAMS];
         for at in (0..stream - stream % LINE).step_by(LINE) {
             for (sum, stream) in sums.iter_mut().zip(&streams) {
                 let line = &stream[at..][..LINE];
-                simd.prefetch(bytemuck::cast_slice(line), AHEAD);
+                if AHEAD > 0 {
+                    simd.prefetch(bytemuck::cast_slice(line), AHEAD);
+                }
                 for lanes in line.chunks_exact(S::LANES) {
                     *sum = simd.add(*sum, simd.load(lanes));
                 }

@@ -1,4 +1,4 @@
-use super::Simd;
+use super::{Kernel, Simd};
 use crate::cast::Float;
 use half::{bf16, f16};
 
@@ -18,6 +18,11 @@ impl<const N: usize> Simd for Lanes<N> {
     const WIDE_DOT4: bool = true;
     type V = [f32; N];
     type I = [[u8; 4]; N];
+
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> [f32; N] {

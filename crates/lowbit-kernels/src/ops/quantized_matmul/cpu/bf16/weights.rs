@@ -50,14 +50,14 @@ impl Stretch {
             for panel in 0..panels.len() {
                 // A row of nvfp4 may end in the middle of a span, where the scales' place was not written.
                 if len < steps * STEP {
-                    self.chunk.scales[panel][len.div_ceil(group)..].fill([0.0; ROWS]);
+                    self.chunk.panels[panel].scales[len.div_ceil(group)..].fill([0.0; ROWS]);
                 }
                 let codes = self.chunk.codes[panel].as_chunks::<8>().0;
                 let tiles = self.tiles[panel][first..].iter_mut().zip(codes).take(steps).enumerate();
                 for (step, (tile, codes)) in tiles {
                     let groups = step * STEP / group..(step + 1) * STEP / group;
-                    let scales = &self.chunk.scales[panel][groups.clone()];
-                    let biases = &self.chunk.biases[panel][groups];
+                    let scales = &self.chunk.panels[panel].scales[groups.clone()];
+                    let biases = &self.chunk.panels[panel].biases[groups];
                     to_bf16(simd, layout.zero(), codes, (scales, biases), tile);
                 }
             }

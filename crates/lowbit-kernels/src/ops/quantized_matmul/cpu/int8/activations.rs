@@ -21,7 +21,8 @@ pub(in super::super) struct Activations {
     group: usize,
 }
 
-/// A chunk of a few rows.
+/// A few rows, or a chunk of them.
+#[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
     /// The first row, and how many there are.
     pub row: usize,
@@ -96,23 +97,50 @@ impl Activations {
         rows: Range<usize>,
         k: usize,
     ) -> impl Iterator<Item = Tile<'_>> {
+        tile::heights(rows, tile::tallest::<S>())
+            .map(move |(row, height)| self.tile(row, height).chunk(k, self.group))
+    }
+
+    /// Row `row`, which is a tile by itself.
+    #[inline(always)]
+    pub(super) fn row(&self, row: usize) -> Tile<'_> {
+        self.tile(row, 1)
+    }
+
+    #[inline(always)]
+    fn tile(&self, row: usize, height: usize) -> Tile<'_> {
         let (quads, groups) = self.row_words();
-        let (first, len) = (k / self.group, CHUNK.min(self.k - k));
         let words: &[u32] = bytemuck::cast_slice(self.words.bytes());
-        tile::heights(rows, tile::tallest::<S>()).map(move |(row, height)| {
-            let words = &words[row * (quads + 3 * groups)..][..height * (quads + 3 * groups)];
-            let (codes, rest) = words.split_at(height * quads);
-            let field = |i: usize| &rest[(i * groups + first) * height..][..len / self.group * height];
-            Tile {
-                row,
-                height,
-                codes: &codes[k / 4 * height..][..len / 4 * height],
-                starts: bytemuck::cast_slice(field(0)),
-                scales: bytemuck::cast_slice(field(1)),
-                sums: bytemuck::cast_slice(field(2)),
-                stride: size_of_val(words),
-            }
-        })
+        let words = &words[row * (quads + 3 * groups)..][..height * (quads + 3 * groups)];
+        let (codes, rest) = words.split_at(height * quads);
+        let (starts, rest) = rest.split_at(height * groups);
+        let (scales, sums) = rest.split_at(height * groups);
+        Tile {
+            row,
+            height,
+            codes,
+            starts: bytemuck::cast_slice(starts),
+            scales: bytemuck::cast_slice(scales),
+            sums: bytemuck::cast_slice(sums),
+            stride: size_of_val(words),
+        }
+    }
+}
+
+impl<'a> Tile<'a> {
+    /// The values from `k` on, a multiple of [`CHUNK`], of a tile of whole rows in groups of `group`.
+    #[inline(always)]
+    pub fn chunk(&self, k: usize, group: usize) -> Self {
+        let height = self.height;
+        let len = CHUNK.min(self.codes.len() * 4 / height - k);
+        let groups = k / group * height..(k + len) / group * height;
+        Self {
+            codes: &self.codes[k / 4 * height..][..len / 4 * height],
+            starts: &self.starts[groups.clone()],
+            scales: &self.scales[groups.clone()],
+            sums: &self.sums[groups],
+            ..*self
+        }
     }
 }
 

@@ -8,7 +8,7 @@ mod tile;
 
 use super::panels::{Method, Piece, WIDTH};
 use crate::Cpu;
-use crate::panels::{CHUNK, Chunk, Layout, ROWS};
+use crate::panels::{CHUNK, Chunk, Layout, PanelScales, ROWS};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
 use row::Row;
@@ -52,6 +52,9 @@ impl Kernel for Product<'_, '_> {
     fn run<S: Simd>(self, simd: S) {
         let Piece { weight, x, m: first_m, panel: first_panel, y } = self.0;
         let (m, n, k) = (y.len(), y[0].len(), weight.layout.k());
+        if let [y] = y {
+            return Row { weight, panel: first_panel, x: x.row(first_m) }.multiply(simd, y);
+        }
         let mut chunk = Chunk::new();
         let mut sums = vec![Sums([0.0; WIDTH]); m];
         for first in (0..n).step_by(WIDTH) {
@@ -60,18 +63,10 @@ impl Kernel for Product<'_, '_> {
             sums.fill(Sums([0.0; WIDTH]));
             let panel = first_panel + first / ROWS;
             for start in (0..k).step_by(CHUNK) {
-                weight.unpack_scales(simd, panel, panels, start, &mut chunk);
+                weight.unpack(simd, panel, panels, start, &mut chunk);
                 if weight.layout.long_scales() {
-                    weight.cut_scales(&mut chunk);
+                    chunk.panels.iter_mut().for_each(PanelScales::cut);
                 }
-                if let [sums] = &mut sums[..] {
-                    let row = Row { weight, panel, panels, k: start, chunk: &chunk };
-                    for x in x.tiles(simd, first_m..first_m + 1, start) {
-                        row.multiply(simd, &x, sums);
-                    }
-                    continue;
-                }
-                weight.unpack_codes(simd, panel, panels, start, &mut chunk);
                 for tile in x.tiles(simd, first_m..first_m + m, start) {
                     let at = tile.row - first_m;
                     tile::multiply(simd, &weight.layout, &chunk, panels, tile, &mut sums[at..]);

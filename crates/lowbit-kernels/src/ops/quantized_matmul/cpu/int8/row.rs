@@ -1,117 +1,220 @@
-//! The product of a chunk of panels and one row of x. It is bound by memory: what is read is multiplied at once, half a span
-//! after half a span, so that memory never waits for a chunk to be multiplied.
+//! The product of panels and one row of x. It is bound by memory: what is read is multiplied at once, half a span after half a
+//! span, so that memory never waits for a chunk to be multiplied. All that a format decides is decided outside of the loop
+//! over spans.
+//!
+//! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
+//! fused operations, 2 codes per byte and some 18 codes per vector operation.
 
-use super::Sums;
 use super::activations::Tile;
-use super::tile::{self, VECTORS};
-use crate::panels::{Chunk, ROWS, SPAN, Unpack, half_span, with_bits};
-use crate::simd::Simd;
+use super::tile;
+use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead, half_span, with_bits};
+use crate::simd::{Kernel, Simd};
 
 /// Quads of half a span.
 const HALF: usize = SPAN / 8;
 
-/// Where the vectors of weight rows lie: panel of the chunk, and first row there.
-type Places = [(usize, usize); VECTORS];
+/// Panels that are read side by side.
+const PANELS: usize = 2;
 
-/// Panels of a weight from `panel` on, `panels` of them, and their values from `k` on, whose scales are in `chunk`.
+/// A row of x, all of it, and the panels that it multiplies, from `panel` on.
 pub(super) struct Row<'a> {
     pub weight: Unpack<'a>,
     pub panel: usize,
-    pub panels: usize,
-    pub k: usize,
-    pub chunk: &'a Chunk,
+    pub x: Tile<'a>,
 }
 
+/// The product for one kind of format: bits per code, what codes are looked up in, groups per span, and whether groups have biases.
+struct Product<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> {
+    row: &'a Row<'a>,
+    y: &'a mut [f32],
+}
+
+/// Codes are numbers.
+const NO_TABLE: u8 = 0;
+/// They are looked up, and what is found is below 128.
+const NARROW_TABLE: u8 = 1;
+/// What is found may be any byte.
+const WIDE_TABLE: u8 = 2;
+
 impl Row<'_> {
-    /// `sums[n] += sum over k of x[k] * weight[n, k]`.
+    /// `y[n] = sum over k of x[k] * weight[n, k]`.
     #[inline(always)]
-    pub fn multiply<S: Simd>(&self, simd: S, x: &Tile<'_>, sums: &mut Sums) {
-        // Where any bytes multiply as fast, one kernel is enough.
-        let narrow = self.weight.layout.narrow() && !S::WIDE_DOT4;
-        with_bits!(self.weight.layout, BITS => match narrow {
-            false => self.spans::<S, BITS, false>(simd, x, sums),
-            true => self.spans::<S, BITS, true>(simd, x, sums),
-        })
+    pub fn multiply<S: Simd>(&self, simd: S, y: &mut [f32]) {
+        let layout = &self.weight.layout;
+        match (layout.table(), layout.narrow()) {
+            (None, _) => with_bits!(layout, BITS => self.by_groups::<S, BITS, NO_TABLE>(simd, y)),
+            (Some(_), true) => self.by_groups::<S, 4, NARROW_TABLE>(simd, y),
+            (Some(_), false) => self.by_groups::<S, 4, WIDE_TABLE>(simd, y),
+        }
     }
 
     #[inline(always)]
-    fn spans<S: Simd, const BITS: usize, const NARROW: bool>(&self, simd: S, x: &Tile<'_>, sums: &mut Sums) {
-        let (last, groups) = (self.panels - 1, SPAN / self.weight.layout.group());
-        let halves = x.codes.as_chunks::<HALF>().0.as_chunks::<2>().0;
-        // Panels side by side, or the halves of one.
-        for panel in (0..self.panels).step_by(VECTORS * S::LANES / ROWS) {
-            let places = [tile::place::<S>(panel, 0), tile::place::<S>(panel, 1)];
-            let mut totals = [simd.splat(0.0); VECTORS];
-            for (total, (panel, row)) in totals.iter_mut().zip(places) {
-                *total = simd.load(&sums.0[panel * ROWS + row..]);
-            }
-            for ((index, span), halves) in self.weight.spans(self.k).enumerate().zip(halves) {
-                // Of an odd number of panels the last stands in for the one that is not there.
-                let packed = [
-                    self.weight.span::<S, BITS>(simd, self.panel + places[0].0.min(last), span),
-                    self.weight.span::<S, BITS>(simd, self.panel + places[1].0.min(last), span),
-                ];
-                let mut group = index * groups;
-                let mut products = [simd.splat_i32(x.starts[group]); VECTORS];
-                self.half::<S, BITS, NARROW, 0>(simd, packed, places, &halves[0], &mut products);
-                if groups == 2 {
-                    self.add(simd, x, group, products, places, &mut totals);
-                    group += 1;
-                    products = [simd.splat_i32(x.starts[group]); VECTORS];
+    fn by_groups<S: Simd, const BITS: usize, const TABLE: u8>(&self, simd: S, y: &mut [f32]) {
+        let layout = &self.weight.layout;
+        match (SPAN / layout.group(), layout.biased()) {
+            (1, false) => simd.call(Product::<BITS, TABLE, 1, false> { row: self, y }),
+            (1, true) => simd.call(Product::<BITS, TABLE, 1, true> { row: self, y }),
+            (_, false) => simd.call(Product::<BITS, TABLE, 2, false> { row: self, y }),
+            (_, true) => simd.call(Product::<BITS, TABLE, 2, true> { row: self, y }),
+        }
+    }
+}
+
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> Kernel
+    for Product<'_, BITS, TABLE, GROUPS, BIASED>
+{
+    type Output = ();
+
+    /// Each panel's rows are in one vector or two.
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        if S::LANES == ROWS {
+            self.strips::<S, 1>(simd);
+        } else {
+            self.strips::<S, 2>(simd);
+        }
+    }
+}
+
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool>
+    Product<'_, BITS, TABLE, GROUPS, BIASED>
+{
+    /// [`Layout::narrow`](crate::panels::Layout::narrow).
+    const NARROW: bool = match TABLE {
+        NO_TABLE => BITS < 8,
+        table => table == NARROW_TABLE,
+    };
+
+    /// Cuts the panels into two strips that are read at the same time: memory is read faster from two places than from one or
+    /// four.
+    #[inline(always)]
+    fn strips<S: Simd, const PARTS: usize>(self, simd: S) {
+        let Self { row, y } = self;
+        assert_eq!(PARTS * S::LANES, ROWS, "a panel's rows in whole vectors");
+        let mut scales = Box::new([const { PanelScales::new() }; PANELS]);
+        debug_assert_eq!(Self::NARROW, row.weight.layout.narrow());
+        let count = y.len().div_ceil(ROWS);
+        let strip = count.div_ceil(PANELS);
+        for first in 0..strip {
+            // Where strips are shorter the last panel stands in for the one that is not there.
+            let panels: [usize; PANELS] = std::array::from_fn(|i| (i * strip + first).min(count - 1));
+            let sums = Self::panels::<S, PARTS>(simd, row, panels, &mut scales);
+            for (panel, sums) in panels.into_iter().zip(sums) {
+                for (sum, y) in sums.into_iter().zip(y[panel * ROWS..].chunks_mut(S::LANES)) {
+                    simd.store_partial(sum, y);
                 }
-                self.half::<S, BITS, NARROW, HALF>(simd, packed, places, &halves[1], &mut products);
-                self.add(simd, x, group, products, places, &mut totals);
-            }
-            for (total, (panel, row)) in totals.into_iter().zip(places) {
-                simd.store(total, &mut sums.0[panel * ROWS + row..]);
             }
         }
+    }
+
+    #[inline(always)]
+    fn panels<S: Simd, const PARTS: usize>(
+        simd: S,
+        row: &Row<'_>,
+        panels: [usize; PANELS],
+        scales: &mut [PanelScales; PANELS],
+    ) -> [[S::V; PARTS]; PANELS] {
+        let weight = &row.weight;
+        let table = weight.layout.table().unwrap_or(&[0; 16]);
+        let mut totals = [[simd.splat(0.0); PARTS]; PANELS];
+        for k in (0..weight.layout.k()).step_by(CHUNK) {
+            let spans = weight.spans(k);
+            let count = spans.len();
+            for (scales, panel) in scales.iter_mut().zip(panels) {
+                weight.unpack_scales(simd, row.panel + panel, k, scales);
+                if weight.layout.long_scales() {
+                    scales.cut();
+                }
+            }
+            let packed =
+                panels.map(|panel| &weight.packed::<BITS>(row.panel + panel, spans.clone())[..count]);
+            let x = row.x.chunk(k, weight.layout.group());
+            let quads = &x.codes.as_chunks::<HALF>().0.as_chunks::<2>().0[..count];
+            let groups = Groups {
+                starts: &x.starts.as_chunks().0[..count],
+                scales: &x.scales.as_chunks().0[..count],
+                sums: &x.sums.as_chunks().0[..count],
+            };
+            for span in 0..count {
+                // Written out: in a loop the sums would live in memory.
+                let [first, second] = &mut totals;
+                let x = (&quads[span], &groups);
+                Self::span(simd, span, (&packed[0][span], table, &scales[0]), x, first);
+                Self::span(simd, span, (&packed[1][span], table, &scales[1]), x, second);
+            }
+        }
+        totals
+    }
+
+    /// Adds to `totals` the products of one panel's span.
+    #[inline(always)]
+    fn span<S: Simd, const PARTS: usize>(
+        simd: S,
+        span: usize,
+        (packed, table, scales): (&[[u8; 64]; BITS], &[u8; 16], &PanelScales),
+        (x, groups): (&[[u32; HALF]; 2], &Groups<'_, GROUPS>),
+        totals: &mut [S::V; PARTS],
+    ) {
+        let mut products = [simd.splat_i32(groups.starts[span][0]); PARTS];
+        Self::half::<S, PARTS, 0>(simd, (packed, table), &x[0], &mut products);
+        if GROUPS == 2 {
+            Self::add(simd, (span, 0), groups, scales, products, totals);
+            products = [simd.splat_i32(groups.starts[span][1]); PARTS];
+        }
+        Self::half::<S, PARTS, HALF>(simd, (packed, table), &x[1], &mut products);
+        Self::add(simd, (span, GROUPS - 1), groups, scales, products, totals);
     }
 
     /// Adds to `products` those of half a span, its quads from `FIRST` on.
     #[inline(always)]
-    fn half<S: Simd, const BITS: usize, const NARROW: bool, const FIRST: usize>(
-        &self,
+    fn half<S: Simd, const PARTS: usize, const FIRST: usize>(
         simd: S,
-        packed: [&[[u8; 64]; BITS]; VECTORS],
-        places: Places,
+        (packed, table): (&[[u8; 64]; BITS], &[u8; 16]),
         x: &[u32; HALF],
-        products: &mut [S::I; VECTORS],
+        products: &mut [S::I; PARTS],
     ) {
-        let mut first = half_span::<BITS, FIRST>(packed[0]);
-        let mut second = half_span::<BITS, FIRST>(packed[1]);
-        if let Some(table) = self.weight.layout.table() {
-            for (first, second) in first.iter_mut().zip(&mut second) {
-                simd.lookup(table, first);
-                simd.lookup(table, second);
+        ask_ahead::<S, BITS, FIRST>(simd, packed);
+        for (mut codes, &x) in half_span::<BITS, FIRST>(packed).into_iter().zip(x) {
+            if TABLE != NO_TABLE {
+                simd.lookup(table, &mut codes);
             }
-        }
-        let [(_, first_row), (_, second_row)] = places;
-        for ((first, second), &x) in first.iter().zip(&second).zip(x) {
             let x = simd.splat_i32(x as i32);
-            products[0] = simd.dot4::<NARROW>(products[0], simd.load_bytes(&first[4 * first_row..]), x);
-            products[1] = simd.dot4::<NARROW>(products[1], simd.load_bytes(&second[4 * second_row..]), x);
+            for (part, product) in products.iter_mut().enumerate() {
+                let codes = simd.load_bytes(&codes[4 * part * S::LANES..]);
+                *product = if Self::NARROW {
+                    simd.dot4::<true>(*product, codes, x)
+                } else {
+                    simd.dot4::<false>(*product, codes, x)
+                };
+            }
         }
     }
 
-    /// Adds a group's products, scaled.
+    /// Adds the products of a span's group, scaled.
     #[inline(always)]
-    fn add<S: Simd>(
-        &self,
+    fn add<S: Simd, const PARTS: usize>(
         simd: S,
-        x: &Tile<'_>,
-        group: usize,
-        products: [S::I; VECTORS],
-        places: Places,
-        totals: &mut [S::V; VECTORS],
+        (span, group): (usize, usize),
+        x: &Groups<'_, GROUPS>,
+        weight: &PanelScales,
+        products: [S::I; PARTS],
+        totals: &mut [S::V; PARTS],
     ) {
-        for ((total, product), (panel, row)) in totals.iter_mut().zip(products).zip(places) {
-            let scale = tile::Scale::new(simd, &self.chunk.scales[panel][group][row..]);
-            *total = scale.add(simd, product, x.scales[group], *total);
-            if self.weight.layout.biased() {
-                let bias = simd.load(&self.chunk.biases[panel][group][row..]);
-                *total = simd.mul_add(bias, simd.splat(x.sums[group]), *total);
+        let at = span * GROUPS + group;
+        for (part, (total, product)) in totals.iter_mut().zip(products).enumerate() {
+            let scale = tile::Scale::new(simd, &weight.scales[at][part * S::LANES..]);
+            *total = scale.add(simd, product, x.scales[span][group], *total);
+            if BIASED {
+                let bias = simd.load(&weight.biases[at][part * S::LANES..]);
+                *total = simd.mul_add(bias, simd.splat(x.sums[span][group]), *total);
             }
         }
     }
+}
+
+/// The fields of [`Tile`] of a chunk of a row, `[span][group]`.
+struct Groups<'a, const GROUPS: usize> {
+    starts: &'a [[i32; GROUPS]],
+    scales: &'a [[f32; GROUPS]],
+    sums: &'a [[f32; GROUPS]],
 }

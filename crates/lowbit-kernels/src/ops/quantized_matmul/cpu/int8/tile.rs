@@ -18,7 +18,7 @@ use std::ops::Range;
 pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of weight rows in a tile.
-pub(super) const VECTORS: usize = 2;
+const VECTORS: usize = 2;
 /// Rows of x whose sums of f32 stay in registers, at most.
 const KEPT: usize = 5;
 /// Rows of x in the tallest tile of any instruction set.
@@ -76,7 +76,7 @@ pub(super) fn multiply<S: Simd>(
 
 /// Where vector `v` of rows of a tile lies that starts with `panel`: its panel in the chunk, and its first row there.
 #[inline(always)]
-pub(super) fn place<S: Simd>(panel: usize, v: usize) -> (usize, usize) {
+fn place<S: Simd>(panel: usize, v: usize) -> (usize, usize) {
     ((panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS)
 }
 
@@ -152,8 +152,8 @@ impl Weight<'_> {
             }
             let products = self.products::<S, M, NARROW>(simd, (group, quads), &starts[group], places);
             for (v, (panel, row)) in places.into_iter().enumerate() {
-                let scale = Scale::new(simd, &self.chunk.scales[panel][group][row..]);
-                let bias = simd.load(&self.chunk.biases[panel][group][row..]);
+                let scale = Scale::new(simd, &self.chunk.panels[panel].scales[group][row..]);
+                let bias = simd.load(&self.chunk.panels[panel].biases[group][row..]);
                 for m in 0..M {
                     let sums = &mut sums[m].0[panel * ROWS + row..];
                     let sum = if m < kept { totals[m % KEPT][v] } else { simd.load(sums) };
