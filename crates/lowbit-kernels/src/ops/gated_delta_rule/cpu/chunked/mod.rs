@@ -244,11 +244,10 @@ impl Chunk<'_, '_, '_> {
         }
         let width = V * S::LANES;
         let mut sums = self.read::<S, M, V>(simd, first, state);
-        for i in 0..M.min(self.tokens.len() - first) {
-            let token = &self.tokens[first + i];
+        for (sums, token) in sums.iter_mut().zip(&self.tokens[first..]) {
             let v = &token.v[columns.clone()];
-            for n in 0..V {
-                sums[i][n] = simd.mul_add(simd.splat(token.beta), vector(simd, v, n), sums[i][n]);
+            for (n, sum) in sums.iter_mut().enumerate() {
+                *sum = simd.mul_add(simd.splat(token.beta), vector(simd, v, n), *sum);
             }
         }
         let pairs: &[_; M] = self.gates.pairs[first..].first_chunk().expect("rows of a tile");
@@ -260,10 +259,11 @@ impl Chunk<'_, '_, '_> {
             Rows { rows: before, stride: width, count: first },
         );
         for j in 0..M {
+            let delta = sums[j];
             for i in j + 1..M {
                 let pair = simd.splat(pairs[i][(first + j) % CHUNK]);
-                for n in 0..V {
-                    sums[i][n] = simd.mul_add(pair, sums[j][n], sums[i][n]);
+                for (sum, &delta) in sums[i].iter_mut().zip(&delta) {
+                    *sum = simd.mul_add(pair, delta, *sum);
                 }
             }
         }
@@ -306,12 +306,12 @@ impl Chunk<'_, '_, '_> {
                 }
             }
         }
-        for i in 0..M.min(self.tokens.len() - first) {
-            let y = &mut self.y[first + i][columns.clone()];
-            for n in 0..V {
+        for (sums, y) in sums.iter().zip(&mut self.y[first..]) {
+            let y = &mut y[columns.clone()];
+            for (n, &sum) in sums.iter().enumerate() {
                 let y = &mut y[n * S::LANES..];
                 let lanes = y.len().min(S::LANES);
-                simd.store_partial(sums[i][n], &mut y[..lanes]);
+                simd.store_partial(sum, &mut y[..lanes]);
             }
         }
     }
