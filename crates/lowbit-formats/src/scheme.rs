@@ -89,17 +89,44 @@ impl Scheme {
     ///
     /// # Panics
     /// When `codes` has room for fewer than the stream has, or codes have more than 8 bits.
+    #[inline(always)]
     pub fn unpack_stream(&self, stream: &[u8], codes: &mut [u8]) {
-        let mask = 0xff >> (8 - self.bits);
-        // Eight codes fill `bits` bytes.
-        let eights = &mut codes.as_chunks_mut::<8>().0[..stream.len() / self.bits];
-        for (codes, packed) in eights.iter_mut().zip(stream.chunks_exact(self.bits)) {
-            let mut word = [0; 8];
-            word[..self.bits].copy_from_slice(packed);
-            let word = u64::from_le_bytes(word);
-            for (i, code) in codes.iter_mut().enumerate() {
-                *code = (word >> (i * self.bits)) as u8 & mask;
-            }
+        match self.bits {
+            1 => unpack_words::<1>(stream, codes),
+            2 => unpack_bytes::<2, 4>(stream, codes),
+            3 => unpack_words::<3>(stream, codes),
+            4 => unpack_bytes::<4, 2>(stream, codes),
+            5 => unpack_words::<5>(stream, codes),
+            6 => unpack_words::<6>(stream, codes),
+            7 => unpack_words::<7>(stream, codes),
+            8 => codes[..stream.len()].copy_from_slice(stream),
+            bits => panic!("codes of {bits} bits"),
+        }
+    }
+}
+
+/// Each byte is `PER_BYTE` codes.
+#[inline(always)]
+fn unpack_bytes<const BITS: usize, const PER_BYTE: usize>(stream: &[u8], codes: &mut [u8]) {
+    let codes = &mut codes.as_chunks_mut::<PER_BYTE>().0[..stream.len()];
+    for (codes, packed) in codes.iter_mut().zip(stream) {
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code = packed >> (i * BITS) & (0xff >> (8 - BITS));
+        }
+    }
+}
+
+/// Eight codes fill `BITS` bytes.
+#[inline(always)]
+fn unpack_words<const BITS: usize>(stream: &[u8], codes: &mut [u8]) {
+    let stream = stream.as_chunks::<BITS>().0;
+    let codes = &mut codes.as_chunks_mut::<8>().0[..stream.len()];
+    for (codes, packed) in codes.iter_mut().zip(stream) {
+        let mut word = [0; 8];
+        word[..BITS].copy_from_slice(packed);
+        let word = u64::from_le_bytes(word);
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code = (word >> (i * BITS)) as u8 & (0xff >> (8 - BITS));
         }
     }
 }

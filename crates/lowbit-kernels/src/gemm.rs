@@ -1,40 +1,78 @@
 //! Small dense f32 products inside kernels: operands that fit a near cache, any rows, columns in whole vectors.
 
 use crate::simd::Simd;
-use std::ops::Range;
+use bytemuck::{Pod, Zeroable};
+use std::ops::{Deref, DerefMut, Range};
 
 /// Terms of a sum that are added together: rows of a right operand that a near cache holds whatever their stride.
 pub(crate) const DEPTH: usize = 64;
 
+/// Numbers that start at a cache line's start: of rows of whole lines, no vector crosses into the next line, which costs
+/// a second access.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines(Vec<Line>);
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct Line([f32; 16]);
+
+impl Lines {
+    /// At least `len` zeros.
+    pub fn zeros(len: usize) -> Self {
+        Self(vec![Line::zeroed(); len.div_ceil(16)])
+    }
+}
+
+impl Deref for Lines {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl DerefMut for Lines {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
 /// A matrix packed for products: blocks of [`DEPTH`] columns, each block row after row, zeros at the end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Packed {
-    blocks: Vec<[f32; DEPTH]>,
+    blocks: Vec<Block>,
     rows: usize,
     columns: usize,
 }
 
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct Block([f32; DEPTH]);
+
 impl Packed {
     /// Takes `rows`, which have `columns` elements each.
+    #[inline(always)]
     pub fn pack<'a>(&mut self, rows: impl ExactSizeIterator<Item = &'a [f32]>, columns: usize) {
         (self.rows, self.columns) = (rows.len(), columns);
-        self.blocks.resize(rows.len() * columns.div_ceil(DEPTH), [0.0; DEPTH]);
+        self.blocks.resize(rows.len() * columns.div_ceil(DEPTH), Block::zeroed());
         for (i, row) in rows.enumerate() {
             assert_eq!(row.len(), columns);
-            for (b, part) in row.chunks(DEPTH).enumerate() {
-                let block = &mut self.blocks[b * self.rows + i];
-                block[..part.len()].copy_from_slice(part);
-                block[part.len()..].fill(0.0);
+            let (whole, rest) = row.as_chunks::<DEPTH>();
+            for (b, part) in whole.iter().enumerate() {
+                self.blocks[b * self.rows + i].0 = *part;
+            }
+            if !rest.is_empty() {
+                let block = &mut self.blocks[whole.len() * self.rows + i].0;
+                block[..rest.len()].copy_from_slice(rest);
+                block[rest.len()..].fill(0.0);
             }
         }
     }
 
-    /// Writes the transpose of the first `rows` rows into `y`, whose rows are `stride` apart.
-    pub fn transpose_rows(&self, rows: usize, y: &mut [f32], stride: usize) {
-        for (b, y) in y.chunks_mut(DEPTH * stride).enumerate().take(self.columns.div_ceil(DEPTH)) {
-            let block = self.blocks[b * self.rows..][..rows].as_flattened();
-            transpose((block, DEPTH), (y, stride), (rows, DEPTH.min(self.columns - b * DEPTH)));
-        }
+    /// Columns `b * DEPTH..` of all rows.
+    #[inline(always)]
+    pub fn block(&self, b: usize) -> &[[f32; DEPTH]] {
+        bytemuck::cast_slice(&self.blocks[b * self.rows..][..self.rows])
     }
 }
 
@@ -77,12 +115,11 @@ pub(crate) trait Columns<const M: usize> {
 impl Left for &Packed {
     #[inline(always)]
     fn rows<const M: usize>(self, first: usize, start: usize) -> impl Columns<M> {
-        let rows = &self.blocks[start / DEPTH * self.rows..][..self.rows];
-        rows[first..].first_chunk::<M>().expect("rows of the left operand")
+        self.block(start / DEPTH)[first..].first_chunk::<M>().expect("rows of the left operand")
     }
 }
 
-impl<const M: usize> Columns<M> for &[[f32; DEPTH]; M] {
+impl<const M: usize, const N: usize> Columns<M> for &[[f32; N]; M] {
     #[inline(always)]
     fn column(&self, p: usize) -> [f32; M] {
         let mut column = [0.0; M];
@@ -96,8 +133,7 @@ impl<const M: usize> Columns<M> for &[[f32; DEPTH]; M] {
 impl Left for Transposed<'_> {
     #[inline(always)]
     fn rows<const M: usize>(self, first: usize, start: usize) -> impl Columns<M> {
-        let rows = &self.0.blocks[first / DEPTH * self.0.rows..][..self.0.rows];
-        Strip { rows: &rows[start..], first: first % DEPTH }
+        Strip { rows: &self.0.block(first / DEPTH)[start..], first: first % DEPTH }
     }
 }
 
@@ -158,6 +194,38 @@ pub(crate) fn product<S: Simd>(simd: S, a: impl Left, b: &[f32], c: &mut [f32], 
     }
 }
 
+/// Rows of a right operand, from the first column of a tile on.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub rows: &'a [f32],
+    /// How far they are apart.
+    pub stride: usize,
+    pub count: usize,
+}
+
+/// `sums[i][j] += sum over p of a[i][p] * b[p][j]`, for at most `N` rows of `b`: as many as `a` has columns.
+#[inline(always)]
+pub(crate) fn accumulate<S: Simd, const M: usize, const V: usize, const N: usize>(
+    simd: S,
+    sums: &mut [[S::V; V]; M],
+    a: &impl Columns<M>,
+    b: Rows,
+) {
+    for p in 0..b.count.min(N) {
+        let row = &b.rows[p * b.stride..][..V * S::LANES];
+        let mut b = [simd.splat(0.0); V];
+        for (v, b) in b.iter_mut().enumerate() {
+            *b = simd.load(&row[v * S::LANES..]);
+        }
+        for (sums, a) in sums.iter_mut().zip(a.column(p)) {
+            let a = simd.splat(a);
+            for (sum, &b) in sums.iter_mut().zip(&b) {
+                *sum = simd.mul_add(a, b, *sum);
+            }
+        }
+    }
+}
+
 struct Tile<'a, S, A> {
     simd: S,
     a: A,
@@ -212,20 +280,12 @@ impl<S: Simd, A: Left> Tile<'_, S, A> {
             }
         }
         let rows = a.rows::<M>(first, self.depth.start);
-        let b = &b[self.depth.start * columns..self.depth.end * columns];
-        for (p, row) in b.chunks_exact(columns).take(DEPTH).enumerate() {
-            let row = &row[column..][..V * S::LANES];
-            let mut b = [simd.splat(0.0); V];
-            for (v, b) in b.iter_mut().enumerate() {
-                *b = simd.load(&row[v * S::LANES..]);
-            }
-            for (sums, a) in sums.iter_mut().zip(rows.column(p)) {
-                let a = simd.splat(a);
-                for (sum, &b) in sums.iter_mut().zip(&b) {
-                    *sum = simd.mul_add(a, b, *sum);
-                }
-            }
-        }
+        let right = Rows {
+            rows: &b[self.depth.start * columns + column..],
+            stride: columns,
+            count: self.depth.len(),
+        };
+        accumulate::<S, M, V, DEPTH>(simd, &mut sums, &rows, right);
         for (i, sums) in sums.iter().enumerate() {
             let c = &mut c[(first + i) * columns + column..][..V * S::LANES];
             for (v, sum) in sums.iter().enumerate() {
@@ -262,7 +322,7 @@ mod tests {
             let (mut packed, mut transposed) = (Packed::default(), Packed::default());
             packed.pack((0..m).map(|i| &a[i * depth..][..depth]), depth);
             let mut rows = vec![f32::NAN; depth * m];
-            packed.transpose_rows(m, &mut rows, m);
+            transpose((&a, depth), (&mut rows, m), (m, depth));
             let want: Vec<f32> = (0..depth * m).map(|at| a[at % m * depth + at / m]).collect();
             assert_bits("transpose", &rows, &want);
             transposed.pack((0..depth).map(|p| &rows[p * m..][..m]), m);

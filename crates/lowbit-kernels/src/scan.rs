@@ -29,6 +29,18 @@ pub(crate) struct Piece<'r, 'y> {
 impl Scan<'_> {
     /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`.
     pub fn run(&self, cpu: &Cpu, y: &mut [f32], state: &mut [f32], f: impl Fn(Piece) + Sync + Send) {
+        self.run_together(cpu, y, state, |block| block, |pieces| pieces.into_iter().for_each(&f));
+    }
+
+    /// As [`Self::run`], with the pieces of a sequence in one call whose blocks have the same `key`.
+    pub fn run_together(
+        &self,
+        cpu: &Cpu,
+        y: &mut [f32],
+        state: &mut [f32],
+        key: impl Fn(usize) -> usize,
+        f: impl Fn(Vec<Piece>) + Sync + Send,
+    ) {
         if y.is_empty() {
             return;
         }
@@ -42,18 +54,28 @@ impl Scan<'_> {
             }
         }
         let (mut rows, mut states) = (rows.as_mut_slice(), state);
-        let mut pieces = Vec::with_capacity(self.sequences.len() * blocks);
+        let mut groups: Vec<Vec<Piece>> = vec![];
         for tokens in self.sequences {
+            let (first, mut keys) = (groups.len(), vec![]);
             for block in 0..blocks {
                 let columns = block * self.block..self.width.min((block + 1) * self.block);
                 let y = rows.split_off_mut(..tokens.len()).expect("a row a token");
                 let state =
                     states.split_off_mut(..columns.len() * self.state).expect("state for each column");
-                if !tokens.is_empty() {
-                    pieces.push(Piece { tokens: tokens.clone(), columns, y, state });
+                if tokens.is_empty() {
+                    continue;
+                }
+                let piece = Piece { tokens: tokens.clone(), columns, y, state };
+                let key = key(block);
+                match keys.iter().position(|&other| other == key) {
+                    Some(group) => groups[first + group].push(piece),
+                    None => {
+                        keys.push(key);
+                        groups.push(vec![piece]);
+                    }
                 }
             }
         }
-        cpu.for_each(pieces, f);
+        cpu.for_each(groups, f);
     }
 }

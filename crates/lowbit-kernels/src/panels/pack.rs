@@ -27,9 +27,37 @@ pub(crate) fn pack(
     let mut out = out.enumerate();
     let per_task = count.div_ceil(cpu.threads() * 8);
     let tasks = (0..count).step_by(per_task.max(1)).map(|_| out.by_ref().take(per_task).collect::<Vec<_>>());
-    cpu.for_each(tasks.collect(), |task| {
+    cpu.for_each(tasks.collect(), |panels| {
+        let small = cpu.isa().dispatch(Task { source: &source, layout, parts, panels });
+        if !small {
+            are_small.store(false, Ordering::Relaxed);
+        }
+    });
+    are_small.into_inner()
+}
+
+/// Where a panel's codes, scales and biases go.
+type Out<'a> = ((&'a mut [u8], &'a mut [u8]), &'a mut [u8]);
+
+/// Panels that one thread fills. It is compiled for the processor's widest vectors, but for taking a
+/// GGML block apart, which gains nothing by them.
+struct Task<'a, 'p> {
+    source: &'a Source,
+    layout: &'a Layout,
+    parts: &'a Parts<'a>,
+    panels: Vec<(usize, Out<'p>)>,
+}
+
+impl Kernel for Task<'_, '_> {
+    /// Whether all scales are small enough for products in panels.
+    type Output = bool;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> bool {
+        let Self { source, layout, parts, panels } = self;
         let mut values = vec![[0; SPAN]; ROWS * layout.spans()];
-        for (panel, ((codes, scales), biases)) in task {
+        let mut are_small = true;
+        for (panel, ((codes, scales), biases)) in panels {
             let first = panel % layout.panels() * ROWS;
             let row = panel / layout.panels() * layout.n + first;
             scales.fill(0);
@@ -41,14 +69,11 @@ pub(crate) fn pack(
             for lane in layout.n - first..ROWS {
                 panel.row(lane).fill([0; SPAN]);
             }
-            if !layout.are_small(panel.scales) {
-                are_small.store(false, Ordering::Relaxed);
-            }
-            let (spans, bits) = (layout.spans(), layout.scheme.bits);
-            cpu.isa().dispatch(Join { values: panel.values, spans, bits, out: codes });
+            are_small &= layout.are_small(panel.scales);
+            join_spans(panel.values, layout.spans(), layout.scheme.bits, codes);
         }
-    });
-    are_small.into_inner()
+        are_small
+    }
 }
 
 /// `count` pieces of `bytes` bytes, of nothing in a format without such a component.
@@ -69,12 +94,14 @@ struct Panel<'a> {
 }
 
 impl Panel<'_> {
+    #[inline(always)]
     fn row(&mut self, lane: usize) -> &mut [[u8; SPAN]] {
         let spans = self.layout.spans();
         &mut self.values[lane * spans..][..spans]
     }
 
     /// The scales of GGML block `index` of a row.
+    #[inline(always)]
     fn put_scales(&mut self, lane: usize, index: usize, block: &BlockScales) {
         let BlockScales { scale, min, sub_scales, sub_minima } = block;
         let Self { scales, biases, .. } = self;
@@ -113,6 +140,7 @@ impl Panel<'_> {
 }
 
 /// Element `index` of `bytes`.
+#[inline(always)]
 fn put<const SIZE: usize>(bytes: &mut [u8], index: usize, value: [u8; SIZE]) {
     bytes[index * SIZE..][..SIZE].copy_from_slice(&value);
 }
@@ -140,14 +168,16 @@ impl Source {
     }
 
     /// Row `row` of a weight becomes row `lane` of the panel.
+    #[inline(always)]
     fn take_row(&self, parts: &Parts<'_>, row: usize, lane: usize, panel: &mut Panel<'_>) {
         let part = |i: usize| &parts[i][row * self.rows[i]..][..self.rows[i]];
         let Some(unpack) = self.unpack else {
             self.take_codes(part(0), panel.row(lane));
             for (i, out) in [&mut *panel.scales, &mut *panel.biases].into_iter().enumerate() {
-                let size = self.elements[i + 1].max(1);
-                for (group, element) in part(i + 1).chunks_exact(size).enumerate() {
-                    out[(group * ROWS + lane) * size..][..size].copy_from_slice(element);
+                match self.elements[i + 1] {
+                    4 => put_elements::<4>(part(i + 1), lane, out),
+                    2 => put_elements::<2>(part(i + 1), lane, out),
+                    _ => put_elements::<1>(part(i + 1), lane, out),
                 }
             }
             return;
@@ -163,6 +193,7 @@ impl Source {
     }
 
     /// Codes from one stream of bits, least significant first.
+    #[inline(always)]
     fn take_codes(&self, stream: &[u8], out: &mut [[u8; SPAN]]) {
         self.scheme.unpack_stream(stream, out.as_flattened_mut());
         // nvfp4's rows may end within a span.
@@ -171,37 +202,32 @@ impl Source {
     }
 }
 
-/// Splits the codes of a panel into bit planes.
-struct Join<'a> {
-    /// `[row][span]`
-    values: &'a [[u8; SPAN]],
-    spans: usize,
-    bits: usize,
-    out: &'a mut [u8],
+/// One row's elements of a component, to where the panel has those of row `lane`.
+#[inline(always)]
+fn put_elements<const SIZE: usize>(row: &[u8], lane: usize, out: &mut [u8]) {
+    let groups = out.as_chunks_mut::<SIZE>().0.as_chunks_mut::<ROWS>().0;
+    for (group, element) in groups.iter_mut().zip(row.as_chunks().0) {
+        group[lane] = *element;
+    }
 }
 
-impl Kernel for Join<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        for (span, out) in self.out.chunks_exact_mut(self.bits * 64).enumerate() {
-            let mut quads = [[0u8; 64]; 8];
-            for row in 0..ROWS {
-                for (quad, values) in
-                    quads.iter_mut().zip(self.values[row * self.spans + span].as_chunks::<4>().0)
-                {
-                    quad[4 * row..][..4].copy_from_slice(values);
-                }
+/// Splits the codes of a panel, `[row][span]`, into bit planes.
+#[inline(always)]
+fn join_spans(values: &[[u8; SPAN]], spans: usize, bits: usize, out: &mut [u8]) {
+    for (span, out) in out.chunks_exact_mut(bits * 64).enumerate() {
+        let mut quads = [[0u8; 64]; 8];
+        for row in 0..ROWS {
+            for (quad, values) in quads.iter_mut().zip(values[row * spans + span].as_chunks::<4>().0) {
+                quad[4 * row..][..4].copy_from_slice(values);
             }
-            let mut planes = out.as_chunks_mut::<64>().0;
-            let mut shift = 0;
-            for width in [8, 4, 2, 1] {
-                if self.bits & width != 0 {
-                    let (plane, rest) = planes.split_at_mut(width);
-                    join(&quads, shift, width, plane);
-                    (planes, shift) = (rest, shift + width);
-                }
+        }
+        let mut planes = out.as_chunks_mut::<64>().0;
+        let mut shift = 0;
+        for width in [8, 4, 2, 1] {
+            if bits & width != 0 {
+                let (plane, rest) = planes.split_at_mut(width);
+                join(&quads, shift, width, plane);
+                (planes, shift) = (rest, shift + width);
             }
         }
     }

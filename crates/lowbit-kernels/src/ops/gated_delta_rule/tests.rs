@@ -217,6 +217,13 @@ fn head_sizes_below_at_and_above_each_tile() {
 }
 
 #[test]
+fn lengths_from_which_the_state_is_copied() {
+    let shape = Sizes { lengths: &[127, 128, 145], key_heads: 2, key_dim: 16, value_heads: 4, value_dim: 48 };
+    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(16) };
+    Case::new(shape, Decay::Usual, params).check();
+}
+
+#[test]
 fn lengths_below_at_and_above_a_chunk() {
     let lengths = [63, 64, 65, 129, 1, 15, 16, 17, 31, 32, 33];
     let shape = Sizes { lengths: &lengths, key_heads: 1, key_dim: 12, value_heads: 3, value_dim: 20 };
@@ -241,6 +248,26 @@ fn infinite_decay_forgets() {
         let mut case = Case::new(RAGGED, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(19) });
         case.log_decay.as_mut_slice::<f32>().unwrap()[..60].fill(f32::NEG_INFINITY);
         case.check();
+    }
+}
+
+#[test]
+fn a_nan_reaches_no_token_before_its_own() {
+    let shape = Sizes { lengths: &[37], key_heads: 1, key_dim: 16, value_heads: 2, value_dim: 16 };
+    for (form, first) in [(Form::Recurrent, 20), (Form::Chunked, 20), (Form::Chunked, 9), (Form::Chunked, 3)]
+    {
+        let case = Case::new(shape, Decay::Usual, GatedDeltaRule { form, ..GatedDeltaRule::new(16) });
+        let mut poisoned = case.clone();
+        let Case { q, k, v, beta, .. } = &mut poisoned;
+        for (x, row) in [(q, 16), (k, 16), (v, 32), (beta, 2)] {
+            x.as_mut_slice::<f32>().unwrap()[first * row..].fill(f32::NAN);
+        }
+        for device in devices() {
+            let [want, got] = [&case, &poisoned].map(|case| values(&case.on(&device).run().unwrap().0));
+            let got_bits = got[..first * 32].iter().map(|x| x.to_bits());
+            assert!(got_bits.eq(want[..first * 32].iter().map(|x| x.to_bits())), "{form:?} from {first}");
+            assert!(got[first * 32..].iter().all(|x| x.is_nan()), "{form:?} from {first}");
+        }
     }
 }
 

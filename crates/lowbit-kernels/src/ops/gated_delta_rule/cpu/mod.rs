@@ -11,6 +11,9 @@ use std::ops::Range;
 
 pub(super) use chunked::CHUNK;
 
+/// With fewer, a thread with one more than the others would make all wait for longer than is saved.
+const KEY_HEADS_PER_THREAD: usize = 4;
+
 /// The operands in f32, as the module says.
 #[derive(Clone, Copy)]
 pub(super) struct Problem<'a> {
@@ -34,14 +37,22 @@ pub(super) struct Token<'a> {
 }
 
 impl Problem<'_> {
-    /// One piece of work is one head of one sequence.
+    /// One piece of work is one head of one sequence, or in chunks the heads that read one key head, where there are enough
+    /// of these for all threads.
     pub fn run(&self, cpu: &Cpu, sequences: &[Range<usize>], y: &mut [f32], state: &mut [f32]) {
-        let Dims { key_dim, value_heads, value_dim, .. } = self.dims;
+        let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
         let scan = Scan { sequences, width: value_heads * value_dim, block: value_dim, state: key_dim };
-        let GatedDeltaRule { form, state_layout, .. } = *self.params;
-        scan.run(cpu, y, state, |piece| match policy::form(form, state_layout, piece.tokens.len()) {
-            Form::Chunked => cpu.isa().dispatch(Chunked { problem: self, piece }),
-            _ => cpu.isa().dispatch(Recurrent { problem: self, piece }),
+        let GatedDeltaRule { form, state_layout, head_map, .. } = *self.params;
+        let filled = sequences.iter().filter(|tokens| !tokens.is_empty()).count();
+        let together = filled * key_heads >= KEY_HEADS_PER_THREAD * cpu.threads();
+        let key = |head| if together { self.dims.key_head(head_map, head) } else { head };
+        scan.run_together(cpu, y, state, key, |heads| {
+            match policy::form(form, state_layout, heads[0].tokens.len()) {
+                Form::Chunked => cpu.isa().dispatch(Chunked { problem: self, heads }),
+                _ => {
+                    heads.into_iter().for_each(|piece| cpu.isa().dispatch(Recurrent { problem: self, piece }))
+                }
+            }
         });
     }
 
