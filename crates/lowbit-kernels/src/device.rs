@@ -105,7 +105,18 @@ impl Device {
         match self {
             Self::Cpu(_) => FloatType::F32,
             #[cfg(feature = "gpu")]
-            Self::Gpu(gpu) if gpu.target().tensor_cores() => FloatType::F16,
+            Self::Gpu(gpu) if gpu.target().caps().has_matrix_units() => FloatType::F16,
+            Self::Gpu(_) => FloatType::F32,
+        }
+    }
+
+    /// The type of activations that serves best where a model learns: bf16 where tensor cores of NVIDIA's multiply it, since gradients
+    /// are too small for f16; else f32.
+    pub fn activations_for_gradients(&self) -> FloatType {
+        match self {
+            Self::Cpu(_) => FloatType::F32,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(gpu) if gpu.target().tensor_cores() => FloatType::BF16,
             Self::Gpu(_) => FloatType::F32,
         }
     }

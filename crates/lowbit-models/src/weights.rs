@@ -67,17 +67,14 @@ impl Target {
     }
 
     /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so that it can be a
-    /// [parameter](crate::tape::Parameter). Activations are of the given type, or bf16 where there are matrix units: gradients are too
-    /// small for f16, and products of f32 a tenth as fast there.
+    /// [parameter](crate::tape::Parameter). Activations are of the given type, or of [the device's](Device::activations_for_gradients): bf16
+    /// on tensor cores, where products of f32 are a tenth as fast.
     ///
     /// # Errors
     /// As [`Device::host`].
     pub fn for_gradients(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
-        let fastest = match device.activations() {
-            FloatType::F32 => FloatType::F32,
-            _ => FloatType::BF16,
-        };
-        let target = Self::new(device, Some(activations.unwrap_or(fastest)))?.with_exact(true);
+        let activations = activations.unwrap_or_else(|| device.activations_for_gradients());
+        let target = Self::new(device, Some(activations))?.with_exact(true);
         Ok(Self { joins_experts: false, ..target })
     }
 

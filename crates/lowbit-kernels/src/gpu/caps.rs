@@ -1,16 +1,35 @@
 //! What of a device decides which kernels it runs, and how they are cut.
 
+use lowbit_formats::FloatType;
+
+/// Sizes of a product of cooperative matrices, which the units of a plane compute together: `[m, k]` times `[k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Matrices {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+}
+
 /// A device's abilities and sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     /// Units that run in step, where that is always the same.
     pub plane: Option<usize>,
+    /// The most units that run in step in any launch.
+    pub largest_plane: usize,
+    /// The most units of a cube.
+    pub units: usize,
     /// Multiprocessors, which run cubes at the same time. Where the device does not say, those of a large GPU, or of a CPU.
     pub multiprocessors: usize,
     /// Bytes that a cube's units can share.
     pub shared_memory: usize,
     /// Bytes of the last-level cache; 0 where the device does not say.
     pub cache: usize,
+    /// Cooperative matrices of f16 whose sums are f32 (Vulkan's `VK_KHR_cooperative_matrix`, Metal's `simdgroup_matrix`), if the
+    /// device reports such.
+    pub f16_matrices: Option<Matrices>,
+    /// The same of bf16.
+    pub bf16_matrices: Option<Matrices>,
     /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they multiply f16 and bf16.
     pub tensor_cores: bool,
     /// Whether four planes can multiply matrices together (`wgmma`): Hopper alone.
@@ -19,4 +38,20 @@ pub(crate) struct Caps {
     pub overlaps: bool,
     /// Whether the vendor's library of dense products is there.
     pub vendor_blas: bool,
+}
+
+impl Caps {
+    /// The device's cooperative matrices of `dtype`.
+    pub fn matrices(&self, dtype: FloatType) -> Option<Matrices> {
+        match dtype {
+            FloatType::F32 => None,
+            FloatType::F16 => self.f16_matrices,
+            FloatType::BF16 => self.bf16_matrices,
+        }
+    }
+
+    /// Whether products run on matrix units of some kind.
+    pub fn has_matrix_units(&self) -> bool {
+        self.tensor_cores || self.f16_matrices.is_some()
+    }
 }

@@ -1,14 +1,18 @@
 //! A kernel and its compile-time values to source or code for a GPU, without that GPU.
 
-use super::caps::Caps;
+#[cfg(any(feature = "cuda", feature = "msl", test))]
+mod offline;
+
+use super::caps::{Caps, Matrices};
 #[cfg(any(feature = "cuda", feature = "msl", test))]
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::CubeDim;
-use cubecl_core::ir::{
-    AddressType, DeviceProperties, TargetProperties, features::Tma, settings::ExecutionMode,
-};
+use cubecl_core::ir::features::Tma;
+use cubecl_core::ir::settings::ExecutionMode;
+use cubecl_core::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetProperties};
 use cubecl_core::prelude::*;
+use lowbit_formats::FloatType;
 use std::sync::Arc;
 #[cfg(feature = "cuda")]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -125,41 +129,6 @@ impl Target {
         &self.caps
     }
 
-    /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
-    /// to `vector` elements.
-    #[cfg(any(feature = "cuda", feature = "msl", test))]
-    pub fn offline(plane: u32, vector: usize) -> Self {
-        use cubecl_core::ir::{DeviceIdentity, HardwareProperties, MemoryDeviceProperties};
-        let hardware = HardwareProperties {
-            load_width: 128,
-            vector_register_count: None,
-            plane_size_min: plane,
-            plane_size_max: plane,
-            max_bindings: 32,
-            max_shared_memory_size: 48 << 10,
-            max_cube_count: (i32::MAX as u32, u16::MAX.into(), u16::MAX.into()),
-            max_units_per_cube: 1024,
-            max_cube_dim: (1024, 1024, 64),
-            num_streaming_multiprocessors: None,
-            num_tensor_cores: None,
-            min_tensor_cores_dim: None,
-            num_cpu_cores: None,
-            last_level_cache_size: None,
-            max_vector_size: vector,
-            cube_mma_reserved_shared_memory: 0,
-        };
-        let identity = DeviceIdentity { name: String::new(), fingerprint: String::new(), physical: None };
-        let properties = DeviceProperties::new(
-            Default::default(),
-            MemoryDeviceProperties::new(u64::MAX, 256),
-            hardware,
-            cubecl_core::profile::TimingMethod::Device,
-            identity,
-        );
-        let caps = portable(&properties);
-        Self { properties: Arc::new(properties), registers: Arc::default(), caps, binding: 1 }
-    }
-
     /// Bytes that a bound buffer's start is a multiple of: more than 1 on Metal alone, where wgpu does not take addresses.
     pub fn binding(&self) -> usize {
         self.binding
@@ -185,9 +154,9 @@ impl Target {
         self.caps.plane
     }
 
-    /// The most units of a cube.
+    /// [`Caps::units`].
     pub fn units(&self) -> usize {
-        (self.properties.hardware.max_units_per_cube as usize).min(1024)
+        self.caps.units
     }
 
     /// How many units run in step at the least.
@@ -344,6 +313,27 @@ pub(crate) fn overlaps(properties: &DeviceProperties) -> bool {
     properties.features.tma.contains(Tma::Base)
 }
 
+fn float_kind(dtype: FloatType) -> FloatKind {
+    match dtype {
+        FloatType::F32 => FloatKind::F32,
+        FloatType::F16 => FloatKind::F16,
+        FloatType::BF16 => FloatKind::BF16,
+    }
+}
+
+/// The largest of the device's cooperative matrices of `dtype` with sums in f32, of those that whole tiles are made of.
+fn matrices(properties: &DeviceProperties, dtype: FloatType) -> Option<Matrices> {
+    /// What divides the tiles of a plane, and a run.
+    const SIZES: [usize; 2] = [8, 16];
+    let operand = ElemType::Float(float_kind(dtype));
+    let sums = ElemType::Float(FloatKind::F32);
+    let listed = properties.features.matmul.cmma.iter();
+    let of_type = listed.filter(|it| it.a_type == operand && it.b_type == operand && it.cd_type == sums);
+    let all = of_type.map(|it| Matrices { m: it.m as usize, n: it.n as usize, k: it.k as usize });
+    let fitting = all.filter(|it| [it.m, it.n, it.k].iter().all(|size| SIZES.contains(size)));
+    fitting.max_by_key(|it| it.m * it.n * it.k)
+}
+
 /// What CubeCL knows of a device's abilities, whoever made it.
 fn portable(properties: &DeviceProperties) -> Caps {
     let hardware = &properties.hardware;
@@ -352,9 +342,13 @@ fn portable(properties: &DeviceProperties) -> Caps {
     Caps {
         plane: (hardware.plane_size_min == hardware.plane_size_max)
             .then_some(hardware.plane_size_min as usize),
+        largest_plane: hardware.plane_size_max as usize,
+        units: (hardware.max_units_per_cube as usize).min(1024),
         multiprocessors: hardware.num_streaming_multiprocessors.map_or(assumed, |count| count as usize),
         shared_memory: hardware.max_shared_memory_size,
         cache: hardware.last_level_cache_size.unwrap_or(0),
+        f16_matrices: matrices(properties, FloatType::F16),
+        bf16_matrices: matrices(properties, FloatType::BF16),
         tensor_cores: false,
         warp_groups: false,
         overlaps: false,

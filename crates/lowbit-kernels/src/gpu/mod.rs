@@ -11,7 +11,7 @@
 //! | `cuda/` | CUDA: the driver, the compiler and dense products through cudarc, loaded when first used; PTX |
 //! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
 //! | `msl/` | for tests: Metal's kernels on this machine's processor |
-//! | `layout.rs`, `components.rs`, `decode.rs` | how weights lie on a GPU, and how kernels take and decode them |
+//! | `layout.rs`, `components.rs`, `decode.rs`, `loaded.rs` | how weights lie on a GPU, and how kernels take, load and decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
 //! | `rows.rs`, `sequences.rs` | how cubes take rows; where the tokens of several sequences are |
 //! | `copy.rs` | copies and casts |
@@ -40,6 +40,8 @@ pub(crate) mod key;
 pub(crate) mod launch;
 #[cfg(feature = "gpu")]
 pub(crate) mod layout;
+#[cfg(feature = "gpu")]
+pub(crate) mod loaded;
 #[cfg(feature = "gpu")]
 pub(crate) mod math;
 #[cfg(feature = "msl")]

@@ -1,5 +1,7 @@
 //! Every kernel, compiled for every language without a device: one that no longer compiles fails here by name.
 
+#[cfg(feature = "vulkan")]
+use super::caps::Matrices;
 #[cfg(feature = "cuda")]
 use super::compile::CudaDevice;
 use super::compile::{self, Target};
@@ -7,11 +9,15 @@ use super::compile::{self, Target};
 use super::cuda::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use cubecl_core::prelude::CubeKernel;
+#[cfg(feature = "vulkan")]
+use lowbit_formats::FloatType;
 use rayon::prelude::*;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 use std::collections::HashSet;
 #[cfg(feature = "cuda")]
 use std::sync::Mutex;
+#[cfg(feature = "vulkan")]
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of Python's packages, and with
 /// the kernels of the compute capability `LOWBIT_CUDA_ARCH`, as in 80.
@@ -51,7 +57,7 @@ fn all(target: &Target, compile: impl Fn(usize, &dyn CubeKernel) -> Result<(), K
 #[cfg(feature = "metal")]
 #[test]
 fn every_kernel_compiles_to_msl() {
-    all(&Target::offline(32, 4).on_metal(), |_, kernel| {
+    all(&Target::apple(), |_, kernel| {
         let source = compile::msl(kernel)?;
         let name = compile::name(kernel);
         assert!(source.text.contains("[[kernel]]"), "{name}");
@@ -65,7 +71,7 @@ fn every_kernel_compiles_to_msl() {
 #[cfg(feature = "msl")]
 #[test]
 fn every_kernel_compiles_in_clang() {
-    all(&Target::offline(32, 4).on_metal(), |_, kernel| super::msl::compile(kernel));
+    all(&Target::apple(), |_, kernel| super::msl::compile(kernel));
 }
 
 #[cfg(feature = "vulkan")]
@@ -76,6 +82,40 @@ fn every_kernel_compiles_to_spirv() {
             assert_eq!(compile::spirv(kernel)?[0], 0x0723_0203, "{}", compile::name(kernel));
             Ok(())
         });
+    }
+}
+
+/// Those that multiply cooperative matrices, as an NVIDIA GPU, an AMD GPU and an Intel GPU get them: with the instruction
+/// `OpCooperativeMatrixMulAddKHR`. The others are as without matrices.
+#[cfg(feature = "vulkan")]
+#[test]
+fn every_kernel_with_matrices_compiles_to_spirv() {
+    const HEADER: usize = 5;
+    const MULTIPLY: u32 = 4459;
+    let opcodes = |words: &[u32]| {
+        let (mut at, mut all) = (HEADER, HashSet::new());
+        while let Some(word) = words.get(at) {
+            all.insert(word & 0xffff);
+            at += (word >> 16).max(1) as usize;
+        }
+        all
+    };
+    for (plane, m, dtypes) in [
+        (32, 16, &[FloatType::F16, FloatType::BF16][..]),
+        (64, 16, &[FloatType::F16]),
+        (32, 8, &[FloatType::F16]),
+    ] {
+        let target = Target::offline(plane, 4).with_matrices(Matrices { m, n: 16, k: 16 }, dtypes);
+        let compiled = AtomicUsize::new(0);
+        all(&target, |_, kernel| {
+            let name = compile::name(kernel);
+            if name.contains("Cmma") {
+                assert!(opcodes(&compile::spirv(kernel)?).contains(&MULTIPLY), "{name}");
+                compiled.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        assert!(compiled.into_inner() > dtypes.len() * 6, "every cut of each type");
     }
 }
 

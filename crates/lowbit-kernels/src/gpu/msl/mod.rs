@@ -207,7 +207,7 @@ pub(super) fn compile(kernel: &dyn CubeKernel) -> Result<(), KernelError> {
 impl Gpu {
     /// Metal's kernels on this processor, for tests: each call is a device of its own, for one thread.
     pub fn msl() -> Self {
-        let target = Target::offline(32, 4).on_metal();
+        let target = Target::apple();
         Self(Arc::new(Msl { target, captured: Mutex::new(None) }))
     }
 }

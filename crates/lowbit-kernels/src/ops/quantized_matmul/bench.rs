@@ -45,6 +45,12 @@ fn gpu_cases() -> Vec<Case> {
         for m in [8, 16, 32, 64, 512, 4096] {
             cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
         }
+        // What activations are by default on matrix units, which need not have bf16.
+        if matches!(format, Format::Affine { bits: 4, .. } | Format::Q4_K) {
+            for m in [64, 512, 4096] {
+                cases.push(product(format, FloatType::F16, (m, 14336, 4096)).case(multiply));
+            }
+        }
     }
     cases
 }

@@ -1,8 +1,9 @@
 //! The product on a GPU against the reference.
 
+use super::gpu::cmma_tile::{self, CmmaTile};
 use super::gpu::{Experts, plan_of};
-use super::plan::{Plan, rounds_weight};
-use super::problem::XOperands;
+use super::plan::{Kernel, Plan, rounds_weight};
+use super::problem::{Operands, Problem, XOperands};
 use super::reference::{self, Rounded};
 use super::tests::{assert_expected, gpu_formats};
 use super::{quantized_matmul, quantized_matmul_to};
@@ -23,7 +24,8 @@ fn check(format: Format, (b, r, m, n, k): (usize, usize, usize, usize, usize), d
     let y = quantized_matmul(&on_gpu, &weight_on_gpu).unwrap();
     assert_eq!((y.shape(), y.dtype()), (&[b * r, m, n][..], dtype.dtype()));
     let plan = planned(&on_gpu, &weight_on_gpu, None, &[b * r, m, n]);
-    let (rounded, y, x) = (Rounded::weight_if(rounds_weight(&plan)), y.to_device(&host).unwrap(), values(&x));
+    let (rounded, y, x) =
+        (Rounded::weight_if(rounds_weight(&plan), dtype), y.to_device(&host).unwrap(), values(&x));
     let weight = reference::decoded(&weight, weight.rows()).unwrap();
     let want: Vec<_> = (0..b * r)
         .flat_map(|i| {
@@ -112,11 +114,16 @@ fn f32_results_of_half_precision() {
             (1, FloatType::BF16),
             (4, FloatType::F16),
             (11, FloatType::BF16),
+            (40, FloatType::F16),
             (40, FloatType::BF16),
         ] {
             let x = inputs::activations(&[m, k], dtype, 8, &host).unwrap();
-            let y = quantized_matmul_to(&x.to_device(&gpu).unwrap(), &weight, FloatType::F32).unwrap();
-            let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, Rounded::Nothing);
+            let on_gpu = x.to_device(&gpu).unwrap();
+            let Device::Gpu(queue) = &gpu else { unreachable!() };
+            let plan = plan_of(queue, &XOperands::tensor(&on_gpu), &weight, None, &[m, n], FloatType::F32);
+            let rounded = Rounded::weight_if(rounds_weight(&plan.unwrap().1), dtype);
+            let y = quantized_matmul_to(&on_gpu, &weight, FloatType::F32).unwrap();
+            let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, rounded);
             assert_expected(&format!("{format} M={m} {dtype:?}"), &y.to_device(&host).unwrap(), &want);
         }
     }
@@ -283,6 +290,61 @@ fn large_products() {
     for (dtype, k) in [(FloatType::F16, 96), (FloatType::BF16, 512)] {
         check(Format::Q8_0, (1, 1, 4097, 136, k), dtype);
         check(Format::Float(dtype), (1, 1, 65, 136, k), dtype);
+    }
+}
+
+/// Every way in which cooperative matrices cut a product, at sizes around its tiles: of the matrices that the device has.
+#[test]
+fn cooperative_matrices_in_every_cut() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    let f16 = FloatType::F16;
+    let of = |format, sizes| CmmaTile::all(&queue.caps(), &Problem::example(format, [f16; 2], sizes));
+    let cuts = of(Format::Q4_0, [64; 3]);
+    // Metal has matrices, and lavapipe none; on CUDA tensor cores take these products.
+    assert_eq!(!cuts.is_empty(), queue.caps().f16_matrices.is_some());
+    assert!(cuts.len() == 6 || queue.to_string() != "msl", "{cuts:?}");
+    for (i, config) in cuts.iter().enumerate() {
+        let cut = config.cut;
+        // A last step of one run, and of two; a row and a column past a tile, and one that is missing.
+        for (m, n, k) in [(cut.m_tile + 1, cut.n_tile - 1, 96), (cut.m_tile - 1, cut.n_tile + 1, 192)] {
+            let format = [Format::Q4_0, Format::affine(3, 64, FloatType::BF16).unwrap()][k / 192];
+            let config = of(format, [m, n, k])[i];
+            let weight = inputs::weight(format, &[2, n, k], 7, &host).unwrap();
+            let x = inputs::activations(&[2, m, k], f16, 8, &host).unwrap();
+            let (x_on_gpu, y) = (x.to_device(&gpu).unwrap(), Tensor::empty(&[2, m, n], f16.dtype(), &gpu));
+            let problem = Problem { batches: 2, ..Problem::example(format, [f16; 2], [m, n, k]) };
+            let (of_x, on_gpu) = (XOperands::tensor(&x_on_gpu), weight.to_device(&gpu).unwrap());
+            let operands = Operands { x: of_x, weight: &on_gpu, ids: None, y: &y, sum: None };
+            cmma_tile::launch(queue, config, &problem, &operands).unwrap();
+            let (x, weight) = (values(&x), reference::decoded(&weight, 2 * n).unwrap());
+            let batch = |i: usize| {
+                let (x, weight) = (&x[i * m * k..][..m * k], &weight[i * n * k..][..n * k]);
+                reference::matmul_bounded(x, weight, k, f16, Rounded::Weight(f16))
+            };
+            let mut want: Vec<_> = (0..2).flat_map(batch).collect();
+            want.iter_mut().enumerate().for_each(|(index, expected)| expected.index = index);
+            assert_expected(
+                &format!("{format} {config:?} M={m} N={n} K={k}"),
+                &y.to_device(&host).unwrap(),
+                &want,
+            );
+        }
+    }
+}
+
+/// Which kernel takes many rows: matrices take those of f16, and f32 stays f32.
+#[test]
+fn many_rows_of_f32_are_not_rounded() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    let weight = inputs::weight(Format::Q4_0, &[64, 128], 7, &host).unwrap().to_device(&gpu).unwrap();
+    for dtype in FLOATS {
+        let x = inputs::activations(&[40, 128], dtype, 8, &gpu).unwrap();
+        let plan = planned(&x, &weight, None, &[40, 64]);
+        let in_matrices = matches!(plan.kernel, Kernel::CmmaTile(_));
+        assert_eq!(in_matrices, queue.caps().matrices(dtype).is_some(), "{dtype:?}");
+        assert!(dtype != FloatType::F32 || !rounds_weight(&plan), "{}", plan.explain());
     }
 }
 

@@ -55,8 +55,9 @@ pub(crate) const X_GROUP: usize = 32;
 /// rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where the weight is repacked
 /// ([`QuantizedTensor::to_panels`]): each 32 values of a row to multiples of a 127th of the greatest magnitude among them. A value that is not finite then makes its row of the result NaN.
 /// On a CPU with AMX, x and the decoded weight of a product of many rows are rounded to bf16 instead; a value that is not finite,
-/// or beyond bf16's range, makes its row infinite or NaN. Where a GPU's tensor cores multiply (many rows of f16 or bf16), decoded
-/// weights are rounded to `x`'s dtype too, as MLX does.
+/// or beyond bf16's range, makes its row infinite or NaN. Where a GPU's matrix units multiply (many rows of f16 or bf16: tensor
+/// cores, cooperative matrices), decoded weights are rounded to `x`'s dtype too, as MLX does; one beyond f16's range (65504) is then
+/// infinite. `x` itself is not rounded on a GPU: rows of f32 are multiplied in f32.
 ///
 /// # Errors
 /// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no

@@ -5,7 +5,7 @@
 //! Figures are of an H200, in microseconds, for 4 bits and a weight of 4096 to 14336, where nothing else is said.
 
 use super::cuda::{mma_rows, mma_tile, mma_vec, stream, tiles, vendor_blas, wgmma};
-use super::gpu::{mat_vec, tile};
+use super::gpu::{cmma_tile, mat_vec, tile};
 use super::problem::{Problem, Source};
 use crate::gpu::caps::Caps;
 
@@ -35,6 +35,7 @@ pub(crate) enum Kernel {
     MatVec(mat_vec::MatVec),
     VendorBlas(vendor_blas::Weight),
     Wgmma(wgmma::Wgmma),
+    CmmaTile(cmma_tile::CmmaTile),
     Tile(tile::Tile),
 }
 
@@ -49,7 +50,7 @@ struct Candidate {
 }
 
 /// All kernels, in the order in which they are tried.
-const KERNELS: [Candidate; 11] = [
+const KERNELS: [Candidate; 12] = [
     Candidate {
         name: "stream",
         reason: "one row of x: with loads in registers a mat-vec was no faster with its weight in the cache than without, \
@@ -112,6 +113,12 @@ const KERNELS: [Candidate; 11] = [
         fit: |caps, problem| mma_tile::fit(caps, problem).map(Kernel::MmaTile),
     },
     Candidate {
+        name: "cmma_tile",
+        reason: "many rows of f16 (or bf16) on cooperative matrices, which Vulkan and Metal have: not measured yet",
+        few_rows: false,
+        fit: |caps, problem| cmma_tile::fit(caps, problem).map(Kernel::CmmaTile),
+    },
+    Candidate {
         name: "tile",
         reason: "many rows of x on any device, in f32",
         few_rows: false,
@@ -124,10 +131,11 @@ const KERNELS: [Candidate; 11] = [
 /// # Panics
 /// Never: [`mat_vec`] takes what no kernel for many rows takes.
 pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
-    // Kernels for many rows store the type that they multiply in, except the vendor BLAS.
+    // Kernels for many rows store the type that they multiply in, except the vendor BLAS and cooperative matrices.
     let widen = problem.x_type != problem.y_type
         && !few_rows(caps, problem)
-        && !vendor_blas::stores_sums(caps, problem);
+        && !vendor_blas::stores_sums(caps, problem)
+        && cmma_tile::fit(caps, &problem.of_tensor()).is_none();
     let problem = if widen { problem.widened() } else { *problem };
     let few_rows = few_rows(caps, &problem);
     let fit = |candidate: &Candidate| {
@@ -152,9 +160,17 @@ fn few_rows(caps: &Caps, problem: &Problem) -> bool {
 
 /// Rows of x from which on a weight is decoded once for many of them.
 fn many_rows(caps: &Caps, problem: &Problem) -> usize {
-    /// Without tensor cores: on CPUs that stand for GPUs, and on GPUs through Vulkan.
+    /// Without matrix units: on CPUs that stand for GPUs, and on GPUs through Vulkan.
     const ANYWHERE: usize = 33;
-    if tensor_core_tiles(caps, problem) { tile_rows(caps, problem) } else { ANYWHERE }
+    /// With cooperative matrices: a mat-vec would decode the weight three times. Not measured yet.
+    const MATRICES: usize = 9;
+    if tensor_core_tiles(caps, problem) {
+        tile_rows(caps, problem)
+    } else if cmma_tile::fit(caps, &problem.of_tensor()).is_some() {
+        MATRICES
+    } else {
+        ANYWHERE
+    }
 }
 
 /// Whether tensor cores multiply a product's rows in tiles, the weight rounded to x's type.
@@ -199,12 +215,13 @@ impl Kernel {
             Self::MmaVec(config) => format!("{config:?}"),
             Self::MatVec(config) => format!("{config:?}"),
             Self::VendorBlas(weight) => format!("{weight:?}"),
+            Self::CmmaTile(config) => format!("{config:?}"),
             Self::Tile(config) => format!("{config:?}"),
         }
     }
 }
 
-/// Whether a product on tensor cores rounds the weight to x's type.
+/// Whether a product on matrix units rounds the weight to x's type.
 #[cfg(test)]
 pub(crate) fn rounds_weight(plan: &Plan) -> bool {
     matches!(
@@ -213,6 +230,7 @@ pub(crate) fn rounds_weight(plan: &Plan) -> bool {
             | Kernel::ExpertMmaTiles(_)
             | Kernel::MmaTile(_)
             | Kernel::Wgmma(_)
+            | Kernel::CmmaTile(_)
             | Kernel::VendorBlas(vendor_blas::Weight::Decoded)
     )
 }

@@ -9,8 +9,8 @@ use lowbit_formats::FloatType;
 pub(crate) enum Rounded {
     /// Nothing.
     Nothing,
-    /// The weight, to x's type.
-    Weight,
+    /// The weight, to x's type: this one.
+    Weight(FloatType),
     /// Each [`X_GROUP`](super::X_GROUP) values of x, to multiples of a 127th of the greatest magnitude among them.
     X,
     /// x and the weight, to bf16.
@@ -22,8 +22,8 @@ pub(crate) enum Rounded {
 impl Rounded {
     /// The weight or nothing.
     #[cfg(all(test, feature = "gpu"))]
-    pub fn weight_if(rounded: bool) -> Self {
-        if rounded { Self::Weight } else { Self::Nothing }
+    pub fn weight_if(rounded: bool, x: FloatType) -> Self {
+        if rounded { Self::Weight(x) } else { Self::Nothing }
     }
 
     /// What products of x of `dtype` round on a GPU, or what `on_cpu` says.
@@ -33,7 +33,7 @@ impl Rounded {
         on_cpu: impl FnOnce() -> Result<Self, KernelError>,
     ) -> Result<Self, KernelError> {
         match device {
-            Device::Gpu(_) if dtype != FloatType::F32 => Ok(Self::Weight),
+            Device::Gpu(_) if dtype != FloatType::F32 => Ok(Self::Weight(dtype)),
             Device::Gpu(_) => Ok(Self::Nothing),
             Device::Cpu(_) => on_cpu(),
         }
@@ -120,8 +120,8 @@ pub(crate) fn matmul_bounded(
                 value += product;
                 magnitude += product.abs() + parts * (f64::from(x).abs() + error);
                 rounding += f64::from(w).abs() * error + rounded.of_both(x.into(), w.into());
-                if rounded == Rounded::Weight {
-                    rounding += f64::from(x).abs() * inputs::rounding(dtype, w.into());
+                if let Rounded::Weight(x_type) = rounded {
+                    rounding += f64::from(x).abs() * inputs::rounding(x_type, w.into());
                 }
             }
             let bound = crate::gamma::gamma(k) * (magnitude + rounding) + rounding;

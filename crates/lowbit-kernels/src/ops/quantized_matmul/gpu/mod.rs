@@ -1,5 +1,6 @@
 //! The product on a GPU: the kernel that [`plan`](super::plan) chose, and what it needs done first.
 
+pub(super) mod cmma_tile;
 pub(super) mod cube_rows;
 pub(super) mod mat_vec;
 mod pad;
@@ -27,7 +28,12 @@ inventory::submit!(crate::gpu::tests::Kernels(kernels));
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let (formats, dtypes) = (super::tests::gpu_formats(), crate::ops::testing::FLOATS);
-    let portable = [pad::kernels(target), mat_vec::kernels(target, &formats, &dtypes), tile::kernels(target)];
+    let portable = [
+        pad::kernels(target),
+        mat_vec::kernels(target, &formats, &dtypes),
+        tile::kernels(target),
+        cmma_tile::kernels(target),
+    ];
     let cuda = [
         mma_vec::kernels(target, &formats),
         mma_rows::kernels(target, &formats),
@@ -105,6 +111,7 @@ fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>)
         Kernel::VendorBlas(weight) => vendor_blas::launch(gpu, weight, problem, operands),
         Kernel::Wgmma(config) => wgmma::launch(gpu, config, problem, operands),
         Kernel::MmaTile(config) => mma_tile::launch(gpu, config, problem, operands),
+        Kernel::CmmaTile(config) => cmma_tile::launch(gpu, config, problem, operands),
         Kernel::Tile(config) => tile::launch(gpu, config, problem, operands),
     }
 }

@@ -1,0 +1,268 @@
+//! The product on a GPU for many rows of x, by cooperative matrices: `VK_KHR_cooperative_matrix` on Vulkan, `simdgroup_matrix` on
+//! Metal. A cube has a tile of y. It brings x and the weight, decoded once and rounded to x's type, to shared memory step by step
+//! (`stage.rs`); its planes multiply matrices of the size that the device reports, with sums in f32 (`config.rs`).
+
+#![allow(unsafe_code)] // Launches.
+
+mod config;
+mod stage;
+
+pub(crate) use config::CmmaTile;
+
+use super::super::input::CHECK;
+use super::super::problem::{Operands, Problem};
+use crate::KernelError;
+use crate::gpu::Gpu;
+use crate::gpu::caps::Caps;
+use crate::gpu::compile::Target;
+use crate::gpu::components::{Components, ComponentsArgs};
+use crate::gpu::decode::INTEGERS;
+use crate::gpu::float::{narrow, with_storage};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::layout::{RUN, with_components};
+use config::VECTOR;
+use cubecl_core as cubecl;
+use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
+use cubecl_core::prelude::*;
+use half::{bf16, f16};
+use lowbit_formats::FloatType;
+use stage::Block;
+
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Sizes {
+    n: u32,
+    /// Runs of a row.
+    runs: u32,
+    /// Rows of x per batch.
+    m: u32,
+    /// Tiles of these rows.
+    m_tiles: u32,
+}
+
+/// A matrix that is loaded from vectors.
+type Operand<E> = Matrix<Vector<E, Const<4>>>;
+
+/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, of x in `E`s.
+#[kernel]
+fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
+    weight: &Components<S, B, V>,
+    x: &[Vector<u32, Const<4>>],
+    y: &mut [Y],
+    sizes: Sizes,
+    integers: u32,
+    #[comptime] config: CmmaTile,
+) {
+    let (stages, row) = comptime!((config.cut.stages, config.row()));
+    let mut xs = Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(
+        comptime!(stages * config.cut.m_tile * row),
+        16usize,
+    );
+    let mut weights = Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(
+        comptime!(stages * config.cut.n_tile * row),
+        16usize,
+    );
+    let mut sums = Sequence::<Matrix<f32>>::new();
+    #[unroll]
+    for _ in 0..comptime!(config.sums().0 * config.sums().1) {
+        sums.push(Matrix::<f32>::from_value(
+            MatrixIdent::Accumulator,
+            config.matrices.m,
+            config.matrices.n,
+            config.matrices.k,
+            MatrixLayout::Undefined,
+            0.0f32,
+        ));
+    }
+    let batch = CUBE_POS_X / sizes.m_tiles;
+    let row0 = CUBE_POS_X % sizes.m_tiles * comptime!(config.cut.m_tile as u32);
+    let column0 = CUBE_POS_Y * comptime!(config.cut.n_tile as u32);
+    let block = Block {
+        x_row: (batch * sizes.m + row0) as usize,
+        m: (sizes.m - row0) as usize,
+        weight_row: (batch * sizes.n + column0) as usize,
+        n: (sizes.n - column0) as usize,
+        runs: sizes.runs as usize,
+    };
+    let runs = block.runs;
+    let steps = (runs + comptime!(config.runs_of_row() - 1)) / comptime!(config.runs_of_row());
+    let mut fetched = stage::none::<S, B>(config);
+    stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, 0usize, config);
+    stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (0usize, runs), integers, config);
+    sync_cube();
+    let mut step = 0usize;
+    while step < steps {
+        let next = step + 1;
+        if next < steps {
+            stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, next, config);
+        }
+        multiply::<E>(&xs, &weights, &sums, step, config);
+        if comptime!(stages == 1) {
+            sync_cube();
+        }
+        if next < steps {
+            stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (next, runs), integers, config);
+        }
+        sync_cube();
+        step = next;
+    }
+    store::<Y>(&sums, y, &block, column0 as usize, sizes.n as usize, config);
+}
+
+/// Adds the products of step `step` to the plane's sums.
+#[cube]
+fn multiply<E: Float>(
+    xs: &Shared<[Vector<E, Const<4>>]>,
+    weights: &Shared<[Vector<E, Const<4>>]>,
+    sums: &Sequence<Matrix<f32>>,
+    step: usize,
+    #[comptime] config: CmmaTile,
+) {
+    let (m, n, k) = comptime!((config.matrices.m, config.matrices.n, config.matrices.k));
+    let (cut, row, pitch) = comptime!((config.cut, config.row(), config.pitch() as u32));
+    let (m_sums, n_sums) = comptime!(config.sums());
+    let plane = PLANE_POS as usize;
+    let slot = step % comptime!(cut.stages);
+    let x_at = (slot * comptime!(cut.m_tile) + plane / cut.n_planes * comptime!(m_sums * m)) * row;
+    let weight_at = (slot * comptime!(cut.n_tile) + plane % cut.n_planes * comptime!(n_sums * n)) * row;
+    if plane < comptime!(config.planes()) {
+        #[unroll]
+        for part in 0..comptime!(cut.step / k) {
+            let mut left = Sequence::<Operand<E>>::new();
+            #[unroll]
+            for i in 0..m_sums {
+                let at = x_at + comptime!(i * m * row + part * k / VECTOR);
+                let xs = &xs[at..at + comptime!(m * row)];
+                left.push(Operand::<E>::from_slice(
+                    MatrixIdent::A,
+                    m,
+                    n,
+                    k,
+                    MatrixLayout::RowMajor,
+                    xs,
+                    pitch,
+                ));
+            }
+            #[unroll]
+            for j in 0..n_sums {
+                let at = weight_at + comptime!(j * n * row + part * k / VECTOR);
+                let weights = &weights[at..at + comptime!(n * row)];
+                // A row of the weight is a column of what x is multiplied with.
+                let right =
+                    Operand::<E>::from_slice(MatrixIdent::B, m, n, k, MatrixLayout::ColMajor, weights, pitch);
+                #[unroll]
+                for i in 0..m_sums {
+                    let sum = sums.index(comptime!(i * n_sums + j));
+                    cmma::execute(left.index(i), &right, sum, sum);
+                }
+            }
+        }
+    }
+}
+
+/// Writes a plane's sums to y, whose rows have `n` columns, from column `first` on: matrix by matrix through shared memory, for y
+/// has edges.
+#[cube]
+fn store<Y: Int>(
+    sums: &Sequence<Matrix<f32>>,
+    y: &mut [Y],
+    block: &Block,
+    first: usize,
+    n: usize,
+    #[comptime] config: CmmaTile,
+) {
+    let (of_m, of_n) = comptime!((config.matrices.m, config.matrices.n));
+    let cut = comptime!(config.cut);
+    let (m_sums, n_sums) = comptime!(config.sums());
+    let plane = PLANE_POS as usize;
+    let mut passed = Shared::<[f32]>::new_aligned_slice(comptime!(config.planes() * of_m * of_n), 16usize);
+    let own = plane * comptime!(of_m * of_n);
+    let row0 = plane / cut.n_planes * comptime!(m_sums * of_m);
+    let column0 = plane % cut.n_planes * comptime!(n_sums * of_n);
+    if plane < comptime!(config.planes()) {
+        #[unroll]
+        for i in 0..comptime!(m_sums * n_sums) {
+            let sum = sums.index(i);
+            cmma::store(
+                &mut passed[own..own + comptime!(of_m * of_n)],
+                sum,
+                of_n as u32,
+                MatrixLayout::RowMajor,
+            );
+            sync_plane();
+            let row0 = row0 + comptime!(i / n_sums * of_m);
+            let column0 = column0 + comptime!(i % n_sums * of_n);
+            let mut place = UNIT_POS_PLANE as usize;
+            while place < comptime!(of_m * of_n) {
+                let (row, column) = (row0 + place / of_n, column0 + place % of_n);
+                if row < block.m && column < block.n {
+                    let value = narrow(passed[own + place], config.y_type);
+                    y[(block.x_row + row) * n + first + column] = Y::cast_from(value);
+                }
+                place += PLANE_DIM as usize;
+            }
+            sync_plane();
+        }
+    }
+}
+
+/// How the product is cut, where the device has matrices for it.
+pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<CmmaTile> {
+    CmmaTile::new(caps, problem)
+}
+
+fn compiled(target: &Target, config: CmmaTile) -> Kernel<QuantizedMatmulCmmaTile<'static>> {
+    macro_rules! of {
+        ($element:ty) => {
+            with_components!(config.layout, S, B => with_storage!(config.y_type, Y => {
+                QuantizedMatmulCmmaTile::kernel::<S, B, $element, Y>(
+                    target, config.units(), config.layout.vector(), config,
+                )
+            }))
+        };
+    }
+    match config.x_type {
+        FloatType::BF16 => of!(bf16),
+        _ => of!(f16),
+    }
+}
+
+/// Computes the product, whose x has whole runs.
+pub(in super::super) fn launch(
+    gpu: &Gpu,
+    config: CmmaTile,
+    problem: &Problem,
+    operands: &Operands<'_>,
+) -> Result<(), KernelError> {
+    let index = |value: usize| CHECK.index(value);
+    let (m, n, runs, batches) = (problem.m, problem.n, problem.runs(), problem.batches);
+    // Every index into x, y and the components is below these.
+    index(batches * m * n.max(runs * RUN))?;
+    index(operands.weight.rows() * runs * config.layout.bits)?;
+    let m_tiles = m.div_ceil(config.cut.m_tile);
+    let arguments = QuantizedMatmulCmmaTile {
+        weight: operands.weight.buffers()?,
+        x: operands.x.x.buffer()?,
+        y: operands.y.buffer()?,
+        sizes: Sizes { n: index(n)?, runs: index(runs)?, m: index(m)?, m_tiles: index(m_tiles)? },
+        integers: INTEGERS,
+    };
+    // Tiles of the same rows of the weight run at the same time, so that it is read from memory once.
+    let cubes = [index(batches * m_tiles)?, index(n.div_ceil(config.cut.n_tile))?, 1];
+    // SAFETY: the sizes are the operands'.
+    unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
+}
+
+/// Each format, each cut, and each type of x and y that the device has.
+#[cfg(test)]
+pub(in super::super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    use lowbit_formats::Format;
+    let of = |format, types| CmmaTile::all(target.caps(), &Problem::example(format, types, [64; 3]));
+    let formats = super::super::tests::gpu_formats();
+    let mut configs: Vec<_> =
+        formats.into_iter().flat_map(|format| of(format, [FloatType::F16; 2]).pop()).collect();
+    for dtype in [FloatType::F16, FloatType::BF16] {
+        configs.extend(of(Format::Q4_0, [dtype; 2]));
+        configs.extend(of(Format::Q4_0, [dtype, FloatType::F32]).pop());
+    }
+    configs.into_iter().map(|config| compiled(target, config).code()).collect()
+}

@@ -1,0 +1,148 @@
+//! How x and the weight come to shared memory: loaded to registers a step ahead, and the weight decoded from there.
+
+use super::config::{CmmaTile, VECTOR};
+use crate::gpu::components::Components;
+use crate::gpu::layout::RUN;
+use crate::gpu::loaded::{self, Loaded};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+
+/// What a cube multiplies.
+#[derive(Clone, Copy, CubeType)]
+pub(super) struct Block {
+    /// The first row of x and how many there are from it to the last, and the same of the weight, over all batches.
+    pub x_row: usize,
+    pub m: usize,
+    pub weight_row: usize,
+    pub n: usize,
+    /// Runs of a row.
+    pub runs: usize,
+}
+
+/// What a unit has loaded of a step.
+#[derive(CubeType)]
+pub(super) struct Fetched<S: Int, B: Int> {
+    x: Array<Vector<u32, Const<4>>>,
+    weight: Loaded<S, B>,
+}
+
+#[cube]
+pub(super) fn none<S: Int, B: Int>(#[comptime] config: CmmaTile) -> Fetched<S, B> {
+    Fetched::<S, B> {
+        x: Array::new(comptime!(config.x_loads())),
+        weight: loaded::none::<S, B>(comptime!(config.runs()), config.layout),
+    }
+}
+
+/// Loads the unit's part of step `step`. Rows and runs past the last are loaded from the last.
+#[cube]
+pub(super) fn fetch<S: Int, B: Int, V: Size>(
+    weight: &Components<S, B, V>,
+    x: &[Vector<u32, Const<4>>],
+    to: &mut Fetched<S, B>,
+    block: &Block,
+    step: usize,
+    #[comptime] config: CmmaTile,
+) {
+    let (x_row, of_row) = comptime!((config.x_row(), config.runs_of_row()));
+    #[unroll]
+    for i in 0..comptime!(config.x_loads()) {
+        let at = UNIT_POS_X as usize + comptime!(i * config.units());
+        let row = block.x_row + min(at / x_row, block.m - 1);
+        let of_all = block.runs * comptime!(x_row / of_row);
+        to.x[i] = x[row * of_all + within(step * x_row + at % x_row, of_all, config)];
+    }
+    #[unroll]
+    for i in 0..comptime!(config.runs()) {
+        let at = UNIT_POS_X as usize + comptime!(i * config.units());
+        let row = block.weight_row + min(at / of_row, block.n - 1);
+        let run = row * block.runs + within(step * of_row + at % of_row, block.runs, config);
+        loaded::fetch::<S, B, V>(weight, &mut to.weight, run as u32, i, config.layout);
+    }
+}
+
+/// Place `at` among `all`, or the last where it is past that.
+#[cube]
+fn within(at: usize, all: usize, #[comptime] config: CmmaTile) -> usize {
+    if comptime!(config.ends_early) { min(at, all - 1) } else { at }
+}
+
+/// `value`, or 0 where there is none.
+#[cube]
+fn or_zero<T: Numeric>(value: T, there: bool, #[comptime] config: CmmaTile) -> T {
+    if comptime!(config.ends_early) { select(there, value, T::from_int(0)) } else { value }
+}
+
+/// Puts what was loaded of step `of.0` where shared memory has room for it, the weight decoded and rounded. Beyond the last of
+/// `of.1` runs there are zeros.
+#[cube]
+pub(super) fn stage<S: Int, B: Int, E: Float>(
+    from: &Fetched<S, B>,
+    xs: &mut Shared<[Vector<E, Const<4>>]>,
+    weights: &mut Shared<[Vector<E, Const<4>>]>,
+    of: (usize, usize),
+    integers: u32,
+    #[comptime] config: CmmaTile,
+) {
+    let (step, runs) = of;
+    let (x_row, of_row) = comptime!((config.x_row(), config.runs_of_row()));
+    let (m_tile, n_tile, row) = comptime!((config.cut.m_tile, config.cut.n_tile, config.row()));
+    let slot = step % comptime!(config.cut.stages);
+    #[unroll]
+    for i in 0..comptime!(config.x_loads()) {
+        let at = UNIT_POS_X as usize + comptime!(i * config.units());
+        if at < comptime!(m_tile * x_row) {
+            let to = (slot * m_tile + at / x_row) * row + at % x_row * 2;
+            let there = step * of_row + at % x_row / comptime!(x_row / of_row) < runs;
+            #[unroll]
+            for half in 0..2usize {
+                let mut words = Vector::<u32, Const<2>>::new(0u32);
+                #[unroll]
+                for j in 0..2usize {
+                    let word = from.x[i].extract(comptime!(half * 2 + j));
+                    words.insert(j, or_zero::<u32>(word, there, config));
+                }
+                xs[to + half] = Vector::<E, Const<4>>::reinterpret(words);
+            }
+        }
+    }
+    #[unroll]
+    for i in 0..comptime!(config.runs()) {
+        let at = UNIT_POS_X as usize + comptime!(i * config.units());
+        if at < comptime!(n_tile * of_row) {
+            let to = (slot * n_tile + at / of_row) * row + at % of_row * comptime!(RUN / VECTOR);
+            let there = step * of_row + at % of_row < runs;
+            stage_run::<S, B, E>(&from.weight, weights, (to, there), integers, i, config);
+        }
+    }
+}
+
+/// Decodes the run in place `place` to shared memory from vector `to.0` on, or writes zeros where it is not there.
+#[cube]
+fn stage_run<S: Int, B: Int, E: Float>(
+    from: &Loaded<S, B>,
+    weights: &mut Shared<[Vector<E, Const<4>>]>,
+    to: (usize, bool),
+    integers: u32,
+    #[comptime] place: usize,
+    #[comptime] config: CmmaTile,
+) {
+    let layout = comptime!(config.layout);
+    let (to, there) = to;
+    #[unroll]
+    for group in 0..comptime!(RUN / layout.group()) {
+        let scaling = loaded::scaling::<S, B>(from, place, group, layout);
+        #[unroll]
+        for v in 0..comptime!(layout.group() / VECTOR) {
+            let first = comptime!(group * layout.group() + v * VECTOR);
+            let mut values = Vector::<E, Const<4>>::new(E::from_int(0));
+            #[unroll]
+            for j in 0..VECTOR {
+                let value =
+                    loaded::value::<S, B>(from, scaling, integers, comptime!(first + j), place, layout);
+                values.insert(j, E::cast_from(or_zero::<f32>(value, there, config)));
+            }
+            weights[to + comptime!(first / VECTOR)] = values;
+        }
+    }
+}
