@@ -54,7 +54,8 @@ impl Packed {
     #[inline(always)]
     pub fn pack<'a>(&mut self, rows: impl ExactSizeIterator<Item = &'a [f32]>, columns: usize) {
         (self.rows, self.columns) = (rows.len(), columns);
-        self.blocks.resize(rows.len() * columns.div_ceil(DEPTH), Block::zeroed());
+        // Rows of nothing are a block of zeros: sums of nothing are zero.
+        self.blocks.resize(rows.len() * columns.div_ceil(DEPTH).max(1), Block::zeroed());
         for (i, row) in rows.enumerate() {
             assert_eq!(row.len(), columns);
             let (whole, rest) = row.as_chunks::<DEPTH>();
@@ -281,7 +282,8 @@ impl<S: Simd, A: Left> Tile<'_, S, A> {
         }
         let rows = a.rows::<M>(first, self.depth.start);
         let right = Rows {
-            rows: &b[self.depth.start * columns + column..],
+            // A sum of nothing has no rows.
+            rows: b.get(self.depth.start * columns + column..).unwrap_or_default(),
             stride: columns,
             count: self.depth.len(),
         };
@@ -316,7 +318,7 @@ mod tests {
     fn rows_depth_and_columns_below_at_and_above_each_tile() {
         let mut random = Random::new(1);
         for (m, depth, columns) in
-            [(1, 1, 16), (3, 5, 48), (4, 64, 64), (9, 65, 80), (13, 129, 128), (139, 7, 16)]
+            [(1, 1, 16), (3, 5, 48), (4, 64, 64), (9, 65, 80), (13, 129, 128), (139, 7, 16), (9, 0, 48)]
         {
             let (a, b) = (random.normal(m * depth, 1.0), random.normal(depth * columns, 1.0));
             let (mut packed, mut transposed) = (Packed::default(), Packed::default());
