@@ -29,7 +29,7 @@ pub(crate) struct Piece<'r, 'y> {
 impl Scan<'_> {
     /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`.
     pub fn run(&self, cpu: &Cpu, y: &mut [f32], state: &mut [f32], f: impl Fn(Piece) + Sync + Send) {
-        self.run_together(cpu, y, state, |block| block, |pieces| pieces.into_iter().for_each(&f));
+        self.cut(y, state, |pieces| cpu.for_each(pieces, f));
     }
 
     /// As [`Self::run`], with the pieces of a sequence in one call whose blocks have the same `key`.
@@ -41,6 +41,22 @@ impl Scan<'_> {
         key: impl Fn(usize) -> usize,
         f: impl Fn(Vec<Piece>) + Sync + Send,
     ) {
+        let key = |piece: &Piece| (piece.tokens.start, key(piece.columns.start / self.block));
+        self.cut(y, state, |mut pieces| {
+            pieces.sort_by_key(key);
+            let mut groups: Vec<Vec<Piece>> = vec![];
+            for piece in pieces {
+                match groups.last_mut() {
+                    Some(group) if key(&group[0]) == key(&piece) => group.push(piece),
+                    _ => groups.push(vec![piece]),
+                }
+            }
+            cpu.for_each(groups, f);
+        });
+    }
+
+    /// Calls `f` with all pieces that have tokens.
+    fn cut(&self, y: &mut [f32], state: &mut [f32], f: impl FnOnce(Vec<Piece>)) {
         if y.is_empty() {
             return;
         }
@@ -54,28 +70,18 @@ impl Scan<'_> {
             }
         }
         let (mut rows, mut states) = (rows.as_mut_slice(), state);
-        let mut groups: Vec<Vec<Piece>> = vec![];
+        let mut pieces = Vec::with_capacity(self.sequences.len() * blocks);
         for tokens in self.sequences {
-            let (first, mut keys) = (groups.len(), vec![]);
             for block in 0..blocks {
                 let columns = block * self.block..self.width.min((block + 1) * self.block);
                 let y = rows.split_off_mut(..tokens.len()).expect("a row a token");
                 let state =
                     states.split_off_mut(..columns.len() * self.state).expect("state for each column");
-                if tokens.is_empty() {
-                    continue;
-                }
-                let piece = Piece { tokens: tokens.clone(), columns, y, state };
-                let key = key(block);
-                match keys.iter().position(|&other| other == key) {
-                    Some(group) => groups[first + group].push(piece),
-                    None => {
-                        keys.push(key);
-                        groups.push(vec![piece]);
-                    }
+                if !tokens.is_empty() {
+                    pieces.push(Piece { tokens: tokens.clone(), columns, y, state });
                 }
             }
         }
-        cpu.for_each(groups, f);
+        f(pieces);
     }
 }

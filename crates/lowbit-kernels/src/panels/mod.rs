@@ -24,7 +24,7 @@ mod pack;
 mod unpack;
 
 pub(crate) use pack::pack;
-pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, ask_ahead, half_span, with_bits};
+pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, half_span, with_bits};
 
 use lowbit_formats::{Codes, FloatType, Format, Scales, Scheme};
 

@@ -168,10 +168,8 @@ impl<'a> Unpack<'a> {
                 let packed = &packed[span];
                 let out: &mut [[u8; 64]; 8] = out[span * 8..].first_chunk_mut().expect("a span");
                 let (first, second) = out.split_at_mut(4);
-                ask_ahead::<S, BITS, 0>(simd, packed);
-                first.copy_from_slice(&half_span::<BITS, 0>(packed));
-                ask_ahead::<S, BITS, 4>(simd, packed);
-                second.copy_from_slice(&half_span::<BITS, 4>(packed));
+                first.copy_from_slice(&half_span::<S, BITS, 0>(simd, packed));
+                second.copy_from_slice(&half_span::<S, BITS, 4>(simd, packed));
             }
         }
         if let Some(table) = self.layout.table() {
@@ -288,14 +286,6 @@ impl Kernel for UnpackScales<'_> {
     }
 }
 
-/// Asks for the lines [`AHEAD`] of those that hold a span's quads from `FIRST` on, half of them.
-#[inline(always)]
-pub(crate) fn ask_ahead<S: Simd, const BITS: usize, const FIRST: usize>(simd: S, span: &[[u8; 64]; BITS]) {
-    for line in FIRST * BITS / 8..(FIRST + 4) * BITS / 8 {
-        simd.prefetch(span.as_flattened(), line * 64 + AHEAD);
-    }
-}
-
 /// A superblock's f16s, one per row.
 #[inline(always)]
 fn super_scale<S: Simd>(simd: S, stored: &[u8], index: usize) -> [f32; ROWS] {
@@ -394,10 +384,16 @@ fn halves_of_e4m3<S: Simd>(simd: S, codes: &[u8; ROWS], out: &mut [f32; ROWS]) {
     }
 }
 
-/// Four quads of a span, `FIRST` and those after it, from its bit planes. They are written out one by one: their shifts are
-/// constants then, which take a third of the instructions of shifts by variables.
+/// Four quads of a span, `FIRST` and those after it, from its bit planes; the lines [`AHEAD`] of these are asked for. Quads are
+/// written out one by one: their shifts are constants then, which take a third of the instructions of shifts by variables.
 #[inline(always)]
-pub(crate) fn half_span<const BITS: usize, const FIRST: usize>(packed: &[[u8; 64]; BITS]) -> [[u8; 64]; 4] {
+pub(crate) fn half_span<S: Simd, const BITS: usize, const FIRST: usize>(
+    simd: S,
+    packed: &[[u8; 64]; BITS],
+) -> [[u8; 64]; 4] {
+    for line in FIRST * BITS / 8..(FIRST + 4) * BITS / 8 {
+        simd.prefetch(packed.as_flattened(), line * 64 + AHEAD);
+    }
     match FIRST {
         0 => [
             quad::<BITS, 0>(packed),

@@ -224,6 +224,16 @@ impl Problem {
         self.k.div_ceil(RUN)
     }
 
+    /// Checks that kernels can count every element of x, y and the components of `weight`.
+    ///
+    /// # Errors
+    /// [`KernelError::Value`] when one has more than 32 bits count.
+    pub fn check_indices(&self, weight: &QuantizedTensor) -> Result<(), KernelError> {
+        CHECK.index(self.batches * self.m * self.n.max(self.runs() * RUN))?;
+        CHECK.index(weight.rows() * self.runs() * self.layout.bits)?;
+        Ok(())
+    }
+
     /// Whether rows are whole runs.
     pub fn whole_runs(&self) -> bool {
         self.k.is_multiple_of(RUN)

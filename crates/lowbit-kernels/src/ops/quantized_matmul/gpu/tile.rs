@@ -215,9 +215,7 @@ pub(in super::super) fn launch(
 ) -> Result<(), KernelError> {
     let index = |value: usize| CHECK.index(value);
     let (m, n, runs, batches) = (problem.m, problem.n, problem.runs(), problem.batches);
-    // Every index into x, y and the components is below these.
-    index(batches * m * n.max(runs * RUN))?;
-    index(operands.weight.rows() * runs * config.layout.bits)?;
+    problem.check_indices(operands.weight)?;
     let arguments = QuantizedMatmulTile {
         weight: operands.weight.buffers()?,
         x: operands.x.x.buffer()?,

@@ -3,11 +3,11 @@
 //! over spans.
 //!
 //! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
-//! fused operations, 2 codes per byte and some 18 codes per vector operation.
+//! fused operations, 2 codes per byte and some 20 codes per vector operation.
 
 use super::activations::Tile;
 use super::tile;
-use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead, half_span, with_bits};
+use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, half_span, with_bits};
 use crate::simd::{Kernel, Simd};
 
 /// Quads of half a span.
@@ -173,8 +173,7 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         x: &[u32; HALF],
         products: &mut [S::I; PARTS],
     ) {
-        ask_ahead::<S, BITS, FIRST>(simd, packed);
-        for (mut codes, &x) in half_span::<BITS, FIRST>(packed).into_iter().zip(x) {
+        for (mut codes, &x) in half_span::<S, BITS, FIRST>(simd, packed).into_iter().zip(x) {
             if TABLE != NO_TABLE {
                 simd.lookup(table, &mut codes);
             }

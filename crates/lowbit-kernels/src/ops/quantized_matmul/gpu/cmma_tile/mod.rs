@@ -19,7 +19,7 @@ use crate::gpu::components::{Components, ComponentsArgs};
 use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::{narrow, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
-use crate::gpu::layout::{RUN, with_components};
+use crate::gpu::layout::with_components;
 use config::VECTOR;
 use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
@@ -235,9 +235,7 @@ pub(in super::super) fn launch(
 ) -> Result<(), KernelError> {
     let index = |value: usize| CHECK.index(value);
     let (m, n, runs, batches) = (problem.m, problem.n, problem.runs(), problem.batches);
-    // Every index into x, y and the components is below these.
-    index(batches * m * n.max(runs * RUN))?;
-    index(operands.weight.rows() * runs * config.layout.bits)?;
+    problem.check_indices(operands.weight)?;
     let m_tiles = m.div_ceil(config.cut.m_tile);
     let arguments = QuantizedMatmulCmmaTile {
         weight: operands.weight.buffers()?,
