@@ -29,7 +29,12 @@ pub(crate) type Range = Arc<dyn Any + Send + Sync>;
 
 impl Memory {
     pub fn new(range: impl Any + Send + Sync) -> Self {
-        Self { range: Arc::new(range), tensors: Arc::new(()) }
+        Self::of(Arc::new(range))
+    }
+
+    /// A range that no tensor has.
+    pub fn of(range: Range) -> Self {
+        Self { range, tensors: Arc::new(()) }
     }
 
     /// The range as the driver that made it knows it.

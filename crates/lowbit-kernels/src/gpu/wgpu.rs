@@ -1,7 +1,9 @@
 //! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
 
+mod recording;
+
 use super::compile::{self, Target};
-use super::encoder::{Dispatch, Driver, Pass, Range, Replay, Unlaunched, lock};
+use super::encoder::{Dispatch, Driver, Pass, Replay, Unlaunched, lock};
 use super::{Gpu, Memory};
 use crate::KernelError;
 use cubecl_core::CubeKernel;
@@ -16,6 +18,7 @@ use cubecl_wgpu::wgpu::{AdapterInfo, DeviceType};
 use cubecl_wgpu::{
     AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuInitError, WgpuServer,
 };
+use recording::Recording;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::ThreadId;
@@ -37,8 +40,8 @@ struct Wgpu {
     /// The adapter's name.
     product: String,
     is_software: bool,
-    /// What the launches of a running capture use, which the pass must keep alive.
-    captured: Mutex<Option<Vec<Range>>>,
+    /// The memory of a running capture.
+    recording: Mutex<Option<Recording>>,
     /// Kernels that were launched or compiled.
     compiled: Mutex<HashSet<KernelId>>,
     gate: Arc<Gate>,
@@ -191,7 +194,7 @@ fn open(api: Api) -> Result<Gpu, KernelError> {
         target,
         is_software: adapter.device_type == DeviceType::Cpu,
         product: adapter.name,
-        captured: Mutex::new(None),
+        recording: Mutex::new(None),
         compiled: Mutex::default(),
         gate: Arc::default(),
     }));
@@ -208,12 +211,25 @@ impl Wgpu {
         memory.range()
     }
 
-    fn captured(&self) -> MutexGuard<'_, Option<Vec<Range>>> {
-        lock(&self.captured)
+    fn recording(&self) -> MutexGuard<'_, Option<Recording>> {
+        lock(&self.recording)
     }
 
     fn compiled(&self) -> MutexGuard<'_, HashSet<KernelId>> {
         lock(&self.compiled)
+    }
+
+    /// Runs `work` to warm up, and again to record it.
+    fn record(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Graph, KernelError> {
+        work()?;
+        let kept = self.recording().as_ref().map_or_else(Vec::new, Recording::kept);
+        let spare: Vec<_> = kept.into_iter().map(|bytes| self.allocate(bytes)).collect::<Result<_, _>>()?;
+        drop(spare);
+        self.check(self.client.start_capture())?;
+        let done = work();
+        let graph = self.check(self.client.stop_capture());
+        done?;
+        graph
     }
 
     /// Hands a launch to cubecl-wgpu, which compiles the kernel if it does not know it.
@@ -269,7 +285,15 @@ impl Driver for Wgpu {
             let problem = format!("{bytes} bytes were asked for at once, and a buffer holds at most {most}");
             return Err(KernelError::Gpu { device: self.name(), problem });
         }
-        Ok(Memory::new(self.client.empty(bytes.max(4))))
+        let mut recording = self.recording();
+        if let Some(memory) = recording.as_ref().and_then(|recording| recording.reuse(bytes)) {
+            return Ok(memory);
+        }
+        let memory = Memory::new(self.client.empty(bytes.max(4)));
+        if let Some(recording) = &mut *recording {
+            recording.add(bytes, &memory);
+        }
+        Ok(memory)
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
@@ -317,8 +341,8 @@ impl Driver for Wgpu {
             );
             return Err(KernelError::Gpu { device: self.name(), problem });
         }
-        if let Some(captured) = &mut *self.captured() {
-            captured.extend(buffers.iter().map(|&(memory, _)| memory.keep()));
+        if let Some(recording) = &mut *self.recording() {
+            recording.launch(buffers.iter().map(|&(memory, _)| memory));
         }
         self.submit(kernel, cubes, &buffers, &scalars);
         Ok(())
@@ -359,13 +383,10 @@ impl Driver for Wgpu {
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
         self.gate.alone(|| {
             self.check(self.client.graph_prepare())?;
-            let done = work().and_then(|()| self.check(self.client.start_capture()));
-            *self.captured() = Some(Vec::new());
-            let done = done.and_then(|()| work());
-            let graph = self.check(self.client.stop_capture());
-            let memory = self.captured().take().unwrap_or_default();
-            done?;
-            let launches = Captured { device: self.name(), gate: self.gate.clone(), graph: graph? };
+            *self.recording() = Some(Recording::default());
+            let result = self.record(work);
+            let memory = self.recording().take().map_or_else(Vec::new, Recording::into_memory);
+            let launches = Captured { device: self.name(), gate: self.gate.clone(), graph: result? };
             Ok(Pass::new(launches, memory))
         })
     }
