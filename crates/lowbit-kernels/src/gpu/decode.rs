@@ -39,7 +39,7 @@ pub(crate) fn factor(layout: Layout) -> f32 {
 }
 
 /// The codebook, 128 added: byte j of word i is entry 4 i + j.
-const CODEBOOK: [u32; 4] = {
+pub(crate) const CODEBOOK: [u32; 4] = {
     let mut words = [0; 4];
     let mut code = 0;
     while code < 16 {

@@ -208,6 +208,30 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     sigmoid
 }
 
+/// Four of the eight bytes of `low` and `high`: those that the lowest four nibbles of `which` number.
+#[cube]
+pub(crate) fn permute(low: u32, high: u32, which: u32) -> u32 {
+    let bytes: u32;
+    let (low, high, which) = (register(low), register(high), register(which));
+    gpu_asm!(
+        "prmt.b32 {bytes}, {low}, {high}, {which};",
+        bytes = out(_) bytes, low = in(_) low, high = in(_) high, which = in(_) which, options(pure, nomem),
+    );
+    bytes
+}
+
+/// The differences of two pairs of f16.
+#[cube]
+pub(crate) fn subtract_halves(left: u32, right: u32) -> u32 {
+    let pair: u32;
+    let (left, right) = (register(left), register(right));
+    gpu_asm!(
+        "sub.rn.f16x2 {pair}, {left}, {right};",
+        pair = out(_) pair, left = in(_) left, right = in(_) right, options(pure, nomem),
+    );
+    pair
+}
+
 /// The greatest of what a plane's units have, for all of them.
 #[cube]
 pub(crate) fn greatest(x: u32) -> u32 {

@@ -1,6 +1,7 @@
-//! Codes as integers of x's type, which tensor cores multiply exactly.
+//! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and entries of a codebook.
 
-use crate::gpu::decode::field;
+use crate::gpu::cuda::ptx::{permute, subtract_halves};
+use crate::gpu::decode::{CODEBOOK, field};
 use crate::gpu::layout::{Codes, Layout, RUN};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -10,7 +11,7 @@ use lowbit_formats::FloatType;
 /// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
 pub(super) const ONES: u32 = 0x3f80_3f80;
 
-/// Codes of a layout, which [has integers](Codes::Integer), in a type of 16 bits.
+/// Codes of a layout in a type of 16 bits that [has them](Integers::exist).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Integers {
     pub layout: Layout,
@@ -20,6 +21,16 @@ pub(crate) struct Integers {
 }
 
 impl Integers {
+    /// Whether `dtype` has every number that codes stand for. Small floats are shifted into f16, whose subnormals are theirs; in bf16
+    /// their products would be subnormal themselves.
+    pub fn exist(layout: Layout, dtype: FloatType) -> bool {
+        match layout.codes {
+            Codes::Integer { .. } => dtype != FloatType::F32,
+            Codes::E2M1 | Codes::E4M3 | Codes::Codebook => dtype == FloatType::F16,
+            Codes::Float(_) => false,
+        }
+    }
+
     /// With sums for one place.
     pub fn new(layout: Layout, dtype: FloatType) -> Self {
         Self { layout, dtype, places: 1 }
@@ -28,7 +39,8 @@ impl Integers {
     /// With sums for as many places as save shifts: as f16, two neighbours of up to 4 bits need one shift, and those of 4
     /// bits none.
     pub fn unshifted(layout: Layout, dtype: FloatType) -> Self {
-        let places = if layout.bits <= 4 && dtype == FloatType::F16 { 2 } else { 1 };
+        let integer = matches!(layout.codes, Codes::Integer { .. });
+        let places = if integer && layout.bits <= 4 && dtype == FloatType::F16 { 2 } else { 1 };
         Self { layout, dtype, places }
     }
 
@@ -59,9 +71,13 @@ impl Integers {
         }
     }
 
-    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes.
+    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes. Entries of a
+    /// codebook take a byte each, those of the lower codes in one word and those of the upper ones in the next.
     fn words(self) -> usize {
-        (self.distance() * self.layout.bits).div_ceil(16)
+        match self.layout.codes {
+            Codes::Codebook => 2,
+            _ => (self.distance() * self.layout.bits).div_ceil(16),
+        }
     }
 
     /// Words that hold `values` codes so.
@@ -77,8 +93,12 @@ impl Integers {
 
     /// What products are multiplied with to make up for the codes' place.
     pub fn factor(self) -> f32 {
-        match self.dtype {
-            FloatType::BF16 => (1u32 << self.layout.bits) as f32,
+        match (self.layout.codes, self.dtype) {
+            // The exponent of f16 is biased by 15, that of e2m1 by 1, and its scales are halved; e4m3's by 7.
+            (Codes::E2M1, _) => 32768.0,
+            (Codes::E4M3, _) => 256.0,
+            (Codes::Codebook, _) => 1.0,
+            (_, FloatType::BF16) => (1u32 << self.layout.bits) as f32,
             _ => (1u32 << 24) as f32,
         }
     }
@@ -90,7 +110,7 @@ impl Integers {
 
     /// What is subtracted from each code: its zero, and the one that bf16 adds.
     pub fn zero(self) -> f32 {
-        let Codes::Integer { zero } = self.layout.codes else { unreachable!("see `supports`") };
+        let Codes::Integer { zero } = self.layout.codes else { return 0.0 };
         zero as f32 + if self.dtype == FloatType::BF16 { self.factor() } else { 0.0 }
     }
 
@@ -114,7 +134,13 @@ pub(super) fn split(
     #[comptime] values: usize,
     #[comptime] of: Integers,
 ) {
-    if comptime!(of.distance() * of.layout.bits == 16) {
+    if comptime!(of.layout.codes == Codes::Codebook) {
+        #[unroll]
+        for i in 0..comptime!(values / 8) {
+            halves[comptime!(to + 2 * i)] = entries(words[comptime!(from + i)]);
+            halves[comptime!(to + 2 * i + 1)] = entries(words[comptime!(from + i)] >> 16u32);
+        }
+    } else if comptime!(of.distance() * of.layout.bits == 16) {
         #[unroll]
         for i in 0..comptime!(of.halves(values)) {
             halves[to + i] = words[from + i];
@@ -133,6 +159,15 @@ pub(super) fn split(
     }
 }
 
+/// The codebook's entries, 128 added, of the lowest four codes of a word.
+#[cube]
+fn entries(codes: u32) -> u32 {
+    let low = permute(comptime!(CODEBOOK[0]).runtime(), comptime!(CODEBOOK[1]).runtime(), codes & 0x7777u32);
+    let high = permute(comptime!(CODEBOOK[2]).runtime(), comptime!(CODEBOOK[3]).runtime(), codes & 0x7777u32);
+    // Of each byte, that of `high` where the code has its uppermost bit.
+    permute(low, high, ((codes & 0x8888u32) >> 1u32) | 0x3210u32)
+}
+
 /// The `q`-th pair of the codes whose halves begin at `from`. `ones` is [`ONES`].
 #[cube]
 pub(super) fn integers(
@@ -145,15 +180,35 @@ pub(super) fn integers(
     let width = comptime!(of.layout.bits);
     let q = comptime!(of.order(q));
     let bit = comptime!(q % of.distance() * of.layout.bits);
-    let place = comptime!(of.lowest_bit() + bit % (of.places * width));
     let at = comptime!(from + q / of.distance() * of.words() + bit / 16);
-    // The bits that are in the first word.
-    let here = comptime!(usize::min(width, 16 - bit % 16));
-    let mut bits = moved(halves[at], comptime!(bit % 16), here, place);
-    if comptime!(here < width) {
-        bits |= moved(halves[at + 1], 0usize, comptime!(width - here), comptime!(place + here));
+    match comptime!(of.layout.codes) {
+        Codes::Integer { .. } => {
+            let place = comptime!(of.lowest_bit() + bit % (of.places * width));
+            // The bits that are in the first word.
+            let here = comptime!(usize::min(width, 16 - bit % 16));
+            let mut bits = moved(halves[at], comptime!(bit % 16), here, place);
+            if comptime!(here < width) {
+                bits |= moved(halves[at + 1], 0usize, comptime!(width - here), comptime!(place + here));
+            }
+            if comptime!(of.dtype == FloatType::BF16) { bits | ones } else { bits }
+        }
+        Codes::E2M1 => {
+            moved(halves[at], comptime!(bit % 16), 3usize, 9usize)
+                | moved(halves[at], comptime!(bit % 16 + 3), 1usize, 15usize)
+        }
+        Codes::E4M3 => {
+            let sign = moved(halves[at], comptime!(bit % 16 + 7), 1usize, 15usize);
+            let magnitude = moved(halves[at], comptime!(bit % 16), 7usize, 7usize);
+            // The one that is NaN carries into f16's uppermost bit of the exponent, and is NaN with it.
+            sign | magnitude | ((magnitude + 0x0080_0080u32) & 0x4000_4000u32)
+        }
+        // 1024 is added by the exponent, and the entries have 128.
+        _ => {
+            let bytes =
+                permute(halves[at], halves[at + 1], comptime!(0x0400 + 0x0101 * (q as u32 % 4)).runtime());
+            subtract_halves((bytes & 0x00ff_00ffu32) | 0x6400_6400u32, 0x6480_6480u32.runtime())
+        }
     }
-    if comptime!(of.dtype == FloatType::BF16) { bits | ones } else { bits }
 }
 
 /// `width` bits of both halves, from bit `from` to bit `to`.

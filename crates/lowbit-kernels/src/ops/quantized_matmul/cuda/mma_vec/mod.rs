@@ -21,7 +21,7 @@ pub(crate) use config::MmaVec;
 
 use super::super::gpu::cube_rows::{CubeRows, Sizes, check_indices, cube_rows, cubes};
 use super::super::problem::{Operands, Problem, Source};
-use super::integers::ONES;
+use super::integers::{Integers, ONES};
 use super::staging::{Chunk, Rows, stage, store_sums};
 use crate::KernelError;
 use crate::gpu::Gpu;
@@ -43,10 +43,10 @@ use make_x::Inputs;
 use products::{Step, multiply_spans, scale_products};
 use scales::{elements, keep_elements, load_elements, staged};
 
-/// Whether a device has this kernel for a layout and a type of x. Wider codes reach the memory's bandwidth without it.
+/// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's bandwidth without it.
 pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
-    let narrow = matches!(layout.codes, Codes::Integer { .. }) && layout.bits <= 4;
-    caps.tensor_cores && x_type != FloatType::F32 && narrow
+    let gains = !matches!(layout.codes, Codes::Integer { .. }) || layout.bits <= 6;
+    caps.tensor_cores && Integers::exist(layout, x_type) && gains
 }
 
 /// Values of a row of x that are made at the most: every cube makes all of them.

@@ -215,7 +215,7 @@ fn load_floats<E: Int>(
     }
 }
 
-/// What scales group `group` of span `span`, and what is added to it, of a superblock.
+/// What scales group `group` of span `span`, and what is added to it, where that is no float by itself.
 #[cube]
 fn elements<S: Int, B: Int>(
     of: &Elements<S, B>,
@@ -227,8 +227,16 @@ fn elements<S: Int, B: Int>(
     let layout = comptime!(config.layout);
     let (scale_row, bias_row) = comptime!(config.element_rows());
     let run = span * RUNS + comptime!(group * config.group() / RUN);
-    let scale = u32::cast_from(of.scales[row * scale_row + run]);
-    let bias = u32::cast_from(of.biases[row * bias_row + run / 8]);
     let of_run = comptime!(group % (RUN / layout.group()));
+    let mut at = run;
+    // Each group of a run has a scale of its own.
+    if comptime!(layout.scales == Scales::E4M3) {
+        at = run * 2 + of_run;
+    }
+    let scale = u32::cast_from(of.scales[row * scale_row + at]);
+    let mut bias = 0u32;
+    if comptime!(layout.elements(8).1 > 0) {
+        bias = u32::cast_from(of.biases[row * bias_row + run / 8]);
+    }
     (scale_of(scale, bias, of_run, layout), bias_of(scale, bias, of_run, layout))
 }
