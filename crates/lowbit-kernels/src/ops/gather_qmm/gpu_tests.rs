@@ -1,7 +1,7 @@
 //! The op on a GPU against the reference.
 
-use super::gather_qmm;
 use super::tests::{Case, products_of_one_x_are_each_their_own_on};
+use super::{CHECK, gather_qmm};
 use crate::bench::Expected;
 use crate::ops::Input;
 use crate::ops::quantized_matmul::gpu::Experts;
@@ -113,6 +113,17 @@ fn many(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
     choosing((tokens, experts, top_k, slots), (Format::Q4_0, FloatType::BF16), (134, 256))
 }
 
+/// The same in f16, which every device with matrix units multiplies.
+fn on_matrices(tokens: usize, experts: usize, top_k: usize, slots: usize) -> Case {
+    choosing(
+        (tokens, experts, top_k, slots),
+        (Format::affine(4, 32, FloatType::F16).unwrap(), FloatType::F16),
+        (134, 256),
+    )
+}
+
+type Made = fn(usize, usize, usize, usize) -> Case;
+
 /// The kernel of a case.
 fn kernel(case: &Case) -> plan::Kernel {
     let gpu = gpu();
@@ -124,11 +135,13 @@ fn kernel(case: &Case) -> plan::Kernel {
     planned(&x, &case.weight.to_device(&gpu).unwrap(), experts, &shape).kernel
 }
 
-/// Whether pairs are sorted by expert, and the weight rounded: on tensor cores.
+/// Whether pairs are sorted by expert, and the weight rounded: on matrix units.
 fn sorted(case: &Case) -> bool {
+    use plan::Kernel::{ExpertCmmaTiles, ExpertMmaTiles, ExpertTiles};
     let Device::Gpu(gpu) = gpu() else { unreachable!() };
-    let sorted = matches!(kernel(case), plan::Kernel::ExpertTiles(_) | plan::Kernel::ExpertMmaTiles(_));
-    assert_eq!(sorted, gpu.caps().tensor_cores);
+    let sorted = matches!(kernel(case), ExpertTiles(_) | ExpertMmaTiles(_) | ExpertCmmaTiles(_));
+    let dtype = CHECK.float("x", &case.x).unwrap();
+    assert_eq!(sorted, gpu.caps().tensor_cores || gpu.caps().matrices(dtype).is_some());
     sorted
 }
 
@@ -143,13 +156,17 @@ fn assert_found(case: &Case) {
 fn many_tokens_are_sorted_by_expert() {
     for (tokens, experts, top_k) in [(50, 3, 4), (65, 7, 2), (300, 9, 3), (150, 1, 1)] {
         for slots in [1, top_k] {
-            let case = many(tokens, experts, top_k, slots);
-            let what = format!("T={tokens} E={experts} top_k={top_k} slots {slots}");
-            assert_expected(
-                &what,
-                &on_gpu(&case).unwrap(),
-                &case.bounded(Rounded::weight_if(sorted(&case), FloatType::BF16)),
-            );
+            for (case, dtype) in [
+                (many(tokens, experts, top_k, slots), FloatType::BF16),
+                (on_matrices(tokens, experts, top_k, slots), FloatType::F16),
+            ] {
+                let what = format!("T={tokens} E={experts} top_k={top_k} slots {slots} {dtype:?}");
+                assert_expected(
+                    &what,
+                    &on_gpu(&case).unwrap(),
+                    &case.bounded(Rounded::weight_if(sorted(&case), dtype)),
+                );
+            }
         }
     }
     // Codes that tensor cores do not take as integers.
@@ -190,7 +207,9 @@ fn experts_find_their_pairs() {
             let what =
                 format!("{format} {dtype:?} T={tokens} E={experts} top_k={top_k} slots {slots} {sizes:?}");
             assert_found(&case);
-            assert_expected(&what, &on_gpu(&case).unwrap(), &case.want());
+            let rounded = matches!(kernel(&case), plan::Kernel::ExpertCmmaTiles(_));
+            let want = case.bounded(Rounded::weight_if(rounded, dtype));
+            assert_expected(&what, &on_gpu(&case).unwrap(), &want);
         }
     }
 }
@@ -214,7 +233,9 @@ fn as_many_ids_as_experts_look_through() {
 
 #[test]
 fn a_wrong_id_among_many_gives_nan_in_its_row_alone() {
-    for experts in [9, 20, 70] {
+    for (experts, many) in
+        [9, 20, 70].into_iter().flat_map(|experts| [(experts, many as Made), (experts, on_matrices)])
+    {
         let want = values(&on_gpu(&many(60, experts, 4, 1)).unwrap());
         let mut wrong = many(60, experts, 4, 1);
         for (at, id) in [(0, experts as u32), (77, u32::MAX), (239, 1 << 31)] {
@@ -233,9 +254,10 @@ fn a_wrong_id_among_many_gives_nan_in_its_row_alone() {
 /// More of them than a cube takes at a time.
 #[test]
 fn ids_that_are_all_wrong_give_nan() {
-    let mut case = many(60, 70, 4, 1);
-    case.ids.as_mut_slice::<u32>().unwrap().fill(70);
-    assert!(values(&on_gpu(&case).unwrap()).iter().all(|y| y.is_nan()));
+    for mut case in [many(60, 70, 4, 1), on_matrices(60, 70, 4, 1)] {
+        case.ids.as_mut_slice::<u32>().unwrap().fill(70);
+        assert!(values(&on_gpu(&case).unwrap()).iter().all(|y| y.is_nan()));
+    }
 }
 
 #[test]

@@ -213,6 +213,27 @@ fn many_rows_in_every_format() {
     }
 }
 
+/// e4m3 has a code for NaN, of either sign.
+#[test]
+fn a_code_that_is_no_number_gives_nan_in_its_row_alone() {
+    let (host, gpu) = (host(), gpu());
+    let (n, k) = (2200, 256);
+    let weight = inputs::weight(Format::Mxfp8, &[n, k], 7, &host).unwrap();
+    let mut components = weight.components().to_vec();
+    let mut codes = weight.parts()[0].to_vec();
+    (codes[3 * k + 70], codes[2100 * k + 255]) = (0x7f, 0xff);
+    components[0] =
+        Tensor::mapped(codes.into(), components[0].shape(), components[0].dtype(), &host).unwrap();
+    let weight = QuantizedTensor::new(Format::Mxfp8, &[n, k], components).unwrap().to_device(&gpu).unwrap();
+    for (m, dtype) in [1, 3, 8, 37].into_iter().flat_map(|m| FLOATS.map(|dtype| (m, dtype))) {
+        let x = inputs::activations(&[m, k], dtype, 8, &gpu).unwrap();
+        let y = values(&quantized_matmul(&x, &weight).unwrap().to_device(&host).unwrap());
+        for (i, y) in y.iter().enumerate() {
+            assert_eq!(y.is_nan(), [3, 2100].contains(&(i % n)), "M={m} {dtype:?} row {}: {y}", i % n);
+        }
+    }
+}
+
 #[test]
 fn other_scales_for_the_same_codes() {
     let (host, gpu) = (host(), gpu());
@@ -303,7 +324,7 @@ fn cooperative_matrices_in_every_cut() {
     let cuts = of(Format::Q4_0, [64; 3]);
     // Metal has matrices, and lavapipe none; on CUDA tensor cores take these products.
     assert_eq!(!cuts.is_empty(), queue.caps().f16_matrices.is_some());
-    assert!(cuts.len() == 6 || queue.to_string() != "msl", "{cuts:?}");
+    assert!(cuts.len() == 5 || queue.to_string() != "msl", "{cuts:?}");
     for (i, config) in cuts.iter().enumerate() {
         let cut = config.cut;
         // A last step of one run, and of two; a row and a column past a tile, and one that is missing.
@@ -408,6 +429,28 @@ fn a_captured_pass_reads_what_is_there_when_it_is_replayed() {
     };
     let pass = queue.capture(run).unwrap();
     pass.replay().unwrap();
+    let want = values(&quantized_matmul(&x, &weight).unwrap().to_device(&host).unwrap());
+    assert_eq!(values(&y.unwrap().to_device(&host).unwrap()), want);
+}
+
+/// No more than one of them is in use at a time, and what is left of the last is what was asked for.
+#[test]
+fn a_captured_pass_with_many_intermediates_takes_the_memory_of_a_few() {
+    let (host, gpu) = (host(), gpu());
+    let Device::Gpu(queue) = &gpu else { unreachable!() };
+    let weight = inputs::weight(Format::Q4_0, &[4096, 32], 1, &host).unwrap().to_device(&gpu).unwrap();
+    let x = |seed| inputs::activations(&[128, 32], FloatType::F32, seed, &host)?.to_device(&gpu);
+    let (x, other) = (x(2).unwrap(), x(3).unwrap());
+    let mut y = None;
+    let pass = queue.capture(|| {
+        // 2 MiB each.
+        for _ in 0..128 {
+            quantized_matmul(&other, &weight)?;
+        }
+        y = Some(quantized_matmul(&x, &weight)?);
+        quantized_matmul(&other, &weight).map(drop)
+    });
+    pass.unwrap().replay().unwrap();
     let want = values(&quantized_matmul(&x, &weight).unwrap().to_device(&host).unwrap());
     assert_eq!(values(&y.unwrap().to_device(&host).unwrap()), want);
 }

@@ -45,6 +45,19 @@ impl Routing {
     pub fn has_many_pairs(self) -> bool {
         self.pairs >= 128
     }
+
+    /// The most tiles of `rows` rows that the pairs take, sorted by expert: each expert that has pairs, and the ids that are no
+    /// expert's, may leave a tile part empty.
+    pub fn most_tiles(self, rows: usize) -> usize {
+        self.pairs / rows + self.pairs.min(self.experts + 1)
+    }
+
+    /// How many such tiles there are likely to be.
+    pub fn likely_tiles(self, rows: usize) -> usize {
+        let mean = self.pairs.div_ceil(self.experts.max(1));
+        // The last of an expert's tiles is half full.
+        (self.experts * (2 * mean / rows + 1).max(2)).div_ceil(2)
+    }
 }
 
 /// What x is, where `other` and `norm` are operands beside it. A vector has 8 values.

@@ -4,6 +4,7 @@ pub(super) mod cmma_tile;
 pub(super) mod cube_rows;
 pub(super) mod mat_vec;
 mod pad;
+pub(super) mod sorted;
 pub(super) mod tile;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         mat_vec::kernels(target, &formats, &dtypes),
         tile::kernels(target),
         cmma_tile::kernels(target),
+        sorted::kernels(target),
     ];
     let cuda = [
         mma_vec::kernels(target, &formats),
@@ -105,6 +107,7 @@ fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>)
         Kernel::ExpertRows(config) => mma_rows::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertTiles(config) => wgmma::launch_experts(gpu, config, problem, operands),
         Kernel::ExpertMmaTiles(config) => mma_tile::launch_experts(gpu, config, problem, operands),
+        Kernel::ExpertCmmaTiles(config) => cmma_tile::launch_experts(gpu, config, problem, operands),
         Kernel::MmaRows(config) => mma_rows::launch(gpu, config, problem, operands),
         Kernel::MmaVec(config) => mma_vec::launch(gpu, config, problem, operands),
         Kernel::MatVec(config) => mat_vec::launch(gpu, config, problem, operands),

@@ -9,9 +9,10 @@ mod pipe;
 
 pub(crate) use config::MmaTile;
 
+use super::super::gpu::sorted::{self, Tiles, WRONG};
 use super::super::problem::{Operands, Problem};
 use super::tiles::fragment::{self, Loaded, Scaling, fetch};
-use super::tiles::{self, N_TILE, STEP, Sizes, Tiles, WRONG, narrow_pair, store_pair};
+use super::tiles::{self, N_TILE, STEP, Sizes, narrow_pair, store_pair};
 use crate::KernelError;
 use crate::gpu::Gpu;
 use crate::gpu::caps::Caps;
@@ -41,7 +42,7 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaTile> {
 
 /// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<MmaTile> {
-    let routing = tiles::fits_experts(problem).filter(|_| is_for(caps))?;
+    let routing = tiles::fits_experts(caps, problem).filter(|_| is_for(caps))?;
     Some(MmaTile::of_experts(caps, problem, routing))
 }
 
@@ -307,7 +308,7 @@ pub(in super::super) fn launch_experts(
     problem: &Problem,
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
-    tiles::for_each_sorted(gpu, config.m_tile, problem, operands, |tiles, operands| {
+    sorted::for_each_sorted(gpu, config.m_tile, problem, operands, |tiles, operands| {
         multiply(gpu, config, tiles, operands)
     })
 }

@@ -3,18 +3,18 @@
 //!
 //! Four units share a row of the weight. A unit decodes whole runs, which are not what the tensor cores want of it. But K may
 //! go in any order that both operands share: `pack.rs` lays x out in the order in which the units have their values, in pieces
-//! of [`BLOCK`] values of all rows of a tile, so that a piece is copied as it lies. `sort.rs` brings pairs of a token and an
-//! expert together by expert.
+//! of [`BLOCK`] values of all rows of a tile, so that a piece is copied as it lies.
 
 #![allow(unsafe_code)] // Launches.
 
 pub(super) mod fragment;
 mod pack;
-mod sort;
 
+use super::super::gpu::sorted::{self, Tiles};
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Routing, Source};
 use crate::KernelError;
+use crate::gpu::caps::Caps;
 use crate::gpu::float::narrow;
 use crate::gpu::launch::LaunchArgs;
 use crate::gpu::layout::{Codes, Layout, RUN};
@@ -29,30 +29,6 @@ pub(super) const BLOCK: usize = 4 * RUN;
 pub(super) const STEP: usize = 16;
 /// Rows of the weight per cube.
 pub(super) const N_TILE: usize = 128;
-
-/// Instead of a tile's batch: there is no such batch, and its rows are NaN.
-pub(super) const WRONG: u32 = u32::MAX - 1;
-/// Instead of a tile's batch: it has no rows.
-pub(super) const EMPTY: u32 = u32::MAX;
-
-/// Rows of x in tiles.
-#[derive(Clone, Copy)]
-pub(super) struct Tiles<'a> {
-    /// All tiles.
-    pub count: usize,
-    /// Rows of x per batch of the weight; with a list, of y.
-    pub m: usize,
-    /// The batch of the weight of each tile (or [`WRONG`], or [`EMPTY`]), then the row of y of each row of each
-    /// tile (or `u32::MAX`), `share` of which have the same row of x.
-    pub list: Option<(&'a Memory, usize)>,
-}
-
-impl Tiles<'_> {
-    /// Tiles of `m_tile` rows of a problem whose rows of x follow each other.
-    pub fn of_rows(problem: &Problem, m_tile: usize) -> Self {
-        Self { count: problem.batches * problem.m.div_ceil(m_tile), m: problem.m, list: None }
-    }
-}
 
 /// Layouts whose values the tensor cores can have: floats of another type would not be rounded but misread.
 pub(super) fn takes(layout: Layout, dtype: FloatType) -> bool {
@@ -74,18 +50,14 @@ pub(in super::super) fn fits(problem: &Problem) -> bool {
 }
 
 /// The routing of a product of routed experts that tiles take, where there are enough pairs for sorting them by expert to pay.
-pub(super) fn fits_experts(problem: &Problem) -> Option<Routing> {
-    let takes = |routing: &Routing| routing.has_many_pairs() && routing.experts <= sort::MOST_EXPERTS;
-    problem.routing.filter(takes).filter(|_| supports(problem))
+pub(super) fn fits_experts(caps: &Caps, problem: &Problem) -> Option<Routing> {
+    sorted::sortable(caps, problem).filter(|_| supports(problem))
 }
 
 /// Of `m_tiles`, the rows per tile that suit pairs of a token and an expert, sorted by expert. `decode` is what a tile costs
 /// beside its rows, in rows.
 pub(super) fn experts_tile(routing: Routing, m_tiles: &[usize], decode: usize) -> usize {
-    let mean = routing.pairs.div_ceil(routing.experts.max(1));
-    // Twice the tiles of an expert: the last of several is half full.
-    let tiles = |rows: usize| (2 * mean / rows + 1).max(2);
-    m_tiles.iter().copied().min_by_key(|&rows| tiles(rows) * (rows + decode)).unwrap_or(64)
+    m_tiles.iter().copied().min_by_key(|&rows| routing.likely_tiles(rows) * (rows + decode)).unwrap_or(64)
 }
 
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
@@ -171,27 +143,11 @@ pub(super) fn prepare(
     Ok(Prepared { packed, sizes, cubes: [index(count)?, index(n.div_ceil(N_TILE))?, 1] })
 }
 
-/// Calls `multiply` for each product of routed experts, with its pairs sorted into tiles of `m_tile` rows.
-pub(super) fn for_each_sorted(
-    gpu: &Gpu,
-    m_tile: usize,
-    problem: &Problem,
-    operands: &Operands<'_>,
-    multiply: impl Fn(&Tiles<'_>, &Operands<'_>) -> Result<(), KernelError>,
-) -> Result<(), KernelError> {
-    let Some(routing) = problem.routing else { return Ok(()) };
-    operands.for_each_product(problem, |ids, operands| {
-        let sorted = sort::sort(gpu, ids, routing.experts, m_tile)?;
-        let list = Some((&sorted.list, routing.share));
-        multiply(&Tiles { count: sorted.tiles, m: routing.pairs, list }, operands)
-    })
-}
-
-/// What packs and sorts rows of x.
+/// What packs rows of x.
 #[cfg(test)]
 pub(in super::super) fn kernels(target: &crate::gpu::compile::Target) -> Vec<Box<dyn CubeKernel>> {
     if !target.caps().tensor_cores {
         return Vec::new();
     }
-    pack::kernels(target).into_iter().chain(sort::kernels(target)).collect()
+    pack::kernels(target).into_iter().collect()
 }

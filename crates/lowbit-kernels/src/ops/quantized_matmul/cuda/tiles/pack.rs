@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)] // Launches.
 
+use super::super::super::gpu::sorted::{Tiles, WRONG};
 use super::super::super::input::CHECK;
-use super::{BLOCK, Tiles, WRONG};
+use super::BLOCK;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::RUN;

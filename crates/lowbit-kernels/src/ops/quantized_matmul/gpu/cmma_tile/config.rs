@@ -1,6 +1,7 @@
 //! What the kernel is compiled for, and how a product is cut.
 
-use super::super::super::problem::{Problem, Source};
+use super::super::super::problem::{Problem, Routing, Source};
+use super::super::sorted;
 use crate::gpu::CUBES;
 use crate::gpu::caps::{Caps, Matrices};
 use crate::gpu::layout::{Codes, Layout, RUN};
@@ -19,6 +20,8 @@ pub(crate) struct CmmaTile {
     pub plane: usize,
     /// Whether the last step has fewer runs than the others.
     pub ends_early: bool,
+    /// Whether a list says which batch of the weight a tile takes, and which rows of y it has.
+    pub listed: bool,
     pub cut: Cut,
 }
 
@@ -31,26 +34,29 @@ pub(crate) struct Cut {
     /// Planes that share the rows of x, and those that share the rows of the weight.
     pub m_planes: usize,
     pub n_planes: usize,
-    /// Values of K that are in shared memory at a time: a run or two.
+    /// Values of K that are in shared memory at a time: whole runs.
     pub step: usize,
-    /// Steps that shared memory has room for, 1 or 2: with 2, one is filled while the other is multiplied.
-    pub stages: usize,
 }
 
 const fn cut([m_tile, n_tile]: [usize; 2], [m_planes, n_planes]: [usize; 2]) -> Cut {
-    Cut { m_tile, n_tile, m_planes, n_planes, step: 2 * RUN, stages: 2 }
+    Cut { m_tile, n_tile, m_planes, n_planes, step: RUN }
 }
 
-/// All cuts. At most two runs of a step fall to a unit, and 64 sums to a unit of a plane of 32: more leave too few registers.
-/// None of it was measured yet.
-const CUTS: [Cut; 6] = [
+/// All cuts. At most 64 sums fall to a unit of a plane of 32: more leave too few registers. Measured through Vulkan on an H200 and
+/// an H100 (`bench/record/vulkan/`): smaller cubes, and room for two steps at a time, were slower.
+const CUTS: [Cut; 5] = [
     cut([128, 128], [4, 2]),
     cut([128, 64], [4, 2]),
     cut([64, 64], [2, 2]),
     cut([32, 64], [2, 2]),
-    cut([32, 32], [2, 1]),
     cut([16, 64], [1, 4]),
 ];
+
+/// Values of K that may be in shared memory at a time.
+const STEPS: [usize; 4] = [8 * RUN, 4 * RUN, 2 * RUN, RUN];
+/// Runs of the weight, and vectors of x, that a unit may load per step: what registers hold beside the sums.
+const MOST_RUNS: usize = 4;
+const MOST_LOADS: usize = 8;
 
 /// What a tile costs beside its products, as products per value of K: decoding a row of the weight, and loading a row of x.
 const DECODE: usize = 48;
@@ -67,9 +73,18 @@ impl Cut {
     /// What the cubes of a product that share a multiprocessor cost, in products per value of K.
     fn cost(self, caps: &Caps, problem: &Problem) -> usize {
         let Self { m_tile, n_tile, .. } = self;
-        let cubes = problem.batches * problem.m.div_ceil(m_tile) * problem.n.div_ceil(n_tile);
+        let m_tiles = m_tiles(problem, m_tile, Routing::likely_tiles);
+        let cubes = m_tiles * problem.n.div_ceil(n_tile);
         let cube = m_tile * n_tile + DECODE * n_tile + LOAD * m_tile;
         (cubes * cube / caps.multiprocessors).max(ALONE * cube)
+    }
+}
+
+/// Tiles of `m_tile` rows of x; `routed` says how many pairs of a token and an expert take.
+fn m_tiles(problem: &Problem, m_tile: usize, routed: fn(Routing, usize) -> usize) -> usize {
+    match problem.routing {
+        Some(routing) => routed(routing, m_tile),
+        None => problem.batches * problem.m.div_ceil(m_tile),
     }
 }
 
@@ -80,26 +95,31 @@ impl CmmaTile {
         cuts.into_iter().min_by_key(|config| config.cut.cost(caps, problem))
     }
 
-    /// Every way to cut the product that the device has shared memory and units for.
+    /// Every way to cut the product that the device has shared memory and units for. Pairs of a token and an expert are sorted by
+    /// expert.
     pub fn all(caps: &Caps, problem: &Problem) -> Vec<Self> {
         let Problem { layout, x_type, y_type, .. } = *problem;
         let of_x = !matches!(layout.codes, Codes::Float(float) if float != x_type);
-        let takes =
-            problem.source == Source::Tensor && problem.routing.is_none() && problem.n >= NARROW && of_x;
+        let listed = problem.routing.is_some();
+        let takes = problem.source == Source::Tensor
+            && (!listed || sorted::sortable(caps, problem).is_some())
+            && problem.n >= NARROW
+            && of_x;
         let Some(matrices) = caps.matrices(x_type).filter(|_| takes) else { return Vec::new() };
         let config = |cut: Cut| {
             let ends_early = !problem.runs().is_multiple_of(cut.step / RUN);
-            Self { layout, x_type, y_type, matrices, plane: caps.largest_plane, ends_early, cut }
+            Self { layout, x_type, y_type, matrices, plane: caps.largest_plane, ends_early, listed, cut }
         };
         let fits = |config: &Self| {
-            let cubes = problem.batches * problem.m.div_ceil(config.cut.m_tile);
-            config.shared() <= caps.shared_memory && config.units() <= caps.units && cubes <= CUBES
+            let cubes = m_tiles(problem, config.cut.m_tile, Routing::most_tiles);
+            let registers = config.runs() <= MOST_RUNS && config.x_loads() <= MOST_LOADS;
+            registers
+                && config.shared() <= caps.shared_memory
+                && config.units() <= caps.units
+                && cubes <= CUBES
         };
-        // With the most of K at a time that there is shared memory for.
-        let largest = |cut: Cut| {
-            let once = Cut { stages: 1, ..cut };
-            [cut, once, Cut { step: RUN, ..once }].map(config).into_iter().find(fits)
-        };
+        // With the most of K at a time that there is room for.
+        let largest = |cut: Cut| STEPS.into_iter().map(|step| config(Cut { step, ..cut })).find(fits);
         CUTS.into_iter().filter_map(largest).collect()
     }
 
@@ -131,7 +151,7 @@ impl CmmaTile {
 
     /// Bytes of shared memory: x, the weight, and a matrix of sums of each plane on its way to y.
     fn shared(self) -> usize {
-        let rows = self.cut.stages * (self.cut.m_tile + self.cut.n_tile);
+        let rows = self.cut.m_tile + self.cut.n_tile;
         rows * self.pitch() * self.x_type.size() + self.planes() * self.matrices.m * self.matrices.n * 4
     }
 
@@ -178,9 +198,9 @@ mod tests {
     fn tiles_by_size() {
         let table = [
             ([9, 14336, 4096], [16, 64]),
-            ([32, 14336, 4096], [32, 32]),
+            ([32, 14336, 4096], [32, 64]),
             ([64, 14336, 4096], [64, 64]),
-            ([64, 4096, 14336], [32, 32]),
+            ([64, 4096, 14336], [16, 64]),
             ([512, 14336, 4096], [128, 128]),
             ([512, 4096, 4096], [128, 64]),
             ([4096, 14336, 4096], [128, 128]),
@@ -212,7 +232,7 @@ mod tests {
                 assert!(step.is_multiple_of(RUN) && RUN.is_multiple_of(k));
                 assert!(config.shared() <= target.caps().shared_memory, "{config:?}");
                 assert!(config.units() <= target.units(), "{config:?}");
-                assert!(config.runs() <= 2, "{config:?}");
+                assert!(config.runs() <= MOST_RUNS && config.x_loads() <= MOST_LOADS, "{config:?}");
             }
         }
     }

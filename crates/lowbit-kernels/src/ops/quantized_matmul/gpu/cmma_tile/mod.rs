@@ -11,6 +11,7 @@ pub(crate) use config::CmmaTile;
 
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem};
+use super::sorted::{self, Tiles, WRONG};
 use crate::KernelError;
 use crate::gpu::Gpu;
 use crate::gpu::caps::Caps;
@@ -26,41 +27,59 @@ use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl_core::prelude::*;
 use half::{bf16, f16};
 use lowbit_formats::FloatType;
-use stage::Block;
+use stage::{Block, Rows};
 
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct Sizes {
     n: u32,
     /// Runs of a row.
     runs: u32,
-    /// Rows of x per batch.
+    /// Rows of x per batch; with a list, all.
     m: u32,
-    /// Tiles of these rows.
+    /// Tiles of these rows; with a list, all.
     m_tiles: u32,
+    /// Listed rows that have the same row of x.
+    share: u32,
 }
 
 /// A matrix that is loaded from vectors.
 type Operand<E> = Matrix<Vector<E, Const<4>>>;
 
-/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, of x in `E`s.
+/// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, of x in `E`s. `list` is [`Tiles`]' where there is one.
 #[kernel]
 fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
     weight: &Components<S, B, V>,
     x: &[Vector<u32, Const<4>>],
+    list: &[u32],
     y: &mut [Y],
     sizes: Sizes,
     integers: u32,
     #[comptime] config: CmmaTile,
 ) {
-    let (stages, row) = comptime!((config.cut.stages, config.row()));
-    let mut xs = Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(
-        comptime!(stages * config.cut.m_tile * row),
-        16usize,
-    );
-    let mut weights = Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(
-        comptime!(stages * config.cut.n_tile * row),
-        16usize,
-    );
+    let tile = CUBE_POS_X;
+    let mut batch = tile / sizes.m_tiles;
+    let column0 = CUBE_POS_Y * comptime!(config.cut.n_tile as u32);
+    let row0 = tile % sizes.m_tiles * comptime!(config.cut.m_tile as u32);
+    let (mut first, mut m) = (batch * sizes.m + row0, sizes.m - row0);
+    if comptime!(config.listed) {
+        batch = list[tile as usize];
+        first = sizes.m_tiles + tile * comptime!(config.cut.m_tile as u32);
+        m = sizes.m;
+    }
+    let rows = Rows { first: first as usize, m: m as usize, share: sizes.share };
+    if comptime!(config.listed) {
+        if batch == WRONG {
+            store_nan::<Y>(list, y, &rows, (column0, sizes.n), config);
+        }
+        if batch >= WRONG {
+            terminate!();
+        }
+    }
+    let row = comptime!(config.row());
+    let mut xs =
+        Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(comptime!(config.cut.m_tile * row), 16usize);
+    let mut weights =
+        Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(comptime!(config.cut.n_tile * row), 16usize);
     let mut sums = Sequence::<Matrix<f32>>::new();
     #[unroll]
     for _ in 0..comptime!(config.sums().0 * config.sums().1) {
@@ -73,12 +92,8 @@ fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
             0.0f32,
         ));
     }
-    let batch = CUBE_POS_X / sizes.m_tiles;
-    let row0 = CUBE_POS_X % sizes.m_tiles * comptime!(config.cut.m_tile as u32);
-    let column0 = CUBE_POS_Y * comptime!(config.cut.n_tile as u32);
     let block = Block {
-        x_row: (batch * sizes.m + row0) as usize,
-        m: (sizes.m - row0) as usize,
+        x_rows: stage::x_rows(list, &rows, config),
         weight_row: (batch * sizes.n + column0) as usize,
         n: (sizes.n - column0) as usize,
         runs: sizes.runs as usize,
@@ -87,43 +102,36 @@ fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
     let steps = (runs + comptime!(config.runs_of_row() - 1)) / comptime!(config.runs_of_row());
     let mut fetched = stage::none::<S, B>(config);
     stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, 0usize, config);
-    stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (0usize, runs), integers, config);
-    sync_cube();
     let mut step = 0usize;
     while step < steps {
+        stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (step, runs), integers, config);
+        // A step ahead, and before the barrier: a compiler may move loads behind what does not need them, but not over that.
         let next = step + 1;
         if next < steps {
             stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, next, config);
         }
-        multiply::<E>(&xs, &weights, &sums, step, config);
-        if comptime!(stages == 1) {
-            sync_cube();
-        }
-        if next < steps {
-            stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (next, runs), integers, config);
-        }
+        sync_cube();
+        multiply::<E>(&xs, &weights, &sums, config);
         sync_cube();
         step = next;
     }
-    store::<Y>(&sums, y, &block, column0 as usize, sizes.n as usize, config);
+    store::<Y>(&sums, list, y, &rows, (column0, sizes.n), config);
 }
 
-/// Adds the products of step `step` to the plane's sums.
+/// Adds the products of what is in shared memory to the plane's sums.
 #[cube]
 fn multiply<E: Float>(
     xs: &Shared<[Vector<E, Const<4>>]>,
     weights: &Shared<[Vector<E, Const<4>>]>,
     sums: &Sequence<Matrix<f32>>,
-    step: usize,
     #[comptime] config: CmmaTile,
 ) {
     let (m, n, k) = comptime!((config.matrices.m, config.matrices.n, config.matrices.k));
     let (cut, row, pitch) = comptime!((config.cut, config.row(), config.pitch() as u32));
     let (m_sums, n_sums) = comptime!(config.sums());
     let plane = PLANE_POS as usize;
-    let slot = step % comptime!(cut.stages);
-    let x_at = (slot * comptime!(cut.m_tile) + plane / cut.n_planes * comptime!(m_sums * m)) * row;
-    let weight_at = (slot * comptime!(cut.n_tile) + plane % cut.n_planes * comptime!(n_sums * n)) * row;
+    let x_at = plane / cut.n_planes * comptime!(m_sums * m * row);
+    let weight_at = plane % cut.n_planes * comptime!(n_sums * n * row);
     if plane < comptime!(config.planes()) {
         #[unroll]
         for part in 0..comptime!(cut.step / k) {
@@ -159,15 +167,15 @@ fn multiply<E: Float>(
     }
 }
 
-/// Writes a plane's sums to y, whose rows have `n` columns, from column `first` on: matrix by matrix through shared memory, for y
-/// has edges.
+/// Writes a plane's sums to y, whose rows have `columns.1` columns, from column `columns.0` on: matrix by matrix through shared
+/// memory, for y has edges.
 #[cube]
 fn store<Y: Int>(
     sums: &Sequence<Matrix<f32>>,
+    list: &[u32],
     y: &mut [Y],
-    block: &Block,
-    first: usize,
-    n: usize,
+    rows: &Rows,
+    columns: (u32, u32),
     #[comptime] config: CmmaTile,
 ) {
     let (of_m, of_n) = comptime!((config.matrices.m, config.matrices.n));
@@ -193,11 +201,9 @@ fn store<Y: Int>(
             let column0 = column0 + comptime!(i % n_sums * of_n);
             let mut place = UNIT_POS_PLANE as usize;
             while place < comptime!(of_m * of_n) {
-                let (row, column) = (row0 + place / of_n, column0 + place % of_n);
-                if row < block.m && column < block.n {
-                    let value = narrow(passed[own + place], config.y_type);
-                    y[(block.x_row + row) * n + first + column] = Y::cast_from(value);
-                }
+                let row = rows.of_y(list, row0 + place / of_n, config);
+                let at = (row, (column0 + place % of_n) as u32);
+                store_bits::<Y>(narrow(passed[own + place], config.y_type), y, at, columns);
                 place += PLANE_DIM as usize;
             }
             sync_plane();
@@ -205,9 +211,41 @@ fn store<Y: Int>(
     }
 }
 
+/// Writes NaN where [`store`] writes sums.
+#[cube]
+fn store_nan<Y: Int>(
+    list: &[u32],
+    y: &mut [Y],
+    rows: &Rows,
+    columns: (u32, u32),
+    #[comptime] config: CmmaTile,
+) {
+    let (m_tile, n_tile) = comptime!((config.cut.m_tile, config.cut.n_tile));
+    let mut place = UNIT_POS_X as usize;
+    while place < comptime!(m_tile * n_tile) {
+        let at = (rows.of_y(list, place / n_tile, config), (place % n_tile) as u32);
+        store_bits::<Y>(u32::MAX.runtime(), y, at, columns);
+        place += comptime!(config.units());
+    }
+}
+
+/// Writes `bits` to row `at.0` of y, if there is such a row, and column `at.1` after the first of `columns`.
+#[cube]
+fn store_bits<Y: Int>(bits: u32, y: &mut [Y], at: (u32, u32), columns: (u32, u32)) {
+    let (row, column) = (at.0, columns.0 + at.1);
+    if row != u32::MAX && column < columns.1 {
+        y[(row * columns.1 + column) as usize] = Y::cast_from(bits);
+    }
+}
+
 /// How the product is cut, where the device has matrices for it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<CmmaTile> {
-    CmmaTile::new(caps, problem)
+    CmmaTile::new(caps, problem).filter(|config| !config.listed)
+}
+
+/// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
+pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<CmmaTile> {
+    CmmaTile::new(caps, problem).filter(|config| config.listed)
 }
 
 fn compiled(target: &Target, config: CmmaTile) -> Kernel<QuantizedMatmulCmmaTile<'static>> {
@@ -233,26 +271,68 @@ pub(in super::super) fn launch(
     problem: &Problem,
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
-    let index = |value: usize| CHECK.index(value);
-    let (m, n, runs, batches) = (problem.m, problem.n, problem.runs(), problem.batches);
     problem.check_indices(operands.weight)?;
-    let m_tiles = m.div_ceil(config.cut.m_tile);
+    launch_tiles(gpu, config, &Tiles::of_rows(problem, config.cut.m_tile), problem, operands)
+}
+
+/// Computes the product of routed experts. One sort and one launch per product of the weight.
+pub(in super::super) fn launch_experts(
+    gpu: &Gpu,
+    config: CmmaTile,
+    problem: &Problem,
+    operands: &Operands<'_>,
+) -> Result<(), KernelError> {
+    problem.check_indices(operands.weight)?;
+    sorted::for_each_sorted(gpu, config.cut.m_tile, problem, operands, |tiles, operands| {
+        launch_tiles(gpu, config, tiles, problem, operands)
+    })
+}
+
+/// `x` in `tiles` times `weight` into `y`.
+fn launch_tiles(
+    gpu: &Gpu,
+    config: CmmaTile,
+    tiles: &Tiles<'_>,
+    problem: &Problem,
+    operands: &Operands<'_>,
+) -> Result<(), KernelError> {
+    let index = |value: usize| CHECK.index(value);
+    let (count, n) = (index(tiles.count)?, problem.n);
+    let sizes = match tiles.list {
+        Some((_, share)) => Sizes {
+            n: index(n)?,
+            runs: index(problem.runs())?,
+            m: index(tiles.m / share)?,
+            m_tiles: count,
+            share: index(share)?,
+        },
+        None => Sizes {
+            n: index(n)?,
+            runs: index(problem.runs())?,
+            m: index(tiles.m)?,
+            m_tiles: index(tiles.m.div_ceil(config.cut.m_tile))?,
+            share: 1,
+        },
+    };
+    let x = operands.x.x.buffer()?;
     let arguments = QuantizedMatmulCmmaTile {
         weight: operands.weight.buffers()?,
-        x: operands.x.x.buffer()?,
+        x,
+        list: tiles.list.map_or(x, |(list, _)| list.into()),
         y: operands.y.buffer()?,
-        sizes: Sizes { n: index(n)?, runs: index(runs)?, m: index(m)?, m_tiles: index(m_tiles)? },
+        sizes,
         integers: INTEGERS,
     };
     // Tiles of the same rows of the weight run at the same time, so that it is read from memory once.
-    let cubes = [index(batches * m_tiles)?, index(n.div_ceil(config.cut.n_tile))?, 1];
-    // SAFETY: the sizes are the operands'.
+    let cubes = [count, index(n.div_ceil(config.cut.n_tile))?, 1];
+    // SAFETY: the sizes are the operands', and as many tiles were sorted.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 
 /// Each format, each cut, and each type of x and y that the device has.
 #[cfg(test)]
 pub(in super::super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    use super::super::problem::Routing;
     use lowbit_formats::Format;
     let of = |format, types| CmmaTile::all(target.caps(), &Problem::example(format, types, [64; 3]));
     let formats = super::super::tests::gpu_formats();
@@ -262,5 +342,9 @@ pub(in super::super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         configs.extend(of(Format::Q4_0, [dtype; 2]));
         configs.extend(of(Format::Q4_0, [dtype, FloatType::F32]).pop());
     }
+    let routing = Some(Routing { experts: 8, pairs: 256, share: 2 });
+    let experts =
+        Problem { batches: 256, routing, ..Problem::example(Format::Q4_K, [FloatType::F16; 2], [1, 64, 64]) };
+    configs.extend(CmmaTile::new(target.caps(), &experts));
     configs.into_iter().map(|config| compiled(target, config).code()).collect()
 }

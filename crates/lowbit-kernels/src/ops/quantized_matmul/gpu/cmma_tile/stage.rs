@@ -8,15 +8,60 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
 /// What a cube multiplies.
-#[derive(Clone, Copy, CubeType)]
+#[derive(CubeType)]
 pub(super) struct Block {
-    /// The first row of x and how many there are from it to the last, and the same of the weight, over all batches.
-    pub x_row: usize,
-    pub m: usize,
+    /// The first row of the weight over all batches, and how many there are from it to the last of its batch.
     pub weight_row: usize,
     pub n: usize,
     /// Runs of a row.
     pub runs: usize,
+    /// The row of x that each of the unit's loads in a step is of.
+    pub x_rows: Array<usize>,
+}
+
+/// The rows of a tile.
+#[derive(CubeType)]
+pub(super) struct Rows {
+    /// The first row over all batches, or where the tile's rows are in the list.
+    pub first: usize,
+    /// How many there are from it to the last of its batch; with a list, all rows of x.
+    pub m: usize,
+    /// Listed rows that have the same row of x.
+    pub share: u32,
+}
+
+#[cube]
+impl Rows {
+    /// The row of y that row `row` of the tile is, or `u32::MAX`.
+    pub fn of_y(&self, list: &[u32], row: usize, #[comptime] config: CmmaTile) -> u32 {
+        if comptime!(config.listed) {
+            list[self.first + row]
+        } else {
+            select(row < self.m, (self.first + row) as u32, u32::MAX)
+        }
+    }
+
+    /// The row of x of row `row` of the tile. Where there is none, one that can be loaded.
+    pub fn of_x(&self, list: &[u32], row: usize, #[comptime] config: CmmaTile) -> usize {
+        if comptime!(config.listed) {
+            let listed = list[self.first + min(row, comptime!(config.cut.m_tile - 1))];
+            min((listed / self.share) as usize, self.m - 1)
+        } else {
+            self.first + min(row, self.m - 1)
+        }
+    }
+}
+
+/// See [`Block::x_rows`].
+#[cube]
+pub(super) fn x_rows(list: &[u32], rows: &Rows, #[comptime] config: CmmaTile) -> Array<usize> {
+    let mut of_loads = Array::<usize>::new(comptime!(config.x_loads()));
+    #[unroll]
+    for i in 0..comptime!(config.x_loads()) {
+        let at = UNIT_POS_X as usize + comptime!(i * config.units());
+        of_loads[i] = rows.of_x(list, at / comptime!(config.x_row()), config);
+    }
+    of_loads
 }
 
 /// What a unit has loaded of a step.
@@ -48,9 +93,8 @@ pub(super) fn fetch<S: Int, B: Int, V: Size>(
     #[unroll]
     for i in 0..comptime!(config.x_loads()) {
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
-        let row = block.x_row + min(at / x_row, block.m - 1);
         let of_all = block.runs * comptime!(x_row / of_row);
-        to.x[i] = x[row * of_all + within(step * x_row + at % x_row, of_all, config)];
+        to.x[i] = x[block.x_rows[i] * of_all + within(step * x_row + at % x_row, of_all, config)];
     }
     #[unroll]
     for i in 0..comptime!(config.runs()) {
@@ -73,8 +117,8 @@ fn or_zero<T: Numeric>(value: T, there: bool, #[comptime] config: CmmaTile) -> T
     if comptime!(config.ends_early) { select(there, value, T::from_int(0)) } else { value }
 }
 
-/// Puts what was loaded of step `of.0` where shared memory has room for it, the weight decoded and rounded. Beyond the last of
-/// `of.1` runs there are zeros.
+/// Puts what was loaded of step `of.0` into shared memory, the weight decoded and rounded. Beyond the last of `of.1` runs there are
+/// zeros.
 #[cube]
 pub(super) fn stage<S: Int, B: Int, E: Float>(
     from: &Fetched<S, B>,
@@ -87,12 +131,11 @@ pub(super) fn stage<S: Int, B: Int, E: Float>(
     let (step, runs) = of;
     let (x_row, of_row) = comptime!((config.x_row(), config.runs_of_row()));
     let (m_tile, n_tile, row) = comptime!((config.cut.m_tile, config.cut.n_tile, config.row()));
-    let slot = step % comptime!(config.cut.stages);
     #[unroll]
     for i in 0..comptime!(config.x_loads()) {
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
         if at < comptime!(m_tile * x_row) {
-            let to = (slot * m_tile + at / x_row) * row + at % x_row * 2;
+            let to = at / x_row * row + at % x_row * 2;
             let there = step * of_row + at % x_row / comptime!(x_row / of_row) < runs;
             #[unroll]
             for half in 0..2usize {
@@ -110,7 +153,7 @@ pub(super) fn stage<S: Int, B: Int, E: Float>(
     for i in 0..comptime!(config.runs()) {
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
         if at < comptime!(n_tile * of_row) {
-            let to = (slot * n_tile + at / of_row) * row + at % of_row * comptime!(RUN / VECTOR);
+            let to = at / of_row * row + at % of_row * comptime!(RUN / VECTOR);
             let there = step * of_row + at % of_row < runs;
             stage_run::<S, B, E>(&from.weight, weights, (to, there), integers, i, config);
         }
@@ -135,14 +178,14 @@ fn stage_run<S: Int, B: Int, E: Float>(
         #[unroll]
         for v in 0..comptime!(layout.group() / VECTOR) {
             let first = comptime!(group * layout.group() + v * VECTOR);
-            let mut values = Vector::<E, Const<4>>::new(E::from_int(0));
+            let mut values = Vector::<f32, Const<4>>::new(0.0f32);
             #[unroll]
             for j in 0..VECTOR {
                 let value =
                     loaded::value::<S, B>(from, scaling, integers, comptime!(first + j), place, layout);
-                values.insert(j, E::cast_from(or_zero::<f32>(value, there, config)));
+                values.insert(j, or_zero::<f32>(value, there, config));
             }
-            weights[to + comptime!(first / VECTOR)] = values;
+            weights[to + comptime!(first / VECTOR)] = Vector::<E, Const<4>>::cast_from(values);
         }
     }
 }

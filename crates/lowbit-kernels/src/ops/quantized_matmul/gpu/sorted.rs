@@ -3,8 +3,9 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::super::super::input::CHECK;
-use super::{EMPTY, WRONG};
+use super::super::input::CHECK;
+use super::super::problem::{Operands, Problem, Routing};
+use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::{Gpu, Memory};
@@ -14,13 +15,57 @@ use cubecl_core::prelude::*;
 
 /// Units of the one cube: at least one for each expert and one for the ids that are none.
 const UNITS: usize = 1024;
-const PLANE: u32 = 32;
 /// Ids that a unit loads at once.
 const TOGETHER: usize = 4;
 /// Experts that can be sorted by.
-pub(super) const MOST_EXPERTS: usize = UNITS - 1;
+const MOST_EXPERTS: usize = UNITS - 1;
 
-/// Writes the list that [`Tiles`](super::Tiles) want: the expert of each tile of `rows` rows, then the pairs of each.
+/// Instead of a tile's batch: there is no such batch, and its rows are NaN.
+pub(crate) const WRONG: u32 = u32::MAX - 1;
+/// Instead of a tile's batch: it has no rows.
+const EMPTY: u32 = u32::MAX;
+
+/// Rows of x in tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Tiles<'a> {
+    /// All tiles.
+    pub count: usize,
+    /// Rows of x per batch of the weight; with a list, of y.
+    pub m: usize,
+    /// The batch of the weight of each tile (or [`WRONG`], or above), then the row of y of each row of each
+    /// tile (or `u32::MAX`), `share` of which have the same row of x.
+    pub list: Option<(&'a Memory, usize)>,
+}
+
+impl Tiles<'_> {
+    /// Tiles of `m_tile` rows of a problem whose rows of x follow each other.
+    pub fn of_rows(problem: &Problem, m_tile: usize) -> Self {
+        Self { count: problem.batches * problem.m.div_ceil(m_tile), m: problem.m, list: None }
+    }
+}
+
+/// The routing of a problem whose pairs the device can sort, where there are enough of them for that to pay.
+pub(crate) fn sortable(caps: &Caps, problem: &Problem) -> Option<Routing> {
+    let takes = |routing: &Routing| routing.has_many_pairs() && routing.experts <= MOST_EXPERTS;
+    problem.routing.filter(takes).filter(|_| caps.units >= UNITS)
+}
+
+/// Calls `multiply` for each product of routed experts, with its pairs sorted into tiles of `m_tile` rows.
+pub(crate) fn for_each_sorted(
+    gpu: &Gpu,
+    m_tile: usize,
+    problem: &Problem,
+    operands: &Operands<'_>,
+    multiply: impl Fn(&Tiles<'_>, &Operands<'_>) -> Result<(), KernelError>,
+) -> Result<(), KernelError> {
+    let Some(routing) = problem.routing else { return Ok(()) };
+    operands.for_each_product(problem, |ids, operands| {
+        let (list, count) = (sort(gpu, ids, routing, m_tile)?, routing.most_tiles(m_tile));
+        multiply(&Tiles { count, m: routing.pairs, list: Some((&list, routing.share)) }, operands)
+    })
+}
+
+/// Writes the list that [`Tiles`] want: the expert of each tile of `rows` rows, then the pairs of each.
 #[kernel]
 fn gather_qmm_sort(
     ids: &[u32],
@@ -33,7 +78,6 @@ fn gather_qmm_sort(
     let unit = UNIT_POS_X;
     let counts = Shared::<[Atomic<u32>]>::new_slice(UNITS);
     let mut starts = Shared::<[u32]>::new_slice(UNITS);
-    let mut of_planes = Shared::<[u32]>::new_slice(comptime!(PLANE as usize));
     counts[unit as usize].store(0u32);
     sync_cube();
     let mut pair = unit;
@@ -52,16 +96,7 @@ fn gather_qmm_sort(
     // Each unit has an expert. The tiles of those before it:
     let count = counts[unit as usize].load();
     let own = (count + comptime!(rows - 1)) / rows;
-    let before = plane_exclusive_sum(own);
-    let plane = unit / PLANE;
-    if unit % PLANE == comptime!(PLANE - 1) {
-        of_planes[plane as usize] = before + own;
-    }
-    sync_cube();
-    let sums = of_planes[(unit % PLANE) as usize];
-    let planes_before = plane_sum(select(unit % PLANE < plane, sums, 0u32));
-    let all = plane_sum(sums);
-    let first = planes_before + before;
+    let (first, all) = sums_before(own, &mut starts);
     starts[unit as usize] = tiles + first * rows;
     // From here on, the next place among the expert's rows.
     counts[unit as usize].store(0u32);
@@ -97,6 +132,28 @@ fn gather_qmm_sort(
     }
 }
 
+/// The sum of the units' numbers before this one's, and of all. Planes may be of any size.
+#[cube]
+fn sums_before(own: u32, sums: &mut Shared<[u32]>) -> (u32, u32) {
+    let unit = UNIT_POS_X as usize;
+    sums[unit] = own;
+    sync_cube();
+    let mut apart = 1usize;
+    while apart < UNITS {
+        let mut before = 0u32;
+        if unit >= apart {
+            before = sums[unit - apart];
+        }
+        sync_cube();
+        sums[unit] += before;
+        sync_cube();
+        apart *= 2;
+    }
+    let (before, all) = (sums[unit] - own, sums[comptime!(UNITS - 1)]);
+    sync_cube();
+    (before, all)
+}
+
 /// The ids of pair `pair` and of those that follow [`UNITS`] apart.
 #[cube]
 fn load(ids: &[u32], pair: u32, pairs: u32) -> Array<u32> {
@@ -112,33 +169,26 @@ fn compiled(target: &Target, m_tile: usize) -> Kernel<GatherQmmSort<'static>> {
     GatherQmmSort::kernel(target, UNITS, m_tile as u32)
 }
 
-#[cfg(test)]
-pub(super) fn kernels(target: &Target) -> [Box<dyn CubeKernel>; 1] {
-    [compiled(target, 32).code()]
-}
-
-/// Pairs of a token and an expert, sorted.
-pub(super) struct Sorted {
-    /// See [`Tiles`](super::Tiles).
-    pub list: Memory,
-    pub tiles: usize,
-}
-
 /// Sorts the pairs of `ids` by expert, into tiles of `m_tile` rows.
-pub(super) fn sort(gpu: &Gpu, ids: &Tensor, experts: usize, m_tile: usize) -> Result<Sorted, KernelError> {
-    let pairs = ids.len();
-    // Each expert that has rows, and the wrong ids, may leave a tile part empty.
-    let tiles = pairs / m_tile + pairs.min(experts + 1);
+fn sort(gpu: &Gpu, ids: &Tensor, routing: Routing, m_tile: usize) -> Result<Memory, KernelError> {
+    let tiles = routing.most_tiles(m_tile);
     let list = gpu.allocate(tiles * (1 + m_tile) * size_of::<u32>())?;
     let index = |value: usize| CHECK.index(value);
+    index(tiles * (1 + m_tile))?;
     let arguments = GatherQmmSort {
         ids: ids.buffer()?,
         list: (&list).into(),
-        pairs: index(pairs)?,
-        experts: index(experts)?,
+        pairs: index(routing.pairs)?,
+        experts: index(routing.experts)?,
         tiles: index(tiles)?,
     };
     // SAFETY: the list holds as many tiles and rows as experts can have.
     unsafe { gpu.launch(compiled(gpu.target(), m_tile), [1, 1, 1], arguments)? };
-    Ok(Sorted { list, tiles })
+    Ok(list)
+}
+
+#[cfg(test)]
+pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let takes = target.caps().has_matrix_units() && target.caps().units >= UNITS;
+    takes.then(|| compiled(target, 32).code()).into_iter().collect()
 }
