@@ -1,5 +1,6 @@
 //! Attention on a GPU against the reference.
 
+use super::gpu::by_each_cmma_tile;
 use super::tests::{CASE, Case};
 use super::{AttentionParams, attention};
 use crate::ops::testing::{FLOATS, device, gpu, normal, values};
@@ -63,6 +64,38 @@ fn prompts_of_f16() {
 #[test]
 fn prompts_of_bf16() {
     prompts(FloatType::BF16);
+}
+
+/// Every tile of cooperative matrices, where there are any, at sizes around theirs.
+#[test]
+fn every_tile_of_cooperative_matrices() {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    for dtype in [FloatType::F16, FloatType::BF16] {
+        let check = |case: &Case, at: &[u32]| {
+            case.check_each(at, [dtype; 2], &gpu(), |operands| {
+                let all = by_each_cmma_tile(&queue, operands, &case.params()).unwrap();
+                assert_eq!(all.is_empty(), queue.target().caps().matrices(dtype).is_none(), "{case:?}");
+                all.into_iter().map(|y| (y, Some(dtype))).collect()
+            });
+        };
+        for (width, value_width) in [(64, 64), (16, 48), (80, 16), (128, 128), (256, 256), (96, 256)] {
+            // 3 heads per token. Blocks of one row, of less and more than a plane's, and of more than a cube's; tiles of keys
+            // below, at and above 16 to 64.
+            let case = Case { width, value_width, capacity: 200, ..CASE };
+            for (first, tokens) in [(30, 1), (31, 1), (64, 5), (0, 6), (100, 23), (60, 45)] {
+                check(&case, &positions(first..first + tokens));
+            }
+            let case = Case { window: Some(40), ..case };
+            check(&case, &positions(90..130));
+            check(&case, &[99, 3, 50, 3, 0, 149, 198, 199]);
+        }
+        // Scores that grow from tile to tile, so that sums shrink, beside rows whose sums do not.
+        let case = Case { spread: 100.0, width: 64, value_width: 80, ..CASE };
+        check(&case, &positions(50..90));
+        // Rows that see nothing of the first tiles.
+        let case = Case { capacity: 1000, window: Some(30), width: 32, value_width: 32, ..CASE };
+        check(&case, &[999, 0, 500, 29, 30, 31, 998, 64]);
+    }
 }
 
 #[test]
@@ -134,13 +167,15 @@ fn nan_reaches_its_own_rows_only() {
 
 #[test]
 fn what_is_not_finite_reaches_its_own_rows_of_16_bits_only() {
-    for value in [f32::NAN, f32::INFINITY] {
+    let values = [f32::NAN, f32::INFINITY];
+    for (dtype, value) in [DType::BF16, DType::F16].into_iter().flat_map(|dtype| values.map(|it| (dtype, it)))
+    {
         let (q, mut k, mut v) = (ones(&[40, 2, 32]), ones(&[1, 90, 32]), ones(&[1, 90, 16]));
         k.as_mut_slice::<f32>().unwrap()[60 * 32] = f32::NAN;
         v.as_mut_slice::<f32>().unwrap()[50 * 16] = value;
         // Nobody sees these.
         v.as_mut_slice::<f32>().unwrap()[70 * 16..].fill(f32::NAN);
-        let [q, k, v] = [q, k, v].map(|x| x.cast(DType::BF16).unwrap());
+        let [q, k, v] = [q, k, v].map(|x| x.cast(dtype).unwrap());
         let at = positions(30..70);
         for (row, y) in rows(&q, &k, &v, &at).iter().enumerate() {
             let position = at[row / 2];
@@ -162,6 +197,25 @@ fn a_wrong_position_gives_nan_in_its_rows() {
             }
         }
         assert!(rows(&ones(&[1, 2, 4]), &k, &v, &[1 << 31]).iter().flatten().all(|y| y.is_nan()));
+    }
+}
+
+#[test]
+fn a_wrong_position_gives_nan_in_its_rows_of_16_bits() {
+    for capacity in [20, 3000] {
+        let [q, k, v] =
+            [&[40, 2, 32], &[1, capacity, 32], &[1, capacity, 16]].map(|x| ones(x).cast(DType::F16).unwrap());
+        let mut at = positions(0..20).repeat(2);
+        for (i, position) in [(0, capacity as u32), (17, u32::MAX), (18, 1 << 31), (39, capacity as u32 + 7)]
+        {
+            at[i] = position;
+        }
+        for (row, y) in rows(&q, &k, &v, &at).iter().enumerate() {
+            let wrong = at[row / 2] >= capacity as u32;
+            assert!(y.iter().all(|y| if wrong { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
+        }
+        let wrong = vec![capacity as u32; 40];
+        assert!(rows(&q, &k, &v, &wrong).iter().flatten().all(|y| y.is_nan()));
     }
 }
 

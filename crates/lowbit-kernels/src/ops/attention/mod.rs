@@ -48,8 +48,8 @@ pub struct AttentionParams {
 /// that none overflows; the result is rounded once to q's dtype. On a GPU a token whose position is beyond the capacity
 /// sees nothing, and its rows are NaN.
 ///
-/// Tensor cores compute what is f16 in q and the caches, or bf16: the softmax's weights are then rounded to that type
-/// too, and a value that is not finite may make the whole rows that see it NaN.
+/// Tensor cores and cooperative matrices compute what is f16 in q and the caches, or bf16: the softmax's weights are then
+/// rounded to that type too, and a value that is not finite may make the whole rows that see it NaN.
 ///
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.
@@ -68,7 +68,7 @@ pub fn attention(
     check_operands(CHECK, [q, k, v], positions, params)?;
     match q.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::attention(gpu, q, k, v, positions, params),
+        Device::Gpu(gpu) => gpu::attention(gpu, [q, k, v, positions], params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {

@@ -1,7 +1,7 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
 use super::cuda::{MAX_SCALE, TileConfig};
-use super::gpu::{CombineConfig, StreamConfig};
+use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
 use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
@@ -17,6 +17,32 @@ const SLOTS: usize = 8;
 const MAX_LANES: usize = 16;
 /// Cubes per multiprocessor that keep it busy.
 const FULL: usize = 2;
+
+/// A kernel over keys, and how it is cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Choice {
+    Tile(TileConfig),
+    CmmaTile(CmmaTile),
+    Stream(StreamConfig),
+}
+
+/// The kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how many cubes share the keys of a
+/// row. The types are q's and k's; `scale` includes the factor log2(e).
+pub(super) fn choose(
+    dtypes: [FloatType; 2],
+    sizes: [usize; 5],
+    scale: f32,
+    target: &Target,
+) -> (Choice, usize) {
+    if let Some((config, splits)) = tile_config(dtypes, sizes, scale, target) {
+        return (Choice::Tile(config), splits);
+    }
+    if let Some((config, splits)) = cmma_tile(dtypes, sizes, target) {
+        return (Choice::CmmaTile(config), splits);
+    }
+    let (config, splits) = stream_config(dtypes, sizes, target.caps());
+    (Choice::Stream(config), splits)
+}
 
 /// The streaming kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how many cubes
 /// share the keys of a row. The types are q's and k's.
@@ -98,11 +124,44 @@ pub(super) fn tile_config(
     if count > CUBES {
         return None;
     }
-    let cubes = count * heads;
-    let splits = if cubes > full * 3 / 8 { 1 } else { full / cubes };
-    let splits = splits.min(MAX_SPLITS).min(capacity.div_ceil(config.keys));
+    let splits = splits_of_tiles(count * heads, capacity.div_ceil(config.keys), target.caps());
     config.split = splits > 1;
     Some((config, splits))
+}
+
+/// Cubes that share the keys of a block of rows, where `cubes` do without and there are this many tiles of keys.
+fn splits_of_tiles(cubes: usize, tiles: usize, caps: &Caps) -> usize {
+    let full = FULL * caps.multiprocessors;
+    let splits = if cubes > full * 3 / 8 { 1 } else { full / cubes };
+    splits.min(MAX_SPLITS).min(tiles)
+}
+
+/// Query rows per key head from which cooperative matrices compute attention: with fewer, most rows of a tile would be empty. Not
+/// measured yet.
+const MATRICES_FROM: usize = 24;
+
+/// As [`tile_config`], for the kernel on cooperative matrices.
+fn cmma_tile(dtypes: [FloatType; 2], sizes: [usize; 5], target: &Target) -> Option<(CmmaTile, usize)> {
+    cmma_tiles(dtypes, sizes, target).into_iter().next().filter(|_| sizes[0] >= MATRICES_FROM)
+}
+
+/// Every way in which that kernel can compute it, the one to take first.
+pub(super) fn cmma_tiles(
+    [dtype, cache]: [FloatType; 2],
+    [rows, heads, capacity, width, value_width]: [usize; 5],
+    target: &Target,
+) -> Vec<(CmmaTile, usize)> {
+    if dtype != cache {
+        return Vec::new();
+    }
+    let caps = target.caps();
+    let all = CmmaTile::all(dtype, [width, value_width], target.smallest_plane(), caps);
+    let launched = all.into_iter().map(|config| {
+        let count = rows.div_ceil(config.rows());
+        let splits = splits_of_tiles(count * heads, capacity.div_ceil(config.cut.keys), caps);
+        (CmmaTile { split: splits > 1, ..config }, splits, count)
+    });
+    launched.filter(|(.., count)| *count <= CUBES).map(|(config, splits, _)| (config, splits)).collect()
 }
 
 /// The kernel that combines the parts of rows of Dv elements.
@@ -113,6 +172,7 @@ pub(super) fn combine_config(width: usize, dtype: FloatType, plane: Option<usize
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::caps::Matrices;
 
     /// A CPU's, or a large GPU's.
     fn caps(plane: Option<usize>) -> Caps {
@@ -139,6 +199,61 @@ mod tests {
             let got = (config.rows, config.lanes, config.keys, config.planes);
             assert_eq!((got, parts), (want, splits), "{sizes:?} in planes of {plane:?}");
             assert_eq!(config.split, splits > 1);
+        }
+    }
+
+    /// (rows, heads, D) -> the kernel's rows, keys and whether values have memory of their own, or none; cubes that share the keys
+    #[test]
+    fn tiles_of_cooperative_matrices() {
+        let nvidia = Target::offline(32, 4)
+            .with_matrices(Matrices { m: 16, n: 16, k: 16 }, &[FloatType::F16, FloatType::BF16]);
+        let table = [
+            ((4, 8, 128), None, 33),
+            ((24, 8, 128), Some((64, 64, false)), 33),
+            ((2048, 8, 128), Some((64, 64, false)), 1),
+            ((16384, 8, 64), Some((64, 64, true)), 1),
+            ((16384, 4, 256), Some((64, 48, false)), 1),
+        ];
+        for ((rows, heads, width), want, splits) in table {
+            let sizes = [rows, heads, 8192, width, width];
+            let (choice, parts) = choose([FloatType::F16; 2], sizes, 0.1, &nvidia);
+            let got = match choice {
+                Choice::CmmaTile(it) => Some((it.rows(), it.cut.keys, it.cut.apart)),
+                _ => None,
+            };
+            assert_eq!((got, parts), (want, splits), "{rows} rows of {heads} heads of {width}");
+        }
+        let sizes = [4096, 8, 8192, 128, 128];
+        let taken = |dtypes, sizes| cmma_tile(dtypes, sizes, &nvidia).is_some();
+        assert!(taken([FloatType::BF16; 2], sizes));
+        assert!(!taken([FloatType::F32; 2], sizes) && !taken([FloatType::F16, FloatType::BF16], sizes));
+        assert!(!taken([FloatType::F16; 2], [4096, 8, 8192, 72, 128]), "half a block of 16");
+        assert!(cmma_tile([FloatType::F16; 2], sizes, &Target::offline(32, 4)).is_none(), "no matrices");
+    }
+
+    /// Every device with matrices has a tile for every size of heads, within what it has of shared memory and units.
+    #[test]
+    fn tiles_of_cooperative_matrices_fit_devices() {
+        let sizes = [(8, 8, 8), (16, 16, 16), (8, 16, 16), (16, 8, 8)];
+        let of = |plane, (m, n, k)| {
+            Target::offline(plane, 4).with_matrices(Matrices { m, n, k }, &[FloatType::F16])
+        };
+        let targets = [32, 64].into_iter().flat_map(|plane| sizes.map(|sizes| of(plane, sizes)));
+        #[cfg(feature = "metal")]
+        let targets = targets.chain([Target::apple()]);
+        for target in targets {
+            let Matrices { m, n, k } = target.caps().f16_matrices.unwrap();
+            for width in (16..=256).step_by(16) {
+                let all = cmma_tiles([FloatType::F16; 2], [4096, 4, 4096, width, width], &target);
+                assert!(!all.is_empty(), "heads of {width} for {:?}", target.caps());
+                for (config, _) in all {
+                    let cut = config.cut;
+                    assert!(cut.rows.is_multiple_of(m) && cut.keys.is_multiple_of(n));
+                    assert!(cut.keys.is_multiple_of(k));
+                    assert!(config.shared_memory() <= target.caps().shared_memory, "{config:?}");
+                    assert!(config.units() <= target.units(), "{config:?}");
+                }
+            }
         }
     }
 

@@ -23,10 +23,37 @@ pub(super) const CASE: Case =
 impl Case {
     /// Compares with the reference. Keys and values that no query sees are NaN.
     pub(super) fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
+        let rounded: Option<FloatType> = match device {
+            Device::Cpu(_) => None,
+            #[cfg(feature = "gpu")]
+            Device::Gpu(gpu) => {
+                let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
+                gpu::rounded(gpu, [dtype, cache_dtype], sizes, positions.len(), &self.params())
+            }
+            #[cfg(not(feature = "gpu"))]
+            Device::Gpu(gpu) => match *gpu {},
+        };
+        self.check_each(positions, [dtype, cache_dtype], device, |[q, k, v, at]| {
+            vec![(attention(q, k, v, at, &self.params()).unwrap(), rounded)]
+        });
+    }
+
+    pub(super) fn params(&self) -> AttentionParams {
+        AttentionParams { scale: 0.3, sliding_window: self.window }
+    }
+
+    /// Compares all that `run` makes of q, k, v and positions with the reference, each with the type that weights are rounded to.
+    pub(super) fn check_each(
+        &self,
+        positions: &[u32],
+        [dtype, cache_dtype]: [FloatType; 2],
+        device: &Device,
+        run: impl Fn([&Tensor; 4]) -> Vec<(Tensor, Option<FloatType>)>,
+    ) {
         let host = &if let Device::Cpu(_) = device { device.clone() } else { crate::ops::testing::device() };
         let mut random = Random::new(positions.len() as u64 + self.width as u64);
         let mut numbers = |shape: &[usize], spread| random.normal(shape.iter().product(), spread);
-        let params = AttentionParams { scale: 0.3, sliding_window: self.window };
+        let params = self.params();
         let seen: Vec<bool> = (0..self.capacity)
             .map(|j| positions.iter().any(|&position| params.visible(position).contains(&j)))
             .collect();
@@ -43,22 +70,19 @@ impl Case {
         let ((k, ks), (v, vs)) = (cache(self.width), cache(self.value_width));
         let at = Tensor::new(positions, &[positions.len()], device).unwrap();
         let [q, k, v] = [q, k, v].map(|x| x.to_device(device).unwrap());
-        let y = attention(&q, &k, &v, &at, &params).and_then(|y| y.to_device(host)).unwrap();
         let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
         let answer = Operands { q: &qs, k: &ks, v: &vs, positions, sizes }.attention(&params);
         let shape = [positions.len(), self.query_heads, self.value_width];
-        let want = answer.y.clone();
-        let bound: Box<dyn Fn(usize) -> f64> = match device {
-            Device::Cpu(_) => Box::new(|i| answer.bound(i)),
-            #[cfg(feature = "gpu")]
-            Device::Gpu(gpu) => {
-                let rounded = gpu::rounded(gpu, [dtype, cache_dtype], sizes, positions.len(), &params);
-                Box::new(move |i| answer.gpu_bound(i, rounded))
-            }
-            #[cfg(not(feature = "gpu"))]
-            Device::Gpu(gpu) => match *gpu {},
-        };
-        assert_close(&y, &shape, dtype, &want, bound);
+        for (y, _rounded) in run([&q, &k, &v, &at]) {
+            let bound = |i| match device {
+                Device::Cpu(_) => answer.bound(i),
+                #[cfg(feature = "gpu")]
+                Device::Gpu(_) => answer.gpu_bound(i, _rounded),
+                #[cfg(not(feature = "gpu"))]
+                Device::Gpu(gpu) => match *gpu {},
+            };
+            assert_close(&y.to_device(host).unwrap(), &shape, dtype, &answer.y, bound);
+        }
     }
 }
 

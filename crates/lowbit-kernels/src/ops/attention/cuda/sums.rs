@@ -5,18 +5,12 @@
 
 use super::config::TileConfig;
 use crate::gpu::cuda::ptx::{exp2, load_tiles, mma, pack};
-use crate::ops::attention::gpu::operands::reciprocal;
+use crate::ops::attention::gpu::operands::{reciprocal, row_index};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
 /// The greatest score of no keys: less than any score, and finite when the scale multiplies it.
 const LOWEST_SCORE: f32 = -1.0e38;
-
-/// Where a query row lies among the rows of q and y.
-#[cube]
-pub(super) fn row_index(row: u32, group: u32) -> u32 {
-    (row / group * CUBE_COUNT_X + CUBE_POS_X) * group + row % group
-}
 
 /// Where a unit's rows go.
 #[derive(CubeType)]

@@ -4,10 +4,10 @@
 //! while the weights are multiplied with the values, and the tile's values while its scores are computed.
 
 use super::config::TileConfig;
-use super::sums::{Destination, Sums, row_index};
+use super::sums::{Destination, Sums};
 use crate::gpu::cuda::ptx::{address, copy_vector, load_tiles, mma, wait_copies};
 use crate::gpu::launch::kernel;
-use crate::ops::attention::gpu::operands::{Inputs, InputsArgs, Sizes, VisibleKeys};
+use crate::ops::attention::gpu::operands::{Inputs, InputsArgs, Sizes, VisibleKeys, row_index};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;

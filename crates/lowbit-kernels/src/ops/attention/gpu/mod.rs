@@ -3,10 +3,12 @@
 //! | file | holds |
 //! |---|---|
 //! | `stream.rs` | the kernel for any types and sizes: keys and values go through registers |
+//! | `cmma_tile/` | the kernel for many query rows of 16-bit floats on cooperative matrices |
 //! | `../cuda/` | the kernel for 16-bit floats on NVIDIA's tensor cores |
 //! | `combine.rs` | the kernel that makes one result of a row whose keys several cubes shared |
-//! | `operands.rs` | what the first two have in common |
+//! | `operands.rs` | what the kernels over keys have in common |
 
+mod cmma_tile;
 mod combine;
 pub(super) mod operands;
 mod stream;
@@ -20,8 +22,10 @@ use crate::{Device, KernelError, Tensor};
 use cubecl_core::prelude::CubeKernel;
 use lowbit_formats::{DType, FloatType};
 use operands::{InputsArgs, Sizes};
+use policy::Choice;
 use std::f32::consts::LOG2_E;
 
+pub(super) use cmma_tile::CmmaTile;
 pub(super) use combine::CombineConfig;
 pub(super) use stream::StreamConfig;
 
@@ -61,17 +65,52 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         let tile = policy::tile_config([dtype; 2], [rows, 4, capacity, width, width], 0.1, target);
         kernels.extend(tile.map(|(config, _)| cuda::compiled(target, config).code()));
     }
+    // All tiles of cooperative matrices, alone and with parts of the keys.
+    for (dtype, width) in
+        [(FloatType::F16, 64), (FloatType::F16, 80), (FloatType::BF16, 128), (FloatType::F16, 256)]
+    {
+        for rows in [64, 32768] {
+            let all = policy::cmma_tiles([dtype; 2], [rows, 4, 4096, width, width], target);
+            kernels.extend(all.into_iter().map(|(config, _)| cmma_tile::compiled(target, config).code()));
+        }
+    }
     kernels
 }
 
 /// See [`super::attention`]; everything was checked.
 pub(super) fn attention(
     gpu: &Gpu,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    positions: &Tensor,
+    operands: [&Tensor; 4],
     params: &AttentionParams,
+) -> Result<Tensor, KernelError> {
+    attention_by(gpu, operands, params, |dtypes, sizes| {
+        policy::choose(dtypes, sizes, params.scale * LOG2_E, gpu.target())
+    })
+}
+
+/// The results of every tile of cooperative matrices that the device has room for.
+#[cfg(test)]
+pub(super) fn by_each_cmma_tile(
+    gpu: &Gpu,
+    operands: [&Tensor; 4],
+    params: &AttentionParams,
+) -> Result<Vec<Tensor>, KernelError> {
+    let [q, k, v, _] = operands;
+    let rows = q.dim(0) * q.dim(1) / k.dim(0);
+    let sizes = [rows, k.dim(0), k.dim(1), q.dim(2), v.dim(2)];
+    let dtypes = [CHECK.float("q", q)?, CHECK.float("k", k)?];
+    let all = policy::cmma_tiles(dtypes, sizes, gpu.target()).into_iter();
+    all.map(|(config, splits)| attention_by(gpu, operands, params, |_, _| (Choice::CmmaTile(config), splits)))
+        .collect()
+}
+
+/// By the kernel and the number of cubes per row that `choose` makes of the types of q and k, and of rows per key head, key heads,
+/// capacity, D and Dv.
+fn attention_by(
+    gpu: &Gpu,
+    [q, k, v, positions]: [&Tensor; 4],
+    params: &AttentionParams,
+    choose: impl FnOnce([FloatType; 2], [usize; 5]) -> (Choice, usize),
 ) -> Result<Tensor, KernelError> {
     let (dtype, cache) = (CHECK.float("q", q)?, CHECK.float("k", k)?);
     let (tokens, query_heads, width) = (q.dim(0), q.dim(1), q.dim(2));
@@ -87,13 +126,12 @@ pub(super) fn attention(
     let group = query_heads / heads;
     let call = Call { gpu, operands: [q, k, v, positions], y: &y, params, group };
     let sizes = [tokens * group, heads, capacity, width, value_width];
-    let tile = policy::tile_config([dtype, cache], sizes, params.scale * LOG2_E, gpu.target());
-    if let Some((config, splits)) = tile {
-        call.run(splits, |out| cuda::launch(&call, config, splits, out))?;
-    } else {
-        let (config, splits) = policy::stream_config([dtype, cache], sizes, gpu.target().caps());
-        call.run(splits, |out| stream::launch(&call, config, splits, out))?;
-    }
+    let (kernel, splits) = choose([dtype, cache], sizes);
+    call.run(splits, |out| match kernel {
+        Choice::Tile(config) => cuda::launch(&call, config, splits, out),
+        Choice::CmmaTile(config) => cmma_tile::launch(&call, config, splits, out),
+        Choice::Stream(config) => stream::launch(&call, config, splits, out),
+    })?;
     Ok(y)
 }
 
@@ -107,7 +145,10 @@ pub(crate) fn rounded(
 ) -> Option<FloatType> {
     let [query_heads, heads, capacity, width, value_width] = sizes;
     let sizes = [tokens * query_heads / heads, heads, capacity, width, value_width];
-    policy::tile_config(dtypes, sizes, params.scale * LOG2_E, gpu.target()).map(|(config, _)| config.dtype)
+    match policy::choose(dtypes, sizes, params.scale * LOG2_E, gpu.target()).0 {
+        Choice::Tile(_) | Choice::CmmaTile(_) => Some(dtypes[0]),
+        Choice::Stream(_) => None,
+    }
 }
 
 /// The operands of an attention that was checked.

@@ -48,6 +48,12 @@ impl VisibleKeys {
     }
 }
 
+/// Where query row `row` of the cube's key head, which is its place along x, lies among the rows of q and y.
+#[cube]
+pub(in crate::ops::attention) fn row_index(row: u32, group: u32) -> u32 {
+    (row / group * CUBE_COUNT_X + CUBE_POS_X) * group + row % group
+}
+
 /// What turns sums of weighted values into means: NaN for a row that sees no keys.
 #[cube]
 pub(in crate::ops::attention) fn reciprocal(weights: f32) -> f32 {
