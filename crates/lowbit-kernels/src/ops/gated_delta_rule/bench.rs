@@ -124,8 +124,8 @@ fn expected(
     #[cfg(feature = "gpu")]
     if let Device::Gpu(gpu) = device {
         let dims = super::check(inputs, state, params)?;
-        if super::gpu::form(gpu, inputs, state, dims, params)? == Form::Chunked {
-            let chunk = (super::CHECK.float("q", inputs.q)?, super::cuda::CHUNK);
+        if let Some(tokens) = super::gpu::chunk_tokens(gpu, inputs, state, dims, params)? {
+            let chunk = (super::CHECK.float("q", inputs.q)?, tokens);
             return Ok(super::rounded::gated_delta_rule(inputs, state, params, chunk, wanted)?.0);
         }
     }

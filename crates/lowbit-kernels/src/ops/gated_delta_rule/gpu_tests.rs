@@ -13,9 +13,10 @@ impl Case {
         let device = gpu();
         let Device::Gpu(queue) = &device else { unreachable!() };
         let dims = check(&self.inputs(), &self.state, &self.params).unwrap();
-        let expected = match gpu::form(queue, &self.inputs(), &self.state, dims, &self.params).unwrap() {
-            Form::Chunked => self.composed(&device).rounded_reference(cuda::CHUNK),
-            _ => self.reference(),
+        let chunk = gpu::chunk_tokens(queue, &self.inputs(), &self.state, dims, &self.params).unwrap();
+        let expected = match chunk {
+            Some(tokens) => self.composed(&device).rounded_reference(tokens),
+            None => self.reference(),
         };
         self.check_on(&[device], expected);
     }
@@ -115,6 +116,9 @@ const STEP: Sizes = Sizes { lengths: &[1], key_heads: 2, key_dim: 128, value_hea
 const CHUNKS: Sizes =
     Sizes { lengths: &[70, 0, 129, 1, 64], key_heads: 2, key_dim: 64, value_heads: 4, value_dim: 32 };
 
+/// Types of activations that devices have chunks for: NVIDIA for both, others for those that they have matrices of.
+const HALVES: [FloatType; 2] = [FloatType::F16, FloatType::BF16];
+
 #[test]
 fn chunks_in_every_convention() {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
@@ -122,7 +126,9 @@ fn chunks_in_every_convention() {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 let form = Form::Chunked;
                 let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
-                Case::new(CHUNKS, Decay::Usual, params).rounded(FloatType::BF16).check_gpu();
+                for dtype in HALVES {
+                    Case::new(CHUNKS, Decay::Usual, params).rounded(dtype).check_gpu();
+                }
             }
         }
     }
@@ -137,6 +143,47 @@ fn chunks_of_every_type_decay_and_size() {
         }
         let shape = Sizes { lengths: &[63, 200], key_heads: 1, key_dim: 128, value_heads: 2, value_dim: 64 };
         Case::new(shape, Decay::Usual, params(128)).rounded(dtype).check_gpu();
+    }
+}
+
+#[test]
+fn sequences_below_at_and_above_each_chunk() {
+    for key_dim in [64, 128] {
+        let lengths = &[1, 15, 16, 17, 31, 0, 32, 33, 48, 63, 65];
+        let shape = Sizes { lengths, key_heads: 2, key_dim, value_heads: 2, value_dim: 32 };
+        for state_layout in layouts() {
+            let params = GatedDeltaRule { state_layout, form: Form::Chunked, ..GatedDeltaRule::new(key_dim) };
+            Case::new(shape, Decay::Usual, params).rounded(FloatType::F16).check_gpu();
+        }
+    }
+}
+
+/// The state is read once per chunk and kept in f32: what a chunk adds is still right after many.
+#[test]
+fn many_chunks_one_after_the_other() {
+    let shape = Sizes { lengths: &[700], key_heads: 1, key_dim: 128, value_heads: 1, value_dim: 32 };
+    for decay in [Decay::None, Decay::Usual] {
+        let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(128) };
+        Case::new(shape, decay, params).rounded(FloatType::F16).check_gpu();
+    }
+}
+
+#[test]
+fn wrong_offsets_leave_a_sequence_of_chunks_out() {
+    let shape = Sizes { lengths: &[40, 20], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
+    let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
+    let right = Case::new(shape, Decay::Usual, params).rounded(FloatType::F16);
+    let on = |case: &Case| {
+        let (y, state) = case.on(&gpu()).run().unwrap();
+        (values(&y.to_device(&device()).unwrap()), values(&state.to_device(&device()).unwrap()))
+    };
+    let (y, state) = on(&right);
+    let (y, state) = (&y[..40 * 32], &state[..64 * 32]);
+    for wrong in [[0u32, 40, 61], [0, 40, 39], [0, 40, u32::MAX]] {
+        let cu_seqlens = Tensor::new(&wrong, &[3], &device()).unwrap();
+        let (got_y, got_state) = on(&Case { cu_seqlens, ..right.clone() });
+        assert_eq!((&got_y[..y.len()], &got_state[..state.len()]), (y, state));
+        assert_eq!(got_state[state.len()..], values(&right.state)[state.len()..]);
     }
 }
 
@@ -213,13 +260,17 @@ fn nan_reaches_no_token_before_its_sixteen() {
     let params = GatedDeltaRule { form: Form::Chunked, ..GatedDeltaRule::new(64) };
     let shape = Sizes { lengths: &[70, 66], key_heads: 1, key_dim: 64, value_heads: 1, value_dim: 32 };
     let right = Case::new(shape, Decay::Usual, params);
-    for token in [20, 69] {
+    for (token, dtype) in [20, 69].into_iter().flat_map(|token| HALVES.map(|dtype| (token, dtype))) {
         let mut case = right.clone();
         case.k.as_mut_slice::<f32>().unwrap()[token * 64 + 5] = f32::NAN;
-        let (y, _) = case.rounded(FloatType::BF16).on(&gpu()).run().unwrap();
+        let (y, _) = case.rounded(dtype).on(&gpu()).run().unwrap();
         for (i, y) in values(&y.to_device(&device()).unwrap()).into_iter().enumerate() {
             if i / 32 < token / 16 * 16 || i / 32 >= token {
-                assert_eq!(y.is_nan(), (token..70).contains(&(i / 32)), "NaN at {token}: y[{i}] is {y}");
+                assert_eq!(
+                    y.is_nan(),
+                    (token..70).contains(&(i / 32)),
+                    "NaN at {token} in {dtype:?}: y[{i}] is {y}"
+                );
             }
         }
     }

@@ -17,9 +17,9 @@
 //! | `y` | `[T, Hv, Dv]` | as `q` |
 //!
 //! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses between one token
-//! after another and chunks of tokens as matrix products; they agree within rounding. Chunks on tensor cores (CUDA;
-//! f16 and bf16 activations) round operands of products to that dtype, the state's too where it is read; sums, gates
-//! and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its own. On a GPU `cu_seqlens` is not
+//! after another and chunks of tokens as matrix products; they agree within rounding. Chunks on a GPU (CUDA's tensor
+//! cores, or cooperative matrices; f16 and bf16 activations) round operands of products to that dtype, the state's too
+//! where it is read; sums, gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its own. On a GPU `cu_seqlens` is not
 //! looked at beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and what `y` is for tokens of
 //! no sequence is undefined.
 //!

@@ -1,5 +1,5 @@
 //! How far a computation in chunks may be from the reference whose products' operands are rounded to 16 bits, as
-//! `gpu/chunked.rs` says which.
+//! `cuda/mod.rs` says which.
 //!
 //! To first order in `r`, the operands' unit roundoff, and `u = 2^-24`, with the names of that file, `S` the state that a
 //! chunk starts with, `R = v - g S^T k` the errors of its predictions, `M = I + L`, and `A = |M^-1|`:

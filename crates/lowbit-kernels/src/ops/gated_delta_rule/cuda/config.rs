@@ -1,10 +1,9 @@
 //! What both kernels of the chunked form share: what they are compiled for, and what one leaves to the other.
 
-use super::super::{CHECK, DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 use super::pass::shared_memory;
-use crate::KernelError;
+use crate::gpu::Memory;
 use crate::gpu::caps::Caps;
-use crate::gpu::{CUBES, Memory};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -69,11 +68,6 @@ pub struct Prepared {
     pub pairs: Memory,
     /// [`GATES`] floats.
     pub gates: Memory,
-}
-
-/// Cubes along y and z for `count` sequences or slots.
-pub fn cubes(count: usize) -> Result<[u32; 2], KernelError> {
-    Ok([CHECK.index(count.min(CUBES))?, CHECK.index(count.div_ceil(CUBES))?])
 }
 
 #[cfg(all(test, feature = "cuda"))]

@@ -18,7 +18,7 @@
 mod layout;
 mod load;
 
-use super::config::{CHUNK, COLUMNS, ChunkConfig, PLANES, Prepared, cubes, swizzled};
+use super::config::{CHUNK, COLUMNS, ChunkConfig, PLANES, Prepared, swizzled};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::cuda::ptx::{
@@ -28,7 +28,7 @@ use crate::gpu::cuda::ptx::{
 use crate::gpu::float::widen;
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::sequences::bounds;
-use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, key_head};
+use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
 use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, StateLayout};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;

@@ -9,7 +9,7 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::config::{CHUNK, ChunkConfig, GATES, Prepared, cubes, swizzled};
+use super::config::{CHUNK, ChunkConfig, GATES, Prepared, swizzled};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::cuda::ptx::{
@@ -17,7 +17,7 @@ use crate::gpu::cuda::ptx::{
 };
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::sequences::{Piece, piece};
-use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, key_head};
+use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
 use crate::ops::gated_delta_rule::{CHECK, DecaySign, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;

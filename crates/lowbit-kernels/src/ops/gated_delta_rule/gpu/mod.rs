@@ -1,15 +1,18 @@
-//! The rule on a GPU: token after token on any; long sequences of 16-bit activations in chunks on NVIDIA's tensor cores
-//! (`../cuda/`).
+//! The rule on a GPU: token after token on any; long sequences of 16-bit activations in chunks, on NVIDIA's tensor cores
+//! (`../cuda/`) or on the cooperative matrices that a device reports (`chunked/`).
 
+mod chunked;
 mod recurrent;
 
 use super::cuda::{self, ChunkConfig};
 use super::{CHECK, Dims, Form, GatedDeltaInputs, GatedDeltaRule, HeadMap, policy};
-use crate::gpu::Gpu;
+use crate::gpu::caps::Caps;
 #[cfg(test)]
 use crate::gpu::compile::Target;
 use crate::gpu::launch::LaunchArgs;
+use crate::gpu::{CUBES, Gpu};
 use crate::{Device, KernelError, Tensor};
+use chunked::MatrixChunks;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -53,6 +56,33 @@ pub(super) fn key_head(key_heads: usize, value_heads: usize, head: usize, #[comp
     if comptime!(map == HeadMap::Grouped) { head / (value_heads / key_heads) } else { head % key_heads }
 }
 
+/// Cubes along y and z for `count` sequences or slots.
+pub(super) fn cubes(count: usize) -> Result<[u32; 2], KernelError> {
+    Ok([CHECK.index(count.min(CUBES))?, CHECK.index(count.div_ceil(CUBES))?])
+}
+
+/// The kernels that a device has for chunks.
+enum Chunks {
+    TensorCores(ChunkConfig),
+    Matrices(MatrixChunks),
+}
+
+impl Chunks {
+    /// For a device of these abilities, if it and the kernels support the type and the sizes.
+    fn new(caps: &Caps, dims: Dims, params: &GatedDeltaRule, dtype: FloatType) -> Option<Self> {
+        let tensor_cores = ChunkConfig::new(caps, dims, params, dtype).map(Self::TensorCores);
+        tensor_cores.or_else(|| MatrixChunks::new(caps, dims, params, dtype).map(Self::Matrices))
+    }
+
+    /// Tokens of a chunk.
+    fn tokens(&self) -> usize {
+        match self {
+            Self::TensorCores(_) => cuda::CHUNK,
+            Self::Matrices(config) => config.cut.tokens,
+        }
+    }
+}
+
 #[cfg(test)]
 inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
@@ -60,6 +90,7 @@ inventory::submit!(crate::gpu::tests::Kernels(kernels));
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let mut kernels = recurrent::kernels(target);
+    kernels.extend(chunked::kernels(target));
     if target.tensor_cores() {
         kernels.extend(cuda::kernels(target));
     }
@@ -84,23 +115,34 @@ pub(super) fn gated_delta_rule(
     // Kernels count elements with 32 bits.
     [q, v, &*state].into_iter().try_for_each(|x| CHECK.index(x.len()).map(drop))?;
     let problem = Problem { gpu, inputs, dims, params, dtype };
-    let form = form(gpu, inputs, state, dims, params)?;
-    match ChunkConfig::new(&gpu.caps(), dims, params, dtype).filter(|_| form == Form::Chunked) {
-        Some(config) => cuda::launch(&problem, config, state, &y)?,
+    match chunks(gpu, inputs, state, dims, params)? {
+        Some(Chunks::TensorCores(config)) => cuda::launch(&problem, config, state, &y)?,
+        Some(Chunks::Matrices(config)) => chunked::launch(&problem, config, state, &y)?,
         None => recurrent::launch(&problem, state, &y)?,
     }
     Ok(y)
 }
 
-/// How a call is computed. In chunks its operands are rounded: see [`cuda`].
-pub(super) fn form(
+/// What computes a call in chunks, if they are chosen.
+fn chunks(
     gpu: &Gpu,
     inputs: &GatedDeltaInputs,
     state: &Tensor,
     dims: Dims,
     params: &GatedDeltaRule,
-) -> Result<Form, KernelError> {
-    let dtype = CHECK.float("q", inputs.q)?;
-    let chunks = ChunkConfig::new(&gpu.caps(), dims, params, dtype).is_some();
-    Ok(policy::gpu_form(params.form, chunks, inputs.q.dim(0), state.dim(0)))
+) -> Result<Option<Chunks>, KernelError> {
+    let chunks = Chunks::new(&gpu.caps(), dims, params, CHECK.float("q", inputs.q)?);
+    let form = policy::gpu_form(params.form, chunks.is_some(), inputs.q.dim(0), state.dim(0));
+    Ok(chunks.filter(|_| form == Form::Chunked))
+}
+
+/// Tokens per chunk, where a call is computed in chunks: its operands are then rounded, see [`cuda`].
+pub(super) fn chunk_tokens(
+    gpu: &Gpu,
+    inputs: &GatedDeltaInputs,
+    state: &Tensor,
+    dims: Dims,
+    params: &GatedDeltaRule,
+) -> Result<Option<usize>, KernelError> {
+    Ok(chunks(gpu, inputs, state, dims, params)?.map(|chunks| chunks.tokens()))
 }

@@ -1,0 +1,80 @@
+//! The recurrence in chunks of tokens on cooperative matrices: `VK_KHR_cooperative_matrix` on Vulkan, `simdgroup_matrix` on
+//! Metal. It is what `../../cuda/` is on NVIDIA's tensor cores, with its names, its two kernels and its roundings: operands of
+//! products (the state, `T`, `P`, the error, `delta`) have the activations' type, their sums, the gates and the state that is kept are
+//! f32.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `config.rs` | what both kernels are compiled for, and how a device cuts chunks |
+//! | `prepare.rs` | the first kernel: `T`, `P` and the gates of all chunks at once |
+//! | `pass.rs` | the second kernel: each sequence's chunks in their order, with the state on the chip |
+//! | `multiply.rs`, `stage.rs` | products of matrices in shared memory, and how their operands come there |
+//!
+//! Per chunk of `C` tokens and value head, a pass multiplies `C (3 Dk + 2 C) Dv` times and `prepare` `2 C^2 Dk` times, without what is
+//! above the diagonal half of the latter. Each of the cubes that share a head loads the chunk's keys, queries, `T` and `P`:
+//! `4 C (Dk + C)` bytes.
+
+mod config;
+mod multiply;
+mod pass;
+mod prepare;
+mod stage;
+
+pub(super) use config::MatrixChunks;
+
+use super::Problem;
+#[cfg(test)]
+use crate::gpu::compile::Target;
+use crate::gpu::sequences;
+use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
+#[cfg(test)]
+use crate::ops::gated_delta_rule::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
+use crate::{KernelError, Tensor};
+use config::Prepared;
+#[cfg(test)]
+use cubecl_core::prelude::CubeKernel;
+#[cfg(test)]
+use lowbit_formats::FloatType;
+
+/// Both kernels of every cut for `target`: none where it has no cooperative matrices.
+#[cfg(test)]
+pub(super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
+    let of = |dtype, key_dim, state_layout, head_map, sign| {
+        let dims = Dims { key_heads: 2, value_heads: 4, key_dim, value_dim: 128 };
+        let params = GatedDeltaRule { state_layout, head_map, sign, ..GatedDeltaRule::new(key_dim) };
+        MatrixChunks::all(target.caps(), dims, &params, dtype)
+    };
+    let mut configs = Vec::new();
+    for dtype in [FloatType::F16, FloatType::BF16] {
+        configs.extend(of(dtype, 128, StateLayout::KeyValue, HeadMap::Grouped, DecaySign::LogDecay));
+        configs.extend(of(dtype, 64, StateLayout::ValueKey, HeadMap::Tiled, DecaySign::Rate));
+    }
+    let both = |config| [prepare::compiled(target, config).code(), pass::compiled(target, config).code()];
+    configs.into_iter().flat_map(both).collect()
+}
+
+/// Prepares all chunks, then passes over them.
+pub(super) fn launch(
+    problem: &Problem,
+    config: MatrixChunks,
+    state: &Tensor,
+    y: &Tensor,
+) -> Result<(), KernelError> {
+    let Problem { gpu, inputs, dims, params, .. } = *problem;
+    // Both kernels take q and k normalised.
+    let GatedDeltaInputs { q, k, .. } = *inputs;
+    let (q, k) = (params.normalised(q)?, params.normalised(k)?);
+    let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
+    let problem = Problem { inputs: &inputs, ..*problem };
+    let tokens = config.cut.tokens;
+    let slots = sequences::slots(q.dim(0), state.dim(0), tokens);
+    let matrices = slots * dims.value_heads * tokens * tokens;
+    CHECK.index(matrices)?;
+    let prepared = Prepared {
+        transforms: gpu.allocate(2 * matrices)?,
+        pairs: gpu.allocate(2 * matrices)?,
+        gates: gpu.allocate(4 * slots * dims.value_heads * config.gates())?,
+    };
+    prepare::launch(&problem, config, slots, state, &prepared)?;
+    pass::launch(&problem, config, &prepared, state, y)
+}
