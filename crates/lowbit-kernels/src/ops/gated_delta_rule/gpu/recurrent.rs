@@ -14,6 +14,7 @@ use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::math::exp;
 use crate::gpu::sequences::bounds;
 use crate::ops::delta_gates;
 use crate::ops::gated_delta_rule::{
@@ -218,10 +219,10 @@ fn load_token<X: Int, G: Int, N: Size>(
 fn gates(a: f32, b: f32, a_log: f32, dt_bias: f32, #[comptime] config: RecurrentConfig) -> (f32, f32) {
     if comptime!(config.gates.raw) {
         let (log_decay, beta) = delta_gates::gpu::compute_gates(a, b, a_log, dt_bias);
-        (log_decay.exp(), beta)
+        (exp(log_decay), beta)
     } else {
         let log_decay = if comptime!(config.sign == DecaySign::Rate) { -a } else { a };
-        (log_decay.exp(), b)
+        (exp(log_decay), b)
     }
 }
 
