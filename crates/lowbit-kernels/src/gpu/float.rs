@@ -32,6 +32,16 @@ pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
     }
 }
 
+/// f32 rounded to nearest, ties to even, as an `E` of 16 bits, which is `float`. How Vulkan converts to bf16 is the driver's choice.
+#[cube]
+pub(crate) fn rounded<E: Float>(x: f32, #[comptime] float: FloatType) -> E {
+    if comptime!(float == FloatType::BF16) {
+        E::reinterpret(u16::cast_from(narrow(x, float)))
+    } else {
+        E::cast_from(x)
+    }
+}
+
 /// Element `i` of a buffer of `float`s.
 #[cube]
 pub(crate) fn read<S: Int>(x: &[S], i: usize, #[comptime] float: FloatType) -> f32 {

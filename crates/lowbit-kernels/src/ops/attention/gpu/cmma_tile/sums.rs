@@ -8,7 +8,7 @@
 use super::config::{CmmaTile, VECTOR};
 use super::stage::KeyRange;
 use super::{Memory, SharedScores};
-use crate::gpu::float::narrow;
+use crate::gpu::float::{narrow, rounded};
 use crate::ops::attention::gpu::combine::NO_SCORE;
 use crate::ops::attention::gpu::operands::{Sizes, reciprocal, row_index};
 use cubecl_core as cubecl;
@@ -128,17 +128,17 @@ impl RowSums {
             #[unroll]
             for v in 0..vectors {
                 let vector = vector_of_lane(v, config);
-                let mut rounded = Vector::<E, Const<4>>::new(E::from_int(0));
+                let mut weights = Vector::<E, Const<4>>::new(E::from_int(0));
                 let mut of_vector = 0.0f32;
                 #[unroll]
                 for j in 0..VECTOR {
                     let weight = (scores[comptime!(r * count + v * VECTOR + j)] - self.greatest[r]).exp();
                     of_vector += weight;
-                    rounded.insert(j, E::cast_from(weight));
+                    weights.insert(j, rounded::<E>(weight, config.dtype));
                 }
                 if has_vector(vector, config.cut.keys, config) {
                     sum += of_vector;
-                    memory.weights[at + vector as usize] = rounded;
+                    memory.weights[at + vector as usize] = weights;
                 }
             }
             self.weights[r] += sum;

@@ -20,7 +20,7 @@ use super::multiply::{Product, Side, add_products, load, store, zeros};
 use super::stage::{Tile, Tokens, Words, fetch_matrix, fetch_tokens, stage_matrix, stage_tokens};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
-use crate::gpu::float::{narrow, read};
+use crate::gpu::float::{narrow, read, rounded};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::sequences::bounds;
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
@@ -148,7 +148,7 @@ fn pass_chunks<E: Float>(
     for i in 0..comptime!(config.of_state()) {
         let (row, column) = state_place(i, config);
         s[i] = state[matrix + state_element(row, at.column + column, config)];
-        tiles.state[column * comptime!(config.key_pitch()) + row] = E::cast_from(s[i]);
+        tiles.state[column * comptime!(config.key_pitch()) + row] = rounded::<E>(s[i], config.dtype);
     }
     let mut fetched = fetched(config);
     fetch(operands, &mut fetched, at, at.start, config);
@@ -178,7 +178,7 @@ fn pass_chunks<E: Float>(
             let (row, column) = state_place(i, config);
             let place = column * comptime!(config.key_pitch()) + row;
             s[i] = fma(s[i], values.decay, tiles.update[place]);
-            tiles.state[place] = E::cast_from(s[i]);
+            tiles.state[place] = rounded::<E>(s[i], config.dtype);
         }
         if next < at.end {
             stage::<E>(&fetched, &mut tiles, at.end - next, config);
@@ -360,7 +360,7 @@ fn take_errors<E: Float>(tiles: &mut Tiles<E>, values: &Values, #[comptime] conf
         let (row, column) = value_place(i, config);
         let at = row * comptime!(config.column_pitch()) + column;
         let before = values.before[i];
-        tiles.errors[at] = E::cast_from(values.v[i] - before * tiles.sums[at]);
+        tiles.errors[at] = rounded::<E>(values.v[i] - before * tiles.sums[at], config.dtype);
         tiles.sums[at + comptime!(config.cut.tokens * config.column_pitch())] *= before;
     }
 }
@@ -391,8 +391,9 @@ fn take_deltas<E: Float>(tiles: &mut Tiles<E>, values: &Values, #[comptime] conf
         let (row, column) = value_place(i, config);
         let at = row * comptime!(config.column_pitch()) + column;
         let delta = tiles.sums[at];
-        tiles.errors[at] = E::cast_from(delta);
-        tiles.steps[column * comptime!(config.token_pitch()) + row] = E::cast_from(delta * values.after[i]);
+        tiles.errors[at] = rounded::<E>(delta, config.dtype);
+        tiles.steps[column * comptime!(config.token_pitch()) + row] =
+            rounded::<E>(delta * values.after[i], config.dtype);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::config::{CmmaTile, VECTOR};
 use crate::gpu::components::Components;
+use crate::gpu::float::rounded;
 use crate::gpu::layout::RUN;
 use crate::gpu::loaded::{self, Loaded};
 use cubecl_core as cubecl;
@@ -178,14 +179,14 @@ fn stage_run<S: Int, B: Int, E: Float>(
         #[unroll]
         for v in 0..comptime!(layout.group() / VECTOR) {
             let first = comptime!(group * layout.group() + v * VECTOR);
-            let mut values = Vector::<f32, Const<4>>::new(0.0f32);
+            let mut values = Vector::<E, Const<4>>::new(E::from_int(0));
             #[unroll]
             for j in 0..VECTOR {
                 let value =
                     loaded::value::<S, B>(from, scaling, integers, comptime!(first + j), place, layout);
-                values.insert(j, or_zero::<f32>(value, there, config));
+                values.insert(j, rounded::<E>(or_zero::<f32>(value, there, config), config.x_type));
             }
-            weights[to + comptime!(first / VECTOR)] = Vector::<E, Const<4>>::cast_from(values);
+            weights[to + comptime!(first / VECTOR)] = values;
         }
     }
 }
