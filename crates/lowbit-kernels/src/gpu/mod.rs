@@ -44,6 +44,8 @@ pub(crate) mod layout;
 pub(crate) mod loaded;
 #[cfg(feature = "gpu")]
 pub(crate) mod math;
+#[cfg(feature = "gpu")]
+pub(crate) mod matrices;
 #[cfg(feature = "msl")]
 mod msl;
 #[cfg(feature = "gpu")]

@@ -147,7 +147,8 @@ const MATRICES_FROM: usize = 24;
 
 /// As [`tile_config`], for the kernel on cooperative matrices.
 fn cmma_tile(dtypes: [FloatType; 2], sizes: [usize; 5], target: &Target) -> Option<(CmmaTile, usize)> {
-    cmma_tiles(dtypes, sizes, target).into_iter().next().filter(|_| sizes[0] >= MATRICES_FROM)
+    let enough = sizes[0] >= MATRICES_FROM;
+    enough.then(|| cmma_tiles(dtypes, sizes, target).into_iter().next())?
 }
 
 /// Every way in which that kernel can compute it, the one to take first.

@@ -2,7 +2,6 @@
 
 use super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 use super::pass::shared_memory;
-use crate::gpu::Memory;
 use crate::gpu::caps::Caps;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -59,16 +58,6 @@ pub fn swizzled(row: usize, column: usize, #[comptime] vectors: usize) -> u32 {
 
 /// State planes, and output planes.
 pub(in super::super) const PLANES: usize = 2;
-
-/// What the first kernel leaves to the second, for each slot of a chunk and each value head.
-pub struct Prepared {
-    /// `T`: 16-bit floats, `[CHUNK, CHUNK]`. Blocks of 16 by 16 above the diagonal are undefined, here and in `pairs`.
-    pub transforms: Memory,
-    /// `P`, as `T`.
-    pub pairs: Memory,
-    /// [`GATES`] floats.
-    pub gates: Memory,
-}
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {

@@ -31,14 +31,12 @@ mod prepare;
 pub(super) use config::{CHUNK, ChunkConfig};
 
 use super::gpu::Problem;
-use super::{CHECK, GatedDeltaInputs};
+use super::gpu::operands::in_chunks;
 #[cfg(test)]
 use super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::sequences;
 use crate::{KernelError, Tensor};
-use config::{GATES, Prepared};
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
 #[cfg(test)]
@@ -69,20 +67,8 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let Problem { gpu, inputs, dims, params, .. } = *problem;
-    // Both kernels take q and k normalised.
-    let GatedDeltaInputs { q, k, .. } = *inputs;
-    let (q, k) = (params.normalised(q)?, params.normalised(k)?);
-    let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
-    let problem = Problem { inputs: &inputs, ..*problem };
-    let slots = sequences::slots(q.dim(0), state.dim(0), CHUNK);
-    let matrices = slots * dims.value_heads * CHUNK * CHUNK;
-    CHECK.index(matrices)?;
-    let prepared = Prepared {
-        transforms: gpu.allocate(2 * matrices)?,
-        pairs: gpu.allocate(2 * matrices)?,
-        gates: gpu.allocate(4 * slots * dims.value_heads * GATES)?,
-    };
-    prepare::launch(&problem, config, slots, state, &prepared)?;
-    pass::launch(&problem, config, &prepared, state, y)
+    in_chunks(problem, state, CHUNK, |problem, slots, prepared| {
+        prepare::launch(problem, config, slots, state, prepared)?;
+        pass::launch(problem, config, prepared, state, y)
+    })
 }

@@ -18,7 +18,7 @@
 mod layout;
 mod load;
 
-use super::config::{CHUNK, COLUMNS, ChunkConfig, PLANES, Prepared, swizzled};
+use super::config::{CHUNK, COLUMNS, ChunkConfig, PLANES, swizzled};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::cuda::ptx::{
@@ -28,20 +28,21 @@ use crate::gpu::cuda::ptx::{
 use crate::gpu::float::widen;
 use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::sequences::bounds;
+use crate::ops::gated_delta_rule::gpu::operands::{Operands, OperandsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, StateLayout};
+use crate::ops::gated_delta_rule::{CHECK, StateLayout};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use layout::{SharedLayout, handover, key_stage, plane, query_stage};
-use load::{LOADERS, Location, Operands, OperandsArgs, load_keys, load_queries};
+use load::{LOADERS, LoadedOperands, Location, load_keys, load_queries};
 
 /// Units of either role.
 const UNITS: usize = 32 * PLANES;
 /// One cube per sequence, value head and [`COLUMNS`] columns of the state. `scale` is an f32.
 #[kernel]
 pub(super) fn gated_delta_rule_pass(
-    operands: &Operands,
+    operands: &Operands<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
     cu_seqlens: &[u32],
     state: &mut [f32],
     y: &mut [u32],
@@ -80,7 +81,7 @@ pub(super) fn shared_memory(config: ChunkConfig) -> usize {
 /// Takes the chunks of the sequence in their order into the cube's columns of the state, which is the matrix at `matrix`.
 #[cube]
 fn pass_chunks(
-    operands: &Operands,
+    operands: &LoadedOperands,
     state: &mut [f32],
     y: &mut [u32],
     at: &Location,
@@ -398,18 +399,11 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *problem.inputs;
+    let cu_seqlens = problem.inputs.cu_seqlens;
     let columns = CHECK.index(problem.dims.value_heads * cubes_per_head(config))?;
     let [sequences, more] = cubes(state.dim(0))?;
     let arguments = GatedDeltaRulePass {
-        operands: OperandsArgs {
-            q: q.buffer()?,
-            k: k.buffer()?,
-            v: v.buffer()?,
-            transforms: (&prepared.transforms).into(),
-            pairs: (&prepared.pairs).into(),
-            gates: (&prepared.gates).into(),
-        },
+        operands: problem.operands(prepared)?,
         cu_seqlens: cu_seqlens.buffer()?,
         state: state.buffer()?,
         y: y.buffer()?,

@@ -9,14 +9,15 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::config::{CHUNK, ChunkConfig, GATES, Prepared, swizzled};
+use super::config::{CHUNK, ChunkConfig, GATES, swizzled};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::cuda::ptx::{
     address, copy_vector_or_zeros, end_copy_group, load_tiles, multiply, pack, shared, wait_copy_groups,
 };
-use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::sequences::{Piece, piece};
+use crate::ops::gated_delta_rule::gpu::operands::{Inputs, InputsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
 use crate::ops::gated_delta_rule::{CHECK, DecaySign, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
@@ -33,15 +34,6 @@ const BLOCKS: usize = CHUNK / 16;
 /// Words of shared memory: the keys and queries, or `L` and the inverse, which replace them.
 fn shared_words(config: ChunkConfig) -> usize {
     (CHUNK * (PITCH + CHUNK)).max(CHUNK * config.key_dim)
-}
-
-/// The operands of the rule that `T`, `P` and the gates are made of.
-#[derive(CubeType, CubeLaunch, LaunchArgs)]
-pub(super) struct Inputs {
-    q: Box<[Vector<u32, Const<4>>]>,
-    k: Box<[Vector<u32, Const<4>>]>,
-    log_decay: Box<[f32]>,
-    beta: Box<[f32]>,
 }
 
 /// One cube per value head and slot of a chunk. See [`Prepared`] for what it writes.

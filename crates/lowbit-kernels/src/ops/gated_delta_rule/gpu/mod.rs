@@ -2,6 +2,7 @@
 //! (`../cuda/`) or on the cooperative matrices that a device reports (`chunked/`).
 
 mod chunked;
+pub(super) mod operands;
 mod recurrent;
 
 use super::cuda::{self, ChunkConfig};

@@ -1,7 +1,7 @@
 //! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and entries of a codebook.
 
 use crate::gpu::cuda::ptx::{permute, subtract_halves};
-use crate::gpu::decode::{CODEBOOK, field};
+use crate::gpu::decode::{CODEBOOK, factor, field};
 use crate::gpu::layout::{Codes, Layout, RUN};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -94,10 +94,9 @@ impl Integers {
     /// What products are multiplied with to make up for the codes' place.
     pub fn factor(self) -> f32 {
         match (self.layout.codes, self.dtype) {
-            // The exponent of f16 is biased by 15, that of e2m1 by 1, and its scales are halved; e4m3's by 7.
-            (Codes::E2M1, _) => 32768.0,
+            (Codes::E2M1 | Codes::Codebook, _) => factor(self.layout),
+            // The exponent of f16 is biased by 15, that of e4m3 by 7.
             (Codes::E4M3, _) => 256.0,
-            (Codes::Codebook, _) => 1.0,
             (_, FloatType::BF16) => (1u32 << self.layout.bits) as f32,
             _ => (1u32 << 24) as f32,
         }

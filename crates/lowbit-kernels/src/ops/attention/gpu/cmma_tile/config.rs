@@ -1,6 +1,7 @@
 //! What the kernel on cooperative matrices is compiled for, and what follows from it.
 
 use crate::gpu::caps::{Caps, Matrices};
+use crate::gpu::matrices::VECTOR;
 use lowbit_formats::FloatType;
 
 /// What the kernel is compiled for.
@@ -42,7 +43,7 @@ const fn cut(rows: usize, planes: usize, keys: usize, apart: bool) -> Cut {
 
 /// All cuts. The first is taken that the device has shared memory and registers for. Keys that share their memory with the values
 /// cost two more barriers per tile. None of it was measured yet.
-const CUTS: [Cut; 12] = [
+const CUTS: [Cut; 9] = [
     cut(16, 4, 64, true),
     cut(16, 4, 64, false),
     cut(16, 4, 32, true),
@@ -52,16 +53,10 @@ const CUTS: [Cut; 12] = [
     cut(8, 4, 32, true),
     cut(8, 4, 32, false),
     cut(8, 4, 16, false),
-    // Fewer loads of keys and values per row, to be measured.
-    cut(32, 4, 32, true),
-    cut(32, 4, 32, false),
-    cut(16, 8, 32, false),
 ];
 
 /// Elements between the rows of shared memory: 16 bytes of keys, so that the same columns of 8 rows are in different banks.
 const PADDING: usize = 8;
-/// Elements of a vector of shared memory.
-pub(super) const VECTOR: usize = 4;
 /// Elements of a vector of q, k and v in global memory.
 pub(super) const WIDE: usize = 8;
 /// Vectors that a unit loads before it stores the first, where a tile is not loaded ahead.

@@ -20,8 +20,8 @@ use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::{Kernel, kernel};
+use crate::gpu::matrices::{VECTOR, all_zeros};
 use crate::ops::attention::CHECK;
-use config::VECTOR;
 use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl_core::prelude::*;
@@ -93,7 +93,7 @@ pub(super) fn attention_cmma_tile<E: Float, N: Size>(
     }
     let mut rows = RowSums::new(&inputs.positions, own, &sizes, config);
     let of_row = comptime!(value_width / config.matrices.n);
-    let mut values = sums::no_sums(comptime!(config.matrices_of_scores().0 * of_row), config);
+    let mut values = all_zeros(comptime!(config.matrices_of_scores().0 * of_row), config.matrices);
     if any_keys {
         let tile = (visible.begin, false.runtime());
         stage::bring::<E>(&inputs.k, &mut memory, &keys, tile, (width, 0), config);
@@ -183,7 +183,7 @@ fn scores<E: Float>(queries: &Sequence<Matrix<E>>, memory: &mut Memory<E>, #[com
     let (m, n, k) = comptime!((config.matrices.m, config.matrices.n, config.matrices.k));
     let (row_count, key_count) = comptime!(config.matrices_of_scores());
     let pitch = comptime!(config.pitch(config.width));
-    let sums = sums::no_sums(comptime!(row_count * key_count), config);
+    let sums = all_zeros(comptime!(row_count * key_count), config.matrices);
     #[unroll]
     for step in 0..comptime!(config.width / k) {
         #[unroll]

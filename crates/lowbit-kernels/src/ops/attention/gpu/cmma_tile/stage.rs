@@ -2,7 +2,8 @@
 //! care. Keys and values are loaded to registers first, a tile ahead where there are registers for it.
 
 use super::Memory;
-use super::config::{CHUNK, CmmaTile, VECTOR, WIDE};
+use super::config::{CHUNK, CmmaTile, WIDE};
+use crate::gpu::matrices::{VECTOR, put};
 use crate::ops::attention::gpu::operands::{Sizes, row_index};
 use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
@@ -96,7 +97,7 @@ fn stage<E: Float>(
         }
         if comptime!(part.whole(config)).runtime() || key < comptime!(config.cut.keys as u32) {
             let to = (key * pitch + vector % row * 2u32) as usize;
-            put::<E>(values, tiles, comptime!(at).runtime() + to);
+            put::<E>(values, tiles, comptime!(at).runtime() + to, true.runtime());
         }
     }
 }
@@ -140,18 +141,6 @@ pub(super) fn bring<E: Float>(
             fetch(x, &mut fetched, keys, first, part, config);
             stage::<E>(&fetched, &mut memory.tiles, clean, at, part, config);
         }
-    }
-}
-
-/// Writes a vector of global memory to two of shared memory.
-#[cube]
-fn put<E: Float>(values: Wide, to: &mut Shared<[Vector<E, Const<4>>]>, at: usize) {
-    #[unroll]
-    for half in 0..2usize {
-        let mut words = Vector::<u32, Const<2>>::new(0u32);
-        words.insert(0usize, values.extract(comptime!(2 * half)));
-        words.insert(1usize, values.extract(comptime!(2 * half + 1)));
-        to[at + half] = Vector::<E, Const<4>>::reinterpret(words);
     }
 }
 
@@ -248,7 +237,7 @@ pub(super) fn load_queries<E: Float>(
             let whole = comptime!((config.cut.rows * columns / WIDE).is_multiple_of(config.lanes));
             if whole.runtime() || vector < rows * vectors {
                 let to = row as usize * pitch + (vector % vectors * 2u32) as usize;
-                put::<E>(values, &mut memory.weights, of_plane + to);
+                put::<E>(values, &mut memory.weights, of_plane + to, true.runtime());
             }
         }
         sync_plane();

@@ -5,14 +5,15 @@
 //! which takes another way through shared memory: it is done only once the score has grown by so much that weights could overflow.
 //! Until then weights refer to an earlier greatest score, and exceed 1.
 
-use super::config::{CmmaTile, VECTOR};
+use super::config::CmmaTile;
 use super::stage::KeyRange;
 use super::{Memory, SharedScores};
 use crate::gpu::float::{narrow, rounded};
+use crate::gpu::matrices::VECTOR;
 use crate::ops::attention::gpu::combine::NO_SCORE;
 use crate::ops::attention::gpu::operands::{Sizes, reciprocal, row_index};
 use cubecl_core as cubecl;
-use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
+use cubecl_core::cmma::{self, Matrix, MatrixLayout};
 use cubecl_core::prelude::*;
 
 /// What rows begin with for a greatest score: more than [`NO_SCORE`], so that a key which is not seen weighs nothing.
@@ -384,23 +385,4 @@ fn store_columns<N: Size>(
             }
         }
     }
-}
-
-/// Matrices of zeros for the plane's sums of weighted values.
-#[cube]
-pub(super) fn no_sums(#[comptime] count: usize, #[comptime] config: CmmaTile) -> Sequence<Matrix<f32>> {
-    let (m, n, k) = comptime!((config.matrices.m, config.matrices.n, config.matrices.k));
-    let mut sums = Sequence::<Matrix<f32>>::new();
-    #[unroll]
-    for _ in 0..count {
-        sums.push(Matrix::<f32>::from_value(
-            MatrixIdent::Accumulator,
-            m,
-            n,
-            k,
-            MatrixLayout::Undefined,
-            0.0f32,
-        ));
-    }
-    sums
 }

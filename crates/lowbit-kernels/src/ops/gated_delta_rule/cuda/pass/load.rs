@@ -3,7 +3,7 @@
 use super::super::config::{CHUNK, COLUMNS, ChunkConfig, GATES, swizzled};
 use super::layout::{SharedLayout, key_stage, query_stage};
 use crate::gpu::cuda::ptx::copy_vector_or_zeros;
-use crate::gpu::launch::LaunchArgs;
+use crate::ops::gated_delta_rule::gpu::operands::Operands;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -26,21 +26,13 @@ pub(super) struct Location {
     pub end: usize,
 }
 
-/// What loaders copy: keys, queries, values, and what `prepare.rs` has made of them.
-#[derive(CubeType, CubeLaunch, LaunchArgs)]
-pub(in super::super) struct Operands {
-    pub q: Box<[Vector<u32, Const<4>>]>,
-    pub k: Box<[Vector<u32, Const<4>>]>,
-    pub v: Box<[Vector<u32, Const<4>>]>,
-    pub transforms: Box<[Vector<u32, Const<4>>]>,
-    pub pairs: Box<[Vector<u32, Const<4>>]>,
-    pub gates: Box<[Vector<u32, Const<4>>]>,
-}
+/// What loaders copy, all in vectors.
+pub(in super::super) type LoadedOperands = Operands<Vector<u32, Const<4>>, Vector<u32, Const<4>>>;
 
 /// Begins to copy a chunk's keys, values, `T` and gates.
 #[cube]
 pub(super) fn load_keys(
-    of: &Operands,
+    of: &LoadedOperands,
     base: u32,
     at: &Location,
     chunk: usize,
@@ -69,7 +61,7 @@ pub(super) fn load_keys(
 /// Begins to copy a chunk's queries, `P` and the first half of its gates.
 #[cube]
 pub(super) fn load_queries(
-    of: &Operands,
+    of: &LoadedOperands,
     base: u32,
     at: &Location,
     chunk: usize,

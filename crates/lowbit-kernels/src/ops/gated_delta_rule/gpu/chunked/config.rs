@@ -1,7 +1,6 @@
 //! What both kernels of the chunked form are compiled for, and how a chunk is cut.
 
 use super::super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
-use crate::gpu::Memory;
 use crate::gpu::caps::{Caps, Matrices};
 use lowbit_formats::FloatType;
 
@@ -37,8 +36,6 @@ const CUTS: [Cut; 2] = [Cut { tokens: 32, columns: 16 }, Cut { tokens: 16, colum
 const PLANES: usize = 4;
 /// Elements between the rows of shared memory: 16 bytes of an operand, so that the same columns of 8 rows are in different banks.
 const PADDING: usize = 8;
-/// Elements of a vector of shared memory.
-pub(super) const VECTOR: usize = 4;
 /// Tokens that are inverted at a time. All sizes of matrices divide it.
 pub(super) const BLOCK: usize = 16;
 
@@ -138,16 +135,6 @@ impl MatrixChunks {
         let sums = 2 * tokens * self.column_pitch() + columns * self.key_pitch();
         2 * operands + 4 * sums
     }
-}
-
-/// What the first kernel leaves to the second, for each slot of a chunk and each value head.
-pub(super) struct Prepared {
-    /// `T`: 16-bit floats, `[tokens, tokens]`. Blocks of 16 by 16 above the diagonal are undefined.
-    pub transforms: Memory,
-    /// `P`, likewise, with zeros above the diagonal.
-    pub pairs: Memory,
-    /// [`MatrixChunks::gates`] floats.
-    pub gates: Memory,
 }
 
 #[cfg(test)]

@@ -23,14 +23,12 @@ mod stage;
 pub(super) use config::MatrixChunks;
 
 use super::Problem;
+use super::operands::in_chunks;
 #[cfg(test)]
 use crate::gpu::compile::Target;
-use crate::gpu::sequences;
-use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs};
 #[cfg(test)]
 use crate::ops::gated_delta_rule::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 use crate::{KernelError, Tensor};
-use config::Prepared;
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
 #[cfg(test)]
@@ -60,21 +58,8 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let Problem { gpu, inputs, dims, params, .. } = *problem;
-    // Both kernels take q and k normalised.
-    let GatedDeltaInputs { q, k, .. } = *inputs;
-    let (q, k) = (params.normalised(q)?, params.normalised(k)?);
-    let inputs = GatedDeltaInputs { q: &q, k: &k, ..*inputs };
-    let problem = Problem { inputs: &inputs, ..*problem };
-    let tokens = config.cut.tokens;
-    let slots = sequences::slots(q.dim(0), state.dim(0), tokens);
-    let matrices = slots * dims.value_heads * tokens * tokens;
-    CHECK.index(matrices)?;
-    let prepared = Prepared {
-        transforms: gpu.allocate(2 * matrices)?,
-        pairs: gpu.allocate(2 * matrices)?,
-        gates: gpu.allocate(4 * slots * dims.value_heads * config.gates())?,
-    };
-    prepare::launch(&problem, config, slots, state, &prepared)?;
-    pass::launch(&problem, config, &prepared, state, y)
+    in_chunks(problem, state, config.cut.tokens, |problem, slots, prepared| {
+        prepare::launch(problem, config, slots, state, prepared)?;
+        pass::launch(problem, config, prepared, state, y)
+    })
 }

@@ -40,19 +40,6 @@ pub(super) struct Product {
     pub depth: usize,
 }
 
-/// A matrix of sums that are 0.
-#[cube]
-pub(super) fn zeros(#[comptime] matrices: Matrices) -> Matrix<f32> {
-    Matrix::<f32>::from_value(
-        MatrixIdent::Accumulator,
-        matrices.m,
-        matrices.n,
-        matrices.k,
-        MatrixLayout::Undefined,
-        0.0f32,
-    )
-}
-
 /// The matrix of sums at `at`, whose rows are `pitch` apart.
 #[cube]
 pub(super) fn load(
@@ -72,9 +59,16 @@ pub(super) fn load(
     )
 }
 
+/// Stores it there.
 #[cube]
-pub(super) fn store(sum: &Matrix<f32>, to: &mut Shared<[f32]>, at: usize, #[comptime] pitch: usize) {
-    let to = &mut to[at..at + comptime!(8 * pitch)];
+pub(super) fn store(
+    sum: &Matrix<f32>,
+    to: &mut Shared<[f32]>,
+    at: usize,
+    #[comptime] pitch: usize,
+    #[comptime] matrices: Matrices,
+) {
+    let to = &mut to[at..at + comptime!(matrices.m * pitch)];
     cmma::store(to, sum, comptime!(pitch as u32).runtime(), MatrixLayout::RowMajor);
 }
 
@@ -105,6 +99,7 @@ pub(super) fn add_products<A: CubePrimitive, B: CubePrimitive>(
                 &left[left_at..left_at + comptime!(m * of.left.pitch / of.left.vector)],
                 left_pitch,
             );
+            let right_rows = comptime!(if of.right.by_depth { k } else { n });
             let layout =
                 comptime!(if of.right.by_depth { MatrixLayout::RowMajor } else { MatrixLayout::ColMajor });
             let right = Matrix::<B>::from_slice(
@@ -113,7 +108,7 @@ pub(super) fn add_products<A: CubePrimitive, B: CubePrimitive>(
                 n,
                 k,
                 layout,
-                &right[right_at..right_at + comptime!(8 * of.right.pitch / of.right.vector)],
+                &right[right_at..right_at + comptime!(right_rows * of.right.pitch / of.right.vector)],
                 right_pitch,
             );
             cmma::execute(&left, &right, sum, sum);

@@ -15,32 +15,25 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::config::{MatrixChunks, Prepared, VECTOR};
-use super::multiply::{Product, Side, add_products, load, store, zeros};
+use super::config::MatrixChunks;
+use super::multiply::{Product, Side, add_products, load, store};
 use super::stage::{Tile, Tokens, Words, fetch_matrix, fetch_tokens, stage_matrix, stage_tokens};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::float::{narrow, read, rounded};
-use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::launch::{Kernel, kernel};
+use crate::gpu::matrices::{VECTOR, zeros};
 use crate::gpu::sequences::bounds;
+use crate::ops::gated_delta_rule::gpu::operands::{Operands, OperandsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
-use crate::ops::gated_delta_rule::{CHECK, GatedDeltaInputs, StateLayout};
+use crate::ops::gated_delta_rule::{CHECK, StateLayout};
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use half::{bf16, f16};
 use lowbit_formats::FloatType;
 
-/// The operands of the rule, and what the first kernel has left.
-#[derive(CubeType, CubeLaunch, LaunchArgs)]
-pub(super) struct Operands {
-    q: Box<[Vector<u32, Const<4>>]>,
-    k: Box<[Vector<u32, Const<4>>]>,
-    v: Box<[u16]>,
-    transforms: Box<[Vector<u32, Const<4>>]>,
-    pairs: Box<[Vector<u32, Const<4>>]>,
-    gates: Box<[f32]>,
-}
+type PassOperands = Operands<u16, f32>;
 
 /// Where a cube works.
 #[derive(Clone, Copy, CubeType)]
@@ -98,7 +91,7 @@ struct Values {
 /// One cube per sequence, value head and some columns of the state. `scale` is an f32.
 #[kernel]
 pub(super) fn gated_delta_rule_cmma_pass<E: Float>(
-    operands: &Operands,
+    operands: &Operands<u16, f32>,
     cu_seqlens: &[u32],
     state: &mut [f32],
     y: &mut [u16],
@@ -133,7 +126,7 @@ pub(super) fn gated_delta_rule_cmma_pass<E: Float>(
 /// `of.1` is the scale.
 #[cube]
 fn pass_chunks<E: Float>(
-    operands: &Operands,
+    operands: &PassOperands,
     state: &mut [f32],
     y: &mut [u16],
     at: &Location,
@@ -233,7 +226,7 @@ fn index(at: &Location, first: usize, #[comptime] config: MatrixChunks) -> usize
 /// Loads the unit's part of the chunk that begins with token `first`.
 #[cube]
 fn fetch(
-    operands: &Operands,
+    operands: &PassOperands,
     to: &mut Fetched,
     at: &Location,
     first: usize,
@@ -282,7 +275,12 @@ fn value_place(#[comptime] i: usize, #[comptime] config: MatrixChunks) -> (usize
 
 /// Loads a unit's values of the chunk that begins with token `first`: zeros for tokens past the last.
 #[cube]
-fn load_values(operands: &Operands, at: &Location, first: usize, #[comptime] config: MatrixChunks) -> Values {
+fn load_values(
+    operands: &PassOperands,
+    at: &Location,
+    first: usize,
+    #[comptime] config: MatrixChunks,
+) -> Values {
     let (tokens, count) = comptime!((config.cut.tokens, config.of_values()));
     let gates = index(at, first, config) * comptime!(config.gates());
     let mut v = Array::<f32>::new(count);
@@ -347,7 +345,7 @@ fn read_state<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) 
             let left = (i - comptime!(config.cut.tokens)) * row;
             add_products(&tiles.queries, &tiles.state, &sum, (left, right), end, of);
         }
-        store(&sum, &mut tiles.sums, i * pitch + j, pitch);
+        store(&sum, &mut tiles.sums, i * pitch + j, pitch, config.matrices);
         tile += (CUBE_DIM / PLANE_DIM) as usize;
     }
 }
@@ -378,7 +376,7 @@ fn transform_errors<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixCh
         let sum = zeros(config.matrices);
         let left = i * comptime!(config.token_pitch() / VECTOR);
         add_products(&tiles.transform, &tiles.errors, &sum, (left, j), i + m, of);
-        store(&sum, &mut tiles.sums, i * pitch + j, pitch);
+        store(&sum, &mut tiles.sums, i * pitch + j, pitch, config.matrices);
         tile += (CUBE_DIM / PLANE_DIM) as usize;
     }
 }
@@ -410,7 +408,7 @@ fn add_pairs<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) {
         let sum = load(&tiles.sums, at, pitch, config.matrices);
         let left = i * comptime!(config.token_pitch() / VECTOR);
         add_products(&tiles.pairs, &tiles.errors, &sum, (left, j), i + m, of);
-        store(&sum, &mut tiles.sums, at, pitch);
+        store(&sum, &mut tiles.sums, at, pitch, config.matrices);
         tile += (CUBE_DIM / PLANE_DIM) as usize;
     }
 }
@@ -429,7 +427,7 @@ fn multiply_keys<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunk
         let sum = zeros(config.matrices);
         let left = i * comptime!(config.token_pitch());
         add_products(&tiles.steps, &tiles.keys, &sum, (left, j / VECTOR), end, of);
-        store(&sum, &mut tiles.update, i * pitch + j, pitch);
+        store(&sum, &mut tiles.update, i * pitch + j, pitch, config.matrices);
         tile += planes;
     }
 }
@@ -472,18 +470,11 @@ pub(super) fn launch(
     state: &Tensor,
     y: &Tensor,
 ) -> Result<(), KernelError> {
-    let GatedDeltaInputs { q, k, v, cu_seqlens, .. } = *problem.inputs;
+    let cu_seqlens = problem.inputs.cu_seqlens;
     let columns = CHECK.index(problem.dims.value_heads * config.strips())?;
     let [sequences, more] = cubes(state.dim(0))?;
     let arguments = GatedDeltaRuleCmmaPass {
-        operands: OperandsArgs {
-            q: q.buffer()?,
-            k: k.buffer()?,
-            v: v.buffer()?,
-            transforms: (&prepared.transforms).into(),
-            pairs: (&prepared.pairs).into(),
-            gates: (&prepared.gates).into(),
-        },
+        operands: problem.operands(prepared)?,
         cu_seqlens: cu_seqlens.buffer()?,
         state: state.buffer()?,
         y: y.buffer()?,

@@ -7,15 +7,17 @@
 
 #![allow(unsafe_code)] // Launches.
 
-use super::config::{BLOCK, MatrixChunks, Prepared, VECTOR};
-use super::multiply::{Product, Side, add_products, store, zeros};
+use super::config::{BLOCK, MatrixChunks};
+use super::multiply::{Product, Side, add_products, store};
 use super::stage::{Tokens, Words, fetch_tokens, stage_tokens};
 use crate::gpu::CUBES;
 use crate::gpu::compile::Target;
 use crate::gpu::float::narrow;
-use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
+use crate::gpu::launch::{Kernel, kernel};
 use crate::gpu::math;
+use crate::gpu::matrices::{VECTOR, zeros};
 use crate::gpu::sequences::{Piece, piece};
+use crate::ops::gated_delta_rule::gpu::operands::{Inputs, InputsArgs, Prepared};
 use crate::ops::gated_delta_rule::gpu::{Problem, Sizes, cubes, key_head};
 use crate::ops::gated_delta_rule::{CHECK, DecaySign, GatedDeltaInputs};
 use crate::{KernelError, Tensor};
@@ -23,15 +25,6 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use half::{bf16, f16};
 use lowbit_formats::FloatType;
-
-/// The operands of the rule that `T`, `P` and the gates are made of.
-#[derive(CubeType, CubeLaunch, LaunchArgs)]
-pub(super) struct Inputs {
-    q: Box<[Vector<u32, Const<4>>]>,
-    k: Box<[Vector<u32, Const<4>>]>,
-    log_decay: Box<[f32]>,
-    beta: Box<[f32]>,
-}
 
 /// A chunk's decays and betas in shared memory: 1 and 0 for tokens past the last.
 #[derive(CubeType)]
@@ -141,7 +134,7 @@ fn multiply_pairs<E: Float>(
             let sum = zeros(config.matrices);
             let end = comptime!(config.key_dim).runtime();
             add_products(left, keys, &sum, (i * row, j * row), end, of);
-            store(&sum, products, first + i * pitch + j, pitch);
+            store(&sum, products, first + i * pitch + j, pitch, config.matrices);
         }
         tile += (CUBE_DIM / PLANE_DIM) as usize;
     }

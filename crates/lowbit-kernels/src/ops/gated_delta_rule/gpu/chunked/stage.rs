@@ -1,6 +1,7 @@
 //! How operands come to shared memory: loaded to registers, a chunk ahead in the pass, and put there as elements.
 
 use super::config::MatrixChunks;
+use crate::gpu::matrices::{VECTOR, put};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -49,7 +50,8 @@ pub(super) fn stage_tokens<E: Float>(
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
         let row = at / of_key;
         if at < all {
-            put::<E>(from[i], to, row * comptime!(config.key_pitch()) + at % of_key * 8, row < count);
+            let to_vector = row * comptime!(config.key_pitch() / VECTOR) + at % of_key * 2;
+            put::<E>(from[i], to, to_vector, row < count);
         }
     }
 }
@@ -82,22 +84,8 @@ pub(super) fn stage_matrix<E: Float>(
     for i in 0..comptime!(config.share(all)) {
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
         if at < all {
-            let to_element = at / of_row * comptime!(config.token_pitch()) + at % of_row * 8;
-            put::<E>(from[i], to, to_element, true);
+            let to_vector = at / of_row * comptime!(config.token_pitch() / VECTOR) + at % of_row * 2;
+            put::<E>(from[i], to, to_vector, true.runtime());
         }
-    }
-}
-
-/// Puts eight elements into a tile from element `at` on, or zeros.
-#[cube]
-fn put<E: Float>(words: Words, to: &mut Tile<E>, at: usize, there: bool) {
-    #[unroll]
-    for half in 0..2usize {
-        let mut two = Vector::<u32, Const<2>>::new(0u32);
-        #[unroll]
-        for j in 0..2usize {
-            two.insert(j, select(there, words.extract(comptime!(half * 2 + j)), 0u32));
-        }
-        to[at / 4 + half] = Vector::<E, Const<4>>::reinterpret(two);
     }
 }

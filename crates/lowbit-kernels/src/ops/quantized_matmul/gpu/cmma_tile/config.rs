@@ -5,6 +5,7 @@ use super::super::sorted;
 use crate::gpu::CUBES;
 use crate::gpu::caps::{Caps, Matrices};
 use crate::gpu::layout::{Codes, Layout, RUN};
+use crate::gpu::matrices::VECTOR;
 use lowbit_formats::FloatType;
 
 /// What the kernel is compiled for.
@@ -66,8 +67,6 @@ const ALONE: usize = 2;
 
 /// Elements between the rows of shared memory: 16 bytes, so that the same columns of 8 rows are in different banks.
 const PADDING: usize = 8;
-/// Elements of a vector of shared memory.
-pub(super) const VECTOR: usize = 4;
 
 impl Cut {
     /// What the cubes of a product that share a multiprocessor cost, in products per value of K.

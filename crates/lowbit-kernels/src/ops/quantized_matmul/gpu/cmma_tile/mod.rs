@@ -21,7 +21,7 @@ use crate::gpu::decode::INTEGERS;
 use crate::gpu::float::{narrow, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::layout::with_components;
-use config::VECTOR;
+use crate::gpu::matrices::{VECTOR, all_zeros};
 use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl_core::prelude::*;
@@ -80,18 +80,7 @@ fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
         Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(comptime!(config.cut.m_tile * row), 16usize);
     let mut weights =
         Shared::<[Vector<E, Const<4>>]>::new_aligned_slice(comptime!(config.cut.n_tile * row), 16usize);
-    let mut sums = Sequence::<Matrix<f32>>::new();
-    #[unroll]
-    for _ in 0..comptime!(config.sums().0 * config.sums().1) {
-        sums.push(Matrix::<f32>::from_value(
-            MatrixIdent::Accumulator,
-            config.matrices.m,
-            config.matrices.n,
-            config.matrices.k,
-            MatrixLayout::Undefined,
-            0.0f32,
-        ));
-    }
+    let sums = all_zeros(comptime!(config.sums().0 * config.sums().1), config.matrices);
     let block = Block {
         x_rows: stage::x_rows(list, &rows, config),
         weight_row: (batch * sizes.n + column0) as usize,
@@ -105,7 +94,7 @@ fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
     let mut step = 0usize;
     while step < steps {
         stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (step, runs), integers, config);
-        // A step ahead, and before the barrier: a compiler may move loads behind what does not need them, but not over that.
+        // On its way while this step is multiplied.
         let next = step + 1;
         if next < steps {
             stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, next, config);
@@ -297,22 +286,16 @@ fn launch_tiles(
     operands: &Operands<'_>,
 ) -> Result<(), KernelError> {
     let index = |value: usize| CHECK.index(value);
-    let (count, n) = (index(tiles.count)?, problem.n);
-    let sizes = match tiles.list {
-        Some((_, share)) => Sizes {
-            n: index(n)?,
-            runs: index(problem.runs())?,
-            m: index(tiles.m / share)?,
-            m_tiles: count,
-            share: index(share)?,
-        },
-        None => Sizes {
-            n: index(n)?,
-            runs: index(problem.runs())?,
-            m: index(tiles.m)?,
-            m_tiles: index(tiles.m.div_ceil(config.cut.m_tile))?,
-            share: 1,
-        },
+    let (m, m_tiles, share) = match tiles.list {
+        Some((_, share)) => (tiles.m / share, tiles.count, share),
+        None => (tiles.m, tiles.m.div_ceil(config.cut.m_tile), 1),
+    };
+    let sizes = Sizes {
+        n: index(problem.n)?,
+        runs: index(problem.runs())?,
+        m: index(m)?,
+        m_tiles: index(m_tiles)?,
+        share: index(share)?,
     };
     let x = operands.x.x.buffer()?;
     let arguments = QuantizedMatmulCmmaTile {
@@ -324,7 +307,7 @@ fn launch_tiles(
         integers: INTEGERS,
     };
     // Tiles of the same rows of the weight run at the same time, so that it is read from memory once.
-    let cubes = [count, index(n.div_ceil(config.cut.n_tile))?, 1];
+    let cubes = [index(tiles.count)?, index(problem.n.div_ceil(config.cut.n_tile))?, 1];
     // SAFETY: the sizes are the operands', and as many tiles were sorted.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }

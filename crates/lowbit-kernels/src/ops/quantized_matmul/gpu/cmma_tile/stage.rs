@@ -1,10 +1,11 @@
 //! How x and the weight come to shared memory: loaded to registers a step ahead, and the weight decoded from there.
 
-use super::config::{CmmaTile, VECTOR};
+use super::config::CmmaTile;
 use crate::gpu::components::Components;
 use crate::gpu::float::rounded;
 use crate::gpu::layout::RUN;
 use crate::gpu::loaded::{self, Loaded};
+use crate::gpu::matrices::{VECTOR, put};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
@@ -132,22 +133,14 @@ pub(super) fn stage<S: Int, B: Int, E: Float>(
     let (step, runs) = of;
     let (x_row, of_row) = comptime!((config.x_row(), config.runs_of_row()));
     let (m_tile, n_tile, row) = comptime!((config.cut.m_tile, config.cut.n_tile, config.row()));
+    let whole = comptime!(!config.ends_early).runtime();
     #[unroll]
     for i in 0..comptime!(config.x_loads()) {
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
         if at < comptime!(m_tile * x_row) {
             let to = at / x_row * row + at % x_row * 2;
             let there = step * of_row + at % x_row / comptime!(x_row / of_row) < runs;
-            #[unroll]
-            for half in 0..2usize {
-                let mut words = Vector::<u32, Const<2>>::new(0u32);
-                #[unroll]
-                for j in 0..2usize {
-                    let word = from.x[i].extract(comptime!(half * 2 + j));
-                    words.insert(j, or_zero::<u32>(word, there, config));
-                }
-                xs[to + half] = Vector::<E, Const<4>>::reinterpret(words);
-            }
+            put::<E>(from.x[i], xs, to, whole || there);
         }
     }
     #[unroll]
