@@ -1,11 +1,8 @@
-//! Where NVIDIA's run-time compiler and CUDA's headers are looked for, and where compiled kernels are kept.
+//! Where NVIDIA's run-time compiler and CUDA's headers are looked for.
 
+use crate::cache::{Environment, cache, folder};
 use lowbit::CudaOptions;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-/// Reads a variable of the environment.
-type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
 /// What this machine has.
 pub fn options() -> CudaOptions {
@@ -15,16 +12,6 @@ pub fn options() -> CudaOptions {
         Some(cache) => options.with_cache(cache),
         None => options,
     }
-}
-
-/// The folder of compiled kernels, and of what `lowbit setup` brings.
-pub fn cache(environment: Environment<'_>) -> Option<PathBuf> {
-    let home = || folder(environment, "HOME").map(|home| home.join(".cache"));
-    Some(folder(environment, "XDG_CACHE_HOME").or_else(home)?.join("lowbit"))
-}
-
-fn folder(environment: Environment<'_>, name: &str) -> Option<PathBuf> {
-    environment(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// The places, the first to look at first: the toolkit that the environment names and the usual ones; Python's packages of the
@@ -134,6 +121,5 @@ mod tests {
         ];
         assert_eq!(places(&environment), want);
         assert_eq!(places(&|_| None), ["/usr/local/cuda", "/opt/cuda", "/usr"].map(PathBuf::from));
-        assert_eq!(cache(&|name| (name == "XDG_CACHE_HOME").then(|| "/c".into())), Some("/c/lowbit".into()));
     }
 }

@@ -204,7 +204,11 @@ fn open(name: &str, cuda_arch: Option<u32>) -> Option<Result<Device, KernelError
         #[cfg(feature = "cuda")]
         "cuda" => Some(Device::cuda(0, &crate::cuda::options().with_architecture(cuda_arch))),
         #[cfg(feature = "vulkan")]
-        "vulkan" => Some(Device::vulkan()),
+        "vulkan" => {
+            let cache = crate::cache::cache(&|name| std::env::var_os(name));
+            let options = lowbit::VulkanOptions::default();
+            Some(Device::vulkan(&cache.into_iter().fold(options, lowbit::VulkanOptions::with_cache)))
+        }
         #[cfg(feature = "metal")]
         "metal" => Some(Device::metal()),
         _ => None,

@@ -1,18 +1,18 @@
-//! `--explain`: prints which kernel each product takes and why, as `lowbit-kernels` logs it.
+//! `--explain`: prints which kernel each product takes and why, and what Vulkan's driver made of each kernel, as `lowbit-kernels` logs it.
 
 use crate::out;
 use log::{LevelFilter, Log, Metadata, Record};
 use std::sync::{Mutex, PoisonError};
 
-/// The log that [`lowbit_kernels`] has for it.
-const PLAN: &str = "lowbit::plan";
+/// The logs that [`lowbit_kernels`] has for it.
+const LOGS: [&str; 2] = ["lowbit::plan", "lowbit::vulkan"];
 
 /// The line that was printed last: the same product is not explained twice in a row.
 struct Explain(Mutex<String>);
 
 impl Log for Explain {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == PLAN
+        LOGS.contains(&metadata.target())
     }
 
     fn log(&self, record: &Record<'_>) {

@@ -2,6 +2,8 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+mod cache;
 mod commands;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -55,13 +55,13 @@ impl Device {
         Gpu::cuda(ordinal, options).map(Self::Gpu)
     }
 
-    /// The Vulkan device that the system prefers.
+    /// The best Vulkan device that is there.
     ///
     /// # Errors
     /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
     #[cfg(feature = "vulkan")]
-    pub fn vulkan() -> Result<Self, KernelError> {
-        Gpu::vulkan().map(Self::Gpu)
+    pub fn vulkan(options: &crate::gpu::VulkanOptions) -> Result<Self, KernelError> {
+        Gpu::vulkan(options).map(Self::Gpu)
     }
 
     /// The Metal device.

@@ -14,7 +14,7 @@ use lowbit_models::{
 };
 use std::ops::ControlFlow::Continue;
 use std::sync::Mutex;
-use support::{PROMPT, gpu, root};
+use support::{PROMPT, gpu, gpu_that_keeps_nothing, root};
 
 fn compilations(device: &Device) -> usize {
     let Device::Gpu(gpu) = device else { unreachable!("a GPU") };
@@ -38,7 +38,7 @@ fn loaded(
 #[test]
 fn nothing_is_compiled_after_loading() {
     const DEMO: &str = "models/demo-4bit";
-    let device = gpu();
+    let device = gpu_that_keeps_nothing();
     let scoring = (Scoring::All, None);
     let (model, told) = loaded(DEMO, &device, |model| dry_perplexity(model, PROMPT.len(), 32, Scoring::All));
     let of = told.last().unwrap().1;

@@ -43,7 +43,8 @@ fn learn(
 fn gpu_learns_as_the_cpu_and_goes_on_where_it_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let (gpu, cpu) = (Device::vulkan().expect("a Vulkan driver"), Device::cpu(Some(2)).unwrap());
+    let options = lowbit_kernels::gpu::VulkanOptions::default();
+    let (gpu, cpu) = (Device::vulkan(&options).expect("a Vulkan driver"), Device::cpu(Some(2)).unwrap());
     let (whole, losses) = learn(&at("whole"), &gpu, None, None);
     let (of_cpu, want) = learn(&at("cpu"), &cpu, None, None);
     assert_eq!(losses.len(), 8);

@@ -61,6 +61,8 @@ pub use lowbit_files::{
 pub use lowbit_formats::{DType, FloatType, Format, FormatError};
 #[cfg(feature = "cuda")]
 pub use lowbit_kernels::gpu::CudaOptions;
+#[cfg(feature = "vulkan")]
+pub use lowbit_kernels::gpu::VulkanOptions;
 pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu::Gpu, ops::SampleParams};
 pub use lowbit_models::{
     Cache, ComparedToken, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity,

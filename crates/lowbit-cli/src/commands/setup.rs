@@ -49,6 +49,7 @@ impl Cuda {
 #[cfg(feature = "cuda")]
 mod brought {
     use super::Cuda;
+    use crate::cache::cache;
     use crate::{Failure, cuda, out, progress};
     use lowbit::CudaOptions;
     use lowbit_files::staging::{Existing, Staged};
@@ -66,7 +67,7 @@ mod brought {
                      --cuda-version 13.0 names one",
                 )?,
             };
-            let cache = cuda::cache(&environment)
+            let cache = cache(&environment)
                 .ok_or("there is no home folder for the cache; XDG_CACHE_HOME can name another")?;
             if is_there(&cache.join(cuda::toolkit_name(newest)), newest)? {
                 return Ok(());

@@ -4,7 +4,7 @@
 mod offline;
 
 use super::caps::{Caps, Matrices};
-#[cfg(any(feature = "cuda", feature = "msl", test))]
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "msl", test))]
 use crate::KernelError;
 use cubecl_core as cubecl;
 use cubecl_core::CubeDim;
@@ -14,7 +14,7 @@ use cubecl_core::ir::{AddressType, DeviceProperties, ElemType, FloatKind, Target
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 use std::sync::Arc;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What kernels are compiled for.
@@ -362,34 +362,35 @@ pub(crate) fn msl(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
     cpp::<cubecl_cpp::MslCompiler>(kernel, &Default::default())
 }
 
-/// SPIR-V words.
-#[cfg(all(feature = "vulkan", test))]
-pub(crate) fn spirv(kernel: &dyn CubeKernel) -> Result<Vec<u32>, KernelError> {
+/// SPIR-V, for a device that takes what `options` say.
+#[cfg(feature = "vulkan")]
+pub(crate) fn spirv(
+    kernel: &dyn CubeKernel,
+    options: &cubecl_core::WgpuCompilationOptions,
+) -> Result<Code, KernelError> {
     use cubecl_core::Compiler;
-    let refuse = |error: cubecl_core::CompilationError| KernelError::Kernel {
-        name: name(kernel),
-        problem: error.to_string(),
-    };
-    let mut options =
-        cubecl_core::WgpuCompilationOptions { supports_vulkan_compiler: true, ..Default::default() };
-    options.vulkan.max_spirv_version = (1, 6);
-    options.vulkan.max_vector_size = 4;
-    options.vulkan.push_constant_size = 128;
-    options.vulkan.supports_explicit_smem = true;
-    let definition = cubecl_core::define_kernel(kernel).map_err(refuse)?;
-    let compiled = cubecl_wgpu::SpirvCompiler.compile(definition, &options).map_err(refuse)?;
-    Ok(compiled.assembled_module)
+    let refuse = |problem: String| KernelError::Kernel { name: name(kernel), problem };
+    let definition = cubecl_core::define_kernel(kernel).map_err(|error| refuse(error.to_string()))?;
+    let entry = definition.settings.kernel_name.clone();
+    let compiled = cubecl_spirv::SpirvCompiler.compile(definition, options);
+    let compiled = compiled.map_err(|error| refuse(error.to_string()))?;
+    if compiled.immediate_size.is_none() {
+        return Err(refuse("it takes more buffers than the device's push constants have room for".into()));
+    }
+    let bytes = bytemuck::cast_slice(&compiled.assembled_module).to_vec();
+    Ok(Code { entry, shared: compiled.shared_size, bytes })
 }
 
 /// Code compiled for a device, on disk: one file a kernel, named by its type and compile-time values.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 #[derive(Debug)]
 pub(crate) struct DiskCache {
     folder: std::path::PathBuf,
+    extension: &'static str,
 }
 
 /// What a compiler made of a kernel.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Code {
     pub entry: String,
@@ -397,11 +398,11 @@ pub(crate) struct Code {
     pub bytes: Vec<u8>,
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 impl DiskCache {
-    /// A cache in `folder` for code of this build for one `architecture`.
-    pub fn new(folder: &std::path::Path, architecture: &str) -> Self {
-        Self { folder: folder.join(format!("{}-{architecture}", env!("LOWBIT_KERNELS"))) }
+    /// A cache in `folder` for code of this build for one `architecture`, in files with this extension.
+    pub fn new(folder: &std::path::Path, architecture: &str, extension: &'static str) -> Self {
+        Self { folder: folder.join(format!("{}-{architecture}", env!("LOWBIT_KERNELS"))), extension }
     }
 
     /// The code of the kernel of this name. A file that cannot be read counts as none.
@@ -444,12 +445,12 @@ impl DiskCache {
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
-        self.folder.join(format!("{}.cubin", hash(name.as_bytes())))
+        self.folder.join(format!("{}.{}", hash(name.as_bytes()), self.extension))
     }
 }
 
 /// 64 bits in hexadecimal digits.
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
 fn hash(bytes: &[u8]) -> String {
     use std::hash::{DefaultHasher, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -532,7 +533,7 @@ mod tests {
     #[test]
     fn code_comes_back_from_disk_under_its_own_name() {
         let folder = std::env::temp_dir().join(format!("lowbit-kernel-cache-{}", std::process::id()));
-        let cache = DiskCache::new(&folder, "sm_90a");
+        let cache = DiskCache::new(&folder, "sm_90a", "cubin");
         let code = Code { entry: "entry".into(), shared: 12, bytes: vec![0, b'\n', 255] };
         assert_eq!(cache.get("kernel 4 bits"), None);
         assert!(!cache.has("kernel 4 bits"));
@@ -540,7 +541,7 @@ mod tests {
         assert!(cache.has("kernel 4 bits") && !cache.has("kernel 5 bits"));
         assert_eq!(cache.get("kernel 4 bits"), Some(code));
         assert_eq!(cache.get("kernel 5 bits"), None);
-        assert_eq!(DiskCache::new(&folder, "sm_80").get("kernel 4 bits"), None);
+        assert_eq!(DiskCache::new(&folder, "sm_80", "cubin").get("kernel 4 bits"), None);
         let path = cache.path("kernel 4 bits");
         let whole = std::fs::read(&path).unwrap();
         for cut in 0..whole.len() {

@@ -78,6 +78,8 @@ pub(crate) struct Dispatch<'a> {
     pub cubes: [u32; 3],
     /// The buffers in the kernel's order, each with its first byte.
     pub buffers: Vec<(&'a Memory, usize)>,
+    /// Which of them the kernel writes: a bit for each, the first one's the lowest.
+    pub written: u64,
     /// The numbers in the kernel's order.
     pub scalars: Vec<u32>,
     /// How many of the first buffers the kernel may read before the launch before has ended.

@@ -160,7 +160,9 @@ impl Gpu {
             let copy = copies.iter().find(|(of, _)| *of == i);
             copy.map_or((buffer.memory, buffer.start), |(_, copy)| (copy, 0))
         });
-        let dispatch = Dispatch { kernel: kernel.code, cubes, buffers: bound.collect(), scalars, early };
+        let written = buffers.iter().rev().fold(0, |bits, (_, written)| bits << 1 | u64::from(*written));
+        let dispatch =
+            Dispatch { kernel: kernel.code, cubes, buffers: bound.collect(), written, scalars, early };
         // SAFETY: the arguments are the kernel's, in its order; the caller answers for the rest.
         unsafe { self.dispatch(dispatch)? };
         for (i, copy) in &copies {

@@ -1,4 +1,4 @@
-//! GPUs: kernels are written once, in CubeCL, and launched through an encoder over two drivers. Nothing here
+//! GPUs: kernels are written once, in CubeCL, and launched through an encoder over three drivers. Nothing here
 //! names an op.
 //!
 //! | file | holds |
@@ -9,7 +9,9 @@
 //! | `encoder.rs` | what ops see: memory, launches, captured passes |
 //! | `dry_run.rs` | which kernels work needs, to compile them before it |
 //! | `cuda/` | CUDA: the driver, the compiler and dense products through cudarc, loaded when first used; PTX |
-//! | `wgpu.rs` | Vulkan and Metal through cubecl-wgpu |
+//! | `vulkan/` | Vulkan through ash, loaded when first used |
+//! | `wgpu.rs` | Metal through cubecl-wgpu |
+//! | `recording.rs` | the memory of passes that Vulkan and Metal capture |
 //! | `msl/` | for tests: Metal's kernels on this machine's processor |
 //! | `layout.rs`, `components.rs`, `decode.rs`, `loaded.rs` | how weights lie on a GPU, and how kernels take, load and decode them |
 //! | `float.rs`, `key.rs`, `math.rs` | how kernels read, write and order floats; functions of them |
@@ -48,13 +50,17 @@ pub(crate) mod math;
 pub(crate) mod matrices;
 #[cfg(feature = "msl")]
 mod msl;
+#[cfg(any(feature = "vulkan", feature = "metal"))]
+mod recording;
 #[cfg(feature = "gpu")]
 pub(crate) mod rows;
 #[cfg(feature = "gpu")]
 pub(crate) mod sequences;
 #[cfg(all(test, feature = "gpu"))]
 pub(crate) mod tests;
-#[cfg(any(feature = "vulkan", feature = "metal"))]
+#[cfg(feature = "vulkan")]
+mod vulkan;
+#[cfg(feature = "metal")]
 mod wgpu;
 
 #[cfg(feature = "cuda")]
@@ -65,6 +71,8 @@ pub use dry_run::DryRun;
 pub(crate) use encoder::{CUBES, Dense, Form, Memory, Pending};
 #[cfg(feature = "gpu")]
 pub use encoder::{Gpu, Pass};
+#[cfg(feature = "vulkan")]
+pub use vulkan::VulkanOptions;
 
 /// A GPU and its queue. This build has none: the features `cuda`, `vulkan` and `metal` compile them in.
 #[cfg(not(feature = "gpu"))]

@@ -1,9 +1,8 @@
-//! Vulkan (SPIR-V) and Metal (MSL) through cubecl-wgpu.
-
-mod recording;
+//! Metal (MSL) through cubecl-wgpu.
 
 use super::compile::{self, Target};
 use super::encoder::{Dispatch, Driver, Pass, Replay, Unlaunched, lock};
+use super::recording::Recording;
 use super::{Gpu, Memory};
 use crate::KernelError;
 use cubecl_core::CubeKernel;
@@ -18,23 +17,12 @@ use cubecl_wgpu::wgpu::{AdapterInfo, DeviceType};
 use cubecl_wgpu::{
     AutoCompiler, RuntimeOptions, WgpuBackend, WgpuDevice, WgpuDeviceKind, WgpuInitError, WgpuServer,
 };
-use recording::Recording;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// An API and its shader language.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Api {
-    #[cfg(feature = "vulkan")]
-    Vulkan,
-    #[cfg(feature = "metal")]
-    Metal,
-}
-
 struct Wgpu {
-    api: Api,
     client: Client,
     target: Target,
     /// The adapter's name.
@@ -79,127 +67,65 @@ impl Gate {
 
 impl std::fmt::Debug for Wgpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.api.name())
+        f.write_str(NAME)
     }
 }
 
-impl Api {
-    fn name(self) -> &'static str {
-        match self {
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => "vulkan",
-            #[cfg(feature = "metal")]
-            Self::Metal => "metal",
-        }
-    }
+/// As `--device` spells it.
+const NAME: &str = "metal";
+const NEEDED: &str = "macOS with Metal 3.2 or newer";
 
-    /// The runtime that compiles to the API's own language. cubecl-wgpu's WGSL is never taken: it has no 8-bit and
-    /// 16-bit storage, and some of its faults give wrong numbers without an error.
-    fn runtime(self) -> &'static str {
-        match self {
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => "wgpu<spirv>",
-            #[cfg(feature = "metal")]
-            Self::Metal => "wgpu<msl>",
+fn set_up() -> Result<(Client, AdapterInfo), KernelError> {
+    let options = RuntimeOptions { tasks_max: 32, memory_config: Default::default() };
+    let device = WgpuDevice::new(WgpuDeviceKind::DefaultDevice).on(WgpuBackend::Metal);
+    let setup = cubecl_wgpu::try_init_setup::<cubecl_wgpu::Metal>(&device, options);
+    let setup = setup.map_err(|error| {
+        let (device, problem) = (NAME.into(), format!("{error}; {NEEDED} is needed"));
+        match error {
+            WgpuInitError::AdapterUnavailable { .. } => KernelError::NoGpu { device, problem },
+            _ => KernelError::Gpu { device, problem },
         }
-    }
-
-    fn needs(self) -> &'static str {
-        match self {
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => "a Vulkan 1.3 driver with buffer device addresses",
-            #[cfg(feature = "metal")]
-            Self::Metal => "macOS with Metal 3.2 or newer",
-        }
-    }
-
-    /// The device through this API.
-    fn target(self, target: Target) -> Target {
-        match self {
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => target,
-            #[cfg(feature = "metal")]
-            Self::Metal => target.on_metal(),
-        }
-    }
-
-    fn setup(self) -> Result<(Client, AdapterInfo), KernelError> {
-        let options = RuntimeOptions { tasks_max: 32, memory_config: Default::default() };
-        let backend = match self {
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => WgpuBackend::Vulkan,
-            #[cfg(feature = "metal")]
-            Self::Metal => WgpuBackend::Metal,
-        };
-        let device = WgpuDevice::new(WgpuDeviceKind::DefaultDevice).on(backend);
-        let setup = match self {
-            #[cfg(feature = "vulkan")]
-            Self::Vulkan => cubecl_wgpu::try_init_setup::<cubecl_wgpu::Vulkan>(&device, options),
-            #[cfg(feature = "metal")]
-            Self::Metal => cubecl_wgpu::try_init_setup::<cubecl_wgpu::Metal>(&device, options),
-        };
-        let setup = setup.map_err(|error| {
-            let (device, problem) = (self.name().into(), format!("{error}; {} is needed", self.needs()));
-            match error {
-                WgpuInitError::AdapterUnavailable { .. } => KernelError::NoGpu { device, problem },
-                _ => KernelError::Gpu { device, problem },
-            }
-        })?;
-        let client = Client::load::<WgpuServer<AutoCompiler>>(cubecl_core::device::Device::to_id(&device));
-        Ok((client, setup.adapter.get_info()))
-    }
+    })?;
+    let client = Client::load::<WgpuServer<AutoCompiler>>(cubecl_core::device::Device::to_id(&device));
+    Ok((client, setup.adapter.get_info()))
 }
 
 /// cubecl-wgpu sets a device up once a process.
-static DEVICES: Mutex<Option<HashMap<Api, Gpu>>> = Mutex::new(None);
+static DEVICE: Mutex<Option<Gpu>> = Mutex::new(None);
 
 impl Gpu {
-    /// The Vulkan device that the system prefers.
-    ///
-    /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
-    #[cfg(feature = "vulkan")]
-    pub fn vulkan() -> Result<Self, KernelError> {
-        open(Api::Vulkan)
-    }
-
     /// The Metal device.
     ///
     /// # Errors
     /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal Shading Language 3.2.
-    #[cfg(feature = "metal")]
+    #[allow(unsafe_code)]
     pub fn metal() -> Result<Self, KernelError> {
-        open(Api::Metal)
+        let mut known = lock(&DEVICE);
+        if let Some(gpu) = &*known {
+            return Ok(gpu.clone());
+        }
+        let (mut client, adapter) = set_up()?;
+        // cubecl-wgpu's WGSL is never taken: it has no 8-bit and 16-bit storage, and some of its faults give wrong numbers without
+        // an error.
+        if client.name() != "wgpu<msl>" {
+            let problem = format!("it runs {} alone, and {NEEDED} is needed", client.name());
+            return Err(KernelError::Gpu { device: NAME.into(), problem });
+        }
+        // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
+        unsafe { client.set_stream(StreamId { value: 0 }) };
+        let target = Target::new(client.properties_shared(), client.target_properties_shared()).on_metal();
+        let gpu = Self(Arc::new(Wgpu {
+            client,
+            target,
+            is_software: adapter.device_type == DeviceType::Cpu,
+            product: adapter.name,
+            recording: Mutex::new(None),
+            compiled: Mutex::default(),
+            gate: Arc::default(),
+        }));
+        *known = Some(gpu.clone());
+        Ok(gpu)
     }
-}
-
-#[allow(unsafe_code)]
-fn open(api: Api) -> Result<Gpu, KernelError> {
-    let mut devices = lock(&DEVICES);
-    let devices = devices.get_or_insert_default();
-    if let Some(gpu) = devices.get(&api) {
-        return Ok(gpu.clone());
-    }
-    let refuse = |problem: String| KernelError::Gpu { device: api.name().into(), problem };
-    let (mut client, adapter) = api.setup()?;
-    if client.name() != api.runtime() {
-        return Err(refuse(format!("it runs {} alone, and {} is needed", client.name(), api.needs())));
-    }
-    // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
-    unsafe { client.set_stream(StreamId { value: 0 }) };
-    let target = api.target(Target::new(client.properties_shared(), client.target_properties_shared()));
-    let gpu = Gpu(Arc::new(Wgpu {
-        api,
-        client,
-        target,
-        is_software: adapter.device_type == DeviceType::Cpu,
-        product: adapter.name,
-        recording: Mutex::new(None),
-        compiled: Mutex::default(),
-        gate: Arc::default(),
-    }));
-    devices.insert(api, gpu.clone());
-    Ok(gpu)
 }
 
 impl Wgpu {
@@ -263,7 +189,7 @@ impl Wgpu {
 
 impl Driver for Wgpu {
     fn name(&self) -> String {
-        self.api.name().into()
+        NAME.into()
     }
 
     fn product(&self) -> String {
@@ -329,7 +255,7 @@ impl Driver for Wgpu {
     #[allow(unsafe_code)]
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
         let _entered = self.gate.enter();
-        let Dispatch { kernel, cubes, buffers, scalars, early: _ } = dispatch;
+        let Dispatch { kernel, cubes, buffers, scalars, .. } = dispatch;
         let [x, y, z] = cubes;
         // wgpu would panic.
         let (most_x, most_y, most_z) = self.client.properties().hardware.max_cube_count;

@@ -27,7 +27,15 @@ pub(crate) fn gpu() -> Device {
             CUDA.with(Device::clone)
         }
         #[cfg(feature = "vulkan")]
-        "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
+        "vulkan" => {
+            // One for all threads, with the kernels that other tests' processes compiled.
+            static VULKAN: std::sync::LazyLock<Device> = std::sync::LazyLock::new(|| {
+                let cache = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/kernels");
+                let options = crate::gpu::VulkanOptions::default().with_cache(cache);
+                Device::vulkan(&options).expect("a Vulkan driver, such as Mesa's lavapipe")
+            });
+            VULKAN.clone()
+        }
         #[cfg(feature = "metal")]
         "metal" => Device::metal().expect("a Metal device"),
         // Metal's kernels on the processor.

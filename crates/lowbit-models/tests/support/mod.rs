@@ -25,13 +25,33 @@ pub fn gpu() -> Device {
             Device::cuda(0, &options).expect("a CUDA device")
         }
         #[cfg(feature = "vulkan")]
-        "vulkan" => Device::vulkan().expect("a Vulkan driver, such as Mesa's lavapipe"),
+        "vulkan" => {
+            // One for all threads, with the kernels that other tests' processes compiled.
+            static VULKAN: std::sync::LazyLock<Device> = std::sync::LazyLock::new(|| {
+                let cache = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/kernels");
+                let options = lowbit_kernels::gpu::VulkanOptions::default().with_cache(cache);
+                Device::vulkan(&options).expect("a Vulkan driver, such as Mesa's lavapipe")
+            });
+            VULKAN.clone()
+        }
         #[cfg(feature = "metal")]
         "metal" => Device::metal().expect("a Metal device"),
         // Metal's kernels on the processor.
         #[cfg(feature = "msl")]
         "msl" => Device::msl(),
         _ => panic!("LOWBIT_GPU is {name}, which this build does not have"),
+    }
+}
+
+/// [`gpu`] without the kernels that are kept on the disk.
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+pub fn gpu_that_keeps_nothing() -> Device {
+    match gpu() {
+        #[cfg(feature = "vulkan")]
+        device if device.to_string() == "vulkan" => {
+            Device::vulkan(&Default::default()).expect("there is one")
+        }
+        device => device,
     }
 }
 

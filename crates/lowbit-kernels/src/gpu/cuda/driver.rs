@@ -211,7 +211,7 @@ impl Gpu {
             ordinal,
             stream: stream(&context).map_err(failed)?,
             target: Target::cuda(device),
-            disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &kept)),
+            disk: options.cache.as_deref().map(|folder| DiskCache::new(folder, &kept, "cubin")),
             compiler,
             kernels: Mutex::default(),
             compilations: AtomicUsize::new(0),
@@ -399,7 +399,7 @@ impl Driver for Cuda {
     }
 
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        let Dispatch { kernel, cubes, buffers, scalars, early } = dispatch;
+        let Dispatch { kernel, cubes, buffers, written: _, scalars, early } = dispatch;
         let loaded = self.load(&*kernel)?;
         let mut addresses: Vec<_> =
             buffers.iter().map(|&(memory, start)| Self::block(memory).address + start as u64).collect();

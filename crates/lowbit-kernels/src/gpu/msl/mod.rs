@@ -268,7 +268,7 @@ impl Driver for Msl {
     }
 
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError> {
-        let Dispatch { kernel, cubes, buffers, scalars, early: _ } = dispatch;
+        let Dispatch { kernel, cubes, buffers, scalars, .. } = dispatch;
         let name = compile::name(&*kernel);
         if let Some(count) = cubes.iter().find(|&&count| count as usize > CUBES) {
             return Err(refuse(format!("{name}: {count} cubes, and wgpu takes at most {CUBES}")));

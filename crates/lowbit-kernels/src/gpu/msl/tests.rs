@@ -139,7 +139,7 @@ fn gpu_msl_refuses_what_wgpu_refuses_on_metal() {
         let kernel = MslTestCount::kernel(gpu.target(), 32).code();
         let buffers = vec![(&memory, start), (&memory, 128)];
         // SAFETY: the kernel reads and writes 128 bytes, and what is refused does not run.
-        unsafe { gpu.dispatch(Dispatch { kernel, cubes, buffers, scalars: vec![1], early: 0 }) }
+        unsafe { gpu.dispatch(Dispatch { kernel, cubes, buffers, written: 0, scalars: vec![1], early: 0 }) }
     };
     launch([1; 3], 0).unwrap();
     let error = launch([1; 3], 16).unwrap_err().to_string();

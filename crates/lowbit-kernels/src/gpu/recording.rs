@@ -1,14 +1,14 @@
 //! The memory of a pass while it is captured.
 
-use super::super::encoder::{Memory, Range};
+use super::encoder::{Memory, Range};
 use std::sync::Arc;
 
 /// What the launches of a running capture use, which the pass must keep alive.
 ///
-/// cubecl-wgpu's pool cannot grow while a pass is recorded, and the pass keeps all that it uses: were each intermediate
-/// given a range of its own, the recording would need more memory than the warm-up before it. So the capture reuses its own
-/// ranges, as the pool does outside. The launches run in the order in which they were recorded, in a replay too.
-#[derive(Default)]
+/// Were each intermediate given a range of its own, a pass would need more memory than the same launches outside, and on Metal
+/// cubecl-wgpu's pool cannot grow while a pass is recorded. So the capture reuses its own ranges, as a pool does outside. The launches
+/// run in the order in which they were recorded, in a replay too.
+#[derive(Debug, Default)]
 pub(super) struct Recording {
     /// What the capture allocated, with its size in bytes.
     own: Vec<(usize, Range)>,
@@ -38,6 +38,7 @@ impl Recording {
     }
 
     /// The sizes of what the warm-up allocated and tensors still have: the recording needs as much again.
+    #[cfg(feature = "metal")]
     pub fn kept(&self) -> Vec<usize> {
         self.own.iter().filter(|(_, range)| !is_free(range)).map(|(bytes, _)| *bytes).collect()
     }
