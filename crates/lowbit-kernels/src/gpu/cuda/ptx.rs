@@ -220,6 +220,18 @@ pub(crate) fn permute(low: u32, high: u32, which: u32) -> u32 {
     bytes
 }
 
+/// The two e4m3 in the lower half of `codes` as f16, from compute capability 8.9 on.
+#[cube]
+pub(crate) fn e4m3_pair(codes: u32) -> u32 {
+    let pair: u32;
+    let codes = register(codes);
+    gpu_asm!(
+        "{{ .reg .b16 c; cvt.u16.u32 c, {codes}; cvt.rn.f16x2.e4m3x2 {pair}, c; }}",
+        pair = out(_) pair, codes = in(_) codes, options(pure, nomem),
+    );
+    pair
+}
+
 /// The differences of two pairs of f16.
 #[cube]
 pub(crate) fn subtract_halves(left: u32, right: u32) -> u32 {

@@ -3,18 +3,18 @@
 //! | | |
 //! |---|---|
 //! | `stream.rs` | one row of x, from Hopper on: the weight streams through shared memory |
-//! | `mma_vec/` | 1 to 8 rows of x: wide loads, exact products of integers |
-//! | `mma_rows/` | 6 to 32 rows of x, and experts with few pairs each: exact products of integers |
+//! | `mma_vec/` | 1 to 8 rows of x: wide loads, exact products of codes |
+//! | `mma_rows/` | 6 to 32 rows of x, and experts with few pairs each: exact products of codes |
 //! | `wgmma/` | many rows of x, on Hopper: weights rounded to x's type; experts with many pairs |
 //! | `mma_tile/` | the same before and after Hopper |
 //! | `vendor_blas.rs` | very many rows: the weight decoded to memory, then cuBLASLt |
-//! | `integers.rs`, `staging.rs` | what the exact ones share: codes as integers of x's type; x in shared memory |
+//! | `numbers.rs`, `staging.rs` | what the exact ones share: codes as numbers of x's type; x in shared memory |
 //! | `tiles/` | what the rounding ones share: weights in registers, x packed, pairs sorted by expert |
 
-mod integers;
 pub(super) mod mma_rows;
 pub(super) mod mma_tile;
 pub(super) mod mma_vec;
+mod numbers;
 mod staging;
 pub(super) mod stream;
 pub(super) mod tiles;

@@ -1,6 +1,6 @@
 //! What cubes on tensor cores share for few rows of x: a chunk of x in the order that products take it, and sums.
 
-use super::integers::Integers;
+use super::numbers::Numbers;
 use crate::gpu::cuda::ptx::{register, shared};
 use crate::gpu::float::{narrow, widen};
 use cubecl_core as cubecl;
@@ -10,7 +10,7 @@ use lowbit_formats::FloatType;
 /// How a chunk of x is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Staging {
-    pub integers: Integers,
+    pub numbers: Numbers,
     /// Rows of x per cube.
     pub m_tile: usize,
     /// Values of a chunk's row.
@@ -217,7 +217,7 @@ fn keep(
         let mut vector = Vector::<u32, Const<4>>::new(0u32);
         #[unroll]
         for j in 0..4usize {
-            vector.insert(j, x_pair(words, from, comptime!(4 * v + j), staging.integers));
+            vector.insert(j, x_pair(words, from, comptime!(4 * v + j), staging.numbers));
         }
         to.values[column * comptime!(staging.row) + swizzled(part * vectors + v, staging)] = vector;
     }
@@ -229,8 +229,8 @@ fn keep(
             #[unroll]
             for j in 0..comptime!(4 * vectors / groups) {
                 let word = words[comptime!(from + 4 * vectors / groups * group + j)];
-                let low = widen(word & 0xffffu32, staging.integers.dtype);
-                sum += low + widen(word >> 16u32, staging.integers.dtype);
+                let low = widen(word & 0xffffu32, staging.numbers.dtype);
+                sum += low + widen(word >> 16u32, staging.numbers.dtype);
             }
             #[unroll]
             for step in 0..comptime!(staging.sharing().ilog2()) {
@@ -248,11 +248,11 @@ fn x_pair(
     words: &Array<u32>,
     #[comptime] from: usize,
     #[comptime] q: usize,
-    #[comptime] integers: Integers,
+    #[comptime] numbers: Numbers,
 ) -> u32 {
-    let low = words[comptime!(from + integers.pair(q).0 / 2)];
-    let high = words[comptime!(from + integers.pair(q).1 / 2)];
-    if comptime!(integers.pair(q).0.is_multiple_of(2)) {
+    let low = words[comptime!(from + numbers.pair(q).0 / 2)];
+    let high = words[comptime!(from + numbers.pair(q).1 / 2)];
+    if comptime!(numbers.pair(q).0.is_multiple_of(2)) {
         (low & 0xffffu32) | (high << 16u32)
     } else {
         (low >> 16u32) | (high & 0xffff_0000u32)

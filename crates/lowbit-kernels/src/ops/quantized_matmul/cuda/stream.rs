@@ -8,12 +8,12 @@
 use super::super::gpu::cube_rows::check_indices;
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Source};
-use super::integers::ONES;
 use super::mma_vec::config::{MmaVec, RUNS, SPAN};
 use super::mma_vec::make_x::{self, Inputs, MEETING, Norm, PLANES, XConfig};
 use super::mma_vec::products::{Step, multiply_spans, scale_products};
 use super::mma_vec::scales::{Elements, elements, staged};
 use super::mma_vec::supports;
+use super::numbers::ONES;
 use super::staging::{Chunk, Rows, Staged, stage};
 use crate::KernelError;
 use crate::gpu::Gpu;
@@ -120,6 +120,11 @@ impl Stream {
     /// Planes that a tile has.
     fn planes(self) -> usize {
         PLANES / self.tiles
+    }
+
+    /// Planes of a tile that have something to multiply in a row's last stage, if not all have. Other planes have it in the next group.
+    fn left_over(self) -> usize {
+        self.vec.chunk % self.vec.scaled / 4
     }
 
     /// Words of codes from one row of a stage to the next: more than there are, so that units read different banks.
@@ -238,9 +243,11 @@ fn quantized_matmul_stream<S: Int, B: Int, Y: Int, V: Size>(
         let mut partial = Shared::<[f32]>::new_slice(SLOTS * PLANES * 16);
         let mut group = CUBE_POS_X;
         let mut slots = 0usize;
+        let mut turned = 0usize;
         while group < groups {
-            let sums = multiply_group(&stages, &xs, &mut ring, runs as usize, ones, stream);
-            keep(&sums, slots, &mut partial);
+            let sums = multiply_group(&stages, &xs, &mut ring, runs as usize, turned, ones, stream);
+            turned += comptime!(stream.left_over());
+            keep(&sums, slots, &mut partial, stream.vec);
             slots += 1;
             let next = group + CUBE_COUNT_X;
             if slots == SLOTS || next >= groups {
@@ -304,13 +311,15 @@ fn share_x(
     xs
 }
 
-/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's tile.
+/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's tile. The planes of a tile take
+/// their turns in a stage's spans from the `turned`-th on.
 #[cube]
 fn multiply_group<S: Int, B: Int, V: Size>(
     stages: &Stages<S, B, V>,
     xs: &Staged,
     ring: &mut Ring,
     runs: usize,
+    turned: usize,
     ones: u32,
     #[comptime] stream: Stream,
 ) -> Array<f32> {
@@ -322,7 +331,10 @@ fn multiply_group<S: Int, B: Int, V: Size>(
     while first * RUNS < runs {
         ptx::wait(ring.full(), ring.phase);
         let plane = UNIT_POS_X as usize / 32;
-        let span = plane % comptime!(stream.planes()) * 4;
+        let mut span = plane % comptime!(stream.planes()) * 4;
+        if comptime!(stream.left_over() > 0) {
+            span = (plane + turned) % comptime!(stream.planes()) * 4;
+        }
         if (first + span) * RUNS < runs {
             let row =
                 ring.stage as usize * comptime!(stream.rows()) + plane / comptime!(stream.planes()) * 16;
@@ -437,12 +449,15 @@ fn read<V: Size>(
 
 /// Puts a plane's sums of its 16 rows where they wait.
 #[cube]
-fn keep(sums: &Array<f32>, slot: usize, partial: &mut Shared<[f32]>) {
+fn keep(sums: &Array<f32>, slot: usize, partial: &mut Shared<[f32]>, #[comptime] vec: MmaVec) {
     let (unit, plane) = (UNIT_POS_X as usize % 32, UNIT_POS_X as usize / 32);
     #[unroll]
     for r in 0..2usize {
         let mut sum = sums[r];
         sum += plane_shuffle_xor(sum, 1u32);
+        if comptime!(vec.runs_apart()) {
+            sum += plane_shuffle_xor(sum, 2u32);
+        }
         if unit % 4 == 0 {
             partial[(slot * PLANES + plane) * 16 + unit / 4 + comptime!(8 * r)] = sum;
         }
@@ -499,7 +514,7 @@ pub(in super::super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<
             Source::AddRmsNorm { h: F16 },
             Source::SigmoidMul { vectors: 32, gates: 64 },
         ];
-        all.push((format, Source::Tensor, [F16, F16], 512));
+        all.push((format, Source::Tensor, [F16, F16], 448));
         all.push((format, Source::Tensor, [BF16, F32], 64));
         all.push((format, sources[i % 5], if i % 2 == 0 { [F16, F16] } else { [BF16, F32] }, 128 << (i % 3)));
     }

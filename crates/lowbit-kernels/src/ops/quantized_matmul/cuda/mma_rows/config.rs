@@ -1,7 +1,7 @@
 //! What the kernel is compiled for, and what follows from it.
 
 use super::super::super::problem::Problem;
-use super::super::integers::Integers;
+use super::super::numbers::Numbers;
 use super::super::staging::{Order, Staging, Sums};
 use crate::gpu::caps::Caps;
 use crate::gpu::layout::{Layout, RUN};
@@ -79,8 +79,8 @@ impl MmaRows {
     }
 
     /// The codes as tensor cores take them.
-    pub fn integers(self) -> Integers {
-        Integers::new(self.layout, self.x_type)
+    pub fn numbers(self) -> Numbers {
+        Numbers::new(self.layout, self.x_type)
     }
 
     /// With as few steps of x at a time, and then as few planes that share them, as fit `memory` bytes that a cube's units share.
@@ -169,11 +169,11 @@ impl MmaRows {
     /// How the units share x.
     pub fn staging(self) -> Staging {
         Staging {
-            integers: self.integers(),
+            numbers: self.numbers(),
             m_tile: self.m_tile,
             values: STEP * self.chunk,
             row: self.x_row(),
-            part: (2 * self.integers().distance()).max(8),
+            part: (2 * self.numbers().distance()).max(8),
             // Tensor cores add up more in less time.
             group: 0,
             sums: 0,

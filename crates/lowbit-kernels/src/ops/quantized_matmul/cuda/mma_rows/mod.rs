@@ -24,7 +24,7 @@ pub(crate) use config::MmaRows;
 use super::super::gpu::cube_rows::{Sizes, check_indices, cube_rows, cubes};
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Source};
-use super::integers::{Integers, ONES};
+use super::numbers::{Numbers, ONES};
 use super::staging::{Chunk, Rows, Staged, stage, store_sums};
 use crate::KernelError;
 use crate::gpu::caps::Caps;
@@ -48,7 +48,7 @@ use weight::Weight;
 /// Rows of x from which on the 8 columns of tensor cores' products are rows of x alone.
 pub(in super::super) const FROM: usize = 6;
 
-/// Whether a device has this kernel for a layout and a type of x: codes that the type has as integers, in groups whose
+/// Whether a device has this kernel for a layout and a type of x: codes that the type has as numbers, in groups whose
 /// quarters are whole words and whole pairs.
 pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     if !matches!(layout.codes, Codes::Integer { .. }) || !caps.tensor_cores {
@@ -59,7 +59,7 @@ pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType)
         FloatType::F16 => 8,
         FloatType::BF16 => 6,
     };
-    let (part, pairs) = (config::group(layout) / 4, Integers::new(layout, x_type).distance() * 2);
+    let (part, pairs) = (config::group(layout) / 4, Numbers::new(layout, x_type).distance() * 2);
     layout.bits <= bits && (part * layout.bits).is_multiple_of(32) && part.is_multiple_of(pairs.max(8))
 }
 

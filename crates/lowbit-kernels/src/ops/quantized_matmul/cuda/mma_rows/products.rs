@@ -1,6 +1,6 @@
-//! The products of a group: codes to integers, integers times x, and what scales them.
+//! The products of a group: codes to numbers, numbers times x, and what scales them.
 
-use super::super::integers::{integers, split};
+use super::super::numbers::{numbers, split};
 use super::super::staging::Staged;
 use super::config::{MmaRows, STEP};
 use crate::gpu::cuda::ptx::{address, multiply, register, shared};
@@ -97,12 +97,12 @@ pub(super) fn multiply_group(
     #[comptime] config: MmaRows,
 ) -> Array<f32> {
     let (rows, columns) = comptime!((2 * config.n_tiles, config.m_octets()));
-    let of_row = comptime!(config.integers().halves(config.part()));
+    let of_row = comptime!(config.numbers().halves(config.part()));
     let mut halves = Array::<u32>::new(comptime!(rows * of_row));
     #[unroll]
     for r in 0..rows {
         let from = comptime!((group * rows + r) * config.words());
-        split(words, from, &mut halves, comptime!(r * of_row), config.part(), config.integers());
+        split(words, from, &mut halves, comptime!(r * of_row), config.part(), config.numbers());
     }
     let mut products = Array::<f32>::new(comptime!(columns * config.n_tiles * 4));
     #[unroll]
@@ -130,7 +130,7 @@ pub(super) fn multiply_group(
                 #[unroll]
                 for i in 0..4usize {
                     let (r, q) = comptime!((2 * tile + i % 2, 4 * v + 2 * half + i / 2));
-                    a[i] = integers(&halves, comptime!(r * of_row), q, ones, config.integers());
+                    a[i] = numbers(&halves, comptime!(r * of_row), q, ones, config.numbers());
                 }
                 #[unroll]
                 for f in 0..columns {

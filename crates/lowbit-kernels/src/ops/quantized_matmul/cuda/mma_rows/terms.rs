@@ -48,7 +48,7 @@ pub(super) fn keep_terms(
     to: &mut Shared<[Vector<f32, Const<2>>]>,
     #[comptime] config: MmaRows,
 ) {
-    let (layout, integers) = comptime!((config.layout, config.integers()));
+    let (layout, numbers) = comptime!((config.layout, config.numbers()));
     let a_row = comptime!(config.chunk * config.groups());
     #[unroll]
     for i in 0..comptime!(config.terms_per_unit()) {
@@ -56,12 +56,12 @@ pub(super) fn keep_terms(
         if at < comptime!(config.n_tile() * config.chunk * config.groups()) {
             let (scale, bias) = (loaded[2 * i], loaded[2 * i + 1]);
             let factor = scale_of(scale, bias, 0usize, layout);
-            let mut added = factor * comptime!(-integers.zero());
+            let mut added = factor * comptime!(-numbers.zero());
             if comptime!(layout.biased()) {
                 added += bias_of(scale, bias, 0usize, layout);
             }
             let mut term = Vector::<f32, Const<2>>::new(0.0f32);
-            term.insert(0usize, factor * comptime!(integers.factor()));
+            term.insert(0usize, factor * comptime!(numbers.factor()));
             term.insert(1usize, added);
             to[at / a_row * comptime!(config.term_row()) + at % a_row] = term;
         }

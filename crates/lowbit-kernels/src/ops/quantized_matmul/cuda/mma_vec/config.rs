@@ -1,7 +1,7 @@
 //! What the kernel is compiled for, and what follows from it.
 
 use super::super::super::problem::{Problem, Source};
-use super::super::integers::Integers;
+use super::super::numbers::Numbers;
 use super::super::staging::{Order, Staging, Sums};
 use super::make_x::XConfig;
 use crate::gpu::caps::Caps;
@@ -68,22 +68,22 @@ impl MmaVec {
     }
 
     /// The codes as tensor cores take them.
-    pub fn integers(self) -> Integers {
+    pub fn numbers(self) -> Numbers {
         match self.m_tile {
             // More would take too many registers.
-            ..=2 => Integers::unshifted(self.layout, self.x_type),
-            _ => Integers::new(self.layout, self.x_type),
+            ..=2 => Numbers::unshifted(self.layout, self.x_type),
+            _ => Numbers::new(self.layout, self.x_type),
         }
     }
 
-    /// Words that hold a span's codes as [`Integers::halves`] says.
+    /// Words that hold a span's codes as [`Numbers::halves`] says.
     pub fn halves(self) -> usize {
-        self.integers().halves(SPAN)
+        self.numbers().halves(SPAN)
     }
 
     /// Whether the sums of x are needed.
     pub fn sums(self) -> bool {
-        self.integers().zero() != 0.0 || self.layout.biased()
+        self.numbers().zero() != 0.0 || self.layout.biased()
     }
 
     /// Values of a span that share a scale.
@@ -94,6 +94,17 @@ impl MmaVec {
     /// Groups of a span.
     pub fn groups(self) -> usize {
         SPAN / self.group()
+    }
+
+    /// Whether one row of x has the columns of two: the first four columns its spans' first runs, the others their second ones. Each unit
+    /// then scales half as many products.
+    pub fn runs_apart(self) -> bool {
+        self.m_tile == 1 && self.groups() > 1
+    }
+
+    /// Groups of a span whose products are in a column.
+    pub fn column_groups(self) -> usize {
+        if self.runs_apart() { self.groups() / RUNS } else { self.groups() }
     }
 
     /// Pairs of rows of x.
@@ -153,15 +164,15 @@ impl MmaVec {
         self.scaled_spans() * self.groups()
     }
 
-    /// The sums of products for pair `f` of rows of x.
+    /// The sums of products for pair `f` of rows of x, of a column's group `group`.
     pub fn product_at(self, f: usize, tile: usize, group: usize) -> usize {
-        ((f * self.n_tiles + tile) * self.groups() + group) * 4
+        ((f * self.n_tiles + tile) * self.column_groups() + group) * 4
     }
 
     /// How the units share x.
     pub fn staging(self) -> Staging {
         Staging {
-            integers: self.integers(),
+            numbers: self.numbers(),
             m_tile: self.m_tile,
             values: SPAN * self.chunk,
             row: self.x_row(),

@@ -1,5 +1,5 @@
 //! The product with few rows of x on CUDA's tensor cores. A plane multiplies 16 rows of the weight with 8 columns at a
-//! time; of x's f16 and bf16 values and the weight's codes as integers of the same type, so that all products are exact.
+//! time; of x's f16 and bf16 values and the weight's codes as numbers of the same type, so that all products are exact.
 //!
 //! A unit holds one span of two of the weight's rows (two runs, next to each other), and the 4 spans that a plane has
 //! of a row belong to different groups. So that their sums stay apart, each has a column of its own: it has x where its
@@ -9,19 +9,22 @@
 //! unit 4 g + t      weight: span t of rows g and g + 8     x: span g % 4 of row g / 4, if t = g % 4
 //!                   sums:   spans 2 (t % 2) and the next, row t / 2 of x, rows g and g + 8 of the weight
 //! ```
+//!
+//! One row of x has the columns of both, where a run has a scale of its own: its spans' first runs, then their second ones.
 
 #![allow(unsafe_code)] // Launches.
 
 pub(super) mod config;
 pub(super) mod make_x;
 pub(super) mod products;
+mod runs;
 pub(super) mod scales;
 
 pub(crate) use config::MmaVec;
 
 use super::super::gpu::cube_rows::{CubeRows, Sizes, check_indices, cube_rows, cubes};
 use super::super::problem::{Operands, Problem, Source};
-use super::integers::{Integers, ONES};
+use super::numbers::{Numbers, ONES};
 use super::staging::{Chunk, Rows, stage, store_sums};
 use crate::KernelError;
 use crate::gpu::Gpu;
@@ -46,7 +49,7 @@ use scales::{elements, keep_elements, load_elements, staged};
 /// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's bandwidth without it.
 pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     let gains = !matches!(layout.codes, Codes::Integer { .. }) || layout.bits <= 6;
-    caps.tensor_cores && Integers::exist(layout, x_type) && gains
+    caps.tensor_cores && Numbers::exist(layout, x_type) && gains
 }
 
 /// Values of a row of x that are made at the most: every cube makes all of them.
@@ -209,6 +212,9 @@ fn store<Y: Int>(
         for f in 0..comptime!(config.pairs()) {
             let mut sum = sums[comptime!(r * config.pairs() + f)];
             sum += plane_shuffle_xor(sum, 1u32);
+            if comptime!(config.runs_apart()) {
+                sum += plane_shuffle_xor(sum, 2u32);
+            }
             if t % 2 == 0 {
                 partial[(plane * m_tile + comptime!(2 * f) + t / 2) * n_tile + g + comptime!(8 * r)] = sum;
             }

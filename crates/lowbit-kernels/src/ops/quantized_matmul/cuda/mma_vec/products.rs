@@ -1,7 +1,8 @@
-//! The products of one step: codes to integers, integers times x, and what scales them.
+//! The products of one step: codes to numbers, numbers times x, and what scales them.
 
-use super::super::integers::{integers, split};
+use super::super::numbers::{numbers, split};
 use super::config::{MmaVec, RUNS, SPAN, X_SPAN};
+use super::runs::scale_runs;
 use super::scales::Elements;
 use crate::gpu::cuda::ptx::{address, multiply, register, shared, shared_words};
 use crate::gpu::decode::{bias_of, scale_of};
@@ -10,18 +11,23 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Where a unit's x is, of each pair of rows of x: its span, or the zeros after all of x.
+/// Where a unit's x is, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]: its span, or the zeros after all of x.
 #[cube]
 fn x_addresses(xs: u32, first: usize, #[comptime] config: MmaVec) -> Array<u32> {
     let unit = UNIT_POS_X as usize % 32;
     let (g, t) = (unit / 4, unit % 4);
-    let mut addresses = Array::<u32>::new(comptime!(config.pairs()));
+    let count = comptime!(if config.runs_apart() { RUNS } else { config.pairs() });
+    let mut addresses = Array::<u32>::new(count);
     #[unroll]
-    for f in 0..comptime!(config.pairs()) {
+    for f in 0..count {
         let column = min(g / 4 + comptime!(2 * f), comptime!(config.m_tile - 1));
         let span = column * comptime!(config.x_row()) + (first + t) * X_SPAN;
         let zeros = comptime!(config.m_tile * config.x_row());
-        addresses[f] = register(xs + select(t == g % 4, span, zeros) as u32 * 16u32);
+        let mut has_span = t == g % 4;
+        if comptime!(config.runs_apart()) {
+            has_span = t + comptime!(4 * f) == g;
+        }
+        addresses[f] = register(xs + select(has_span, span, zeros) as u32 * 16u32);
     }
     addresses
 }
@@ -42,12 +48,12 @@ pub(in super::super) fn multiply_spans(
     #[unroll]
     for r in 0..comptime!(config.n_unit()) {
         let (from, to) = comptime!((r * RUNS * config.layout.bits, r * config.halves()));
-        split(words, from, &mut halves, to, SPAN, config.integers());
+        split(words, from, &mut halves, to, SPAN, config.numbers());
     }
     let count = comptime!(config.product_at(config.pairs(), 0, 0));
-    let mut products = Array::<f32>::new(comptime!(count * config.integers().places));
+    let mut products = Array::<f32>::new(comptime!(count * config.numbers().places));
     #[unroll]
-    for i in 0..comptime!(count * config.integers().places) {
+    for i in 0..comptime!(count * config.numbers().places) {
         products[i] = 0.0;
     }
     let from = x_addresses(xs, first, config);
@@ -57,7 +63,8 @@ pub(in super::super) fn multiply_spans(
         let mut b = Array::<u32>::new(comptime!(4 * config.pairs()));
         #[unroll]
         for f in 0..pairs {
-            let vector = shared::<u32, Const<4>>(from[f], comptime!(16 * v), 4usize);
+            let of = comptime!(if config.runs_apart() { v * 8 / RUN } else { f });
+            let vector = shared::<u32, Const<4>>(from[of], comptime!(16 * v), 4usize);
             #[unroll]
             for j in 0..4usize {
                 b[4 * f + j] = vector.extract(j);
@@ -72,13 +79,13 @@ pub(in super::super) fn multiply_spans(
                 #[unroll]
                 for i in 0..4usize {
                     let (r, q) = comptime!((2 * tile + i % 2, 2 * step + i / 2));
-                    a[i] = integers(&halves, comptime!(r * config.halves()), q, ones, config.integers());
+                    a[i] = numbers(&halves, comptime!(r * config.halves()), q, ones, config.numbers());
                 }
                 #[unroll]
                 for f in 0..pairs {
                     let at = comptime!(
-                        config.integers().place_of_step(step) * count
-                            + config.product_at(f, tile, step / a_group)
+                        config.numbers().place_of_step(step) * count
+                            + config.product_at(f, tile, step / a_group % config.column_groups())
                     );
                     let right = comptime!(2 * (2 * f + half));
                     multiply(&a, 0usize, b[right], b[right + 1], &mut products, at, config.x_type);
@@ -86,11 +93,11 @@ pub(in super::super) fn multiply_spans(
             }
         }
     }
-    if comptime!(config.integers().places == 2) {
+    if comptime!(config.numbers().places == 2) {
         #[unroll]
         for i in 0..count {
             products[i] =
-                fma(products[count + i], comptime!(config.integers().second()).runtime(), products[i]);
+                fma(products[count + i], comptime!(config.numbers().second()).runtime(), products[i]);
         }
     }
     products
@@ -108,6 +115,23 @@ pub(in super::super) struct Step {
 /// Scales the products of groups, and adds them to the unit's sums.
 #[cube]
 pub(in super::super) fn scale_products<S: Int, B: Int>(
+    products: &Array<f32>,
+    x_sums: &Shared<[f32]>,
+    scaling: &Elements<S, B>,
+    step: &Step,
+    sums: &mut Array<f32>,
+    #[comptime] config: MmaVec,
+) {
+    if comptime!(config.runs_apart()) {
+        scale_runs(products, x_sums, scaling, step, sums, config);
+    } else {
+        scale_spans(products, x_sums, scaling, step, sums, config);
+    }
+}
+
+/// The same where a column has a whole span.
+#[cube]
+fn scale_spans<S: Int, B: Int>(
     products: &Array<f32>,
     x_sums: &Shared<[f32]>,
     scaling: &Elements<S, B>,
@@ -150,10 +174,10 @@ pub(in super::super) fn scale_products<S: Int, B: Int>(
                 #[unroll]
                 for f in 0..comptime!(config.pairs()) {
                     let product = comptime!(config.product_at(f, r / 2, group) + r % 2 * 2 + i);
-                    let mut value = products[product] * comptime!(config.integers().factor());
+                    let mut value = products[product] * comptime!(config.numbers().factor());
                     let x_sum = comptime!((f * 2 + i) * config.groups() + group);
-                    if comptime!(config.integers().zero() != 0.0) {
-                        value = fma(of_x[x_sum], comptime!(-config.integers().zero()), value);
+                    if comptime!(config.numbers().zero() != 0.0) {
+                        value = fma(of_x[x_sum], comptime!(-config.numbers().zero()), value);
                     }
                     let at = comptime!(r * config.pairs() + f);
                     sums[at] = fma(scale, value, sums[at]);

@@ -1,7 +1,7 @@
 //! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and entries of a codebook.
 
 use crate::gpu::cuda::ptx::{permute, subtract_halves};
-use crate::gpu::decode::{CODEBOOK, factor, field};
+use crate::gpu::decode::{factor, field};
 use crate::gpu::layout::{Codes, Layout, RUN};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -11,16 +11,27 @@ use lowbit_formats::FloatType;
 /// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
 pub(super) const ONES: u32 = 0x3f80_3f80;
 
-/// Codes of a layout in a type of 16 bits that [has them](Integers::exist).
+/// The codebook without signs, of which the first half are negative: byte j of word i is entry 4 i + j.
+const MAGNITUDES: [u32; 4] = {
+    let mut words = [0; 4];
+    let mut code = 0;
+    while code < 16 {
+        words[code / 4] |= (lowbit_formats::CODEBOOK[code].unsigned_abs() as u32) << (8 * (code % 4));
+        code += 1;
+    }
+    words
+};
+
+/// Codes of a layout in a type of 16 bits that [has them](Numbers::exist).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Integers {
+pub(crate) struct Numbers {
     pub layout: Layout,
     pub dtype: FloatType,
     /// How many places in the mantissa codes are taken to: products of each have sums of their own.
     pub places: usize,
 }
 
-impl Integers {
+impl Numbers {
     /// Whether `dtype` has every number that codes stand for. Small floats are shifted into f16, whose subnormals are theirs; in bf16
     /// their products would be subnormal themselves.
     pub fn exist(layout: Layout, dtype: FloatType) -> bool {
@@ -36,11 +47,11 @@ impl Integers {
         Self { layout, dtype, places: 1 }
     }
 
-    /// With sums for as many places as save shifts: as f16, two neighbours of up to 4 bits need one shift, and those of 4
+    /// With sums for as many places as save shifts: as f16, two neighbours of up to 5 bits need one shift, and those of 4
     /// bits none.
     pub fn unshifted(layout: Layout, dtype: FloatType) -> Self {
         let integer = matches!(layout.codes, Codes::Integer { .. });
-        let places = if integer && layout.bits <= 4 && dtype == FloatType::F16 { 2 } else { 1 };
+        let places = if integer && layout.bits <= 5 && dtype == FloatType::F16 { 2 } else { 1 };
         Self { layout, dtype, places }
     }
 
@@ -63,6 +74,7 @@ impl Integers {
     /// How far apart the two codes are that are taken to the halves of a word together. Both lie in one group.
     pub fn distance(self) -> usize {
         match self.layout.bits {
+            _ if self.layout.codes == Codes::Codebook => 2,
             2 => 8,
             4 => 4,
             8 => 2,
@@ -71,11 +83,12 @@ impl Integers {
         }
     }
 
-    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes. Entries of a
-    /// codebook take a byte each, those of the lower codes in one word and those of the upper ones in the next.
+    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes. Small floats of
+    /// 4 bits and entries of a codebook take a byte each.
     fn words(self) -> usize {
         match self.layout.codes {
-            Codes::Codebook => 2,
+            Codes::E2M1 => 2,
+            Codes::Codebook => 1,
             _ => (self.distance() * self.layout.bits).div_ceil(16),
         }
     }
@@ -122,7 +135,7 @@ impl Integers {
     }
 }
 
-/// Puts `values` codes, whose words begin at `from`, into [`Integers::halves`] from `to` on: those that belong together
+/// Puts `values` codes, whose words begin at `from`, into [`Numbers::halves`] from `to` on: those that belong together
 /// at the same place of both halves.
 #[cube]
 pub(super) fn split(
@@ -131,13 +144,22 @@ pub(super) fn split(
     halves: &mut Array<u32>,
     #[comptime] to: usize,
     #[comptime] values: usize,
-    #[comptime] of: Integers,
+    #[comptime] of: Numbers,
 ) {
     if comptime!(of.layout.codes == Codes::Codebook) {
         #[unroll]
         for i in 0..comptime!(values / 8) {
-            halves[comptime!(to + 2 * i)] = entries(words[comptime!(from + i)]);
-            halves[comptime!(to + 2 * i + 1)] = entries(words[comptime!(from + i)] >> 16u32);
+            let codes = words[comptime!(from + i)];
+            let others = codes ^ 0x8888_8888u32;
+            halves[comptime!(to + 2 * i)] = entries(codes, others);
+            halves[comptime!(to + 2 * i + 1)] = entries(codes >> 16u32, others >> 16u32);
+        }
+    } else if comptime!(of.layout.codes == Codes::E2M1) {
+        #[unroll]
+        for i in 0..comptime!(values / 8) {
+            let codes = words[comptime!(from + i)];
+            halves[comptime!(to + 2 * i)] = upper_bytes(codes << 4u32, codes << 1u32);
+            halves[comptime!(to + 2 * i + 1)] = upper_bytes(codes, codes >> 3u32);
         }
     } else if comptime!(of.distance() * of.layout.bits == 16) {
         #[unroll]
@@ -158,23 +180,31 @@ pub(super) fn split(
     }
 }
 
-/// The codebook's entries, 128 added, of the lowest four codes of a word.
+/// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with their uppermost bits flipped.
 #[cube]
-fn entries(codes: u32) -> u32 {
-    let low = permute(comptime!(CODEBOOK[0]).runtime(), comptime!(CODEBOOK[1]).runtime(), codes & 0x7777u32);
-    let high = permute(comptime!(CODEBOOK[2]).runtime(), comptime!(CODEBOOK[3]).runtime(), codes & 0x7777u32);
-    // Of each byte, that of `high` where the code has its uppermost bit.
-    permute(low, high, ((codes & 0x8888u32) >> 1u32) | 0x3210u32)
+fn entries(codes: u32, others: u32) -> u32 {
+    // Where a code has its uppermost bit, its byte is the uppermost bit of the entry that the other bits name: 0.
+    let below = permute(comptime!(MAGNITUDES[0]).runtime(), comptime!(MAGNITUDES[1]).runtime(), codes);
+    let above = permute(comptime!(MAGNITUDES[2]).runtime(), comptime!(MAGNITUDES[3]).runtime(), others);
+    // No byte borrows from the next.
+    (above + 0x8080_8080u32) - below
+}
+
+/// The upper bytes of four codes of e2m1 as f16, where a word has their signs in its bytes' uppermost bits, and another one the
+/// rest one place above the lowest.
+#[cube]
+fn upper_bytes(signs: u32, magnitudes: u32) -> u32 {
+    (signs & 0x8080_8080u32) | (magnitudes & 0x0e0e_0e0eu32)
 }
 
 /// The `q`-th pair of the codes whose halves begin at `from`. `ones` is [`ONES`].
 #[cube]
-pub(super) fn integers(
+pub(super) fn numbers(
     halves: &Array<u32>,
     #[comptime] from: usize,
     #[comptime] q: usize,
     ones: u32,
-    #[comptime] of: Integers,
+    #[comptime] of: Numbers,
 ) -> u32 {
     let width = comptime!(of.layout.bits);
     let q = comptime!(of.order(q));
@@ -192,8 +222,9 @@ pub(super) fn integers(
             if comptime!(of.dtype == FloatType::BF16) { bits | ones } else { bits }
         }
         Codes::E2M1 => {
-            moved(halves[at], comptime!(bit % 16), 3usize, 9usize)
-                | moved(halves[at], comptime!(bit % 16 + 3), 1usize, 15usize)
+            let bytes = halves[comptime!(from + q / 4 * 2 + q % 2)];
+            let upper = bytes & 0xff00_ff00u32;
+            if comptime!(q % 4 >= 2) { upper } else { (bytes - upper) << 8u32 }
         }
         Codes::E4M3 => {
             let sign = moved(halves[at], comptime!(bit % 16 + 7), 1usize, 15usize);
@@ -203,9 +234,9 @@ pub(super) fn integers(
         }
         // 1024 is added by the exponent, and the entries have 128.
         _ => {
-            let bytes =
-                permute(halves[at], halves[at + 1], comptime!(0x0400 + 0x0101 * (q as u32 % 4)).runtime());
-            subtract_halves((bytes & 0x00ff_00ffu32) | 0x6400_6400u32, 0x6480_6480u32.runtime())
+            let entries = halves[comptime!(from + q / 2)];
+            let which = comptime!(0x4240u32 + 0x0101 * (q as u32 % 2)).runtime();
+            subtract_halves(permute(entries, 0x6464_6464u32.runtime(), which), 0x6480_6480u32.runtime())
         }
     }
 }
