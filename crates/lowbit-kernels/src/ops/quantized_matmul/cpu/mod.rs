@@ -97,7 +97,7 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
     log::trace!(target: PLAN, "{}", explain(&groups, (n, k), |m| format!("{:?}", policy::variant(m, isa.lanes()))));
     let mut operands = Vec::with_capacity(groups.len());
     let mut tasks = Vec::new();
-    let count = groups.len();
+    let (count, mut work) = (groups.len(), 0usize);
     for (index, group) in groups.into_iter().enumerate() {
         let m = group.y.len() / n;
         operands.push(match policy::variant(m, isa.lanes()) {
@@ -109,9 +109,10 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
             tasks.push(Task { group: index, m: first_m, weight_row: group.weight_row + first_n, y });
         });
     }
-    cpu.for_each(tasks, |mut task| match &operands[task.group] {
+    cpu.for_each_of(work, tasks, |mut task| match &operands[task.group] {
         Operand::Packed(x) => outer::run(isa, weight, task.weight_row, (x, task.m), &mut task.y),
         Operand::Rows(x) => {
+        work = work.saturating_add(policy::work(m, n, k));
             let x = &x[task.m * padded_k..][..task.y.len() * padded_k];
             match &mut task.y[..] {
                 [y] => weight.dot(isa, task.weight_row, x, y),

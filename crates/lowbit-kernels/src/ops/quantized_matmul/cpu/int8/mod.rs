@@ -24,6 +24,7 @@ impl Method for Int8 {
     const GRAIN: usize = 1 << 19;
     const UNPACK: usize = 4;
 
+    const RATE: usize = 320;
     fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Activations {
         Activations::new(cpu, x, m, layout)
     }
