@@ -163,8 +163,11 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// Work smaller than this many simple operations is not worth handing to another thread.
+/// Fewer simple operations than this are no task of their own.
 const GRAIN: usize = 1 << 15;
+
+/// Simple operations, in vectors, that a thread does in a nanosecond, about.
+const OPERATIONS: usize = 16;
 
 impl Cpu {
     /// The instruction set that kernels run with.
@@ -194,20 +197,36 @@ impl Cpu {
         if self.threads() == 1 || per_task >= rows {
             return f(0, y);
         }
+        let work = Self::work(rows.saturating_mul(cost));
         let rows = y.chunks_mut(per_task * row).enumerate().collect();
-        self.for_each(rows, |(task, rows)| f(task * per_task, rows));
+        self.for_each_of(work, rows, |(task, rows)| f(task * per_task, rows));
     }
 
-    /// Calls `f` on every one of `tasks`, on all threads; a single task stays on the calling thread.
+    /// Nanoseconds that a thread takes for so many simple operations in vectors, about.
+    pub(crate) fn work(operations: usize) -> usize {
+        operations / OPERATIONS
+    }
+
+    /// Calls `f` on every one of `tasks`, on all threads; a single task stays on the calling thread. It is for work of milliseconds:
+    /// where it may be less, [`Self::for_each_of`] says how much there is.
     ///
     /// # Panics
     /// With what a call panicked with, after the others have ended.
     pub fn for_each<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync + Send) {
-        if self.threads() == 1 || tasks.len() <= 1 {
+        self.for_each_of(usize::MAX, tasks, f);
+    }
+
+    /// As [`Self::for_each`], where one thread takes about `work` nanoseconds for all tasks: too little stays on the calling thread.
+    ///
+    /// # Panics
+    /// With what a call panicked with, after the others have ended.
+    pub fn for_each_of<T: Send>(&self, work: usize, tasks: Vec<T>, f: impl Fn(T) + Sync + Send) {
+        let work = work as u64;
+        if tasks.len() <= 1 || !self.pool.shares(work) {
             return tasks.into_iter().for_each(f);
         }
         let tasks: Vec<_> = tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
-        self.pool.run(tasks.len(), &|i| {
+        self.pool.run(tasks.len(), work, &|i| {
             let task = tasks[i].lock().expect("a task's lock is held only to take it").take();
             f(task.expect("each task is taken once"));
         });

@@ -3,14 +3,18 @@
 //! they sleep.
 //!
 //! A job is cut into pieces, which the threads and the caller take one by one: a thread that another process holds up takes
-//! fewer. The caller waits for pieces that have begun, never for a thread to come, and takes part in nothing but its own job:
-//! jobs may start jobs, and any number of callers may share a pool.
+//! fewer. The caller takes them from the front and the threads from the back, so that each core meets the same weights and states
+//! again at the next token. The caller waits for pieces that have begun, never for a thread to come, and takes part in nothing
+//! but its own job: jobs may start jobs, and any number of callers may share a pool.
+//!
+//! Small jobs stay with their caller ([`HANDOVER`]), and threads that sleep are woken once what they miss is worth it ([`WAKE`]): a
+//! model of small products is then as fast as with one thread, and a larger one has all threads after its first products.
 #![allow(unsafe_code)] // `Job` keeps a closure whose lifetime the compiler cannot follow.
 
 use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -18,6 +22,13 @@ use std::time::{Duration, Instant};
 /// How long a thread looks for the next job, and a caller for the end of its own, before it sleeps: longer than a model's
 /// steps between products, and too short to be seen in a process that rests.
 const PATIENCE: Duration = Duration::from_micros(200);
+
+/// Nanoseconds of work below which a job stays with its caller. Handing one to a thread that looks for jobs takes 400 (Zen 5).
+const HANDOVER: u64 = 2_000;
+
+/// Nanoseconds of work that a sleeping thread may miss before it is woken. Waking one costs the caller 3,000, and 13,000 where other
+/// processes keep the cores busy; the thread comes 3,000 or 30,000 after that (Zen 5, in a virtual machine).
+const WAKE: u64 = 200_000;
 
 /// Threads that run the pieces of jobs.
 #[derive(Debug)]
@@ -39,7 +50,11 @@ struct Shared {
 struct State {
     /// Jobs that may have pieces left.
     jobs: Vec<Arc<Job>>,
+    /// Threads that sleep, and those among them that shall wake and have not yet.
     asleep: usize,
+    woken: usize,
+    /// Nanoseconds of work done since a thread was woken that sleeping ones could have taken part in.
+    missed: u64,
     stop: bool,
 }
 
@@ -69,17 +84,25 @@ impl Pool {
         self.threads.len() + 1
     }
 
-    /// Calls `piece` with every number below `pieces`, on all threads and in no order, and returns when all have ended.
+    /// Whether there are threads to share a job of `work` nanoseconds with.
+    pub fn shares(&self, work: u64) -> bool {
+        !self.threads.is_empty() && work >= HANDOVER
+    }
+
+    /// Calls `piece` with every number below `pieces`, on all threads and in no order, and returns when all have ended. Together
+    /// they take one thread about `work` nanoseconds.
     ///
     /// # Panics
     /// With what a piece panicked with, after the others have ended.
-    pub fn run(&self, pieces: usize, piece: &(dyn Fn(usize) + Sync)) {
-        if pieces <= 1 || self.threads.is_empty() {
+    pub fn run(&self, pieces: usize, work: u64, piece: &(dyn Fn(usize) + Sync)) {
+        if pieces <= 1 || !self.shares(work) {
             return (0..pieces).for_each(piece);
         }
         let job = Arc::new(Job::new(piece, pieces));
-        self.shared.begin(&job);
-        job.take_part();
+        if !self.shared.begin(&job, work, self.threads.len()) {
+            return (0..pieces).for_each(piece);
+        }
+        job.take_part(Job::front);
         self.shared.state().jobs.retain(|other| !Arc::ptr_eq(other, &job));
         job.wait(self.shared.patience);
         let panic = job.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -107,19 +130,34 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self, job: &Arc<Job>) {
+    /// Offers `job`, of `work` nanoseconds, to `threads` threads. False if all of them sleep on: then nobody was told.
+    fn begin(&self, job: &Arc<Job>, work: u64, threads: usize) -> bool {
         let mut state = self.state();
+        let awake = threads - (state.asleep - state.woken);
+        let missing = (job.pieces - 1).min(threads).saturating_sub(awake);
+        let mut woken = 0;
+        if missing > 0 {
+            state.missed = state.missed.saturating_add(work);
+            woken = missing.min(usize::try_from(state.missed / WAKE).unwrap_or(missing));
+        }
+        if awake + woken == 0 {
+            return false;
+        }
+        if woken > 0 {
+            state.missed = 0;
+            state.woken += woken;
+        }
         state.jobs.push(job.clone());
-        let woken = state.asleep.min(job.pieces - 1);
         drop(state);
         self.begun.fetch_add(1, Ordering::Release);
         (0..woken).for_each(|_| self.wake.notify_one());
+        true
     }
 
     /// What a thread does.
     fn work(&self) {
         while let Some(job) = self.next() {
-            job.take_part();
+            job.take_part(Job::back);
         }
     }
 
@@ -145,8 +183,10 @@ impl Shared {
                 return found;
             }
             state.asleep += 1;
-            let mut state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let sleeps = |state: &mut State| state.woken == 0 && !state.stop;
+            let mut state = self.wake.wait_while(state, sleeps).unwrap_or_else(PoisonError::into_inner);
             state.asleep -= 1;
+            state.woken = state.woken.saturating_sub(1);
         }
     }
 }
@@ -176,8 +216,8 @@ fn spin(patience: Duration, ready: impl Fn() -> bool) -> bool {
 struct Job {
     piece: *const (dyn Fn(usize) + Sync),
     pieces: usize,
-    /// The first piece that nobody has taken.
-    next: AtomicUsize,
+    /// How many pieces were asked for from the front, and in the upper half from the back.
+    asked: AtomicU64,
     /// Pieces that have ended.
     ended: AtomicUsize,
     owner: Thread,
@@ -201,21 +241,36 @@ impl Job {
         let piece: *const (dyn Fn(usize) + Sync + 'a) = piece;
         // SAFETY: the two types differ in a lifetime alone.
         let piece: *const (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(piece) };
-        let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { piece, pieces, next, ended, owner: thread::current(), panic: Mutex::default() }
+        assert!(pieces <= 1 << 31, "{pieces} pieces: more than can be counted");
+        let (asked, ended) = (AtomicU64::new(0), AtomicUsize::new(0));
+        Self { piece, pieces, asked, ended, owner: thread::current(), panic: Mutex::default() }
+    }
+
+    /// Pieces asked for from the front and from the back.
+    fn halves(asked: u64) -> (usize, usize) {
+        (asked as u32 as usize, (asked >> 32) as usize)
     }
 
     fn is_open(&self) -> bool {
-        self.next.load(Ordering::Relaxed) < self.pieces
+        let (front, back) = Self::halves(self.asked.load(Ordering::Relaxed));
+        front + back < self.pieces
+    }
+
+    /// The first piece that nobody has taken.
+    fn front(&self) -> Option<usize> {
+        let (front, back) = Self::halves(self.asked.fetch_add(1, Ordering::Relaxed));
+        (front + back < self.pieces).then_some(front)
+    }
+
+    /// The last one.
+    fn back(&self) -> Option<usize> {
+        let (front, back) = Self::halves(self.asked.fetch_add(1 << 32, Ordering::Relaxed));
+        (front + back < self.pieces).then(|| self.pieces - 1 - back)
     }
 
     /// Runs pieces until all are taken.
-    fn take_part(&self) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= self.pieces {
-                return;
-            }
+    fn take_part(&self, next: impl Fn(&Self) -> Option<usize>) {
+        while let Some(index) = next(self) {
             // SAFETY: this piece has not ended, so `Pool::run`, which borrows the closure, still waits in `Job::wait`: nothing
             // before that panics or returns.
             let piece = unsafe { &*self.piece };
@@ -243,11 +298,13 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
+
+    /// Work for which all threads are woken.
+    const LARGE: u64 = u64::MAX;
 
     fn sum(pool: &Pool, pieces: usize) -> u64 {
         let sum = AtomicU64::new(0);
-        pool.run(pieces, &|i| {
+        pool.run(pieces, LARGE, &|i| {
             sum.fetch_add(i as u64 + 1, Ordering::Relaxed);
         });
         sum.into_inner()
@@ -271,7 +328,7 @@ mod tests {
     fn threads_stay() {
         let pool = Pool::new(4).unwrap();
         for _ in 0..20_000 {
-            pool.run(2, &|_| ());
+            pool.run(2, LARGE, &|_| ());
         }
         assert!(!pool.threads.iter().any(JoinHandle::is_finished));
     }
@@ -289,6 +346,23 @@ mod tests {
         }
     }
 
+    /// A sleeping thread is woken once it has missed enough.
+    #[test]
+    fn small_jobs_stay_with_their_caller() {
+        let pool = Pool::new(2).unwrap();
+        while pool.shared.state().asleep == 0 {
+            thread::yield_now();
+        }
+        let caller = thread::current().id();
+        for work in [0, HANDOVER - 1, HANDOVER, WAKE / 2] {
+            pool.run(4, work, &|_| assert_eq!(thread::current().id(), caller));
+        }
+        assert_eq!(pool.shared.state().missed, HANDOVER + WAKE / 2);
+        pool.run(4, WAKE / 2, &|_| ());
+        assert_eq!(pool.shared.state().missed, 0);
+        assert!(!pool.shares(HANDOVER - 1) && pool.shares(HANDOVER));
+    }
+
     #[test]
     fn jobs_within_jobs_and_beside_each_other() {
         let pool = Pool::new(3).unwrap();
@@ -297,7 +371,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..50 {
                         let total = AtomicU64::new(0);
-                        pool.run(4, &|_| {
+                        pool.run(4, LARGE, &|_| {
                             total.fetch_add(sum(&pool, 10), Ordering::Relaxed);
                         });
                         assert_eq!(total.into_inner(), 4 * 55);
@@ -314,7 +388,7 @@ mod tests {
         for bad in [0, 7] {
             let ended = AtomicUsize::new(0);
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(8, &|i| {
+                pool.run(8, LARGE, &|i| {
                     assert_ne!(i, bad, "the bad piece");
                     ended.fetch_add(1, Ordering::Relaxed);
                 });

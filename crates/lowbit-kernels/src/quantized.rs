@@ -205,7 +205,8 @@ impl QuantizedTensor {
     }
 
     /// The same weight repacked for the CPU's products in integers (`panels/`), which round x to 8 bits per group of values
-    /// that share a scale, or on a processor with AMX x and the weight to bf16. Weights that these do not compute (floats, mxfp8, and those with scales of 2^100 and more) stay as
+    /// that share a scale, or on a processor with AMX x and the weight to bf16. Codes that are small floats are multiplied in f32
+    /// instead, which rounds nothing. Weights that these do not compute (floats, those with scales of 2^100 and more, and those with a NaN) stay as
     /// they are, and so do those on a GPU. Products of a weight that is not repacked are in f32.
     ///
     /// # Errors

@@ -27,20 +27,31 @@ pub(crate) struct Piece<'r, 'y> {
 }
 
 impl Scan<'_> {
-    /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`.
-    pub fn run(&self, cpu: &Cpu, y: &mut [f32], state: &mut [f32], f: impl Fn(Piece) + Sync + Send) {
-        self.cut(y, state, |pieces| cpu.for_each(pieces, f));
+    /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`; an element of it takes `cost` simple
+    /// operations.
+    pub fn run(
+        &self,
+        cpu: &Cpu,
+        cost: usize,
+        y: &mut [f32],
+        state: &mut [f32],
+        f: impl Fn(Piece) + Sync + Send,
+    ) {
+        let work = Cpu::work(y.len().saturating_mul(cost));
+        self.cut(y, state, |pieces| cpu.for_each_of(work, pieces, f));
     }
 
     /// As [`Self::run`], with the pieces of a sequence in one call whose blocks have the same `key`.
     pub fn run_together(
         &self,
         cpu: &Cpu,
+        cost: usize,
         y: &mut [f32],
         state: &mut [f32],
         key: impl Fn(usize) -> usize,
         f: impl Fn(Vec<Piece>) + Sync + Send,
     ) {
+        let work = Cpu::work(y.len().saturating_mul(cost));
         let key = |piece: &Piece| (piece.tokens.start, key(piece.columns.start / self.block));
         self.cut(y, state, |mut pieces| {
             pieces.sort_by_key(key);
@@ -51,7 +62,7 @@ impl Scan<'_> {
                     _ => groups.push(vec![piece]),
                 }
             }
-            cpu.for_each(groups, f);
+            cpu.for_each_of(work, groups, f);
         });
     }
 

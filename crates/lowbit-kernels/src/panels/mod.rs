@@ -1,5 +1,5 @@
-//! How weights lie for the CPU's products in integers and in tiles of bf16. Formats whose codes are small integers are repacked at load into
-//! panels of [`ROWS`] rows, so that a vector of integer sums has a row per lane, whatever the format:
+//! How weights lie for the CPU's products in integers, of small floats and in tiles of bf16. Formats whose codes have at most 8 bits are
+//! repacked at load into panels of [`ROWS`] rows, so that a vector of sums has a row per lane, whatever the format:
 //!
 //! ```text
 //! codes   [panel][span][bit plane][64 bytes]   a span is 32 values of each of the panel's rows
@@ -46,11 +46,20 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The layout of matrices `[n, k]`; `None` for formats whose codes are floats of 8 bits and more.
+    /// The layout of matrices `[n, k]`; `None` for formats whose codes are plain floats.
     pub fn of(format: Format, n: usize, k: usize) -> Option<Self> {
         let scheme = format.scheme();
-        let integers = matches!(scheme.codes, Codes::Integer { .. } | Codes::E2M1 | Codes::Codebook);
-        integers.then_some(Self { scheme, n, k })
+        (!matches!(scheme.codes, Codes::Float(_))).then_some(Self { scheme, n, k })
+    }
+
+    /// Whether codes are e4m3, which bytes of integers cannot say.
+    pub fn minifloat(&self) -> bool {
+        self.scheme.codes == Codes::E4M3
+    }
+
+    /// Whether one of these codes is not a number.
+    fn has_nan(&self, codes: &[u8]) -> bool {
+        self.minifloat() && codes.iter().fold(0, |greatest, code| (code & 0x7f).max(greatest)) == 0x7f
     }
 
     /// Values per row.

@@ -6,7 +6,7 @@ use crate::simd::{Kernel, Simd};
 use lowbit_formats::{BlockScales, Format, Parts, Scales, Scheme, Unpacked};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Fills the components of all panels of a weight. False if its scales are too large for products in panels.
+/// Fills the components of all panels of a weight. False if its scales are too large for products in panels, or codes are NaN.
 pub(crate) fn pack(
     cpu: &Cpu,
     layout: &Layout,
@@ -18,7 +18,7 @@ pub(crate) fn pack(
     if code_bytes == 0 {
         return true;
     }
-    let are_small = AtomicBool::new(true);
+    let is_sound = AtomicBool::new(true);
     let source = Source::new(format, layout);
     let count = out[0].len() / code_bytes;
     let [codes, scales, biases] = out;
@@ -28,12 +28,12 @@ pub(crate) fn pack(
     let per_task = count.div_ceil(cpu.threads() * 8);
     let tasks = (0..count).step_by(per_task.max(1)).map(|_| out.by_ref().take(per_task).collect::<Vec<_>>());
     cpu.for_each(tasks.collect(), |panels| {
-        let small = cpu.isa().dispatch(Task { source: &source, layout, parts, panels });
-        if !small {
-            are_small.store(false, Ordering::Relaxed);
+        let sound = cpu.isa().dispatch(Task { source: &source, layout, parts, panels });
+        if !sound {
+            is_sound.store(false, Ordering::Relaxed);
         }
     });
-    are_small.into_inner()
+    is_sound.into_inner()
 }
 
 /// Where a panel's codes, scales and biases go.
@@ -49,14 +49,14 @@ struct Task<'a, 'p> {
 }
 
 impl Kernel for Task<'_, '_> {
-    /// Whether all scales are small enough for products in panels.
+    /// Whether all scales are small enough for products in panels, and no code is NaN.
     type Output = bool;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> bool {
         let Self { source, layout, parts, panels } = self;
         let mut values = vec![[0; SPAN]; ROWS * layout.spans()];
-        let mut are_small = true;
+        let mut sound = true;
         for (panel, ((codes, scales), biases)) in panels {
             let first = panel % layout.panels() * ROWS;
             let row = panel / layout.panels() * layout.n + first;
@@ -69,10 +69,10 @@ impl Kernel for Task<'_, '_> {
             for lane in layout.n - first..ROWS {
                 panel.row(lane).fill([0; SPAN]);
             }
-            are_small &= layout.are_small(panel.scales);
+            sound &= layout.are_small(panel.scales) && !layout.has_nan(panel.values.as_flattened());
             join_spans(panel.values, layout.spans(), layout.scheme.bits, codes);
         }
-        are_small
+        sound
     }
 }
 

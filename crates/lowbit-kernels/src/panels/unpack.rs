@@ -2,7 +2,7 @@
 
 use super::{Layout, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::{Kernel, Simd};
-use lowbit_formats::{CODEBOOK, FloatType, Scales};
+use lowbit_formats::{CODEBOOK, E4M3, FloatType, Minifloat, Scales};
 use std::ops::Range;
 
 /// Panels that are unpacked side by side.
@@ -197,6 +197,11 @@ impl<'a> Unpack<'a> {
                 for (q, out) in out.chunks_mut(4).enumerate() {
                     let codes = &chunk.codes[0][g * group / 4 + q][4 * lane..];
                     for (out, &code) in out.iter_mut().zip(codes) {
+                        if self.layout.minifloat() {
+                            // Of halves of scales.
+                            *out = 2.0 * E4M3::decode(code) * scale;
+                            continue;
+                        }
                         let value = (i32::from(code) - zero) as f32 * scale;
                         *out = if biased { value + bias } else { value };
                     }
@@ -354,7 +359,7 @@ fn store_in_each<S: Simd>(simd: S, v: S::V, out: &mut [[f32; ROWS]], at: usize) 
     }
 }
 
-/// Halves of what e8m0's `codes` mean, since e2m1's values come doubled.
+/// Halves of what e8m0's `codes` mean, since e2m1's values come doubled (and e4m3's are doubled for that reason).
 #[inline(always)]
 fn half_powers<S: Simd>(simd: S, codes: &[u8; ROWS], infinite: bool, out: &mut [f32; ROWS]) {
     // Infinity begins above the last code, or at it.

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
-use super::{Kernel, Simd};
+use super::{E4M3_BITS, Kernel, Simd};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -233,6 +233,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe {
             let byte = _mm256_srl_epi32(bytes, _mm_cvtsi32_si128(8 * I as i32));
             _mm256_cvtepi32_ps(_mm256_and_si256(byte, _mm256_set1_epi32(0xff)))
+        }
+    }
+
+    #[inline(always)]
+    fn e4m3<const I: u32>(self, bytes: __m256i) -> __m256 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let top = _mm256_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * I as i32));
+            let bits = _mm256_and_si256(_mm256_srai_epi32::<4>(top), _mm256_set1_epi32(E4M3_BITS as i32));
+            _mm256_castsi256_ps(bits)
         }
     }
 

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
-use super::{Kernel, Simd};
+use super::{E4M3_BITS, Kernel, Simd};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -217,6 +217,16 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let byte = _mm512_srl_epi32(bytes, _mm_cvtsi32_si128(8 * I as i32));
             let byte = if I == 3 { byte } else { _mm512_and_si512(byte, _mm512_set1_epi32(0xff)) };
             _mm512_cvtepi32_ps(byte)
+        }
+    }
+
+    #[inline(always)]
+    fn e4m3<const I: u32>(self, bytes: __m512i) -> __m512 {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let top = _mm512_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * I as i32));
+            let bits = _mm512_and_si512(_mm512_srai_epi32::<4>(top), _mm512_set1_epi32(E4M3_BITS as i32));
+            _mm512_castsi512_ps(bits)
         }
     }
 

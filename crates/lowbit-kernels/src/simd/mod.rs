@@ -137,6 +137,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn f32_from_bits(self, bits: Self::I) -> Self::V;
     /// Byte `I` of each lane, unsigned.
     fn byte<const I: u32>(self, bytes: Self::I) -> Self::V;
+    /// Byte `I` of each lane as an e4m3, times 2^-120: its bits in the places of an f32's, subnormals too. What is NaN as an e4m3
+    /// becomes a number.
+    fn e4m3<const I: u32>(self, bytes: Self::I) -> Self::V;
     /// Element i of `y` becomes lane i of both, each rounded to the nearest bf16, ties to even. Subnormals may become zero.
     ///
     /// # Panics
@@ -170,6 +173,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
         y.copy_from_slice(&lanes[..y.len()]);
     }
 }
+
+/// An e4m3's bits where an f32 has its sign, the lower half of its exponent and the upper part of its mantissa.
+const E4M3_BITS: u32 = 0x87f0_0000;
 
 /// [`Simd::store_bf16_pairs`] where the processor has no instruction for it.
 #[inline(always)]

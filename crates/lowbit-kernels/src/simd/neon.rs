@@ -1,5 +1,5 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
-use super::{Kernel, Simd};
+use super::{E4M3_BITS, Kernel, Simd};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
@@ -295,6 +295,18 @@ impl<const LEVEL: u8> Simd for Neon<LEVEL> {
                 let down = vdupq_n_s32(-(8 * I as i32));
                 let low = vandq_u32(vshlq_u32(vreinterpretq_u32_s32(bytes), down), vdupq_n_u32(0xff));
                 vcvtq_f32_u32(low)
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn e4m3<const I: u32>(self, bytes: Self::I) -> Self::V {
+        bytes.map(|bytes| {
+            // SAFETY: `self` proves the features.
+            unsafe {
+                let top = vshlq_s32(bytes, vdupq_n_s32(24 - 8 * I as i32));
+                let bits = vreinterpretq_u32_s32(vshrq_n_s32::<4>(top));
+                vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(E4M3_BITS)))
             }
         })
     }

@@ -1,4 +1,4 @@
-use super::{Kernel, Simd};
+use super::{E4M3_BITS, Kernel, Simd};
 use crate::cast::Float;
 use half::{bf16, f16};
 
@@ -147,6 +147,11 @@ impl<const N: usize> Simd for Lanes<N> {
     #[inline(always)]
     fn byte<const I: u32>(self, bytes: [[u8; 4]; N]) -> [f32; N] {
         bytes.map(|bytes| f32::from(bytes[I as usize]))
+    }
+
+    #[inline(always)]
+    fn e4m3<const I: u32>(self, bytes: [[u8; 4]; N]) -> [f32; N] {
+        bytes.map(|bytes| f32::from_bits((i32::from(bytes[I as usize] as i8) << 20) as u32 & E4M3_BITS))
     }
 
     #[inline(always)]

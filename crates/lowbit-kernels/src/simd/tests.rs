@@ -1,4 +1,5 @@
 use super::*;
+use lowbit_formats::{E4M3, Minifloat};
 
 /// Every operation once, on distinct lanes, so that a swapped operand or lane shows.
 struct Operations;
@@ -247,6 +248,21 @@ impl Kernel for Bytes {
                 got.iter().zip(bytes.chunks(4)).all(|(&got, bytes)| got == f32::from(bytes[i])),
                 "byte {i}"
             );
+        }
+        let all: [u8; 256] = std::array::from_fn(|code| code as u8);
+        for bytes in all.chunks_exact(4 * S::LANES) {
+            let lanes = simd.load_bytes(bytes);
+            let values =
+                [simd.e4m3::<0>(lanes), simd.e4m3::<1>(lanes), simd.e4m3::<2>(lanes), simd.e4m3::<3>(lanes)];
+            for (i, v) in values.into_iter().enumerate() {
+                let mut got = vec![f32::NAN; S::LANES];
+                simd.store(v, &mut got);
+                for (got, bytes) in got.into_iter().zip(bytes.chunks_exact(4)) {
+                    let want = E4M3::decode(bytes[i]);
+                    let got = got * f32::from_bits((127 + 120) << 23);
+                    assert!(want.is_nan() || got.to_bits() == want.to_bits(), "e4m3 {}: {got}", bytes[i]);
+                }
+            }
         }
         let table = std::array::from_fn(|i| (i * i) as u8 ^ 0xa5);
         let mut codes = std::array::from_fn(|i| (i * 7 % 16) as u8);

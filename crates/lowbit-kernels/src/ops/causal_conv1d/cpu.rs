@@ -10,6 +10,9 @@ use std::ops::Range;
 /// enough to be read ahead.
 const BLOCK: usize = 1024;
 
+/// Simple operations of an output besides its taps.
+const ACTIVATION: usize = 12;
+
 /// The operands in f32, as the module says.
 pub(super) struct Conv<'a> {
     pub x: &'a [f32],
@@ -23,7 +26,9 @@ pub(super) struct Conv<'a> {
 impl Conv<'_> {
     pub fn run(&self, cpu: &Cpu, sequences: &[Range<usize>], y: &mut [f32], state: &mut [f32]) {
         let scan = Scan { sequences, width: self.channels, block: BLOCK, state: self.width - 1 };
-        scan.run(cpu, y, state, |piece| cpu.isa().dispatch(Channels { conv: self, piece }));
+        scan.run(cpu, self.width + ACTIVATION, y, state, |piece| {
+            cpu.isa().dispatch(Channels { conv: self, piece })
+        });
     }
 }
 

@@ -153,6 +153,7 @@ impl Product {
 pub(crate) fn arithmetic(format: Format, m: usize) -> Arithmetic {
     match crate::panels::Layout::of(format, 1, format.block()) {
         Some(_) if m >= policy::TILES_FROM => Arithmetic::Tiles,
+        Some(layout) if layout.minifloat() => Arithmetic::F32,
         Some(_) => Arithmetic::Int8,
         None => Arithmetic::F32,
     }

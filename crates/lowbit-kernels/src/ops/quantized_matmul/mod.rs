@@ -52,7 +52,7 @@ pub(crate) const X_GROUP: usize = 32;
 /// `x` from `r*b` on.
 ///
 /// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
-/// rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where the weight is repacked
+/// rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where the weight is repacked and not of mxfp8
 /// ([`QuantizedTensor::to_panels`]): each 32 values of a row to multiples of a 127th of the greatest magnitude among them. A value that is not finite then makes its row of the result NaN.
 /// On a CPU with AMX, x and the decoded weight of a product of many rows are rounded to bf16 instead; a value that is not finite,
 /// or beyond bf16's range, makes its row infinite or NaN. Where a GPU's matrix units multiply (many rows of f16 or bf16: tensor

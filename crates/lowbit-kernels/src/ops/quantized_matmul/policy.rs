@@ -59,6 +59,14 @@ const GRAIN: usize = 1 << 18;
 /// What decoding a value costs, in multiplications.
 const DECODE: usize = 6;
 
+/// Multiplications that a thread does in a nanosecond, about.
+const RATE: usize = 130;
+
+/// Nanoseconds that one thread takes for a product of `m x n x k`, about.
+pub(super) fn work(m: usize, n: usize, k: usize) -> usize {
+    n.saturating_mul(k).saturating_mul(m + DECODE) / RATE
+}
+
 /// Weight rows a task, for a product of `m x n x k` that is one of `groups` equal ones.
 pub(super) fn strip(m: usize, n: usize, k: usize, groups: usize, threads: usize) -> usize {
     let row = k.saturating_mul(m.min(MC) + DECODE).max(1);

@@ -2,7 +2,7 @@
 
 use super::policy;
 use crate::{Device, KernelError, QuantizedTensor, bench::Expected, inputs};
-use lowbit_formats::FloatType;
+use lowbit_formats::{Codes, FloatType};
 
 /// What a kernel may round before it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,6 +44,7 @@ impl Rounded {
         match weight.device() {
             _ if !weight.is_repacked() => Self::Nothing,
             Device::Cpu(cpu) if policy::in_tiles(cpu.isa(), m) => Self::Bf16,
+            _ if weight.format().scheme().codes == Codes::E4M3 => Self::Nothing,
             _ => Self::X,
         }
     }

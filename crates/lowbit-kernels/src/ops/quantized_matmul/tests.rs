@@ -35,7 +35,7 @@ pub(crate) fn assert_expected(what: &str, got: &Tensor, want: &[Expected]) {
     }
 }
 
-fn check(devices: &[Device], format: Format, (m, n, k): (usize, usize, usize), dtype: FloatType) {
+pub(super) fn check(devices: &[Device], format: Format, (m, n, k): (usize, usize, usize), dtype: FloatType) {
     // One for all that round alike: devices differ in nothing else that the reference reads.
     let mut wanted: Vec<(Rounded, Vec<Expected>)> = Vec::new();
     for device in devices {
@@ -92,7 +92,7 @@ fn each_of_several_weights_is_multiplied_as_alone() {
 /// A weight as its file has it and, if products in integers take it, in panels.
 pub(crate) fn layouts(weight: &QuantizedTensor) -> Vec<QuantizedTensor> {
     let panels = weight.to_panels().unwrap();
-    let floats = matches!(weight.format(), Format::Float(_) | Format::Mxfp8);
+    let floats = matches!(weight.format(), Format::Float(_));
     assert_eq!(panels.is_repacked(), !floats, "{}", weight.format());
     [weight.clone()].into_iter().chain((!floats).then_some(panels)).collect()
 }

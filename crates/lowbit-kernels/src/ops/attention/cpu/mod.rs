@@ -23,8 +23,8 @@ const ROWS: usize = 64;
 const STRETCH: usize = 256;
 /// Tasks per thread, where there are enough keys.
 const TASKS: usize = 4;
-/// Fewer products than this stay on the calling thread.
-const SMALL: usize = 1 << 17;
+/// Products that a thread does in a nanosecond, about.
+const RATE: usize = 60;
 
 /// The operands' sizes, and how the work is cut: task by task over the key heads, blocks of tokens and stretches.
 struct Plan<'a> {
@@ -156,10 +156,7 @@ impl Plan<'_> {
         };
         let tasks = partials.chunks_exact_mut(size).enumerate();
         let work = self.heads * blocks * self.rows() * longest * (self.width + self.value_width);
-        match work < SMALL {
-            true => tasks.for_each(run),
-            false => cpu.for_each(tasks.collect(), run),
-        }
+        cpu.for_each_of(work / RATE, tasks.collect(), run);
         partials
     }
 }

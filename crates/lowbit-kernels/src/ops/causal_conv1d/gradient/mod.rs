@@ -111,7 +111,7 @@ fn backward(
     let columns = width + 1;
     let mut partials = vec![0.0; sequences.len() * channels * columns];
     let scan = Scan { sequences, width: channels, block: BLOCK, state: columns };
-    scan.run(cpu, dx.as_mut_slice()?, &mut partials, |piece| {
+    scan.run(cpu, 8 * width, dx.as_mut_slice()?, &mut partials, |piece| {
         // Of sequences that start alike only the last has tokens.
         let sequence = sequences.partition_point(|tokens| tokens.start <= piece.tokens.start) - 1;
         cpu.isa().dispatch(Channels { of: &backward, sequence, piece });

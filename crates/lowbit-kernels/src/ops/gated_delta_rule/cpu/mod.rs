@@ -46,7 +46,8 @@ impl Problem<'_> {
         let filled = sequences.iter().filter(|tokens| !tokens.is_empty()).count();
         let together = filled * key_heads >= KEY_HEADS_PER_THREAD * cpu.threads();
         let key = |head| if together { self.dims.key_head(head_map, head) } else { head };
-        scan.run_together(cpu, y, state, key, |heads| {
+        // The state of an output is decayed, read and updated, by fused operations that do not wait for memory.
+        scan.run_together(cpu, key_dim * 3 / 4, y, state, key, |heads| {
             match policy::form(form, state_layout, heads[0].tokens.len()) {
                 Form::Chunked => cpu.isa().dispatch(Chunked { problem: self, heads }),
                 _ => {

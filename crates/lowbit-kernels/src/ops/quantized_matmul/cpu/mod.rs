@@ -5,6 +5,7 @@
 mod bf16;
 mod inner;
 mod int8;
+mod minifloat;
 mod outer;
 mod panels;
 pub(super) mod rows;
@@ -70,11 +71,12 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     in_panels(cpu, repacked);
 }
 
-/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers.
+/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers, or in f32 where codes are floats.
 fn in_panels(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
     let in_tiles = |m: usize| policy::in_tiles(cpu.isa(), m);
     for panels::Product { weight, n, groups } in &products {
-        let kernel = |m: usize| if in_tiles(m) { "Bf16" } else { "Int8" };
+        let other = if weight.layout.minifloat() { "Minifloat" } else { "Int8" };
+        let kernel = |m: usize| if in_tiles(m) { "Bf16" } else { other };
         log::trace!(target: PLAN, "{}", explain(groups, (*n, weight.layout.k()), kernel));
     }
     #[cfg(target_arch = "x86_64")]
@@ -86,9 +88,15 @@ fn in_panels(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
         };
         let (many, few) = products.into_iter().map(split).unzip();
         panels::run(cpu, &bf16::Bf16(amx), many);
-        return panels::run(cpu, &int8::Int8, few);
+        return without_tiles(cpu, few);
     }
-    panels::run(cpu, &int8::Int8, products);
+    without_tiles(cpu, products);
+}
+
+fn without_tiles(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
+    let (floats, integers) = products.into_iter().partition(|product| product.weight.layout.minifloat());
+    panels::run(cpu, &minifloat::Minifloat, floats);
+    panels::run(cpu, &int8::Int8, integers);
 }
 
 fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'_>>) {
@@ -97,19 +105,20 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
     log::trace!(target: PLAN, "{}", explain(&groups, (n, k), |m| format!("{:?}", policy::variant(m, isa.lanes()))));
     let mut operands = Vec::with_capacity(groups.len());
     let mut tasks = Vec::new();
-    let count = groups.len();
+    let (count, mut work) = (groups.len(), 0usize);
     for (index, group) in groups.into_iter().enumerate() {
         let m = group.y.len() / n;
         operands.push(match policy::variant(m, isa.lanes()) {
             Variant::Outer => Operand::Packed(Packed::new(cpu, group.x, m, k)),
             _ => Operand::Rows(pad(group.x, m, k, padded_k)),
         });
+        work = work.saturating_add(policy::work(m, n, k));
         let strip = policy::strip(m, n, k, count, cpu.threads());
         cut(group.y, n, MC, strip, |first_m, first_n, y| {
             tasks.push(Task { group: index, m: first_m, weight_row: group.weight_row + first_n, y });
         });
     }
-    cpu.for_each(tasks, |mut task| match &operands[task.group] {
+    cpu.for_each_of(work, tasks, |mut task| match &operands[task.group] {
         Operand::Packed(x) => outer::run(isa, weight, task.weight_row, (x, task.m), &mut task.y),
         Operand::Rows(x) => {
             let x = &x[task.m * padded_k..][..task.y.len() * padded_k];

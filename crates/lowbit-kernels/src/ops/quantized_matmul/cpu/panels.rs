@@ -22,6 +22,8 @@ pub(super) trait Method: Sync {
     const GRAIN: usize;
     /// What unpacking a code costs, in multiplications.
     const UNPACK: usize;
+    /// Multiplications that a thread does in a nanosecond, about.
+    const RATE: usize;
 
     /// Rounds `x`, `[m, k]`, for weights of a layout.
     fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self::X;
@@ -64,7 +66,7 @@ struct Task<'a> {
 /// Computes all `products`.
 pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'_>>) {
     let count = products.iter().map(|product| product.groups.len()).sum();
-    let (mut operands, mut tasks) = (Vec::with_capacity(count), Vec::new());
+    let (mut operands, mut tasks, mut work) = (Vec::with_capacity(count), Vec::new(), 0usize);
     // Weights of one layer read the same x, and so do experts that serve one token.
     let mut known = BTreeMap::new();
     for Product { weight, n, groups } in products {
@@ -75,6 +77,7 @@ pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'
                 operands.push(method.round(cpu, group.x, size.m, &layout));
                 operands.len() - 1
             });
+            work = work.saturating_add(size.work::<M>());
             let first_panel = group.weight_row / n * layout.panels();
             let (block, strip) = (size.block::<M>(), size.strip::<M>(count, cpu.threads()));
             cut(group.y, n, block, strip, |m, first_n, y| {
@@ -82,7 +85,7 @@ pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'
             });
         }
     }
-    cpu.for_each(tasks, |Task { weight, operand, m, panel, mut y }| {
+    cpu.for_each_of(work, tasks, |Task { weight, operand, m, panel, mut y }| {
         method.multiply(cpu, Piece { weight, x: &operands[operand], m, panel, y: &mut y });
     });
 }
@@ -99,6 +102,11 @@ impl Size {
     pub fn block<M: Method>(&self) -> usize {
         let blocks = self.m.div_ceil(M::MAX_M).max(1);
         self.m.div_ceil(blocks).max(1).next_multiple_of(M::HEIGHT)
+    }
+
+    /// Nanoseconds that one thread takes, about.
+    fn work<M: Method>(&self) -> usize {
+        self.k.saturating_mul(self.n).saturating_mul(self.m + M::UNPACK) / M::RATE
     }
 
     /// Weight rows per task, for a product that is one of `groups` equal ones.

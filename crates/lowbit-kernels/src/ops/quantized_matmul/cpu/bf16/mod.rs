@@ -46,6 +46,7 @@ impl<U: TileUnit> Method for Bf16<U> {
     const HEIGHT: usize = HEIGHT;
     const GRAIN: usize = 1 << 21;
     const UNPACK: usize = 96;
+    const RATE: usize = 1200;
 
     fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Activations {
         Activations::new(cpu, x, m, layout.k())

@@ -1,5 +1,6 @@
 //! A stretch of a weight's panels, decoded to tiles of bf16.
 
+use super::super::minifloat::of_quad;
 use super::{DEPTH, STEPS};
 use crate::panels::{CHUNK, Chunk, PANELS, ROWS, SPAN, Unpack};
 use crate::simd::Simd;
@@ -58,9 +59,25 @@ impl Stretch {
                     let groups = step * STEP / group..(step + 1) * STEP / group;
                     let scales = &self.chunk.panels[panel].scales[groups.clone()];
                     let biases = &self.chunk.panels[panel].biases[groups];
-                    to_bf16(simd, layout.zero(), codes, (scales, biases), tile);
+                    match layout.minifloat() {
+                        true => floats_to_bf16(simd, codes, &scales[0], tile),
+                        false => to_bf16(simd, layout.zero(), codes, (scales, biases), tile),
+                    }
                 }
             }
+        }
+    }
+}
+
+/// A tile of e4m3 codes times one group's scales.
+#[inline(always)]
+fn floats_to_bf16<S: Simd>(simd: S, codes: &[[u8; 4 * ROWS]; 8], scales: &[f32; ROWS], tile: &mut Pairs) {
+    for row in (0..ROWS).step_by(S::LANES) {
+        let scale = simd.load(&scales[row..]);
+        for (codes, pairs) in codes.iter().zip(tile.0.as_chunks_mut::<2>().0) {
+            let [a, b, c, d] = of_quad(simd, simd.load_bytes(&codes[4 * row..]), scale);
+            simd.store_bf16_pairs(a, b, &mut pairs[0][row..]);
+            simd.store_bf16_pairs(c, d, &mut pairs[1][row..]);
         }
     }
 }

@@ -60,7 +60,7 @@ impl Activations {
         }
         let (zero, narrow) = (layout.zero(), layout.narrow());
         let tiles = all.tiles_mut();
-        cpu.for_each(tiles, |tile| {
+        cpu.for_each_of(m * k / VALUES, tiles, |tile| {
             let x = &x[tile.row * layout.k()..][..tile.height * layout.k()];
             cpu.isa().dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
         });
@@ -143,6 +143,9 @@ impl<'a> Tile<'a> {
         }
     }
 }
+
+/// Values that a thread rounds in a nanosecond, about.
+const VALUES: usize = 4;
 
 struct TileMut<'a> {
     row: usize,

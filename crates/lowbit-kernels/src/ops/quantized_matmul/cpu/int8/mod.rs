@@ -13,6 +13,7 @@ use crate::simd::{Kernel, Simd};
 use activations::Activations;
 use row::Row;
 use std::sync::Arc;
+pub(super) use tile::{TALLEST, heights, tallest};
 
 /// By dot products of bytes.
 pub(super) struct Int8;
@@ -23,6 +24,7 @@ impl Method for Int8 {
     const HEIGHT: usize = tile::TALLEST;
     const GRAIN: usize = 1 << 19;
     const UNPACK: usize = 4;
+    const RATE: usize = 320;
 
     fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Activations {
         Activations::new(cpu, x, m, layout)

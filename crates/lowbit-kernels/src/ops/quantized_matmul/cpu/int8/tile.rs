@@ -22,10 +22,10 @@ const VECTORS: usize = 2;
 /// Rows of x whose sums of f32 stay in registers, at most.
 const KEPT: usize = 5;
 /// Rows of x in the tallest tile of any instruction set.
-pub(super) const TALLEST: usize = 8;
+pub(in super::super) const TALLEST: usize = 8;
 
 /// Rows of x in a tile: their sums, a few vectors of weights and one of x fit the registers.
-pub(super) const fn tallest<S: Simd>() -> usize {
+pub(in super::super) const fn tallest<S: Simd>() -> usize {
     if S::REGISTERS >= 32 { TALLEST } else { 4 }
 }
 
@@ -40,7 +40,7 @@ const fn kept<S: Simd>(m: usize) -> usize {
 }
 
 /// The tiles that `rows` are cut into: first row and height.
-pub(super) fn heights(rows: Range<usize>, tallest: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(in super::super) fn heights(rows: Range<usize>, tallest: usize) -> impl Iterator<Item = (usize, usize)> {
     let mut row = rows.start;
     std::iter::from_fn(move || {
         let left = rows.end - row;

@@ -1,0 +1,133 @@
+//! Rows of x as products read them.
+
+use super::super::int8::{heights, tallest};
+use crate::Cpu;
+use crate::buffer::Buffer;
+use crate::panels::{CHUNK, SPAN};
+use crate::simd::{Kernel, Simd};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// x `[m, k]`, zeros added up to whole spans. Rows lie in tiles, as [`heights`] cuts them: `[tile][k][row of the tile]`. A value that is
+/// not finite is NaN.
+pub(in super::super) struct Activations {
+    values: Buffer,
+    m: usize,
+    tallest: usize,
+    /// Values per row, with padding.
+    k: usize,
+    /// A single row is multiplied by this power of two.
+    scaling: Option<Scaling>,
+}
+
+/// The values of a few rows of x, a chunk of them: `[k][height]`.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'a> {
+    pub row: usize,
+    pub height: usize,
+    pub values: &'a [f32],
+}
+
+/// A row whose greatest magnitude is about 2^110, so that products with 2^-120 of a code are normal numbers, and with scales from
+/// 2^-100 on, too. (Scales are below 2^100.) Values of x below 2^-107 of the greatest lose places.
+#[derive(Clone, Copy)]
+pub(super) struct Scaled<'a> {
+    pub values: &'a [f32],
+    pub scaling: Scaling,
+}
+
+/// By what a row is multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Scaling {
+    /// The power of two, from -18 to 237.
+    power: i32,
+}
+
+impl Scaling {
+    fn new(x: &[f32]) -> Self {
+        let greatest = x.iter().fold(0, |greatest, x| (x.to_bits() & i32::MAX as u32).max(greatest));
+        let exponent = (greatest >> 23) as i32 - 127;
+        Self { power: 110 - exponent }
+    }
+
+    /// What x is multiplied by, one after the other: the power need not be an f32.
+    fn factors(self) -> [f32; 2] {
+        halves(self.power)
+    }
+
+    /// What sums of products with [`Simd::e4m3`] and halves of scales are multiplied by, one after the other.
+    pub fn back(self) -> [f32; 2] {
+        halves(121 - self.power)
+    }
+}
+
+/// Two powers of two whose product is `2^exponent`.
+fn halves(exponent: i32) -> [f32; 2] {
+    [exponent / 2, exponent - exponent / 2].map(power)
+}
+
+/// `2^exponent`, a normal number.
+fn power(exponent: i32) -> f32 {
+    f32::from_bits(((exponent + 127) as u32) << 23)
+}
+
+impl Activations {
+    pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, k: usize) -> Self {
+        struct Tallest;
+        impl Kernel for Tallest {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                tallest::<S>()
+            }
+        }
+        let (tallest, padded) = (cpu.isa().dispatch(Tallest), k.next_multiple_of(SPAN));
+        let values = Buffer::any(m * padded * size_of::<f32>(), cpu).expect("memory for x");
+        let scaling = (m == 1).then(|| Scaling::new(x));
+        let mut all = Self { values, m, tallest, k: padded, scaling };
+        if k == 0 {
+            return all;
+        }
+        let [a, b] = scaling.map_or([1.0; 2], Scaling::factors);
+        let mut values: &mut [f32] = &mut bytemuck::cast_slice_mut(all.values.bytes_mut())[..m * padded];
+        let tile = |(row, height): (usize, usize)| {
+            (row, height, values.split_off_mut(..height * padded).expect("values of a tile"))
+        };
+        let tiles: Vec<_> = heights(0..m, tallest).map(tile).collect();
+        cpu.for_each_of(m * k / VALUES, tiles, |(row, height, out)| {
+            for (r, x) in x[row * k..][..height * k].chunks_exact(k).enumerate() {
+                let out = out[r..].iter_mut().step_by(height);
+                let number = |x: f32| if x.is_finite() { x } else { f32::NAN };
+                let x = x.iter().map(|&x| number(x) * a * b).chain(std::iter::repeat(0.0));
+                out.zip(x).for_each(|(out, x)| *out = x);
+            }
+        });
+        all
+    }
+
+    /// The row, if there is but one.
+    pub(super) fn scaled(&self) -> Option<Scaled<'_>> {
+        let scaling = self.scaling?;
+        Some(Scaled { values: &bytemuck::cast_slice(self.values.bytes())[..self.k], scaling })
+    }
+
+    /// The tiles of `rows`, which start where one of [`heights`] does; of each the chunk that starts with value `k`.
+    #[inline(always)]
+    pub(super) fn tiles<S: Simd>(
+        &self,
+        _: S,
+        rows: Range<usize>,
+        k: usize,
+    ) -> impl Iterator<Item = Tile<'_>> {
+        debug_assert!(rows.end <= self.m && tallest::<S>() == self.tallest);
+        let (values, len): (&[f32], _) = (bytemuck::cast_slice(self.values.bytes()), CHUNK.min(self.k - k));
+        heights(rows, tallest::<S>()).map(move |(row, height)| Tile {
+            row,
+            height,
+            values: &values[row * self.k + k * height..][..len * height],
+        })
+    }
+}
+
+/// Values that a thread copies in a nanosecond, about.
+const VALUES: usize = 2;
