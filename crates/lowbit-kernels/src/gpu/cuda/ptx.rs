@@ -232,6 +232,18 @@ pub(crate) fn e4m3_pair(codes: u32) -> u32 {
     pair
 }
 
+/// `left - right`, by whichever pipe has less to do: the compiler would make a mask of what masks cancel.
+#[cube]
+pub(crate) fn subtract(left: u32, right: u32) -> u32 {
+    let difference: u32;
+    let (left, right) = (register(left), register(right));
+    gpu_asm!(
+        "sub.u32 {difference}, {left}, {right};",
+        difference = out(_) difference, left = in(_) left, right = in(_) right, options(pure, nomem),
+    );
+    difference
+}
+
 /// The differences of two pairs of f16.
 #[cube]
 pub(crate) fn subtract_halves(left: u32, right: u32) -> u32 {

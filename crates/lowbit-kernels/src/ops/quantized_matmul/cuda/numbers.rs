@@ -1,7 +1,7 @@
 //! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and entries of a codebook.
 
-use crate::gpu::cuda::ptx::{permute, subtract_halves};
-use crate::gpu::decode::{factor, field};
+use crate::gpu::cuda::ptx::{permute, subtract, subtract_halves};
+use crate::gpu::decode::factor;
 use crate::gpu::layout::{Codes, Layout, RUN};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -93,6 +93,22 @@ impl Numbers {
         }
     }
 
+    /// Which bytes of the codes' words make the `i`-th of these: pairs are whole bytes apart.
+    fn gathered(self, i: usize) -> Gathered {
+        let distance = self.distance() * self.layout.bits;
+        let (block, bit) = (i / self.words(), i % self.words() * 16);
+        // There may be less than a half left.
+        let second = usize::from(distance - bit > 8);
+        let low = (block * 2 * distance + bit) / 8;
+        let high = low + distance / 8;
+        let words = (low / 4, (high + second) / 4);
+        let bytes = [low, low + second, high, high + second].iter().rfold(0, |bytes, &byte| {
+            let of_last = if byte / 4 == words.0 { 0 } else { 4 };
+            bytes << 4 | (of_last + byte % 4) as u32
+        });
+        Gathered { words, bytes }
+    }
+
     /// Words that hold `values` codes so.
     pub fn halves(self, values: usize) -> usize {
         values / (2 * self.distance()) * self.words()
@@ -135,8 +151,15 @@ impl Numbers {
     }
 }
 
+/// Two words, and which of their bytes make another one, as [`permute`] takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Gathered {
+    words: (usize, usize),
+    bytes: u32,
+}
+
 /// Puts `values` codes, whose words begin at `from`, into [`Numbers::halves`] from `to` on: those that belong together
-/// at the same place of both halves.
+/// at the same place of both halves. `ones` is [`ONES`].
 #[cube]
 pub(super) fn split(
     words: &Array<u32>,
@@ -144,6 +167,7 @@ pub(super) fn split(
     halves: &mut Array<u32>,
     #[comptime] to: usize,
     #[comptime] values: usize,
+    ones: u32,
     #[comptime] of: Numbers,
 ) {
     if comptime!(of.layout.codes == Codes::Codebook) {
@@ -151,8 +175,8 @@ pub(super) fn split(
         for i in 0..comptime!(values / 8) {
             let codes = words[comptime!(from + i)];
             let others = codes ^ 0x8888_8888u32;
-            halves[comptime!(to + 2 * i)] = entries(codes, others);
-            halves[comptime!(to + 2 * i + 1)] = entries(codes >> 16u32, others >> 16u32);
+            halves[comptime!(to + 2 * i)] = entries(codes, others, ones);
+            halves[comptime!(to + 2 * i + 1)] = entries(codes >> 16u32, others >> 16u32, ones);
         }
     } else if comptime!(of.layout.codes == Codes::E2M1) {
         #[unroll]
@@ -167,27 +191,28 @@ pub(super) fn split(
             halves[to + i] = words[from + i];
         }
     } else {
-        let distance = comptime!(of.distance() * of.layout.bits);
         #[unroll]
         for i in 0..comptime!(of.halves(values)) {
-            let (block, word) = comptime!((i / of.words(), i % of.words()));
-            let bit = comptime!(block * 2 * distance + 16 * word);
-            let bits = comptime!(usize::min(16, distance - 16 * word));
-            let low = field(words, from, bit, bits);
-            let high = field(words, from, comptime!(bit + distance), bits);
-            halves[to + i] = (low & 0xffffu32) | (high << 16u32);
+            let (first, last) = comptime!((from + of.gathered(i).words.0, from + of.gathered(i).words.1));
+            halves[to + i] = permute(words[first], words[last], comptime!(of.gathered(i).bytes).runtime());
         }
     }
 }
 
 /// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with their uppermost bits flipped.
 #[cube]
-fn entries(codes: u32, others: u32) -> u32 {
+fn entries(codes: u32, others: u32, ones: u32) -> u32 {
     // Where a code has its uppermost bit, its byte is the uppermost bit of the entry that the other bits name: 0.
-    let below = permute(comptime!(MAGNITUDES[0]).runtime(), comptime!(MAGNITUDES[1]).runtime(), codes);
-    let above = permute(comptime!(MAGNITUDES[2]).runtime(), comptime!(MAGNITUDES[3]).runtime(), others);
+    let below = permute(kept(comptime!(MAGNITUDES[0]), ones), kept(comptime!(MAGNITUDES[1]), ones), codes);
+    let above = permute(kept(comptime!(MAGNITUDES[2]), ones), kept(comptime!(MAGNITUDES[3]), ones), others);
     // No byte borrows from the next.
     (above + 0x8080_8080u32) - below
+}
+
+/// A constant in a register that keeps it: a literal would be loaded again for every use.
+#[cube]
+fn kept(#[comptime] value: u32, ones: u32) -> u32 {
+    ones ^ comptime!(value ^ ONES)
 }
 
 /// The upper bytes of four codes of e2m1 as f16, where a word has their signs in its bytes' uppermost bits, and another one the
@@ -224,7 +249,8 @@ pub(super) fn numbers(
         Codes::E2M1 => {
             let bytes = halves[comptime!(from + q / 4 * 2 + q % 2)];
             let upper = bytes & 0xff00_ff00u32;
-            if comptime!(q % 4 >= 2) { upper } else { (bytes - upper) << 8u32 }
+            // Additions and multiplications have a pipe of their own, which masks leave idle.
+            if comptime!(q % 4 >= 2) { upper } else { subtract(bytes, upper) << 8u32 }
         }
         Codes::E4M3 => {
             let sign = moved(halves[at], comptime!(bit % 16 + 7), 1usize, 15usize);
@@ -236,7 +262,7 @@ pub(super) fn numbers(
         _ => {
             let entries = halves[comptime!(from + q / 2)];
             let which = comptime!(0x4240u32 + 0x0101 * (q as u32 % 2)).runtime();
-            subtract_halves(permute(entries, 0x6464_6464u32.runtime(), which), 0x6480_6480u32.runtime())
+            subtract_halves(permute(entries, kept(0x6464_6464u32, ones), which), 0x6480_6480u32.runtime())
         }
     }
 }
@@ -251,5 +277,49 @@ fn moved(halves: u32, #[comptime] from: usize, #[comptime] width: usize, #[compt
         (halves << comptime!((to - from) as u32)) & mask
     } else {
         halves & mask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::layout::Scales;
+
+    /// What [`permute`] gives.
+    fn permuted(low: u32, high: u32, which: u32) -> u32 {
+        let bytes = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
+        u32::from_le_bytes(std::array::from_fn(|i| bytes[(which >> (4 * i) & 7) as usize]))
+    }
+
+    /// Codes that are gathered lie where their pair says, those of each half one after the other.
+    #[test]
+    fn gathered_codes_are_pairs() {
+        const VALUES: usize = 64;
+        for (bits, size) in [(3, 16), (3, 32), (5, 32), (6, 16), (6, 32)] {
+            let layout = Layout { bits, codes: Codes::Integer { zero: 0 }, scales: Scales::Super { size } };
+            let of = Numbers::new(layout, FloatType::F16);
+            let mut random = numcheck::Random::new(bits as u64);
+            let words: Vec<u32> = (0..VALUES / 32 * bits).map(|_| random.bits() as u32).collect();
+            let bit_of = |i: usize| words[i / 32] >> (i % 32) & 1;
+            let halves: Vec<u32> = (0..of.halves(VALUES))
+                .map(|i| {
+                    let Gathered { words: (first, last), bytes } = of.gathered(i);
+                    permuted(words[first], words[last], bytes)
+                })
+                .collect();
+            for q in 0..VALUES / 2 {
+                let (low, high) = of.pair(q);
+                for bit in 0..bits {
+                    let at = q % of.distance() * bits + bit;
+                    let half = halves[q / of.distance() * of.words() + at / 16] >> (at % 16);
+                    let want = (bit_of(low * bits + bit), bit_of(high * bits + bit));
+                    assert_eq!(
+                        (half & 1, half >> 16 & 1),
+                        want,
+                        "{bits} bits in groups of {size}, pair {q}, bit {bit}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -102,7 +102,7 @@ pub(super) fn multiply_group(
     #[unroll]
     for r in 0..rows {
         let from = comptime!((group * rows + r) * config.words());
-        split(words, from, &mut halves, comptime!(r * of_row), config.part(), config.numbers());
+        split(words, from, &mut halves, comptime!(r * of_row), config.part(), ones, config.numbers());
     }
     let mut products = Array::<f32>::new(comptime!(columns * config.n_tiles * 4));
     #[unroll]

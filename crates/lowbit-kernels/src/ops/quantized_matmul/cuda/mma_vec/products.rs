@@ -48,7 +48,7 @@ pub(in super::super) fn multiply_spans(
     #[unroll]
     for r in 0..comptime!(config.n_unit()) {
         let (from, to) = comptime!((r * RUNS * config.layout.bits, r * config.halves()));
-        split(words, from, &mut halves, to, SPAN, config.numbers());
+        split(words, from, &mut halves, to, SPAN, ones, config.numbers());
     }
     let count = comptime!(config.product_at(config.pairs(), 0, 0));
     let mut products = Array::<f32>::new(comptime!(count * config.numbers().places));
