@@ -37,7 +37,7 @@ pub struct Arguments {
     /// Time how ops grow with their sizes and with threads, instead of the layers of known models.
     #[arg(long, conflicts_with = "model")]
     scaling: bool,
-    /// Say on standard error which kernel each product takes, how it is cut, and why.
+    /// Say on standard error which kernel each product takes, how it is cut, and why; and what Vulkan's driver made of each kernel.
     #[arg(long)]
     explain: bool,
 }

@@ -87,6 +87,7 @@ pub(crate) struct Dispatch<'a> {
 }
 
 /// A kernel that is to be compiled and not launched, and how many buffers and numbers it takes.
+#[cfg_attr(not(feature = "metal"), allow(dead_code))] // cubecl-wgpu alone must launch to compile.
 pub(crate) struct Unlaunched {
     pub kernel: Box<dyn CubeKernel>,
     pub buffers: usize,

@@ -135,11 +135,15 @@ impl Pipelines {
         let cache = unsafe { device.create_pipeline_cache(&info, None) };
         let cache = cache.map_err(|error| refuse("vkCreatePipelineCache", error))?;
         let made = self.create(cache, code);
-        let made = made.and_then(|(pipeline, was_kept)| {
-            if let Some(kept) = self.kept.as_ref().filter(|_| !was_kept) {
+        let made = made.and_then(|(pipeline, was_found)| {
+            if let Some(folder) = self.kept.as_ref().filter(|_| !was_found) {
                 // SAFETY: the cache is this function's.
                 let bytes = unsafe { device.get_pipeline_cache_data(cache) }?;
-                kept.machine.put(name, &Code { entry: code.entry.clone(), shared: code.shared, bytes });
+                // Not every driver says that it found what it did.
+                if bytes != kept {
+                    let code = Code { entry: code.entry.clone(), shared: code.shared, bytes };
+                    folder.machine.put(name, &code);
+                }
             }
             Ok(pipeline)
         });
