@@ -1,6 +1,7 @@
 //! What kernels for CUDA's tensor cores share of PTX: addresses of shared memory, 16-bit floats in pairs, and products of
 //! tiles (compute capability 8.0); barriers and bulk copies into shared memory (9.0).
 
+pub(crate) mod attention;
 pub(crate) mod wgmma;
 
 use crate::gpu::compile::overlaps;
@@ -320,6 +321,24 @@ pub(crate) fn publish() {
     gpu_asm!("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;");
 }
 
+/// Four planes give up all but `count` registers per unit, which others then [take](take_registers).
+#[cube]
+pub(crate) fn leave_registers(#[comptime] count: usize) {
+    gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {count};", count = const count);
+}
+
+/// Four planes wait until they have `count` registers per unit.
+#[cube]
+pub(crate) fn take_registers(#[comptime] count: usize) {
+    gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {count};", count = const count);
+}
+
+/// Lets tensor cores and bulk copies see what this unit has written to shared memory, or knows to have been written.
+#[cube]
+pub(crate) fn show_writes() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
 /// The first `units` units that come to meeting point `point` meet.
 #[cube]
 pub(crate) fn meet(point: u32, #[comptime] units: usize) {
@@ -392,6 +411,20 @@ pub(crate) fn copy_vector(x: &[Vector<u32, Const<4>>], from: u32, to: u32) {
     );
 }
 
+/// The same of the vector that is `offset` vectors past a [`pointer`], to `to_offset` bytes past `to`. Offsets are a part of the
+/// instruction.
+#[allow(clippy::identity_op)]
+#[cube]
+pub(crate) fn copy_from(pointer: u64, #[comptime] offset: usize, to: u32, #[comptime] to_offset: usize) {
+    // A mutable variable would be handed over by its address.
+    let (pointer, to) = (pointer | 0u64, register(to));
+    gpu_asm!(
+        "cp.async.cg.shared.global [{to}+{to_offset}], [{pointer}+{offset}], 16;",
+        to = in(_) to, to_offset = const to_offset, pointer = in(_) pointer, offset = const 16 * offset,
+        options(nomem),
+    );
+}
+
 /// The same, of zeros where the vector is not `there`.
 #[cube]
 pub(crate) fn copy_vector_or_zeros(x: &[Vector<u32, Const<4>>], from: u32, to: u32, there: bool) {
@@ -401,6 +434,12 @@ pub(crate) fn copy_vector_or_zeros(x: &[Vector<u32, Const<4>>], from: u32, to: u
          cp.async.cg.shared.global [{to}], [p], 16, {size}; }}",
         to = in(_) to, x = in(_) x.as_ptr(), from = in(_) from, size = in(_) size, options(nomem),
     );
+}
+
+/// Arrives at a barrier when all of this unit's [copies](copy_vector()) so far have ended.
+#[cube]
+pub(crate) fn arrive_with_copies(barrier: u32) {
+    gpu_asm!("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{barrier}];", barrier = in(_) barrier);
 }
 
 /// Ends a group of this unit's [copies](copy_vector()).
@@ -447,7 +486,7 @@ pub(crate) fn transpose_tile(tile: u32) -> u32 {
         "movmatrix.sync.aligned.m8n8.trans.b16 {transposed}, {tile};",
         transposed = out(_) transposed, tile = in(_) tile, options(nomem),
     );
-    transposed
+    register(transposed)
 }
 
 /// Writes `words[first..first + 4]` to shared memory.

@@ -37,8 +37,17 @@ fn cases() -> Vec<Case> {
 fn gpu_cases() -> Vec<Case> {
     let half = [FloatType::BF16; 2];
     // What Vulkan and Metal have matrices for in any case.
-    let f16 = (4096, 4096, [FloatType::F16; 2]);
-    of_layers(&[(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half), f16])
+    let f16 = [FloatType::F16; 2];
+    let mut cases =
+        of_layers(&[(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half)]);
+    cases.extend(of_layers(&[
+        (4096, 4096, f16),
+        (512, 32768, f16),
+        (4096, 32768, f16),
+        (4096, 131_072, f16),
+    ]));
+    cases.extend(of_layers(&[(1, 2048, f16), (1, 32768, f16), (1, 107_000, f16), (1, 131_072, f16)]));
+    cases
 }
 
 /// A token behind longer and longer texts.

@@ -1,6 +1,6 @@
 //! Attention on a GPU against the reference.
 
-use super::gpu::by_each_cmma_tile;
+use super::gpu::by_each_matrix_kernel;
 use super::tests::{CASE, Case};
 use super::{AttentionParams, attention};
 use crate::ops::testing::{FLOATS, device, gpu, normal, values};
@@ -66,18 +66,25 @@ fn prompts_of_bf16() {
     prompts(FloatType::BF16);
 }
 
-/// Every tile of cooperative matrices, where there are any, at sizes around theirs.
-#[test]
-fn every_tile_of_cooperative_matrices() {
+/// Every kernel on matrix units, where there are any, at positions `at`.
+fn check_each_matrix_kernel(case: &Case, dtype: FloatType, at: &[u32]) {
     let Device::Gpu(queue) = gpu() else { unreachable!() };
+    let caps = queue.target().caps();
+    if caps.matrices(dtype).is_none() && !caps.tensor_cores {
+        return;
+    }
+    case.check_each(at, [dtype; 2], &gpu(), |operands| {
+        let all = by_each_matrix_kernel(&queue, operands, &case.params()).unwrap();
+        assert!(!all.is_empty(), "{case:?}");
+        all.into_iter().map(|y| (y, Some(dtype))).collect()
+    });
+}
+
+/// At sizes around those of all tiles.
+#[test]
+fn every_kernel_on_matrix_units() {
     for dtype in [FloatType::F16, FloatType::BF16] {
-        let check = |case: &Case, at: &[u32]| {
-            case.check_each(at, [dtype; 2], &gpu(), |operands| {
-                let all = by_each_cmma_tile(&queue, operands, &case.params()).unwrap();
-                assert_eq!(all.is_empty(), queue.target().caps().matrices(dtype).is_none(), "{case:?}");
-                all.into_iter().map(|y| (y, Some(dtype))).collect()
-            });
-        };
+        let check = |case: &Case, at: &[u32]| check_each_matrix_kernel(case, dtype, at);
         for (width, value_width) in [(64, 64), (16, 48), (80, 16), (128, 128), (256, 256), (96, 256)] {
             // 3 heads per token. Blocks of one row, of less and more than a plane's, and of more than a cube's; tiles of keys
             // below, at and above 16 to 64.
@@ -95,6 +102,55 @@ fn every_tile_of_cooperative_matrices() {
         // Rows that see nothing of the first tiles.
         let case = Case { capacity: 1000, window: Some(30), width: 32, value_width: 32, ..CASE };
         check(&case, &[999, 0, 500, 29, 30, 31, 998, 64]);
+    }
+}
+
+/// Keys around tiles of 80 and 128 that all rows see, rows around blocks of 128, and both ends of windows: tiles that only NVIDIA's
+/// tensor cores have.
+#[test]
+fn many_rows_and_keys_on_tensor_cores() {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    if !queue.target().tensor_cores() {
+        return;
+    }
+    for (width, value_width) in [(64, 64), (128, 128), (256, 256), (128, 64), (256, 128)] {
+        let dtype = if value_width == 128 { FloatType::BF16 } else { FloatType::F16 };
+        let check = |case: &Case, at: &[u32]| check_each_matrix_kernel(case, dtype, at);
+        let case = Case { width, value_width, capacity: 900, ..CASE };
+        for (first, tokens) in
+            [(78, 43), (79, 42), (80, 2), (127, 43), (159, 44), (255, 86), (383, 7), (690, 90)]
+        {
+            check(&case, &positions(first..first + tokens));
+        }
+        for window in [100, 300] {
+            let case = Case { window: Some(window), ..case };
+            check(&case, &positions(600..690));
+            check(&case, &[899, 898, 700, 701, 3, 840, 0, 555]);
+        }
+        let case = Case { spread: 30.0, ..case };
+        check(&case, &positions(500..560));
+    }
+}
+
+/// Steps whose keys are split among cubes in every way, with groups of heads up to and beyond 8.
+#[test]
+fn steps_on_tensor_cores() {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    if !queue.target().tensor_cores() {
+        return;
+    }
+    for (query_heads, width, value_width) in
+        [(2, 256, 256), (6, 128, 128), (14, 64, 48), (16, 80, 256), (18, 16, 16)]
+    {
+        let dtype = if query_heads == 6 { FloatType::BF16 } else { FloatType::F16 };
+        let case = Case { query_heads, width, value_width, capacity: 3500, ..CASE };
+        for position in [0, 15, 16, 63, 64, 65, 700, 2111, 2112, 3499] {
+            check_each_matrix_kernel(&case, dtype, &[position]);
+        }
+        let case = Case { window: Some(1000), ..case };
+        check_each_matrix_kernel(&case, dtype, &[1500]);
+        let case = Case { spread: 30.0, ..case };
+        check_each_matrix_kernel(&case, dtype, &[3001]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
-use super::cuda::{MAX_SCALE, TileConfig};
+use super::cuda::{MAX_SCALE, TileConfig, WGMMA_ROWS, WgmmaConfig};
 use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
 use crate::gpu::caps::Caps;
@@ -22,6 +22,7 @@ const FULL: usize = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
     Tile(TileConfig),
+    Wgmma(WgmmaConfig),
     CmmaTile(CmmaTile),
     Stream(StreamConfig),
 }
@@ -34,14 +35,42 @@ pub(super) fn choose(
     scale: f32,
     target: &Target,
 ) -> (Choice, usize) {
-    if let Some((config, splits)) = tile_config(dtypes, sizes, scale, target) {
-        return (Choice::Tile(config), splits);
+    let all = tensor_core_choices(dtypes, sizes, scale, target);
+    let pays = |(choice, _): &(Choice, usize)| match choice {
+        Choice::Wgmma(_) => sizes[0] >= WGMMA_FROM,
+        _ => true,
+    };
+    if let Some(choice) = all.into_iter().find(pays) {
+        return choice;
     }
     if let Some((config, splits)) = cmma_tile(dtypes, sizes, target) {
         return (Choice::CmmaTile(config), splits);
     }
     let (config, splits) = stream_config(dtypes, sizes, target.caps());
     (Choice::Stream(config), splits)
+}
+
+/// Every kernel on NVIDIA's tensor cores that computes it, the one to prefer first.
+pub(super) fn tensor_core_choices(
+    dtypes: [FloatType; 2],
+    sizes: [usize; 5],
+    scale: f32,
+    target: &Target,
+) -> Vec<(Choice, usize)> {
+    if !takes_tensor_cores(dtypes, scale, target) {
+        return Vec::new();
+    }
+    let wgmma = wgmma_config(dtypes[0], sizes, target.caps());
+    let tile = tile_config(dtypes[0], sizes, target.caps());
+    let wgmma = wgmma.map(|(config, splits)| (Choice::Wgmma(config), splits));
+    let tile = tile.map(|(config, splits)| (Choice::Tile(config), splits));
+    [wgmma, tile].into_iter().flatten().collect()
+}
+
+/// Whether tensor cores compute these types. `scale` includes the factor log2(e).
+fn takes_tensor_cores([dtype, cache]: [FloatType; 2], scale: f32, target: &Target) -> bool {
+    let supported = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= MAX_SCALE;
+    supported && target.tensor_cores()
 }
 
 /// The streaming kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how many cubes
@@ -86,21 +115,41 @@ pub(super) fn stream_config(
 /// The most cubes that share a row's keys on tensor cores: more cost more to combine than they save.
 const MAX_SPLITS: usize = 33;
 
-/// As [`stream_config`], for the kernel on tensor cores, if it computes these types and sizes. `scale` includes the factor
-/// log2(e).
-pub(super) fn tile_config(
-    [dtype, cache]: [FloatType; 2],
+/// Whether rows of D and Dv are whole blocks of 16, and registers hold their sums.
+fn are_blocks(widths: [usize; 2]) -> bool {
+    widths.iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width))
+}
+
+/// Query rows per key head from which Hopper's kernel is taken.
+const WGMMA_FROM: usize = 256;
+
+/// As [`stream_config`], for the kernel for Hopper, of a type that tensor cores take.
+fn wgmma_config(
+    dtype: FloatType,
     [rows, heads, capacity, width, value_width]: [usize; 5],
-    scale: f32,
-    target: &Target,
-) -> Option<(TileConfig, usize)> {
-    let tiles_fit =
-        [width, value_width].iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width));
-    let supported = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= MAX_SCALE;
-    if !tiles_fit || !supported || !target.tensor_cores() {
+    caps: &Caps,
+) -> Option<(WgmmaConfig, usize)> {
+    let config = WgmmaConfig::new(dtype, width, value_width).filter(|_| caps.warp_groups)?;
+    let count = rows.div_ceil(WGMMA_ROWS);
+    if config.shared_memory() > caps.shared_memory || count > CUBES {
         return None;
     }
-    let full = FULL * target.caps().multiprocessors;
+    // One cube per multiprocessor.
+    let splits = (caps.multiprocessors / (count * heads)).clamp(1, capacity.div_ceil(config.keys).max(1));
+    let splits = splits.min(MAX_SPLITS);
+    Some((WgmmaConfig { split: splits > 1, ..config }, splits))
+}
+
+/// As [`stream_config`], for the kernel on all tensor cores, of a type that these take.
+fn tile_config(
+    dtype: FloatType,
+    [rows, heads, capacity, width, value_width]: [usize; 5],
+    caps: &Caps,
+) -> Option<(TileConfig, usize)> {
+    if !are_blocks([width, value_width]) {
+        return None;
+    }
+    let full = FULL * caps.multiprocessors;
     // Measured on an H200: 32 rows per plane where their sums fit into its registers, unless that leaves multiprocessors
     // without work.
     let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > full / 2;
@@ -114,7 +163,7 @@ pub(super) fn tile_config(
         _ => (64, 1),
     };
     let mut config = TileConfig { dtype, width, value_width, blocks, planes, keys, stages, split: false };
-    while config.shared_memory() > target.caps().shared_memory {
+    while config.shared_memory() > caps.shared_memory {
         if config.keys == 16 {
             return None;
         }
@@ -124,14 +173,14 @@ pub(super) fn tile_config(
     if count > CUBES {
         return None;
     }
-    let splits = splits_of_tiles(count * heads, capacity.div_ceil(config.keys), target.caps());
+    let splits = splits_of_tiles(count * heads, capacity.div_ceil(config.keys), full);
     config.split = splits > 1;
     Some((config, splits))
 }
 
-/// Cubes that share the keys of a block of rows, where `cubes` do without and there are this many tiles of keys.
-fn splits_of_tiles(cubes: usize, tiles: usize, caps: &Caps) -> usize {
-    let full = FULL * caps.multiprocessors;
+/// Cubes that share the keys of a block of rows, where `cubes` do without, `full` keep the device busy, and there are this many
+/// tiles of keys.
+fn splits_of_tiles(cubes: usize, tiles: usize, full: usize) -> usize {
     let splits = if cubes > full * 3 / 8 { 1 } else { full / cubes };
     splits.min(MAX_SPLITS).min(tiles)
 }
@@ -140,7 +189,7 @@ fn splits_of_tiles(cubes: usize, tiles: usize, caps: &Caps) -> usize {
 /// measured yet.
 const MATRICES_FROM: usize = 24;
 
-/// As [`tile_config`], for the kernel on cooperative matrices.
+/// As [`stream_config`], for the kernel on cooperative matrices.
 fn cmma_tile(dtypes: [FloatType; 2], sizes: [usize; 5], target: &Target) -> Option<(CmmaTile, usize)> {
     let enough = sizes[0] >= MATRICES_FROM;
     enough.then(|| cmma_tiles(dtypes, sizes, target).into_iter().next())?
@@ -159,7 +208,8 @@ pub(super) fn cmma_tiles(
     let all = CmmaTile::all(dtype, [width, value_width], target.smallest_plane(), caps);
     let launched = all.into_iter().map(|config| {
         let count = rows.div_ceil(config.rows());
-        let splits = splits_of_tiles(count * heads, capacity.div_ceil(config.cut.keys), caps);
+        let tiles = capacity.div_ceil(config.cut.keys);
+        let splits = splits_of_tiles(count * heads, tiles, FULL * caps.multiprocessors);
         (CmmaTile { split: splits > 1, ..config }, splits, count)
     });
     launched.filter(|(.., count)| *count <= CUBES).map(|(config, splits, _)| (config, splits)).collect()
@@ -262,8 +312,8 @@ mod tests {
     #[test]
     fn tiles_for_tensor_cores() {
         let target = Target::cuda(crate::gpu::compile::CudaDevice::H100);
-        let tile = |dtypes, sizes, scale| tile_config(dtypes, sizes, scale, &target);
-        let half = [FloatType::BF16; 2];
+        let half = FloatType::BF16;
+        let tile = |sizes| tile_config(half, sizes, target.caps());
         // (rows, heads, D) -> blocks, planes, keys and stages; cubes that share the keys
         let table = [
             ((4, 8, 128), (1, 1, 32, 2), 33),
@@ -275,32 +325,59 @@ mod tests {
             ((16384, 4, 256), (1, 4, 64, 1), 1),
         ];
         for ((rows, heads, width), want, splits) in table {
-            let (config, parts) = tile(half, [rows, heads, 8192, width, width], 0.1).unwrap();
+            let (config, parts) = tile([rows, heads, 8192, width, width]).unwrap();
             let got = (config.blocks, config.planes, config.keys, config.stages);
             assert_eq!((got, parts), (want, splits), "{rows} rows of {heads} heads of {width}");
         }
         for (capacity, keys, splits) in [(256, 16, 16), (528, 16, 33), (544, 32, 17)] {
-            let (config, parts) = tile(half, [4, 4, capacity, 256, 256], 0.1).unwrap();
+            let (config, parts) = tile([4, 4, capacity, 256, 256]).unwrap();
             assert_eq!((config.keys, parts), (keys, splits), "a capacity of {capacity}");
         }
-        let sizes = [4, 8, 8192, 128, 128];
-        assert!(tile([FloatType::F32; 2], sizes, 0.1).is_none(), "f32");
-        assert!(tile([FloatType::F16, FloatType::BF16], sizes, 0.1).is_none(), "two types");
-        assert!(tile(half, sizes, -0.1).is_none() && tile(half, sizes, 0.0).is_none(), "no scale above 0");
-        assert!(tile(half, [4, 8, 8192, 72, 128], 0.1).is_none(), "half a block of 16");
+        let takes = |dtypes, scale| takes_tensor_cores(dtypes, scale, &target);
+        assert!(takes([half; 2], 0.1));
+        assert!(!takes([FloatType::F32; 2], 0.1), "f32");
+        assert!(!takes([FloatType::F16, half], 0.1), "two types");
+        assert!(!takes([half; 2], -0.1) && !takes([half; 2], 0.0), "no scale above 0");
+        assert!(tile([4, 8, 8192, 72, 128]).is_none(), "half a block of 16");
         // What has less shared memory than two cubes would have takes tiles of fewer keys.
         let ada = Target::cuda(crate::gpu::compile::CudaDevice::example(89));
         for (width, keys) in [(128, 64), (256, 32)] {
-            let (config, _) = tile_config(half, [2048, 8, 8192, width, width], 0.1, &ada).unwrap();
+            let (config, _) = tile_config(half, [2048, 8, 8192, width, width], ada.caps()).unwrap();
             assert_eq!(config.keys, keys, "heads of {width}");
             assert!(config.shared_memory() <= ada.caps().shared_memory);
         }
-        let shared = |rows, width| tile(half, [rows, 8, 8192, width, width], 0.1).unwrap().0.vectors() * 16;
+        let shared = |rows, width| tile([rows, 8, 8192, width, width]).unwrap().0.vectors() * 16;
         // Below what a cube may have, and so little that two cubes fit on a multiprocessor.
         assert!(
             [4, 100, 16384]
                 .iter()
                 .all(|&rows| shared(rows, 256) < 113 << 10 && shared(rows, 128) < 113 << 10)
         );
+    }
+    /// (rows, heads, capacity, D) -> the kernel, and the cubes that share the keys
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn kernels_for_tensor_cores() {
+        let of = |device| Target::cuda(crate::gpu::compile::CudaDevice::example(device));
+        let table = [
+            ((4, 4, 512, 256), 90, "tile", 32),
+            ((16, 4, 131_072, 256), 90, "tile", 33),
+            ((8, 4, 131_072, 256), 90, "tile", 33),
+            ((16384, 4, 131_072, 256), 90, "wgmma of 80", 1),
+            ((2048, 4, 131_072, 256), 90, "wgmma of 80", 2),
+            ((16384, 8, 131_072, 128), 90, "wgmma of 128", 1),
+            ((16384, 8, 131_072, 192), 90, "tile", 1),
+            ((16384, 4, 131_072, 256), 80, "tile", 1),
+        ];
+        for ((rows, heads, capacity, width), device, want, splits) in table {
+            let sizes = [rows, heads, capacity, width, width];
+            let (choice, parts) = choose([FloatType::F16; 2], sizes, 0.1, &of(device));
+            let got: String = match choice {
+                Choice::Tile(_) => "tile".into(),
+                Choice::Wgmma(config) => format!("wgmma of {}", config.keys),
+                Choice::CmmaTile(_) | Choice::Stream(_) => "another".into(),
+            };
+            assert_eq!((got.as_str(), parts), (want, splits), "{sizes:?} on sm_{device}");
+        }
     }
 }

@@ -1,5 +1,6 @@
-//! What the tile kernel is compiled for, and what follows from it.
+//! What the tile kernel and the kernel for one token are compiled for, and what follows from it.
 
+use super::rows::{Cut, Layout, Values};
 use lowbit_formats::FloatType;
 
 /// What the kernel is compiled for.
@@ -27,6 +28,18 @@ impl TileConfig {
     /// Query rows of a cube.
     pub fn rows(self) -> usize {
         16 * self.blocks * self.planes
+    }
+
+    /// How the cube's rows and keys are cut.
+    pub fn cut(self) -> Cut {
+        Cut { rows: self.rows(), planes: self.planes, keys: self.keys, split: self.split }
+    }
+
+    /// A tile of values.
+    pub fn values(self) -> Values {
+        let Self { dtype, keys, .. } = self;
+        let layout = Layout::Padded(self.value_stride());
+        Values { dtype, keys, vectors: self.value_width / 8, layout, units: self.units() }
     }
 
     /// Units of a cube.

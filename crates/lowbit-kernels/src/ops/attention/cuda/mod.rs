@@ -2,42 +2,100 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config.rs` | what the kernel is compiled for |
-//! | `tile.rs` | the kernel: query rows through tiles of keys, and how those get into shared memory |
-//! | `sums.rs` | the online softmax and the sums that a plane keeps in registers |
+//! | `config.rs` | what the kernels are compiled for |
+//! | `tile.rs` | query rows through tiles of keys, and how those get into shared memory |
+//! | `sums.rs` | its online softmax and the sums that a plane keeps in registers |
+//! | `wgmma/` | many query rows on Hopper |
+//! | `rows.rs` | what they share: which keys rows see, values that are not finite, how rows are stored |
 
 #![allow(unsafe_code)] // Launches.
 
 mod config;
+mod rows;
 mod sums;
 mod tile;
+mod wgmma;
 
 pub(super) use config::{MAX_SCALE, TileConfig};
+pub(super) use wgmma::{ROWS as WGMMA_ROWS, WgmmaConfig};
 
 use super::CHECK;
 use super::gpu::{Call, Output};
+#[cfg(test)]
+use super::policy::Choice;
 use crate::KernelError;
 use crate::gpu::compile::Target;
 use crate::gpu::launch::Kernel;
+#[cfg(test)]
+use cubecl_core::prelude::CubeKernel;
 use std::f32::consts::LOG2_E;
 use tile::AttentionTile;
+use wgmma::AttentionWgmma;
 
-pub(super) fn compiled(target: &Target, config: TileConfig) -> Kernel<AttentionTile<'static>> {
+fn compiled_tile(target: &Target, config: TileConfig) -> Kernel<AttentionTile<'static>> {
     AttentionTile::kernel(target, config.units(), config)
 }
 
-/// Launches the kernel, `splits` cubes per key head and block of rows.
-pub(super) fn launch(call: &Call, config: TileConfig, splits: usize, out: Output) -> Result<(), KernelError> {
-    let blocks = call.rows().div_ceil(config.rows());
-    let cubes = [call.heads()?, CHECK.index(blocks)?, CHECK.index(splits)?];
+fn compiled_wgmma(target: &Target, config: WgmmaConfig) -> Kernel<AttentionWgmma<'static>> {
+    AttentionWgmma::kernel(target, config.units(), config)
+}
+
+/// The kernel of a choice that is CUDA's own, to compile it.
+#[cfg(test)]
+pub(super) fn code(target: &Target, choice: Choice) -> Option<Box<dyn CubeKernel>> {
+    match choice {
+        Choice::Tile(config) => Some(compiled_tile(target, config).code()),
+        Choice::Wgmma(config) => Some(compiled_wgmma(target, config).code()),
+        Choice::CmmaTile(_) | Choice::Stream(_) => None,
+    }
+}
+
+/// Launches the tile kernel, `splits` cubes per key head and block of rows.
+pub(super) fn launch_tile(
+    call: &Call,
+    config: TileConfig,
+    splits: usize,
+    out: Output,
+) -> Result<(), KernelError> {
+    let cubes = cubes(call, config.rows(), splits)?;
     let arguments = AttentionTile {
         inputs: call.inputs()?,
         y: out.y.buffer()?,
         scales: out.scales.buffer()?,
         sizes: call.sizes()?,
-        scale: (call.params.scale * LOG2_E).to_bits(),
+        scale: scale(call),
     };
     // SAFETY: the sizes are the tensors', and D and Dv multiples of 16; positions beyond the capacity see no keys, and rows
     // past the last are not stored. Each split has its part of y and its scales.
-    unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes, arguments) }
+    unsafe { call.gpu.launch(compiled_tile(call.gpu.target(), config), cubes, arguments) }
+}
+
+/// Launches the kernel for Hopper, `splits` cubes per key head and block of rows.
+pub(super) fn launch_wgmma(
+    call: &Call,
+    config: WgmmaConfig,
+    splits: usize,
+    out: Output,
+) -> Result<(), KernelError> {
+    let cubes = cubes(call, WGMMA_ROWS, splits)?;
+    let arguments = AttentionWgmma {
+        inputs: call.inputs()?,
+        y: out.y.buffer()?,
+        scales: out.scales.buffer()?,
+        sizes: call.sizes()?,
+        scale: scale(call),
+    };
+    // SAFETY: as for the tile kernel; D and Dv are sizes that it takes.
+    unsafe { call.gpu.launch(compiled_wgmma(call.gpu.target(), config), cubes, arguments) }
+}
+
+/// Cubes for key heads, blocks of `rows` query rows and splits.
+fn cubes(call: &Call, rows: usize, splits: usize) -> Result<[u32; 3], KernelError> {
+    let blocks = call.rows().div_ceil(rows);
+    Ok([call.heads()?, CHECK.index(blocks)?, CHECK.index(splits)?])
+}
+
+/// The scale's bits, with the factor log2(e).
+fn scale(call: &Call) -> u32 {
+    (call.params.scale * LOG2_E).to_bits()
 }

@@ -4,25 +4,10 @@
 //! `l / 4 + 8` and columns `2 (l % 4)` and the next.
 
 use super::config::TileConfig;
+use super::rows::{Destination, LOWEST_SCORE, begin_row};
 use crate::gpu::cuda::ptx::{exp2, load_tiles, mma, pack};
-use crate::ops::attention::gpu::operands::{reciprocal, row_index};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
-
-/// The greatest score of no keys: less than any score, and finite when the scale multiplies it.
-const LOWEST_SCORE: f32 = -1.0e38;
-
-/// Where a unit's rows go.
-#[derive(CubeType)]
-pub(super) struct Destination {
-    /// The first of them.
-    pub own: u32,
-    pub rows: u32,
-    pub group: u32,
-    pub scale: f32,
-    /// Whether the cube had keys at all.
-    pub any_keys: bool,
-}
 
 /// The running softmax of a unit's query rows, two of each block, over the keys that it has met.
 #[derive(CubeType)]
@@ -155,40 +140,19 @@ impl Sums {
         out: &Destination,
         #[comptime] config: TileConfig,
     ) {
-        let width = comptime!(config.value_width as u32);
         let column = UNIT_POS_X % 4u32 * 2u32;
         #[unroll]
         for r in 0..comptime!(2 * config.blocks) {
-            let mut weights = self.weights[r];
-            weights += plane_shuffle_xor(weights, 1u32);
-            weights += plane_shuffle_xor(weights, 2u32);
-            let factor = reciprocal(weights);
             let row = out.own + comptime!(8 * r as u32);
+            let (width, split) = comptime!((config.value_width, config.split));
+            let row = begin_row(scales, out, row, self.max[r], self.weights[r], width, split);
             let element = comptime!(r % 2 * 2);
-            if row < out.rows {
-                let mut at = row_index(row, out.group);
-                if comptime!(config.split) {
-                    if column == 0u32 {
-                        let to = ((at * CUBE_COUNT_Z + CUBE_POS_Z) * 2u32) as usize;
-                        // The parts' weights are powers of e.
-                        scales[to] = self.max[r] * out.scale * comptime!(std::f32::consts::LN_2);
-                        scales[to + 1] = weights;
-                    }
-                    at += CUBE_POS_Z * CUBE_COUNT_X * out.rows;
-                }
-                if !comptime!(config.split) || out.any_keys {
-                    #[unroll]
-                    for n in 0..comptime!(config.value_width / 8) {
-                        let value = self.values[comptime!(r / 2 * config.value_width / 8 + n)];
-                        let (left, right) = (value.extract(element), value.extract(comptime!(element + 1)));
-                        let to = at * width + column + comptime!(8 * n as u32);
-                        if comptime!(config.split) {
-                            y[to as usize] = u32::reinterpret(left);
-                            y[(to + 1u32) as usize] = u32::reinterpret(right);
-                        } else {
-                            y[(to / 2u32) as usize] = pack(left * factor, right * factor, config.dtype);
-                        }
-                    }
+            if row.there {
+                #[unroll]
+                for n in 0..comptime!(width / 8) {
+                    let value = self.values[comptime!(r / 2 * width / 8 + n)];
+                    let pair = (value.extract(element), value.extract(comptime!(element + 1)));
+                    row.store(y, column + comptime!(8 * n as u32), pair, config.dtype, split);
                 }
             }
         }

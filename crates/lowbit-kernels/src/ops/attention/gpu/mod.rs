@@ -62,8 +62,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     ];
     for (rows, capacity, width) in sizes {
         let dtype = if rows < 8192 { FloatType::F16 } else { FloatType::BF16 };
-        let tile = policy::tile_config([dtype; 2], [rows, 4, capacity, width, width], 0.1, target);
-        kernels.extend(tile.map(|(config, _)| cuda::compiled(target, config).code()));
+        let all = policy::tensor_core_choices([dtype; 2], [rows, 4, capacity, width, width], 0.1, target);
+        kernels.extend(all.into_iter().filter_map(|(choice, _)| cuda::code(target, choice)));
     }
     // All tiles of cooperative matrices, alone and with parts of the keys.
     for (dtype, width) in
@@ -88,20 +88,22 @@ pub(super) fn attention(
     })
 }
 
-/// The results of every tile of cooperative matrices that the device has room for.
+/// The results of every tile of cooperative matrices that the device has room for, and of every kernel on tensor cores.
 #[cfg(test)]
-pub(super) fn by_each_cmma_tile(
+pub(super) fn by_each_matrix_kernel(
     gpu: &Gpu,
     operands: [&Tensor; 4],
     params: &AttentionParams,
 ) -> Result<Vec<Tensor>, KernelError> {
     let [q, k, v, _] = operands;
-    let rows = q.dim(0) * q.dim(1) / k.dim(0);
-    let sizes = [rows, k.dim(0), k.dim(1), q.dim(2), v.dim(2)];
+    let tokens = q.dim(0);
+    let sizes = [tokens * q.dim(1) / k.dim(0), k.dim(0), k.dim(1), q.dim(2), v.dim(2)];
     let dtypes = [CHECK.float("q", q)?, CHECK.float("k", k)?];
     let all = policy::cmma_tiles(dtypes, sizes, gpu.target()).into_iter();
-    all.map(|(config, splits)| attention_by(gpu, operands, params, |_, _| (Choice::CmmaTile(config), splits)))
-        .collect()
+    let all = all.map(|(config, splits)| (Choice::CmmaTile(config), splits));
+    let scale = params.scale * LOG2_E;
+    let of_tensor_cores = policy::tensor_core_choices(dtypes, sizes, scale, gpu.target());
+    all.chain(of_tensor_cores).map(|choice| attention_by(gpu, operands, params, |_, _| choice)).collect()
 }
 
 /// By the kernel and the number of cubes per row that `choose` makes of the types of q and k, and of rows per key head, key heads,
@@ -128,7 +130,8 @@ fn attention_by(
     let sizes = [tokens * group, heads, capacity, width, value_width];
     let (kernel, splits) = choose([dtype, cache], sizes);
     call.run(splits, |out| match kernel {
-        Choice::Tile(config) => cuda::launch(&call, config, splits, out),
+        Choice::Tile(config) => cuda::launch_tile(&call, config, splits, out),
+        Choice::Wgmma(config) => cuda::launch_wgmma(&call, config, splits, out),
         Choice::CmmaTile(config) => cmma_tile::launch(&call, config, splits, out),
         Choice::Stream(config) => stream::launch(&call, config, splits, out),
     })?;
@@ -146,7 +149,7 @@ pub(crate) fn rounded(
     let [query_heads, heads, capacity, width, value_width] = sizes;
     let sizes = [tokens * query_heads / heads, heads, capacity, width, value_width];
     match policy::choose(dtypes, sizes, params.scale * LOG2_E, gpu.target()).0 {
-        Choice::Tile(_) | Choice::CmmaTile(_) => Some(dtypes[0]),
+        Choice::Tile(_) | Choice::Wgmma(_) | Choice::CmmaTile(_) => Some(dtypes[0]),
         Choice::Stream(_) => None,
     }
 }
