@@ -43,8 +43,23 @@ struct Task<'a> {
     /// The first row of x, and the first row of the weight.
     m: usize,
     weight_row: usize,
-    /// The piece, row by row.
-    y: Vec<&'a mut [f32]>,
+    y: PieceRows<'a>,
+}
+
+/// A piece of a result, row by row.
+pub(super) enum PieceRows<'a> {
+    /// Nothing has to be allocated for a piece of a single row.
+    One(&'a mut [f32]),
+    Several(Vec<&'a mut [f32]>),
+}
+
+impl<'a> PieceRows<'a> {
+    pub fn each(&mut self) -> &mut [&'a mut [f32]] {
+        match self {
+            Self::One(row) => std::slice::from_mut(row),
+            Self::Several(rows) => rows,
+        }
+    }
 }
 
 /// A weight and the groups of rows that it multiplies.
@@ -118,13 +133,14 @@ fn run(cpu: &Cpu, weight: &dyn Rows, (n, k): (usize, usize), groups: Vec<Group<'
             tasks.push(Task { group: index, m: first_m, weight_row: group.weight_row + first_n, y });
         });
     }
-    cpu.for_each_of(work, tasks, |mut task| match &operands[task.group] {
-        Operand::Packed(x) => outer::run(isa, weight, task.weight_row, (x, task.m), &mut task.y),
+    cpu.for_each_of(work, tasks, |Task { group, m, weight_row, mut y }| match &operands[group] {
+        Operand::Packed(x) => outer::run(isa, weight, weight_row, (x, m), y.each()),
         Operand::Rows(x) => {
-            let x = &x[task.m * padded_k..][..task.y.len() * padded_k];
-            match &mut task.y[..] {
-                [y] => weight.dot(isa, task.weight_row, x, y),
-                y => inner::run(isa, weight, task.weight_row, x, y),
+            let y = y.each();
+            let x = &x[m * padded_k..][..y.len() * padded_k];
+            match y {
+                [y] => weight.dot(isa, weight_row, x, y),
+                y => inner::run(isa, weight, weight_row, x, y),
             }
         }
     });
@@ -145,13 +161,17 @@ pub(super) fn cut<'a>(
     n: usize,
     height: usize,
     strip: usize,
-    mut piece: impl FnMut(usize, usize, Vec<&'a mut [f32]>),
+    mut piece: impl FnMut(usize, usize, PieceRows<'a>),
 ) {
+    if y.len() == n {
+        let pieces = y.chunks_mut(strip).enumerate();
+        return pieces.for_each(|(index, y)| piece(0, index * strip, PieceRows::One(y)));
+    }
     for (block, y) in y.chunks_mut(height * n).enumerate() {
         let mut rows: Vec<_> = y.chunks_mut(n).map(|row| row.chunks_mut(strip)).collect();
         for first_n in (0..n).step_by(strip) {
             let columns = rows.iter_mut().map(|row| row.next().expect("every row has the same strips"));
-            piece(block * height, first_n, columns.collect());
+            piece(block * height, first_n, PieceRows::Several(columns.collect()));
         }
     }
 }

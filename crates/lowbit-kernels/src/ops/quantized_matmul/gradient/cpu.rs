@@ -55,14 +55,15 @@ pub(in crate::ops) fn backward_x_groups(cpu: &Cpu, weight: &QuantizedTensor, gro
     let mut tasks = Vec::new();
     for Group { weight_row, x: dy, y: dx } in groups {
         let block = (dx.len() / k).div_ceil(cpu.threads()).next_multiple_of(8).clamp(8, BLOCK);
-        cut(dx, k, block, KC, |m, first, dx| {
-            tasks.push((&dy[m * n..][..dx.len() * n], weight_row, first, dx));
+        cut(dx, k, block, KC, |m, first, mut dx| {
+            tasks.push((&dy[m * n..][..dx.each().len() * n], weight_row, first, dx));
         });
     }
     with_codec!(weight.format(), codec => {
         let rows = WeightRows { codec, parts: weight.parts(), rows: weight.rows(), k };
-        cpu.for_each(tasks, |(dy, weight_row, first, dx)| {
-            cpu.isa().dispatch(BackwardX { isa: cpu.isa(), weight: &rows, weight_row, first, dy: Rows { values: dy, width: n }, dx });
+        cpu.for_each(tasks, |(dy, weight_row, first, mut dx)| {
+            let dy = Rows { values: dy, width: n };
+            cpu.isa().dispatch(BackwardX { isa: cpu.isa(), weight: &rows, weight_row, first, dy, dx: dx.each() });
         });
     });
 }
@@ -74,7 +75,7 @@ struct BackwardX<'a, 'y> {
     weight_row: usize,
     first: usize,
     dy: Rows<'a>,
-    dx: Vec<&'y mut [f32]>,
+    dx: &'a mut [&'y mut [f32]],
 }
 
 impl Kernel for BackwardX<'_, '_> {

@@ -1,16 +1,16 @@
 //! Rows of x, rounded to 8 bits.
 
-use super::tile::{self, MAGIC};
+use super::super::panels::{heights, tallest_of};
+use super::tile::MAGIC;
 use crate::Cpu;
 use crate::buffer::Buffer;
 use crate::ops::quantized_matmul::X_GROUP;
 use crate::panels::{CHUNK, Layout};
 use crate::simd::{Kernel, Simd};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the scale that makes its greatest
-/// magnitude 127. Rows lie in tiles, as [`tile::heights`] cuts them: `[tile][..][row of the tile]`.
+/// magnitude 127. Rows lie in tiles, as [`heights`] cuts them: `[tile][..][row of the tile]`.
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
@@ -24,8 +24,7 @@ pub(in super::super) struct Activations {
 /// A few rows, or a chunk of them.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
-    /// The first row, and how many there are.
-    pub row: usize,
+    /// How many rows.
     pub height: usize,
     /// Four values, `[k / 4][row]`; past the end of a row zeros up to a whole span.
     pub codes: &'a [u32],
@@ -42,15 +41,7 @@ pub(super) struct Tile<'a> {
 
 impl Activations {
     pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self {
-        struct Tallest;
-        impl Kernel for Tallest {
-            type Output = usize;
-            #[inline(always)]
-            fn run<S: Simd>(self, _: S) -> usize {
-                tile::tallest::<S>()
-            }
-        }
-        let tallest = cpu.isa().dispatch(Tallest);
+        let tallest = tallest_of(cpu.isa());
         let (k, group) = (layout.k().next_multiple_of(X_GROUP), layout.group());
         let words = m * (k / 4 + 3 * (k / group));
         let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
@@ -75,7 +66,7 @@ impl Activations {
     /// All tiles, to be filled.
     fn tiles_mut(&mut self) -> Vec<TileMut<'_>> {
         let (quads, groups) = self.row_words();
-        let heights = tile::heights(0..self.m, self.tallest);
+        let heights = heights(0..self.m, self.tallest);
         let mut words: &mut [u32] = bytemuck::cast_slice_mut(self.words.bytes_mut());
         let mut take = |count: usize| words.split_off_mut(..count).expect("words of a tile");
         let tile = |(row, height)| TileMut {
@@ -89,26 +80,15 @@ impl Activations {
         heights.map(tile).collect()
     }
 
-    /// The tiles of `rows`, which start where one of [`tile::heights`] does; of each the chunk that starts with value `k`.
-    #[inline(always)]
-    pub(super) fn tiles<S: Simd>(
-        &self,
-        _: S,
-        rows: Range<usize>,
-        k: usize,
-    ) -> impl Iterator<Item = Tile<'_>> {
-        tile::heights(rows, tile::tallest::<S>())
-            .map(move |(row, height)| self.tile(row, height).chunk(k, self.group))
-    }
-
     /// Row `row`, which is a tile by itself.
     #[inline(always)]
     pub(super) fn row(&self, row: usize) -> Tile<'_> {
-        self.tile(row, 1)
+        self.tile((row, 1))
     }
 
+    /// The rows of one of [`heights`]: its first one, and how many there are.
     #[inline(always)]
-    fn tile(&self, row: usize, height: usize) -> Tile<'_> {
+    pub(super) fn tile(&self, (row, height): (usize, usize)) -> Tile<'_> {
         let (quads, groups) = self.row_words();
         let words: &[u32] = bytemuck::cast_slice(self.words.bytes());
         let words = &words[row * (quads + 3 * groups)..][..height * (quads + 3 * groups)];
@@ -116,7 +96,6 @@ impl Activations {
         let (starts, rest) = rest.split_at(height * groups);
         let (scales, sums) = rest.split_at(height * groups);
         Tile {
-            row,
             height,
             codes,
             starts: bytemuck::cast_slice(starts),
@@ -172,21 +151,38 @@ impl Kernel for Round<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        match self.group {
-            32 => self.rows::<S, 1>(simd),
-            _ => self.rows::<S, 2>(simd),
+        match self.tile.height {
+            8 => self.parts::<S, 8>(simd),
+            4 => self.parts::<S, 4>(simd),
+            2 => self.parts::<S, 2>(simd),
+            _ => self.parts::<S, 1>(simd),
         }
     }
 }
 
 impl Round<'_> {
-    /// `PARTS` groups share a scale.
     #[inline(always)]
-    fn rows<S: Simd, const PARTS: usize>(self, simd: S) {
-        let height = self.tile.height;
+    fn parts<S: Simd, const M: usize>(self, simd: S) {
+        match self.group {
+            32 => self.rows::<S, M, 1>(simd),
+            _ => self.rows::<S, M, 2>(simd),
+        }
+    }
+
+    /// `PARTS` groups share a scale. What lies side by side is written at a time: a group of each of the `M` rows.
+    #[inline(always)]
+    fn rows<S: Simd, const M: usize, const PARTS: usize>(self, simd: S) {
+        const QUADS: usize = X_GROUP / 4;
         let zero = if self.narrow { self.zero } else { self.zero - S::DOT4_OFFSET };
-        for (row, x) in self.x.chunks_exact(self.k).enumerate() {
-            for (index, x) in x.chunks(X_GROUP).enumerate() {
+        let TileMut { codes, starts, scales, sums, .. } = self.tile;
+        let codes = codes.as_chunks_mut::<M>().0.as_chunks_mut::<QUADS>().0.iter_mut();
+        let starts = starts.as_chunks_mut::<M>().0.as_chunks_mut::<PARTS>().0.iter_mut();
+        let scales = scales.as_chunks_mut::<M>().0.as_chunks_mut::<PARTS>().0.iter_mut();
+        let sums = sums.as_chunks_mut::<M>().0.as_chunks_mut::<PARTS>().0.iter_mut();
+        let groups = codes.zip(starts).zip(scales.zip(sums));
+        for (k, ((codes, starts), (scales, sums))) in (0..self.k).step_by(X_GROUP).zip(groups) {
+            for row in 0..M {
+                let x = &self.x[row * self.k + k..][..X_GROUP.min(self.k - k)];
                 let mut padded = [0.0; X_GROUP];
                 let x = match x.first_chunk() {
                     Some(x) => x,
@@ -196,16 +192,15 @@ impl Round<'_> {
                     }
                 };
                 let rounded = Rounded::<PARTS>::new(simd, x);
-                let quads = &mut self.tile.codes[index * X_GROUP / 4 * height..][..X_GROUP / 4 * height];
-                let quads = quads[row..].iter_mut().step_by(height);
-                for (quad, codes) in quads.zip(rounded.codes.as_chunks().0) {
-                    *quad = u32::from_le_bytes(*codes);
-                }
+                // Written out: LLVM makes a scatter of the loop, which takes three times as long.
+                let [a, b, c, d, e, f, g, h]: [u32; QUADS] = bytemuck::cast(rounded.codes);
+                let [qa, qb, qc, qd, qe, qf, qg, qh] = codes;
+                (qa[row], qb[row], qc[row], qd[row]) = (a, b, c, d);
+                (qe[row], qf[row], qg[row], qh[row]) = (e, f, g, h);
                 for (part, sum) in rounded.sums.into_iter().enumerate() {
-                    let at = (index * PARTS + part) * height + row;
-                    self.tile.starts[at] = MAGIC.to_bits() as i32 - zero * sum as i32;
-                    self.tile.scales[at] = rounded.scale;
-                    self.tile.sums[at] = rounded.scale * sum;
+                    starts[part][row] = MAGIC.to_bits() as i32 - zero * sum as i32;
+                    scales[part][row] = rounded.scale;
+                    sums[part][row] = rounded.scale * sum;
                 }
             }
         }

@@ -6,14 +6,14 @@ mod activations;
 mod row;
 mod tile;
 
-use super::panels::{Method, Piece, WIDTH};
+use super::panels::{Chunks, Method, Piece, Sums, TALLEST, by_chunks};
 use crate::Cpu;
-use crate::panels::{CHUNK, Chunk, Layout, PanelScales, ROWS};
+use crate::panels::{Chunk, Layout, PanelScales, Unpack};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
 use row::Row;
+use std::ops::Range;
 use std::sync::Arc;
-pub(super) use tile::{TALLEST, heights, tallest};
 
 /// By dot products of bytes.
 pub(super) struct Int8;
@@ -21,7 +21,7 @@ pub(super) struct Int8;
 impl Method for Int8 {
     type X = Activations;
     const MAX_M: usize = 256;
-    const HEIGHT: usize = tile::TALLEST;
+    const HEIGHT: usize = TALLEST;
     const GRAIN: usize = 1 << 19;
     const UNPACK: usize = 4;
     const RATE: usize = 320;
@@ -40,11 +40,6 @@ impl Method for Int8 {
     }
 }
 
-/// A row of x times the rows of [`PANELS`] panels.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Sums([f32; WIDTH]);
-
 struct Product<'a, 'y>(Piece<'a, 'y, Activations>);
 
 impl Kernel for Product<'_, '_> {
@@ -52,34 +47,36 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Piece { weight, x, m: first_m, panel: first_panel, y } = self.0;
-        let (m, n, k) = (y.len(), y[0].len(), weight.layout.k());
+        let Piece { weight, x, m, panel, y } = self.0;
         if let [y] = y {
-            return Row { weight, panel: first_panel, x: x.row(first_m) }.multiply(simd, y);
+            return Row { weight, panel, x: x.row(m) }.multiply(simd, y);
         }
-        let mut chunk = Chunk::new();
-        let mut sums = vec![Sums([0.0; WIDTH]); m];
-        for first in (0..n).step_by(WIDTH) {
-            let width = WIDTH.min(n - first);
-            let panels = width.div_ceil(ROWS);
-            sums.fill(Sums([0.0; WIDTH]));
-            let panel = first_panel + first / ROWS;
-            for start in (0..k).step_by(CHUNK) {
-                weight.unpack(simd, panel, panels, start, &mut chunk);
-                if weight.layout.long_scales() {
-                    chunk.panels.iter_mut().for_each(PanelScales::cut);
-                }
-                for tile in x.tiles(simd, first_m..first_m + m, start) {
-                    let at = tile.row - first_m;
-                    tile::multiply(simd, &weight.layout, &chunk, panels, tile, &mut sums[at..]);
-                }
-            }
-            for (y, sums) in y.iter_mut().zip(&sums) {
-                let y = &mut y[first..][..width];
-                for (y, sums) in y.chunks_mut(S::LANES).zip(sums.0.chunks_exact(S::LANES)) {
-                    simd.store_partial(simd.load(sums), y);
-                }
-            }
+        let (chunk, k) = (Chunk::new(), weight.layout.k());
+        by_chunks(simd, &mut Unpacked { weight, x, chunk, panels: 0 }, (m, panel), k, y);
+    }
+}
+
+/// A chunk of a few panels, and what it multiplies.
+struct Unpacked<'a> {
+    weight: Unpack<'a>,
+    x: &'a Activations,
+    chunk: Box<Chunk>,
+    panels: usize,
+}
+
+impl Chunks for Unpacked<'_> {
+    #[inline(always)]
+    fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize) {
+        self.panels = panels.len();
+        self.weight.unpack(simd, panels.start, panels.len(), k, &mut self.chunk);
+        if self.weight.layout.long_scales() {
+            self.chunk.panels.iter_mut().for_each(PanelScales::cut);
         }
+    }
+
+    #[inline(always)]
+    fn multiply<S: Simd>(&self, simd: S, tile: (usize, usize), k: usize, sums: &mut [Sums]) {
+        let x = self.x.tile(tile).chunk(k, self.weight.layout.group());
+        tile::multiply(simd, &self.weight.layout, &self.chunk, self.panels, x, sums);
     }
 }

@@ -5,16 +5,14 @@
 //! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
 //! fused operations, 2 codes per byte and some 20 codes per vector operation.
 
+use super::super::panels::{STRIPS, Strips, by_strips};
 use super::activations::Tile;
 use super::tile;
-use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, half_span, with_bits};
+use crate::panels::{CHUNK, PanelScales, SPAN, Unpack, half_span, with_bits};
 use crate::simd::{Kernel, Simd};
 
 /// Quads of half a span.
 const HALF: usize = SPAN / 8;
-
-/// Panels that are read side by side.
-const PANELS: usize = 2;
 
 /// A row of x, all of it, and the panels that it multiplies, from `panel` on.
 pub(super) struct Row<'a> {
@@ -65,58 +63,33 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
 {
     type Output = ();
 
-    /// Each panel's rows are in one vector or two.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        if S::LANES == ROWS {
-            self.strips::<S, 1>(simd);
-        } else {
-            self.strips::<S, 2>(simd);
-        }
+        debug_assert_eq!(Self::NARROW, self.row.weight.layout.narrow());
+        let scales = Box::new([const { PanelScales::new() }; STRIPS]);
+        by_strips(simd, Panels::<BITS, TABLE, GROUPS, BIASED> { row: self.row, scales }, self.y);
     }
 }
 
-impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool>
-    Product<'_, BITS, TABLE, GROUPS, BIASED>
+/// A [`Product`]'s weight, and where its scales are unpacked.
+struct Panels<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> {
+    row: &'a Row<'a>,
+    scales: Box<[PanelScales; STRIPS]>,
+}
+
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> Strips
+    for Panels<'_, BITS, TABLE, GROUPS, BIASED>
 {
-    /// [`Layout::narrow`](crate::panels::Layout::narrow).
-    const NARROW: bool = match TABLE {
-        NO_TABLE => BITS < 8,
-        table => table == NARROW_TABLE,
-    };
-
-    /// Cuts the panels into two strips that are read at the same time: memory is read faster from two places than from one or
-    /// four.
     #[inline(always)]
-    fn strips<S: Simd, const PARTS: usize>(self, simd: S) {
-        let Self { row, y } = self;
-        assert_eq!(PARTS * S::LANES, ROWS, "a panel's rows in whole vectors");
-        let mut scales = Box::new([const { PanelScales::new() }; PANELS]);
-        debug_assert_eq!(Self::NARROW, row.weight.layout.narrow());
-        let count = y.len().div_ceil(ROWS);
-        let strip = count.div_ceil(PANELS);
-        for first in 0..strip {
-            // Where strips are shorter the last panel stands in for the one that is not there.
-            let panels: [usize; PANELS] = std::array::from_fn(|i| (i * strip + first).min(count - 1));
-            let sums = Self::panels::<S, PARTS>(simd, row, panels, &mut scales);
-            for (panel, sums) in panels.into_iter().zip(sums) {
-                for (sum, y) in sums.into_iter().zip(y[panel * ROWS..].chunks_mut(S::LANES)) {
-                    simd.store_partial(sum, y);
-                }
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn panels<S: Simd, const PARTS: usize>(
+    fn sums<S: Simd, const PARTS: usize>(
+        &mut self,
         simd: S,
-        row: &Row<'_>,
-        panels: [usize; PANELS],
-        scales: &mut [PanelScales; PANELS],
-    ) -> [[S::V; PARTS]; PANELS] {
+        panels: [usize; STRIPS],
+    ) -> [[S::V; PARTS]; STRIPS] {
+        let Self { row, scales } = self;
         let weight = &row.weight;
         let table = weight.layout.table().unwrap_or(&[0; 16]);
-        let mut totals = [[simd.splat(0.0); PARTS]; PANELS];
+        let mut totals = [[simd.splat(0.0); PARTS]; STRIPS];
         for k in (0..weight.layout.k()).step_by(CHUNK) {
             let spans = weight.spans(k);
             let count = spans.len();
@@ -126,8 +99,11 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
                     scales.cut();
                 }
             }
-            let packed =
-                panels.map(|panel| &weight.packed::<BITS>(row.panel + panel, spans.clone())[..count]);
+            // Written out: `map` of an array is not inlined, and costs as much as a span.
+            let packed = [
+                &weight.packed::<BITS>(row.panel + panels[0], spans.clone())[..count],
+                &weight.packed::<BITS>(row.panel + panels[1], spans)[..count],
+            ];
             let x = row.x.chunk(k, weight.layout.group());
             let quads = &x.codes.as_chunks::<HALF>().0.as_chunks::<2>().0[..count];
             let groups = Groups {
@@ -139,12 +115,36 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
                 // Written out: in a loop the sums would live in memory.
                 let [first, second] = &mut totals;
                 let x = (&quads[span], &groups);
-                Self::span(simd, span, (&packed[0][span], table, &scales[0]), x, first);
-                Self::span(simd, span, (&packed[1][span], table, &scales[1]), x, second);
+                type Of<'a, const B: usize, const T: u8, const G: usize, const D: bool> =
+                    Product<'a, B, T, G, D>;
+                Of::<BITS, TABLE, GROUPS, BIASED>::span(
+                    simd,
+                    span,
+                    (&packed[0][span], table, &scales[0]),
+                    x,
+                    first,
+                );
+                Of::<BITS, TABLE, GROUPS, BIASED>::span(
+                    simd,
+                    span,
+                    (&packed[1][span], table, &scales[1]),
+                    x,
+                    second,
+                );
             }
         }
         totals
     }
+}
+
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool>
+    Product<'_, BITS, TABLE, GROUPS, BIASED>
+{
+    /// [`Layout::narrow`](crate::panels::Layout::narrow).
+    const NARROW: bool = match TABLE {
+        NO_TABLE => BITS < 8,
+        table => table == NARROW_TABLE,
+    };
 
     /// Adds to `totals` the products of one panel's span.
     #[inline(always)]

@@ -11,7 +11,6 @@ use super::Sums;
 use super::activations::Tile;
 use crate::panels::{Chunk, Layout, PANELS, ROWS};
 use crate::simd::Simd;
-use std::ops::Range;
 
 /// 1.5 * 2^23: integers of magnitudes below 2^22 can be added to its bits. The greatest is of 32 values, codes of up to 255
 /// times 127, and before them 32 times 127 times a zero of 128: 1.6 million of 4.2.
@@ -21,13 +20,6 @@ pub(super) const MAGIC: f32 = 12_582_912.0;
 const VECTORS: usize = 2;
 /// Rows of x whose sums of f32 stay in registers, at most.
 const KEPT: usize = 5;
-/// Rows of x in the tallest tile of any instruction set.
-pub(in super::super) const TALLEST: usize = 8;
-
-/// Rows of x in a tile: their sums, a few vectors of weights and one of x fit the registers.
-pub(in super::super) const fn tallest<S: Simd>() -> usize {
-    if S::REGISTERS >= 32 { TALLEST } else { 4 }
-}
 
 /// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those of the others do not fit.
 const fn kept<S: Simd>(m: usize) -> usize {
@@ -37,17 +29,6 @@ const fn kept<S: Simd>(m: usize) -> usize {
         3..=KEPT => m,
         _ => KEPT,
     }
-}
-
-/// The tiles that `rows` are cut into: first row and height.
-pub(in super::super) fn heights(rows: Range<usize>, tallest: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut row = rows.start;
-    std::iter::from_fn(move || {
-        let left = rows.end - row;
-        let height = [8, 4, 2, 1].into_iter().find(|&height| height <= left.min(tallest))?;
-        row += height;
-        Some((row - height, height))
-    })
 }
 
 /// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k.

@@ -1,19 +1,15 @@
 //! Rows of x as products read them.
 
-use super::super::int8::{heights, tallest};
+use super::super::panels::{heights, tallest_of};
 use crate::Cpu;
 use crate::buffer::Buffer;
 use crate::panels::{CHUNK, SPAN};
-use crate::simd::{Kernel, Simd};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// x `[m, k]`, zeros added up to whole spans. Rows lie in tiles, as [`heights`] cuts them: `[tile][k][row of the tile]`. A value that is
 /// not finite is NaN.
 pub(in super::super) struct Activations {
     values: Buffer,
-    m: usize,
-    tallest: usize,
     /// Values per row, with padding.
     k: usize,
     /// A single row is multiplied by this power of two.
@@ -23,7 +19,6 @@ pub(in super::super) struct Activations {
 /// The values of a few rows of x, a chunk of them: `[k][height]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
-    pub row: usize,
     pub height: usize,
     pub values: &'a [f32],
 }
@@ -73,18 +68,10 @@ fn power(exponent: i32) -> f32 {
 
 impl Activations {
     pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, k: usize) -> Self {
-        struct Tallest;
-        impl Kernel for Tallest {
-            type Output = usize;
-            #[inline(always)]
-            fn run<S: Simd>(self, _: S) -> usize {
-                tallest::<S>()
-            }
-        }
-        let (tallest, padded) = (cpu.isa().dispatch(Tallest), k.next_multiple_of(SPAN));
+        let (tallest, padded) = (tallest_of(cpu.isa()), k.next_multiple_of(SPAN));
         let values = Buffer::any(m * padded * size_of::<f32>(), cpu).expect("memory for x");
         let scaling = (m == 1).then(|| Scaling::new(x));
-        let mut all = Self { values, m, tallest, k: padded, scaling };
+        let mut all = Self { values, k: padded, scaling };
         if k == 0 {
             return all;
         }
@@ -111,21 +98,11 @@ impl Activations {
         Some(Scaled { values: &bytemuck::cast_slice(self.values.bytes())[..self.k], scaling })
     }
 
-    /// The tiles of `rows`, which start where one of [`heights`] does; of each the chunk that starts with value `k`.
+    /// The rows of one of [`heights`], its first one and how many there are: the chunk that starts with value `k`.
     #[inline(always)]
-    pub(super) fn tiles<S: Simd>(
-        &self,
-        _: S,
-        rows: Range<usize>,
-        k: usize,
-    ) -> impl Iterator<Item = Tile<'_>> {
-        debug_assert!(rows.end <= self.m && tallest::<S>() == self.tallest);
+    pub(super) fn tile(&self, (row, height): (usize, usize), k: usize) -> Tile<'_> {
         let (values, len): (&[f32], _) = (bytemuck::cast_slice(self.values.bytes()), CHUNK.min(self.k - k));
-        heights(rows, tallest::<S>()).map(move |(row, height)| Tile {
-            row,
-            height,
-            values: &values[row * self.k + k * height..][..len * height],
-        })
+        Tile { height, values: &values[row * self.k + k * height..][..len * height] }
     }
 }
 

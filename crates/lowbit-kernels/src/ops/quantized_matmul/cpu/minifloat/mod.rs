@@ -9,12 +9,13 @@ mod row;
 mod tests;
 mod tile;
 
-use super::panels::{Method, Piece, WIDTH};
+use super::panels::{Chunks, Method, Piece, Sums, TALLEST, by_chunks};
 use crate::Cpu;
-use crate::panels::{CHUNK, Layout, ROWS};
+use crate::panels::{Layout, Unpack};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
 use row::Row;
+use std::ops::Range;
 use std::sync::Arc;
 use tile::Values;
 #[cfg(any(test, target_arch = "x86_64"))]
@@ -29,7 +30,7 @@ pub(super) struct Minifloat;
 impl Method for Minifloat {
     type X = Activations;
     const MAX_M: usize = 256;
-    const HEIGHT: usize = tile::TALLEST;
+    const HEIGHT: usize = TALLEST;
     const GRAIN: usize = 1 << 18;
     const UNPACK: usize = 4;
     const RATE: usize = 130;
@@ -46,11 +47,6 @@ impl Method for Minifloat {
     }
 }
 
-/// A row of x times the rows of two panels.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Sums([f32; WIDTH]);
-
 struct Product<'a, 'y>(Piece<'a, 'y, Activations>);
 
 impl Kernel for Product<'_, '_> {
@@ -58,29 +54,30 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Piece { weight, x, m: first_m, panel: first_panel, y } = self.0;
-        let (m, n, k) = (y.len(), y[0].len(), weight.layout.k());
+        let Piece { weight, x, m, panel, y } = self.0;
         if let Some(x) = x.scaled() {
-            return simd.call(Row { weight, panel: first_panel, x, y: y[0] });
+            return simd.call(Row { weight, panel, x, y: y[0] });
         }
-        let mut values = Values::new();
-        let mut sums = vec![Sums([0.0; WIDTH]); m];
-        for first in (0..n).step_by(WIDTH) {
-            let width = WIDTH.min(n - first);
-            let panel = first_panel + first / ROWS;
-            sums.fill(Sums([0.0; WIDTH]));
-            for start in (0..k).step_by(CHUNK) {
-                values.decode(simd, &weight, panel..panel + width.div_ceil(ROWS), start);
-                for tile in x.tiles(simd, first_m..first_m + m, start) {
-                    values.multiply(simd, tile, &mut sums[tile.row - first_m..]);
-                }
-            }
-            for (y, sums) in y.iter_mut().zip(&sums) {
-                let y = &mut y[first..][..width];
-                for (y, sums) in y.chunks_mut(S::LANES).zip(sums.0.chunks_exact(S::LANES)) {
-                    simd.store_partial(simd.load(sums), y);
-                }
-            }
-        }
+        let (values, k) = (Values::new(), weight.layout.k());
+        by_chunks(simd, &mut Decoded { weight, x, values }, (m, panel), k, y);
+    }
+}
+
+/// A chunk of a few panels, and what it multiplies.
+struct Decoded<'a> {
+    weight: Unpack<'a>,
+    x: &'a Activations,
+    values: Box<Values>,
+}
+
+impl Chunks for Decoded<'_> {
+    #[inline(always)]
+    fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize) {
+        self.values.decode(simd, &self.weight, panels, k);
+    }
+
+    #[inline(always)]
+    fn multiply<S: Simd>(&self, simd: S, tile: (usize, usize), k: usize, sums: &mut [Sums]) {
+        self.values.multiply(simd, self.x.tile(tile, k), sums);
     }
 }

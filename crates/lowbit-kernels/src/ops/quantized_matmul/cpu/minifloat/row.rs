@@ -4,12 +4,11 @@
 //! Floor: 64 codes are a vector that is read and take 11 shifts and masks and 4 fused operations, and a span of 512 codes one more
 //! for the scales: two vector operations for each 8 bytes that a core reads in a cycle.
 
+use super::super::panels::{STRIPS, Strips, by_strips};
 use super::activations::Scaled;
 use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, half_span};
 use crate::simd::{Kernel, Simd};
 
-/// Strips that are read side by side.
-const STRIPS: usize = 2;
 /// Sums of a span that do not wait for each other.
 const SUMS: usize = 2;
 
@@ -24,61 +23,51 @@ pub(super) struct Row<'a, 'y> {
 impl Kernel for Row<'_, '_> {
     type Output = ();
 
-    /// Each panel's rows are in one vector or two.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        if S::LANES == ROWS {
-            self.strips::<S, 1>(simd);
-        } else {
-            self.strips::<S, 2>(simd);
-        }
+        let Self { weight, panel, x, y } = self;
+        let scales = Box::new([const { PanelScales::new() }; STRIPS]);
+        by_strips(simd, Panels { weight, panel, x, scales }, y);
     }
 }
 
-impl Row<'_, '_> {
-    #[inline(always)]
-    fn strips<S: Simd, const PARTS: usize>(self, simd: S) {
-        assert_eq!(PARTS * S::LANES, ROWS, "a panel's rows in whole vectors");
-        let mut scales = Box::new([const { PanelScales::new() }; STRIPS]);
-        let back = self.x.scaling.back().map(|factor| simd.splat(factor));
-        let count = self.y.len().div_ceil(ROWS);
-        let strip = count.div_ceil(STRIPS);
-        for first in 0..strip {
-            // Where strips are shorter the last panel stands in for the one that is not there.
-            let panels: [usize; STRIPS] = std::array::from_fn(|i| (i * strip + first).min(count - 1));
-            let sums = self.panels::<S, PARTS>(simd, panels, &mut scales);
-            for (panel, sums) in panels.into_iter().zip(sums) {
-                for (sum, y) in sums.into_iter().zip(self.y[panel * ROWS..].chunks_mut(S::LANES)) {
-                    let sum = back.iter().fold(sum, |sum, &factor| simd.mul(sum, factor));
-                    simd.store_partial(sum, y);
-                }
-            }
-        }
-    }
+/// A [`Row`] without its result, and where its scales are unpacked.
+struct Panels<'a> {
+    weight: Unpack<'a>,
+    panel: usize,
+    x: Scaled<'a>,
+    scales: Box<[PanelScales; STRIPS]>,
+}
 
+impl Strips for Panels<'_> {
     #[inline(always)]
-    fn panels<S: Simd, const PARTS: usize>(
-        &self,
+    fn sums<S: Simd, const PARTS: usize>(
+        &mut self,
         simd: S,
         panels: [usize; STRIPS],
-        scales: &mut [PanelScales; STRIPS],
     ) -> [[S::V; PARTS]; STRIPS] {
         let mut totals = [[simd.splat(0.0); PARTS]; STRIPS];
         for k in (0..self.weight.layout.k()).step_by(CHUNK) {
             let spans = self.weight.spans(k);
             let count = spans.len();
-            for (scales, panel) in scales.iter_mut().zip(panels) {
+            for (scales, panel) in self.scales.iter_mut().zip(panels) {
                 self.weight.unpack_scales(simd, self.panel + panel, k, scales);
             }
-            let packed =
-                panels.map(|panel| &self.weight.packed::<8>(self.panel + panel, spans.clone())[..count]);
+            let packed = [
+                &self.weight.packed::<8>(self.panel + panels[0], spans.clone())[..count],
+                &self.weight.packed::<8>(self.panel + panels[1], spans)[..count],
+            ];
             let x = &self.x.values[k..].as_chunks::<SPAN>().0[..count];
             for span in 0..count {
                 // Written out: in a loop the sums would live in memory.
                 let [first, second] = &mut totals;
-                add(simd, &packed[0][span], &x[span], &scales[0].scales[span], first);
-                add(simd, &packed[1][span], &x[span], &scales[1].scales[span], second);
+                add(simd, &packed[0][span], &x[span], &self.scales[0].scales[span], first);
+                add(simd, &packed[1][span], &x[span], &self.scales[1].scales[span], second);
             }
+        }
+        let [a, b] = self.x.scaling.back().map(|factor| simd.splat(factor));
+        for total in totals.as_flattened_mut() {
+            *total = simd.mul(simd.mul(*total, a), b);
         }
         totals
     }

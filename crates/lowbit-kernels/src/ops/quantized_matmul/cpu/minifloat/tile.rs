@@ -8,8 +8,6 @@ use std::ops::Range;
 
 /// Vectors of weight rows in a tile.
 const VECTORS: usize = 2;
-/// Rows of x in the tallest tile of any instruction set.
-pub(super) const TALLEST: usize = super::super::int8::TALLEST;
 
 /// Up to [`CHUNK`] values of each row of [`PANELS`] panels, decoded: `[panel][k][row]`, and how many there are.
 #[repr(C, align(64))]
