@@ -10,7 +10,10 @@ use super::AttentionParams;
 use crate::{
     Cpu, KernelError, Tensor,
     cast::{Float, with_float},
-    simd::{Kernel, Simd, math},
+    simd::{
+        Kernel, Simd, math,
+        slices::{self, Scale},
+    },
 };
 use lowbit_formats::{DType, FloatType};
 use pass::Pass;
@@ -91,8 +94,30 @@ struct Task<'a, T> {
     head: usize,
     tokens: Range<usize>,
     keys: Range<usize>,
-    /// Where the rows' partials go.
-    partials: &'a mut [f32],
+    output: Output<'a>,
+}
+
+/// Where the rows of a task go.
+enum Output<'a> {
+    /// The rows of the result: the task sees all of their keys.
+    Whole(Vec<&'a mut [f32]>),
+    /// Partials, as long as [`Plan::partial`] says.
+    Stretch(&'a mut [f32]),
+}
+
+impl Output<'_> {
+    /// Writes a row: `sums` of weighted values, the greatest score, and the sum of weights.
+    #[inline(always)]
+    fn write<S: Simd>(&mut self, simd: S, row: usize, sums: &[f32], [max, total]: [f32; 2]) {
+        match self {
+            Self::Whole(rows) => slices::map(simd, &Scale(1.0 / total), [sums], rows[row]),
+            Self::Stretch(partials) => {
+                let partial = &mut partials[row * (sums.len() + 2)..][..sums.len() + 2];
+                partial[..sums.len()].copy_from_slice(sums);
+                partial[sums.len()..].copy_from_slice(&[max, total]);
+            }
+        }
+    }
 }
 
 pub(super) fn attention(
@@ -112,11 +137,21 @@ pub(super) fn attention(
     let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
     let mut plan = Plan { positions, params, group, heads, width, value_width, block, stretches: 1 };
     plan.stretches = stretches(cpu.threads(), heads * plan.blocks(), plan.longest());
-    let partials = with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
-        plan.partials::<T>(cpu, q.as_slice()?, k.as_slice()?, v.as_slice()?)
-    });
-    cpu.for_each_rows(y.as_mut_slice()?, value_width, value_width * plan.stretches, |first, y| {
-        cpu.isa().dispatch(Merge { plan: &plan, partials: &partials, first, y });
+    with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
+        let (q, k, v) = (q.as_slice()?, k.as_slice::<T>()?, v.as_slice::<T>()?);
+        let y = y.as_mut_slice()?;
+        if plan.stretches == 1 {
+            let outputs = plan.rows_of_tasks(y).into_iter().map(Output::Whole);
+            plan.run(cpu, q, [k, v], outputs.collect());
+        } else {
+            let size = plan.rows() * plan.partial();
+            let mut partials = vec![0.0; heads * plan.blocks() * plan.stretches * size];
+            let outputs = partials.chunks_exact_mut(size).map(Output::Stretch);
+            plan.run(cpu, q, [k, v], outputs.collect());
+            cpu.for_each_rows(y, value_width, value_width * plan.stretches, |first, y| {
+                cpu.isa().dispatch(Merge { plan: &plan, partials: &partials, first, y });
+            });
+        }
     });
     Ok(y)
 }
@@ -135,29 +170,39 @@ fn stretches(threads: usize, blocks: usize, keys: usize) -> usize {
 }
 
 impl Plan<'_> {
-    fn partials<T: Float>(&self, cpu: &Cpu, q: &[f32], k: &[T], v: &[T]) -> Vec<f32> {
+    /// The rows of `y`, `[T, Hq, Dv]`, that each task computes where there is one stretch.
+    fn rows_of_tasks<'a>(&self, y: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
+        let mut tasks: Vec<_> =
+            (0..self.heads * self.blocks()).map(|_| Vec::with_capacity(self.rows())).collect();
+        let heads = y.chunks_exact_mut(self.group * self.value_width);
+        for (at, head) in heads.enumerate() {
+            let (t, h) = (at / self.heads, at % self.heads);
+            tasks[h * self.blocks() + t / self.block].extend(head.chunks_exact_mut(self.value_width));
+        }
+        tasks
+    }
+
+    /// Runs all tasks, of which each has an output.
+    fn run<T: Float>(&self, cpu: &Cpu, q: &[f32], [k, v]: [&[T]; 2], outputs: Vec<Output<'_>>) {
         let (blocks, longest) = (self.blocks(), self.longest());
-        let size = self.rows() * self.partial();
-        let mut partials = vec![0.0; self.heads * blocks * self.stretches * size];
         let capacity = k.len() / self.heads / self.width;
         let whole = |width: usize| width.is_multiple_of(cpu.isa().lanes());
         let streams = self.positions.len() == 1 && whole(self.width) && whole(self.value_width);
-        let run = |(task, partials): (usize, &mut [f32])| {
+        let run = |(task, output): (usize, Output<'_>)| {
             let (block, stretch) = (task / self.stretches, task % self.stretches);
             let (head, tokens) = (block / blocks, self.tokens(block % blocks));
             let keys = cut(self.keys(tokens.clone()), self.stretches, stretch);
             let head_of = |width: usize| head * capacity * width..(head + 1) * capacity * width;
             let (k, v) = (&k[head_of(self.width)], &v[head_of(self.value_width)]);
-            let task = Task { plan: self, q, k, v, head, tokens, keys, partials };
+            let task = Task { plan: self, q, k, v, head, tokens, keys, output };
             match streams {
                 true => cpu.isa().dispatch(Stream(task)),
                 false => cpu.isa().dispatch(Pass(task)),
             }
         };
-        let tasks = partials.chunks_exact_mut(size).enumerate();
+        let tasks = outputs.into_iter().enumerate();
         let work = self.heads * blocks * self.rows() * longest * (self.width + self.value_width);
         cpu.for_each_of(work / RATE, tasks.collect(), run);
-        partials
     }
 }
 

@@ -23,7 +23,7 @@ impl<T: Float> Kernel for Pass<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self(task) = self;
+        let Self(mut task) = self;
         let Plan { group, width, value_width, .. } = *task.plan;
         let rows = task.tokens.len() * group;
         let mut softmax = Softmax::new(rows.next_multiple_of(S::LANES));
@@ -62,10 +62,8 @@ impl<T: Float> Kernel for Pass<'_, T> {
                 Product { a: weights, b: v, rows, depth: keys.len(), columns }.add_to(simd, &mut sums);
             }
         }
-        let rows = task.partials.chunks_exact_mut(value_width + 2).zip(sums.chunks_exact(columns));
-        for (row, (partial, sums)) in rows.enumerate() {
-            partial[..value_width].copy_from_slice(&sums[..value_width]);
-            partial[value_width..].copy_from_slice(&[softmax.max[row], softmax.sum[row]]);
+        for (row, sums) in sums.chunks_exact(columns).enumerate() {
+            task.output.write(simd, row, &sums[..value_width], [softmax.max[row], softmax.sum[row]]);
         }
     }
 }
@@ -82,12 +80,20 @@ impl<T: Float> Task<'_, T> {
     #[inline(always)]
     fn queries(&self, lanes: usize) -> Vec<f32> {
         let Plan { group, width, params, .. } = *self.plan;
+        /// Rows that are transposed together: what is written lies side by side. Lanes are a multiple of it.
+        const ROWS: usize = 4;
         let mut queries = vec![0.0; width * lanes];
-        for (i, t) in self.tokens.clone().enumerate() {
-            let first = (t * self.plan.heads + self.head) * group * width;
-            for (h, q) in self.q[first..first + group * width].chunks_exact(width).enumerate() {
-                let column = queries[i * group + h..].iter_mut().step_by(lanes);
-                column.zip(q).for_each(|(y, x)| *y = x * params.scale);
+        let zeros = vec![0.0; width];
+        let first = |t: usize| (t * self.plan.heads + self.head) * group * width;
+        let of_token = |t: usize| self.q[first(t)..][..group * width].chunks_exact(width);
+        let rows: Vec<&[f32]> = self.tokens.clone().flat_map(of_token).collect();
+        for (index, rows) in rows.chunks(ROWS).enumerate() {
+            let row = |i: usize| rows.get(i).map_or(&zeros[..], |row| row).iter();
+            let columns = row(0).zip(row(1)).zip(row(2)).zip(row(3));
+            for (out, (((a, b), c), d)) in queries.chunks_exact_mut(lanes).zip(columns) {
+                let out: &mut [f32; ROWS] =
+                    out[index * ROWS..].first_chunk_mut().expect("whole vectors of rows");
+                *out = [a * params.scale, b * params.scale, c * params.scale, d * params.scale];
             }
         }
         queries

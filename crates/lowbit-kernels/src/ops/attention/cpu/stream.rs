@@ -1,6 +1,6 @@
 //! One token's attention, as fast as memory gives keys and values.
 
-use super::{Plan, Task};
+use super::{Output, Plan, Task};
 use crate::{
     cast::Float,
     simd::{
@@ -32,15 +32,20 @@ impl<T: Float> Kernel for Stream<'_, T> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Task { plan, k, v, keys, .. } = &self.0;
+        let Self(mut task) = self;
+        let Task { plan, k, v, .. } = task;
         let [k, v] = [Rows { values: k, width: plan.width }, Rows { values: v, width: plan.value_width }];
-        let mut heads = Heads::new(&self.0);
-        for keys in Keys::all(keys) {
-            heads.score(simd, k, keys);
+        // Nobody has asked for the first keys and values; these while those are scored.
+        let first = Keys::all(&task.keys).next();
+        first.iter().for_each(|first| (0..first.count).for_each(|index| k.prefetch(simd, first.key(index))));
+        let mut heads = Heads::new(&task);
+        let mut unasked = Some(v);
+        for keys in Keys::all(&task.keys) {
+            heads.score(simd, k, keys, unasked.take());
             heads.weigh(simd, keys.count);
             heads.sum_values(simd, v, keys);
         }
-        heads.finish(plan, self.0.partials);
+        heads.finish(simd, plan.value_width, &mut task.output);
     }
 }
 
@@ -84,6 +89,15 @@ impl<'a, T: Float> Rows<'a, T> {
     #[inline(always)]
     fn row(self, index: usize) -> &'a [T] {
         &self.values[index * self.width..][..self.width]
+    }
+
+    /// Asks for a row.
+    #[inline(always)]
+    fn prefetch<S: Simd>(self, simd: S, index: usize) {
+        let bytes: &[u8] = bytemuck::cast_slice(self.row(index));
+        for line in (0..bytes.len()).step_by(LINE) {
+            simd.prefetch(bytes, line);
+        }
     }
 }
 
@@ -132,19 +146,26 @@ impl Heads {
         }
     }
 
-    /// The scores of at most [`KEYS`] keys.
+    /// The scores of at most [`KEYS`] keys; their rows of `unasked` are asked for meanwhile.
     #[inline(always)]
-    fn score<S: Simd, T: Float>(&mut self, simd: S, k: Rows<'_, T>, keys: Keys) {
+    fn score<S: Simd, T: Float>(
+        &mut self,
+        simd: S,
+        k: Rows<'_, T>,
+        keys: Keys,
+        mut unasked: Option<Rows<'_, T>>,
+    ) {
         let mut head = 0;
         while head < self.count {
             // As many sums as there are lanes hide an addition's latency.
+            let v = unasked.take();
             head += match (S::LANES, self.count - head) {
-                (16, 4..) => self.score_heads::<S, T, 4, 4>(simd, k, keys, head),
-                (16, 2..) => self.score_heads::<S, T, 2, 8>(simd, k, keys, head),
-                (16, _) => self.score_heads::<S, T, 1, 16>(simd, k, keys, head),
-                (_, 4..) => self.score_heads::<S, T, 4, 2>(simd, k, keys, head),
-                (_, 2..) => self.score_heads::<S, T, 2, 4>(simd, k, keys, head),
-                _ => self.score_heads::<S, T, 1, 8>(simd, k, keys, head),
+                (16, 4..) => self.score_heads::<S, T, 4, 4>(simd, (k, v), keys, head),
+                (16, 2..) => self.score_heads::<S, T, 2, 8>(simd, (k, v), keys, head),
+                (16, _) => self.score_heads::<S, T, 1, 16>(simd, (k, v), keys, head),
+                (_, 4..) => self.score_heads::<S, T, 4, 2>(simd, (k, v), keys, head),
+                (_, 2..) => self.score_heads::<S, T, 2, 4>(simd, (k, v), keys, head),
+                _ => self.score_heads::<S, T, 1, 8>(simd, (k, v), keys, head),
             };
         }
     }
@@ -154,7 +175,7 @@ impl Heads {
     fn score_heads<S: Simd, T: Float, const H: usize, const J: usize>(
         &mut self,
         simd: S,
-        k: Rows<'_, T>,
+        (k, unasked): (Rows<'_, T>, Option<Rows<'_, T>>),
         keys: Keys,
         head: usize,
     ) -> usize {
@@ -162,6 +183,9 @@ impl Heads {
         for first in (0..keys.count).step_by(J) {
             // Rows beyond the last are the last one again: their scores are not used.
             let rows: [&[T]; J] = std::array::from_fn(|j| k.row(keys.key((first + j).min(keys.count - 1))));
+            if let Some(v) = unasked {
+                (first..keys.count.min(first + J)).for_each(|index| v.prefetch(simd, keys.key(index)));
+            }
             let mut sums = [[simd.splat(0.0); J]; H];
             let mut at = 0;
             while at + S::LANES <= k.width {
@@ -269,12 +293,12 @@ impl Heads {
         H
     }
 
-    /// Writes each head's partial.
-    fn finish(&self, plan: &Plan<'_>, partials: &mut [f32]) {
-        let heads = self.sums.chunks_exact(plan.value_width).zip(&self.softmaxes);
-        for (partial, (sums, softmax)) in partials.chunks_exact_mut(plan.partial()).zip(heads) {
-            partial[..plan.value_width].copy_from_slice(sums);
-            partial[plan.value_width..].copy_from_slice(&[softmax.max, softmax.sum]);
+    /// Writes each head's row.
+    #[inline(always)]
+    fn finish<S: Simd>(&self, simd: S, value_width: usize, output: &mut Output<'_>) {
+        let heads = self.sums.chunks_exact(value_width).zip(&self.softmaxes);
+        for (row, (sums, softmax)) in heads.enumerate() {
+            output.write(simd, row, sums, [softmax.max, softmax.sum]);
         }
     }
 }
