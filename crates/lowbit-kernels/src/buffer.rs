@@ -1,7 +1,8 @@
 //! Memory for tensors on the CPU.
 
 use crate::Cpu;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Cache lines: storage is aligned to them, so that it can be viewed as any element type and vector loads do not straddle lines.
 struct Lines {
@@ -102,12 +103,20 @@ impl Drop for Buffer {
 /// Buffers for the next tensors: the first touch of fresh memory costs a page fault every few kilobytes, which is
 /// more than what most ops do with it.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Lines>>);
+pub(crate) struct Spares(Mutex<BySize>);
+
+/// Spare buffers by their lines: a decoded token takes and gives back some hundreds.
+#[derive(Default)]
+struct BySize {
+    /// Of each size, the oldest first, with the number of those that were given back before it.
+    sizes: BTreeMap<usize, VecDeque<(u64, Lines)>>,
+    given: u64,
+    lines: usize,
+}
 
 impl std::fmt::Debug for Spares {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        f.debug_struct("Spares").field("buffers", &spares.len()).finish_non_exhaustive()
+        f.debug_struct("Spares").field("lines", &self.spares().lines).finish_non_exhaustive()
     }
 }
 
@@ -117,28 +126,44 @@ impl Spares {
     /// Lines kept in all: what a prompt of 512 tokens needs at once in a model of some 30 billion parameters.
     const MOST: usize = (256 << 20) / Lines::SIZE;
 
+    fn spares(&self) -> MutexGuard<'_, BySize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The smallest spare buffer of at least `count` lines, unless it is twice as large.
     fn take(&self, count: usize) -> Option<Lines> {
         if count < Self::SMALLEST {
             return None;
         }
-        let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |lines: &Lines| (count..2 * count).contains(&lines.count);
-        let fitting = spares.iter().enumerate().filter(|(_, lines)| fits(lines));
-        let (index, _) = fitting.min_by_key(|(_, lines)| lines.count)?;
-        Some(spares.swap_remove(index))
+        let mut spares = self.spares();
+        let mut fitting = spares.sizes.range_mut(count..2 * count);
+        let (_, lines) = fitting.find_map(|(_, all)| all.pop_back())?;
+        spares.lines -= lines.count;
+        Some(lines)
     }
 
     fn put(&self, lines: Lines) {
         if !(Self::SMALLEST..=Self::MOST).contains(&lines.count) {
             return;
         }
-        let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // The oldest go first: sizes that a model has stopped using.
-        while spares.iter().map(|lines| lines.count).sum::<usize>() + lines.count > Self::MOST {
-            spares.remove(0);
+        let mut spares = self.spares();
+        while spares.lines + lines.count > Self::MOST {
+            spares.drop_oldest();
         }
-        spares.push(lines);
+        let given = spares.given;
+        spares.given += 1;
+        spares.lines += lines.count;
+        spares.sizes.entry(lines.count).or_default().push_back((given, lines));
+    }
+}
+
+impl BySize {
+    /// Sizes that a model has stopped using go first.
+    fn drop_oldest(&mut self) {
+        self.sizes.retain(|_, all| !all.is_empty());
+        let oldest = self.sizes.values_mut().min_by_key(|all| all[0].0);
+        let (_, lines) = oldest.and_then(VecDeque::pop_front).expect("lines are held");
+        self.lines -= lines.count;
     }
 }
 
@@ -158,7 +183,8 @@ mod tests {
         first.bytes_mut().fill(7);
         let address = first.bytes().as_ptr();
         drop(first);
-        assert!(Buffer::zeros(100 << 10, &cpu).unwrap().bytes().iter().all(|&byte| byte == 0));
+        let zeros = Buffer::zeros(100 << 10, &cpu).unwrap();
+        assert!(zeros.bytes().iter().all(|&byte| byte == 0));
         let smaller = Buffer::any(90 << 10, &cpu).unwrap();
         assert_eq!(smaller.bytes().as_ptr(), address);
         assert_eq!(smaller.bytes().len(), 90 << 10);
@@ -174,11 +200,14 @@ mod tests {
             let all: Vec<_> = (0..40).map(|_| Buffer::any(8 << 20, &cpu).unwrap()).collect();
             drop(all);
         }
-        let held: usize = cpu.spares.0.lock().unwrap().iter().map(|lines| lines.count).sum();
+        let held = cpu.spares.spares().lines;
         assert!(held > 0 && held <= Spares::MOST, "{held} lines");
+        let counted =
+            |spares: &BySize| spares.sizes.values().flatten().map(|(_, lines)| lines.count).sum::<usize>();
+        assert_eq!(counted(&cpu.spares.spares()), held);
         drop(Buffer::any(Spares::MOST * 64 + 64, &cpu).unwrap());
         drop(Buffer::any(64, &cpu).unwrap());
-        let now: usize = cpu.spares.0.lock().unwrap().iter().map(|lines| lines.count).sum();
+        let now = cpu.spares.spares().lines;
         assert_eq!(now, held);
     }
 
