@@ -193,13 +193,21 @@ impl Cpu {
             return;
         }
         let rows = y.len() / row;
-        let per_task = (GRAIN / cost.max(1)).max(rows.div_ceil(self.threads() * 4)).max(1);
-        if self.threads() == 1 || per_task >= rows {
+        let per_task = self.rows_per_task(rows, cost);
+        if per_task >= rows {
             return f(0, y);
         }
         let work = Self::work(rows.saturating_mul(cost));
         let rows = y.chunks_mut(per_task * row).enumerate().collect();
         self.for_each_of(work, rows, |(task, rows)| f(task * per_task, rows));
+    }
+
+    /// How many of `rows` rows that cost as much each are a task.
+    pub(crate) fn rows_per_task(&self, rows: usize, cost: usize) -> usize {
+        match self.threads() {
+            1 => rows.max(1),
+            threads => (GRAIN / cost.max(1)).max(rows.div_ceil(threads * 4)).max(1),
+        }
     }
 
     /// Nanoseconds that a thread takes for so many simple operations in vectors, about.

@@ -8,7 +8,7 @@ use crate::{
 };
 use lowbit_formats::DType;
 
-struct Add;
+pub(in crate::ops) struct Add;
 
 impl Map<2> for Add {
     #[inline(always)]

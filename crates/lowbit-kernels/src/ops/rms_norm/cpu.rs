@@ -9,12 +9,12 @@ use crate::{
 use lowbit_formats::DType;
 
 /// Whole rows, each as long as the weight.
-struct RmsNorm<'a> {
-    x: &'a [f32],
-    gate: Option<&'a [f32]>,
-    weight: &'a [f32],
-    eps: f32,
-    y: &'a mut [f32],
+pub(in crate::ops) struct RmsNorm<'a> {
+    pub x: &'a [f32],
+    pub gate: Option<&'a [f32]>,
+    pub weight: &'a [f32],
+    pub eps: f32,
+    pub y: &'a mut [f32],
 }
 
 /// A row's factor, `1 / sqrt(mean(x^2) + eps)`.

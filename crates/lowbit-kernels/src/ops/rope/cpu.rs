@@ -4,6 +4,54 @@ use crate::{
     simd::{Kernel, Simd},
 };
 use lowbit_formats::DType;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The rotations that were computed last: all layers of a pass have the same positions.
+#[derive(Debug, Default)]
+pub(super) struct Last(Mutex<Option<Arc<Rotations>>>);
+
+impl Clone for Last {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Last {
+    /// It says nothing about the embedding.
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+#[derive(Debug)]
+struct Rotations {
+    positions: Vec<u32>,
+    direction: Direction,
+    /// `[T, rotary_dim / 2]`, with the attention factor.
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Rotations {
+    fn of(rope: &Rope, positions: &[u32], direction: Direction) -> Arc<Self> {
+        let mut last = rope.last.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) =
+            last.as_ref().filter(|last| last.positions == positions && last.direction == direction)
+        {
+            return last.clone();
+        }
+        let sign = if direction == Direction::Forth { 1.0 } else { -1.0 };
+        let angles = positions.iter().flat_map(|&t| rope.inv_freq.iter().map(move |f| t as f32 * f));
+        let rotation = |angle: f32| {
+            let (sin, cos) = angle.sin_cos();
+            (cos * rope.attention_factor, sign * sin * rope.attention_factor)
+        };
+        let (cos, sin) = angles.map(rotation).unzip();
+        let new = Arc::new(Self { positions: positions.to_vec(), direction, cos, sin });
+        *last = Some(new.clone());
+        new
+    }
+}
 
 /// All heads of one token.
 struct Token<'a> {
@@ -59,20 +107,15 @@ pub(super) fn rope(
     positions: &[u32],
     (rope, direction): (&Rope, Direction),
 ) -> Result<Tensor, KernelError> {
-    let sign = if direction == Direction::Forth { 1.0 } else { -1.0 };
+    let rotations = Rotations::of(rope, positions, direction);
     let mut y = Tensor::empty(x.shape(), DType::F32, x.device());
-    let (width, row) = (x.dim(2), x.dim(1) * x.dim(2));
-    let (x, pairs) = (x.as_slice::<f32>()?, rope.inv_freq.len());
-    // A cosine and sine cost about as much as sixty multiplications.
-    cpu.for_each_rows(y.as_mut_slice()?, row, row + 60 * pairs, |first, y| {
-        let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
+    let (width, row, pairs) = (x.dim(2), x.dim(1) * x.dim(2), rope.inv_freq.len());
+    let x = x.as_slice::<f32>()?;
+    cpu.for_each_rows(y.as_mut_slice()?, row, row, |first, y| {
         for (t, y) in (first..).zip(y.chunks_exact_mut(row)) {
-            for ((cos, sin), f) in cos.iter_mut().zip(&mut sin).zip(&rope.inv_freq) {
-                let (s, c) = (positions[t] as f32 * f).sin_cos();
-                (*cos, *sin) = (c * rope.attention_factor, sign * s * rope.attention_factor);
-            }
+            let [cos, sin] = [&rotations.cos, &rotations.sin].map(|all| &all[t * pairs..][..pairs]);
             let (x, layout) = (&x[t * row..(t + 1) * row], rope.layout);
-            cpu.isa().dispatch(Token { x, width, cos: &cos, sin: &sin, layout, y });
+            cpu.isa().dispatch(Token { x, width, cos, sin, layout, y });
         }
     });
     Ok(y)

@@ -75,6 +75,7 @@ pub struct Rope {
     layout: RopeLayout,
     inv_freq: Vec<f32>,
     attention_factor: f32,
+    last: cpu::Last,
     #[cfg(feature = "gpu")]
     uploaded: gpu::Uploaded,
 }
@@ -94,6 +95,7 @@ impl Rope {
             layout: params.layout,
             inv_freq,
             attention_factor,
+            last: Default::default(),
             #[cfg(feature = "gpu")]
             uploaded: Default::default(),
         })
