@@ -1,6 +1,6 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
-use super::cuda::{MAX_SCALE, TileConfig, WGMMA_ROWS, WgmmaConfig};
+use super::cuda::{MAX_SCALE, StepConfig, TileConfig, WGMMA_ROWS, WgmmaConfig};
 use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
 use crate::gpu::caps::Caps;
@@ -21,6 +21,7 @@ const FULL: usize = 2;
 /// A kernel over keys, and how it is cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
+    Step(StepConfig),
     Tile(TileConfig),
     Wgmma(WgmmaConfig),
     CmmaTile(CmmaTile),
@@ -37,6 +38,7 @@ pub(super) fn choose(
 ) -> (Choice, usize) {
     let all = tensor_core_choices(dtypes, sizes, scale, target);
     let pays = |(choice, _): &(Choice, usize)| match choice {
+        Choice::Step(_) => sizes[0] <= STEP_UP_TO,
         Choice::Wgmma(_) => sizes[0] >= WGMMA_FROM,
         _ => true,
     };
@@ -60,11 +62,13 @@ pub(super) fn tensor_core_choices(
     if !takes_tensor_cores(dtypes, scale, target) {
         return Vec::new();
     }
+    let step = step_config(dtypes[0], sizes, target.caps());
+    let step = step.map(|(config, splits)| (Choice::Step(config), splits));
     let wgmma = wgmma_config(dtypes[0], sizes, target.caps());
     let tile = tile_config(dtypes[0], sizes, target.caps());
     let wgmma = wgmma.map(|(config, splits)| (Choice::Wgmma(config), splits));
     let tile = tile.map(|(config, splits)| (Choice::Tile(config), splits));
-    [wgmma, tile].into_iter().flatten().collect()
+    [step, wgmma, tile].into_iter().flatten().collect()
 }
 
 /// Whether tensor cores compute these types. `scale` includes the factor log2(e).
@@ -118,6 +122,27 @@ const MAX_SPLITS: usize = 33;
 /// Whether rows of D and Dv are whole blocks of 16, and registers hold their sums.
 fn are_blocks(widths: [usize; 2]) -> bool {
     widths.iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width))
+}
+
+/// Query rows per key head up to which the kernel for steps is taken.
+const STEP_UP_TO: usize = 16;
+
+/// As [`stream_config`], for the kernel for steps, of a type that tensor cores take.
+fn step_config(
+    dtype: FloatType,
+    [rows, heads, capacity, width, value_width]: [usize; 5],
+    caps: &Caps,
+) -> Option<(StepConfig, usize)> {
+    let blocks = if rows <= 8 { 1 } else { 2 };
+    let config = StepConfig::new(dtype, [width, value_width], blocks, caps.shared_memory)?;
+    let count = rows.div_ceil(config.rows());
+    if count > CUBES {
+        return None;
+    }
+    // One cube per multiprocessor.
+    let splits = (caps.multiprocessors / (count * heads)).min(capacity.div_ceil(config.keys)).max(1);
+    let splits = splits.min(MAX_SPLITS);
+    Some((StepConfig { split: splits > 1, ..config }, splits))
 }
 
 /// Query rows per key head from which Hopper's kernel is taken.
@@ -360,9 +385,12 @@ mod tests {
     fn kernels_for_tensor_cores() {
         let of = |device| Target::cuda(crate::gpu::compile::CudaDevice::example(device));
         let table = [
-            ((4, 4, 512, 256), 90, "tile", 32),
-            ((16, 4, 131_072, 256), 90, "tile", 33),
-            ((8, 4, 131_072, 256), 90, "tile", 33),
+            ((4, 4, 512, 256), 90, "step of 4 planes with 3 tiles of 16", 32),
+            ((16, 4, 131_072, 256), 90, "step of 4 planes with 3 tiles of 16", 33),
+            ((4, 8, 131_072, 128), 90, "step of 4 planes with 3 tiles of 32", 16),
+            ((4, 4, 131_072, 256), 80, "step of 4 planes with 2 tiles of 16", 33),
+            ((4, 4, 131_072, 256), 89, "step of 2 planes with 2 tiles of 16", 33),
+            ((4, 4, 131_072, 192), 90, "tile", 33),
             ((16384, 4, 131_072, 256), 90, "wgmma of 80", 1),
             ((2048, 4, 131_072, 256), 90, "wgmma of 80", 2),
             ((16384, 8, 131_072, 128), 90, "wgmma of 128", 1),
@@ -373,6 +401,10 @@ mod tests {
             let sizes = [rows, heads, capacity, width, width];
             let (choice, parts) = choose([FloatType::F16; 2], sizes, 0.1, &of(device));
             let got: String = match choice {
+                Choice::Step(config) => {
+                    let (planes, stages, keys) = (config.planes, config.stages, config.keys);
+                    format!("step of {planes} planes with {stages} tiles of {keys}")
+                }
                 Choice::Tile(_) => "tile".into(),
                 Choice::Wgmma(config) => format!("wgmma of {}", config.keys),
                 Choice::CmmaTile(_) | Choice::Stream(_) => "another".into(),
