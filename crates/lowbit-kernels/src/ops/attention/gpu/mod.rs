@@ -36,10 +36,10 @@ inventory::submit!(crate::gpu::tests::Kernels(kernels));
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
-    let combine = |(&dtype, width)| {
-        combine::compiled(target, policy::combine_config(width, dtype, target.plane())).code()
+    let combine = |(&dtype, (width, splits))| {
+        combine::compiled(target, policy::combine_config(width, dtype, splits, target.plane())).code()
     };
-    let mut kernels: Vec<_> = floats.iter().zip([128, 256, 13]).map(combine).collect();
+    let mut kernels: Vec<_> = floats.iter().zip([(128, 2), (256, 33), (13, 33)]).map(combine).collect();
     let mut push = |dtype, cache, sizes| {
         let (config, _) = policy::stream_config([dtype, cache], sizes, target.caps());
         kernels.push(stream::compiled(target, config).code());
@@ -196,7 +196,8 @@ impl Call<'_> {
         CHECK.index(y.len())?;
         let parts = Output { y: &y, scales: &scales };
         launch(parts)?;
-        let config = policy::combine_config(width, CHECK.float("q", self.y)?, self.gpu.target().plane());
+        let config =
+            policy::combine_config(width, CHECK.float("q", self.y)?, splits, self.gpu.target().plane());
         combine::launch(self, config, parts, splits)
     }
 

@@ -20,8 +20,6 @@ pub(in super::super::super) struct StepConfig {
     pub keys: usize,
     /// Tiles that a plane has under way.
     pub stages: usize,
-    /// Tiles that a cube takes a multiple of, where several share the keys of a row.
-    pub part: usize,
     /// Whether they do: then y holds parts, which `gpu/combine.rs` combines.
     pub split: bool,
 }
@@ -37,8 +35,9 @@ impl StepConfig {
         let taken = [width, value_width].iter().all(|width| [64, 128, 256].contains(width));
         // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
         let keys = 4096 / width.max(value_width);
-        // A prototype was fastest on an H200 with 4 planes and 3 tiles each (bench/record/cuda/2026-11-25.md).
-        let cuts = [(4, 3), (4, 2), (2, 2), (2, 1)];
+        // As measured, see bench/record/cuda/2026-11-25.md.
+        let best = if width.max(value_width) <= 128 { (2, 3) } else { (4, 3) };
+        let cuts = [best, (4, 2), (2, 2), (2, 1)];
         let all = cuts.map(|(planes, stages)| Self {
             dtype,
             width,
@@ -47,7 +46,6 @@ impl StepConfig {
             planes,
             keys,
             stages,
-            part: 1,
             split: false,
         });
         all.into_iter().find(|config| taken && config.shared_memory() <= shared_memory)
@@ -64,7 +62,7 @@ impl StepConfig {
     }
 
     pub fn cut(self) -> Cut {
-        Cut { rows: self.rows(), planes: self.planes, keys: self.part * self.keys, split: self.split }
+        Cut { rows: self.rows(), planes: self.planes, keys: self.keys, split: self.split }
     }
 
     /// A tile of values, which a plane has for itself.
