@@ -45,8 +45,9 @@ struct Cuda {
     captured: Mutex<Option<Vec<Range>>>,
     /// What the last launch reads and writes.
     last: Mutex<Vec<sys::CUdeviceptr>>,
-    /// Whether cuBLASLt is installed, and what the first product made of it, with its workspace.
-    library: bool,
+    /// Whether cuBLASLt is installed: to find out is to open it, which takes 80 ms.
+    library: OnceLock<bool>,
+    /// What the first product made of it, with its workspace.
     cublas: OnceLock<(Cublas, Memory)>,
 }
 
@@ -219,7 +220,7 @@ impl Gpu {
             slots: Arc::default(),
             captured: Mutex::new(None),
             last: Mutex::default(),
-            library: cublas::is_installed(),
+            library: OnceLock::new(),
             cublas: OnceLock::new(),
             context,
         })))
@@ -499,7 +500,7 @@ impl Driver for Cuda {
     }
 
     fn library(&self) -> Option<&'static str> {
-        self.library.then_some("cuBLASLt")
+        self.library.get_or_init(cublas::is_installed).then_some("cuBLASLt")
     }
 
     fn multiply(&self, product: Dense<'_>) -> Result<(), KernelError> {

@@ -502,6 +502,13 @@ pub(crate) fn store_words(to: u32, words: &Array<u32>, #[comptime] first: usize)
     );
 }
 
+/// Writes a word to shared memory, `offset` bytes past `to`.
+#[cube]
+pub(crate) fn store_word(to: u32, #[comptime] offset: usize, word: u32) {
+    let word = register(word);
+    gpu_asm!("st.shared.u32 [{to}+{offset}], {word};", to = in(_) to, offset = const offset, word = in(_) word);
+}
+
 /// `a b + c` as [`multiply`] computes it, of operands that are vectors.
 #[cube]
 pub(crate) fn mma(

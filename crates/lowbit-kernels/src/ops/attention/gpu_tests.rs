@@ -132,25 +132,55 @@ fn many_rows_and_keys_on_tensor_cores() {
     }
 }
 
-/// Steps whose keys are split among cubes in every way, with groups of heads up to and beyond 8.
+/// Steps of one token and of a few, whose keys are split among cubes in every way, with groups of heads up to and beyond 8, and heads
+/// that the kernel for steps takes and leaves.
 #[test]
 fn steps_on_tensor_cores() {
     let Device::Gpu(queue) = gpu() else { unreachable!() };
     if !queue.target().tensor_cores() {
         return;
     }
-    for (query_heads, width, value_width) in
-        [(2, 256, 256), (6, 128, 128), (14, 64, 48), (16, 80, 256), (18, 16, 16)]
-    {
+    for (query_heads, width, value_width) in [
+        (2, 256, 256),
+        (6, 128, 128),
+        (14, 64, 64),
+        (16, 256, 64),
+        (18, 64, 128),
+        (32, 256, 256),
+        (14, 64, 48),
+        (18, 16, 16),
+    ] {
         let dtype = if query_heads == 6 { FloatType::BF16 } else { FloatType::F16 };
         let case = Case { query_heads, width, value_width, capacity: 3500, ..CASE };
+        let check = |case: &Case, at: &[u32]| check_each_matrix_kernel(case, dtype, at);
         for position in [0, 15, 16, 63, 64, 65, 700, 2111, 2112, 3499] {
-            check_each_matrix_kernel(&case, dtype, &[position]);
+            check(&case, &[position]);
         }
+        // Tokens of several sequences would have any positions.
+        check(&case, &[2999, 3000, 3001]);
+        check(&case, &[3499, 0, 1700, 64]);
         let case = Case { window: Some(1000), ..case };
-        check_each_matrix_kernel(&case, dtype, &[1500]);
+        check(&case, &[1500]);
+        check(&case, &[1023, 1024, 1025]);
         let case = Case { spread: 30.0, ..case };
-        check_each_matrix_kernel(&case, dtype, &[3001]);
+        check(&case, &[3001]);
+    }
+}
+
+/// One key head alone: its keys are split among as many cubes as there may be, whose planes have many tiles each.
+#[test]
+fn steps_after_long_texts_on_tensor_cores() {
+    let Device::Gpu(queue) = gpu() else { unreachable!() };
+    if !queue.target().tensor_cores() {
+        return;
+    }
+    let long = [(4, 256, FloatType::F16), (8, 128, FloatType::BF16), (5, 64, FloatType::F16)];
+    for (query_heads, width, dtype) in long {
+        let case = Case { query_heads, heads: 1, width, value_width: width, capacity: 40_000, ..CASE };
+        for at in [&[39_999][..], &[31_234, 31_235], &[25_000, 7]] {
+            check_each_matrix_kernel(&case, dtype, at);
+        }
+        check_each_matrix_kernel(&Case { window: Some(20_000), ..case }, dtype, &[39_000]);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which kernel attention runs with on a GPU, and how it is cut into cubes.
 
-use super::cuda::{MAX_SCALE, TileConfig, WGMMA_ROWS, WgmmaConfig};
+use super::cuda::{MAX_SCALE, StepConfig, TileConfig, WGMMA_ROWS, WgmmaConfig};
 use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
 use crate::gpu::CUBES;
 use crate::gpu::caps::Caps;
@@ -21,6 +21,7 @@ const FULL: usize = 2;
 /// A kernel over keys, and how it is cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Choice {
+    Step(StepConfig),
     Tile(TileConfig),
     Wgmma(WgmmaConfig),
     CmmaTile(CmmaTile),
@@ -37,6 +38,7 @@ pub(super) fn choose(
 ) -> (Choice, usize) {
     let all = tensor_core_choices(dtypes, sizes, scale, target);
     let pays = |(choice, _): &(Choice, usize)| match choice {
+        Choice::Step(_) => sizes[0] <= STEP_UP_TO,
         Choice::Wgmma(_) => sizes[0] >= WGMMA_FROM,
         _ => true,
     };
@@ -60,11 +62,13 @@ pub(super) fn tensor_core_choices(
     if !takes_tensor_cores(dtypes, scale, target) {
         return Vec::new();
     }
+    let step = step_config(dtypes[0], sizes, target.caps());
+    let step = step.map(|(config, splits)| (Choice::Step(config), splits));
     let wgmma = wgmma_config(dtypes[0], sizes, target.caps());
     let tile = tile_config(dtypes[0], sizes, target.caps());
     let wgmma = wgmma.map(|(config, splits)| (Choice::Wgmma(config), splits));
     let tile = tile.map(|(config, splits)| (Choice::Tile(config), splits));
-    [wgmma, tile].into_iter().flatten().collect()
+    [step, wgmma, tile].into_iter().flatten().collect()
 }
 
 /// Whether tensor cores compute these types. `scale` includes the factor log2(e).
@@ -112,40 +116,68 @@ pub(super) fn stream_config(
     (config, splits)
 }
 
-/// The most cubes that share a row's keys on tensor cores: more cost more to combine than they save.
+/// The most cubes that share a row's keys on tensor cores: more cost more to combine than they save, except in steps.
 const MAX_SPLITS: usize = 33;
+
+/// How many cubes, `most` at most, share the keys of the same query rows on tensor cores: the number that takes the least time. Each
+/// then reads fewer keys, but leaves sums of its own for all rows, which are written, read again and combined. Both costs were measured
+/// on an H100 (`bench/record/cuda/2026-11-25.md`).
+fn splits_of_keys(most: usize, [rows, heads, capacity, width, value_width]: [usize; 5]) -> usize {
+    // In ns: a key in a cube that has a multiprocessor to itself, and a part of all rows.
+    let key = 0.05 * (width + value_width) as f64;
+    let part = 100.0 + 0.012 * (rows * heads * value_width) as f64;
+    let time = |splits: usize| {
+        let parts = if splits > 1 { splits as f64 * part } else { 0.0 };
+        capacity.div_ceil(splits) as f64 * key + parts
+    };
+    let all = 1..=most.max(1);
+    all.min_by(|&a, &b| time(a).total_cmp(&time(b))).unwrap_or(1)
+}
 
 /// Whether rows of D and Dv are whole blocks of 16, and registers hold their sums.
 fn are_blocks(widths: [usize; 2]) -> bool {
     widths.iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width))
 }
 
-/// Query rows per key head from which Hopper's kernel is taken.
-const WGMMA_FROM: usize = 256;
+/// Query rows per key head up to which the kernel for steps is taken.
+const STEP_UP_TO: usize = 16;
+
+/// As [`stream_config`], for the kernel for steps, of a type that tensor cores take.
+fn step_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(StepConfig, usize)> {
+    let [rows, heads, capacity, width, value_width] = sizes;
+    let blocks = if rows <= 8 { 1 } else { 2 };
+    let config = StepConfig::new(dtype, [width, value_width], blocks, caps.shared_memory)?;
+    let count = rows.div_ceil(config.rows());
+    if count > CUBES {
+        return None;
+    }
+    // One cube per multiprocessor.
+    let most = (caps.multiprocessors / (count * heads)).min(capacity.div_ceil(config.keys));
+    let splits = splits_of_keys(most.min(2 * MAX_SPLITS), sizes);
+    Some((StepConfig { split: splits > 1, ..config }, splits))
+}
+
+/// Query rows per key head from which Hopper's kernel is taken: behind long texts it is as fast as the tile kernel there, and faster
+/// with more rows.
+const WGMMA_FROM: usize = 64;
 
 /// As [`stream_config`], for the kernel for Hopper, of a type that tensor cores take.
-fn wgmma_config(
-    dtype: FloatType,
-    [rows, heads, capacity, width, value_width]: [usize; 5],
-    caps: &Caps,
-) -> Option<(WgmmaConfig, usize)> {
+fn wgmma_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(WgmmaConfig, usize)> {
+    let [rows, heads, capacity, width, value_width] = sizes;
     let config = WgmmaConfig::new(dtype, width, value_width).filter(|_| caps.warp_groups)?;
     let count = rows.div_ceil(WGMMA_ROWS);
     if config.shared_memory() > caps.shared_memory || count > CUBES {
         return None;
     }
     // One cube per multiprocessor.
-    let splits = (caps.multiprocessors / (count * heads)).clamp(1, capacity.div_ceil(config.keys).max(1));
-    let splits = splits.min(MAX_SPLITS);
+    let most = (caps.multiprocessors / (count * heads)).min(capacity.div_ceil(config.keys));
+    let splits = splits_of_keys(most.min(MAX_SPLITS), sizes);
     Some((WgmmaConfig { split: splits > 1, ..config }, splits))
 }
 
 /// As [`stream_config`], for the kernel on all tensor cores, of a type that these take.
-fn tile_config(
-    dtype: FloatType,
-    [rows, heads, capacity, width, value_width]: [usize; 5],
-    caps: &Caps,
-) -> Option<(TileConfig, usize)> {
+fn tile_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(TileConfig, usize)> {
+    let [rows, heads, capacity, width, value_width] = sizes;
     if !are_blocks([width, value_width]) {
         return None;
     }
@@ -173,7 +205,11 @@ fn tile_config(
     if count > CUBES {
         return None;
     }
-    let splits = splits_of_tiles(count * heads, capacity.div_ceil(config.keys), full);
+    let mut splits = splits_of_tiles(count * heads, capacity.div_ceil(config.keys), full);
+    // Tiles of one plane are for waiting for memory: more cubes wait at the same time.
+    if planes > 1 {
+        splits = splits_of_keys(splits, sizes);
+    }
     config.split = splits > 1;
     Some((config, splits))
 }
@@ -215,9 +251,14 @@ pub(super) fn cmma_tiles(
     launched.filter(|(.., count)| *count <= CUBES).map(|(config, splits, _)| (config, splits)).collect()
 }
 
-/// The kernel that combines the parts of rows of Dv elements.
-pub(super) fn combine_config(width: usize, dtype: FloatType, plane: Option<usize>) -> CombineConfig {
-    CombineConfig { width, dtype, plane: plane.unwrap_or(SMALLEST_PLANE) }
+/// The kernel that combines `splits` parts of rows of Dv elements.
+pub(super) fn combine_config(
+    width: usize,
+    dtype: FloatType,
+    splits: usize,
+    plane: Option<usize>,
+) -> CombineConfig {
+    CombineConfig::new(width, dtype, splits, plane.unwrap_or(SMALLEST_PLANE))
 }
 
 #[cfg(test)]
@@ -318,7 +359,7 @@ mod tests {
         let table = [
             ((4, 8, 128), (1, 1, 32, 2), 33),
             ((4, 4, 256), (1, 1, 32, 2), 33),
-            ((33, 8, 128), (1, 3, 64, 1), 33),
+            ((33, 8, 128), (1, 3, 64, 1), 14),
             ((2048, 8, 128), (1, 4, 64, 1), 1),
             ((16384, 8, 128), (2, 4, 64, 1), 1),
             ((16384, 8, 64), (2, 4, 64, 2), 1),
@@ -354,17 +395,24 @@ mod tests {
                 .all(|&rows| shared(rows, 256) < 113 << 10 && shared(rows, 128) < 113 << 10)
         );
     }
+
     /// (rows, heads, capacity, D) -> the kernel, and the cubes that share the keys
     #[cfg(feature = "cuda")]
     #[test]
     fn kernels_for_tensor_cores() {
         let of = |device| Target::cuda(crate::gpu::compile::CudaDevice::example(device));
         let table = [
-            ((4, 4, 512, 256), 90, "tile", 32),
-            ((16, 4, 131_072, 256), 90, "tile", 33),
-            ((8, 4, 131_072, 256), 90, "tile", 33),
+            ((4, 4, 512, 256), 90, "step of 4 planes with 3 tiles of 16", 9),
+            ((16, 4, 131_072, 256), 90, "step of 4 planes with 3 tiles of 16", 33),
+            ((8, 2, 131_072, 256), 90, "step of 4 planes with 3 tiles of 16", 66),
+            ((4, 8, 131_072, 128), 90, "step of 2 planes with 3 tiles of 32", 16),
+            ((4, 4, 131_072, 256), 80, "step of 4 planes with 2 tiles of 16", 33),
+            ((4, 4, 131_072, 256), 89, "step of 2 planes with 2 tiles of 16", 33),
+            ((4, 4, 131_072, 192), 90, "tile", 33),
             ((16384, 4, 131_072, 256), 90, "wgmma of 80", 1),
             ((2048, 4, 131_072, 256), 90, "wgmma of 80", 2),
+            ((2048, 4, 1024, 256), 90, "wgmma of 80", 1),
+            ((48, 4, 131_072, 256), 90, "tile", 33),
             ((16384, 8, 131_072, 128), 90, "wgmma of 128", 1),
             ((16384, 8, 131_072, 192), 90, "tile", 1),
             ((16384, 4, 131_072, 256), 80, "tile", 1),
@@ -373,6 +421,10 @@ mod tests {
             let sizes = [rows, heads, capacity, width, width];
             let (choice, parts) = choose([FloatType::F16; 2], sizes, 0.1, &of(device));
             let got: String = match choice {
+                Choice::Step(config) => {
+                    let (planes, stages, keys) = (config.planes, config.stages, config.keys);
+                    format!("step of {planes} planes with {stages} tiles of {keys}")
+                }
                 Choice::Tile(_) => "tile".into(),
                 Choice::Wgmma(config) => format!("wgmma of {}", config.keys),
                 Choice::CmmaTile(_) | Choice::Stream(_) => "another".into(),

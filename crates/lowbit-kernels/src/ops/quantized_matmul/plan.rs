@@ -156,6 +156,13 @@ pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
     candidates.find_map(fit).expect("a product without many rows is a mat-vec's")
 }
 
+/// The plan on a device of these abilities that is asked for the vendor BLAS only where that decides: to open cuBLASLt takes 80 ms.
+pub(crate) fn plan_asking(caps: &Caps, problem: &Problem, vendor_blas: impl FnOnce() -> bool) -> Plan {
+    let [without, with] = [false, true].map(|vendor_blas| plan(&Caps { vendor_blas, ..*caps }, problem));
+    let differs = (with.name, with.widen, with.make_x) != (without.name, without.widen, without.make_x);
+    if differs && vendor_blas() { with } else { without }
+}
+
 /// Whether a product is for kernels that decode the weight for each few rows of x: it has few, or nothing for many rows
 /// takes it (a weight of one row, say).
 fn few_rows(caps: &Caps, problem: &Problem) -> bool {
@@ -272,5 +279,17 @@ mod tests {
             let routing = Some(Routing { experts: 64, pairs: 4096, share: 8 });
             assert_eq!(name(Problem { batches: 4096, routing, ..of(1) }), experts, "sm_{capability}");
         }
+    }
+
+    /// A prompt of ordinary length does not open the vendor BLAS.
+    #[test]
+    fn the_library_is_asked_for_where_it_decides() {
+        let target = Target::cuda(CudaDevice::example(90));
+        let of = |m| Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, 14336, 4096]);
+        for m in [1, 16, 17, 4095] {
+            plan_asking(target.caps(), &of(m), || panic!("{m} rows ask"));
+        }
+        let name = |there| plan_asking(target.caps(), &of(4096), || there).name;
+        assert_eq!((name(true), name(false)), ("vendor_blas", "wgmma"));
     }
 }

@@ -1,4 +1,4 @@
-//! What the tile kernel and the kernel for one token are compiled for, and what follows from it.
+//! What the tile kernel is compiled for, and what follows from it.
 
 use super::rows::{Cut, Layout, Values};
 use lowbit_formats::FloatType;

@@ -2,7 +2,8 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `config.rs` | what the kernels are compiled for |
+//! | `step/` | a few query rows: steps after long and short texts |
+//! | `config.rs` | what the tile kernel is compiled for |
 //! | `tile.rs` | query rows through tiles of keys, and how those get into shared memory |
 //! | `sums.rs` | its online softmax and the sums that a plane keeps in registers |
 //! | `wgmma/` | many query rows on Hopper |
@@ -12,11 +13,13 @@
 
 mod config;
 mod rows;
+mod step;
 mod sums;
 mod tile;
 mod wgmma;
 
 pub(super) use config::{MAX_SCALE, TileConfig};
+pub(super) use step::StepConfig;
 pub(super) use wgmma::{ROWS as WGMMA_ROWS, WgmmaConfig};
 
 use super::CHECK;
@@ -29,8 +32,13 @@ use crate::gpu::launch::Kernel;
 #[cfg(test)]
 use cubecl_core::prelude::CubeKernel;
 use std::f32::consts::LOG2_E;
+use step::AttentionStep;
 use tile::AttentionTile;
 use wgmma::AttentionWgmma;
+
+fn compiled_step(target: &Target, config: StepConfig) -> Kernel<AttentionStep<'static>> {
+    AttentionStep::kernel(target, config.units(), config)
+}
 
 fn compiled_tile(target: &Target, config: TileConfig) -> Kernel<AttentionTile<'static>> {
     AttentionTile::kernel(target, config.units(), config)
@@ -44,10 +52,38 @@ fn compiled_wgmma(target: &Target, config: WgmmaConfig) -> Kernel<AttentionWgmma
 #[cfg(test)]
 pub(super) fn code(target: &Target, choice: Choice) -> Option<Box<dyn CubeKernel>> {
     match choice {
+        Choice::Step(config) => Some(compiled_step(target, config).code()),
         Choice::Tile(config) => Some(compiled_tile(target, config).code()),
         Choice::Wgmma(config) => Some(compiled_wgmma(target, config).code()),
         Choice::CmmaTile(_) | Choice::Stream(_) => None,
     }
+}
+
+/// What all these kernels take.
+macro_rules! arguments {
+    ($kernel:ident, $call:expr, $out:expr) => {
+        $kernel {
+            inputs: $call.inputs()?,
+            y: $out.y.buffer()?,
+            scales: $out.scales.buffer()?,
+            sizes: $call.sizes()?,
+            // With the factor log2(e).
+            scale: ($call.params.scale * LOG2_E).to_bits(),
+        }
+    };
+}
+
+/// Launches the kernel for a few query rows, `splits` cubes per key head and block of rows.
+pub(super) fn launch_step(
+    call: &Call,
+    config: StepConfig,
+    splits: usize,
+    out: Output,
+) -> Result<(), KernelError> {
+    let cubes = cubes(call, config.rows(), splits)?;
+    let arguments = arguments!(AttentionStep, call, out);
+    // SAFETY: as for the tile kernel; D and Dv are sizes that it takes.
+    unsafe { call.gpu.launch(compiled_step(call.gpu.target(), config), cubes, arguments) }
 }
 
 /// Launches the tile kernel, `splits` cubes per key head and block of rows.
@@ -58,13 +94,7 @@ pub(super) fn launch_tile(
     out: Output,
 ) -> Result<(), KernelError> {
     let cubes = cubes(call, config.rows(), splits)?;
-    let arguments = AttentionTile {
-        inputs: call.inputs()?,
-        y: out.y.buffer()?,
-        scales: out.scales.buffer()?,
-        sizes: call.sizes()?,
-        scale: scale(call),
-    };
+    let arguments = arguments!(AttentionTile, call, out);
     // SAFETY: the sizes are the tensors', and D and Dv multiples of 16; positions beyond the capacity see no keys, and rows
     // past the last are not stored. Each split has its part of y and its scales.
     unsafe { call.gpu.launch(compiled_tile(call.gpu.target(), config), cubes, arguments) }
@@ -78,13 +108,7 @@ pub(super) fn launch_wgmma(
     out: Output,
 ) -> Result<(), KernelError> {
     let cubes = cubes(call, WGMMA_ROWS, splits)?;
-    let arguments = AttentionWgmma {
-        inputs: call.inputs()?,
-        y: out.y.buffer()?,
-        scales: out.scales.buffer()?,
-        sizes: call.sizes()?,
-        scale: scale(call),
-    };
+    let arguments = arguments!(AttentionWgmma, call, out);
     // SAFETY: as for the tile kernel; D and Dv are sizes that it takes.
     unsafe { call.gpu.launch(compiled_wgmma(call.gpu.target(), config), cubes, arguments) }
 }
@@ -93,9 +117,4 @@ pub(super) fn launch_wgmma(
 fn cubes(call: &Call, rows: usize, splits: usize) -> Result<[u32; 3], KernelError> {
     let blocks = call.rows().div_ceil(rows);
     Ok([call.heads()?, CHECK.index(blocks)?, CHECK.index(splits)?])
-}
-
-/// The scale's bits, with the factor log2(e).
-fn scale(call: &Call) -> u32 {
-    (call.params.scale * LOG2_E).to_bits()
 }

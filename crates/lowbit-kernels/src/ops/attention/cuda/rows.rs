@@ -1,7 +1,7 @@
 //! Which keys a cube's query rows see, what becomes of values that are not finite, and how a row is stored.
 
 use crate::gpu::cuda::ptx::{meet, pack, register, shared_words, show_writes, store_words};
-use crate::ops::attention::gpu::operands::{Sizes, VisibleKeys, reciprocal, row_index};
+use crate::ops::attention::gpu::operands::{Sizes, VisibleKeys, reciprocal, row_index, seen_keys};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -36,12 +36,22 @@ pub(super) fn row_bounds(positions: &[u32], own: u32, sizes: &Sizes, #[comptime]
     let mut high = Array::<u32>::new(count);
     #[unroll]
     for r in 0..count {
-        let row = min(own + comptime!(8 * r as u32), sizes.rows - 1u32);
-        let position = positions[(row / sizes.group) as usize];
-        high[r] = select(position < sizes.capacity, position + 1u32, 0u32);
-        low[r] = high[r] - min(high[r], sizes.window);
+        let seen = seen_keys(positions, own + comptime!(8 * r as u32), sizes);
+        low[r] = seen.low;
+        high[r] = seen.high;
     }
     RowBounds { low, high }
+}
+
+#[cube]
+impl RowBounds {
+    /// The score of row `r` and a key, of which the cube takes those before `end`: -inf where the row does not see it, and NaN
+    /// where it does and the key is marked as `bad`.
+    pub fn masked(&self, score: f32, #[comptime] r: usize, key: u32, end: u32, bad: bool) -> f32 {
+        let seen = key >= self.low[r] && key < min(self.high[r], end);
+        let value = select(bad, f32::reinterpret(0x7fc0_0000u32), score);
+        select(seen, value, f32::reinterpret(0xff80_0000u32))
+    }
 }
 
 /// The keys that the cube's rows see, or its part of them where the keys are split.
@@ -49,38 +59,26 @@ pub(super) fn row_bounds(positions: &[u32], own: u32, sizes: &Sizes, #[comptime]
 pub(super) fn visible_keys(positions: &[u32], row0: u32, sizes: &Sizes, #[comptime] cut: Cut) -> VisibleKeys {
     let units = comptime!(32 * cut.planes);
     let mut found = Shared::<[u32]>::new_slice(comptime!(4 * cut.planes));
-    let mut begin = 0xffff_ffffu32.runtime();
-    let mut end = 0u32.runtime();
-    let mut all_begin = 0u32.runtime();
-    let mut all_end = 0xffff_ffffu32.runtime();
+    let mut visible = VisibleKeys::of_none();
     #[unroll]
     for i in 0..comptime!(cut.rows.div_ceil(units)) {
         let row = row0 + (UNIT_POS_X + comptime!((i * units) as u32)) % comptime!(cut.rows as u32);
-        let position = positions[(min(row, sizes.rows - 1u32) / sizes.group) as usize];
-        let high = select(position < sizes.capacity, position + 1u32, 0u32);
-        let low = high - min(high, sizes.window);
-        begin = min(begin, select(high == 0u32, 0xffff_ffffu32, low));
-        end = max(end, high);
-        all_begin = max(all_begin, low);
-        all_end = min(all_end, high);
+        visible.add(&seen_keys(positions, row, sizes));
     }
-    let (begin, end) = (plane_min(begin), plane_max(end));
-    let (all_begin, all_end) = (plane_max(all_begin), plane_min(all_end));
+    visible.add_plane();
     let plane = (UNIT_POS_X / 32u32 * 4u32) as usize;
     let lane = UNIT_POS_X % 32u32;
     if lane == 0u32 {
-        found[plane] = begin;
-        found[plane + 1] = end;
-        found[plane + 2] = all_begin;
-        found[plane + 3] = all_end;
+        found[plane] = visible.begin;
+        found[plane + 1] = visible.end;
+        found[plane + 2] = visible.all_begin;
+        found[plane + 3] = visible.all_end;
     }
     sync_cube();
-    let mut visible = VisibleKeys {
-        begin: found[0usize],
-        end: found[1usize],
-        all_begin: found[2usize],
-        all_end: found[3usize],
-    };
+    visible.begin = found[0usize];
+    visible.end = found[1usize];
+    visible.all_begin = found[2usize];
+    visible.all_end = found[3usize];
     #[unroll]
     for plane in 1..comptime!(cut.planes) {
         visible.begin = min(visible.begin, found[comptime!(4 * plane)]);
@@ -131,29 +129,32 @@ pub(in super::super) struct Values {
     /// Vectors of 16 bytes of a row.
     pub vectors: usize,
     pub layout: Layout,
-    /// The cube's first units, which have these rows.
+    /// Neighbouring units that have it together, from the cube's first on. Others after them may have tiles of their own.
     pub units: usize,
 }
 
-/// Where those units meet.
+/// Where the first of those units meet.
 const MEETING: u32 = 1;
 
 /// Replaces each vector of the tile of values at `tile` that has a value that is not finite by zeros, and marks its key: in
-/// rows that do not see the key, its weight of 0 times such a value would be NaN. The tile is there, for all units that take it;
-/// these meet when this ends.
+/// rows that do not see the key, its weight of 0 times such a value would be NaN. The tile is there, for all units that have it;
+/// these meet when this ends. Marks are those of the first units' tile, then those of the next.
 #[cube]
 pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, #[comptime] values: Values) {
     let units = comptime!(values.units as u32);
     let vectors = comptime!(values.vectors as u32);
-    let mut at = UNIT_POS_X;
+    let (group, unit) = (UNIT_POS_X / units, UNIT_POS_X % units);
+    let marks = group * comptime!(values.keys as u32);
+    let mut at = unit;
     while at < comptime!(values.keys as u32) {
-        non_finite[at as usize] = 0u32;
+        non_finite[(marks + at) as usize] = 0u32;
         at += units;
     }
-    meet(MEETING.runtime(), values.units);
+    let meeting = register(MEETING + group);
+    meet(meeting, values.units);
     // All bits of the exponents.
     let exponent = comptime!(if values.dtype == FloatType::F16 { 0x7c00u32 } else { 0x7f80u32 });
-    let mut vector = UNIT_POS_X;
+    let mut vector = unit;
     while vector < comptime!((values.keys * values.vectors) as u32) {
         let key = vector / vectors;
         let at = register(tile + place(key, vector % vectors, values.layout));
@@ -171,7 +172,7 @@ pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, 
                 words[j] = 0u32;
             }
             store_words(at, &words, 0usize);
-            non_finite[key as usize] = 1u32;
+            non_finite[(marks + key) as usize] = 1u32;
         }
         vector += units;
     }
@@ -179,14 +180,7 @@ pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, 
     if comptime!(values.layout.is_panels()) {
         show_writes();
     }
-    meet(MEETING.runtime(), values.units);
-}
-
-/// A score that a row may not see, or whose key is marked: -inf, or NaN where the row sees a marked key.
-#[cube]
-pub(super) fn masked(score: f32, seen: bool, bad: bool) -> f32 {
-    let value = select(bad, f32::reinterpret(0x7fc0_0000u32), score);
-    select(seen, value, f32::reinterpret(0xff80_0000u32))
+    meet(meeting, values.units);
 }
 
 /// Where a unit's rows go.
@@ -211,26 +205,30 @@ pub(super) struct Row {
     factor: f32,
 }
 
-/// Row `row`, whose greatest score, not scaled, is `greatest` and whose weights' sum is that of this unit's and its three
-/// neighbours'. A part's scale is stored.
+/// The sum of what this unit and its three neighbours have, which share rows.
+#[cube]
+pub(super) fn sum_of_four(x: f32) -> f32 {
+    let x = x + plane_shuffle_xor(x, 1u32);
+    x + plane_shuffle_xor(x, 2u32)
+}
+
+/// Row `row`, of which its greatest score, not scaled, and its weights' sum were found. A part's scale is stored by the unit that has the row's
+/// first columns.
 #[cube]
 pub(super) fn begin_row(
     scales: &mut [f32],
     out: &Destination,
     row: u32,
-    greatest: f32,
-    weights: f32,
+    found: (f32, f32),
+    first: bool,
     #[comptime] width: usize,
     #[comptime] split: bool,
 ) -> Row {
-    let mut weights = weights;
-    weights += plane_shuffle_xor(weights, 1u32);
-    weights += plane_shuffle_xor(weights, 2u32);
+    let (greatest, weights) = found;
     let mut at = row_index(min(row, out.rows - 1u32), out.group);
     let mut there = row < out.rows;
     if comptime!(split) {
-        let column = UNIT_POS_X % 4u32;
-        if there && column == 0u32 {
+        if there && first {
             store_scale(scales, at, greatest * out.scale, weights);
         }
         at += CUBE_POS_Z * CUBE_COUNT_X * out.rows;

@@ -4,7 +4,7 @@
 //! `l / 4 + 8` and columns `2 (l % 4)` and the next.
 
 use super::config::TileConfig;
-use super::rows::{Destination, LOWEST_SCORE, begin_row};
+use super::rows::{Destination, LOWEST_SCORE, begin_row, sum_of_four};
 use crate::gpu::cuda::ptx::{exp2, load_tiles, mma, pack};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -145,7 +145,8 @@ impl Sums {
         for r in 0..comptime!(2 * config.blocks) {
             let row = out.own + comptime!(8 * r as u32);
             let (width, split) = comptime!((config.value_width, config.split));
-            let row = begin_row(scales, out, row, self.max[r], self.weights[r], width, split);
+            let found = (self.max[r], sum_of_four(self.weights[r]));
+            let row = begin_row(scales, out, row, found, column == 0u32, width, split);
             let element = comptime!(r % 2 * 2);
             if row.there {
                 #[unroll]

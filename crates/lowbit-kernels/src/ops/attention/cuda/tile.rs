@@ -4,7 +4,7 @@
 //! while the weights are multiplied with the values, and the tile's values while its scores are computed.
 
 use super::config::TileConfig;
-use super::rows::{Destination, RowBounds, masked, row_bounds, visible_keys, zero_non_finite_values};
+use super::rows::{Destination, RowBounds, row_bounds, visible_keys, zero_non_finite_values};
 use super::sums::Sums;
 use crate::gpu::cuda::ptx::{address, copy_vector, load_tiles, mma, wait_copies};
 use crate::gpu::launch::kernel;
@@ -201,8 +201,7 @@ fn mask(
                 let i = comptime!(r / 2 * count + n);
                 let mut score = scores[i];
                 let element = comptime!(r % 2 * 2 + j);
-                let seen = key >= bounds.low[r] && key < min(bounds.high[r], end);
-                score.insert(element, masked(score.extract(element), seen, bad));
+                score.insert(element, bounds.masked(score.extract(element), r, key, end, bad));
                 scores[i] = score;
             }
         }

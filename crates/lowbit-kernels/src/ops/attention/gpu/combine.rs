@@ -38,9 +38,19 @@ pub(crate) struct CombineConfig {
     pub dtype: FloatType,
     /// Units of a plane, or a divisor of that.
     pub plane: usize,
+    /// Groups of [`Self::lanes`] units; group `i` takes the parts from `i` on, strided by the number of groups.
+    groups: usize,
 }
 
 impl CombineConfig {
+    /// For `splits` parts of each row: a group for as many of them as a unit loads at once.
+    pub fn new(width: usize, dtype: FloatType, splits: usize, plane: usize) -> Self {
+        let one = Self { width, dtype, plane, groups: 1 };
+        // Devices of small planes share no memory within a cube.
+        let most = if plane < 32 { 1 } else { 512 / one.lanes() };
+        Self { groups: splits.div_ceil(PREFETCH).next_power_of_two().min(most).max(1), ..one }
+    }
+
     /// Elements that a unit takes.
     fn vector(self) -> usize {
         if self.width.is_multiple_of(4) { 4 } else { 1 }
@@ -51,15 +61,9 @@ impl CombineConfig {
         (self.width / self.vector()).next_multiple_of(self.plane)
     }
 
-    /// Groups of `lanes` units; group `i` takes the parts from `i` on, strided by the number of groups.
-    fn groups(self) -> usize {
-        // Devices of small planes share no memory within a cube.
-        if self.plane < 32 { 1 } else { (512 / self.lanes()).max(1) }
-    }
-
     /// Units of a cube.
     fn units(self) -> usize {
-        self.lanes() * self.groups()
+        self.lanes() * self.groups
     }
 }
 
@@ -79,7 +83,7 @@ pub(super) fn attention_combine<Y: Int, V: Size>(
     let lanes = comptime!(config.lanes() as u32);
     let vectors = comptime!((config.width / config.vector()) as u32);
     let vector = comptime!(config.vector());
-    let step = comptime!(config.groups() as u32);
+    let step = comptime!(config.groups as u32);
     // Cubes past the last row do it again.
     let row = min(CUBE_POS_Y * comptime!(CUBES as u32) + CUBE_POS_X, rows - 1u32);
     let scales_at = row * splits * 2u32;
@@ -139,8 +143,8 @@ fn add_groups_and_store<Y: Int>(
     let stride = comptime!(config.lanes() * (config.vector() + 1));
     let column = UNIT_POS_X % lanes;
     let mut weights = weights;
-    if comptime!(config.groups() > 1) {
-        let mut shared = Shared::<[f32]>::new_slice(comptime!(config.groups() * stride));
+    if comptime!(config.groups > 1) {
+        let mut shared = Shared::<[f32]>::new_slice(comptime!(config.groups * stride));
         let at = (UNIT_POS_X / lanes) as usize * stride + column as usize;
         #[unroll]
         for i in 0..vector {
@@ -155,7 +159,7 @@ fn add_groups_and_store<Y: Int>(
         }
         if UNIT_POS_X < lanes {
             #[unroll]
-            for group in 0..comptime!(config.groups()) {
+            for group in 0..comptime!(config.groups) {
                 let at = comptime!(group * stride) + column as usize;
                 #[unroll]
                 for i in 0..vector {

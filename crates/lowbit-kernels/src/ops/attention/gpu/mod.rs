@@ -36,10 +36,10 @@ inventory::submit!(crate::gpu::tests::Kernels(kernels));
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let floats = [FloatType::F32, FloatType::F16, FloatType::BF16];
-    let combine = |(&dtype, width)| {
-        combine::compiled(target, policy::combine_config(width, dtype, target.plane())).code()
+    let combine = |(&dtype, (width, splits))| {
+        combine::compiled(target, policy::combine_config(width, dtype, splits, target.plane())).code()
     };
-    let mut kernels: Vec<_> = floats.iter().zip([128, 256, 13]).map(combine).collect();
+    let mut kernels: Vec<_> = floats.iter().zip([(128, 2), (256, 33), (13, 33)]).map(combine).collect();
     let mut push = |dtype, cache, sizes| {
         let (config, _) = policy::stream_config([dtype, cache], sizes, target.caps());
         kernels.push(stream::compiled(target, config).code());
@@ -51,7 +51,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     }
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
-    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps after many and few tokens.
+    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps of one token and of a few.
     let sizes = [
         (8192, 4096, 128),
         (8192, 4096, 256),
@@ -59,6 +59,9 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         (40, 4096, 80),
         (4, 4096, 128),
         (4, 256, 256),
+        (16, 4096, 256),
+        (16, 4096, 64),
+        (4, 4096, 96),
     ];
     for (rows, capacity, width) in sizes {
         let dtype = if rows < 8192 { FloatType::F16 } else { FloatType::BF16 };
@@ -130,6 +133,7 @@ fn attention_by(
     let sizes = [tokens * group, heads, capacity, width, value_width];
     let (kernel, splits) = choose([dtype, cache], sizes);
     call.run(splits, |out| match kernel {
+        Choice::Step(config) => cuda::launch_step(&call, config, splits, out),
         Choice::Tile(config) => cuda::launch_tile(&call, config, splits, out),
         Choice::Wgmma(config) => cuda::launch_wgmma(&call, config, splits, out),
         Choice::CmmaTile(config) => cmma_tile::launch(&call, config, splits, out),
@@ -149,7 +153,7 @@ pub(crate) fn rounded(
     let [query_heads, heads, capacity, width, value_width] = sizes;
     let sizes = [tokens * query_heads / heads, heads, capacity, width, value_width];
     match policy::choose(dtypes, sizes, params.scale * LOG2_E, gpu.target()).0 {
-        Choice::Tile(_) | Choice::Wgmma(_) | Choice::CmmaTile(_) => Some(dtypes[0]),
+        Choice::Step(_) | Choice::Tile(_) | Choice::Wgmma(_) | Choice::CmmaTile(_) => Some(dtypes[0]),
         Choice::Stream(_) => None,
     }
 }
@@ -192,7 +196,8 @@ impl Call<'_> {
         CHECK.index(y.len())?;
         let parts = Output { y: &y, scales: &scales };
         launch(parts)?;
-        let config = policy::combine_config(width, CHECK.float("q", self.y)?, self.gpu.target().plane());
+        let config =
+            policy::combine_config(width, CHECK.float("q", self.y)?, splits, self.gpu.target().plane());
         combine::launch(self, config, parts, splits)
     }
 

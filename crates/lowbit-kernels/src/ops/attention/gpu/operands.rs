@@ -37,8 +37,51 @@ pub(in crate::ops::attention) struct VisibleKeys {
     pub all_end: u32,
 }
 
+/// The keys that a query row sees: those from `low` to `high`.
+#[derive(CubeType)]
+pub(in crate::ops::attention) struct SeenKeys {
+    pub low: u32,
+    pub high: u32,
+}
+
+/// What query row `row` sees, for which the last row stands where there is none: nothing where its position is beyond the
+/// capacity.
+#[cube]
+pub(in crate::ops::attention) fn seen_keys(positions: &[u32], row: u32, sizes: &Sizes) -> SeenKeys {
+    let position = positions[(min(row, sizes.rows - 1u32) / sizes.group) as usize];
+    let high = select(position < sizes.capacity, position + 1u32, 0u32);
+    SeenKeys { low: high - min(high, sizes.window), high }
+}
+
 #[cube]
 impl VisibleKeys {
+    /// Those of no rows.
+    pub fn of_none() -> VisibleKeys {
+        VisibleKeys {
+            begin: u32::MAX.runtime(),
+            end: 0u32.runtime(),
+            all_begin: 0u32.runtime(),
+            all_end: u32::MAX.runtime(),
+        }
+    }
+
+    /// Adds a row.
+    pub fn add(&mut self, seen: &SeenKeys) {
+        // A row that sees nothing begins nowhere.
+        self.begin = min(self.begin, select(seen.high == 0u32, u32::MAX, seen.low));
+        self.end = max(self.end, seen.high);
+        self.all_begin = max(self.all_begin, seen.low);
+        self.all_end = min(self.all_end, seen.high);
+    }
+
+    /// Adds the rows of the plane's other units.
+    pub fn add_plane(&mut self) {
+        self.begin = plane_min(self.begin);
+        self.end = plane_max(self.end);
+        self.all_begin = plane_max(self.all_begin);
+        self.all_end = plane_min(self.all_end);
+    }
+
     /// Keeps the part of the keys that this cube goes through: whole multiples of `step` keys, so that few keys occupy few
     /// cubes.
     pub fn keep_split(&mut self, #[comptime] step: u32) {

@@ -10,7 +10,7 @@
 mod keys;
 mod output;
 
-use super::operands::{Inputs, InputsArgs, Sizes, VisibleKeys};
+use super::operands::{Inputs, InputsArgs, SeenKeys, Sizes, VisibleKeys, seen_keys};
 use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::CUBES;
@@ -165,7 +165,6 @@ fn load_queries<Q: Int>(
     sizes: &Sizes,
     #[comptime] config: StreamConfig,
 ) -> Queries {
-    let (capacity, window) = (sizes.capacity, sizes.window);
     let (count, slots) = comptime!((config.rows, config.slots(config.width)));
     let mut low = Array::<u32>::new(count);
     let mut high = Array::<u32>::new(count);
@@ -174,10 +173,9 @@ fn load_queries<Q: Int>(
     for r in 0..count {
         // Rows past the last are computed and not stored.
         let row = min(of.first + comptime!(r as u32), of.count - 1u32);
-        let position = positions[(row / of.group) as usize];
-        // A position beyond the capacity sees nothing.
-        high[r] = select(position < capacity, position + 1u32, 0u32);
-        low[r] = high[r] - min(high[r], window);
+        let seen = seen_keys(positions, row, sizes);
+        low[r] = seen.low;
+        high[r] = seen.high;
         let at = row_index(of, row);
         #[unroll]
         for i in 0..slots {
@@ -196,21 +194,13 @@ fn load_queries<Q: Int>(
 impl Queries {
     /// What the rows see together.
     fn visible_keys(&self, #[comptime] config: StreamConfig) -> VisibleKeys {
-        let mut begin = self.low[0usize];
-        let mut end = self.high[0usize];
-        let mut all_begin = begin;
-        let mut all_end = end;
+        let mut visible = VisibleKeys::of_none();
         #[unroll]
-        for r in 1..comptime!(config.rows) {
-            let (low, high) = (self.low[r], self.high[r]);
-            // A row that sees nothing begins nowhere.
-            begin = min(begin, select(high == 0u32, begin, low));
-            begin = select(end == 0u32, low, begin);
-            end = max(end, high);
-            all_begin = max(all_begin, low);
-            all_end = min(all_end, high);
+        for r in 0..comptime!(config.rows) {
+            visible.add(&SeenKeys { low: self.low[r], high: self.high[r] });
         }
-        VisibleKeys { begin, end, all_begin, all_end }
+        visible.begin = min(visible.begin, visible.end);
+        visible
     }
 
     /// Whether row `r` sees key `u` of a step.

@@ -132,7 +132,7 @@ fn chunks(
     dims: Dims,
     params: &GatedDeltaRule,
 ) -> Result<Option<Chunks>, KernelError> {
-    let chunks = Chunks::new(&gpu.caps(), dims, params, CHECK.float("q", inputs.q)?);
+    let chunks = Chunks::new(gpu.target().caps(), dims, params, CHECK.float("q", inputs.q)?);
     let form = policy::gpu_form(params.form, chunks.is_some(), inputs.q.dim(0), state.dim(0));
     Ok(chunks.filter(|_| form == Form::Chunked))
 }

@@ -11,7 +11,7 @@ pub(super) mod tile;
 use super::cuda::tiles;
 use super::cuda::{mma_rows, mma_tile, mma_vec, stream, vendor_blas, wgmma};
 use super::input::{Input, PLAN};
-use super::plan::{Kernel, Plan, plan};
+use super::plan::{Kernel, Plan, plan_asking};
 use super::problem::{Operands, Problem, Routing, Source, XOperands};
 use crate::gpu::Gpu;
 #[cfg(test)]
@@ -98,7 +98,8 @@ pub(crate) fn plan_of(
 ) -> Result<(Problem, Plan), KernelError> {
     let rows = shape.iter().product::<usize>() / weight.n();
     let problem = Problem::new(x, weight, rows, experts.map(|experts| experts.routing), y_type)?;
-    Ok((problem, plan(&gpu.caps(), &problem)))
+    let plan = plan_asking(gpu.target().caps(), &problem, || gpu.library().is_some());
+    Ok((problem, plan))
 }
 
 fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>) -> Result<(), KernelError> {

@@ -1,6 +1,6 @@
 //! The online softmax of the scores that four planes have in registers, and how rows are stored.
 
-use super::super::rows::{Destination, LOWEST_SCORE, RowBounds, begin_row, masked};
+use super::super::rows::{Destination, LOWEST_SCORE, RowBounds, begin_row, sum_of_four};
 use super::config::WgmmaConfig;
 use crate::gpu::cuda::ptx::attention::{greatest_scores, score, set_score, value, weigh};
 use crate::gpu::cuda::ptx::exp2;
@@ -61,16 +61,17 @@ impl Softmax {
         #[comptime] config: WgmmaConfig,
     ) {
         let (width, split) = comptime!((config.value_width, config.split));
+        let column = UNIT_POS_X % 4u32 * 2u32;
         #[unroll]
         for r in 0..2usize {
             let row = out.own + comptime!(8 * r as u32);
-            let row = begin_row(scales, out, row, self.greatest[r], self.weights[r], width, split);
+            let found = (self.greatest[r], sum_of_four(self.weights[r]));
+            let row = begin_row(scales, out, row, found, column == 0u32, width, split);
             if row.there {
                 #[unroll]
                 for n in 0..comptime!(width / 8) {
                     let pair = (value(comptime!(4 * n + 2 * r)), value(comptime!(4 * n + 2 * r + 1)));
-                    let column = UNIT_POS_X % 4u32 * 2u32 + comptime!(8 * n as u32);
-                    row.store(y, column, pair, config.dtype, split);
+                    row.store(y, column + comptime!(8 * n as u32), pair, config.dtype, split);
                 }
             }
         }
@@ -96,8 +97,7 @@ pub(super) fn mask(
             #[unroll]
             for r in 0..2usize {
                 let i = comptime!(4 * n + 2 * r + j);
-                let seen = key >= bounds.low[r] && key < min(bounds.high[r], end);
-                set_score(i, masked(score(i), seen, bad));
+                set_score(i, bounds.masked(score(i), r, key, end, bad));
             }
         }
     }

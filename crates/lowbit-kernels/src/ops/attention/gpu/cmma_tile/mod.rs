@@ -15,7 +15,7 @@ mod sums;
 
 pub(in super::super) use config::CmmaTile;
 
-use super::operands::{Inputs, InputsArgs, Sizes, VisibleKeys};
+use super::operands::{Inputs, InputsArgs, Sizes, VisibleKeys, seen_keys};
 use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::compile::Target;
@@ -149,28 +149,14 @@ fn multiplies(#[comptime] config: CmmaTile) -> bool {
 /// The keys that the cube's rows see, or its part of them where the keys are split. Every plane finds that out by itself.
 #[cube]
 fn visible_keys(positions: &[u32], row0: u32, sizes: &Sizes, #[comptime] config: CmmaTile) -> VisibleKeys {
-    let mut begin = 0xffff_ffffu32.runtime();
-    let mut end = 0u32.runtime();
-    let mut all_begin = 0u32.runtime();
-    let mut all_end = 0xffff_ffffu32.runtime();
+    let mut visible = VisibleKeys::of_none();
     #[unroll]
     for i in 0..comptime!(config.rows().div_ceil(config.lanes)) {
         let row = (UNIT_POS_PLANE + comptime!((i * config.lanes) as u32)) % comptime!(config.rows() as u32);
-        let position = positions[(min(row0 + row, sizes.rows - 1u32) / sizes.group) as usize];
-        let high = select(position < sizes.capacity, position + 1u32, 0u32);
-        let low = high - min(high, sizes.window);
-        begin = min(begin, select(high == 0u32, 0xffff_ffffu32, low));
-        end = max(end, high);
-        all_begin = max(all_begin, low);
-        all_end = min(all_end, high);
+        visible.add(&seen_keys(positions, row0 + row, sizes));
     }
-    let end = plane_max(end);
-    let mut visible = VisibleKeys {
-        begin: min(plane_min(begin), end),
-        end,
-        all_begin: plane_max(all_begin),
-        all_end: plane_min(all_end),
-    };
+    visible.add_plane();
+    visible.begin = min(visible.begin, visible.end);
     if comptime!(config.split) {
         visible.keep_split(comptime!(config.cut.keys as u32));
     }

@@ -11,7 +11,7 @@ use super::{Memory, SharedScores};
 use crate::gpu::float::{narrow, rounded};
 use crate::gpu::matrices::VECTOR;
 use crate::ops::attention::gpu::combine::NO_SCORE;
-use crate::ops::attention::gpu::operands::{Sizes, reciprocal, row_index};
+use crate::ops::attention::gpu::operands::{Sizes, reciprocal, row_index, seen_keys};
 use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixLayout};
 use cubecl_core::prelude::*;
@@ -79,10 +79,9 @@ impl RowSums {
         let mut weights = Array::<f32>::new(count);
         #[unroll]
         for i in 0..count {
-            let row = min(own + row_of_lane(i, config), sizes.rows - 1u32);
-            let position = positions[(row / sizes.group) as usize];
-            high[i] = select(position < sizes.capacity, position + 1u32, 0u32);
-            low[i] = high[i] - min(high[i], sizes.window);
+            let seen = seen_keys(positions, own + row_of_lane(i, config), sizes);
+            low[i] = seen.low;
+            high[i] = seen.high;
             greatest[i] = LOWEST_SCORE;
             weights[i] = 0.0;
         }

@@ -1,0 +1,116 @@
+//! What the kernel is compiled for, and what follows from it.
+
+use super::super::rows::{Cut, Layout, Values};
+use lowbit_formats::FloatType;
+
+/// What the kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super::super) struct StepConfig {
+    /// The type of q, k, v and y: f16 or bf16.
+    pub dtype: FloatType,
+    /// D: 64, 128 or 256.
+    pub width: usize,
+    /// Dv, one of the same.
+    pub value_width: usize,
+    /// Blocks of 8 query rows that every plane takes.
+    pub blocks: usize,
+    /// Planes of a cube: they take turns with the tiles.
+    pub planes: usize,
+    /// Keys of a tile, a multiple of 16.
+    pub keys: usize,
+    /// Tiles that a plane has under way.
+    pub stages: usize,
+    /// Whether they do: then y holds parts, which `gpu/combine.rs` combines.
+    pub split: bool,
+}
+
+impl StepConfig {
+    /// For blocks of 8 query rows of heads of D and Dv, if the kernel takes these: with as many bytes under way as `shared_memory` has room for.
+    pub fn new(
+        dtype: FloatType,
+        [width, value_width]: [usize; 2],
+        blocks: usize,
+        shared_memory: usize,
+    ) -> Option<Self> {
+        let taken = [width, value_width].iter().all(|width| [64, 128, 256].contains(width));
+        // Tiles of narrow heads have more keys: a softmax costs as much for few as for many.
+        let keys = 4096 / width.max(value_width);
+        // As measured, see bench/record/cuda/2026-11-25.md.
+        let best = if width.max(value_width) <= 128 { (2, 3) } else { (4, 3) };
+        let cuts = [best, (4, 2), (2, 2), (2, 1)];
+        let all = cuts.map(|(planes, stages)| Self {
+            dtype,
+            width,
+            value_width,
+            blocks,
+            planes,
+            keys,
+            stages,
+            split: false,
+        });
+        all.into_iter().find(|config| taken && config.shared_memory() <= shared_memory)
+    }
+
+    /// Query rows of a cube.
+    pub fn rows(self) -> usize {
+        8 * self.blocks
+    }
+
+    /// Units of a cube.
+    pub fn units(self) -> usize {
+        32 * self.planes
+    }
+
+    pub fn cut(self) -> Cut {
+        Cut { rows: self.rows(), planes: self.planes, keys: self.keys, split: self.split }
+    }
+
+    /// A tile of values, which a plane has for itself.
+    pub fn values(self) -> Values {
+        let Self { dtype, keys, .. } = self;
+        let layout = Layout::Padded(self.value_stride());
+        Values { dtype, keys, vectors: self.value_width / 8, layout, units: 32 }
+    }
+
+    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row has, so that vectors
+    /// of the same column of 8 rows lie in different banks.
+    pub fn stride(self) -> usize {
+        self.width / 8 + 1
+    }
+
+    /// The same of v.
+    pub fn value_stride(self) -> usize {
+        self.value_width / 8 + 1
+    }
+
+    /// Bytes of the cube's rows of q; the planes' rings come behind.
+    pub fn queries(self) -> usize {
+        16 * self.rows() * self.stride()
+    }
+
+    /// Bytes of a ring's stage: a tile of k, then one of v.
+    pub fn stage(self) -> usize {
+        16 * self.keys * (self.stride() + self.value_stride())
+    }
+
+    /// Bytes of a plane's ring, in which it leaves its sums in the end.
+    pub fn ring(self) -> usize {
+        self.stages * self.stage()
+    }
+
+    /// Bytes from a row of sums to the next: two units that write at the same time meet different banks.
+    pub fn sums_stride(self) -> usize {
+        4 * (self.value_width + 4)
+    }
+
+    /// Bytes of these.
+    pub fn bytes(self) -> usize {
+        self.queries() + self.planes * self.ring()
+    }
+
+    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see, four words each, a word for each
+    /// key of a tile, and two words for each row.
+    pub fn shared_memory(self) -> usize {
+        self.bytes() + 4 * self.planes * (4 + self.keys + 2 * self.rows())
+    }
+}

@@ -1,0 +1,160 @@
+//! Attention of one token, or of a few: memory bounds it, so that as many bytes as possible are under way at any time.
+//!
+//! A cube has at most 16 query rows, which all its planes take, and its part of the keys, with whose tiles the planes take turns. Each
+//! plane has some tiles under way in a ring of its own, and waits for no other plane until the end. Keys are the rows of the
+//! tensor cores' matrices and query rows the columns: with 8 columns, few of them are empty.
+
+mod config;
+mod ring;
+mod sums;
+
+pub(in super::super) use config::StepConfig;
+
+use super::rows::{Destination, visible_keys, zero_non_finite_values};
+use crate::gpu::cuda::ptx::{
+    address, copy_vector, end_copy_group, load_tiles, mma, register, wait_copy_groups,
+};
+use crate::gpu::launch::kernel;
+use crate::ops::attention::gpu::operands::{Inputs, InputsArgs, Sizes, row_index};
+use cubecl_core as cubecl;
+use cubecl_core::prelude::*;
+use ring::{Ring, next};
+use sums::{Sums, mask, row_bounds};
+
+/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y holds pairs of q's type,
+/// or the bits of f32 where the keys are split.
+#[kernel]
+pub(super) fn attention_step(
+    inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
+    y: &mut [u32],
+    scales: &mut [f32],
+    sizes: Sizes,
+    scale: u32,
+    #[comptime] config: StepConfig,
+) {
+    let scale = f32::reinterpret(scale);
+    let memory =
+        Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(config.bytes() / 16), 128usize);
+    let mut non_finite = Shared::<[u32]>::new_slice(comptime!(config.planes * config.keys));
+    let memory = register(address(&memory));
+    let row0 = CUBE_POS_Y * comptime!(config.rows() as u32);
+    copy_queries(&inputs.q, memory, row0, &sizes, config);
+    let visible = visible_keys(&inputs.positions, row0, &sizes, config.cut());
+
+    let keys = comptime!(config.keys as u32);
+    let plane = UNIT_POS_X / 32u32;
+    let (base, end) = (CUBE_POS_X * sizes.capacity, visible.end);
+    let ring = memory + comptime!(config.queries() as u32) + plane * comptime!(config.ring() as u32);
+    let ring = Ring { at: register(ring), base, end };
+    let mut at = visible.begin + plane * keys;
+    // The tile to copy next.
+    let mut ahead = at;
+    let to_v = comptime!((16 * config.keys * config.stride()) as u32);
+    #[unroll]
+    for stage in 0..comptime!(config.stages) {
+        let to = comptime!((stage * config.stage()) as u32).runtime();
+        ring.copy(&inputs.k, ahead, to, comptime!(config.width), config);
+        ring.copy(&inputs.v, ahead, to + to_v, comptime!(config.value_width), config);
+        ahead += comptime!((config.planes * config.keys) as u32);
+    }
+    // All but the queries, which were first.
+    wait_copy_groups(comptime!(2 * config.stages));
+    sync_cube();
+    let queries = load_queries(memory, config);
+    let bounds = row_bounds(&inputs.positions, row0, &sizes, config);
+    let mut sums = Sums::new(config);
+    let mut stage = 0u32.runtime();
+    while at < end {
+        ring.wait(config);
+        let mut scores = products(&queries, ring.at + stage, config);
+        sync_plane();
+        ring.copy(&inputs.k, ahead, stage, comptime!(config.width), config);
+        ring.wait(config);
+        if at < visible.all_begin || at + keys > min(visible.all_end, end) {
+            zero_non_finite_values(ring.at + stage + to_v, &mut non_finite, config.values());
+            mask(&mut scores, &non_finite, &bounds, at, end, config);
+        }
+        let weights = sums.weigh(&mut scores, scale, config);
+        sums.add_weighted_values(&weights, ring.at + stage + to_v, config);
+        sync_plane();
+        ring.copy(&inputs.v, ahead, stage + to_v, comptime!(config.value_width), config);
+        at += comptime!((config.planes * config.keys) as u32);
+        ahead += comptime!((config.planes * config.keys) as u32);
+        stage = next(stage, config);
+    }
+    let any_keys = visible.begin < end;
+    let out = Destination { own: row0, rows: sizes.rows, group: sizes.group, scale, any_keys };
+    sums.leave(ring.at, &out, config).store(y, scales, memory, &out, config);
+}
+
+/// Begins to copy the cube's rows of q.
+#[cube]
+fn copy_queries(
+    q: &[Vector<u32, Const<4>>],
+    to: u32,
+    row0: u32,
+    sizes: &Sizes,
+    #[comptime] config: StepConfig,
+) {
+    let vectors = comptime!((config.width / 8) as u32);
+    let mut vector = UNIT_POS_X;
+    while vector < comptime!((config.rows() * config.width / 8) as u32) {
+        let (row, column) = (vector / vectors, vector % vectors);
+        // Rows past the last are computed and not stored.
+        let from = row_index(min(row0 + row, sizes.rows - 1u32), sizes.group) * vectors + column;
+        copy_vector(q, from, to + 16u32 * (row * comptime!(config.stride() as u32) + column));
+        vector += comptime!(config.units() as u32);
+    }
+    end_copy_group();
+}
+
+/// A unit's elements of the cube's rows of q, as right operands of products: for each block of rows and each 16 elements, unit
+/// `l` has elements `2 (l % 4)` and the next, and 8 further, of row `l / 4`.
+#[cube]
+fn load_queries(q_at: u32, #[comptime] config: StepConfig) -> Array<u32> {
+    let stride = comptime!(16 * config.stride());
+    let lane = UNIT_POS_X % 32u32;
+    let q_at = register(q_at + lane % 8u32 * comptime!(stride as u32) + lane / 8u32 * 16u32);
+    let mut queries = Array::<u32>::new(comptime!(config.blocks * config.width / 8));
+    #[unroll]
+    for i in 0..comptime!(config.blocks * config.width / 32) {
+        let (block, d) = comptime!((i / (config.width / 32), i % (config.width / 32)));
+        let tiles = load_tiles(q_at, comptime!(block * 8 * stride + d * 64), false);
+        #[unroll]
+        for j in 0..4usize {
+            queries[comptime!(4 * i + j)] = tiles.extract(j);
+        }
+    }
+    queries
+}
+
+/// The products of the tile of keys at `k_at` with the cube's query rows: for each block of rows and each 16 keys, unit `l` has those
+/// of keys `l / 4` and `l / 4 + 8` with rows `2 (l % 4)` and the next.
+#[cube]
+fn products(queries: &Array<u32>, k_at: u32, #[comptime] config: StepConfig) -> Array<Vector<f32, Const<4>>> {
+    let count = comptime!(config.keys / 16);
+    let steps = comptime!(config.width / 16);
+    let stride = comptime!(16 * config.stride());
+    let lane = UNIT_POS_X % 32u32;
+    let k_at = register(k_at + lane % 16u32 * comptime!(stride as u32) + lane / 16u32 * 16u32);
+    let mut scores = Array::<Vector<f32, Const<4>>>::new(comptime!(config.blocks * count));
+    #[unroll]
+    for i in 0..comptime!(config.blocks * count) {
+        scores[i] = Vector::<f32, Const<4>>::new(0.0f32);
+    }
+    #[unroll]
+    for d in 0..steps {
+        #[unroll]
+        for n in 0..count {
+            let mut keys = Array::<Vector<u32, Const<4>>>::new(1usize);
+            keys[0] = load_tiles(k_at, comptime!(n * 16 * stride + d * 32), false);
+            #[unroll]
+            for b in 0..comptime!(config.blocks) {
+                let i = comptime!(b * count + n);
+                let q = comptime!(2 * (b * steps + d));
+                scores[i] = mma(keys[0], queries[q], queries[comptime!(q + 1)], scores[i], config.dtype);
+            }
+        }
+    }
+    scores
+}
