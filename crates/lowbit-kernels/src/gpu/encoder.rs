@@ -138,7 +138,11 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     /// Uninitialised memory.
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError>;
     /// Memory with a copy of `bytes`.
-    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError>;
+    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
+        let memory = self.allocate(bytes.len())?;
+        self.write(&memory, 0, bytes)?;
+        Ok(memory)
+    }
     /// Writes `bytes` over what `memory` holds from byte `start` on, once all that was recorded is done.
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
@@ -168,6 +172,19 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn compilations(&self) -> usize;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
+    /// Whether a pass is captured, by this thread where others may launch meanwhile.
+    fn is_capturing(&self) -> bool {
+        false
+    }
+    /// Refuses `what` a pass cannot hold while one is captured.
+    fn forbid_in_capture(&self, what: &str) -> Result<(), KernelError> {
+        let problem = || format!("{what} while a pass is captured");
+        if self.is_capturing() {
+            Err(KernelError::Gpu { device: self.name(), problem: problem() })
+        } else {
+            Ok(())
+        }
+    }
     /// What `work` records, as something to replay.
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError>;
     /// The device's time for what `work` records.

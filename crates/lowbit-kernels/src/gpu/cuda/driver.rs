@@ -297,13 +297,6 @@ impl Cuda {
         self.check(event.record(&self.stream))?;
         Ok(event)
     }
-
-    fn forbid_in_capture(&self, what: &str) -> Result<(), KernelError> {
-        match *lock(&self.captured) {
-            Some(_) => Err(self.refuse(format!("{what} while a pass is captured"))),
-            None => Ok(()),
-        }
-    }
 }
 
 /// Sizes are rounded up, so that blocks find new users: to powers of two below a MiB, above to whole MiB.
@@ -354,12 +347,6 @@ impl Driver for Cuda {
                 )))
             }
         }
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
-        let memory = self.allocate(bytes.len())?;
-        self.write(&memory, 0, bytes)?;
-        Ok(memory)
     }
 
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
@@ -462,6 +449,10 @@ impl Driver for Cuda {
 
     fn synchronize(&self) -> Result<(), KernelError> {
         self.check(self.stream.synchronize())
+    }
+
+    fn is_capturing(&self) -> bool {
+        lock(&self.captured).is_some()
     }
 
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {

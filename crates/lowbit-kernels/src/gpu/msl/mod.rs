@@ -212,15 +212,6 @@ impl Gpu {
     }
 }
 
-impl Msl {
-    fn forbid_in_capture(&self, what: &str) -> Result<(), KernelError> {
-        match *lock(&self.captured) {
-            Some(_) => Err(refuse(format!("{what} while a pass is captured"))),
-            None => Ok(()),
-        }
-    }
-}
-
 impl Driver for Msl {
     fn product(&self) -> String {
         "Metal's kernels on this machine's processor".into()
@@ -241,14 +232,6 @@ impl Driver for Msl {
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError> {
         let block = Block::new(bytes).ok_or_else(|| refuse(format!("no memory for {bytes} bytes")))?;
         Ok(Memory::new(block))
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
-        let memory = self.allocate(bytes.len())?;
-        let to = memory.range::<Block>().at(0, bytes.len());
-        // SAFETY: the block has as many bytes, and nobody else knows of it.
-        unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        Ok(memory)
     }
 
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
@@ -310,6 +293,10 @@ impl Driver for Msl {
 
     fn synchronize(&self) -> Result<(), KernelError> {
         self.forbid_in_capture("a wait")
+    }
+
+    fn is_capturing(&self) -> bool {
+        lock(&self.captured).is_some()
     }
 
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {

@@ -108,13 +108,6 @@ impl Vulkan {
         block.map(Memory::new).ok_or_else(|| self.pool.shortage(bytes))
     }
 
-    fn forbid_in_capture(&self, what: &str) -> Result<(), KernelError> {
-        match lock(&self.captures).contains_key(&std::thread::current().id()) {
-            true => Err(refused(format!("{what} while a pass is captured"))),
-            false => Ok(()),
-        }
-    }
-
     /// What the device can launch so many cubes of, with so many buffers.
     fn check(&self, kernel: &dyn CubeKernel, cubes: [u32; 3], buffers: usize) -> Result<(), KernelError> {
         let most = self.context.sizes.limits.max_compute_work_group_count;
@@ -158,12 +151,6 @@ impl Driver for Vulkan {
             return Ok(memory);
         }
         self.take(bytes)
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Memory, KernelError> {
-        let memory = self.allocate(bytes.len())?;
-        self.write(&memory, 0, bytes)?;
-        Ok(memory)
     }
 
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError> {
@@ -227,6 +214,10 @@ impl Driver for Vulkan {
 
     fn synchronize(&self) -> Result<(), KernelError> {
         self.queue.synchronize()
+    }
+
+    fn is_capturing(&self) -> bool {
+        lock(&self.captures).contains_key(&std::thread::current().id())
     }
 
     /// Other threads may launch meanwhile: theirs are not captured.
