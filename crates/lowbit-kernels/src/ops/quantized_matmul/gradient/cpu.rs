@@ -99,7 +99,7 @@ impl Kernel for BackwardX<'_, '_> {
             let extent = Extent { rows, depth, columns };
             product(simd, &left, right, &mut sums, extent, Onto::Scaled(1.0));
         }
-        for (dx, sums) in self.dx.into_iter().zip(sums.chunks_exact(columns)) {
+        for (dx, sums) in self.dx.iter_mut().zip(sums.chunks_exact(columns)) {
             dx.copy_from_slice(&sums[..width]);
         }
     }
