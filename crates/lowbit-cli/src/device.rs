@@ -133,36 +133,54 @@ impl DeviceOptions {
     /// # Errors
     /// A device that is named cannot be used. Without a name, what cannot be used is said on standard error instead.
     pub fn device(&self, exact: bool) -> Result<Device, Failure> {
+        Ok(self.find(exact)?.told())
+    }
+
+    /// As [`Self::device`], with what there is to say, which is not said yet.
+    pub fn find(&self, exact: bool) -> Result<Found, Failure> {
         let cpu = || Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect));
-        let say = |device: Device, why: &str| {
-            if gpus().next().is_some() {
-                out::note!("note: running on {}{why}", described(&device));
-            }
-            device
-        };
         let open = |name: &str| open(name, self.cuda_arch);
         match self.choice(exact) {
             Choice::Named(name) if self.cuda_arch.is_some() && name != "cuda" => {
                 Err(format!("--cuda-arch is for --device cuda, not for --device {name}").into())
             }
-            Choice::Named(name) => Ok(open(&name).unwrap_or_else(cpu)?),
-            Choice::Cpu(flag) => Ok(say(cpu()?, &format!(", because of {flag}"))),
+            Choice::Named(name) => Ok(Found { device: open(&name).unwrap_or_else(cpu)?, notes: vec![] }),
+            Choice::Cpu(flag) => Ok(Found::chosen(cpu()?, vec![], &format!(", because of {flag}"))),
             Choice::Auto(expected) => {
                 let mut notes = vec![];
                 let found = best(gpus().filter_map(open), &mut notes);
-                notes.iter().for_each(|note| out::note!("note: {note}"));
                 if found.is_none() && expected && gpus().next().is_none() {
-                    out::note!(
-                        "note: this build has no GPU, so all layers run on the CPU; `cargo build --release --features \
-                         cuda` has one"
+                    notes.push(
+                        "this build has no GPU, so all layers run on the CPU; `cargo build --release --features cuda` has one"
+                            .into(),
                     );
                 }
-                match found {
-                    Some(device) => Ok(say(device, "")),
-                    None => Ok(say(cpu()?, "")),
-                }
+                let device = found.map_or_else(cpu, Ok)?;
+                Ok(Found::chosen(device, notes, ""))
             }
         }
+    }
+}
+
+/// A device, and what a user should know of it.
+pub struct Found {
+    device: Device,
+    notes: Vec<String>,
+}
+
+impl Found {
+    /// A device that was not named: where this build has several, which one it is, and `why`.
+    fn chosen(device: Device, mut notes: Vec<String>, why: &str) -> Self {
+        if gpus().next().is_some() {
+            notes.push(format!("running on {}{why}", described(&device)));
+        }
+        Self { device, notes }
+    }
+
+    /// The device, after a line on standard error for each note.
+    pub fn told(self) -> Device {
+        self.notes.iter().for_each(|note| out::note!("note: {note}"));
+        self.device
     }
 }
 
