@@ -45,9 +45,9 @@ pub(crate) struct Stream {
 /// Planes that copy: one alone is slower than the memory.
 const COPIERS: usize = 2;
 /// Stages at the most. More only make x, and the launch before this one, wait behind the weight.
-const STAGES: usize = 3;
+const STAGES: usize = 4;
 /// Stages that are copied before x has come.
-const EARLY: u32 = 2;
+const EARLY: u32 = 3;
 /// Groups of tiles whose sums wait to be added up together.
 const SLOTS: usize = 8;
 /// A stream, and the cubes that share its product: one per multiprocessor.
