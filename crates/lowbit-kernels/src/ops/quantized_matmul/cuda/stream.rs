@@ -45,9 +45,7 @@ pub(crate) struct Stream {
 /// Planes that copy: one alone is slower than the memory.
 const COPIERS: usize = 2;
 /// Stages at the most. More only make x, and the launch before this one, wait behind the weight.
-const STAGES: usize = 3;
-/// Stages that are copied before x has come.
-const EARLY: u32 = 2;
+const STAGES: usize = 4;
 /// Groups of tiles whose sums wait to be added up together.
 const SLOTS: usize = 8;
 /// A stream, and the cubes that share its product: one per multiprocessor.
@@ -101,6 +99,11 @@ impl Stream {
         let fixed = x + SLOTS * PLANES * 16 * 4 + 16;
         let stages = caps.shared_memory.checked_sub(fixed)? / stream.stage_bytes();
         (aligned && stages >= 2).then_some(Self { stages: stages.min(STAGES), ..stream })
+    }
+
+    /// Stages that are copied before x has come: with fewer, the memory has too little to do until then.
+    fn early(self) -> u32 {
+        self.stages.saturating_sub(1).max(2) as u32
     }
 
     fn x_config(self) -> XConfig {
@@ -385,7 +388,7 @@ fn copy_weight<S: Int, B: Int, V: Size>(
     while group < groups {
         let mut first = 0u32;
         while first < runs {
-            if filled == EARLY {
+            if filled == comptime!(stream.early()) {
                 ptx::wait(ring.x_ready(stream.stages), 0u32.runtime());
             }
             filled += 1u32;
