@@ -90,14 +90,24 @@ fn quantized_matmul_cmma_tile<S: Int, B: Int, E: Float, Y: Int, V: Size>(
     let runs = block.runs;
     let steps = (runs + comptime!(config.runs_of_row() - 1)) / comptime!(config.runs_of_row());
     let mut fetched = stage::none::<S, B>(config);
-    stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, 0usize, config);
+    let late = comptime!(config.loads_x_late());
+    stage::fetch_weight::<S, B, V>(weight, &mut fetched, &block, 0usize, config);
+    if comptime!(!late) {
+        stage::fetch_x::<S, B>(x, &mut fetched, &block, 0usize, config);
+    }
     let mut step = 0usize;
     while step < steps {
+        if comptime!(late) {
+            stage::fetch_x::<S, B>(x, &mut fetched, &block, step, config);
+        }
         stage::stage::<S, B, E>(&fetched, &mut xs, &mut weights, (step, runs), integers, config);
         // On its way while this step is multiplied.
         let next = step + 1;
         if next < steps {
-            stage::fetch::<S, B, V>(weight, x, &mut fetched, &block, next, config);
+            stage::fetch_weight::<S, B, V>(weight, &mut fetched, &block, next, config);
+            if comptime!(!late) {
+                stage::fetch_x::<S, B>(x, &mut fetched, &block, next, config);
+            }
         }
         sync_cube();
         multiply::<E>(&xs, &weights, &sums, config);

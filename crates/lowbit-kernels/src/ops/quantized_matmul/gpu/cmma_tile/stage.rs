@@ -1,4 +1,4 @@
-//! How x and the weight come to shared memory: loaded to registers a step ahead, and the weight decoded from there.
+//! How x and the weight come to shared memory: through registers, the weight loaded a step ahead and decoded from there.
 
 use super::config::CmmaTile;
 use crate::gpu::components::Components;
@@ -81,10 +81,9 @@ pub(super) fn none<S: Int, B: Int>(#[comptime] config: CmmaTile) -> Fetched<S, B
     }
 }
 
-/// Loads the unit's part of step `step`. Rows and runs past the last are loaded from the last.
+/// Loads the unit's part of x in step `step`. Runs past the last are loaded from the last.
 #[cube]
-pub(super) fn fetch<S: Int, B: Int, V: Size>(
-    weight: &Components<S, B, V>,
+pub(super) fn fetch_x<S: Int, B: Int>(
     x: &[Vector<u32, Const<4>>],
     to: &mut Fetched<S, B>,
     block: &Block,
@@ -98,6 +97,18 @@ pub(super) fn fetch<S: Int, B: Int, V: Size>(
         let of_all = block.runs * comptime!(x_row / of_row);
         to.x[i] = x[block.x_rows[i] * of_all + within(step * x_row + at % x_row, of_all, config)];
     }
+}
+
+/// Loads the unit's part of the weight in step `step`. Rows and runs past the last are loaded from the last.
+#[cube]
+pub(super) fn fetch_weight<S: Int, B: Int, V: Size>(
+    weight: &Components<S, B, V>,
+    to: &mut Fetched<S, B>,
+    block: &Block,
+    step: usize,
+    #[comptime] config: CmmaTile,
+) {
+    let of_row = comptime!(config.runs_of_row());
     #[unroll]
     for i in 0..comptime!(config.runs()) {
         let at = UNIT_POS_X as usize + comptime!(i * config.units());
