@@ -2,22 +2,26 @@
 
 #[cfg(feature = "vulkan")]
 use super::caps::Matrices;
-#[cfg(feature = "cuda")]
-use super::compile::CudaDevice;
 use super::compile::{self, Target};
+#[cfg(feature = "cuda")]
+use super::compile::{CudaDevice, Source};
 #[cfg(feature = "cuda")]
 use super::cuda::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use cubecl_core::prelude::CubeKernel;
+#[cfg(feature = "cuda")]
+use cubecl_core::prelude::KernelId;
 #[cfg(feature = "vulkan")]
 use lowbit_formats::FloatType;
 use rayon::prelude::*;
+#[cfg(feature = "cuda")]
+use std::collections::HashMap;
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 use std::collections::HashSet;
-#[cfg(feature = "cuda")]
-use std::sync::Mutex;
 #[cfg(feature = "vulkan")]
 use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(feature = "cuda")]
+use std::sync::{Arc, Mutex};
 
 /// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of Python's packages, and with
 /// the kernels of the compute capability `LOWBIT_CUDA_ARCH`, as in 80.
@@ -135,9 +139,13 @@ fn every_kernel_with_matrices_compiles_to_spirv() {
 #[cfg(feature = "cuda")]
 const CAPABILITIES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 
-/// For each of [`CAPABILITIES`] the kernels that are chosen there. Needs NVRTC and its headers. A source is not compiled again
-/// where it compiles for certain: after it did for an older device, unless that has instructions that no later one has
-/// (`sm_90a`) and the source has statements in PTX.
+/// PTX that one generation alone has.
+#[cfg(feature = "cuda")]
+const OWN_INSTRUCTIONS: [&str; 2] = ["wgmma", "setmaxnreg"];
+
+/// For each of [`CAPABILITIES`] the kernels that are chosen there. Needs NVRTC and its headers. A program that compiled for an
+/// older device compiles for certain, and is not compiled again: all but those with [`OWN_INSTRUCTIONS`] are compiled without the
+/// instructions that no later device has.
 #[cfg(feature = "cuda")]
 #[test]
 fn every_kernel_compiles_to_machine_code() {
@@ -145,31 +153,88 @@ fn every_kernel_compiles_to_machine_code() {
         return leave_code(std::path::Path::new(&folder));
     }
     let proven = Mutex::new(HashSet::new());
+    // Whether launches overlap is all that CubeCL is told of the device.
+    let sources = [false, true].map(|_| Mutex::new(HashMap::<KernelId, Arc<Source>>::new()));
     for capability in CAPABILITIES {
-        let architecture = Architecture { capability, driver: (u32::MAX, 0) };
-        let has_own_instructions = architecture.name().ends_with('a');
-        let compiler = Compiler::new(&options().places, architecture).unwrap();
+        let [portable, own] = [false, true].map(|own_instructions| {
+            let architecture = Architecture { capability, driver: (u32::MAX, 0), own_instructions };
+            Compiler::new(&options().places, architecture).unwrap()
+        });
         let device = CudaDevice::example(capability);
-        all(&Target::cuda(device), |_, kernel| {
-            let source = compile::cuda(kernel)?;
+        let target = Target::cuda(device);
+        let sources = &sources[usize::from(target.overlaps())];
+        all(&target, |_, kernel| {
+            let id = kernel.id();
+            let known = sources.lock().unwrap().get(&id).cloned();
+            let source = match known {
+                Some(source) => source,
+                None => {
+                    let source = Arc::new(compile::cuda(kernel)?);
+                    sources.lock().unwrap().insert(id, source.clone());
+                    source
+                }
+            };
             let name = format!("sm_{capability}: {}", compile::name(kernel));
             if source.shared > device.shared_memory {
                 let problem = format!("it wants {} bytes of shared memory", source.shared);
                 return Err(KernelError::Kernel { name, problem });
             }
             let text = source.text.replace(&source.entry, "kernel_entry");
-            if proven.lock().unwrap().contains(&text) {
+            let program = program(&text);
+            if proven.lock().unwrap().contains(&program) {
                 return Ok(());
             }
-            let code = compiler.compile(&name, &text)?;
+            let has_own = OWN_INSTRUCTIONS.iter().any(|instruction| text.contains(instruction));
+            let code = if has_own { &own } else { &portable }.compile(&name, &text)?;
             assert!(code.starts_with(b"\x7fELF"), "{name}");
-            let statements = text.matches("asm").count() - text.matches(compile::OVERLAP).count();
-            if !has_own_instructions || statements == 0 {
-                proven.lock().unwrap().insert(text);
+            if !has_own {
+                proven.lock().unwrap().insert(program);
             }
             Ok(())
         });
     }
+}
+
+/// What decides whether a source compiles, the same for the same kernel on devices with and without launches that overlap: without
+/// the instructions that wait for the launch before, with pointers through which all may be written (CubeCL says `const` where it
+/// sees that nothing is), and with variables (`v7`) counted as they come (CubeCL's numbers are others each time).
+#[cfg(feature = "cuda")]
+fn program(source: &str) -> String {
+    let wait = format!("asm volatile(\"{}\" :  :  : \"memory\");", compile::OVERLAP);
+    let source = source.replace(&wait, "").replace("const* const", "* const").replace("const *", "*");
+    let (mut numbers, mut program) = (HashMap::new(), String::with_capacity(source.len()));
+    let mut parts = source.split('v');
+    program.extend(parts.next());
+    for part in parts {
+        // `v4` within a word is none, nor is it in PTX, as in `ld.global.v4`.
+        let within = program.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '.');
+        let (number, rest) = part.split_at(part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len()));
+        program.push('v');
+        if within || number.is_empty() {
+            program.push_str(number);
+        } else {
+            let next = numbers.len();
+            program.push_str(&numbers.entry(number).or_insert(next).to_string());
+        }
+        program.push_str(rest);
+    }
+    program
+}
+
+/// What is the same program, and what is not.
+#[cfg(feature = "cuda")]
+#[test]
+fn programs_are_the_same_whatever_their_variables_are_called() {
+    let wait = format!("asm volatile(\"{}\" :  :  : \"memory\");", compile::OVERLAP);
+    let of = |first: &str, second: &str, wait: &str| {
+        program(&format!("(float const* const {first}) {{\n{wait}info_{second} = {first}[{second}_store];"))
+    };
+    assert_eq!(of("v0", "v12", ""), of("v3", "v1", &wait));
+    assert_ne!(of("v0", "v12", ""), of("v3", "v3", ""));
+    assert_ne!(program("asm(\"ld.v2\");"), program("asm(\"ld.v4\");"));
+    assert_ne!(program("uv1 = v1"), program("uv2 = v1"));
+    assert_eq!(program("float const* const v5"), program("float * const v6"));
+    assert_ne!(program("v1 = v2; asm(\"a;\");"), program("v1 = v2;"));
 }
 
 /// Leaves each kernel's source and machine code for Hopper, or for [`options`]' architecture, in `folder` under its place in the list, with one name for all
@@ -178,7 +243,8 @@ fn every_kernel_compiles_to_machine_code() {
 fn leave_code(folder: &std::path::Path) {
     let options = options();
     let device = CudaDevice::example(options.architecture.unwrap_or(CudaDevice::H100.capability));
-    let architecture = Architecture { capability: device.capability, driver: (u32::MAX, 0) };
+    let architecture =
+        Architecture { capability: device.capability, driver: (u32::MAX, 0), own_instructions: true };
     let compiler = Compiler::new(&options.places, architecture).unwrap();
     all(&Target::cuda(device), |at, kernel| {
         let source = compile::cuda(kernel)?;
@@ -201,12 +267,17 @@ fn a_compiler_is_chosen_by_driver_and_device() {
     const SOURCE: &str = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\nextern \"C\" __global__ void add(__half *x, \
                           __nv_bfloat16 *y) { *x = __hadd(*x, *x); *y = __hadd(*y, *y); }\n";
     let compiled = |places: &[std::path::PathBuf], capability, driver| {
-        Compiler::new(places, Architecture { capability, driver }).unwrap().compile("add", SOURCE)
+        Compiler::new(places, Architecture { capability, driver, own_instructions: true })
+            .unwrap()
+            .compile("add", SOURCE)
     };
     let places = options().places;
     let code = compiled(&places, 80, (u32::MAX, 0)).unwrap();
     // What the loader brings tells its version when it is loaded.
-    let message = match Compiler::new(&places, Architecture { capability: 80, driver: (11, 8) }) {
+    let message = match Compiler::new(
+        &places,
+        Architecture { capability: 80, driver: (11, 8), own_instructions: true },
+    ) {
         Ok(compiler) => compiler.compile("add", SOURCE).unwrap_err().to_string(),
         Err(message) => message,
     };

@@ -196,7 +196,7 @@ impl Gpu {
             shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             cache: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         };
-        let architecture = Architecture { capability: device.capability, driver };
+        let architecture = Architecture { capability: device.capability, driver, own_instructions: true };
         // Machine code that the NVRTC of a newer driver made may not run on an older one.
         let mut kept = format!("{}-cuda{}", architecture.name(), driver.0);
         let device = match options.architecture {

@@ -16,12 +16,16 @@ pub(crate) struct Architecture {
     pub capability: u32,
     /// The newest CUDA that the driver knows, major and minor.
     pub driver: (u32, u32),
+    /// With the instructions that only this generation has, from Hopper on. What compiles without them compiles for every later
+    /// generation.
+    pub own_instructions: bool,
 }
 
 impl Architecture {
-    /// As NVRTC spells it. From Hopper on, `a` names the instructions that only this generation has.
+    /// As NVRTC spells it.
     pub fn name(&self) -> String {
-        format!("sm_{}{}", self.capability, if self.capability >= 90 { "a" } else { "" })
+        let own = if self.own_instructions && self.capability >= 90 { "a" } else { "" };
+        format!("sm_{}{own}", self.capability)
     }
 }
 
@@ -44,7 +48,7 @@ pub fn try_cuda_compiler(options: &CudaOptions, driver: (u32, u32)) -> Result<Pa
     const SOURCE: &str = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n\
                           extern \"C\" __global__ void try_compiler(__half *x) { *x = __hadd(*x, *x); }\n";
     let refuse = |problem| KernelError::Kernel { name: "try_compiler".into(), problem };
-    let architecture = Architecture { capability: 80, driver };
+    let architecture = Architecture { capability: 80, driver, own_instructions: true };
     let compiler = Compiler::new(&options.places, architecture).map_err(refuse)?;
     compiler.compile("try_compiler", SOURCE)?;
     match compiler.chosen.into_inner() {
