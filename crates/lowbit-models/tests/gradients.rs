@@ -131,17 +131,21 @@ fn gpu_gradients_of_16_bits_are_near_those_of_32() {
     are_near_f32(&support::gpu());
 }
 
-/// Routers choose other experts where logits are rounded, so that only models without are compared. Rounding by 2^-9 after each op
-/// was seen to change gradients by 1 to 7 %; a term that is missing changes some by about all they are.
+/// The largest errors of torch's gradients where all is bf16, relative to the norms of those in f32: the models and losses of
+/// `gradients.py`, torch 2.11 and transformers 5.17, on the CPU and on an H100 alike (`layers.2.self_attn.q_proj` and
+/// `layers.0.input_layernorm`). Routers choose other experts where logits are rounded, so only models without them are compared.
+const OF_BF16: [(&str, f64); 2] = [("qwen3", 0.034), ("qwen3_5", 0.192)];
+
+/// No gradient in bf16 is farther from f32 than torch's farthest; a term that is missing changes some by about all they are.
 fn are_near_f32(device: &Device) {
-    for name in ["qwen3", "qwen3_5"] {
+    for (name, most) in OF_BF16 {
         let of = |device, activations| gradients(&load_with(name, device, activations), &texts());
         for ((parameter, got), (_, want)) in
             of(device, FloatType::BF16).iter().zip(&of(&cpu(2), FloatType::F32))
         {
             let error = norm(got.iter().zip(want).map(|(got, want)| f64::from(got - want)))
                 / norm(want.iter().map(|&x| x.into()));
-            assert!(error < 0.1 && error > 0.0, "{name}: {parameter} is off by {error} of its norm");
+            assert!(error < most && error > 0.0, "{name}: {parameter} is off by {error} of its norm");
         }
     }
 }
