@@ -255,6 +255,60 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    fn store_bf16(self, v: __m512, y: &mut [bf16]) {
+        if !BF16 {
+            return super::round(self, v, y);
+        }
+        let y: &mut [bf16; 16] = y.first_chunk_mut().expect("a whole vector");
+        // SAFETY: `self` proves the features, AVX512-BF16 among them; `y` has 16 elements.
+        unsafe {
+            let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(v));
+            _mm256_storeu_si256(y.as_mut_ptr().cast(), rounded);
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(self, tile: &mut [[u32; 16]; 16]) {
+        // SAFETY: `self` proves the features; the rows are whole vectors.
+        unsafe {
+            let mut a = [_mm512_setzero_si512(); 16];
+            let mut b = a;
+            for (a, row) in a.iter_mut().zip(tile.iter()) {
+                *a = _mm512_loadu_si512(row.as_ptr().cast());
+            }
+            // Within each 128 bits: pairs of elements, then of pairs. After that, `a[4 * i + c]` has column `4 * q + c` of rows
+            // `4 * i` to `4 * i + 3` in quarter q.
+            for i in 0..8 {
+                b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+                b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+            }
+            for i in 0..4 {
+                for c in 0..2 {
+                    a[4 * i + 2 * c] = _mm512_unpacklo_epi64(b[4 * i + c], b[4 * i + 2 + c]);
+                    a[4 * i + 2 * c + 1] = _mm512_unpackhi_epi64(b[4 * i + c], b[4 * i + 2 + c]);
+                }
+            }
+            // Quarters.
+            for c in 0..4 {
+                for half in 0..2 {
+                    let (x, y) = (a[8 * half + c], a[8 * half + 4 + c]);
+                    b[4 * c + 2 * half] = _mm512_shuffle_i32x4::<0x88>(x, y);
+                    b[4 * c + 2 * half + 1] = _mm512_shuffle_i32x4::<0xdd>(x, y);
+                }
+            }
+            for c in 0..4 {
+                for odd in 0..2 {
+                    // Quarters 0 and 2 of both, or 1 and 3.
+                    let (x, y) = (b[4 * c + odd], b[4 * c + 2 + odd]);
+                    let columns = (_mm512_shuffle_i32x4::<0x88>(x, y), _mm512_shuffle_i32x4::<0xdd>(x, y));
+                    _mm512_storeu_si512(tile[4 * odd + c].as_mut_ptr().cast(), columns.0);
+                    _mm512_storeu_si512(tile[4 * odd + 8 + c].as_mut_ptr().cast(), columns.1);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
     fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
         // SAFETY: `self` proves the features; the arrays are whole vectors.
         unsafe {

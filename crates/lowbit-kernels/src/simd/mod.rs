@@ -27,6 +27,7 @@ pub use portable::{Lanes, Scalar};
 #[cfg(target_arch = "x86_64")]
 pub use tiles::Amx;
 
+use crate::cast::Float;
 use half::{bf16, f16};
 
 /// A vector type and its operations. A value of an implementing type proves that the processor has them.
@@ -148,6 +149,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bf16_pairs(self, first: Self::V, second: Self::V, y: &mut [[bf16; 2]]) {
         round_pairs(self, first, second, y);
     }
+    /// Writes the first `LANES` elements, each rounded to the nearest bf16, ties to even. Subnormals may become zero.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[inline(always)]
+    fn store_bf16(self, v: Self::V, y: &mut [bf16]) {
+        round(self, v, y);
+    }
+    /// Element `[i][j]` becomes element `[j][i]`.
+    #[inline(always)]
+    fn transpose(self, tile: &mut [[u32; 16]; 16]) {
+        for i in 1..16 {
+            for j in 0..i {
+                (tile[i][j], tile[j][i]) = (tile[j][i], tile[i][j]);
+            }
+        }
+    }
     /// Each code, which is below 16, becomes the table's element.
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
@@ -176,6 +194,16 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
 /// An e4m3's bits where an f32 has its sign, the lower half of its exponent and the upper part of its mantissa.
 const E4M3_BITS: u32 = 0x87f0_0000;
+
+/// [`Simd::store_bf16`] where the processor has no instruction for it.
+#[inline(always)]
+fn round<S: Simd>(simd: S, v: S::V, y: &mut [bf16]) {
+    let mut lanes = [0.0; MAX_LANES];
+    simd.store(v, &mut lanes);
+    for (y, x) in y[..S::LANES].iter_mut().zip(lanes) {
+        *y = bf16::narrow(x);
+    }
+}
 
 /// [`Simd::store_bf16_pairs`] where the processor has no instruction for it.
 #[inline(always)]

@@ -167,6 +167,12 @@ impl Kernel for Rounding {
             let (first, second) = (values(), values());
             let mut pairs = vec![[bf16::ZERO; 2]; S::LANES + 1];
             simd.store_bf16_pairs(simd.load(&first), simd.load(&second), &mut pairs);
+            let mut singles = vec![bf16::ZERO; S::LANES + 1];
+            simd.store_bf16(simd.load(&first), &mut singles);
+            for (single, pair) in singles.iter().zip(&pairs) {
+                let same = single.to_bits() == pair[0].to_bits() || single.is_nan() && pair[0].is_nan();
+                assert!(same, "{} lanes: {single} {}", S::LANES, pair[0]);
+            }
             for (pair, values) in pairs.iter().zip(first.iter().zip(&second)) {
                 for (got, &value) in pair.iter().zip([values.0, values.1]) {
                     let want = bf16::from_f32(value);
@@ -188,6 +194,29 @@ fn every_instruction_set_rounds_to_bf16_the_same() {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = Avx512::<true>::detect() {
         simd.run(Rounding);
+    }
+}
+
+/// A transposition.
+struct Transpose;
+
+impl Kernel for Transpose {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // Signalling NaNs among them.
+        let bits = |i: usize, j: usize| 0x7f80_0000 + (16 * i + j) as u32 * 0x1_0001;
+        let mut tile = std::array::from_fn(|i| std::array::from_fn(|j| bits(i, j)));
+        simd.transpose(&mut tile);
+        assert_eq!(tile, std::array::from_fn(|i| std::array::from_fn(|j| bits(j, i))));
+    }
+}
+
+#[test]
+fn every_instruction_set_transposes_the_same() {
+    for isa in Isa::all() {
+        isa.dispatch(Transpose);
     }
 }
 

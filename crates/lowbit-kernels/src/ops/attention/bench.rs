@@ -111,7 +111,10 @@ fn prepare(
             Operands { q, k: ks.as_slice()?, v: vs.as_slice()?, positions: &positions[t..t + 1], sizes };
         let answer = operands.attention(&params);
         let bound = |i| match device {
-            Device::Cpu(_) => answer.bound(i),
+            Device::Cpu(cpu) => {
+                let rounded = super::cpu::rounded(cpu, cache, tokens * query_heads / heads);
+                answer.cpu_bound(i, rounded)
+            }
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {
                 let rounded = super::gpu::rounded(gpu, [dtype, cache], sizes, tokens, &params);

@@ -49,7 +49,9 @@ pub struct AttentionParams {
 /// sees nothing, and its rows are NaN.
 ///
 /// Tensor cores and cooperative matrices compute what is f16 in q and the caches, or bf16: the softmax's weights are then
-/// rounded to that type too, and a value that is not finite may make the whole rows that see it NaN.
+/// rounded to that type too, and a value that is not finite may make the whole rows that see it NaN. On a CPU with tiles of
+/// bf16 (AMX) scaled queries, keys, weights and values are rounded to bf16 where caches are f16 or bf16 and a key head has 16
+/// rows of queries or more.
 ///
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.
@@ -73,7 +75,7 @@ pub fn attention(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let (dtype, q) = (q.dtype(), CHECK.widened("q", q)?);
-            cpu::attention(cpu, &q, k, v, positions.as_slice()?, params)?.cast(dtype)
+            cpu::attention(cpu, [&q, k, v], positions.as_slice()?, params)?.cast(dtype)
         }
     }
 }

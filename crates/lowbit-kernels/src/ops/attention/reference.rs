@@ -1,6 +1,5 @@
-use super::AttentionParams;
+use super::{AttentionParams, cpu::EXP2_ERROR};
 use crate::gamma::gamma;
-#[cfg(feature = "gpu")]
 use lowbit_formats::FloatType;
 
 /// The operands in f32 and their sizes.
@@ -37,7 +36,20 @@ impl Answer {
     /// How far from `y[i]` f32 may be.
     pub(crate) fn bound(&self, i: usize) -> f64 {
         let (keys, products) = self.row(i);
-        self.magnitude[i] * relative(keys, self.width, products)
+        self.magnitude[i] * relative(keys, self.width, products, 0.0)
+    }
+
+    /// How far from `y[i]` a CPU may be: where `rounded` is given, scaled queries, keys, weights and values are rounded to it.
+    pub(crate) fn cpu_bound(&self, i: usize, rounded: Option<FloatType>) -> f64 {
+        let Some(dtype) = rounded else { return self.bound(i) };
+        let (keys, products) = self.row(i);
+        let two = (1.0 + unit(dtype)).powi(2) - 1.0;
+        let relative = relative(keys, self.width, products, two);
+        // Weights stand above and below the line.
+        let relative = (1.0 + relative) * (1.0 + EXP2_ERROR) / (1.0 - EXP2_ERROR) - 1.0;
+        // AMX takes subnormal weights and products for zero.
+        let least = f64::from(f32::MIN_POSITIVE) * (self.most[i] + keys as f64);
+        self.magnitude[i] * (relative + two * (1.0 + relative)) + least
     }
 
     /// How far from `y[i]` a GPU may be: where `rounded` is given, the weights are rounded to it once.
@@ -49,12 +61,9 @@ impl Answer {
         let weight = gamma(self.width + 8 + 8) * products + gamma(6);
         let sums = gamma(keys + 8 * keys.div_ceil(2) + 64);
         let relative = (2.0 * weight).exp_m1() + 2.0 * sums;
-        // Half a unit in the last place, and half the smallest f16.
-        let (rounding, least) = match rounded {
-            None | Some(FloatType::F32) => (0.0, 0.0),
-            Some(FloatType::F16) => (2f64.powi(-11), 2f64.powi(-25)),
-            Some(FloatType::BF16) => (2f64.powi(-8), 0.0),
-        };
+        let rounding = rounded.map_or(0.0, unit);
+        // Half the smallest f16.
+        let least = if rounded == Some(FloatType::F16) { 2f64.powi(-25) } else { 0.0 };
         self.magnitude[i] * (relative + rounding * (1.0 + relative)) + self.most[i] * least
     }
 
@@ -63,14 +72,24 @@ impl Answer {
     }
 }
 
-/// The relative error of `keys` weights' sum, where `products` bounds their scores' sums of magnitudes.
+/// The greatest relative error of rounding an f32 to this type: half a unit in the last place.
+fn unit(dtype: FloatType) -> f64 {
+    match dtype {
+        FloatType::F32 => 0.0,
+        FloatType::F16 => 2f64.powi(-11),
+        FloatType::BF16 => 2f64.powi(-8),
+    }
+}
+
+/// The relative error of `keys` weights' sum, where `products` bounds their scores' sums of magnitudes, and `operands` is the
+/// relative error of a product's operands.
 ///
-/// A score errs by its sum's `width` roundings, the scale's, its difference with the greatest so far and those of
+/// A score errs by its operands' roundings, its sum's `width` roundings, the scale's, its difference with the greatest so far and those of
 /// the greatest ones in turn (together at most twice the product, once a stretch and once at the end): absolutely,
 /// so its exponential does relatively, and by an ulp of its own. That holds of the weights above and below the
 /// line; each sum has as many terms, and shrinks (by an exponential and a product, 3 roundings) once in 16 keys at most.
-pub(super) fn relative(keys: usize, width: usize, products: f64) -> f64 {
-    let weight = gamma(width + 8) * products + gamma(2);
+pub(super) fn relative(keys: usize, width: usize, products: f64, operands: f64) -> f64 {
+    let weight = (operands + gamma(width + 8) * (1.0 + operands)) * products + gamma(2);
     (2.0 * weight).exp_m1() + 2.0 * gamma(keys + 3 * keys.div_ceil(16) + 8)
 }
 

@@ -24,7 +24,9 @@ impl Case {
     /// Compares with the reference. Keys and values that no query sees are NaN.
     pub(super) fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
         let rounded: Option<FloatType> = match device {
-            Device::Cpu(_) => None,
+            Device::Cpu(cpu) => {
+                cpu::rounded(cpu, cache_dtype, positions.len() * self.query_heads / self.heads)
+            }
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {
                 let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
@@ -73,11 +75,11 @@ impl Case {
         let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
         let answer = Operands { q: &qs, k: &ks, v: &vs, positions, sizes }.attention(&params);
         let shape = [positions.len(), self.query_heads, self.value_width];
-        for (y, _rounded) in run([&q, &k, &v, &at]) {
+        for (y, rounded) in run([&q, &k, &v, &at]) {
             let bound = |i| match device {
-                Device::Cpu(_) => answer.bound(i),
+                Device::Cpu(_) => answer.cpu_bound(i, rounded),
                 #[cfg(feature = "gpu")]
-                Device::Gpu(_) => answer.gpu_bound(i, _rounded),
+                Device::Gpu(_) => answer.gpu_bound(i, rounded),
                 #[cfg(not(feature = "gpu"))]
                 Device::Gpu(gpu) => match *gpu {},
             };

@@ -5,8 +5,14 @@
 mod pass;
 mod stream;
 mod tile;
+#[cfg(any(test, target_arch = "x86_64"))]
+mod tiled;
 
 use super::AttentionParams;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::Amx;
+#[cfg(any(test, target_arch = "x86_64"))]
+use crate::simd::tiles::TileUnit;
 use crate::{
     Cpu, KernelError, Tensor,
     cast::{Float, with_float},
@@ -17,11 +23,21 @@ use crate::{
 };
 use lowbit_formats::{DType, FloatType};
 use pass::Pass;
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 use stream::Stream;
+#[cfg(any(test, target_arch = "x86_64"))]
+use tiled::Tiled;
 
 /// Query rows of a block: four vectors of 16 lanes.
 const ROWS: usize = 64;
+/// The relative error of weights that are rounded to bf16, before that.
+pub(super) const EXP2_ERROR: f64 = 7.6e-5;
+/// The most query rows of a block in tiles: their queries and sums stay in the second-level cache.
+#[cfg(any(test, target_arch = "x86_64"))]
+const TILED_ROWS: usize = 512;
+/// Fewer query rows than this gain nothing by tiles.
+#[cfg(target_arch = "x86_64")]
+const LEAST_TILED_ROWS: usize = 16;
 /// A stretch of fewer keys is not worth a task of its own.
 const STRETCH: usize = 256;
 /// Tasks per thread, where there are enough keys.
@@ -120,40 +136,102 @@ impl Output<'_> {
     }
 }
 
+/// What the operands of scores and sums are rounded to, for as many query rows per key head.
+pub(super) fn rounded(cpu: &Cpu, cache: FloatType, rows: usize) -> Option<FloatType> {
+    #[cfg(target_arch = "x86_64")]
+    let on_tiles = tiles(cpu, cache.dtype(), rows).is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    let (on_tiles, _) = (false, (cpu, cache, rows));
+    on_tiles.then_some(FloatType::BF16)
+}
+
+/// The unit that multiplies tiles for as many query rows per key head, if the processor has one and the cache is of no more
+/// than 16 bits.
+#[cfg(target_arch = "x86_64")]
+fn tiles(cpu: &Cpu, cache: DType, rows: usize) -> Option<Amx> {
+    let whole = cache != DType::F32;
+    cpu.isa().tiles().filter(|_| whole && rows >= LEAST_TILED_ROWS)
+}
+
 pub(super) fn attention(
-    cpu: &Cpu,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    cpu: &Arc<Cpu>,
+    [q, k, v]: [&Tensor; 3],
     positions: &[u32],
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
-    let mut y = Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device())?;
-    if y.is_empty() {
-        return Ok(y);
+    if q.is_empty() || v.is_empty() {
+        return Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device());
     }
-    let group = q.dim(1) / k.dim(0);
-    let block = (ROWS / group).clamp(1, positions.len());
-    let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
-    let mut plan = Plan { positions, params, group, heads, width, value_width, block, stretches: 1 };
-    plan.stretches = stretches(cpu.threads(), heads * plan.blocks(), plan.longest());
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = tiles(cpu, k.dtype(), positions.len() * q.dim(1) / k.dim(0)) {
+        return with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
+            on_tiles::<T>(cpu, unit, [q, k, v], positions, params)
+        });
+    }
+    let plan = Plan::new([q, k, v], positions, params, |_| ROWS);
+    let whole = |width: usize| width.is_multiple_of(cpu.isa().lanes());
+    let streams = positions.len() == 1 && whole(plan.width) && whole(plan.value_width);
     with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
+        plan.compute(cpu, [q, k, v], |task: Task<'_, T>| match streams {
+            true => cpu.isa().dispatch(Stream(task)),
+            false => cpu.isa().dispatch(Pass(task)),
+        })
+    })
+}
+
+/// The same on tiles of a unit, for caches of `T`.
+#[cfg(any(test, target_arch = "x86_64"))]
+fn on_tiles<T: Float>(
+    cpu: &Arc<Cpu>,
+    unit: impl TileUnit,
+    [q, k, v]: [&Tensor; 3],
+    positions: &[u32],
+    params: &AttentionParams,
+) -> Result<Tensor, KernelError> {
+    let tasks = TASKS * cpu.threads();
+    let plan = Plan::new([q, k, v], positions, params, |rows| rows.div_ceil(tasks).clamp(ROWS, TILED_ROWS));
+    plan.compute(cpu, [q, k, v], |task: Task<'_, T>| unit.dispatch(cpu.isa(), Tiled { cpu, task }))
+}
+
+impl<'a> Plan<'a> {
+    /// Blocks have as many query rows as `rows` makes of all that there are.
+    fn new(
+        [q, k, v]: [&Tensor; 3],
+        positions: &'a [u32],
+        params: &'a AttentionParams,
+        rows: impl Fn(usize) -> usize,
+    ) -> Self {
+        let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
+        let group = q.dim(1) / heads;
+        let block = (rows(positions.len() * q.dim(1)) / group).clamp(1, positions.len());
+        Self { positions, params, group, heads, width, value_width, block, stretches: 1 }
+    }
+
+    /// Computes the result, task by task.
+    fn compute<T: Float>(
+        mut self,
+        cpu: &Cpu,
+        [q, k, v]: [&Tensor; 3],
+        run: impl Fn(Task<'_, T>) + Sync + Send,
+    ) -> Result<Tensor, KernelError> {
+        let mut y = Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device())?;
+        self.stretches = stretches(cpu.threads(), self.heads * self.blocks(), self.longest());
         let (q, k, v) = (q.as_slice()?, k.as_slice::<T>()?, v.as_slice::<T>()?);
-        let y = y.as_mut_slice()?;
-        if plan.stretches == 1 {
-            let outputs = plan.rows_of_tasks(y).into_iter().map(Output::Whole);
-            plan.run(cpu, q, [k, v], outputs.collect());
+        let values = y.as_mut_slice()?;
+        if self.stretches == 1 {
+            let outputs = self.rows_of_tasks(values).into_iter().map(Output::Whole);
+            self.run(cpu, q, [k, v], outputs.collect(), run);
         } else {
-            let size = plan.rows() * plan.partial();
-            let mut partials = vec![0.0; heads * plan.blocks() * plan.stretches * size];
+            let (size, width) = (self.rows() * self.partial(), self.value_width);
+            let mut partials = vec![0.0; self.heads * self.blocks() * self.stretches * size];
             let outputs = partials.chunks_exact_mut(size).map(Output::Stretch);
-            plan.run(cpu, q, [k, v], outputs.collect());
-            cpu.for_each_rows(y, value_width, value_width * plan.stretches, |first, y| {
-                cpu.isa().dispatch(Merge { plan: &plan, partials: &partials, first, y });
+            self.run(cpu, q, [k, v], outputs.collect(), run);
+            cpu.for_each_rows(values, width, width * self.stretches, |first, y| {
+                cpu.isa().dispatch(Merge { plan: &self, partials: &partials, first, y });
             });
         }
-    });
-    Ok(y)
+        Ok(y)
+    }
 }
 
 /// How many stretches `keys` keys are cut into, where `blocks` are computed: several tasks per thread even out what some take
@@ -183,22 +261,23 @@ impl Plan<'_> {
     }
 
     /// Runs all tasks, of which each has an output.
-    fn run<T: Float>(&self, cpu: &Cpu, q: &[f32], [k, v]: [&[T]; 2], outputs: Vec<Output<'_>>) {
+    fn run<T: Float>(
+        &self,
+        cpu: &Cpu,
+        q: &[f32],
+        [k, v]: [&[T]; 2],
+        outputs: Vec<Output<'_>>,
+        run: impl Fn(Task<'_, T>) + Sync + Send,
+    ) {
         let (blocks, longest) = (self.blocks(), self.longest());
         let capacity = k.len() / self.heads / self.width;
-        let whole = |width: usize| width.is_multiple_of(cpu.isa().lanes());
-        let streams = self.positions.len() == 1 && whole(self.width) && whole(self.value_width);
         let run = |(task, output): (usize, Output<'_>)| {
             let (block, stretch) = (task / self.stretches, task % self.stretches);
             let (head, tokens) = (block / blocks, self.tokens(block % blocks));
             let keys = cut(self.keys(tokens.clone()), self.stretches, stretch);
             let head_of = |width: usize| head * capacity * width..(head + 1) * capacity * width;
             let (k, v) = (&k[head_of(self.width)], &v[head_of(self.value_width)]);
-            let task = Task { plan: self, q, k, v, head, tokens, keys, output };
-            match streams {
-                true => cpu.isa().dispatch(Stream(task)),
-                false => cpu.isa().dispatch(Pass(task)),
-            }
+            run(Task { plan: self, q, k, v, head, tokens, keys, output });
         };
         let tasks = outputs.into_iter().enumerate();
         let work = self.heads * blocks * self.rows() * longest * (self.width + self.value_width);

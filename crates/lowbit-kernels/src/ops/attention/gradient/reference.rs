@@ -49,7 +49,7 @@ pub(super) fn attention_backward(of: &Operands<'_>, dy: &[f32], params: &Attenti
         let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp() / total).collect();
         let along: f64 = weights.iter().zip(&vs).map(|(p, v)| p * dot(&dy, v)).sum();
         let of_along: f64 = weights.iter().zip(&vs).map(|(p, v)| p * magnitude(&dy, v)).sum();
-        let of_weight = relative(visible.len(), width, products);
+        let of_weight = relative(visible.len(), width, products, 0.0);
         for (i, j) in visible.clone().enumerate() {
             let ds = scale * weights[i] * (dot(&dy, &vs[i]) - along);
             let most = (scale * weights[i]).abs() * (magnitude(&dy, &vs[i]) + of_along);
