@@ -85,7 +85,8 @@ impl Target {
 
     /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
     /// are repacked at load, activations are rounded to 8 bits and keys and values are cached in f16, as llama.cpp does:
-    /// several times as fast ([`QuantizedTensor::to_panels`]). Other devices compute the same either way.
+    /// several times as fast ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16 then.
+    /// Other devices compute the same either way.
     pub fn with_exact(self, exact: bool) -> Self {
         Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
     }
@@ -332,6 +333,11 @@ impl<'a> Weights<'a> {
             }
         }
         Ok(placed)
+    }
+
+    /// Whether all that is computed with them is to be exact to f32: see [`Target::with_exact`].
+    pub fn is_exact(&self) -> bool {
+        self.exact
     }
 
     /// The same weights for products that are exact to f32: routers choose, and a small error would choose otherwise.

@@ -415,22 +415,23 @@ pub(crate) fn half_span<S: Simd, const BITS: usize, const FIRST: usize>(
     }
 }
 
-/// The codes of quad `Q`.
+/// The codes of quad `Q`. In words of 8 codes: of a loop over bytes LLVM makes pieces of 1, 4 and 8 bytes, and a vector of what was
+/// stored in pieces cannot be loaded before they have reached the cache.
 #[inline(always)]
 fn quad<const BITS: usize, const Q: usize>(packed: &[[u8; 64]; BITS]) -> [u8; 64] {
-    let mut codes = [0; 64];
+    let mut codes = [0; 8];
     plane::<BITS, Q, 8>(packed, &mut codes);
     plane::<BITS, Q, 4>(packed, &mut codes);
     plane::<BITS, Q, 2>(packed, &mut codes);
     plane::<BITS, Q, 1>(packed, &mut codes);
-    codes
+    bytemuck::cast(codes)
 }
 
 /// Adds to the codes of quad `Q` those bits that lie in the bit plane of `WIDTH` bits, if there is one.
 #[inline(always)]
 fn plane<const BITS: usize, const Q: usize, const WIDTH: usize>(
     packed: &[[u8; 64]; BITS],
-    codes: &mut [u8; 64],
+    codes: &mut [u64; 8],
 ) {
     if BITS & WIDTH == 0 {
         return;
@@ -438,8 +439,9 @@ fn plane<const BITS: usize, const Q: usize, const WIDTH: usize>(
     // It starts at the vector and at the bit where the wider ones end.
     let at = BITS & !(2 * WIDTH - 1);
     // By value: LLVM must assume that what is written overlaps what a reference is to.
-    let bits = packed[at + Q * WIDTH / 8];
-    let mask = (0xffu16 >> (8 - WIDTH)) as u8;
+    let bits: [u64; 8] = bytemuck::cast(packed[at + Q * WIDTH / 8]);
+    // What a shift moves from one byte to the next is not in the mask.
+    let mask = u64::from_ne_bytes([(0xffu16 >> (8 - WIDTH)) as u8; 8]);
     for (code, bits) in codes.iter_mut().zip(bits) {
         *code |= (bits >> (Q * WIDTH % 8) & mask) << at;
     }

@@ -160,9 +160,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Element `[i][j]` becomes element `[j][i]`.
     #[inline(always)]
     fn transpose(self, tile: &mut [[u32; 16]; 16]) {
-        for i in 1..16 {
-            for j in 0..i {
-                (tile[i][j], tile[j][i]) = (tile[j][i], tile[i][j]);
+        let rows = *tile;
+        for (column, out) in tile.iter_mut().enumerate() {
+            for (x, row) in out.iter_mut().zip(&rows) {
+                *x = row[column];
             }
         }
     }

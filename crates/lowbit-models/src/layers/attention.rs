@@ -76,6 +76,8 @@ pub struct Attention {
     o_proj: Linear,
     /// Of query and key heads.
     norms: Option<[RmsNorm; 2]>,
+    /// [`AttentionParams::exact`].
+    exact: bool,
 }
 
 impl Attention {
@@ -95,6 +97,7 @@ impl Attention {
             }
         };
         Ok(Self {
+            exact: weights.is_exact(),
             qkv_proj: weights.merged(
                 [(Q_PROJ, if config.gated { 2 * queries } else { queries }), (K_PROJ, keys), (V_PROJ, keys)],
                 hidden,
@@ -139,7 +142,8 @@ impl Attention {
         let k = shapes::reshape(&k, &[tokens, kv_heads, head_dim])?;
         let v = shapes::reshape(&v, &[tokens, kv_heads, head_dim])?;
         let scale = (head_dim as f32).sqrt().recip();
-        let params = AttentionParams { scale, sliding_window: self.config.sliding_window };
+        let AttentionConfig { sliding_window, .. } = self.config;
+        let params = AttentionParams { scale, sliding_window, exact: self.exact };
         let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, params };
         let y = step.each([&q_gate, &k, &v], caches, |qkv, span, cache| match cache {
             LayerCache::Attention(cache) => attention(cache, qkv, &span.positions, &heads),

@@ -228,7 +228,7 @@ fn ones(shape: &[usize]) -> Tensor {
 
 /// The rows of y, with all operands but q on the GPU made from ones.
 fn rows(q: &Tensor, k: &Tensor, v: &Tensor, at: &[u32]) -> Vec<Vec<f32>> {
-    let params = AttentionParams { scale: 1.0, sliding_window: None };
+    let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
     let [q, k, v] = [q, k, v].map(|x| x.to_device(&gpu()).unwrap());
     let at = Tensor::new(at, &[at.len()], &gpu()).unwrap();
     let y = attention(&q, &k, &v, &at, &params).unwrap().to_device(&device()).unwrap();
@@ -313,7 +313,7 @@ fn a_replay_sees_what_the_positions_say_by_then() {
     let mut operand = |shape: &[usize]| normal(&mut random, shape, F32, &host).0.to_device(&gpu).unwrap();
     let (q, k, v) = (operand(&[1, 4, 16]), operand(&[2, 700, 16]), operand(&[2, 700, 16]));
     let at = |position: u32| Tensor::new(&[position], &[1], &gpu).unwrap();
-    let params = AttentionParams { scale: 0.25, sliding_window: None };
+    let params = AttentionParams { scale: 0.25, sliding_window: None, exact: false };
     let mut bits = Tensor::new(&[f32::from_bits(5)], &[1, 1, 1], &gpu).unwrap();
     let mut y = None;
     let pass = queue

@@ -29,6 +29,9 @@ pub struct AttentionParams {
     pub scale: f32,
     /// A query sees this many keys at most, itself among them.
     pub sliding_window: Option<usize>,
+    /// Whether a CPU computes in f32 even where it could round the operands of scores and sums to bf16. A GPU computes as its
+    /// operands' types say.
+    pub exact: bool,
 }
 
 /// `y[t, h] = sum_j softmax_j(scale * q[t, h] . k[g, j]) v[g, j]` over the keys that query t sees:
@@ -50,8 +53,8 @@ pub struct AttentionParams {
 ///
 /// Tensor cores and cooperative matrices compute what is f16 in q and the caches, or bf16: the softmax's weights are then
 /// rounded to that type too, and a value that is not finite may make the whole rows that see it NaN. On a CPU with tiles of
-/// bf16 (AMX) scaled queries, keys, weights and values are rounded to bf16 where caches are f16 or bf16 and a key head has 16
-/// rows of queries or more.
+/// bf16 (AMX) scaled queries, keys, weights and values are rounded to bf16 where caches are f16 or bf16, a key head has 16
+/// rows of queries or more, and `exact` is not set.
 ///
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.

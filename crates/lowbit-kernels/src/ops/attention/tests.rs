@@ -41,7 +41,7 @@ impl Case {
     }
 
     pub(super) fn params(&self) -> AttentionParams {
-        AttentionParams { scale: 0.3, sliding_window: self.window }
+        AttentionParams { scale: 0.3, sliding_window: self.window, exact: false }
     }
 
     /// Compares all that `run` makes of q, k, v and positions with the reference, each with the type that weights are rounded to.
@@ -98,6 +98,17 @@ fn every_type_and_a_prefill_that_crosses_blocks() {
                 CASE.check(&[70], dtype, cache, &device);
             }
         }
+    }
+}
+
+#[test]
+fn exact_attention_is_in_f32_on_every_cpu() {
+    for device in devices().into_iter().filter(|device| matches!(device, Device::Cpu(_))) {
+        let positions: Vec<u32> = (11..11 + 37).collect();
+        CASE.check_each(&positions, [FloatType::F32, FloatType::F16], &device, |[q, k, v, at]| {
+            let params = AttentionParams { exact: true, ..CASE.params() };
+            vec![(attention(q, k, v, at, &params).unwrap(), None)]
+        });
     }
 }
 
@@ -180,7 +191,9 @@ fn a_streamed_nan_reaches_its_own_head_only() {
         let tensor = |x: &[f32], shape: &[usize]| Tensor::new(x, shape, &device).unwrap();
         let (q, k, v) = (tensor(&q, &[1, 4, 16]), tensor(&k, &[2, 80, 16]), tensor(&v, &[2, 80, 16]));
         let at = Tensor::new(&[78u32], &[1], &device).unwrap();
-        let y = attention(&q, &k, &v, &at, &AttentionParams { scale: 1.0, sliding_window: None }).unwrap();
+        let y =
+            attention(&q, &k, &v, &at, &AttentionParams { scale: 1.0, sliding_window: None, exact: false })
+                .unwrap();
         for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
             let nan = i / 16 == 1 || i / 16 >= 2 && i % 16 == 3;
             assert!(if nan { y.is_nan() } else { (y - 1.0).abs() < 1e-6 }, "{i}: {y}");
@@ -214,7 +227,7 @@ fn nan_reaches_its_own_rows_only() {
         let (mut q, k, v) = (ones(&[3, 2, 4]), ones(&[1, 8, 4]), ones(&[1, 8, 5]));
         q.as_mut_slice::<f32>().unwrap()[3 * 4] = f32::NAN;
         let at = Tensor::new(&[2u32, 3, 4], &[3], &device).unwrap();
-        let params = AttentionParams { scale: 1.0, sliding_window: None };
+        let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
         let y = attention(&q, &k, &v, &at, &params).unwrap();
         for (row, y) in y.as_slice::<f32>().unwrap().chunks(5).enumerate() {
             assert!(y.iter().all(|y| if row == 3 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
@@ -237,7 +250,7 @@ fn refusals_name_both_sides() {
     let device = device();
     let f = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
     let at = |ids: &[u32]| Tensor::new(ids, &[ids.len()], &device).unwrap();
-    let params = AttentionParams { scale: 1.0, sliding_window: None };
+    let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
     let (q, k, v) = (f(&[2, 6, 5]), f(&[3, 7, 5]), f(&[3, 7, 4]));
     let refused = |q: &Tensor, k: &Tensor, v: &Tensor, at: &Tensor| {
         attention(q, k, v, at, &params).unwrap_err().to_string()

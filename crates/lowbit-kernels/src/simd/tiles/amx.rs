@@ -1,7 +1,7 @@
 #![allow(unsafe_code)] // Inline assembly; the value is the proof.
 //! Intel AMX: eight tiles of 16 rows of 64 bytes, and their product in bf16.
 
-use super::{Pairs, Start, Sums, TileKernel, TileUnit, Tiles, steps};
+use super::{Ahead, Pairs, Start, Sums, TileKernel, TileUnit, Tiles, steps};
 use crate::simd::avx512::Avx512;
 use crate::simd::{Isa, Kernel, Simd};
 use std::arch::{asm, x86_64::__cpuid_count};
@@ -139,6 +139,7 @@ impl Tiles for Registers {
         b: [&[Pairs]; N],
         c: &mut [[Sums; 2]; 2],
         start: Start,
+        ahead: Ahead<'_>,
     ) {
         const { assert!((M == 1 || M == 2) && (N == 1 || N == 2)) };
         let steps = steps(&a, &b);
@@ -148,8 +149,12 @@ impl Tiles for Registers {
             }
             return;
         }
+        const { assert!(Ahead::SUMS == 4 * 64 && Ahead::OPERAND == 2 * 64) };
+        // What is at hand costs nothing to ask for.
+        let sums = ahead.sums.map_or(c.as_ptr(), |sums| sums.as_ptr());
+        let operand = ahead.operand.map_or(a[0].as_ptr(), std::ptr::from_ref);
         // SAFETY: tiles are configured in full size; each operand has `steps` tiles, which is not 0, of 1024 bytes each, and
-        // the sums are four tiles, [i][j]. The assembly reads and writes nothing else.
+        // the sums are four tiles, [i][j]. The assembly reads and writes nothing else; asking for memory reads none.
         unsafe {
             asm!(
                 "test {zero:e}, {zero:e}",
@@ -185,6 +190,14 @@ impl Tiles for Registers {
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 ".endif",
                 ".endif",
+                "prefetchw [{sums}]",
+                "prefetchw [{sums} + 64]",
+                "prefetchw [{sums} + 128]",
+                "prefetchw [{sums} + 192]",
+                "prefetcht1 [{operand}]",
+                "prefetcht1 [{operand} + 64]",
+                "add {sums}, 256",
+                "add {operand}, 128",
                 "add {a0}, 1024",
                 "add {a1}, 1024",
                 "add {b0}, 1024",
@@ -211,6 +224,8 @@ impl Tiles for Registers {
                 b0 = inout(reg) b[0].as_ptr() => _,
                 b1 = inout(reg) b[N - 1].as_ptr() => _,
                 c = in(reg) c.as_mut_ptr(),
+                sums = inout(reg) sums => _,
+                operand = inout(reg) operand => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),

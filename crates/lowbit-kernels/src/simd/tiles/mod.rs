@@ -52,6 +52,20 @@ pub(crate) enum Start {
     Sums,
 }
 
+/// What a later product reads, to be asked for during this one: in each step [`Ahead::SUMS`] bytes of sums, for the nearest cache, and
+/// [`Ahead::OPERAND`] bytes of an operand, for the second-level one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ahead<'a> {
+    pub sums: Option<&'a [[Sums; 2]; 2]>,
+    /// May end before all steps have asked.
+    pub operand: Option<&'a Pairs>,
+}
+
+impl Ahead<'_> {
+    pub const SUMS: usize = 256;
+    pub const OPERAND: usize = 128;
+}
+
 /// A unit's tiles, ready on this thread.
 pub(crate) trait Tiles {
     /// `c[i][j] += sum over steps s of a[i][s] * b[j][s]` for `i` below `M` and `j` below `N`, both 1 or 2.
@@ -66,6 +80,7 @@ pub(crate) trait Tiles {
         b: [&[Pairs]; N],
         c: &mut [[Sums; 2]; 2],
         start: Start,
+        ahead: Ahead<'_>,
     );
 }
 

@@ -45,10 +45,10 @@ impl TileKernel for Multiply<'_> {
     fn run<S: Simd, T: Tiles>(self, _: S, tiles: &mut T) -> Self::Output {
         let [a0, a1, b0, b1] = self.operands.each_ref().map(|operand| &operand[..]);
         let mut sums = [self.sums; 4];
-        tiles.multiply([a0, a1], [b0, b1], &mut sums[0], self.start);
-        tiles.multiply([a0], [b0, b1], &mut sums[1], self.start);
-        tiles.multiply([a0, a1], [b0], &mut sums[2], self.start);
-        tiles.multiply([a0], [b0], &mut sums[3], self.start);
+        tiles.multiply([a0, a1], [b0, b1], &mut sums[0], self.start, Ahead::default());
+        tiles.multiply([a0], [b0, b1], &mut sums[1], self.start, Ahead::default());
+        tiles.multiply([a0, a1], [b0], &mut sums[2], self.start, Ahead::default());
+        tiles.multiply([a0], [b0], &mut sums[3], self.start, Ahead::default());
         sums
     }
 }

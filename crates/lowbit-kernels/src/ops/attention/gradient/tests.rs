@@ -18,7 +18,7 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
     let v = coarse(&mut random, heads * capacity * value_width);
     let dy = coarse(&mut random, 2 * query_heads * value_width);
     for sliding_window in [None, Some(2)] {
-        let params = AttentionParams { scale: 0.5, sliding_window };
+        let params = AttentionParams { scale: 0.5, sliding_window, exact: false };
         let loss = |q: &[f32], k: &[f32], v: &[f32]| {
             dot(&Operands { q, k, v, positions: &positions, sizes }.attention(&params).y, &dy)
         };
@@ -38,7 +38,7 @@ fn operands(
     window: Option<usize>,
 ) -> ([Tensor; 5], AttentionParams) {
     let [query_heads, heads, capacity, width, value_width] = sizes;
-    let params = AttentionParams { scale: 0.3, sliding_window: window };
+    let params = AttentionParams { scale: 0.3, sliding_window: window, exact: false };
     let mut random = Random::new(positions.len() as u64);
     let mut float = |shape: &[usize]| normal(&mut random, shape, FLOATS[0], &host(device)).0;
     let (q, dy) =

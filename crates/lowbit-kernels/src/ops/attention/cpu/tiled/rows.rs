@@ -9,7 +9,7 @@ use crate::{
     simd::{
         Simd,
         math::Math,
-        tiles::{Pairs, STEP, Start, TILE, Tiles},
+        tiles::{Ahead, Pairs, STEP, Start, TILE, Tiles},
     },
 };
 use bytemuck::Zeroable;
@@ -109,7 +109,7 @@ impl<'a> Rows<'a> {
         }
         for (step, scores) in scores[..steps].iter_mut().enumerate() {
             let k = [chunk.k(2 * step), chunk.k(2 * step + 1)];
-            tiles.multiply(k, self.queries, scores, Start::Zero);
+            tiles.multiply(k, self.queries, scores, Start::Zero, Ahead::default());
         }
         let seen = Seen::new(&self.visible, &chunk.keys, steps);
         for (tile, weights) in weights.iter_mut().enumerate() {
@@ -124,7 +124,7 @@ impl<'a> Rows<'a> {
         let weights = weights.each_ref().map(|weights| &weights[..steps]);
         for (pair, sums) in self.sums.iter_mut().enumerate() {
             let v = [chunk.v(2 * pair, steps), chunk.v(2 * pair + 1, steps)];
-            tiles.multiply(v, weights, sums, start);
+            tiles.multiply(v, weights, sums, start, Ahead::default());
         }
         self.add_not_finite(chunk, weights);
     }
@@ -214,8 +214,8 @@ impl<'a> Rows<'a> {
 fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
     // Adding 1.5 * 2^23 rounds to a whole number: the sum's last place is 1.
     const ROUND: f32 = 12_582_912.0;
-    // 2^r on |r| <= 1/2, highest power first: minimax in the relative error.
-    const FIT: [f32; 4] = [0.055_171_67, 0.242_611_13, 0.693_261, 0.999_928_06];
+    // 2^r on |r| <= 1/2, highest power first: minimax in the relative error, and 1 at 0.
+    const FIT: [f32; 4] = [0.055_008_95, 0.242_211_01, 0.693_282_9, 1.0];
     let x = simd.max(simd.splat(-140.0), x);
     let n = simd.sub(simd.add(x, simd.splat(ROUND)), simd.splat(ROUND));
     let r = simd.sub(x, n);

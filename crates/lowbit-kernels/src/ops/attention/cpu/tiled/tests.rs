@@ -112,7 +112,7 @@ fn what_is_not_finite_reaches_who_sees_it() {
                 Tensor::new(&values, shape, &device).unwrap()
             };
             let at = Tensor::new(&range(0, tokens as u32), &[tokens], &device).unwrap();
-            let params = AttentionParams { scale: 0.25, sliding_window: Some(30) };
+            let params = AttentionParams { scale: 0.25, sliding_window: Some(30), exact: false };
             let run = |q: Option<usize>, k: Option<usize>, v: Option<usize>| {
                 let half = |x: Tensor| x.cast(DType::F16).unwrap();
                 let q = tensor(&[tokens, 1, width], q);

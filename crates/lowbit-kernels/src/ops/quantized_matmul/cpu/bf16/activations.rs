@@ -6,6 +6,7 @@ use crate::buffer::Buffer;
 use crate::simd::tiles::{Pairs, STEP, TILE};
 use crate::simd::{Kernel, Simd};
 use half::bf16;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// x `[m, k]` in tiles of bf16: `[stretch of k][16 rows][step][row][pair]`, so that what a task multiplies with one stretch of
@@ -42,9 +43,15 @@ impl Activations {
     /// The tiles of the 16 rows from `row` on, of the stretch that starts with value `k`.
     #[inline(always)]
     pub fn tiles(&self, row: usize, k: usize) -> &[Pairs] {
+        self.rows(row..row + TILE, k)
+    }
+
+    /// The tiles of `rows`, of which the first is the first of a tile, of the stretch that starts with value `k`.
+    #[inline(always)]
+    pub fn rows(&self, rows: Range<usize>, k: usize) -> &[Pairs] {
         let (first, len) = (k / STEP, STEPS.min(self.steps - k / STEP));
         let tiles: &[Pairs] = bytemuck::cast_slice(self.tiles.bytes());
-        &tiles[first * self.rows + row / TILE * len..][..len]
+        &tiles[first * self.rows + rows.start / TILE * len..][..rows.len().div_ceil(TILE) * len]
     }
 }
 
@@ -56,7 +63,7 @@ struct Round<'a> {
     /// Rows of `k` values, the first ones of them of these tiles.
     x: &'a [f32],
     k: usize,
-    columns: std::ops::Range<usize>,
+    columns: Range<usize>,
     tiles: &'a mut [Pairs],
 }
 

@@ -20,7 +20,7 @@ use crate::Cpu;
 use crate::buffer::Buffer;
 use crate::panels::{Layout, ROWS};
 use crate::simd::Simd;
-use crate::simd::tiles::{STEP, Start, Sums, TILE, TileKernel, TileUnit, Tiles};
+use crate::simd::tiles::{Ahead, Pairs, STEP, Start, Sums, TILE, TileKernel, TileUnit, Tiles};
 use activations::Activations;
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const STEPS: usize = DEPTH / STEP;
 /// Bytes of x that stay in the second-level cache while a task goes through all of its weight rows.
 const X_CACHED: usize = 768 << 10;
 /// Bytes of sums that stay there, where not all of x does.
-const SUMS_CACHED: usize = 512 << 10;
+const SUMS_CACHED: usize = 1 << 20;
 
 /// By tiles of a unit.
 pub(super) struct Bf16<U>(pub U);
@@ -89,14 +89,18 @@ impl TileKernel for Product<'_, '_> {
         let mut sums = Buffer::any(bytes, self.cpu).expect("memory for sums");
         let sums: &mut [Block] = bytemuck::cast_slice_mut(&mut sums.bytes_mut()[..bytes]);
         let mut stretch = Stretch::new();
+        let rows = self.piece.m..self.piece.m + m;
         for first in (0..n).step_by(width) {
             let width = width.min(n - first);
             for start in (0..k.max(1)).step_by(DEPTH) {
+                // While x is multiplied, its next stretch comes to the second-level cache.
+                let next = if start + DEPTH < k { start + DEPTH } else { 0 };
+                let mut ahead = self.piece.x.rows(rows.clone(), next);
                 for (strip, sums) in (0..width).step_by(WIDTH).zip(sums.chunks_exact_mut(blocks)) {
                     let panels = WIDTH.min(width - strip).div_ceil(ROWS);
                     let panel = self.piece.panel + (first + strip) / ROWS;
                     stretch.decode(simd, &self.piece.weight, panel..panel + panels, start);
-                    self.multiply(tiles, &stretch, start, sums);
+                    self.multiply(tiles, &stretch, start, sums, &mut ahead);
                 }
             }
             self.finish(simd, first..first + width, sums);
@@ -105,18 +109,31 @@ impl TileKernel for Product<'_, '_> {
 }
 
 impl Product<'_, '_> {
-    /// Adds to `sums` the products of all rows of x and a stretch that starts with value `k`.
+    /// Adds to `sums` the products of all rows of x and a stretch that starts with value `k`. Asks for tiles of `ahead`, and takes
+    /// those away.
     #[inline(always)]
-    fn multiply<T: Tiles>(&self, tiles: &mut T, stretch: &Stretch, k: usize, sums: &mut [Block]) {
+    fn multiply<T: Tiles>(
+        &self,
+        tiles: &mut T,
+        stretch: &Stretch,
+        k: usize,
+        sums: &mut [Block],
+        ahead: &mut &[Pairs],
+    ) {
         let start = if k == 0 { Start::Zero } else { Start::Sums };
-        let weight = |panel: usize| stretch.tiles(panel);
-        for (row, sums) in (0..self.piece.y.len()).step_by(HEIGHT).zip(sums) {
+        let (first, second) = (stretch.tiles(0), stretch.tiles(1));
+        let asked = first.len() * Ahead::OPERAND / size_of::<Pairs>();
+        let mut sums = sums.iter_mut().peekable();
+        for row in (0..self.piece.y.len()).step_by(HEIGHT) {
+            let c = sums.next().expect("sums for all rows");
+            let ask = Ahead { sums: sums.peek().map(|sums| &**sums), operand: ahead.first() };
+            *ahead = ahead.get(asked..).unwrap_or_default();
             let x = |row: usize| self.piece.x.tiles(self.piece.m + row, k);
             match (row + TILE < self.piece.y.len(), stretch.panels()) {
-                (true, 2) => tiles.multiply([x(row), x(row + TILE)], [weight(0), weight(1)], sums, start),
-                (false, 2) => tiles.multiply([x(row)], [weight(0), weight(1)], sums, start),
-                (true, _) => tiles.multiply([x(row), x(row + TILE)], [weight(0)], sums, start),
-                (false, _) => tiles.multiply([x(row)], [weight(0)], sums, start),
+                (true, 2) => tiles.multiply([x(row), x(row + TILE)], [first, second], c, start, ask),
+                (false, 2) => tiles.multiply([x(row)], [first, second], c, start, ask),
+                (true, _) => tiles.multiply([x(row), x(row + TILE)], [first], c, start, ask),
+                (false, _) => tiles.multiply([x(row)], [first], c, start, ask),
             }
         }
     }

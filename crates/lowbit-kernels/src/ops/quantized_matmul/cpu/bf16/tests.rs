@@ -90,7 +90,7 @@ fn tasks_are_cut_at_tiles() {
     }
     assert_eq!(Size { m: 512, n: 4096, k: 4096 }.strip::<Bf16<Model>>(1, 1), 4096);
     assert_eq!(width(64, 4096), WIDTH);
-    assert_eq!(width(512, 4096), 256);
+    assert_eq!(width(512, 4096), 512);
     assert_eq!(width(512, 512), WIDTH);
 }
 

@@ -48,6 +48,8 @@ impl Stretch {
             let start = k + first * STEP;
             weight.unpack(simd, panels.start, panels.len(), start, &mut self.chunk);
             let (group, len) = (layout.group(), layout.k().saturating_sub(start));
+            // Of a step: 1 or 2.
+            let groups = STEP / group;
             for panel in 0..panels.len() {
                 // A row of nvfp4 may end in the middle of a span, where the scales' place was not written.
                 if len < steps * STEP {
@@ -56,12 +58,13 @@ impl Stretch {
                 let codes = self.chunk.codes[panel].as_chunks::<8>().0;
                 let tiles = self.tiles[panel][first..].iter_mut().zip(codes).take(steps).enumerate();
                 for (step, (tile, codes)) in tiles {
-                    let groups = step * STEP / group..(step + 1) * STEP / group;
+                    let groups = step * groups..(step + 1) * groups;
                     let scales = &self.chunk.panels[panel].scales[groups.clone()];
                     let biases = &self.chunk.panels[panel].biases[groups];
-                    match layout.minifloat() {
-                        true => floats_to_bf16(simd, codes, &scales[0], tile),
-                        false => to_bf16(simd, layout.zero(), codes, (scales, biases), tile),
+                    match (layout.minifloat(), scales) {
+                        (true, _) => floats_to_bf16(simd, codes, &scales[0], tile),
+                        (_, [_]) => to_bf16::<S, 8>(simd, layout.zero(), codes, (scales, biases), tile),
+                        _ => to_bf16::<S, 4>(simd, layout.zero(), codes, (scales, biases), tile),
                     }
                 }
             }
@@ -82,10 +85,10 @@ fn floats_to_bf16<S: Simd>(simd: S, codes: &[[u8; 4 * ROWS]; 8], scales: &[f32; 
     }
 }
 
-/// A tile of `(code - zero) * scale + bias`; the scales and biases are of one or two groups of the tile's 32 values. `zero *
-/// scale` is exact where nothing is added, so that the sum is what the format decodes to.
+/// A tile of `(code - zero) * scale + bias`; the scales and biases are of groups of `QUADS` quads, which the tile has one or two of.
+/// `zero * scale` is exact where nothing is added, so that the sum is what the format decodes to.
 #[inline(always)]
-fn to_bf16<S: Simd>(
+fn to_bf16<S: Simd, const QUADS: usize>(
     simd: S,
     zero: i32,
     codes: &[[u8; 4 * ROWS]; 8],
@@ -93,13 +96,13 @@ fn to_bf16<S: Simd>(
     tile: &mut Pairs,
 ) {
     let minus_zero = simd.splat(-zero as f32);
-    let quads = codes.len() / scales.len();
     for row in (0..ROWS).step_by(S::LANES) {
-        let groups = scales.iter().zip(biases).zip(codes.chunks_exact(quads));
-        for (((scale, bias), codes), tile) in groups.zip(tile.0.chunks_exact_mut(2 * quads)) {
+        let groups = scales.iter().zip(biases).zip(codes.as_chunks::<QUADS>().0);
+        let tiles = tile.0.as_chunks_mut::<2>().0.as_chunks_mut::<QUADS>().0;
+        for (((scale, bias), codes), tile) in groups.zip(tiles) {
             let scale = simd.load(&scale[row..]);
             let offset = simd.mul_add(minus_zero, scale, simd.load(&bias[row..]));
-            for (codes, pairs) in codes.iter().zip(tile.as_chunks_mut::<2>().0) {
+            for (codes, pairs) in codes.iter().zip(tile) {
                 let codes = simd.load_bytes(&codes[4 * row..]);
                 let first = simd.mul_add(simd.byte::<0>(codes), scale, offset);
                 let second = simd.mul_add(simd.byte::<1>(codes), scale, offset);
