@@ -55,12 +55,15 @@ pub(crate) enum Start {
 /// What a later product reads, to be asked for during this one: in each step [`Ahead::SUMS`] bytes of sums, for the nearest cache, and
 /// [`Ahead::OPERAND`] bytes of an operand, for the second-level one.
 #[derive(Clone, Copy, Debug, Default)]
+// The model asks for nothing.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Ahead<'a> {
     pub sums: Option<&'a [[Sums; 2]; 2]>,
     /// May end before all steps have asked.
     pub operand: Option<&'a Pairs>,
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 impl Ahead<'_> {
     pub const SUMS: usize = 256;
     pub const OPERAND: usize = 128;
