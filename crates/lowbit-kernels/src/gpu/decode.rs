@@ -31,9 +31,10 @@ pub(crate) fn unshift(layout: Layout, i: usize) -> f32 {
 
 /// What a group's products must be multiplied with because [`code`] gives less.
 pub(crate) fn factor(layout: Layout) -> f32 {
-    match layout.codes {
-        // As f16, e2m1's exponent of 2 bits lies 14 lower; the scales are halved.
-        Codes::E2M1 => 32768.0,
+    match (layout.codes, layout.scales) {
+        // As f16, e2m1's exponent of 2 bits lies 14 lower; other scales are halved.
+        (Codes::E2M1, Scales::E8M0 { infinite: true }) => 16384.0,
+        (Codes::E2M1, _) => 32768.0,
         _ => 1.0,
     }
 }
@@ -78,15 +79,15 @@ fn e4m3(code: u32) -> f32 {
     select((code & 0x7fu32) == 0x7fu32, f32::reinterpret(0x7fc0_0000u32), value)
 }
 
-/// `2^(code - 128)`.
+/// `2^(code - 127)`, infinite for 255; where that is finite, half of it.
 #[cube]
 fn e8m0(code: u32, #[comptime] infinite: bool) -> f32 {
-    // 2^-128 and 2^-127 are subnormal.
-    let bits = select(code < 2u32, 0x20_0000u32 << code, (code - 1u32) << 23u32);
+    // The least of them, 2^-127 and 2^-128, are subnormal.
     if comptime!(infinite) {
-        f32::reinterpret(select(code == 255u32, 0x7f80_0000u32, bits))
+        f32::reinterpret(max(code << 23u32, 0x40_0000u32))
     } else {
-        f32::reinterpret(bits)
+        let code = i32::cast_from(code);
+        f32::reinterpret(max(code * 0x80_0000i32 - 0x80_0000i32, code * 0x20_0000i32 + 0x20_0000i32))
     }
 }
 
@@ -214,7 +215,7 @@ pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[compti
         Scales::E8M0 { infinite } => {
             let scale = e8m0(scale, infinite);
             // The factor of e2m1 makes up for the halved scale.
-            if comptime!(matches!(layout.codes, Codes::E4M3)) { scale * 2.0f32 } else { scale }
+            if comptime!(!infinite && !matches!(layout.codes, Codes::E2M1)) { scale * 2.0f32 } else { scale }
         }
         Scales::E4M3 => e4m3(scale) * 0.5f32,
         Scales::Super { .. } => {

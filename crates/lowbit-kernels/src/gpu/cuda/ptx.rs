@@ -38,6 +38,15 @@ pub(crate) fn register(value: u32) -> u32 {
     value | 0u32
 }
 
+/// A value in a register that keeps it: the compiler would compute again what takes few instructions, for every use.
+#[cube]
+pub(crate) fn kept(value: u32) -> u32 {
+    let kept: u32;
+    let value = register(value);
+    gpu_asm!("mov.u32 {kept}, {value};", kept = out(_) kept, value = in(_) value);
+    kept
+}
+
 /// Elements of 32 bits, `offset` bytes past `at` in shared memory. The offset is a part of the instruction: an index that is
 /// computed takes instructions of its own.
 #[cube]
@@ -54,18 +63,18 @@ pub(crate) fn shared<E: Scalar, N: Size>(
     values
 }
 
-/// 1, 2 or 4 words of shared memory.
+/// 1, 2 or 4 words, `offset` bytes past `at` in shared memory.
 #[cube]
-pub(crate) fn shared_words(at: u32, #[comptime] count: usize) -> Array<u32> {
+pub(crate) fn shared_words(at: u32, #[comptime] offset: usize, #[comptime] count: usize) -> Array<u32> {
     let mut words = Array::<u32>::new(count);
     if comptime!(count == 1) {
-        words[0] = shared::<u32, Const<1>>(at, 0usize, 1usize).extract(0usize);
+        words[0] = shared::<u32, Const<1>>(at, offset, 1usize).extract(0usize);
     } else if comptime!(count == 2) {
-        let pair = shared::<u32, Const<2>>(at, 0usize, 2usize);
+        let pair = shared::<u32, Const<2>>(at, offset, 2usize);
         words[0] = pair.extract(0usize);
         words[1] = pair.extract(1usize);
     } else {
-        let four = shared::<u32, Const<4>>(at, 0usize, 4usize);
+        let four = shared::<u32, Const<4>>(at, offset, 4usize);
         #[unroll]
         for i in 0..4usize {
             words[i] = four.extract(i);

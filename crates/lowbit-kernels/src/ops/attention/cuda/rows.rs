@@ -158,7 +158,7 @@ pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, 
     while vector < comptime!((values.keys * values.vectors) as u32) {
         let key = vector / vectors;
         let at = register(tile + place(key, vector % vectors, values.layout));
-        let mut words = shared_words(at, 4usize);
+        let mut words = shared_words(at, 0usize, 4usize);
         let mut bad = false.runtime();
         #[unroll]
         for j in 0..4usize {

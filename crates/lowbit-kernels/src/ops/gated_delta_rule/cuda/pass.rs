@@ -285,7 +285,7 @@ fn zeros(#[comptime] count: usize) -> Array<f32> {
 /// Reads a part of a left operand, `left[first..first + 4]`, from shared memory.
 #[cube]
 fn load_left(at: u32, left: &mut Array<u32>, #[comptime] first: usize) {
-    let words = shared_words(at, 4usize);
+    let words = shared_words(at, 0usize, 4usize);
     #[unroll]
     for i in 0..4usize {
         left[comptime!(first + i)] = words[i];

@@ -10,7 +10,7 @@ use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Source};
 use super::mma_vec::config::{MmaVec, RUNS, SPAN};
 use super::mma_vec::make_x::{self, Inputs, MEETING, Norm, PLANES, XConfig};
-use super::mma_vec::products::{Step, multiply_spans, scale_products};
+use super::mma_vec::products::{Step, XPlaces, multiply_spans, scale_products, x_places, x_places_count};
 use super::mma_vec::scales::{Elements, elements, staged};
 use super::mma_vec::supports;
 use super::numbers::ONES;
@@ -20,10 +20,10 @@ use crate::gpu::Gpu;
 use crate::gpu::caps::Caps;
 use crate::gpu::compile::{Target, overlap};
 use crate::gpu::components::{Components, ComponentsArgs};
-use crate::gpu::cuda::ptx::{self, address};
+use crate::gpu::cuda::ptx::{self, address, shared_words};
 use crate::gpu::float::{narrow, with_storage};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
-use crate::gpu::layout::with_components;
+use crate::gpu::layout::{Codes, with_components};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::DType;
@@ -44,8 +44,8 @@ pub(crate) struct Stream {
 
 /// Planes that copy: one alone is slower than the memory.
 const COPIERS: usize = 2;
-/// Stages at the most. More only make x, and the launch before this one, wait behind the weight.
-const STAGES: usize = 4;
+/// The longest x, in runs, that comes so soon that fewer stages need be under way until then.
+const SHORT: usize = 256;
 /// Groups of tiles whose sums wait to be added up together.
 const SLOTS: usize = 8;
 /// A stream, and the cubes that share its product: one per multiprocessor.
@@ -98,10 +98,14 @@ impl Stream {
         let x = stream.x_config().shared() + vec.x_vectors() * 16 + vec.x_sums() * vec.chunk * 4;
         let fixed = x + SLOTS * PLANES * 16 * 4 + 16;
         let stages = caps.shared_memory.checked_sub(fixed)? / stream.stage_bytes();
-        (aligned && stages >= 2).then_some(Self { stages: stages.min(STAGES), ..stream })
+        // More only make x wait behind the weight. That pays where the memory would have nothing to do until x has come, and where
+        // codes are then multiplied sooner than others come: those of 4 bits, which need no shift.
+        let quick = matches!(layout.codes, Codes::Integer { .. }) && layout.bits == 4;
+        let most = if quick && runs > SHORT { 4 } else { 3 };
+        (aligned && stages >= 2).then_some(Self { stages: stages.min(most), ..stream })
     }
 
-    /// Stages that are copied before x has come: with fewer, the memory has too little to do until then.
+    /// Stages that are copied before x has come.
     fn early(self) -> u32 {
         self.stages.saturating_sub(1).max(2) as u32
     }
@@ -134,6 +138,11 @@ impl Stream {
     fn words(self) -> usize {
         let bits = self.vec.layout.bits;
         self.vec.scaled * RUNS * bits + if bits == 2 { 16 } else { 4 }
+    }
+
+    /// Bytes of a span's codes.
+    fn span_bytes(self) -> u32 {
+        (4 * RUNS * self.vec.layout.bits) as u32
     }
 
     fn stage_bytes(self) -> usize {
@@ -244,11 +253,12 @@ fn quantized_matmul_stream<S: Int, B: Int, Y: Int, V: Size>(
         ptx::meet(MEETING.runtime(), comptime!(32 * PLANES));
         arrive(ring.x_ready(stream.stages));
         let mut partial = Shared::<[f32]>::new_slice(SLOTS * PLANES * 16);
+        let places = Places::new(&stages, xs, stream);
         let mut group = CUBE_POS_X;
         let mut slots = 0usize;
         let mut turned = 0usize;
         while group < groups {
-            let sums = multiply_group(&stages, &xs, &mut ring, runs as usize, turned, ones, stream);
+            let sums = multiply_group(&stages, &places, &mut ring, runs as usize, turned, ones, stream);
             turned += comptime!(stream.left_over());
             keep(&sums, slots, &mut partial, stream.vec);
             slots += 1;
@@ -314,12 +324,45 @@ fn share_x(
     xs
 }
 
+/// Where a unit's operands are in every step. The compiler would compute that again in each.
+#[derive(CubeType)]
+struct Places {
+    /// The address of the unit's first codes in the ring's first stage, if its plane had the stage's first spans.
+    codes: u32,
+    x: XPlaces,
+    x_sums: Shared<[f32]>,
+    /// The first of the plane's rows in a stage.
+    row: u32,
+    plane: u32,
+}
+
+#[cube]
+impl Places {
+    fn new<S: Int, B: Int, V: Size>(
+        stages: &Stages<S, B, V>,
+        xs: Staged,
+        #[comptime] stream: Stream,
+    ) -> Places {
+        let (unit, plane) = (UNIT_POS_X % 32u32, UNIT_POS_X / 32u32);
+        let row = ptx::kept(plane / comptime!(stream.planes() as u32) * 16u32);
+        let of_row = (row + unit / 4u32) * comptime!(4 * stream.words() as u32);
+        let codes = address(&stages.codes) + of_row + unit % 4u32 * comptime!(stream.span_bytes());
+        let mut x = x_places(address(&xs.values), stream.vec);
+        #[unroll]
+        for f in 0..comptime!(x_places_count(stream.vec)) {
+            x.begins[f] = ptx::kept(x.begins[f]);
+            x.steps[f] = ptx::kept(x.steps[f]);
+        }
+        Places { codes: ptx::kept(codes), x, x_sums: xs.sums, row, plane: ptx::kept(plane) }
+    }
+}
+
 /// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's tile. The planes of a tile take
 /// their turns in a stage's spans from the `turned`-th on.
 #[cube]
 fn multiply_group<S: Int, B: Int, V: Size>(
     stages: &Stages<S, B, V>,
-    xs: &Staged,
+    places: &Places,
     ring: &mut Ring,
     runs: usize,
     turned: usize,
@@ -330,21 +373,22 @@ fn multiply_group<S: Int, B: Int, V: Size>(
     let mut sums = Array::<f32>::new(2usize);
     sums[0] = 0.0;
     sums[1] = 0.0;
+    let mut span = places.plane as usize % comptime!(stream.planes()) * 4;
+    if comptime!(stream.left_over() > 0) {
+        span = (places.plane as usize + turned) % comptime!(stream.planes()) * 4;
+    }
     let mut first = 0usize;
     while first * RUNS < runs {
         ptx::wait(ring.full(), ring.phase);
-        let plane = UNIT_POS_X as usize / 32;
-        let mut span = plane % comptime!(stream.planes()) * 4;
-        if comptime!(stream.left_over() > 0) {
-            span = (plane + turned) % comptime!(stream.planes()) * 4;
-        }
         if (first + span) * RUNS < runs {
-            let row =
-                ring.stage as usize * comptime!(stream.rows()) + plane / comptime!(stream.planes()) * 16;
-            let words = read::<V>(&stages.codes, row, span, stream);
-            let products = multiply_spans(&words, address(&xs.values), first + span, ones, vec);
+            let codes = places.codes
+                + ring.stage * comptime!((4 * stream.rows() * stream.words()) as u32)
+                + span as u32 * comptime!(stream.span_bytes());
+            let words = read(codes, stream);
+            let products = multiply_spans(&words, &places.x, first + span, ones, vec);
+            let row = (ring.stage * comptime!(stream.rows() as u32) + places.row) as usize;
             let step = Step { first: first + span, row, span };
-            scale_products(&products, &xs.sums, &stages.scaling, &step, &mut sums, vec);
+            scale_products(&products, &places.x_sums, &stages.scaling, &step, &mut sums, vec);
         }
         arrive(ring.empty());
         ring.advance(stream.stages);
@@ -422,28 +466,20 @@ fn copy_weight<S: Int, B: Int, V: Size>(
     }
 }
 
-/// A unit's words of the tile that begins with row `row` of the ring, of the step that begins with span `span` of a
-/// stage.
+/// A unit's words of a step, those of its first row from address `at` on.
 #[cube]
-fn read<V: Size>(
-    codes: &Shared<[Vector<u32, V>]>,
-    row: usize,
-    span: usize,
-    #[comptime] stream: Stream,
-) -> Array<u32> {
+fn read(at: u32, #[comptime] stream: Stream) -> Array<u32> {
     let (bits, vector) = comptime!((stream.vec.layout.bits, stream.vec.layout.vector()));
-    let unit = UNIT_POS_X as usize % 32;
+    let at = ptx::register(at);
     let mut words = Array::<u32>::new(comptime!(stream.vec.fetched()));
     #[unroll]
     for r in 0..2usize {
-        let at = (row + unit / 4 + comptime!(8 * r)) * comptime!(stream.words() / vector)
-            + (span + unit % 4) * comptime!(RUNS * bits / vector);
         #[unroll]
         for v in 0..comptime!(RUNS * bits / vector) {
-            let loaded = codes[at + v];
+            let loaded = shared_words(at, comptime!(4 * (r * 8 * stream.words() + v * vector)), vector);
             #[unroll]
             for i in 0..vector {
-                words[comptime!((r * RUNS * bits) + v * vector + i)] = loaded.extract(i);
+                words[comptime!((r * RUNS * bits) + v * vector + i)] = loaded[i];
             }
         }
     }

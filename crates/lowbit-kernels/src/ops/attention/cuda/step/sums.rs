@@ -275,7 +275,7 @@ impl Shares {
             #[unroll]
             for plane in 0..comptime!(config.planes) {
                 let from = register(from + comptime!((plane * config.ring()) as u32));
-                let sums = shared_words(from, 2usize);
+                let sums = shared_words(from, 0usize, 2usize);
                 left += f32::reinterpret(sums[0]);
                 right += f32::reinterpret(sums[1]);
             }

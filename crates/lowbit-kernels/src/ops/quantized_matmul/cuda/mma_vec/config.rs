@@ -50,10 +50,11 @@ impl MmaVec {
         let m_tile = m.next_power_of_two().min(8);
         let others = batches * m.div_ceil(m_tile);
         // Measured at 4 bits: planes of 4 steps, and 32 rows of the weight per cube, which share x, where that leaves enough
-        // cubes. More planes than fit all at once make the last ones wait for all that the first ones wait for.
+        // cubes; 16 for one row of x, which leaves little to share. More planes than fit all at once make the last ones wait for all that the first ones wait for.
         let planes = (runs / 32).next_power_of_two().clamp(if runs < 32 { 2 } else { 4 }, 8);
         let enough = |tiles: usize| others * n.div_ceil(16 * tiles) * planes >= filled;
         let (n_tiles, planes) = match (enough(2), enough(1)) {
+            (true, _) if m == 1 && batches == 1 => (1, planes),
             (true, _) => (2, planes),
             // Short rows leave little to do for what a cube begins with.
             (_, true) if runs < 32 => (2, planes),
@@ -220,10 +221,10 @@ mod tests {
         let target = Target::cuda(CudaDevice::H100);
         // (batches, (m, n, runs)) -> m_tile, n_tiles, planes, chunk
         let table = [
-            ((1, (1, 14336, 128)), (1, 2, 4, 64)),
+            ((1, (1, 14336, 128)), (1, 1, 4, 64)),
             ((1, (1, 4096, 128)), (1, 1, 8, 64)),
             ((1, (1, 4096, 448)), (1, 1, 8, 256)),
-            ((1, (1, 28672, 256)), (1, 2, 8, 128)),
+            ((1, (1, 28672, 256)), (1, 1, 8, 128)),
             ((8, (1, 512, 64)), (1, 1, 8, 32)),
             ((64, (1, 512, 64)), (1, 2, 4, 32)),
             ((18, (1, 512, 64)), (1, 1, 4, 32)),

@@ -43,7 +43,7 @@ use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
 use make_x::Inputs;
-use products::{Step, multiply_spans, scale_products};
+use products::{Step, multiply_spans, scale_products, x_places};
 use scales::{elements, keep_elements, load_elements, staged};
 
 /// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's bandwidth without it.
@@ -108,6 +108,7 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     }
 
     let mut xs = staged(config);
+    let places = x_places(address(&xs.values), config);
     let mut made =
         Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(config.x_config().vectors()), 16usize);
     let mut scaling = elements::<S, B>(comptime!(16 * config.n_tiles), 16usize, config);
@@ -142,7 +143,7 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         sync_cube();
         let end = min(chunk + comptime!(config.chunk), spans);
         while first < end {
-            let products = multiply_spans(&words, address(&xs.values), first - chunk, ones, config);
+            let products = multiply_spans(&words, &places, first - chunk, ones, config);
             fetch::<V>(&weight.codes, &starts, first + stride, runs, &mut words, config);
             let at = first - chunk;
             let step = Step { first: at, row: 0usize.runtime(), span: at };

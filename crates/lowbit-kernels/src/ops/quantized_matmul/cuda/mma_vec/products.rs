@@ -11,33 +11,48 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Where a unit's x is, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]: its span, or the zeros after all of x.
+/// Where a unit's x is, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]: in its spans, or in the zeros
+/// after all of x.
+#[derive(CubeType)]
+pub(in super::super) struct XPlaces {
+    /// Addresses in shared memory, for the span that is x's first.
+    pub begins: Array<u32>,
+    /// Bytes from one span to the next: none from zeros.
+    pub steps: Array<u32>,
+}
+
+/// How many [`XPlaces`] has.
+pub(in super::super) fn x_places_count(config: MmaVec) -> usize {
+    if config.runs_apart() { RUNS } else { config.pairs() }
+}
+
+/// A unit's places where x is shared at `xs`.
 #[cube]
-fn x_addresses(xs: u32, first: usize, #[comptime] config: MmaVec) -> Array<u32> {
+pub(in super::super) fn x_places(xs: u32, #[comptime] config: MmaVec) -> XPlaces {
     let unit = UNIT_POS_X as usize % 32;
     let (g, t) = (unit / 4, unit % 4);
-    let count = comptime!(if config.runs_apart() { RUNS } else { config.pairs() });
-    let mut addresses = Array::<u32>::new(count);
+    let count = comptime!(x_places_count(config));
+    let (mut begins, mut steps) = (Array::<u32>::new(count), Array::<u32>::new(count));
     #[unroll]
     for f in 0..count {
         let column = min(g / 4 + comptime!(2 * f), comptime!(config.m_tile - 1));
-        let span = column * comptime!(config.x_row()) + (first + t) * X_SPAN;
+        let begin = column * comptime!(config.x_row()) + t * X_SPAN;
         let zeros = comptime!(config.m_tile * config.x_row());
         let mut has_span = t == g % 4;
         if comptime!(config.runs_apart()) {
             has_span = t + comptime!(4 * f) == g;
         }
-        addresses[f] = register(xs + select(has_span, span, zeros) as u32 * 16u32);
+        begins[f] = xs + select(has_span, begin, zeros) as u32 * 16u32;
+        steps[f] = select(has_span, comptime!(16 * X_SPAN as u32).runtime(), 0u32.runtime());
     }
-    addresses
+    XPlaces { begins, steps }
 }
 
-/// The products of a unit's spans, which have these words. `xs` is where x is shared, and `first` the step's first span
-/// of it.
+/// The products of a unit's spans, which have these words. `first` is the step's first span of x.
 #[cube]
 pub(in super::super) fn multiply_spans(
     words: &Array<u32>,
-    xs: u32,
+    xs: &XPlaces,
     first: usize,
     ones: u32,
     #[comptime] config: MmaVec,
@@ -56,7 +71,11 @@ pub(in super::super) fn multiply_spans(
     for i in 0..comptime!(count * config.numbers().places) {
         products[i] = 0.0;
     }
-    let from = x_addresses(xs, first, config);
+    let mut from = Array::<u32>::new(comptime!(x_places_count(config)));
+    #[unroll]
+    for f in 0..comptime!(x_places_count(config)) {
+        from[f] = register(xs.begins[f] + first as u32 * xs.steps[f]);
+    }
     // A vector of x serves two products, and each product takes two pairs of codes of a row.
     #[unroll]
     for v in 0..comptime!(SPAN / 8) {
@@ -225,7 +244,7 @@ fn load_floats<E: Int>(
         to[0] = u32::cast_from(elements[at]);
     } else {
         let from = register(address(elements) + at as u32 * comptime!(float.size() as u32));
-        let words = shared_words(from, comptime!(count * float.size() / 4));
+        let words = shared_words(from, 0usize, comptime!(count * float.size() / 4));
         #[unroll]
         for i in 0..count {
             if comptime!(float.size() == 4) {
