@@ -1,7 +1,7 @@
 use super::dequant_gather;
 use crate::ops::quantized_matmul::{reference, tests::gpu_formats};
 use crate::ops::testing::{FLOATS, device, gpu, rounding, values};
-use crate::{Device, Tensor, inputs};
+use crate::{Device, QuantizedTensor, Tensor, inputs};
 use lowbit_formats::{FloatType, Format};
 
 /// Rows of a table of `format` as `dtype`, bit by bit, and one of an id that there is not.
@@ -50,6 +50,31 @@ fn affine_at_3_4_5_6_and_8_bits_in_every_type() {
             for scales in [FloatType::F16, FloatType::BF16] {
                 check(Format::affine(bits, group_size, scales).unwrap(), (11, 256), dtype);
             }
+        }
+    }
+}
+
+/// Those that make normal numbers of all codes: devices may take others for 0.
+#[test]
+fn every_scale_that_is_a_power_of_two() {
+    let (host, gpu) = (device(), gpu());
+    let k = 32 * 240;
+    // Which component has the scales, and the bytes from one to the next.
+    for (format, component, stride) in [(Format::Mxfp4, 1, 1), (Format::Mxfp8, 1, 1), (Format::MXFP4, 0, 17)]
+    {
+        let weight = inputs::weight(format, &[1, k], 5, &host).unwrap();
+        let mut bytes = weight.parts()[component].to_vec();
+        bytes.iter_mut().step_by(stride).zip(16..=255).for_each(|(scale, code)| *scale = code);
+        let mut components = weight.components().to_vec();
+        let like = &components[component];
+        components[component] = Tensor::mapped(bytes.into(), like.shape(), like.dtype(), &host).unwrap();
+        let table = QuantizedTensor::new(format, &[1, k], components).unwrap();
+        let want = reference::decoded(&table, 1).unwrap();
+        let ids = Tensor::new(&[0u32], &[1], &gpu).unwrap();
+        let y = dequant_gather(&table.to_device(&gpu).unwrap(), &ids, FloatType::F32).unwrap();
+        for (i, (&y, &want)) in values(&y).iter().zip(&want).enumerate() {
+            let same = y == want || y.is_nan() && want.is_nan();
+            assert!(same, "{format} scale {}: {y:e}, {want:e}", 16 + i / 32);
         }
     }
 }
