@@ -212,11 +212,8 @@ pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[compti
     match comptime!(layout.scales) {
         Scales::One => 1.0f32.runtime(),
         Scales::Group { float, .. } => widen(scale, float),
-        Scales::E8M0 { infinite } => {
-            let scale = e8m0(scale, infinite);
-            // The factor of e2m1 makes up for the halved scale.
-            if comptime!(!infinite && !matches!(layout.codes, Codes::E2M1)) { scale * 2.0f32 } else { scale }
-        }
+        // The factor of e2m1, which alone has finite ones, makes up for the halved scale.
+        Scales::E8M0 { infinite } => e8m0(scale, infinite),
         Scales::E4M3 => e4m3(scale) * 0.5f32,
         Scales::Super { .. } => {
             let packed = scale << comptime!(24 - 8 * group as u32);
