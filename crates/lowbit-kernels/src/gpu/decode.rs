@@ -29,14 +29,16 @@ pub(crate) fn unshift(layout: Layout, i: usize) -> f32 {
     1.0 / (1u32 << shift(layout, i)) as f32
 }
 
-/// What a group's products must be multiplied with because [`code`] gives less.
+/// What [`code`]'s values must be multiplied with, beside [`unshift`], to be the format's: as f16, e2m1's exponent of 2 bits lies 14
+/// lower.
+pub(crate) fn code_factor(layout: Layout) -> f32 {
+    if layout.codes == Codes::E2M1 { 16384.0 } else { 1.0 }
+}
+
+/// What a group's products must be multiplied with because [`code`] and [`scale_of`] give less.
 pub(crate) fn factor(layout: Layout) -> f32 {
-    match (layout.codes, layout.scales) {
-        // As f16, e2m1's exponent of 2 bits lies 14 lower; other scales are halved.
-        (Codes::E2M1, Scales::E8M0 { infinite: true }) => 16384.0,
-        (Codes::E2M1, _) => 32768.0,
-        _ => 1.0,
-    }
+    let halved = matches!(layout.scales, Scales::E8M0 { infinite: false });
+    code_factor(layout) * if halved { 2.0 } else { 1.0 }
 }
 
 /// The codebook, 128 added: byte j of word i is entry 4 i + j.
@@ -206,15 +208,15 @@ pub(crate) fn scale<S: Int, B: Int>(
     }
 }
 
-/// The scale of group `group` of a run whose elements of the scales and the biases are these.
+/// The scale of group `group` of a run whose elements of the scales and the biases are these: half of one of e8m0 that is never infinite,
+/// for which [`factor`] makes up.
 #[cube]
 pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
     match comptime!(layout.scales) {
         Scales::One => 1.0f32.runtime(),
         Scales::Group { float, .. } => widen(scale, float),
-        // The factor of e2m1, which alone has finite ones, makes up for the halved scale.
         Scales::E8M0 { infinite } => e8m0(scale, infinite),
-        Scales::E4M3 => e4m3(scale) * 0.5f32,
+        Scales::E4M3 => e4m3(scale),
         Scales::Super { .. } => {
             let packed = scale << comptime!(24 - 8 * group as u32);
             let signed = i32::cast_from(packed) >> 24;

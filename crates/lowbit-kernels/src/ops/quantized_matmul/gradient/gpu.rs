@@ -13,10 +13,10 @@ use super::library::{self, Rows};
 use crate::gpu::compile::Target;
 use crate::gpu::components::{Components, ComponentsArgs};
 use crate::gpu::copy::{UNITS, cubes};
-use crate::gpu::decode::{INTEGERS, code, decode_run, factor, load, unshift};
+use crate::gpu::decode::{INTEGERS, code, code_factor, decode_run, load, unshift};
 use crate::gpu::float::{with_storage, write};
 use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
-use crate::gpu::layout::{Codes, Layout, RUN, with_components};
+use crate::gpu::layout::{Layout, RUN, with_components};
 use crate::gpu::{Gpu, rows};
 use crate::ops::quantized_matmul::gpu::multiply;
 use crate::ops::{Check, Input, ScalesGradient, concat_rows};
@@ -173,7 +173,8 @@ fn quantized_matmul_group_sums<V: Size, D: Size>(
             #[unroll]
             for j in 0..RUN {
                 let sum = comptime!(2 * (j / layout.group()));
-                let value = code(&words, 0usize, integers, j, layout) * comptime!(code_factor(layout, j));
+                let value = code(&words, 0usize, integers, j, layout)
+                    * comptime!(unshift(layout, j) * code_factor(layout));
                 let dw = values[comptime!(part * RUN + j)];
                 sums[sum] = fma(value, dw, sums[sum]);
                 sums[comptime!(sum + 1)] += dw;
@@ -227,13 +228,6 @@ fn exchanged<D: Size>(
         }
         sync_plane();
     }
-}
-
-/// What [`code`]'s value of code `i` is multiplied with to be the format's: kernels have half the scale of e2m1's formats, and twice
-/// the code.
-fn code_factor(layout: Layout, i: usize) -> f32 {
-    let halved = if layout.codes == Codes::E2M1 { 0.5 } else { 1.0 };
-    unshift(layout, i) * factor(layout) * halved
 }
 
 fn decode_kernel(

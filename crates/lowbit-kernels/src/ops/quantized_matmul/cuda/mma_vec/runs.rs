@@ -108,7 +108,7 @@ fn of_small_floats<S: Int, B: Int>(
         let from = address(&scaling.scales) + (place.row * scale_row + span * comptime!(2 * RUNS)) as u32;
         let word = shared::<u32, Const<1>>(register(from), 0usize, 1usize).extract(0usize);
         let pair = e4m3_pair(word >> (place.run % RUNS * 16) as u32);
-        let factor = comptime!(config.numbers().factor() * 0.5);
+        let factor = comptime!(config.numbers().factor());
         sum = fma(widen(pair & 0xffffu32, FloatType::F16), values[2 * i] * factor, sum);
         sum = fma(widen(pair >> 16u32, FloatType::F16), values[2 * i + 1] * factor, sum);
     }
