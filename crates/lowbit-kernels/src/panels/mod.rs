@@ -111,12 +111,18 @@ impl Layout {
         }
     }
 
-    /// Whether unpacked codes are below 128.
-    pub fn narrow(&self) -> bool {
+    /// The greatest that an unpacked code can be.
+    pub fn greatest_code(&self) -> u8 {
         match self.scheme.codes {
-            Codes::Integer { .. } => self.scheme.bits < 8,
-            codes => codes == Codes::E2M1,
+            Codes::Integer { .. } => (0xffu16 >> (8 - self.scheme.bits)) as u8,
+            Codes::E2M1 => 2 * unpack::E2M1_ZERO as u8,
+            _ => 255,
         }
+    }
+
+    /// Whether unpacked codes are below 128, and then below 64.
+    pub fn narrow(&self) -> bool {
+        self.greatest_code() < 64
     }
 
     /// Whether scales have more than 22 significant bits.

@@ -35,10 +35,22 @@ impl<const VNNI: bool> Avx2<VNNI> {
     }
 }
 
+/// In lane i: `sum[i]`, and both of its 16-bit integers of `pairs`.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[inline(always)]
+unsafe fn add_pairs(sum: __m256i, pairs: __m256i) -> __m256i {
+    // SAFETY: as the caller promises.
+    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
+}
+
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
     const WIDE_DOT4: bool = VNNI;
+    const DOT4_OFFSET: i32 = if VNNI { 0 } else { 128 };
+    const SHORT_SUMS: bool = !VNNI;
     type V = __m256;
     type I = __m256i;
 
@@ -198,16 +210,48 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             if VNNI {
                 return _mm256_dpbusd_avx_epi32(sum, u, s);
             }
+            // Two products of bytes below 128 fit 16 bits, and those of magnitudes up to 128, one of them with the other's sign.
             let pairs = if NARROW {
-                // Two products of bytes below 128 fit 16 bits.
-                _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1))
+                _mm256_maddubs_epi16(u, s)
             } else {
-                let (low, high) = (_mm256_set1_epi16(0xff), |x| _mm256_srai_epi16::<8>(x));
-                let even = _mm256_madd_epi16(_mm256_and_si256(u, low), high(_mm256_slli_epi16::<8>(s)));
-                _mm256_add_epi32(even, _mm256_madd_epi16(_mm256_srli_epi16::<8>(u), high(s)))
+                let signed = _mm256_xor_si256(u, _mm256_set1_epi8(-128));
+                _mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(s, signed))
             };
-            _mm256_add_epi32(sum, pairs)
+            add_pairs(sum, pairs)
         }
+    }
+
+    #[inline(always)]
+    fn dot4_twice(self, sum: __m256i, u: [__m256i; 2], s: [__m256i; 2]) -> __m256i {
+        if VNNI {
+            return self.dot4::<true>(self.dot4::<true>(sum, u[0], s[0]), u[1], s[1]);
+        }
+        // SAFETY: `self` proves the features.
+        unsafe {
+            // Four products of a byte below 64 and one below 128 fit 16 bits.
+            let [first, second] = [_mm256_maddubs_epi16(u[0], s[0]), _mm256_maddubs_epi16(u[1], s[1])];
+            add_pairs(sum, _mm256_add_epi16(first, second))
+        }
+    }
+
+    #[inline(always)]
+    fn begin_short_sum(self, start: __m256i) -> __m256i {
+        if VNNI { start } else { self.splat_i32(0) }
+    }
+
+    #[inline(always)]
+    fn short_dot4(self, sum: __m256i, u: __m256i, s: __m256i) -> __m256i {
+        if VNNI {
+            return self.dot4::<true>(sum, u, s);
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_add_epi16(sum, _mm256_maddubs_epi16(u, s)) }
+    }
+
+    #[inline(always)]
+    fn end_short_sum(self, start: __m256i, sum: __m256i) -> __m256i {
+        // SAFETY: `self` proves the features.
+        if VNNI { sum } else { unsafe { add_pairs(start, sum) } }
     }
 
     #[inline(always)]

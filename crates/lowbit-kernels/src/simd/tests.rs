@@ -220,6 +220,49 @@ fn every_instruction_set_transposes_the_same() {
     }
 }
 
+/// Dot products of bytes below 64, and short sums of those below 16, against plain integers.
+#[inline(always)]
+fn sums_of_small_codes<S: Simd>(simd: S) {
+    // What eight products of a short sum take: all at their greatest first, and at their least.
+    for shift in 0..20usize {
+        let signed = |step: usize, i: usize| match shift {
+            0 => 127,
+            1 => -127,
+            _ => ((step * 53 + i * 29 + shift * 7) % 255) as i32 - 127,
+        };
+        let unsigned = |step: usize, i: usize, most: usize| match shift {
+            0 | 1 => most as u8,
+            _ => ((step * 31 + i * 37 + shift * 11) % (most + 1)) as u8,
+        };
+        let operands = |step: usize, most: usize| {
+            let u: [u8; 64] = std::array::from_fn(|i| unsigned(step, i, most));
+            let s: [u8; 64] = std::array::from_fn(|i| signed(step, i) as i8 as u8);
+            (simd.load_bytes(&u), simd.load_bytes(&s))
+        };
+        let check = |got: S::I, steps: usize, most: usize| {
+            let mut bits = vec![0.0; S::LANES];
+            simd.store(simd.f32_from_bits(got), &mut bits);
+            for (lane, bits) in bits.iter().enumerate() {
+                let products = (0..steps).flat_map(|step| {
+                    (4 * lane..4 * lane + 4)
+                        .map(move |i| i32::from(unsigned(step, i, most)) * signed(step, i))
+                });
+                let want = 0x4b40_0000 + products.sum::<i32>();
+                assert_eq!(bits.to_bits() as i32, want, "{} lanes, lane {lane}, codes to {most}", S::LANES);
+            }
+        };
+        let start = simd.splat_i32(0x4b40_0000);
+        let mut short = simd.begin_short_sum(start);
+        for step in 0..8 {
+            let (u, s) = operands(step, 15);
+            short = simd.short_dot4(short, u, s);
+        }
+        check(simd.end_short_sum(start, short), 8, 15);
+        let [(first, x), (second, y)] = [operands(0, 63), operands(1, 63)];
+        check(simd.dot4_twice(start, [first, second], [x, y]), 2, 63);
+    }
+}
+
 /// Dot products of bytes and tables, against plain integers.
 struct Bytes;
 
@@ -260,6 +303,7 @@ impl Kernel for Bytes {
                 }
             }
         }
+        sums_of_small_codes(simd);
         let words: Vec<f32> =
             (0..MAX_LANES as u32).map(|i| f32::from_bits((i * 0x0123_4567) ^ 0x80ff)).collect();
         let mut low = vec![0xa5; S::LANES + 1];

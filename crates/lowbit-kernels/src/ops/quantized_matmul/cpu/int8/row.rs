@@ -145,6 +145,8 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         NO_TABLE => BITS < 8,
         table => table == NARROW_TABLE,
     };
+    /// Whether a group's products are a short sum.
+    const SHORT: bool = TABLE == NO_TABLE && BITS <= 4;
 
     /// Adds to `totals` the products of one panel's span.
     #[inline(always)]
@@ -155,14 +157,21 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         (x, groups): (&[[u32; HALF]; 2], &Groups<'_, GROUPS>),
         totals: &mut [S::V; PARTS],
     ) {
-        let mut products = [simd.splat_i32(groups.starts[span][0]); PARTS];
+        let mut products = [Self::begin(simd, groups.starts[span][0]); PARTS];
         Self::half::<S, PARTS, 0>(simd, (packed, table), &x[0], &mut products);
         if GROUPS == 2 {
             Self::add(simd, (span, 0), groups, scales, products, totals);
-            products = [simd.splat_i32(groups.starts[span][1]); PARTS];
+            products = [Self::begin(simd, groups.starts[span][1]); PARTS];
         }
         Self::half::<S, PARTS, HALF>(simd, (packed, table), &x[1], &mut products);
         Self::add(simd, (span, GROUPS - 1), groups, scales, products, totals);
+    }
+
+    /// What a group's integer sums begin with.
+    #[inline(always)]
+    fn begin<S: Simd>(simd: S, start: i32) -> S::I {
+        let start = simd.splat_i32(start);
+        if Self::SHORT { simd.begin_short_sum(start) } else { start }
     }
 
     /// Adds to `products` those of half a span, its quads from `FIRST` on.
@@ -180,7 +189,9 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
             let x = simd.splat_i32(x as i32);
             for (part, product) in products.iter_mut().enumerate() {
                 let codes = simd.load_bytes(&codes[4 * part * S::LANES..]);
-                *product = if Self::NARROW {
+                *product = if Self::SHORT {
+                    simd.short_dot4(*product, codes, x)
+                } else if Self::NARROW {
                     simd.dot4::<true>(*product, codes, x)
                 } else {
                     simd.dot4::<false>(*product, codes, x)
@@ -202,6 +213,8 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         let at = span * GROUPS + group;
         for (part, (total, product)) in totals.iter_mut().zip(products).enumerate() {
             let scale = tile::Scale::new(simd, &weight.scales[at][part * S::LANES..]);
+            let start = simd.splat_i32(x.starts[span][group]);
+            let product = if Self::SHORT { simd.end_short_sum(start, product) } else { product };
             *total = scale.add(simd, product, x.scales[span][group], *total);
             if BIASED {
                 let bias = simd.load(&weight.biases[at][part * S::LANES..]);

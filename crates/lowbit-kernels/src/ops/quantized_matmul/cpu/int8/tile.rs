@@ -45,15 +45,20 @@ pub(super) fn multiply<S: Simd>(
     let step = VECTORS * S::LANES / ROWS;
     for panel in (0..panels).step_by(step) {
         let weight = Weight { chunk, panel, quads: layout.group() / 4 };
-        // Where any bytes multiply as fast, one kernel is enough.
-        match (layout.narrow() && !S::WIDE_DOT4, layout.biased()) {
-            (false, false) => weight.height::<S, false, false>(simd, &x, sums),
-            (false, true) => weight.height::<S, false, true>(simd, &x, sums),
-            (true, false) => weight.height::<S, true, false>(simd, &x, sums),
-            (true, true) => weight.height::<S, true, true>(simd, &x, sums),
+        if layout.biased() {
+            weight.codes::<S, true>(simd, layout, &x, sums);
+        } else {
+            weight.codes::<S, false>(simd, layout, &x, sums);
         }
     }
 }
+
+/// Kinds of unpacked codes: any bytes.
+const ANY: u8 = 0;
+/// Below 64.
+const NARROW: u8 = 1;
+/// Below 16.
+const SHORT: u8 = 2;
 
 /// Where vector `v` of rows of a tile lies that starts with `panel`: its panel in the chunk, and its first row there.
 #[inline(always)]
@@ -91,23 +96,30 @@ struct Weight<'a> {
 
 impl Weight<'_> {
     #[inline(always)]
-    fn height<S: Simd, const NARROW: bool, const BIASED: bool>(
-        &self,
-        simd: S,
-        x: &Tile<'_>,
-        sums: &mut [Sums],
-    ) {
+    fn codes<S: Simd, const BIASED: bool>(&self, simd: S, layout: &Layout, x: &Tile<'_>, sums: &mut [Sums]) {
+        // Where any bytes multiply as fast, one kernel is enough.
+        if S::WIDE_DOT4 || !layout.narrow() {
+            self.height::<S, ANY, BIASED>(simd, x, sums);
+        } else if S::SHORT_SUMS && layout.greatest_code() < 16 {
+            self.height::<S, SHORT, BIASED>(simd, x, sums);
+        } else {
+            self.height::<S, NARROW, BIASED>(simd, x, sums);
+        }
+    }
+
+    #[inline(always)]
+    fn height<S: Simd, const CODES: u8, const BIASED: bool>(&self, simd: S, x: &Tile<'_>, sums: &mut [Sums]) {
         match x.height {
-            8 => self.tile::<S, 8, NARROW, BIASED>(simd, x, sums),
-            4 => self.tile::<S, 4, NARROW, BIASED>(simd, x, sums),
-            2 => self.tile::<S, 2, NARROW, BIASED>(simd, x, sums),
-            _ => self.tile::<S, 1, NARROW, BIASED>(simd, x, sums),
+            8 => self.tile::<S, 8, CODES, BIASED>(simd, x, sums),
+            4 => self.tile::<S, 4, CODES, BIASED>(simd, x, sums),
+            2 => self.tile::<S, 2, CODES, BIASED>(simd, x, sums),
+            _ => self.tile::<S, 1, CODES, BIASED>(simd, x, sums),
         }
     }
 
     /// A tile of `M` rows of x and [`VECTORS`] vectors of weight rows.
     #[inline(always)]
-    fn tile<S: Simd, const M: usize, const NARROW: bool, const BIASED: bool>(
+    fn tile<S: Simd, const M: usize, const CODES: u8, const BIASED: bool>(
         &self,
         simd: S,
         x: &Tile<'_>,
@@ -131,7 +143,7 @@ impl Weight<'_> {
             for line in (0..size_of_val(quads)).step_by(64) {
                 simd.prefetch(bytes, x.stride + group * size_of_val(quads) + line);
             }
-            let products = self.products::<S, M, NARROW>(simd, (group, quads), &starts[group], places);
+            let products = self.products::<S, M, CODES>(simd, (group, quads), &starts[group], places);
             for (v, (panel, row)) in places.into_iter().enumerate() {
                 let scale = Scale::new(simd, &self.chunk.panels[panel].scales[group][row..]);
                 let bias = simd.load(&self.chunk.panels[panel].biases[group][row..]);
@@ -160,26 +172,53 @@ impl Weight<'_> {
     /// A group's integer sums. How many quads it has is not known to the compiler, which would otherwise write them all out
     /// and sum one row after the other, each waiting for itself.
     #[inline(always)]
-    fn products<S: Simd, const M: usize, const NARROW: bool>(
+    fn products<S: Simd, const M: usize, const CODES: u8>(
         &self,
         simd: S,
         (group, quads): (usize, &[[u32; M]]),
         starts: &[i32; M],
         places: [(usize, usize); VECTORS],
     ) -> [[S::I; VECTORS]; M] {
+        let start = |m: usize| simd.splat_i32(starts[m]);
         let mut products = [[simd.splat_i32(0); VECTORS]; M];
-        for (products, &start) in products.iter_mut().zip(starts) {
-            *products = [simd.splat_i32(start); VECTORS];
+        for (m, products) in products.iter_mut().enumerate() {
+            *products = [if CODES == SHORT { simd.begin_short_sum(start(m)) } else { start(m) }; VECTORS];
         }
         let [(first, first_row), (second, second_row)] = places;
         let weights = |panel: usize| &self.chunk.codes[panel][group * self.quads..][..quads.len()];
-        for ((codes, first), second) in quads.iter().zip(weights(first)).zip(weights(second)) {
-            let weight =
-                [simd.load_bytes(&first[4 * first_row..]), simd.load_bytes(&second[4 * second_row..])];
+        let load = |first: &[u8; 4 * ROWS], second: &[u8; 4 * ROWS]| {
+            [simd.load_bytes(&first[4 * first_row..]), simd.load_bytes(&second[4 * second_row..])]
+        };
+        let (first, second) = (weights(first), weights(second));
+        if CODES == NARROW {
+            let pairs = first.as_chunks::<2>().0.iter().zip(second.as_chunks::<2>().0);
+            for (codes, (first, second)) in quads.as_chunks::<2>().0.iter().zip(pairs) {
+                let weight = [load(&first[0], &second[0]), load(&first[1], &second[1])];
+                for (m, products) in products.iter_mut().enumerate() {
+                    let codes = [simd.splat_i32(codes[0][m] as i32), simd.splat_i32(codes[1][m] as i32)];
+                    for (v, product) in products.iter_mut().enumerate() {
+                        *product = simd.dot4_twice(*product, [weight[0][v], weight[1][v]], codes);
+                    }
+                }
+            }
+            return products;
+        }
+        for ((codes, first), second) in quads.iter().zip(first).zip(second) {
+            let weight = load(first, second);
             for (products, &codes) in products.iter_mut().zip(codes) {
                 let codes = simd.splat_i32(codes as i32);
                 for (product, &weight) in products.iter_mut().zip(&weight) {
-                    *product = simd.dot4::<NARROW>(*product, weight, codes);
+                    *product = match CODES {
+                        SHORT => simd.short_dot4(*product, weight, codes),
+                        _ => simd.dot4::<false>(*product, weight, codes),
+                    };
+                }
+            }
+        }
+        if CODES == SHORT {
+            for (m, products) in products.iter_mut().enumerate() {
+                for product in products {
+                    *product = simd.end_short_sum(start(m), *product);
                 }
             }
         }
