@@ -30,6 +30,24 @@ pub trait Math: Simd {
         self.scale_exp2(power, n)
     }
 
+    /// `2^x` for x up to 0, with a relative error of at most `1.02e-4`, and less than `2^-125` for x below -126: for what is
+    /// rounded to bf16. NaN for NaN.
+    #[inline(always)]
+    fn exp2_for_bf16(self, x: Self::V) -> Self::V {
+        // Adding 1.5 * 2^23 rounds to a whole number: the sum's last place is 1.
+        const ROUND: f32 = 12_582_912.0;
+        // 2^r on |r| <= 1/2, highest power first: minimax in the relative error, and 1 at 0.
+        const FIT: [f32; 4] = [0.055_008_95, 0.242_211_01, 0.693_282_9, 1.0];
+        let x = self.max(self.splat(-140.0), x);
+        let n = self.sub(self.add(x, self.splat(ROUND)), self.splat(ROUND));
+        let r = self.sub(x, n);
+        let mut power = self.splat(FIT[0]);
+        for c in &FIT[1..] {
+            power = self.mul_add(power, r, self.splat(*c));
+        }
+        self.scale_exp2(power, n)
+    }
+
     /// `1 / (1 + e^-x)`, within 2.5 ulp.
     #[inline(always)]
     fn sigmoid(self, x: Self::V) -> Self::V {
@@ -46,6 +64,9 @@ pub trait Math: Simd {
         self.mul(x, self.sigmoid(x))
     }
 }
+
+/// The relative error of [`Math::exp2_for_bf16`].
+pub(crate) const EXP2_ERROR: f64 = 1.02e-4;
 
 impl<S: Simd> Math for S {}
 
@@ -137,6 +158,41 @@ mod tests {
                 assert!(worst.0 <= bound, "{isa}: {} ulp at {}", worst.0, worst.1);
             }
         }
+    }
+
+    /// [`Math::exp2_for_bf16`].
+    struct Exp2<'a>(&'a [f32], &'a mut [f32]);
+
+    impl Kernel for Exp2<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        fn run<S: Simd>(self, simd: S) {
+            for (x, y) in self.0.chunks(S::LANES).zip(self.1.chunks_mut(S::LANES)) {
+                simd.store_partial(simd.exp2_for_bf16(simd.load_partial(x, 0.0)), y);
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_for_bf16() {
+        let x: Vec<f32> =
+            (0..150_000).map(|i| i as f32 * -0.001).chain([f32::NEG_INFINITY, f32::NAN]).collect();
+        let check = |isa: &str, run: &dyn Fn(Exp2)| {
+            let mut y = vec![f32::NAN; x.len()];
+            run(Exp2(&x, &mut y));
+            for (&x, y) in x.iter().zip(y) {
+                let (y, want) = (f64::from(y), f64::from(x).exp2());
+                let right = match x {
+                    _ if x.is_nan() => y.is_nan(),
+                    _ if x < -126.0 => (0.0..(-125f64).exp2()).contains(&y),
+                    _ => (y - want).abs() <= EXP2_ERROR * want,
+                };
+                assert!(right, "{isa}: 2^{x} is {want}, not {y}");
+            }
+        };
+        Isa::all().into_iter().for_each(|isa| check(isa.name(), &|exp2| isa.dispatch(exp2)));
+        check("Scalar", &|exp2| exp2.run(Lanes::<1>));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-use super::{AttentionParams, cpu::EXP2_ERROR};
+use super::AttentionParams;
 use crate::gamma::gamma;
+use crate::simd::math::EXP2_ERROR;
 use lowbit_formats::FloatType;
 
 /// The operands in f32 and their sizes.

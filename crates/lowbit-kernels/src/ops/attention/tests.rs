@@ -24,9 +24,12 @@ impl Case {
     /// Compares with the reference. Keys and values that no query sees are NaN.
     pub(super) fn check(&self, positions: &[u32], dtype: FloatType, cache_dtype: FloatType, device: &Device) {
         let rounded: Option<FloatType> = match device {
-            Device::Cpu(cpu) => {
-                cpu::rounded(cpu, cache_dtype, positions.len() * self.query_heads / self.heads)
-            }
+            Device::Cpu(cpu) => cpu::rounded(
+                cpu,
+                cache_dtype,
+                positions.len() * self.query_heads / self.heads,
+                &self.params(),
+            ),
             #[cfg(feature = "gpu")]
             Device::Gpu(gpu) => {
                 let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];

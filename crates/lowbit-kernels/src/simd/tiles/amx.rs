@@ -1,7 +1,7 @@
 #![allow(unsafe_code)] // Inline assembly; the value is the proof.
 //! Intel AMX: eight tiles of 16 rows of 64 bytes, and their product in bf16.
 
-use super::{Ahead, Pairs, Start, Sums, TileKernel, TileUnit, Tiles, steps};
+use super::{Ahead, Block, Pairs, Start, TileKernel, TileUnit, Tiles, steps};
 use crate::simd::avx512::Avx512;
 use crate::simd::{Isa, Kernel, Simd};
 use std::arch::{asm, x86_64::__cpuid_count};
@@ -137,7 +137,7 @@ impl Tiles for Registers {
         &mut self,
         a: [&[Pairs]; M],
         b: [&[Pairs]; N],
-        c: &mut [[Sums; 2]; 2],
+        c: &mut Block,
         start: Start,
         ahead: Ahead<'_>,
     ) {

@@ -44,6 +44,9 @@ pub(crate) struct Pairs(pub [[[bf16; 2]; TILE]; TILE]);
 #[repr(C, align(64))]
 pub(crate) struct Sums(pub [[f32; TILE]; TILE]);
 
+/// The sums of two tiles by two.
+pub(crate) type Block = [[Sums; 2]; 2];
+
 /// What the sums of a product start with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
@@ -58,7 +61,7 @@ pub(crate) enum Start {
 // The model asks for nothing.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(crate) struct Ahead<'a> {
-    pub sums: Option<&'a [[Sums; 2]; 2]>,
+    pub sums: Option<&'a Block>,
     /// May end before all steps have asked.
     pub operand: Option<&'a Pairs>,
 }
@@ -81,7 +84,7 @@ pub(crate) trait Tiles {
         &mut self,
         a: [&[Pairs]; M],
         b: [&[Pairs]; N],
-        c: &mut [[Sums; 2]; 2],
+        c: &mut Block,
         start: Start,
         ahead: Ahead<'_>,
     );

@@ -1,6 +1,6 @@
 //! AMX's arithmetic in plain Rust.
 
-use super::{Ahead, Pairs, Start, Sums, TILE, TileKernel, TileUnit, Tiles, steps};
+use super::{Ahead, Block, Pairs, Start, Sums, TILE, TileKernel, TileUnit, Tiles, steps};
 use crate::simd::{Isa, Kernel, Lanes, Simd};
 use half::bf16;
 
@@ -33,7 +33,7 @@ impl Tiles for Model {
         &mut self,
         a: [&[Pairs]; M],
         b: [&[Pairs]; N],
-        c: &mut [[Sums; 2]; 2],
+        c: &mut Block,
         start: Start,
         _: Ahead<'_>,
     ) {

@@ -34,12 +34,12 @@ fn edge(random: &mut Random) -> bf16 {
 /// A product by every count of tiles.
 struct Multiply<'a> {
     operands: &'a [Vec<Pairs>; 4],
-    sums: [[Sums; 2]; 2],
+    sums: Block,
     start: Start,
 }
 
 impl TileKernel for Multiply<'_> {
-    type Output = [[[Sums; 2]; 2]; 4];
+    type Output = [Block; 4];
 
     #[inline(always)]
     fn run<S: Simd, T: Tiles>(self, _: S, tiles: &mut T) -> Self::Output {
@@ -53,12 +53,7 @@ impl TileKernel for Multiply<'_> {
     }
 }
 
-fn multiply<U: TileUnit>(
-    unit: U,
-    operands: &[Vec<Pairs>; 4],
-    sums: [[Sums; 2]; 2],
-    start: Start,
-) -> [[[Sums; 2]; 2]; 4] {
+fn multiply<U: TileUnit>(unit: U, operands: &[Vec<Pairs>; 4], sums: Block, start: Start) -> [Block; 4] {
     unit.dispatch(Isa::detect(), Multiply { operands, sums, start })
 }
 

@@ -30,8 +30,6 @@ use tiled::Tiled;
 
 /// Query rows of a block: four vectors of 16 lanes.
 const ROWS: usize = 64;
-/// The relative error of weights that are rounded to bf16, before that.
-pub(super) const EXP2_ERROR: f64 = 1.02e-4;
 /// The most query rows of a block in tiles: their queries and sums stay in the second-level cache.
 #[cfg(any(test, target_arch = "x86_64"))]
 const TILED_ROWS: usize = 512;
@@ -113,6 +111,21 @@ struct Task<'a, T> {
     output: Output<'a>,
 }
 
+impl<'a, T> Task<'a, T> {
+    /// Its query rows: those of its tokens' query heads that read this key head, token by token.
+    fn rows(&self) -> usize {
+        self.tokens.len() * self.plan.group
+    }
+
+    /// Row `index` of them.
+    #[inline(always)]
+    fn query(&self, index: usize) -> &'a [f32] {
+        let Plan { group, heads, width, .. } = *self.plan;
+        let row = ((self.tokens.start + index / group) * heads + self.head) * group + index % group;
+        &self.q[row * width..][..width]
+    }
+}
+
 /// Where the rows of a task go.
 enum Output<'a> {
     /// The rows of the result: the task sees all of their keys.
@@ -136,21 +149,26 @@ impl Output<'_> {
     }
 }
 
-/// What the operands of scores and sums are rounded to, for as many query rows per key head, where they need not be exact.
-pub(super) fn rounded(cpu: &Cpu, cache: FloatType, rows: usize) -> Option<FloatType> {
+/// What the operands of scores and sums are rounded to, for as many query rows per key head.
+pub(super) fn rounded(
+    cpu: &Cpu,
+    cache: FloatType,
+    rows: usize,
+    params: &AttentionParams,
+) -> Option<FloatType> {
     #[cfg(target_arch = "x86_64")]
-    let on_tiles = tiles(cpu, cache.dtype(), rows).is_some();
+    let on_tiles = tiles(cpu, cache.dtype(), rows, params).is_some();
     #[cfg(not(target_arch = "x86_64"))]
-    let (on_tiles, _) = (false, (cpu, cache, rows));
+    let (on_tiles, _) = (false, (cpu, cache, rows, params));
     on_tiles.then_some(FloatType::BF16)
 }
 
-/// The unit that multiplies tiles for as many query rows per key head, if the processor has one and the cache is of no more
-/// than 16 bits.
+/// The unit that multiplies tiles for as many query rows per key head, if the processor has one, the cache is of no more than 16 bits
+/// and results need not be exact.
 #[cfg(target_arch = "x86_64")]
-fn tiles(cpu: &Cpu, cache: DType, rows: usize) -> Option<Amx> {
-    let whole = cache != DType::F32;
-    cpu.isa().tiles().filter(|_| whole && rows >= LEAST_TILED_ROWS)
+fn tiles(cpu: &Cpu, cache: DType, rows: usize, params: &AttentionParams) -> Option<Amx> {
+    let pays = cache != DType::F32 && rows >= LEAST_TILED_ROWS && !params.exact;
+    cpu.isa().tiles().filter(|_| pays)
 }
 
 pub(super) fn attention(
@@ -163,8 +181,7 @@ pub(super) fn attention(
         return Tensor::allocate(&[q.dim(0), q.dim(1), v.dim(2)], DType::F32, q.device());
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(unit) = tiles(cpu, k.dtype(), positions.len() * q.dim(1) / k.dim(0)).filter(|_| !params.exact)
-    {
+    if let Some(unit) = tiles(cpu, k.dtype(), positions.len() * q.dim(1) / k.dim(0), params) {
         return with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
             on_tiles::<T>(cpu, unit, [q, k, v], positions, params)
         });

@@ -24,8 +24,8 @@ impl<T: Float> Kernel for Pass<'_, T> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self(mut task) = self;
-        let Plan { group, width, value_width, .. } = *task.plan;
-        let rows = task.tokens.len() * group;
+        let Plan { width, value_width, .. } = *task.plan;
+        let rows = task.rows();
         let mut softmax = Softmax::new(rows.next_multiple_of(S::LANES));
         let queries = task.queries(softmax.lanes);
         let columns = value_width.next_multiple_of(S::LANES);
@@ -79,14 +79,12 @@ impl<T: Float> Task<'_, T> {
     /// The scaled queries, transposed: `[D, lanes]`.
     #[inline(always)]
     fn queries(&self, lanes: usize) -> Vec<f32> {
-        let Plan { group, width, params, .. } = *self.plan;
+        let Plan { width, params, .. } = *self.plan;
         /// Rows that are transposed together: what is written lies side by side. Lanes are a multiple of it.
         const ROWS: usize = 4;
         let mut queries = vec![0.0; width * lanes];
         let zeros = vec![0.0; width];
-        let first = |t: usize| (t * self.plan.heads + self.head) * group * width;
-        let of_token = |t: usize| self.q[first(t)..][..group * width].chunks_exact(width);
-        let rows: Vec<&[f32]> = self.tokens.clone().flat_map(of_token).collect();
+        let rows: Vec<&[f32]> = (0..self.rows()).map(|row| self.query(row)).collect();
         for (index, rows) in rows.chunks(ROWS).enumerate() {
             let row = |i: usize| rows.get(i).map_or(&zeros[..], |row| row).iter();
             let columns = row(0).zip(row(1)).zip(row(2)).zip(row(3));

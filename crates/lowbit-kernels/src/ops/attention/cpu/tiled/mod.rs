@@ -26,7 +26,7 @@ use crate::{
     cast::Float,
     simd::{
         Simd,
-        tiles::{Pairs, STEP, Sums, TILE, TileKernel, Tiles},
+        tiles::{Block, Pairs, STEP, TILE, TileKernel, Tiles},
     },
 };
 use bytemuck::Pod;
@@ -41,9 +41,6 @@ const STEPS: usize = KEYS / STEP;
 /// Rows whose scores are computed at a time.
 const ROWS: usize = 2 * TILE;
 
-/// Sums of two tiles by two.
-type Block = [[Sums; 2]; 2];
-
 /// A [`Task`] of many rows.
 pub(super) struct Tiled<'a, T> {
     pub cpu: &'a Arc<Cpu>,
@@ -56,8 +53,8 @@ impl<T: Float> TileKernel for Tiled<'_, T> {
     #[inline(always)]
     fn run<S: Simd, U: Tiles>(self, simd: S, tiles: &mut U) {
         let Self { cpu, mut task } = self;
-        let Plan { group, width, value_width, .. } = *task.plan;
-        let blocks = (task.tokens.len() * group).div_ceil(ROWS);
+        let Plan { width, value_width, .. } = *task.plan;
+        let blocks = task.rows().div_ceil(ROWS);
         let [k, v] = Chunk::tiles([width, value_width]);
         let (queries, sums) = (2 * width.div_ceil(STEP), value_width.div_ceil(2 * TILE));
         let pairs = k + v + 2 * STEPS + blocks * queries;

@@ -1,7 +1,7 @@
 //! Rows of queries, and what they have so far.
 
 use super::{
-    Block, KEYS, ROWS,
+    ROWS,
     chunk::{Chunk, round_row},
 };
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     simd::{
         Simd,
         math::Math,
-        tiles::{Ahead, Pairs, STEP, Start, TILE, Tiles},
+        tiles::{Ahead, Block, Pairs, STEP, Start, TILE, Tiles},
     },
 };
 use bytemuck::Zeroable;
@@ -54,17 +54,15 @@ impl<'a> Rows<'a> {
         queries: &'a mut [Pairs],
         sums: &'a mut [Block],
     ) -> Self {
-        let Plan { group, width, heads, positions, params, .. } = *task.plan;
-        let end = task.tokens.len() * group;
+        let Plan { group, positions, params, .. } = *task.plan;
+        let end = task.rows();
         let count = ROWS.min(end - first);
         let scale = simd.splat(params.scale * LOG2_E);
         let (tile, halves) = (queries.len() / 2, queries.chunks_exact_mut(queries.len() / 2));
         for (half, queries) in halves.enumerate() {
             for row in 0..TILE {
                 let index = first + half * TILE + row;
-                let t = task.tokens.start + index / group;
-                let at = ((t * heads + task.head) * group + index % group) * width;
-                let x = if index < end { &task.q[at..at + width] } else { &[] };
+                let x = if index < end { task.query(index) } else { &[] };
                 round_row(simd, x, scale, queries, row);
             }
             for tile in queries {
@@ -111,12 +109,13 @@ impl<'a> Rows<'a> {
             let k = [chunk.k(2 * step), chunk.k(2 * step + 1)];
             tiles.multiply(k, self.queries, scores, Start::Zero, Ahead::default());
         }
-        let seen = Seen::new(&self.visible, &chunk.keys, steps);
+        let seen = Seen::new(&self.visible, &chunk.keys);
         for (tile, weights) in weights.iter_mut().enumerate() {
             let scores = &mut scores[..steps];
-            match &seen {
-                None => self.weigh::<S, false>(simd, tile, scores, weights, &Seen::default()),
-                Some(seen) => self.weigh::<S, true>(simd, tile, scores, weights, seen),
+            if seen.all(steps) {
+                self.weigh::<S, false>(simd, tile, scores, weights, &seen);
+            } else {
+                self.weigh::<S, true>(simd, tile, scores, weights, &seen);
             }
         }
         let start = if self.started { Start::Sums } else { Start::Zero };
@@ -148,8 +147,8 @@ impl<'a> Rows<'a> {
                 for (keys, out) in block.iter().zip(weights.0.chunks_exact_mut(TILE / 2)) {
                     let pairs = keys[tile].0.as_chunks::<2>().0.iter().zip(out);
                     for (i, ([first, second], out)) in pairs.enumerate() {
-                        let first = exp2(simd, simd.sub(simd.load(&first[lane..]), max));
-                        let second = exp2(simd, simd.sub(simd.load(&second[lane..]), max));
+                        let first = simd.exp2_for_bf16(simd.sub(simd.load(&first[lane..]), max));
+                        let second = simd.exp2_for_bf16(simd.sub(simd.load(&second[lane..]), max));
                         simd.store_bf16_pairs(first, second, &mut out[lane..]);
                         sums[i % 4] = simd.add(sums[i % 4], simd.add(first, second));
                     }
@@ -209,23 +208,6 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// `2^x` for x up to 0, with a relative error of at most [`EXP2_ERROR`](super::super::EXP2_ERROR); as good as 0 below -126. For what is rounded to 8 bits.
-#[inline(always)]
-fn exp2<S: Simd>(simd: S, x: S::V) -> S::V {
-    // Adding 1.5 * 2^23 rounds to a whole number: the sum's last place is 1.
-    const ROUND: f32 = 12_582_912.0;
-    // 2^r on |r| <= 1/2, highest power first: minimax in the relative error, and 1 at 0.
-    const FIT: [f32; 4] = [0.055_008_95, 0.242_211_01, 0.693_282_9, 1.0];
-    let x = simd.max(simd.splat(-140.0), x);
-    let n = simd.sub(simd.add(x, simd.splat(ROUND)), simd.splat(ROUND));
-    let r = simd.sub(x, n);
-    let mut power = simd.splat(FIT[0]);
-    for c in &FIT[1..] {
-        power = simd.mul_add(power, r, simd.splat(*c));
-    }
-    simd.scale_exp2(power, n)
-}
-
 /// The greatest scores of 16 rows' lanes, and `old`; those of keys that a row does not see become -inf.
 #[inline(always)]
 fn greatest<S: Simd, const MASKED: bool>(
@@ -260,23 +242,18 @@ struct Seen {
     end: [f32; ROWS],
 }
 
-impl Default for Seen {
-    fn default() -> Self {
-        Self { first: [0.0; ROWS], end: [KEYS as f32; ROWS] }
-    }
-}
-
 impl Seen {
-    /// `None` where every row sees all keys of the steps.
-    fn new(visible: &[Range<usize>; ROWS], keys: &Range<usize>, steps: usize) -> Option<Self> {
-        let all = keys.start..keys.start + steps * STEP;
-        if visible.iter().all(|visible| visible.start <= all.start && visible.end >= all.end) {
-            return None;
-        }
+    fn new(visible: &[Range<usize>; ROWS], keys: &Range<usize>) -> Self {
         let within = |key: usize| (key.clamp(keys.start, keys.end) - keys.start) as f32;
-        Some(Self {
+        Self {
             first: std::array::from_fn(|row| within(visible[row].start)),
             end: std::array::from_fn(|row| within(visible[row].end)),
-        })
+        }
+    }
+
+    /// Whether every row sees all keys of the first `steps` steps, to the last one's end.
+    fn all(&self, steps: usize) -> bool {
+        let end = (steps * STEP) as f32;
+        self.first.iter().all(|&first| first == 0.0) && self.end.iter().all(|&seen| seen >= end)
     }
 }

@@ -3,6 +3,7 @@
 use super::{DEPTH, STEPS};
 use crate::Cpu;
 use crate::buffer::Buffer;
+use crate::cast::Float;
 use crate::simd::tiles::{Pairs, STEP, TILE};
 use crate::simd::{Kernel, Simd};
 use half::bf16;
@@ -92,14 +93,10 @@ impl Kernel for Round<'_> {
     }
 }
 
-/// To the nearest, ties to even; written so that it becomes vectors.
+/// To the nearest, ties to even.
 #[inline(always)]
 fn round(x: &[f32; STEP], out: &mut [bf16; STEP]) {
-    for (x, out) in x.iter().zip(out) {
-        let bits = x.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        // A NaN could become infinite.
-        let bits = if x.is_nan() { bits >> 16 | 0x40 } else { rounded };
-        *out = bf16::from_bits(bits as u16);
+    for (&x, out) in x.iter().zip(out) {
+        *out = bf16::narrow(x);
     }
 }

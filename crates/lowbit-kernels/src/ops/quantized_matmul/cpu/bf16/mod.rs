@@ -20,7 +20,7 @@ use crate::Cpu;
 use crate::buffer::Buffer;
 use crate::panels::{Layout, ROWS};
 use crate::simd::Simd;
-use crate::simd::tiles::{Ahead, Pairs, STEP, Start, Sums, TILE, TileKernel, TileUnit, Tiles};
+use crate::simd::tiles::{Ahead, Block, Pairs, STEP, Start, TILE, TileKernel, TileUnit, Tiles};
 use activations::Activations;
 use std::ops::Range;
 use std::sync::Arc;
@@ -69,9 +69,6 @@ fn width(m: usize, k: usize) -> usize {
         _ => (SUMS_CACHED / (m * size_of::<f32>()) / WIDTH).max(1) * WIDTH,
     }
 }
-
-/// Sums of [`HEIGHT`] rows of x and [`WIDTH`] weight rows.
-type Block = [[Sums; 2]; 2];
 
 struct Product<'a, 'y> {
     cpu: &'a Arc<Cpu>,
