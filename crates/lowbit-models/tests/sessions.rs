@@ -7,17 +7,35 @@ use lowbit_formats::FloatType;
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_models::{Finish, Generation, GenerationOptions, Logits, Model, ModelError, Session, Target};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
 use support::{PROMPT, load, load_with_cache, root};
 
+/// The demo model on the CPU, also with its cache in f16, and on a GPU. On software that stands for one, a small model of the same
+/// architecture, there and on the CPU.
 fn models() -> Vec<Model> {
-    let devices = [Device::cpu(Some(2)).unwrap()];
+    let host = Device::cpu(Some(2)).unwrap();
+    let demo = root().join("models/demo-4bit");
+    let models = vec![load(&demo, &host, FloatType::F32), load_with_cache(&demo, &host, FloatType::F16)];
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
-    let devices = [&devices[..], &[support::gpu()]].concat();
-    let path = root().join("models/demo-4bit");
-    let mut models: Vec<_> = devices.iter().map(|device| load(&path, device, FloatType::F32)).collect();
-    models.push(load_with_cache(&path, &devices[0], FloatType::F16));
+    let models = {
+        let mut models = models;
+        let device = support::gpu();
+        if support::is_software(&device) {
+            let small = root().join("tests/vectors/models/qwen3_5_moe-mlx-4bit");
+            models.extend([&host, &device].map(|device| load(&small, device, FloatType::F32)));
+        } else {
+            models.push(load(&demo, &device, FloatType::F32));
+        }
+        models
+    };
     models
+}
+
+/// Ids of the demo model as those of `model`.
+fn ids(model: &Model, ids: &[u32]) -> Vec<u32> {
+    let size = model.config().vocab_size as u32;
+    ids.iter().map(|id| id % size).collect()
 }
 
 /// Greedy; drawn with a penalty on the last tokens; the same with another seed.
@@ -70,8 +88,13 @@ fn replies_are_those_of_fresh_sessions() {
         for sampling in samplings() {
             let mut session = Session::new(&model);
             for prompt in PROMPTS {
-                goes_on(&model, &mut session, prompt, &options(sampling, 11));
+                goes_on(&model, &mut session, &ids(&model, prompt), &options(sampling, 11));
             }
+            let replies = PROMPTS.map(|prompt| fresh(&model, &ids(&model, prompt), &options(sampling, 11)));
+            assert!(
+                replies.iter().skip(1).all(|reply| *reply != replies[0]),
+                "what is said before does not matter"
+            );
         }
     }
 }
@@ -86,7 +109,7 @@ fn each_reply_is_drawn_as_it_asks() {
             [(greedy, 9), (drawn, 9), (other, 9), (other, 64), (colder, 64), (greedy, 0)]
         {
             let options = options(sampling, 8).with_repetition_context(window);
-            goes_on(&model, &mut session, &PROMPT[..4], &options);
+            goes_on(&model, &mut session, &ids(&model, &PROMPT[..4]), &options);
         }
     }
 }
@@ -94,13 +117,14 @@ fn each_reply_is_drawn_as_it_asks() {
 #[test]
 fn a_fork_goes_its_own_way() {
     for model in models() {
+        let prompts = PROMPTS.map(|prompt| ids(&model, prompt));
         let greedy = options(SampleParams::default(), 8);
         let logits = |session: &mut Session<'_>| {
-            let logits = session.prefill(&PROMPT[..5], |_| Continue(())).unwrap().unwrap();
+            let logits = session.prefill(&prompts[0][..5], |_| Continue(())).unwrap().unwrap();
             logits.to_device(model.host()).unwrap().as_slice::<f32>().unwrap().to_vec()
         };
         let mut session = Session::new(&model);
-        let start = session.prefill(&PROMPT, |_| Continue(())).unwrap().unwrap();
+        let start = session.prefill(&prompts[0], |_| Continue(())).unwrap().unwrap();
         let mut fork = session.clone();
         let first = session.generate(start.clone(), &greedy, |_| Continue(())).unwrap();
         let second = fork.generate(start, &greedy, |_| Continue(())).unwrap();
@@ -110,20 +134,20 @@ fn a_fork_goes_its_own_way() {
 
         // Between replies: whichever goes on first, the other one stays where it was.
         let mut session = Session::new(&model);
-        reply(&mut session, &PROMPT, &greedy);
+        reply(&mut session, &prompts[0], &greedy);
         for fork_first in [true, false] {
             let (mut fork, kept) = (session.clone(), session.clone());
-            let texts = [&PROMPTS[1], &PROMPTS[3]].map(|prompt| [session.tokens(), prompt].concat());
+            let texts = [&prompts[1], &prompts[3]].map(|prompt| [session.tokens(), prompt].concat());
             let mut replies = [vec![], vec![]];
             for i in if fork_first { [1, 0] } else { [0, 1] } {
                 let one = if i == 0 { &mut session } else { &mut fork };
-                replies[i] = reply(one, [PROMPTS[1], PROMPTS[3]][i], &greedy).tokens;
+                replies[i] = reply(one, [&prompts[1], &prompts[3]][i], &greedy).tokens;
             }
             assert_eq!(replies, texts.map(|text| fresh(&model, &text, &greedy)), "{}", model.device());
-            goes_on(&model, &mut kept.clone(), PROMPTS[1], &greedy);
+            goes_on(&model, &mut kept.clone(), &prompts[1], &greedy);
             drop((fork, kept));
             // Alone again.
-            goes_on(&model, &mut session, PROMPTS[2], &greedy);
+            goes_on(&model, &mut session, &prompts[2], &greedy);
         }
     }
 }
@@ -131,18 +155,19 @@ fn a_fork_goes_its_own_way() {
 #[test]
 fn a_cleared_session_is_a_new_one() {
     for model in models() {
+        let [first, second, ..] = PROMPTS.map(|prompt| ids(&model, prompt));
         for sampling in samplings().into_iter().take(2) {
             let options = options(sampling, 12);
             let mut session = Session::new(&model);
             session.clear().unwrap();
-            for prompt in [&PROMPT[..], &PROMPT[..7]] {
+            for prompt in [&first[..], &first[..7]] {
                 let got = reply(&mut session, prompt, &options).tokens;
                 assert_eq!(got, fresh(&model, prompt, &options), "{}", model.device());
                 let mut kept = session.clone();
                 session.clear().unwrap();
                 assert!(session.tokens().is_empty() && session.cache().position() == 0);
                 assert_eq!(kept.tokens().len(), prompt.len() + 12, "a fork keeps its text");
-                goes_on(&model, &mut kept, PROMPTS[1], &options);
+                goes_on(&model, &mut kept, &second, &options);
             }
         }
     }
@@ -152,10 +177,11 @@ fn a_cleared_session_is_a_new_one() {
 fn a_cache_grows_in_the_middle_of_a_reply() {
     // Caches begin with 256 places, and double.
     for model in models() {
-        let long: Vec<u32> = PROMPT.into_iter().cycle().take(240).collect();
+        let prompt = ids(&model, &PROMPT);
+        let long: Vec<u32> = prompt.iter().copied().cycle().take(240).collect();
         let mut session = Session::new(&model);
         let options = options(samplings()[1], 24);
-        for prompt in [&long[..], &PROMPT[..3]] {
+        for prompt in [&long[..], &prompt[..3]] {
             goes_on(&model, &mut session, prompt, &options);
         }
     }
@@ -163,10 +189,13 @@ fn a_cache_grows_in_the_middle_of_a_reply() {
 
 #[test]
 fn all_devices_leave_the_same_text_however_a_reply_ends() {
-    let mut texts = vec![];
+    // By the size of the vocabulary, which each model has its own of.
+    let mut texts = BTreeMap::<usize, Vec<(String, Vec<Vec<u32>>)>>::new();
     for model in models() {
+        let [prompt, _, _, another] = PROMPTS.map(|prompt| ids(&model, prompt));
+        let mut of_model = vec![];
         let greedy = options(SampleParams::default(), 10);
-        let written = fresh(&model, &PROMPT, &greedy);
+        let written = fresh(&model, &prompt, &greedy);
         // Neither is among those before it.
         let at =
             (4..10).find(|&i| !written[..i].contains(&written[i])).expect("the model does not repeat itself");
@@ -183,7 +212,7 @@ fn all_devices_leave_the_same_text_however_a_reply_ends() {
             let mut session = Session::new(&model);
             for turn in 0..2 {
                 session.clear().unwrap();
-                let logits = session.prefill(&PROMPT, |_| Continue(())).unwrap().unwrap();
+                let logits = session.prefill(&prompt, |_| Continue(())).unwrap().unwrap();
                 let mut calls = 0;
                 let each = |_| {
                     calls += 1;
@@ -193,28 +222,31 @@ fn all_devices_leave_the_same_text_however_a_reply_ends() {
                 let what = format!("{} {finish:?} of {count}, turn {turn}", model.device());
                 assert_eq!(reply.finish, finish, "{what}");
                 assert_eq!(reply.tokens, written[..count - usize::from(finish == Finish::Stop)], "{what}");
-                assert_eq!(session.tokens(), [&PROMPT[..], &written[..count]].concat(), "{what}");
+                assert_eq!(session.tokens(), [&prompt[..], &written[..count]].concat(), "{what}");
                 let seen = session.cache().position();
                 assert!((0..2).contains(&(session.tokens().len() - seen)), "{what}: {seen} tokens seen");
                 assert!(matches!(session.prefill(&[], |_| Continue(())), Err(ModelError::NoTokens)));
             }
             // What has not been run counts for no one but the session.
-            let text = [session.tokens(), PROMPTS[3]].concat();
+            let text = [session.tokens(), &another].concat();
             let mut done = vec![];
-            let logits = session.prefill(PROMPTS[3], |tokens| {
+            let logits = session.prefill(&another, |tokens| {
                 done.push(tokens);
                 Continue(())
             });
-            assert_eq!(done, [PROMPTS[3].len()]);
+            assert_eq!(done, [another.len()]);
             assert_eq!(session.tokens(), text);
             let next = session.generate(logits.unwrap().unwrap(), &greedy, |_| Continue(())).unwrap().tokens;
             assert_eq!(next, fresh(&model, &text, &greedy), "{} {finish:?} of {count}", model.device());
-            texts.push((model.device().to_string(), session.tokens().to_vec()));
+            of_model.push(session.tokens().to_vec());
         }
+        let name = model.device().to_string();
+        texts.entry(model.config().vocab_size).or_default().push((name, of_model));
     }
-    let (cpu, others) = texts.split_at(6);
-    for (i, (device, text)) in others.iter().enumerate() {
-        assert_eq!(text, &cpu[i % 6].1, "{device}");
+    for texts in texts.values() {
+        let (_, of_cpu) = &texts[0];
+        assert!(texts.len() > 1);
+        texts.iter().for_each(|(device, texts)| assert_eq!(texts, of_cpu, "{device}"));
     }
 }
 

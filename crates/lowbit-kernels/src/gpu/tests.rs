@@ -60,6 +60,7 @@ fn all(target: &Target, compile: impl Fn(usize, &dyn CubeKernel) -> Result<(), K
     assert!(refusals.is_empty(), "{} of {}:\n{}", refusals.len(), kernels.len(), refusals.join("\n\n"));
 }
 
+/// With the feature `msl` clang reads it, too.
 #[cfg(feature = "metal")]
 #[test]
 fn every_kernel_compiles_to_msl() {
@@ -69,15 +70,10 @@ fn every_kernel_compiles_to_msl() {
         assert!(source.text.contains("[[kernel]]"), "{name}");
         // Metal takes floats for finite by default.
         assert!(source.text.contains("{\n#pragma METAL fp math_mode(safe)\n"), "{name}:\n{}", source.text);
+        #[cfg(feature = "msl")]
+        super::msl::check(&source).map_err(|problem| KernelError::Kernel { name, problem })?;
         Ok(())
     });
-}
-
-/// Needs clang. It compiles what no test runs, too.
-#[cfg(feature = "msl")]
-#[test]
-fn every_kernel_compiles_in_clang() {
-    all(&Target::apple(), |_, kernel| super::msl::compile(kernel));
 }
 
 /// SPIR-V for a device that promises no more than Vulkan 1.3 does, with the shared memory that CubeCL lays out.

@@ -43,6 +43,12 @@ pub fn gpu() -> Device {
     }
 }
 
+/// Whether it is software that stands for a GPU: whole models take it seconds for each token.
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+pub fn is_software(device: &Device) -> bool {
+    matches!(device, Device::Gpu(gpu) if gpu.is_software())
+}
+
 /// [`gpu`] without the kernels that are kept on the disk.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 pub fn gpu_that_keeps_nothing() -> Device {

@@ -23,6 +23,8 @@ use cubecl_core::InfoBuilder;
 use cubecl_core::ir::AddressType;
 use cubecl_core::prelude::{CubeKernel, KernelId};
 use library::Shim;
+#[cfg(test)]
+pub(super) use library::check;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -196,12 +198,6 @@ fn code(kernel: &dyn CubeKernel) -> Result<Code, KernelError> {
     // SAFETY: it is the type of the entry that the translation writes.
     let thread = unsafe { std::mem::transmute::<*mut c_void, Thread>(thread) };
     Ok(*slot.insert(Code { thread, units, shared: shared as u32 }))
-}
-
-/// Compiles a kernel, or says what is wrong with it.
-#[cfg(test)]
-pub(super) fn compile(kernel: &dyn CubeKernel) -> Result<(), KernelError> {
-    code(kernel).map(drop)
 }
 
 impl Gpu {
