@@ -71,6 +71,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) const CUBES: usize = 65535;
 
 /// One launch of a kernel, its arguments bound: see [`launch`](super::launch).
+#[cfg_attr(not(all(feature = "cuda", feature = "vulkan")), allow(dead_code))] // Vulkan asks what is written, CUDA what is read early.
 pub(crate) struct Dispatch<'a> {
     /// The kernel with its compile-time values.
     pub kernel: Box<dyn CubeKernel>,

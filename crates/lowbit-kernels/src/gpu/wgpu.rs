@@ -83,6 +83,8 @@ fn set_up() -> Result<(Client, AdapterInfo), KernelError> {
         let (device, problem) = (NAME.into(), format!("{error}; {NEEDED} is needed"));
         match error {
             WgpuInitError::AdapterUnavailable { .. } => KernelError::NoGpu { device, problem },
+            // Only Apple's systems have it.
+            _ if !cfg!(target_vendor = "apple") => KernelError::NoGpu { device, problem },
             _ => KernelError::Gpu { device, problem },
         }
     })?;
