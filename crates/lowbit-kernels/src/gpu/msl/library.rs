@@ -155,7 +155,8 @@ impl Shim {
     pub fn compile(&self, kernel: &Translated) -> Result<Library, String> {
         let (source, library) = self.files(kernel)?;
         if !library.exists() {
-            make(&library, &self.arguments(&["-fPIC", "-shared"], &source))?;
+            // Of the system's libraries kernels need one.
+            make(&library, &self.arguments(&["-fPIC", "-shared", "-nostdlib", "-lm"], &source))?;
         }
         Library::open(&library, RTLD_LOCAL)
     }
