@@ -149,6 +149,20 @@ impl<'a> Unpack<'a> {
         &panel.as_chunks::<64>().0.as_chunks().0[spans]
     }
 
+    /// The codes of one span of a panel, quad by quad.
+    #[inline(always)]
+    pub fn span<S: Simd, const BITS: usize>(&self, simd: S, panel: usize, span: usize) -> [[u8; 64]; 8] {
+        let packed = &self.packed::<BITS>(panel, span..span + 1)[0];
+        let mut codes = [[0; 64]; 8];
+        let (first, second) = codes.split_at_mut(4);
+        first.copy_from_slice(&half_span::<S, BITS, 0>(simd, packed));
+        second.copy_from_slice(&half_span::<S, BITS, 4>(simd, packed));
+        if let Some(table) = self.layout.table() {
+            codes.iter_mut().for_each(|codes| simd.lookup(table, codes));
+        }
+        codes
+    }
+
     /// Panels take turns span by span: memory is read faster from several places than from one.
     #[inline(always)]
     fn codes<S: Simd, const BITS: usize>(

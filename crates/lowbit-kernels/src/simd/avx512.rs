@@ -1,7 +1,7 @@
 #![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
 use super::{E4M3_BITS, Kernel, Simd};
 use half::{bf16, f16};
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 /// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C, and AVX512-BF16 if so said.
 #[derive(Clone, Copy, Debug)]
@@ -221,6 +221,38 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    fn twice(self, v: __m512) -> [__m512; 2] {
+        const ORDER: [[u32; 16]; 2] = {
+            let mut order = [[0; 16]; 2];
+            let mut i = 0;
+            while i < 32 {
+                order[i / 16][i % 16] = i as u32 / 2;
+                i += 1;
+            }
+            order
+        };
+        // SAFETY: `self` proves the features; the arrays are whole vectors.
+        ORDER.map(|order| unsafe { _mm512_permutexvar_ps(_mm512_loadu_si512(order.as_ptr().cast()), v) })
+    }
+
+    #[inline(always)]
+    fn byte_pairs<const FIRST: usize>(self, bytes: __m512i) -> [__m512; 2] {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            self.pairs::<FIRST, 0>(bytes, _mm512_setzero_si512()).map(|pairs| _mm512_cvtepi32_ps(pairs))
+        }
+    }
+
+    #[inline(always)]
+    fn byte_fractions<const FIRST: usize>(self, bytes: __m512i) -> [__m512; 2] {
+        // SAFETY: `self` proves the features. In bits 16 to 22 of an f32 of 1/2, a number below 128 counts 256ths.
+        unsafe {
+            let half = _mm512_set1_epi32(0x3f00_0000);
+            self.pairs::<FIRST, 2>(bytes, half).map(|pairs| _mm512_castsi512_ps(pairs))
+        }
+    }
+
+    #[inline(always)]
     fn e4m3<const I: u32>(self, bytes: __m512i) -> __m512 {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -264,6 +296,21 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe {
             let rounded: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(v));
             _mm256_storeu_si256(y.as_mut_ptr().cast(), rounded);
+        }
+    }
+
+    #[inline(always)]
+    fn store_two_bf16(self, v: [__m512; 2], y: &mut [bf16]) {
+        let y: &mut [bf16; 32] = y.first_chunk_mut().expect("two vectors");
+        if !BF16 {
+            let (first, second) = y.split_at_mut(16);
+            super::round(self, v[0], first);
+            return super::round(self, v[1], second);
+        }
+        // SAFETY: `self` proves the features, AVX512-BF16 among them; `y` has 32 elements.
+        unsafe {
+            let rounded: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(v[1], v[0]));
+            _mm512_storeu_si512(y.as_mut_ptr().cast(), rounded);
         }
     }
 
@@ -348,4 +395,45 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             halves(halves(fours[0], fours[1]), halves(fours[2], fours[3]))
         }
     }
+}
+
+impl<const BF16: bool> Avx512<BF16> {
+    /// `into`, and in byte `TO` of its lanes bytes `FIRST` and `FIRST + 1` of each lane of `bytes`, as [`Simd::byte_pairs`] orders them.
+    #[inline(always)]
+    fn pairs<const FIRST: usize, const TO: usize>(self, bytes: __m512i, into: __m512i) -> [__m512i; 2] {
+        const { assert!(FIRST < 3 && TO < 4) };
+        let from: [[u8; 64]; 2] = const {
+            let mut from = [[0; 64]; 2];
+            let mut i = 0;
+            while i < 32 {
+                from[i / 16][i % 16 * 4 + TO] = (i / 2 * 4 + FIRST + i % 2) as u8;
+                i += 1;
+            }
+            from
+        };
+        // SAFETY: `self` proves the features; the arrays are whole vectors.
+        from.map(|from| unsafe {
+            let from = _mm512_loadu_si512(from.as_ptr().cast());
+            permuted(into, 0x1111_1111_1111_1111 << TO, from, bytes)
+        })
+    }
+}
+
+/// `into`, and where `mask` says so the bytes of `bytes` that `from` says: what LLVM makes of the intrinsic is VPERMT2B, of three
+/// operations instead of one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn permuted(mut into: __m512i, mask: u64, from: __m512i, bytes: __m512i) -> __m512i {
+    // SAFETY: the function has the instruction, which reads and writes these registers alone.
+    unsafe {
+        asm!(
+            "vpermb {into}{{{mask}}}, {from}, {bytes}",
+            into = inout(zmm_reg) into,
+            mask = in(kreg) mask,
+            from = in(zmm_reg) from,
+            bytes = in(zmm_reg) bytes,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    into
 }

@@ -165,6 +165,25 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Byte `I` of each lane as an e4m3, times 2^-120: its bits in the places of an f32's, subnormals too. What is NaN as an e4m3
     /// becomes a number.
     fn e4m3<const I: u32>(self, bytes: Self::I) -> Self::V;
+    /// Each lane of `v` twice: lanes 2i and 2i + 1 of the two vectors are lane i.
+    #[inline(always)]
+    fn twice(self, v: Self::V) -> [Self::V; 2] {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(v, &mut lanes);
+        self.load_two(|i| lanes[i / 2])
+    }
+    /// Bytes `FIRST` and `FIRST + 1` of each lane, unsigned: lanes 2i and 2i + 1 of the two vectors are from lane i.
+    #[inline(always)]
+    fn byte_pairs<const FIRST: usize>(self, bytes: Self::I) -> [Self::V; 2] {
+        let mut lanes = [0.0; MAX_LANES];
+        self.store(self.f32_from_bits(bytes), &mut lanes);
+        self.load_two(|i| f32::from(lanes[i / 2].to_ne_bytes()[FIRST + i % 2]))
+    }
+    /// As [`Simd::byte_pairs`], but `(128 + byte) / 256` of bytes below 128.
+    #[inline(always)]
+    fn byte_fractions<const FIRST: usize>(self, bytes: Self::I) -> [Self::V; 2] {
+        self.byte_pairs::<FIRST>(bytes).map(|v| self.mul_add(v, self.splat(1.0 / 256.0), self.splat(0.5)))
+    }
     /// Element i of `y` becomes lane i of both, each rounded to the nearest bf16, ties to even. Subnormals may become zero.
     ///
     /// # Panics
@@ -181,6 +200,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bf16(self, v: Self::V, y: &mut [bf16]) {
         round(self, v, y);
     }
+    /// [`Simd::store_bf16`] of two vectors, one after the other.
+    #[inline(always)]
+    fn store_two_bf16(self, v: [Self::V; 2], y: &mut [bf16]) {
+        let (first, second) = y.split_at_mut(Self::LANES);
+        self.store_bf16(v[0], first);
+        self.store_bf16(v[1], second);
+    }
     /// Element `[i][j]` becomes element `[j][i]`.
     #[inline(always)]
     fn transpose(self, tile: &mut [[u32; 16]; 16]) {
@@ -195,6 +221,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
         codes.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
+    }
+
+    /// Two vectors, of whose lanes the i-th is `lane(i)`.
+    #[inline(always)]
+    fn load_two(self, lane: impl Fn(usize) -> f32) -> [Self::V; 2] {
+        let lanes: [f32; 2 * MAX_LANES] = std::array::from_fn(lane);
+        [self.load(&lanes), self.load(&lanes[Self::LANES..])]
     }
 
     /// Up to `LANES` elements, the other lanes `fill`.

@@ -197,6 +197,63 @@ fn every_instruction_set_rounds_to_bf16_the_same() {
     }
 }
 
+/// Bytes in pairs, and lanes twice.
+struct Pairing;
+
+impl Kernel for Pairing {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let mut random = crate::random::Random::new(3);
+        for _ in 0..100 {
+            let bytes: Vec<u8> = std::iter::repeat_with(|| random.bits() as u8).take(4 * S::LANES).collect();
+            let narrow: Vec<u8> = bytes.iter().map(|byte| byte & 127).collect();
+            let lanes: Vec<f32> = bytes.iter().take(S::LANES).map(|&byte| f32::from(byte) / 3.0).collect();
+            let got = stored(simd, simd.twice(simd.load(&lanes)));
+            assert!(got.iter().enumerate().all(|(i, &got)| got == lanes[i / 2]), "{got:?} {lanes:?}");
+            let [all, below] = [&bytes, &narrow].map(|bytes| simd.load_bytes(bytes));
+            for (first, pairs, fractions) in [
+                (0, simd.byte_pairs::<0>(all), simd.byte_fractions::<0>(below)),
+                (1, simd.byte_pairs::<1>(all), simd.byte_fractions::<1>(below)),
+                (2, simd.byte_pairs::<2>(all), simd.byte_fractions::<2>(below)),
+            ] {
+                let (pairs, fractions) = (stored(simd, pairs), stored(simd, fractions));
+                for i in 0..2 * S::LANES {
+                    let from = i / 2 * 4 + first + i % 2;
+                    assert_eq!(pairs[i], f32::from(bytes[from]), "{} lanes, byte {first}", S::LANES);
+                    assert_eq!(fractions[i], f32::from(128 + narrow[from]) / 256.0);
+                }
+            }
+            let mut rounded = vec![bf16::ZERO; 2 * S::LANES + 1];
+            let pairs = simd.twice(simd.load(&lanes));
+            simd.store_two_bf16(pairs, &mut rounded);
+            let want = stored(simd, pairs).into_iter().map(bf16::from_f32).chain([bf16::ZERO]);
+            assert_eq!(rounded, want.collect::<Vec<_>>());
+        }
+    }
+}
+
+/// The lanes of two vectors.
+#[inline(always)]
+fn stored<S: Simd>(simd: S, [first, second]: [S::V; 2]) -> Vec<f32> {
+    let mut lanes = vec![0.0; 2 * S::LANES];
+    simd.store(first, &mut lanes);
+    simd.store(second, &mut lanes[S::LANES..]);
+    lanes
+}
+
+#[test]
+fn every_instruction_set_pairs_bytes() {
+    for isa in Isa::all() {
+        isa.dispatch(Pairing);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = Avx512::<true>::detect() {
+        simd.run(Pairing);
+    }
+}
+
 /// A transposition.
 struct Transpose;
 

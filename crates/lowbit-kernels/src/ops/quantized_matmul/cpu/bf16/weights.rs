@@ -2,9 +2,10 @@
 
 use super::super::minifloat::of_quad;
 use super::{DEPTH, STEPS};
-use crate::panels::{CHUNK, Chunk, PANELS, ROWS, SPAN, Unpack};
-use crate::simd::Simd;
+use crate::panels::{CHUNK, PANELS, PanelScales, ROWS, SPAN, Unpack, with_bits};
 use crate::simd::tiles::{Pairs, STEP};
+use crate::simd::{Kernel, Simd};
+use half::bf16;
 use std::ops::Range;
 
 const _: () = assert!(SPAN == STEP && ROWS == 16 && DEPTH.is_multiple_of(CHUNK));
@@ -13,7 +14,8 @@ const CHUNK_STEPS: usize = CHUNK / STEP;
 
 /// Up to [`DEPTH`] values of the rows of up to [`PANELS`] panels.
 pub(super) struct Stretch {
-    chunk: Box<Chunk>,
+    /// Of the chunk that is being decoded.
+    scales: Box<[PanelScales; PANELS]>,
     /// `[panel][step]`
     tiles: Box<[[Pairs; STEPS]; PANELS]>,
     panels: usize,
@@ -22,8 +24,8 @@ pub(super) struct Stretch {
 
 impl Stretch {
     pub fn new() -> Self {
-        let tiles = bytemuck::allocation::zeroed_box();
-        Self { chunk: Chunk::new(), tiles, panels: 0, steps: 0 }
+        let scales = Box::new([const { PanelScales::new() }; PANELS]);
+        Self { scales, tiles: bytemuck::allocation::zeroed_box(), panels: 0, steps: 0 }
     }
 
     /// How many panels there are.
@@ -40,31 +42,60 @@ impl Stretch {
     /// Decodes the values from `k` on of these panels.
     #[inline(always)]
     pub fn decode<S: Simd>(&mut self, simd: S, weight: &Unpack<'_>, panels: Range<usize>, k: usize) {
-        let layout = &weight.layout;
         self.panels = panels.len();
-        self.steps = layout.spans().saturating_sub(k / SPAN).min(STEPS);
-        for first in (0..self.steps).step_by(CHUNK_STEPS) {
-            let steps = CHUNK_STEPS.min(self.steps - first);
-            let start = k + first * STEP;
-            weight.unpack(simd, panels.start, panels.len(), start, &mut self.chunk);
-            let (group, len) = (layout.group(), layout.k().saturating_sub(start));
-            // Of a step: 1 or 2.
-            let groups = STEP / group;
-            for panel in 0..panels.len() {
+        self.steps = weight.layout.spans().saturating_sub(k / SPAN).min(STEPS);
+        simd.call(Decode { stretch: self, weight, first: panels.start, k });
+    }
+}
+
+/// [`Stretch::decode`], from panel `first` on.
+struct Decode<'s, 'a> {
+    stretch: &'s mut Stretch,
+    weight: &'s Unpack<'a>,
+    first: usize,
+    k: usize,
+}
+
+impl Kernel for Decode<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        with_bits!(self.weight.layout, BITS => self.decode::<S, BITS>(simd));
+    }
+}
+
+impl Decode<'_, '_> {
+    #[inline(always)]
+    fn decode<S: Simd, const BITS: usize>(self, simd: S) {
+        let Self { stretch: Stretch { scales, tiles, panels, steps }, weight, first, k } = self;
+        let (layout, group) = (&weight.layout, weight.layout.group());
+        let (zero, minifloat, narrow) = (layout.zero(), layout.minifloat(), layout.narrow());
+        // Of a step: 1 or 2.
+        let groups = STEP / group;
+        for start in (0..*steps).step_by(CHUNK_STEPS) {
+            let (k, chunk) = (k + start * STEP, start..(*steps).min(start + CHUNK_STEPS));
+            for (panel, scales) in scales[..*panels].iter_mut().enumerate() {
+                weight.unpack_scales(simd, first + panel, k, scales);
                 // A row of nvfp4 may end in the middle of a span, where the scales' place was not written.
-                if len < steps * STEP {
-                    self.chunk.panels[panel].scales[len.div_ceil(group)..].fill([0.0; ROWS]);
+                let len = layout.k() - k;
+                if len < chunk.len() * STEP {
+                    scales.scales[len.div_ceil(group)..].fill([0.0; ROWS]);
                 }
-                let codes = self.chunk.codes[panel].as_chunks::<8>().0;
-                let tiles = self.tiles[panel][first..].iter_mut().zip(codes).take(steps).enumerate();
-                for (step, (tile, codes)) in tiles {
-                    let groups = step * groups..(step + 1) * groups;
-                    let scales = &self.chunk.panels[panel].scales[groups.clone()];
-                    let biases = &self.chunk.panels[panel].biases[groups];
-                    match (layout.minifloat(), scales) {
-                        (true, _) => floats_to_bf16(simd, codes, &scales[0], tile),
-                        (_, [_]) => to_bf16::<S, 8>(simd, layout.zero(), codes, (scales, biases), tile),
-                        _ => to_bf16::<S, 4>(simd, layout.zero(), codes, (scales, biases), tile),
+            }
+            // Panels take turns: memory is read faster from several places than from one.
+            for (at, step) in chunk.enumerate() {
+                for (panel, (scales, tiles)) in scales[..*panels].iter().zip(tiles.iter_mut()).enumerate() {
+                    let codes = weight.span::<S, BITS>(simd, first + panel, k / SPAN + at);
+                    let groups = at * groups..(at + 1) * groups;
+                    let scales = (&scales.scales[groups.clone()], &scales.biases[groups]);
+                    let tile = &mut tiles[step];
+                    match (minifloat, narrow, scales.0) {
+                        (true, ..) => floats_to_bf16(simd, &codes, &scales.0[0], tile),
+                        (_, true, [_]) => to_bf16::<S, 8, true>(simd, zero, &codes, scales, tile),
+                        (_, true, _) => to_bf16::<S, 4, true>(simd, zero, &codes, scales, tile),
+                        (_, _, [_]) => to_bf16::<S, 8, false>(simd, zero, &codes, scales, tile),
+                        _ => to_bf16::<S, 4, false>(simd, zero, &codes, scales, tile),
                     }
                 }
             }
@@ -86,30 +117,38 @@ fn floats_to_bf16<S: Simd>(simd: S, codes: &[[u8; 4 * ROWS]; 8], scales: &[f32; 
 }
 
 /// A tile of `(code - zero) * scale + bias`; the scales and biases are of groups of `QUADS` quads, which the tile has one or two of.
-/// `zero * scale` is exact where nothing is added, so that the sum is what the format decodes to.
+/// `NARROW` codes come as `(128 + code) / 256`: what is then subtracted, `(128 + zero) * scale`, is exact where nothing is added and
+/// scales have at most 16 bits; else the result is off by at most 2^-16 scales, where rounding to bf16 loses 2^-9 of one.
 #[inline(always)]
-fn to_bf16<S: Simd, const QUADS: usize>(
+fn to_bf16<S: Simd, const QUADS: usize, const NARROW: bool>(
     simd: S,
     zero: i32,
     codes: &[[u8; 4 * ROWS]; 8],
     (scales, biases): (&[[f32; ROWS]], &[[f32; ROWS]]),
     tile: &mut Pairs,
 ) {
-    let minus_zero = simd.splat(-zero as f32);
+    let (factor, zero) = if NARROW { (256.0, zero + 128) } else { (1.0, zero) };
+    let (factor, minus_zero) = (simd.splat(factor), simd.splat(-zero as f32));
     for row in (0..ROWS).step_by(S::LANES) {
         let groups = scales.iter().zip(biases).zip(codes.as_chunks::<QUADS>().0);
         let tiles = tile.0.as_chunks_mut::<2>().0.as_chunks_mut::<QUADS>().0;
         for (((scale, bias), codes), tile) in groups.zip(tiles) {
             let scale = simd.load(&scale[row..]);
-            let offset = simd.mul_add(minus_zero, scale, simd.load(&bias[row..]));
+            let offset = simd.twice(simd.mul_add(minus_zero, scale, simd.load(&bias[row..])));
+            let scale = simd.twice(simd.mul(factor, scale));
+            let decode = |codes: [S::V; 2], pairs: &mut [[bf16; 2]]| {
+                let values = std::array::from_fn(|i| simd.mul_add(codes[i], scale[i], offset[i]));
+                simd.store_two_bf16(values, pairs.as_flattened_mut());
+            };
             for (codes, pairs) in codes.iter().zip(tile) {
                 let codes = simd.load_bytes(&codes[4 * row..]);
-                let first = simd.mul_add(simd.byte::<0>(codes), scale, offset);
-                let second = simd.mul_add(simd.byte::<1>(codes), scale, offset);
-                simd.store_bf16_pairs(first, second, &mut pairs[0][row..]);
-                let first = simd.mul_add(simd.byte::<2>(codes), scale, offset);
-                let second = simd.mul_add(simd.byte::<3>(codes), scale, offset);
-                simd.store_bf16_pairs(first, second, &mut pairs[1][row..]);
+                let [first, second] = if NARROW {
+                    [simd.byte_fractions::<0>(codes), simd.byte_fractions::<2>(codes)]
+                } else {
+                    [simd.byte_pairs::<0>(codes), simd.byte_pairs::<2>(codes)]
+                };
+                decode(first, &mut pairs[0][row..]);
+                decode(second, &mut pairs[1][row..]);
             }
         }
     }
