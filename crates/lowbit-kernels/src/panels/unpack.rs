@@ -136,6 +136,18 @@ impl<'a> Unpack<'a> {
         with_bits!(self.layout, BITS => self.codes::<S, BITS>(simd, panel, spans, codes));
     }
 
+    /// The codes of the chunk that is unpacked after the one that starts with value `k`, where [`PANELS`] panels are gone through side
+    /// by side.
+    #[inline(always)]
+    pub fn next_codes(&self, panel: usize, k: usize) -> &'a [u8] {
+        let span = (k + CHUNK) / SPAN;
+        let (panel, span) = if span < self.layout.spans() { (panel, span) } else { (panel + PANELS, 0) };
+        let bytes = CHUNK / SPAN * self.layout.bits() * 64;
+        let codes =
+            self.parts[0].get(panel * self.bytes[0] + span * self.layout.bits() * 64..).unwrap_or_default();
+        &codes[..bytes.min(codes.len())]
+    }
+
     /// The spans of the chunk that starts with value `k`.
     #[inline(always)]
     pub fn spans(&self, k: usize) -> Range<usize> {
@@ -150,6 +162,8 @@ impl<'a> Unpack<'a> {
     }
 
     /// The codes of one span of a panel, quad by quad.
+    // What multiplies tiles reads them.
+    #[cfg(any(test, target_arch = "x86_64"))]
     #[inline(always)]
     pub fn span<S: Simd, const BITS: usize>(&self, simd: S, panel: usize, span: usize) -> [[u8; 64]; 8] {
         let packed = &self.packed::<BITS>(panel, span..span + 1)[0];

@@ -170,14 +170,14 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn twice(self, v: Self::V) -> [Self::V; 2] {
         let mut lanes = [0.0; MAX_LANES];
         self.store(v, &mut lanes);
-        self.load_two(|i| lanes[i / 2])
+        load_two(self, |i| lanes[i / 2])
     }
     /// Bytes `FIRST` and `FIRST + 1` of each lane, unsigned: lanes 2i and 2i + 1 of the two vectors are from lane i.
     #[inline(always)]
     fn byte_pairs<const FIRST: usize>(self, bytes: Self::I) -> [Self::V; 2] {
         let mut lanes = [0.0; MAX_LANES];
         self.store(self.f32_from_bits(bytes), &mut lanes);
-        self.load_two(|i| f32::from(lanes[i / 2].to_ne_bytes()[FIRST + i % 2]))
+        load_two(self, |i| f32::from(lanes[i / 2].to_ne_bytes()[FIRST + i % 2]))
     }
     /// As [`Simd::byte_pairs`], but `(128 + byte) / 256` of bytes below 128.
     #[inline(always)]
@@ -223,13 +223,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
         codes.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
     }
 
-    /// Two vectors, of whose lanes the i-th is `lane(i)`.
-    #[inline(always)]
-    fn load_two(self, lane: impl Fn(usize) -> f32) -> [Self::V; 2] {
-        let lanes: [f32; 2 * MAX_LANES] = std::array::from_fn(lane);
-        [self.load(&lanes), self.load(&lanes[Self::LANES..])]
-    }
-
     /// Up to `LANES` elements, the other lanes `fill`.
     #[inline(always)]
     fn load_partial(self, x: &[f32], fill: f32) -> Self::V {
@@ -248,6 +241,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.store(v, &mut lanes);
         y.copy_from_slice(&lanes[..y.len()]);
     }
+}
+
+/// Two vectors, of whose lanes the i-th is `lane(i)`.
+#[inline(always)]
+fn load_two<S: Simd>(simd: S, lane: impl Fn(usize) -> f32) -> [S::V; 2] {
+    let lanes: [f32; 2 * MAX_LANES] = std::array::from_fn(lane);
+    [simd.load(&lanes), simd.load(&lanes[S::LANES..])]
 }
 
 /// An e4m3's bits where an f32 has its sign, the lower half of its exponent and the upper part of its mantissa.

@@ -7,8 +7,9 @@
 //! which multiply twice as fast: scales are per 16 or 32 values, and such a product sums up 64, so sums of int32 would leave the
 //! tiles after every half product, for a conversion and two fused operations each.
 //!
-//! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and a value of the
-//! weight costs about 5 operations of a vector, once per [`Method::MAX_M`] rows of x.
+//! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and 16 values of the
+//! weight cost about 4 operations of a vector, once per [`Method::MAX_M`] rows of x. Sums that do not stay in the first-level
+//! cache cost about a fifth of the products: as many lines go there and back as come of x in two steps.
 
 mod activations;
 #[cfg(test)]

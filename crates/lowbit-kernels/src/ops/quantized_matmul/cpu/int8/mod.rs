@@ -8,12 +8,14 @@ mod tile;
 
 use super::panels::{Chunks, Method, Piece, Sums, TALLEST, by_chunks};
 use crate::Cpu;
-use crate::panels::{Chunk, Layout, PanelScales, Unpack};
+use crate::panels::{Chunk, Layout, PANELS, PanelScales, Unpack};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
 use row::Row;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
+use tile::Weight;
 
 /// By dot products of bytes.
 pub(super) struct Int8;
@@ -52,7 +54,13 @@ impl Kernel for Product<'_, '_> {
             return Row { weight, panel, x: x.row(m) }.multiply(simd, y);
         }
         let (chunk, k) = (Chunk::new(), weight.layout.k());
-        by_chunks(simd, &mut Unpacked { weight, x, chunk, panels: 0 }, (m, panel), k, y);
+        by_chunks(
+            simd,
+            &mut Unpacked { weight, x, chunk, panels: 0, ahead: Cell::default() },
+            (m, panel),
+            k,
+            y,
+        );
     }
 }
 
@@ -62,12 +70,18 @@ struct Unpacked<'a> {
     x: &'a Activations,
     chunk: Box<Chunk>,
     panels: usize,
+    /// The codes of the panels' next chunk, which the first tile asks for while it multiplies.
+    ahead: Cell<[&'a [u8]; PANELS]>,
 }
 
 impl Chunks for Unpacked<'_> {
     #[inline(always)]
     fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize) {
         self.panels = panels.len();
+        // What unpacking asks for at once has to wait for each other; of wide codes that is too much.
+        if self.weight.layout.bits() > 4 {
+            self.ahead.set(std::array::from_fn(|at| self.weight.next_codes(panels.start + at, k)));
+        }
         self.weight.unpack(simd, panels.start, panels.len(), k, &mut self.chunk);
         if self.weight.layout.long_scales() {
             self.chunk.panels.iter_mut().for_each(PanelScales::cut);
@@ -77,6 +91,7 @@ impl Chunks for Unpacked<'_> {
     #[inline(always)]
     fn multiply<S: Simd>(&self, simd: S, tile: (usize, usize), k: usize, sums: &mut [Sums]) {
         let x = self.x.tile(tile).chunk(k, self.weight.layout.group());
-        tile::multiply(simd, &self.weight.layout, &self.chunk, self.panels, x, sums);
+        let weight = Weight::new(&self.weight.layout, &self.chunk, self.ahead.take());
+        weight.multiply(simd, self.panels, x, sums);
     }
 }

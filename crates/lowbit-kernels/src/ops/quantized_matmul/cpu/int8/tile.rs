@@ -21,6 +21,11 @@ const VECTORS: usize = 2;
 /// Rows of x whose sums of f32 stay in registers, at most.
 const KEPT: usize = 5;
 
+/// Panels side by side in a tile.
+const fn side_by_side<S: Simd>() -> usize {
+    VECTORS * S::LANES / ROWS
+}
+
 /// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those of the others do not fit.
 const fn kept<S: Simd>(m: usize) -> usize {
     match m {
@@ -28,28 +33,6 @@ const fn kept<S: Simd>(m: usize) -> usize {
         _ if S::REGISTERS < 32 => 0,
         3..=KEPT => m,
         _ => KEPT,
-    }
-}
-
-/// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k.
-#[inline(always)]
-pub(super) fn multiply<S: Simd>(
-    simd: S,
-    layout: &Layout,
-    chunk: &Chunk,
-    panels: usize,
-    x: Tile<'_>,
-    sums: &mut [Sums],
-) {
-    // Panels side by side in a tile.
-    let step = VECTORS * S::LANES / ROWS;
-    for panel in (0..panels).step_by(step) {
-        let weight = Weight { chunk, panel, quads: layout.group() / 4 };
-        if layout.biased() {
-            weight.codes::<S, true>(simd, layout, &x, sums);
-        } else {
-            weight.codes::<S, false>(simd, layout, &x, sums);
-        }
     }
 }
 
@@ -87,20 +70,43 @@ impl<S: Simd> Scale<S> {
     }
 }
 
-/// Panels of a chunk from `panel` on, in groups of `quads` quads.
-struct Weight<'a> {
+/// A chunk of a weight's panels.
+pub(super) struct Weight<'a> {
+    layout: &'a Layout,
     chunk: &'a Chunk,
+    /// Codes of each panel that are asked for meanwhile, line by line; of short ones there are none.
+    ahead: [&'a [[u8; 64]]; PANELS],
+    /// The first panel of a tile.
     panel: usize,
+    /// Quads of a group.
     quads: usize,
 }
 
-impl Weight<'_> {
+impl<'a> Weight<'a> {
+    pub fn new(layout: &'a Layout, chunk: &'a Chunk, ahead: [&'a [u8]; PANELS]) -> Self {
+        let ahead = ahead.map(|codes| codes.as_chunks().0);
+        Self { layout, chunk, ahead, panel: 0, quads: layout.group() / 4 }
+    }
+
+    /// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k and its first `panels` panels.
     #[inline(always)]
-    fn codes<S: Simd, const BIASED: bool>(&self, simd: S, layout: &Layout, x: &Tile<'_>, sums: &mut [Sums]) {
+    pub fn multiply<S: Simd>(mut self, simd: S, panels: usize, x: Tile<'_>, sums: &mut [Sums]) {
+        for panel in (0..panels).step_by(side_by_side::<S>()) {
+            self.panel = panel;
+            if self.layout.biased() {
+                self.codes::<S, true>(simd, &x, sums);
+            } else {
+                self.codes::<S, false>(simd, &x, sums);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn codes<S: Simd, const BIASED: bool>(&self, simd: S, x: &Tile<'_>, sums: &mut [Sums]) {
         // Where any bytes multiply as fast, one kernel is enough.
-        if S::WIDE_DOT4 || !layout.narrow() {
+        if S::WIDE_DOT4 || !self.layout.narrow() {
             self.height::<S, ANY, BIASED>(simd, x, sums);
-        } else if S::SHORT_SUMS && layout.greatest_code() < 16 {
+        } else if S::SHORT_SUMS && self.layout.greatest_code() < 16 {
             self.height::<S, SHORT, BIASED>(simd, x, sums);
         } else {
             self.height::<S, NARROW, BIASED>(simd, x, sums);
@@ -138,10 +144,17 @@ impl Weight<'_> {
             }
         }
         let bytes: &[u8] = bytemuck::cast_slice(x.codes);
+        let groups = (quads.len() / self.quads).max(1);
+        let share = if CODES == SHORT { 0 } else { self.ahead[self.panel].len().div_ceil(groups) };
         for (group, quads) in quads.chunks_exact(self.quads).enumerate() {
             // The next tile comes from the second-level cache.
             for line in (0..size_of_val(quads)).step_by(64) {
                 simd.prefetch(bytes, x.stride + group * size_of_val(quads) + line);
+            }
+            for lines in &self.ahead[self.panel..][..side_by_side::<S>()] {
+                for line in group * share..((group + 1) * share).min(lines.len()) {
+                    simd.prefetch(&lines[line], 0);
+                }
             }
             let products = self.products::<S, M, CODES>(simd, (group, quads), &starts[group], places);
             for (v, (panel, row)) in places.into_iter().enumerate() {
