@@ -9,7 +9,7 @@
 //!
 //! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and 16 values of the
 //! weight cost about 4 operations of a vector, once per [`Method::MAX_M`] rows of x. Sums that do not stay in the first-level
-//! cache cost about a fifth of the products: as many lines go there and back as come of x in two steps.
+//! cache cost about a quarter more: as many lines go there and back as come of x in two steps.
 
 mod activations;
 #[cfg(test)]
