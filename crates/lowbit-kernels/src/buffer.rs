@@ -6,11 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Cache lines: storage is aligned to them, so that it can be viewed as any element type and vector loads do not straddle lines.
 struct Lines {
-    /// Not of an alignment of 64, with which the allocator writes zeros itself, on one thread, instead of asking the system for
-    /// memory that is zero when it is first touched.
-    words: Vec<u128>,
+    memory: Memory,
     count: usize,
 }
+
+enum Memory {
+    /// Not of an alignment of 64, with which the allocator writes zeros itself, on one thread, instead of asking the system for
+    /// memory that is zero when it is first touched.
+    Allocated(Vec<u128>),
+    /// In huge pages, the first of which begins at this byte.
+    #[cfg(target_os = "linux")]
+    Mapped(memmap2::MmapMut, usize),
+}
+
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
 
 impl Lines {
     const SIZE: usize = 64;
@@ -20,23 +30,46 @@ impl Lines {
     /// Zeros. None where the system does not give as many.
     fn zeros(count: usize) -> Option<Self> {
         let words = count.checked_mul(Self::WORDS)?.checked_add(Self::WORDS - 1)?;
-        Some(Self { words: bytemuck::allocation::try_zeroed_vec(words).ok()?, count })
+        Some(Self { memory: Memory::Allocated(bytemuck::allocation::try_zeroed_vec(words).ok()?), count })
     }
 
-    /// The first word of the first line.
-    fn start(&self) -> usize {
-        let past = self.words.as_ptr().addr() % Self::SIZE;
-        (Self::SIZE - past) % Self::SIZE / size_of::<u128>()
+    /// Zeros, in huge pages where the system has them, but for the rest that is no whole one: large tensors are read from end to
+    /// end, and the processor's table of pages has few entries. None where the system does not give as many.
+    #[cfg(target_os = "linux")]
+    fn huge(count: usize) -> Option<Self> {
+        let bytes = count.checked_mul(Self::SIZE)?;
+        let map = memmap2::MmapMut::map_anon(bytes.checked_add(HUGE)?).ok()?;
+        let start = map.as_ptr().addr().next_multiple_of(HUGE) - map.as_ptr().addr();
+        // A system without huge pages refuses, and gives small ones.
+        let _ = map.advise_range(memmap2::Advice::HugePage, start, bytes / HUGE * HUGE);
+        Some(Self { memory: Memory::Mapped(map, start), count })
     }
 
     fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.words[self.start()..][..self.count * Self::WORDS])
+        let bytes = match &self.memory {
+            Memory::Allocated(words) => &bytemuck::cast_slice(words)[start(words)..],
+            #[cfg(target_os = "linux")]
+            Memory::Mapped(map, start) => &map[*start..],
+        };
+        &bytes[..self.count * Self::SIZE]
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let start = self.start();
-        bytemuck::cast_slice_mut(&mut self.words[start..][..self.count * Self::WORDS])
+        let bytes = match &mut self.memory {
+            Memory::Allocated(words) => {
+                let start = start(words);
+                &mut bytemuck::cast_slice_mut(words)[start..]
+            }
+            #[cfg(target_os = "linux")]
+            Memory::Mapped(map, start) => &mut map[*start..],
+        };
+        &mut bytes[..self.count * Self::SIZE]
     }
+}
+
+/// The first byte of the first line.
+fn start(words: &[u128]) -> usize {
+    words.as_ptr().addr().next_multiple_of(Lines::SIZE) - words.as_ptr().addr()
 }
 
 /// Bytes that go back to their processor's [`Spares`] when the last tensor over them is gone.
@@ -53,17 +86,28 @@ impl Buffer {
     /// id), so that an element left unwritten shows. None where the system does not give as many.
     pub fn any(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         let count = bytes.div_ceil(Lines::SIZE);
-        let mut buffer = match home.spares.take(count) {
-            Some(lines) => Self { lines: Some(lines), len: count * Lines::SIZE, home: home.clone() },
-            None => Self::zeros(bytes, home)?,
+        let lines = match home.spares.take(count) {
+            Some(lines) => lines,
+            #[cfg(target_os = "linux")]
+            None if bytes >= HUGE => Lines::huge(count)?,
+            None => Lines::zeros(count)?,
         };
+        let mut buffer = Self { lines: Some(lines), len: count * Lines::SIZE, home: home.clone() };
         if cfg!(debug_assertions) {
             buffer.bytes_mut().fill(0xff);
         }
         Some(buffer)
     }
 
-    /// At least `bytes` bytes of zeros. None where the system does not give as many.
+    /// As [`Self::any`], for what is used once and read over and over meanwhile: whole huge pages, unless that is over four times as
+    /// much. Small ones may fall on each other in the second-level cache.
+    pub fn any_cached(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
+        let whole = bytes.checked_next_multiple_of(HUGE)?;
+        Self::any(if whole <= 4 * bytes { whole } else { bytes }, home)
+    }
+
+    /// At least `bytes` bytes of zeros, in small pages: of a cache that grows, most may never be touched. None where the system does
+    /// not give as many.
     pub fn zeros(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         // Fresh memory: the system has zeroed it, and takes it from no one before it is touched.
         let lines = Lines::zeros(bytes.div_ceil(Lines::SIZE))?;
@@ -191,6 +235,19 @@ mod tests {
         if cfg!(debug_assertions) {
             assert!(smaller.bytes().iter().all(|&byte| byte == 0xff), "poisoned again");
         }
+    }
+
+    #[test]
+    fn what_is_large_is_in_huge_pages() {
+        let cpu = cpu();
+        for bytes in [HUGE, 3 * HUGE + 64] {
+            let mut huge = Buffer::any(bytes, &cpu).unwrap();
+            huge.bytes_mut().fill(7);
+            assert_eq!(huge.bytes().len(), bytes);
+            assert!(cfg!(not(target_os = "linux")) || huge.bytes().as_ptr().addr().is_multiple_of(HUGE));
+        }
+        let len = |bytes: usize| Buffer::any_cached(bytes, &cpu).unwrap().bytes().len();
+        assert_eq!([HUGE / 4 - 64, HUGE / 4, HUGE + 1].map(len), [HUGE / 4 - 64, HUGE, 2 * HUGE]);
     }
 
     #[test]
