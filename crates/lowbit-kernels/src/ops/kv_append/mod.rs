@@ -56,22 +56,26 @@ pub(super) fn rounded(
     (name, x): (&'static str, &Tensor),
     dtype: DType,
 ) -> Result<Tensor, KernelError> {
-    // The least magnitudes that round to infinity: half a unit in the last place above the greatest finite number.
-    let limit = match FloatType::from_dtype(dtype) {
-        Some(FloatType::F16) => 65520.0,
-        Some(FloatType::BF16) => f32::from_bits(0x7f7f_8000),
-        _ => f32::INFINITY,
+    let y = x.cast(dtype)?;
+    // Infinity, and the least magnitude that rounds to it: half a unit in the last place above the greatest finite number.
+    let (infinity, limit) = match FloatType::from_dtype(dtype) {
+        Some(FloatType::F16) => (0x7c00, 65520.0),
+        Some(FloatType::BF16) => (0x7f80, f32::from_bits(0x7f7f_8000)),
+        _ => return Ok(y),
     };
-    if x.dtype() != dtype && limit.is_finite() {
+    if x.dtype() == dtype {
+        return Ok(y);
+    }
+    // All numbers are compared, so that the loop has no branch and is vectorised.
+    let bits: &[u16] = bytemuck::cast_slice(y.bytes());
+    if bits.iter().fold(false, |any, bits| any | (bits & 0x7fff == infinity)) {
         let wide = check.widened(name, x)?;
-        let is_beyond = |x: &f32| (limit..f32::INFINITY).contains(&x.abs());
-        // All numbers are compared, so that the loop has no branch and is vectorised.
-        if wide.as_slice::<f32>()?.iter().fold(false, |any, x| any | is_beyond(x)) {
-            let beyond = wide.as_slice::<f32>()?.iter().find(|x| is_beyond(x)).expect("there is one");
+        let is_beyond = |x: &&f32| (limit..f32::INFINITY).contains(&x.abs());
+        if let Some(beyond) = wide.as_slice::<f32>()?.iter().find(is_beyond) {
             return Err(check.value(name, beyond, format!("{dtype}, the cache's type, ends at {limit}")));
         }
     }
-    x.cast(dtype)
+    Ok(y)
 }
 
 /// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the operands in errors.

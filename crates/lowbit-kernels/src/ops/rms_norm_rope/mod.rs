@@ -14,9 +14,10 @@ pub use gradient::{RmsNormRopeGradient, rms_norm_rope_backward};
 
 use super::check::Check;
 use super::kv_append::{self, kv_append};
-use super::{Rope, narrow, rms_norm, rope};
+#[cfg(feature = "gpu")]
+use super::narrow;
+use super::rope::{self, Direction, Rope};
 use crate::{Device, KernelError, Tensor};
-use lowbit_formats::DType;
 
 /// How query or key heads are normed and rotated before attention.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ pub struct RmsNormRope<'a> {
     pub rope: &'a Rope,
 }
 
-/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, see [`rms_norm()`] and [`rope()`]; without a
+/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, see [`rms_norm()`](super::rms_norm()) and [`rope()`](super::rope()); without a
 /// norm `rope(x[t, h, ..D])`. Columns of x from D on are ignored, so that x may be heads of `[query | gate]`.
 ///
 /// | operand | shape | dtype |
@@ -39,7 +40,7 @@ pub struct RmsNormRope<'a> {
 /// | positions | `[T]` | u32 |
 /// | y | `[T, H, D]` | x's |
 ///
-/// All arithmetic is f32, rounded once to x's dtype. As with [`rope()`], a captured pass must not be the first to
+/// All arithmetic is f32, rounded once to x's dtype. As with [`rope()`](super::rope()), a captured pass must not be the first to
 /// rotate.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`; transformers 5.23 `Qwen3Attention`, `Qwen3NextAttention`.
@@ -54,16 +55,23 @@ pub fn rms_norm_rope(
 ) -> Result<Tensor, KernelError> {
     let check = Check("rms_norm_rope");
     params.check(check, x, positions)?;
-    let heads = || narrow(x, 0, params.head_dim);
-    let Some((weight, eps)) = params.norm else { return rope(&heads()?, positions, params.rope) };
     match x.device() {
+        #[cfg(feature = "gpu")]
+        Device::Gpu(_) if params.norm.is_none() => {
+            rope::rope(&narrow(x, 0, params.head_dim)?, positions, params.rope)
+        }
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => gpu::launch(check, gpu, x, positions, params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
-        Device::Cpu(_) => {
-            let heads = rms_norm(&heads()?.cast(DType::F32)?, weight, eps)?;
-            rope(&heads, positions, params.rope)?.cast(x.dtype())
+        Device::Cpu(cpu) => {
+            let wide = check.widened("x", x)?;
+            let norm = match params.norm {
+                Some((weight, eps)) => Some((check.widened("weight", weight)?, eps)),
+                None => None,
+            };
+            let (x, to) = ((&wide, params.head_dim), x.dtype());
+            rope::cpu::rope(cpu, x, positions.as_slice()?, norm, (params.rope, Direction::Forth))?.cast(to)
         }
     }
 }

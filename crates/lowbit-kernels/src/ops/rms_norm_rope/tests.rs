@@ -1,6 +1,7 @@
 use super::*;
 use crate::ops::testing::{FLOATS, assert_close, device, devices, normal, rounding, tensor};
-use crate::ops::{RopeLayout, RopeParams, RopeScaling, Yarn};
+use crate::ops::{self, RopeLayout, RopeParams, RopeScaling, Yarn};
+use lowbit_formats::DType;
 use numcheck::Random;
 
 pub(super) fn rotation(rotary_dim: usize, layout: RopeLayout) -> Rope {
@@ -110,8 +111,8 @@ fn the_cpu_computes_its_parts() {
     let (weight, _) = normal(&mut Random::new(3), &[8], FLOATS[0], &device);
     let (at, rope) = (Tensor::new(&[5u32, 9], &[2], &device).unwrap(), rotation(4, RopeLayout::HalfSplit));
     let params = RmsNormRope { head_dim: 8, norm: Some((&weight, 1e-6)), rope: &rope };
-    let queries = rms_norm(&narrow(&x, 0, 8).unwrap(), &weight, 1e-6).unwrap();
-    let want = super::rope(&queries, &at, &rope).unwrap();
+    let queries = ops::rms_norm(&ops::narrow(&x, 0, 8).unwrap(), &weight, 1e-6).unwrap();
+    let want = ops::rope(&queries, &at, &rope).unwrap();
     assert_eq!(rms_norm_rope(&x, &at, &params).unwrap().bytes(), want.bytes());
 }
 

@@ -1,6 +1,7 @@
 use super::{Direction, Rope, RopeLayout};
 use crate::{
     Cpu, KernelError, Tensor,
+    ops::rms_norm::cpu::RmsNorm,
     simd::{Kernel, Simd},
 };
 use lowbit_formats::DType;
@@ -53,70 +54,84 @@ impl Rotations {
     }
 }
 
-/// All heads of one token.
-struct Token<'a> {
+/// All heads of some tokens, normed before they are rotated if there is a norm.
+struct Tokens<'a> {
+    /// `[T, H, S]`, of whose columns the first D are read.
     x: &'a [f32],
+    /// H and S.
+    heads: [usize; 2],
+    /// D.
     width: usize,
+    norm: Option<(&'a [f32], f32)>,
+    /// `[T, rotary_dim / 2]`
     cos: &'a [f32],
     sin: &'a [f32],
     layout: RopeLayout,
+    /// `[T, H, D]`
     y: &'a mut [f32],
 }
 
-impl Kernel for Token<'_> {
+impl Kernel for Tokens<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
-        let rotary = self.cos.len() * 2;
-        for (x, y) in self.x.chunks_exact(self.width).zip(self.y.chunks_exact_mut(self.width)) {
-            let (x, rest) = x.split_at(rotary);
-            let (y, copied) = y.split_at_mut(rotary);
-            copied.copy_from_slice(rest);
-            match self.layout {
-                RopeLayout::HalfSplit => half_split(x, self.cos, self.sin, y),
-                RopeLayout::Interleaved => interleaved(x, self.cos, self.sin, y),
+    fn run<S: Simd>(self, simd: S) {
+        let Self { x, heads: [heads, columns], width, norm, cos, sin, layout, y } = self;
+        let pairs = cos.len() * heads * width / y.len();
+        let rows = x.chunks_exact(columns).zip(y.chunks_exact_mut(width));
+        for (row, (x, y)) in rows.enumerate() {
+            let x = &x[..width];
+            match norm {
+                None => y.copy_from_slice(x),
+                Some((weight, eps)) => RmsNorm { x, gate: None, weight, eps, y }.run(simd),
+            }
+            let [cos, sin] = [cos, sin].map(|all| &all[row / heads * pairs..][..pairs]);
+            match layout {
+                RopeLayout::HalfSplit => half_split(&mut y[..2 * pairs], cos, sin),
+                RopeLayout::Interleaved => interleaved(&mut y[..2 * pairs], cos, sin),
             }
         }
     }
 }
 
 #[inline(always)]
-fn half_split(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
-    let (xa, xb) = x.split_at(cos.len());
-    let (ya, yb) = y.split_at_mut(cos.len());
-    let (xb, sin, yb) = (&xb[..cos.len()], &sin[..cos.len()], &mut yb[..cos.len()]);
-    for i in 0..cos.len() {
-        ya[i] = xa[i] * cos[i] - xb[i] * sin[i];
-        yb[i] = xb[i] * cos[i] + xa[i] * sin[i];
+fn half_split(y: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = y.split_at_mut(cos.len());
+    for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }
 }
 
 #[inline(always)]
-fn interleaved(x: &[f32], cos: &[f32], sin: &[f32], y: &mut [f32]) {
-    let pairs = x.as_chunks::<2>().0.iter().zip(y.as_chunks_mut::<2>().0);
-    for (([xa, xb], [ya, yb]), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
-        *ya = xa * cos - xb * sin;
-        *yb = xb * cos + xa * sin;
+fn interleaved(y: &mut [f32], cos: &[f32], sin: &[f32]) {
+    for ([a, b], (cos, sin)) in y.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
     }
 }
 
-pub(super) fn rope(
+/// The rotation of the first `width` columns of f32 heads `[T, H, S]`, after the norm with a weight and an eps if there is one.
+pub(in crate::ops) fn rope(
     cpu: &Cpu,
-    x: &Tensor,
+    (x, width): (&Tensor, usize),
     positions: &[u32],
+    norm: Option<(Tensor, f32)>,
     (rope, direction): (&Rope, Direction),
 ) -> Result<Tensor, KernelError> {
     let rotations = Rotations::of(rope, positions, direction);
-    let mut y = Tensor::empty(x.shape(), DType::F32, x.device());
-    let (width, row, pairs) = (x.dim(2), x.dim(1) * x.dim(2), rope.inv_freq.len());
+    let heads = [x.dim(1), x.dim(2)];
+    let mut y = Tensor::empty(&[x.dim(0), heads[0], width], DType::F32, x.device());
+    let (x_row, row, pairs) = (heads[0] * heads[1], heads[0] * width, rope.inv_freq.len());
+    let norm = match &norm {
+        Some((weight, eps)) => Some((weight.as_slice::<f32>()?, *eps)),
+        None => None,
+    };
     let x = x.as_slice::<f32>()?;
     cpu.for_each_rows(y.as_mut_slice()?, row, row, |first, y| {
-        for (t, y) in (first..).zip(y.chunks_exact_mut(row)) {
-            let [cos, sin] = [&rotations.cos, &rotations.sin].map(|all| &all[t * pairs..][..pairs]);
-            let (x, layout) = (&x[t * row..(t + 1) * row], rope.layout);
-            cpu.isa().dispatch(Token { x, width, cos, sin, layout, y });
-        }
+        let tokens = first..first + y.len() / row;
+        let [cos, sin] =
+            [&rotations.cos, &rotations.sin].map(|all| &all[tokens.start * pairs..tokens.end * pairs]);
+        let x = &x[tokens.start * x_row..tokens.end * x_row];
+        cpu.isa().dispatch(Tokens { x, heads, width, norm, cos, sin, layout: rope.layout, y });
     });
     Ok(y)
 }

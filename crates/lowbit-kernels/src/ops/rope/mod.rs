@@ -1,7 +1,7 @@
 //! Rotary position embedding.
 
 mod bench;
-mod cpu;
+pub(in crate::ops) mod cpu;
 mod frequencies;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
@@ -30,7 +30,7 @@ pub enum RopeLayout {
 
 /// Which way heads are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Direction {
+pub(in crate::ops) enum Direction {
     /// By the angle.
     Forth,
     /// By the angle's negative.
@@ -184,7 +184,7 @@ fn rotate(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let wide = check.widened("x", x)?;
-            cpu::rope(cpu, &wide, positions.as_slice()?, (rope, direction))?.cast(x.dtype())
+            cpu::rope(cpu, (&wide, x.dim(2)), positions.as_slice()?, None, (rope, direction))?.cast(x.dtype())
         }
     }
 }
