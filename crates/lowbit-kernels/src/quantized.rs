@@ -234,6 +234,12 @@ impl QuantizedTensor {
         self.panels.map(|layout| panels::Unpack::new(layout, self.parts()))
     }
 
+    /// The components of two weights as one whose panels are those of both in turn; `None` where either is not in panels, or they
+    /// lie in different ways.
+    pub(crate) fn panels_in_turn<'a>(&'a self, other: &'a Self) -> Option<panels::Unpack<'a>> {
+        self.panels()?.in_turn(other.panels()?)
+    }
+
     /// Whether it is in panels.
     pub(crate) fn is_repacked(&self) -> bool {
         self.panels.is_some()

@@ -71,7 +71,7 @@ pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_in
 pub use quantized_matmul::{
     AddRmsNorm, Input, ScalesGradient, WeightGradient, WeightPart, quantized_matmul,
     quantized_matmul_and_sum, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
-    quantized_matmul_backward_x, quantized_matmul_each, quantized_matmul_to,
+    quantized_matmul_backward_x, quantized_matmul_each, quantized_matmul_to, swiglu,
 };
 pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,

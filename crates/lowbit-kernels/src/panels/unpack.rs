@@ -86,6 +86,8 @@ impl Chunk {
 pub(crate) struct Unpack<'a> {
     pub layout: Layout,
     parts: [&'a [u8]; 3],
+    /// Those of a second weight of this layout, whose panels are the odd ones.
+    odd: Option<[&'a [u8]; 3]>,
     /// [`Layout::bytes`], which takes divisions: too slow for every span.
     bytes: [usize; 3],
     /// Of a chunk's scales and biases.
@@ -116,7 +118,27 @@ impl<'a> Unpack<'a> {
     pub fn new(layout: Layout, parts: [&'a [u8]; 3]) -> Self {
         let bytes = layout.bytes();
         let values = (layout.spans() * SPAN).max(1);
-        Self { layout, parts, bytes, chunk_bytes: [bytes[1], bytes[2]].map(|bytes| bytes * CHUNK / values) }
+        let chunk_bytes = [bytes[1], bytes[2]].map(|bytes| bytes * CHUNK / values);
+        Self { layout, parts, odd: None, bytes, chunk_bytes }
+    }
+
+    /// This weight and `other` as one, whose panels are those of both in turn; `None` where they lie in different ways.
+    pub fn in_turn(self, other: Self) -> Option<Self> {
+        (self.layout == other.layout).then_some(Self { odd: Some(other.parts), ..self })
+    }
+
+    /// Whether panels are those of two weights in turn.
+    pub fn is_two(&self) -> bool {
+        self.odd.is_some()
+    }
+
+    /// The components of the weight that panel `panel` is of, and which of that weight's panels it is.
+    #[inline(always)]
+    fn place(&self, panel: usize) -> (&[&'a [u8]; 3], usize) {
+        match &self.odd {
+            None => (&self.parts, panel),
+            Some(odd) => (if panel.is_multiple_of(2) { &self.parts } else { odd }, panel / 2),
+        }
     }
 
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `count` panels from `panel` on: as many as a chunk or the
@@ -143,8 +165,9 @@ impl<'a> Unpack<'a> {
         let span = (k + CHUNK) / SPAN;
         let (panel, span) = if span < self.layout.spans() { (panel, span) } else { (panel + PANELS, 0) };
         let bytes = CHUNK / SPAN * self.layout.bits() * 64;
+        let (parts, panel) = self.place(panel);
         let codes =
-            self.parts[0].get(panel * self.bytes[0] + span * self.layout.bits() * 64..).unwrap_or_default();
+            parts[0].get(panel * self.bytes[0] + span * self.layout.bits() * 64..).unwrap_or_default();
         &codes[..bytes.min(codes.len())]
     }
 
@@ -157,7 +180,8 @@ impl<'a> Unpack<'a> {
     /// The bit planes of a panel's spans.
     #[inline(always)]
     pub fn packed<const BITS: usize>(&self, panel: usize, spans: Range<usize>) -> &'a [[[u8; 64]; BITS]] {
-        let panel = &self.parts[0][panel * self.bytes[0]..][..self.bytes[0]];
+        let (parts, panel) = self.place(panel);
+        let panel = &parts[0][panel * self.bytes[0]..][..self.bytes[0]];
         &panel.as_chunks::<64>().0.as_chunks().0[spans]
     }
 
@@ -255,16 +279,17 @@ impl Kernel for UnpackScales<'_> {
         let Self { weight, panel, k, out: PanelScales { scales, biases } } = self;
         let len = weight.spans(k).len() * SPAN;
         let [_, scale_bytes, bias_bytes] = weight.bytes;
+        let (parts, panel) = weight.place(panel);
         // Those of the chunk after next.
         for ((stored, panel_bytes), chunk) in
-            weight.parts[1..].iter().zip(&weight.bytes[1..]).zip(weight.chunk_bytes)
+            parts[1..].iter().zip(&weight.bytes[1..]).zip(weight.chunk_bytes)
         {
             for line in (0..chunk).step_by(64) {
                 simd.prefetch(stored, panel * panel_bytes + chunk * (k / CHUNK + 2) + line);
             }
         }
-        let stored = &weight.parts[1][panel * scale_bytes..][..scale_bytes];
-        let extra = &weight.parts[2][panel * bias_bytes..][..bias_bytes];
+        let stored = &parts[1][panel * scale_bytes..][..scale_bytes];
+        let extra = &parts[2][panel * bias_bytes..][..bias_bytes];
         let shift = weight.layout.group().trailing_zeros();
         let (group, groups) = (k >> shift, len >> shift);
         match weight.layout.scheme.scales {

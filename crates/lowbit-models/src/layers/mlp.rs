@@ -1,9 +1,9 @@
 use super::{Linear, MergedLinear};
 use crate::names::Name;
-use crate::tape::ops::{AddRmsNorm, Input};
+use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
-use lowbit_kernels::{KernelError, QuantizedTensor};
+use lowbit_kernels::{Device, KernelError, QuantizedTensor};
 
 /// SwiGLU: `down(silu(gate(x)) * up(x))`.
 #[derive(Clone, Debug)]
@@ -46,7 +46,10 @@ impl Mlp {
     /// # Errors
     /// Those of the ops.
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
-        self.down(&self.gate_up.forward(x)?)
+        match (x.tensor().device(), self.weights()) {
+            (Device::Cpu(_), Some(weights)) if x.tape().is_none() => ops::swiglu(x, weights),
+            _ => self.down(&self.gate_up.forward(x)?),
+        }
     }
 
     /// As [`Self::forward`], of the norm of a sum, which comes first.
@@ -54,6 +57,10 @@ impl Mlp {
     /// # Errors
     /// Those of the ops.
     pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, Var), KernelError> {
+        if let Device::Cpu(_) = x.x.tensor().device() {
+            let (sum, x) = x.vars()?;
+            return Ok((sum, self.forward(&x)?));
+        }
         let (sum, gate_up) = self.gate_up.forward_sum(x)?;
         Ok((sum, self.down(&gate_up)?))
     }

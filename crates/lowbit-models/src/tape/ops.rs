@@ -176,6 +176,11 @@ pub(crate) fn quantized_matmul_each<const N: usize>(
     each(weights.map(|weight| quantized_matmul(x.into(), weight, None)))
 }
 
+/// [`ops::swiglu()`]; nothing records it.
+pub(crate) fn swiglu(x: &Var, weights: [&Named<QuantizedTensor>; 3]) -> Result<Var> {
+    Ok(ops::swiglu(&x.tensor, weights.map(|weight| &weight.value))?.into())
+}
+
 /// [`ops::gather_qmm()`]; ids are constants.
 pub(crate) fn gather_qmm(x: Input<'_>, weight: &Named<QuantizedTensor>, ids: &Tensor) -> Result<Var> {
     let Some(tape) = x.tape() else {

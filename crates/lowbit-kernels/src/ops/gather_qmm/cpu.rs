@@ -1,7 +1,7 @@
 use super::policy;
 use crate::{
     Cpu, KernelError, QuantizedTensor, Tensor,
-    ops::quantized_matmul::{Group, Product, matmul_groups},
+    ops::quantized_matmul::{Group, Product, Weight, matmul_groups},
 };
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(super) fn gather_qmm(
     if !policy::sort_by_expert(pairs, experts, top_k) {
         let rows = y.chunks_exact_mut(n).enumerate();
         let groups = rows.map(|(row, y)| Group { weight_row: weight_row(row), x: x_row(row % pairs), y });
-        matmul_groups(cpu, vec![Product { weight, groups: groups.collect() }]);
+        matmul_groups(cpu, vec![Product { weight: Weight::One(weight), groups: groups.collect() }]);
         return Ok(());
     }
     let mut order: Vec<usize> = (0..pairs).collect();
@@ -45,7 +45,7 @@ pub(super) fn gather_qmm(
             (x_rest, y_rest) = (x_after, y_after);
         }
     }
-    matmul_groups(cpu, vec![Product { weight, groups }]);
+    matmul_groups(cpu, vec![Product { weight: Weight::One(weight), groups }]);
     for (y, sorted) in y.chunks_exact_mut(pairs * n).zip(sorted.chunks_exact(pairs * n)) {
         for (sorted, pair) in sorted.chunks_exact(n).zip(&order) {
             y[pair * n..][..n].copy_from_slice(sorted);

@@ -20,15 +20,17 @@ mod policy;
 #[cfg(feature = "gpu")]
 pub(crate) mod problem;
 pub(crate) mod reference;
+mod swiglu;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use cpu::{Group, Product, matmul_groups};
+pub(crate) use cpu::{Group, Product, Weight, matmul_groups};
 pub use gradient::{
     ScalesGradient, WeightGradient, WeightPart, quantized_matmul_backward_scales,
     quantized_matmul_backward_weight, quantized_matmul_backward_x,
 };
 pub use input::{AddRmsNorm, Input};
+pub use swiglu::swiglu;
 
 use super::Check;
 use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
@@ -108,7 +110,8 @@ pub fn quantized_matmul_each(x: &Tensor, weights: &[&QuantizedTensor]) -> Result
             let input = Input::from(x);
             let dtype = input.dtype(CHECK)?;
             input.check(CHECK)?;
-            on_cpu(cpu, x, weights, dtype)
+            let weights: Vec<_> = weights.iter().map(|weight| Weight::One(weight)).collect();
+            on_cpu(cpu, x, &weights, dtype)
         }
         Device::Gpu(_) => weights.iter().map(|weight| quantized_matmul(x, weight)).collect(),
     }
@@ -134,7 +137,7 @@ fn product(
             // Before x is made, which may be long.
             output_shape(&x.shape(), weight)?;
             let (x, sum) = x.tensor()?;
-            let mut y = on_cpu(cpu, &x, &[weight], dtype)?;
+            let mut y = on_cpu(cpu, &x, &[Weight::One(weight)], dtype)?;
             Ok((y.pop().expect("a result per weight"), sum))
         }
     }
@@ -144,11 +147,11 @@ fn product(
 fn on_cpu(
     cpu: &Arc<Cpu>,
     x: &Tensor,
-    weights: &[&QuantizedTensor],
+    weights: &[Weight<'_>],
     dtype: FloatType,
 ) -> Result<Vec<Tensor>, KernelError> {
     let mut results = Vec::with_capacity(weights.len());
-    for weight in weights {
+    for weight in weights.iter().map(Weight::first) {
         CHECK.same_device("weight", weight.device(), x.device())?;
         results.push(CHECK.result(&output_shape(x.shape(), weight)?, x.device())?);
     }
@@ -156,7 +159,7 @@ fn on_cpu(
     let values = x.as_slice::<f32>()?;
     let mut products = Vec::with_capacity(weights.len());
     for (&weight, y) in weights.iter().zip(&mut results) {
-        let (n, batches) = (weight.n(), weight.rows() / weight.n().max(1));
+        let (n, batches) = (weight.first().n(), weight.first().rows() / weight.first().n().max(1));
         let (x_batch, y_batch) = (values.len() / batches.max(1), y.len() / batches.max(1));
         let mut rest = y.as_mut_slice::<f32>()?;
         let mut groups = Vec::with_capacity(batches);

@@ -62,9 +62,30 @@ impl<'a> PieceRows<'a> {
     }
 }
 
+/// What multiplies a group's rows.
+#[derive(Clone, Copy)]
+pub(crate) enum Weight<'a> {
+    One(&'a QuantizedTensor),
+    /// Two of one shape that have [`panels_in_turn`](QuantizedTensor::panels_in_turn): the result is
+    /// `silu(x gate^T) * (x up^T)`.
+    SiluMul {
+        gate: &'a QuantizedTensor,
+        up: &'a QuantizedTensor,
+    },
+}
+
+impl<'a> Weight<'a> {
+    /// The one that says the shape.
+    pub fn first(&self) -> &'a QuantizedTensor {
+        match self {
+            Self::One(weight) | Self::SiluMul { gate: weight, .. } => weight,
+        }
+    }
+}
+
 /// A weight and the groups of rows that it multiplies.
 pub(crate) struct Product<'a> {
-    pub weight: &'a QuantizedTensor,
+    pub weight: Weight<'a>,
     pub groups: Vec<Group<'a>>,
 }
 
@@ -73,8 +94,13 @@ pub(crate) struct Product<'a> {
 pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     let mut repacked = Vec::new();
     for Product { weight, groups } in products {
+        let panels = match weight {
+            Weight::One(weight) => weight.panels(),
+            Weight::SiluMul { gate, up } => Some(gate.panels_in_turn(up).expect("two weights of one layout")),
+        };
+        let weight = weight.first();
         let (n, k) = (weight.n(), weight.k());
-        match weight.panels() {
+        match panels {
             _ if n == 0 => {}
             Some(weight) => repacked.push(panels::Product { weight, n, groups }),
             None => with_codec!(weight.format(), codec => {
@@ -84,6 +110,24 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
         }
     }
     in_panels(cpu, repacked);
+}
+
+/// `y = (silu(x gate^T) * (x up^T)) down^T` for `m` rows, which are [`in_tiles`](policy::in_tiles). All weights are one matrix each, in
+/// panels, and those of gate and up are [in turn](QuantizedTensor::panels_in_turn).
+#[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
+pub(super) fn swiglu(
+    cpu: &Arc<Cpu>,
+    (x, m): (&[f32], usize),
+    [gate, up, down]: [&QuantizedTensor; 3],
+    y: &mut [f32],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(amx) = cpu.isa().tiles() {
+        let gate_up = gate.panels_in_turn(up).expect("two weights of one layout");
+        let down = down.panels().expect("a weight in panels");
+        return bf16::Bf16(amx).swiglu(cpu, (x, m), [gate_up, down], y);
+    }
+    unreachable!("a unit for tiles was found");
 }
 
 /// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers, or in f32 where codes are floats.

@@ -4,7 +4,7 @@
 use super::{Group, PieceRows, cut};
 use crate::Cpu;
 use crate::panels::{CHUNK, Layout, PANELS, ROWS, Unpack};
-use crate::simd::{Isa, Kernel, Simd};
+use crate::simd::{Isa, Kernel, Simd, math::Math};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,7 +53,70 @@ pub(super) struct Piece<'a, 'y, X> {
     pub y: &'a mut [&'y mut [f32]],
 }
 
-/// A weight and what it multiplies; the weight's matrices have `n` rows.
+/// What the sums of the panels that are multiplied side by side become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Epilogue {
+    /// Results.
+    Store,
+    /// Panels are of two weights in turn, and the sums of both become `silu(first) * second`.
+    SiluMul,
+}
+
+impl Epilogue {
+    pub fn of(weight: &Unpack<'_>) -> Self {
+        if weight.is_two() { Self::SiluMul } else { Self::Store }
+    }
+
+    /// Columns of the result that [`PANELS`] panels give.
+    pub fn columns(self) -> usize {
+        match self {
+            Self::Store => WIDTH,
+            Self::SiluMul => ROWS,
+        }
+    }
+
+    /// The panels that give the columns from `first` on, a multiple of [`Self::columns`], so many of them.
+    #[inline(always)]
+    pub fn panels(self, first: usize, columns: usize) -> Range<usize> {
+        let first = first / self.columns() * PANELS;
+        match self {
+            Self::Store => first..first + columns.div_ceil(ROWS),
+            Self::SiluMul => first..first + PANELS,
+        }
+    }
+
+    /// Writes up to [`Self::columns`] results of a row.
+    #[inline(always)]
+    pub fn store<S: Simd>(self, simd: S, sums: [&[f32; ROWS]; PANELS], y: &mut [f32]) {
+        for at in (0..ROWS).step_by(S::LANES) {
+            match self {
+                Self::Store => {
+                    store_from(simd, simd.load(&sums[0][at..]), at, y);
+                    store_from(simd, simd.load(&sums[1][at..]), ROWS + at, y);
+                }
+                Self::SiluMul => store_from(simd, silu_mul(simd, sums, at), at, y),
+            }
+        }
+    }
+}
+
+/// Writes those lanes of `v` that `y` has elements for from `at` on. (Not by iterators over chunks: a zip of them was not inlined,
+/// and took an eighth of a prompt.)
+#[inline(always)]
+fn store_from<S: Simd>(simd: S, v: S::V, at: usize, y: &mut [f32]) {
+    let end = y.len().min(at + S::LANES);
+    if at < end {
+        simd.store_partial(v, &mut y[at..end]);
+    }
+}
+
+/// `silu(gate) * up` of the rows from `at` on.
+#[inline(always)]
+pub(super) fn silu_mul<S: Simd>(simd: S, [gate, up]: [&[f32; ROWS]; PANELS], at: usize) -> S::V {
+    simd.mul(simd.silu(simd.load(&gate[at..])), simd.load(&up[at..]))
+}
+
+/// A weight and what it multiplies; the results have `n` columns.
 pub(super) struct Product<'a> {
     pub weight: Unpack<'a>,
     pub n: usize,
@@ -78,18 +141,18 @@ pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'
     // Weights of one layer read the same x, and so do experts that serve one token.
     let mut known = BTreeMap::new();
     for (weight, Product { n, groups, .. }) in products.into_iter().enumerate() {
-        let layout = weights[weight].layout;
+        let (layout, epilogue) = (weights[weight].layout, Epilogue::of(&weights[weight]));
         for group in groups {
-            let size = Size { m: group.y.len() / n, n, k: layout.k() };
+            let size = Size { m: group.y.len() / n, n, k: layout.k(), rows: WIDTH / epilogue.columns() };
             let operand = *known.entry((group.x.as_ptr(), size.m, M::key(&layout))).or_insert_with(|| {
                 operands.push(method.round(cpu, group.x, size.m, &layout));
                 operands.len() - 1
             });
             work = work.saturating_add(size.work::<M>());
-            let first_panel = group.weight_row / n * layout.panels();
+            let first_panel = group.weight_row / n * layout.panels() * size.rows;
             let (block, strip) = (size.block::<M>(), size.strip::<M>(count, cpu.threads()));
             cut(group.y, n, block, strip, |m, first_n, y| {
-                tasks.push(Task { weight, operand, m, panel: first_panel + first_n / ROWS, y });
+                tasks.push(Task { weight, operand, m, panel: first_panel + first_n / ROWS * size.rows, y });
             });
         }
     }
@@ -98,11 +161,31 @@ pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'
     });
 }
 
+/// Computes `y`, `[m, n]`, of an x that is rounded already.
+#[cfg(any(test, target_arch = "x86_64"))]
+pub(super) fn run_rounded<M: Method>(
+    cpu: &Arc<Cpu>,
+    method: &M,
+    (weight, x): (Unpack<'_>, &M::X),
+    size: &Size,
+    y: &mut [f32],
+) {
+    let mut tasks = Vec::new();
+    cut(y, size.n, size.block::<M>(), size.strip::<M>(1, cpu.threads()), |m, first_n, y| {
+        tasks.push((m, first_n / ROWS * size.rows, y));
+    });
+    cpu.for_each_of(size.work::<M>(), tasks, |(m, panel, mut y)| {
+        method.multiply(cpu, Piece { weight, x, m, panel, y: y.each() });
+    });
+}
+
 /// The sizes of a product.
 pub(super) struct Size {
     pub m: usize,
     pub n: usize,
     pub k: usize,
+    /// Weight rows for each of the n columns: 1 or 2.
+    pub rows: usize,
 }
 
 impl Size {
@@ -113,14 +196,14 @@ impl Size {
     }
 
     /// Nanoseconds that one thread takes, about.
-    fn work<M: Method>(&self) -> usize {
-        self.k.saturating_mul(self.n).saturating_mul(self.m + M::UNPACK) / M::RATE
+    pub fn work<M: Method>(&self) -> usize {
+        self.k.saturating_mul(self.rows * self.n).saturating_mul(self.m + M::UNPACK) / M::RATE
     }
 
-    /// Weight rows per task, for a product that is one of `groups` equal ones.
+    /// Columns per task, for a product that is one of `groups` equal ones.
     pub fn strip<M: Method>(&self, groups: usize, threads: usize) -> usize {
         let block = self.block::<M>();
-        let row = self.k.saturating_mul(self.m.min(block) + M::UNPACK).max(1);
+        let row = (self.rows * self.k).saturating_mul(self.m.min(block) + M::UNPACK).max(1);
         let tasks = (threads * 4).div_ceil(groups * self.m.div_ceil(block).max(1));
         let balanced = if threads == 1 { self.n } else { self.n.div_ceil(tasks) };
         balanced.max(M::GRAIN / row).next_multiple_of(WIDTH)
@@ -132,6 +215,14 @@ impl Size {
 #[repr(align(64))]
 pub(super) struct Sums(pub [f32; WIDTH]);
 
+impl Sums {
+    #[inline(always)]
+    fn panels(&self) -> [&[f32; ROWS]; PANELS] {
+        let panels = self.0.as_chunks().0;
+        std::array::from_fn(|panel| &panels[panel])
+    }
+}
+
 /// What multiplies many rows of x: a chunk of a few panels is unpacked to the first-level cache, and tiles of x pass over it.
 pub(super) trait Chunks {
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of a strip's panels.
@@ -142,30 +233,32 @@ pub(super) trait Chunks {
     fn multiply<S: Simd>(&self, simd: S, tile: (usize, usize), k: usize, sums: &mut [Sums]);
 }
 
-/// Computes `y`, which begins with row `first_m` of x and with panel `first_panel`, of a weight of rows of `k` values.
+/// Computes `y`, which begins with row `first_m` of x and with panel `first_panel` of the weight.
 #[inline(always)]
 pub(super) fn by_chunks<S: Simd>(
     simd: S,
     chunks: &mut impl Chunks,
     (first_m, first_panel): (usize, usize),
-    k: usize,
+    weight: &Unpack<'_>,
     y: &mut [&mut [f32]],
 ) {
+    let (k, epilogue) = (weight.layout.k(), Epilogue::of(weight));
     if k == 0 {
         return y.iter_mut().for_each(|y| y.fill(0.0));
     }
     let (m, n) = (y.len(), y[0].len());
     let mut sums = vec![Sums([0.0; WIDTH]); m];
-    for first in (0..n).step_by(WIDTH) {
-        let width = WIDTH.min(n - first);
-        let panel = first_panel + first / ROWS;
+    for first in (0..n).step_by(epilogue.columns()) {
+        let columns = epilogue.columns().min(n - first);
+        let panels = epilogue.panels(first, columns);
+        let panels = first_panel + panels.start..first_panel + panels.end;
         sums.fill(Sums([0.0; WIDTH]));
         for start in (0..k).step_by(CHUNK) {
             let last = start + CHUNK >= k;
             if last {
                 prefetch(simd, y, 0..TALLEST, first);
             }
-            chunks.unpack(simd, panel..panel + width.div_ceil(ROWS), start);
+            chunks.unpack(simd, panels.clone(), start);
             for (row, height) in heights(first_m..first_m + m, tallest::<S>()) {
                 let rows = row - first_m..row - first_m + height;
                 if last {
@@ -174,7 +267,7 @@ pub(super) fn by_chunks<S: Simd>(
                 chunks.multiply(simd, (row, height), start, &mut sums[rows.clone()]);
                 if last {
                     for (y, sums) in y[rows.clone()].iter_mut().zip(&sums[rows]) {
-                        store(simd, sums, &mut y[first..][..width]);
+                        epilogue.store(simd, sums.panels(), &mut y[first..][..columns]);
                     }
                 }
             }
@@ -193,13 +286,6 @@ fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize
     }
 }
 
-#[inline(always)]
-fn store<S: Simd>(simd: S, sums: &Sums, y: &mut [f32]) {
-    for (y, sums) in y.chunks_mut(S::LANES).zip(sums.0.chunks_exact(S::LANES)) {
-        simd.store_partial(simd.load(sums), y);
-    }
-}
-
 /// What multiplies one row: it is bound by memory, and what is read is multiplied at once.
 pub(super) trait Strips {
     /// The results of some panels, each panel's in vectors. (A method, since a closure might not be inlined, and then knows no vectors.)
@@ -210,29 +296,72 @@ pub(super) trait Strips {
     ) -> [[S::V; PARTS]; STRIPS];
 }
 
-/// Computes `y` for one row of x. The panels are cut into strips that are read at the same time: memory is read faster from two places
-/// than from one or four.
+/// Computes `y` for one row of x. The panels are cut into strips that are read at the same time, unless they are of two weights: memory
+/// is read faster from two places than from one or four.
 #[inline(always)]
-pub(super) fn by_strips<S: Simd>(simd: S, strips: impl Strips, y: &mut [f32]) {
+pub(super) fn by_strips<S: Simd>(simd: S, strips: impl Strips, epilogue: Epilogue, y: &mut [f32]) {
     // Each panel's rows are in one vector or two.
     if S::LANES == ROWS {
-        in_parts::<S, 1>(simd, strips, y);
+        in_parts::<S, 1>(simd, strips, epilogue, y);
     } else {
-        in_parts::<S, 2>(simd, strips, y);
+        in_parts::<S, 2>(simd, strips, epilogue, y);
     }
 }
 
 #[inline(always)]
-fn in_parts<S: Simd, const PARTS: usize>(simd: S, mut strips: impl Strips, y: &mut [f32]) {
+fn in_parts<S: Simd, const PARTS: usize>(
+    simd: S,
+    mut strips: impl Strips,
+    epilogue: Epilogue,
+    y: &mut [f32],
+) {
     assert_eq!(PARTS * S::LANES, ROWS, "a panel's rows in whole vectors");
     let count = y.len().div_ceil(ROWS);
-    let strip = count.div_ceil(STRIPS);
+    // Panels that are read at the same time are `apart`, the next ones are `step` on.
+    let (strip, step, apart, panels) = match epilogue {
+        Epilogue::Store => (count.div_ceil(STRIPS), 1, count.div_ceil(STRIPS), count),
+        Epilogue::SiluMul => (count, PANELS, 1, PANELS * count),
+    };
     for first in 0..strip {
         // Where strips are shorter the last panel stands in for the one that is not there.
-        let panels: [usize; STRIPS] = std::array::from_fn(|i| (i * strip + first).min(count - 1));
-        for (panel, sums) in panels.into_iter().zip(strips.sums::<S, PARTS>(simd, panels)) {
-            for (sum, y) in sums.into_iter().zip(y[panel * ROWS..].chunks_mut(S::LANES)) {
-                simd.store_partial(sum, y);
+        let panels: [usize; STRIPS] = std::array::from_fn(|i| (first * step + i * apart).min(panels - 1));
+        let mut stored = [[0.0; ROWS]; STRIPS];
+        for (sums, stored) in strips.sums::<S, PARTS>(simd, panels).into_iter().zip(&mut stored) {
+            for (sum, stored) in sums.into_iter().zip(stored.chunks_exact_mut(S::LANES)) {
+                simd.store(sum, stored);
+            }
+        }
+        simd.call(Store { epilogue, panels, sums: &stored, y });
+    }
+}
+
+/// Writes the results of [`Strips::sums`]. Not inlined, and nothing before it depends on the epilogue: LLVM would make two loops of
+/// the kernel of each format.
+struct Store<'a> {
+    epilogue: Epilogue,
+    panels: [usize; STRIPS],
+    sums: &'a [[f32; ROWS]; STRIPS],
+    y: &'a mut [f32],
+}
+
+impl Kernel for Store<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { epilogue, panels, sums, y } = self;
+        match epilogue {
+            Epilogue::Store => {
+                for (panel, sums) in panels.into_iter().zip(sums) {
+                    for at in (0..ROWS).step_by(S::LANES) {
+                        store_from(simd, simd.load(&sums[at..]), panel * ROWS + at, y);
+                    }
+                }
+            }
+            Epilogue::SiluMul => {
+                let first = panels[0] / PANELS * ROWS;
+                let end = y.len().min(first + ROWS);
+                epilogue.store(simd, sums.each_ref(), &mut y[first..end]);
             }
         }
     }

@@ -20,15 +20,26 @@ pub(in super::super) struct Activations {
 }
 
 impl Activations {
-    /// Rounds `x`. A number that is too large for bf16 becomes infinite, a subnormal one zero.
-    pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, k: usize) -> Self {
+    /// With anything in them.
+    fn any(cpu: &Arc<Cpu>, m: usize, k: usize) -> Self {
         let (rows, steps) = (m.div_ceil(TILE), k.div_ceil(STEP));
         let bytes = rows * steps * size_of::<Pairs>();
-        let mut all = Self { tiles: Buffer::any(bytes, cpu).expect("memory for x in bf16"), rows, steps };
+        Self { tiles: Buffer::any_cached(bytes, cpu).expect("memory for x in bf16"), rows, steps }
+    }
+
+    fn all_mut(&mut self) -> &mut [Pairs] {
+        let bytes = self.rows * self.steps * size_of::<Pairs>();
+        bytemuck::cast_slice_mut(&mut self.tiles.bytes_mut()[..bytes])
+    }
+
+    /// Rounds `x`. A number that is too large for bf16 becomes infinite, a subnormal one zero.
+    pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, k: usize) -> Self {
+        let mut all = Self::any(cpu, m, k);
         if k == 0 {
             return all;
         }
-        let tiles: &mut [Pairs] = bytemuck::cast_slice_mut(&mut all.tiles.bytes_mut()[..bytes]);
+        let rows = all.rows;
+        let tiles = all.all_mut();
         let mut tasks = Vec::new();
         for (stretch, tiles) in tiles.chunks_mut(rows * STEPS).enumerate() {
             let steps = tiles.len() / rows;
@@ -38,6 +49,40 @@ impl Activations {
             }
         }
         cpu.for_each_of(rows * TILE * k / VALUES, tasks, |task| cpu.isa().dispatch(task));
+        all
+    }
+
+    /// What `fill` writes to parts of x `[m, k]`, of at most `height` rows and `width` columns, whole tiles and steps.
+    pub(super) fn filled(
+        cpu: &Arc<Cpu>,
+        [m, k]: [usize; 2],
+        [height, width]: [usize; 2],
+        fill: impl FnOnce(Vec<Part<'_>>),
+    ) -> Self {
+        let mut all = Self::any(cpu, m, k);
+        let (rows, steps, height, width) = (all.rows, all.steps, height / TILE, width / STEP);
+        let mut parts = Vec::new();
+        for row in (0..rows).step_by(height) {
+            for step in (0..steps).step_by(width) {
+                let rows = row * TILE..m.min((row + height) * TILE);
+                let columns = step * STEP..k.min((step + width) * STEP);
+                parts.push(Part { rows, columns, tiles: Vec::new() });
+            }
+        }
+        let across = steps.div_ceil(width);
+        for (stretch, tiles) in all.all_mut().chunks_mut((rows * STEPS).max(1)).enumerate() {
+            let steps = tiles.len() / rows;
+            for (row, mut tiles) in tiles.chunks_exact_mut(steps).enumerate() {
+                let mut step = stretch * STEPS;
+                while !tiles.is_empty() {
+                    let count = tiles.len().min(width - step % width);
+                    let piece = tiles.split_off_mut(..count).expect("so many are left");
+                    parts[row / height * across + step / width].tiles.push(piece);
+                    step += count;
+                }
+            }
+        }
+        fill(parts);
         all
     }
 
@@ -53,6 +98,32 @@ impl Activations {
         let (first, len) = (k / STEP, STEPS.min(self.steps - k / STEP));
         let tiles: &[Pairs] = bytemuck::cast_slice(self.tiles.bytes());
         &tiles[first * self.rows + rows.start / TILE * len..][..rows.len().div_ceil(TILE) * len]
+    }
+}
+
+/// A part of [`Activations`] that is to be written.
+pub(super) struct Part<'a> {
+    pub rows: Range<usize>,
+    pub columns: Range<usize>,
+    /// `[stretch][16 rows]`, each the steps of the stretch that the columns have.
+    tiles: Vec<&'a mut [Pairs]>,
+}
+
+impl Part<'_> {
+    /// Rounds half a step of a row, from `column` on; row and column are counted from the part's first. `x` is from a lane on.
+    #[inline(always)]
+    pub fn store<S: Simd>(&mut self, simd: S, row: usize, column: usize, x: impl Fn(usize) -> S::V) {
+        let first = self.columns.start / STEP;
+        let step = first + column / STEP;
+        let (stretch, rows) = (step / STEPS - first / STEPS, self.rows.len().div_ceil(TILE));
+        let tile = &mut self.tiles[stretch * rows + row / TILE][step - first.max(step / STEPS * STEPS)];
+        let out = &mut tile.0[row % TILE].as_flattened_mut()[column % STEP..];
+        for at in (0..STEP / 2).step_by(S::LANES) {
+            simd.store_bf16(x(at), &mut out[at..]);
+        }
+        if column + STEP / 2 >= self.columns.len() {
+            out[STEP / 2..].fill(bf16::ZERO);
+        }
     }
 }
 

@@ -16,13 +16,13 @@ mod activations;
 mod tests;
 mod weights;
 
-use super::panels::{Method, Piece, WIDTH};
+use super::panels::{self, Epilogue, Method, Piece, Size, WIDTH, silu_mul};
 use crate::Cpu;
 use crate::buffer::Buffer;
-use crate::panels::{Layout, ROWS};
+use crate::panels::{Layout, PANELS, ROWS, Unpack};
 use crate::simd::Simd;
 use crate::simd::tiles::{Ahead, Block, Pairs, STEP, Start, TILE, TileKernel, TileUnit, Tiles};
-use activations::Activations;
+use activations::{Activations, Part};
 use std::ops::Range;
 use std::sync::Arc;
 use weights::Stretch;
@@ -57,23 +57,72 @@ impl<U: TileUnit> Method for Bf16<U> {
     fn key(_: &Layout) {}
 
     fn multiply(&self, cpu: &Arc<Cpu>, piece: Piece<'_, '_, Activations>) {
-        self.0.dispatch(cpu.isa(), Product { cpu, piece });
+        let Piece { weight, x, m, panel, y } = piece;
+        self.0.dispatch(cpu.isa(), Product { cpu, weight, x, m, panel, output: Output::Rows(y) });
     }
 }
 
-/// Weight rows whose sums a task keeps at a time, for `m` rows of x. Where x stays in the cache: those that are decoded side by
-/// side. Else x comes from the last-level cache once for all of them.
-fn width(m: usize, k: usize) -> usize {
+impl<U: TileUnit> Bf16<U> {
+    /// `y = (silu(x gate^T) * (x up^T)) down^T`, x `[m, K]` and y `[m, N]`; gate and up are one weight of two. What down multiplies is
+    /// written in tiles.
+    pub fn swiglu(
+        &self,
+        cpu: &Arc<Cpu>,
+        (x, m): (&[f32], usize),
+        [gate_up, down]: [Unpack<'_>; 2],
+        y: &mut [f32],
+    ) {
+        let (k, inner, n) = (gate_up.layout.k(), down.layout.k(), y.len() / m);
+        let x = Activations::new(cpu, x, m, k);
+        let size = Size { m, n: inner, k, rows: 2 };
+        let parts = [size.block::<Self>(), size.strip::<Self>(1, cpu.threads())];
+        let hidden = Activations::filled(cpu, [m, inner], parts, |parts| {
+            cpu.for_each_of(size.work::<Self>(), parts, |part| {
+                let (m, panel) = (part.rows.start, part.columns.start / ROWS * PANELS);
+                let output = Output::Tiles(part);
+                self.0.dispatch(cpu.isa(), Product { cpu, weight: gate_up, x: &x, m, panel, output });
+            });
+        });
+        panels::run_rounded(cpu, self, (down, &hidden), &Size { m, n, k: inner, rows: 1 }, y);
+    }
+}
+
+/// Strips of panels whose sums a task keeps at a time, for `m` rows of x. Where x stays in the cache: one. Else x comes from the
+/// last-level cache once for all of them.
+fn side_by_side(m: usize, k: usize) -> usize {
     let m = m.next_multiple_of(HEIGHT);
     match m * k * 2 {
-        bytes if bytes <= X_CACHED => WIDTH,
-        _ => (SUMS_CACHED / (m * size_of::<f32>()) / WIDTH).max(1) * WIDTH,
+        bytes if bytes <= X_CACHED => 1,
+        _ => (SUMS_CACHED / (m * size_of::<f32>()) / WIDTH).max(1),
+    }
+}
+
+/// Where results go.
+enum Output<'a, 'y> {
+    /// Row by row.
+    Rows(&'a mut [&'y mut [f32]]),
+    /// The tiles of another product's x.
+    Tiles(Part<'y>),
+}
+
+impl Output<'_, '_> {
+    /// Rows and columns.
+    fn sizes(&self) -> [usize; 2] {
+        match self {
+            Self::Rows(rows) => [rows.len(), rows[0].len()],
+            Self::Tiles(part) => [part.rows.len(), part.columns.len()],
+        }
     }
 }
 
 struct Product<'a, 'y> {
     cpu: &'a Arc<Cpu>,
-    piece: Piece<'a, 'y, Activations>,
+    weight: Unpack<'a>,
+    x: &'a Activations,
+    /// The first row of x, and the first panel.
+    m: usize,
+    panel: usize,
+    output: Output<'a, 'y>,
 }
 
 impl TileKernel for Product<'_, '_> {
@@ -81,27 +130,29 @@ impl TileKernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd, T: Tiles>(mut self, simd: S, tiles: &mut T) {
-        let (m, n, k) = (self.piece.y.len(), self.piece.y[0].len(), self.piece.weight.layout.k());
-        let (blocks, width) = (m.div_ceil(HEIGHT), width(m, k).min(n.next_multiple_of(WIDTH)));
-        let bytes = width / WIDTH * blocks * size_of::<Block>();
-        let mut sums = Buffer::any(bytes, self.cpu).expect("memory for sums");
+        let ([m, n], k) = (self.output.sizes(), self.weight.layout.k());
+        let epilogue = Epilogue::of(&self.weight);
+        let strips = n.div_ceil(epilogue.columns());
+        let (blocks, side) = (m.div_ceil(HEIGHT), side_by_side(m, k).min(strips));
+        let bytes = side * blocks * size_of::<Block>();
+        let mut sums = Buffer::any_cached(bytes, self.cpu).expect("memory for sums");
         let sums: &mut [Block] = bytemuck::cast_slice_mut(&mut sums.bytes_mut()[..bytes]);
         let mut stretch = Stretch::new();
-        let rows = self.piece.m..self.piece.m + m;
-        for first in (0..n).step_by(width) {
-            let width = width.min(n - first);
+        let rows = self.m..self.m + m;
+        for first in (0..strips).step_by(side) {
             for start in (0..k.max(1)).step_by(DEPTH) {
                 // While x is multiplied, its next stretch comes to the second-level cache.
                 let next = if start + DEPTH < k { start + DEPTH } else { 0 };
-                let mut ahead = self.piece.x.rows(rows.clone(), next);
-                for (strip, sums) in (0..width).step_by(WIDTH).zip(sums.chunks_exact_mut(blocks)) {
-                    let panels = WIDTH.min(width - strip).div_ceil(ROWS);
-                    let panel = self.piece.panel + (first + strip) / ROWS;
-                    stretch.decode(simd, &self.piece.weight, panel..panel + panels, start);
+                let mut ahead = self.x.rows(rows.clone(), next);
+                for (strip, sums) in (first..strips).zip(sums.chunks_exact_mut(blocks)) {
+                    let column = strip * epilogue.columns();
+                    let panels = epilogue.panels(column, epilogue.columns().min(n - column));
+                    let panels = self.panel + panels.start..self.panel + panels.end;
+                    stretch.decode(simd, &self.weight, panels, start);
                     self.multiply(tiles, &stretch, start, sums, &mut ahead);
                 }
             }
-            self.finish(simd, first..first + width, sums);
+            self.finish(simd, epilogue, first..strips.min(first + side), sums);
         }
     }
 }
@@ -122,12 +173,13 @@ impl Product<'_, '_> {
         let (first, second) = (stretch.tiles(0), stretch.tiles(1));
         let asked = first.len() * Ahead::OPERAND / size_of::<Pairs>();
         let mut sums = sums.iter_mut().peekable();
-        for row in (0..self.piece.y.len()).step_by(HEIGHT) {
+        let [m, _] = self.output.sizes();
+        for row in (0..m).step_by(HEIGHT) {
             let c = sums.next().expect("sums for all rows");
             let ask = Ahead { sums: sums.peek().map(|sums| &**sums), operand: ahead.first() };
             *ahead = ahead.get(asked..).unwrap_or_default();
-            let x = |row: usize| self.piece.x.tiles(self.piece.m + row, k);
-            match (row + TILE < self.piece.y.len(), stretch.panels()) {
+            let x = |row: usize| self.x.tiles(self.m + row, k);
+            match (row + TILE < m, stretch.panels()) {
                 (true, 2) => tiles.multiply([x(row), x(row + TILE)], [first, second], c, start, ask),
                 (false, 2) => tiles.multiply([x(row)], [first, second], c, start, ask),
                 (true, _) => tiles.multiply([x(row), x(row + TILE)], [first], c, start, ask),
@@ -136,18 +188,30 @@ impl Product<'_, '_> {
         }
     }
 
-    /// Writes the sums of weight rows `columns` to the result; `sums` are of [`WIDTH`] of them after the other.
+    /// Writes the results of these strips of panels. Row by row: what is written lies in few places.
     #[inline(always)]
-    fn finish<S: Simd>(&mut self, simd: S, columns: Range<usize>, sums: &[Block]) {
-        let blocks = self.piece.y.len().div_ceil(HEIGHT);
-        for (row, y) in self.piece.y.iter_mut().enumerate() {
-            let y = &mut y[columns.clone()];
-            for (strip, y) in y.chunks_mut(WIDTH).enumerate() {
-                let sums = &sums[strip * blocks + row / HEIGHT][row % HEIGHT / TILE];
-                for (sums, y) in sums.iter().zip(y.chunks_mut(TILE)) {
-                    let sums = &sums.0[row % TILE];
-                    for (sums, y) in sums.chunks_exact(S::LANES).zip(y.chunks_mut(S::LANES)) {
-                        simd.store_partial(simd.load(sums), y);
+    fn finish<S: Simd>(&mut self, simd: S, epilogue: Epilogue, strips: Range<usize>, sums: &[Block]) {
+        let [m, _] = self.output.sizes();
+        let (blocks, columns) = (m.div_ceil(HEIGHT), epilogue.columns());
+        let sums = |strip: usize, row: usize| {
+            let [first, second] = &sums[strip * blocks + row / HEIGHT][row % HEIGHT / TILE];
+            [&first.0[row % TILE], &second.0[row % TILE]]
+        };
+        match &mut self.output {
+            Output::Rows(rows) => {
+                for (row, y) in rows.iter_mut().enumerate() {
+                    for (strip, at) in strips.clone().enumerate() {
+                        let end = y.len().min((at + 1) * columns);
+                        epilogue.store(simd, sums(strip, row), &mut y[at * columns..end]);
+                    }
+                }
+            }
+            Output::Tiles(part) => {
+                // What pads x to whole tiles is zero, and so are its sums.
+                for row in 0..m.next_multiple_of(TILE) {
+                    for (strip, at) in strips.clone().enumerate() {
+                        let sums = sums(strip, row);
+                        part.store(simd, row, at * columns, |lane| silu_mul(simd, sums, lane));
                     }
                 }
             }

@@ -79,19 +79,57 @@ fn sizes_around_every_tile() {
     check(&device, Format::Q4_0, (260, 150, 1600));
 }
 
+/// `y = (silu(x gate^T) * (x up^T)) down^T`, all at once and by the products after each other.
+fn check_swiglu<U: TileUnit>(device: &Device, unit: U, format: Format, [m, k, inner, n]: [usize; 4]) {
+    let cpu = device.as_cpu("test").unwrap();
+    let weight = |n: usize, k: usize, seed| {
+        inputs::weight(format, &[n, k], seed, device).unwrap().to_panels().unwrap()
+    };
+    let (gate, up, down) = (weight(inner, k, 1), weight(inner, k, 2), weight(n, inner, 3));
+    let x = values(&inputs::activations(&[m, k], FloatType::F32, 4, device).unwrap());
+    let gate_up = gate.panels_in_turn(&up).unwrap();
+    let product = |weight, x: &[f32], n| {
+        let mut y = vec![f32::NAN; m * n];
+        multiply(cpu, Bf16(unit), weight, n, Group { weight_row: 0, x, y: &mut y });
+        y
+    };
+    let want = product(down.panels().unwrap(), &product(gate_up, &x, inner), n);
+    let mut y = vec![f32::NAN; m * n];
+    Bf16(unit).swiglu(cpu, (&x, m), [gate_up, down.panels().unwrap()], &mut y);
+    numcheck::assert_bits(&format!("{format} M={m} K={k} I={inner} N={n} on {device:?}"), &y, &want);
+}
+
+#[test]
+fn what_down_multiplies_is_written_in_tiles() {
+    let q4 = Format::affine(4, 32, FloatType::BF16).unwrap();
+    for threads in [1, 3] {
+        let device = Device::cpu(Some(threads)).unwrap();
+        let mut all = vec![(Format::Nvfp4, [50, 48, 1040, 19])];
+        all.extend([1, 16, 33, 64, 530].map(|m| (q4, [m, 96, 160, 35])));
+        all.extend([32, 96, 512, 544, 1600].map(|inner| (Format::Q8_0, [50, 64, inner, 33])));
+        // x does not stay in the cache.
+        all.push((Format::Q4_0, [260, 1600, 1120, 40]));
+        for (format, sizes) in all {
+            check_swiglu(&device, Model, format, sizes);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(amx) = device.as_cpu("test").unwrap().isa().tiles() {
+                check_swiglu(&device, amx, format, sizes);
+            }
+        }
+    }
+}
+
 #[test]
 fn tasks_are_cut_at_tiles() {
     for (m, block) in [(1, 32), (32, 32), (33, 64), (512, 512), (513, 288), (1100, 384)] {
-        let size = Size { m, n: 4096, k: 4096 };
+        let size = Size { m, n: 4096, k: 4096, rows: 1 };
         assert_eq!(size.block::<Bf16<Model>>(), block, "M={m}");
         for threads in [1, 3, 16] {
             assert!(size.strip::<Bf16<Model>>(1, threads).is_multiple_of(WIDTH));
         }
     }
-    assert_eq!(Size { m: 512, n: 4096, k: 4096 }.strip::<Bf16<Model>>(1, 1), 4096);
-    assert_eq!(width(64, 4096), WIDTH);
-    assert_eq!(width(512, 4096), 512);
-    assert_eq!(width(512, 512), WIDTH);
+    assert_eq!(Size { m: 512, n: 4096, k: 4096, rows: 1 }.strip::<Bf16<Model>>(1, 1), 4096);
+    assert_eq!([(64, 4096), (512, 4096), (512, 512)].map(|(m, k)| side_by_side(m, k)), [1, 16, 1]);
 }
 
 #[test]

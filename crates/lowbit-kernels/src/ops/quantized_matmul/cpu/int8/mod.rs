@@ -53,14 +53,8 @@ impl Kernel for Product<'_, '_> {
         if let [y] = y {
             return Row { weight, panel, x: x.row(m) }.multiply(simd, y);
         }
-        let (chunk, k) = (Chunk::new(), weight.layout.k());
-        by_chunks(
-            simd,
-            &mut Unpacked { weight, x, chunk, panels: 0, ahead: Cell::default() },
-            (m, panel),
-            k,
-            y,
-        );
+        let mut unpacked = Unpacked { weight, x, chunk: Chunk::new(), panels: 0, ahead: Cell::default() };
+        by_chunks(simd, &mut unpacked, (m, panel), &weight, y);
     }
 }
 

@@ -5,7 +5,7 @@
 //! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
 //! fused operations, 2 codes per byte and some 20 codes per vector operation.
 
-use super::super::panels::{STRIPS, Strips, by_strips};
+use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Tile;
 use super::tile;
 use crate::panels::{CHUNK, PanelScales, SPAN, Unpack, half_span, with_bits};
@@ -67,7 +67,8 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
     fn run<S: Simd>(self, simd: S) {
         debug_assert_eq!(Self::NARROW, self.row.weight.layout.narrow());
         let scales = Box::new([const { PanelScales::new() }; STRIPS]);
-        by_strips(simd, Panels::<BITS, TABLE, GROUPS, BIASED> { row: self.row, scales }, self.y);
+        let panels = Panels::<BITS, TABLE, GROUPS, BIASED> { row: self.row, scales };
+        by_strips(simd, panels, Epilogue::of(&self.row.weight), self.y);
     }
 }
 

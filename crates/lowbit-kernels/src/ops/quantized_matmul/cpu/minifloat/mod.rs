@@ -58,8 +58,7 @@ impl Kernel for Product<'_, '_> {
         if let Some(x) = x.scaled() {
             return simd.call(Row { weight, panel, x, y: y[0] });
         }
-        let (values, k) = (Values::new(), weight.layout.k());
-        by_chunks(simd, &mut Decoded { weight, x, values }, (m, panel), k, y);
+        by_chunks(simd, &mut Decoded { weight, x, values: Values::new() }, (m, panel), &weight, y);
     }
 }
 

@@ -4,7 +4,7 @@
 //! Floor: 64 codes are a vector that is read and take 11 shifts and masks and 4 fused operations, and a span of 512 codes one more
 //! for the scales: two vector operations for each 8 bytes that a core reads in a cycle.
 
-use super::super::panels::{STRIPS, Strips, by_strips};
+use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Scaled;
 use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, half_span};
 use crate::simd::{Kernel, Simd};
@@ -27,7 +27,7 @@ impl Kernel for Row<'_, '_> {
     fn run<S: Simd>(self, simd: S) {
         let Self { weight, panel, x, y } = self;
         let scales = Box::new([const { PanelScales::new() }; STRIPS]);
-        by_strips(simd, Panels { weight, panel, x, scales }, y);
+        by_strips(simd, Panels { weight, panel, x, scales }, Epilogue::of(&weight), y);
     }
 }
 
