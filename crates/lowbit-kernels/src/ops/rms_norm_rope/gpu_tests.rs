@@ -2,6 +2,7 @@ use super::tests::{agrees_with_f64_on, keys_and_values_go_to_their_positions_on,
 use super::*;
 use crate::ops::RopeLayout;
 use crate::ops::testing::{FLOATS, assert_close, gpu, normal, values};
+use lowbit_formats::DType;
 use numcheck::Random;
 
 #[test]
