@@ -167,10 +167,15 @@ mod tests {
         #[test]
         fn it_is_its_products() {
             let device = gpu();
+            let host = device.host().unwrap();
+            let weight = |format, shape: &[usize], seed| {
+                weight(format, shape, seed, &host).to_device(&device).unwrap()
+            };
             for m in [1, 40] {
-                let [gate, up] = [1, 2].map(|seed| weight(Format::Q4_0, &[64, 96], seed, &device));
-                let down = weight(Format::Q8_0, &[35, 64], 3, &device);
-                let x = inputs::activations(&[m, 96], FloatType::F32, 4, &device).unwrap();
+                let [gate, up] = [1, 2].map(|seed| weight(Format::Q4_0, &[64, 96], seed));
+                let down = weight(Format::Q8_0, &[35, 64], 3);
+                let x = inputs::activations(&[m, 96], FloatType::F32, 4, &host).unwrap();
+                let x = x.to_device(&device).unwrap();
                 let products = [&gate, &up].map(|weight| quantized_matmul(&x, weight).unwrap());
                 let hidden = silu_mul(&products[0], &products[1]).unwrap();
                 let (got, want) =
