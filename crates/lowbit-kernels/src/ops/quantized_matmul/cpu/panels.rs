@@ -3,8 +3,9 @@
 
 use super::{Group, PieceRows, cut};
 use crate::Cpu;
+use crate::ops::silu_mul::SiluMul;
 use crate::panels::{CHUNK, Layout, PANELS, ROWS, Unpack};
-use crate::simd::{Isa, Kernel, Simd, math::Math};
+use crate::simd::{Isa, Kernel, Simd, slices::Map};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,7 +114,7 @@ fn store_from<S: Simd>(simd: S, v: S::V, at: usize, y: &mut [f32]) {
 /// `silu(gate) * up` of the rows from `at` on.
 #[inline(always)]
 pub(super) fn silu_mul<S: Simd>(simd: S, [gate, up]: [&[f32; ROWS]; PANELS], at: usize) -> S::V {
-    simd.mul(simd.silu(simd.load(&gate[at..])), simd.load(&up[at..]))
+    SiluMul.apply(simd, [simd.load(&gate[at..]), simd.load(&up[at..])])
 }
 
 /// A weight and what it multiplies; the results have `n` columns.
@@ -331,20 +332,20 @@ fn in_parts<S: Simd, const PARTS: usize>(
                 simd.store(sum, stored);
             }
         }
-        simd.call(Store { epilogue, panels, sums: &stored, y });
+        simd.call(StoreRow { epilogue, panels, sums: &stored, y });
     }
 }
 
 /// Writes the results of [`Strips::sums`]. Not inlined, and nothing before it depends on the epilogue: LLVM would make two loops of
 /// the kernel of each format.
-struct Store<'a> {
+struct StoreRow<'a> {
     epilogue: Epilogue,
     panels: [usize; STRIPS],
     sums: &'a [[f32; ROWS]; STRIPS],
     y: &'a mut [f32],
 }
 
-impl Kernel for Store<'_> {
+impl Kernel for StoreRow<'_> {
     type Output = ();
 
     #[inline(always)]
