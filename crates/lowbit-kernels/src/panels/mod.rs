@@ -2,29 +2,30 @@
 //! repacked at load into panels of [`ROWS`] rows, so that a vector of sums has a row per lane, whatever the format:
 //!
 //! ```text
-//! codes   [panel][span][bit plane][64 bytes]   a span is 32 values of each of the panel's rows
+//! codes   [panel][span][bit][64 bytes]         a span is 32 values of each of the panel's rows
 //! scales  [panel][..][row]                     as the format stores them, a row per element
 //! biases  [panel][..][row]                     what is added to a group; or, in superblocks, the scale of the scales
 //! ```
 //!
 //! Within a span, quad q holds values 4q to 4q + 3 of all rows: byte 4r + i is value 4q + i of row r, which is what a dot
-//! product of four bytes per lane reads. Codes are split into bit planes of 4, 2 and 1 bits (6 = 4 + 2, 5 = 4 + 1, 3 = 2 +
-//! 1; 8 bits are one): a byte of a bit plane of p bits has the bits of 8 / p neighbouring quads, the first quad lowest.
+//! product of four bytes per lane reads. A vector of 64 bytes has whole codes of as many quads as fit, the first one lowest; the bits
+//! that are left over hold, from the first vector to the last, the codes of the last quads.
 //!
 //! ```text
-//! 4 bits:  vector 0      1      2      3        6 bits:  vector 0..4 as with 4 bits       4             5
-//!          +------+------+------+------+                 +---------------------------+-------------+-------------+
-//!          | 1  0 | 3  2 | 5  4 | 7  6 |  quads          | bits 3:0                  | 3  2  1  0  | 7  6  5  4  |  bits 5:4
-//!          +------+------+------+------+                 +---------------------------+-------------+-------------+
-//!     bit   7..4 3..0
+//! 4 bits:  vector 0      1      2      3        6 bits:  vector 0     1     2     3     4     5
+//!          +------+------+------+------+                 +-----+-----+-----+-----+-----+-----+
+//!          | 1  0 | 3  2 | 5  4 | 7  6 |  quads          | 6 0 | 6 1 | 6 2 | 7 3 | 7 4 | 7 5 |  quads
+//!          +------+------+------+------+                 +-----+-----+-----+-----+-----+-----+
+//!     bit   7..4 3..0                               bit   7..6 5..0
 //! ```
 //! Rows are padded to whole panels within each matrix, values to whole spans, with zero codes and scales.
 
+mod bits;
 mod pack;
 mod unpack;
 
 pub(crate) use pack::pack;
-pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, half_span, with_bits};
+pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, ask_ahead, half_span, with_bits};
 
 use lowbit_formats::{Codes, FloatType, Format, Scales, Scheme};
 
@@ -32,6 +33,8 @@ use lowbit_formats::{Codes, FloatType, Format, Scales, Scheme};
 pub(crate) const ROWS: usize = 16;
 /// Values of a row that are packed together.
 pub(crate) const SPAN: usize = 32;
+/// Quads of a span.
+const QUADS: usize = SPAN / 4;
 /// Values per superblock.
 const SUPERBLOCK: usize = 256;
 

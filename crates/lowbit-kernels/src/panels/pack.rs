@@ -1,6 +1,6 @@
 //! From a format's own components to panels.
 
-use super::{Layout, ROWS, SPAN, SUPERBLOCK};
+use super::{Layout, QUADS, ROWS, SPAN, SUPERBLOCK, bits};
 use crate::Cpu;
 use crate::simd::{Kernel, Simd};
 use lowbit_formats::{BlockScales, Format, Parts, Scales, Scheme, Unpacked};
@@ -211,39 +211,24 @@ fn put_elements<const SIZE: usize>(row: &[u8], lane: usize, out: &mut [u8]) {
     }
 }
 
-/// Splits the codes of a panel, `[row][span]`, into bit planes.
+/// Puts together the codes of a panel, `[row][span]`, as [`bits`](super::bits) says.
 #[inline(always)]
 fn join_spans(values: &[[u8; SPAN]], spans: usize, bits: usize, out: &mut [u8]) {
+    let pieces = bits::pieces(bits);
     for (span, out) in out.chunks_exact_mut(bits * 64).enumerate() {
-        let mut quads = [[0u8; 64]; 8];
+        let mut quads = [[0u8; 64]; QUADS];
         for row in 0..ROWS {
             for (quad, values) in quads.iter_mut().zip(values[row * spans + span].as_chunks::<4>().0) {
                 quad[4 * row..][..4].copy_from_slice(values);
             }
         }
-        let mut planes = out.as_chunks_mut::<64>().0;
-        let mut shift = 0;
-        for width in [8, 4, 2, 1] {
-            if bits & width != 0 {
-                let (plane, rest) = planes.split_at_mut(width);
-                join(&quads, shift, width, plane);
-                (planes, shift) = (rest, shift + width);
-            }
-        }
-    }
-}
-
-/// The bit plane of bits `shift` to `shift + width - 1` of the codes.
-#[inline(always)]
-fn join(quads: &[[u8; 64]; 8], shift: usize, width: usize, plane: &mut [[u8; 64]]) {
-    let per_byte = 8 / width;
-    for (v, out) in plane.iter_mut().enumerate() {
-        *out = [0; 64];
-        for j in 0..per_byte {
-            let quad = &quads[v * per_byte + j];
-            let mask = (0xffu16 >> (8 - width)) as u8;
-            for (out, &code) in out.iter_mut().zip(quad) {
-                *out |= (code >> shift & mask) << (j * width);
+        out.fill(0);
+        let vectors = out.as_chunks_mut::<64>().0;
+        for (quad, pieces) in quads.iter().zip(&pieces) {
+            for piece in pieces.iter().filter(|piece| piece.width > 0) {
+                for (out, &code) in vectors[piece.vector].iter_mut().zip(quad) {
+                    *out |= (code >> piece.to & piece.mask()) << piece.at;
+                }
             }
         }
     }

@@ -1,6 +1,7 @@
 //! From panels to what products multiply: a byte per code, an f32 per scale.
 
-use super::{Layout, ROWS, SPAN, SUPERBLOCK};
+use super::bits::{Bits, Piece};
+use super::{Layout, QUADS, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::{Kernel, Simd};
 use lowbit_formats::{CODEBOOK, E4M3, FloatType, Minifloat, Scales};
 use std::ops::Range;
@@ -185,20 +186,23 @@ impl<'a> Unpack<'a> {
         &panel.as_chunks::<64>().0.as_chunks().0[spans]
     }
 
-    /// The codes of one span of a panel, quad by quad.
+    /// The codes of one span of a panel, quad by quad, of the rows from `row` on: a vector of them.
     // What multiplies tiles reads them.
     #[cfg(any(test, target_arch = "x86_64"))]
     #[inline(always)]
-    pub fn span<S: Simd, const BITS: usize>(&self, simd: S, panel: usize, span: usize) -> [[u8; 64]; 8] {
+    pub fn span<S: Simd, const BITS: usize>(
+        &self,
+        simd: S,
+        (panel, row): (usize, usize),
+        span: usize,
+    ) -> [S::I; QUADS] {
         let packed = &self.packed::<BITS>(panel, span..span + 1)[0];
-        let mut codes = [[0; 64]; 8];
-        let (first, second) = codes.split_at_mut(4);
-        first.copy_from_slice(&half_span::<S, BITS, 0>(simd, packed));
-        second.copy_from_slice(&half_span::<S, BITS, 4>(simd, packed));
-        if let Some(table) = self.layout.table() {
-            codes.iter_mut().for_each(|codes| simd.lookup(table, codes));
+        if row == 0 {
+            ask_ahead::<S, BITS>(simd, packed, 0..QUADS);
         }
-        codes
+        let [a, b, c, d] = half_span::<S, BITS, 0>(simd, self.layout.table(), packed, row);
+        let [e, f, g, h] = half_span::<S, BITS, 4>(simd, self.layout.table(), packed, row);
+        [a, b, c, d, e, f, g, h]
     }
 
     /// Panels take turns span by span: memory is read faster from several places than from one.
@@ -210,7 +214,7 @@ impl<'a> Unpack<'a> {
         spans: Range<usize>,
         out: &mut [[[u8; 4 * ROWS]; CHUNK / 4]],
     ) {
-        let count = out.len().min(PANELS);
+        let (count, table) = (out.len().min(PANELS), self.layout.table());
         let mut packed: [&[[[u8; 64]; BITS]]; PANELS] = [&[]; PANELS];
         for (at, packed) in packed[..count].iter_mut().enumerate() {
             *packed = self.packed(panel + at, spans.clone());
@@ -218,15 +222,12 @@ impl<'a> Unpack<'a> {
         for span in 0..spans.len() {
             for (packed, out) in packed[..count].iter().zip(&mut *out) {
                 let packed = &packed[span];
-                let out: &mut [[u8; 64]; 8] = out[span * 8..].first_chunk_mut().expect("a span");
-                let (first, second) = out.split_at_mut(4);
-                first.copy_from_slice(&half_span::<S, BITS, 0>(simd, packed));
-                second.copy_from_slice(&half_span::<S, BITS, 4>(simd, packed));
-            }
-        }
-        if let Some(table) = self.layout.table() {
-            for codes in out.iter_mut().flat_map(|out| &mut out[..spans.len() * 8]) {
-                simd.lookup(table, codes);
+                let out: &mut [[u8; 64]; QUADS] = out[span * QUADS..].first_chunk_mut().expect("a span");
+                ask_ahead::<S, BITS>(simd, packed, 0..QUADS);
+                for row in (0..ROWS).step_by(S::LANES) {
+                    store_half(simd, &half_span::<S, BITS, 0>(simd, table, packed, row), row, &mut out[..4]);
+                    store_half(simd, &half_span::<S, BITS, 4>(simd, table, packed, row), row, &mut out[4..]);
+                }
             }
         }
     }
@@ -442,60 +443,75 @@ fn halves_of_e4m3<S: Simd>(simd: S, codes: &[u8; ROWS], out: &mut [f32; ROWS]) {
     }
 }
 
-/// Four quads of a span, `FIRST` and those after it, from its bit planes; the lines [`AHEAD`] of these are asked for. Quads are
-/// written out one by one: their shifts are constants then, which take a third of the instructions of shifts by variables.
+/// Asks for the lines [`AHEAD`] of those that these quads of a span lie in.
+#[inline(always)]
+pub(crate) fn ask_ahead<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64]; BITS], quads: Range<usize>) {
+    for line in quads.start * BITS / 8..quads.end * BITS / 8 {
+        simd.prefetch(packed.as_flattened(), line * 64 + AHEAD);
+    }
+}
+
+/// The codes of four quads of a span, `FIRST` and those after it, or what `table` has for them: of the rows from `row` on, a vector of
+/// them. Quads are written out one by one, so that by how much they are shifted is known to the compiler.
 #[inline(always)]
 pub(crate) fn half_span<S: Simd, const BITS: usize, const FIRST: usize>(
     simd: S,
+    table: Option<&[u8; 16]>,
     packed: &[[u8; 64]; BITS],
-) -> [[u8; 64]; 4] {
-    for line in FIRST * BITS / 8..(FIRST + 4) * BITS / 8 {
-        simd.prefetch(packed.as_flattened(), line * 64 + AHEAD);
+    row: usize,
+) -> [S::I; 4] {
+    let mut codes = [
+        quad::<S, BITS>(simd, packed, (FIRST, row)),
+        quad::<S, BITS>(simd, packed, (FIRST + 1, row)),
+        quad::<S, BITS>(simd, packed, (FIRST + 2, row)),
+        quad::<S, BITS>(simd, packed, (FIRST + 3, row)),
+    ];
+    if let Some(table) = table {
+        // Not by `map`, which is not inlined.
+        for codes in &mut codes {
+            *codes = simd.lookup(table, *codes);
+        }
     }
-    match FIRST {
-        0 => [
-            quad::<BITS, 0>(packed),
-            quad::<BITS, 1>(packed),
-            quad::<BITS, 2>(packed),
-            quad::<BITS, 3>(packed),
-        ],
-        _ => [
-            quad::<BITS, 4>(packed),
-            quad::<BITS, 5>(packed),
-            quad::<BITS, 6>(packed),
-            quad::<BITS, 7>(packed),
-        ],
+    codes
+}
+
+/// Writes these rows of half a span.
+#[inline(always)]
+fn store_half<S: Simd>(simd: S, codes: &[S::I; 4], row: usize, out: &mut [[u8; 64]]) {
+    for (&codes, out) in codes.iter().zip(out) {
+        simd.store_bytes(codes, &mut out[4 * row..]);
     }
 }
 
-/// The codes of quad `Q`. In words of 8 codes: of a loop over bytes LLVM makes pieces of 1, 4 and 8 bytes, and a vector of what was
-/// stored in pieces cannot be loaded before they have reached the cache.
+/// The codes of a quad, of the rows from `row` on. (No closures: those are not always inlined, and then know no vectors.)
 #[inline(always)]
-fn quad<const BITS: usize, const Q: usize>(packed: &[[u8; 64]; BITS]) -> [u8; 64] {
-    let mut codes = [0; 8];
-    plane::<BITS, Q, 8>(packed, &mut codes);
-    plane::<BITS, Q, 4>(packed, &mut codes);
-    plane::<BITS, Q, 2>(packed, &mut codes);
-    plane::<BITS, Q, 1>(packed, &mut codes);
-    bytemuck::cast(codes)
+fn quad<S: Simd, const BITS: usize>(
+    simd: S,
+    packed: &[[u8; 64]; BITS],
+    (quad, row): (usize, usize),
+) -> S::I {
+    let [first, second, third] = Bits::<BITS>::PIECES[quad];
+    let mut codes = piece(simd, packed, first, row);
+    if second.width > 0 {
+        codes = simd.or(codes, piece(simd, packed, second, row));
+    }
+    if third.width > 0 {
+        codes = simd.or(codes, piece(simd, packed, third, row));
+    }
+    codes
 }
 
-/// Adds to the codes of quad `Q` those bits that lie in the bit plane of `WIDTH` bits, if there is one.
+/// A piece of a quad's codes, where it belongs in them.
 #[inline(always)]
-fn plane<const BITS: usize, const Q: usize, const WIDTH: usize>(
+fn piece<S: Simd, const BITS: usize>(
+    simd: S,
     packed: &[[u8; 64]; BITS],
-    codes: &mut [u64; 8],
-) {
-    if BITS & WIDTH == 0 {
-        return;
+    piece: Piece,
+    row: usize,
+) -> S::I {
+    let bytes = simd.load_bytes(&packed[piece.vector][4 * row..]);
+    if BITS == 8 {
+        return bytes;
     }
-    // It starts at the vector and at the bit where the wider ones end.
-    let at = BITS & !(2 * WIDTH - 1);
-    // By value: LLVM must assume that what is written overlaps what a reference is to.
-    let bits: [u64; 8] = bytemuck::cast(packed[at + Q * WIDTH / 8]);
-    // What a shift moves from one byte to the next is not in the mask.
-    let mask = u64::from_ne_bytes([(0xffu16 >> (8 - WIDTH)) as u8; 8]);
-    for (code, bits) in codes.iter_mut().zip(bits) {
-        *code |= (bits >> (Q * WIDTH % 8) & mask) << at;
-    }
+    simd.move_bits(bytes, piece.to as i32 - piece.at as i32, piece.mask() << piece.to)
 }

@@ -204,6 +204,38 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: __m256i, y: &mut [u8]) {
+        let y: &mut [u8; 32] = y.first_chunk_mut().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe { _mm256_storeu_si256(y.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn move_bits(self, bytes: __m256i, up: i32, mask: u8) -> __m256i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let by = _mm_cvtsi32_si128(up.abs());
+            let moved = if up < 0 { _mm256_srl_epi32(bytes, by) } else { _mm256_sll_epi32(bytes, by) };
+            _mm256_and_si256(moved, _mm256_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: __m256i) -> __m256i {
+        // SAFETY: `self` proves the features; the array is half a vector.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, codes)
+        }
+    }
+
+    #[inline(always)]
     fn dot4<const NARROW: bool>(self, sum: __m256i, u: __m256i, s: __m256i) -> __m256i {
         // SAFETY: `self` proves the features.
         unsafe {
@@ -287,18 +319,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let top = _mm256_sll_epi32(bytes, _mm_cvtsi32_si128(24 - 8 * I as i32));
             let bits = _mm256_and_si256(_mm256_srai_epi32::<4>(top), _mm256_set1_epi32(E4M3_BITS as i32));
             _mm256_castsi256_ps(bits)
-        }
-    }
-
-    #[inline(always)]
-    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
-        // SAFETY: `self` proves the features; the arrays are whole vectors.
-        unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            for codes in codes.as_chunks_mut::<32>().0 {
-                let found = _mm256_shuffle_epi8(table, _mm256_loadu_si256(codes.as_ptr().cast()));
-                _mm256_storeu_si256(codes.as_mut_ptr().cast(), found);
-            }
         }
     }
 

@@ -192,6 +192,37 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: __m512i, y: &mut [u8]) {
+        let y: &mut [u8; 64] = y.first_chunk_mut().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe { _mm512_storeu_si512(y.as_mut_ptr().cast(), bytes) }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    fn move_bits(self, bytes: __m512i, up: i32, mask: u8) -> __m512i {
+        // SAFETY: `self` proves the features.
+        unsafe {
+            let by = _mm_cvtsi32_si128(up.abs());
+            let moved = if up < 0 { _mm512_srl_epi32(bytes, by) } else { _mm512_sll_epi32(bytes, by) };
+            _mm512_and_si512(moved, _mm512_set1_epi8(mask as i8))
+        }
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: __m512i) -> __m512i {
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe {
+            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes)
+        }
+    }
+
+    #[inline(always)]
     fn dot4<const NARROW: bool>(self, sum: __m512i, u: __m512i, s: __m512i) -> __m512i {
         // SAFETY: `self` proves the features.
         unsafe { _mm512_dpbusd_epi32(sum, u, s) }
@@ -352,16 +383,6 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                     _mm512_storeu_si512(tile[4 * odd + 8 + c].as_mut_ptr().cast(), columns.1);
                 }
             }
-        }
-    }
-
-    #[inline(always)]
-    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
-        // SAFETY: `self` proves the features; the arrays are whole vectors.
-        unsafe {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
-            let found = _mm512_shuffle_epi8(table, _mm512_loadu_si512(codes.as_ptr().cast()));
-            _mm512_storeu_si512(codes.as_mut_ptr().cast(), found);
         }
     }
 

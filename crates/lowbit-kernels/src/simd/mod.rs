@@ -120,6 +120,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Panics
     /// When there are fewer.
     fn load_bytes(self, x: &[u8]) -> Self::I;
+    /// Writes the first `4 * LANES` bytes.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn store_bytes(self, bytes: Self::I, y: &mut [u8]);
+    /// The bits that either has.
+    fn or(self, a: Self::I, b: Self::I) -> Self::I;
+    /// All bits of a byte moved `up` places up, or down where it is negative, and of those the ones in `mask`, which must not have
+    /// what other bytes' bits are moved to. Both are to be constants.
+    fn move_bits(self, bytes: Self::I, up: i32, mask: u8) -> Self::I;
+    /// Each byte, which is below 16, becomes the table's element.
+    fn lookup(self, table: &[u8; 16], codes: Self::I) -> Self::I;
     /// In lane i: `sum[i] + u[4i] * s[4i] + .. + u[4i + 3] * s[4i + 3]`, of unsigned bytes `u` and signed bytes `s`, none of
     /// which is -128. `NARROW` promises that no byte of `u` is above 127; without it,
     /// [`Simd::DOT4_OFFSET`] is subtracted from each.
@@ -129,13 +141,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn dot4_twice(self, sum: Self::I, u: [Self::I; 2], s: [Self::I; 2]) -> Self::I {
         self.dot4::<true>(self.dot4::<true>(sum, u[0], s[0]), u[1], s[1])
     }
-    /// What a short sum begins with: at most eight [`Simd::short_dot4`]s, in 16 bits where that is faster, which
-    /// [`Simd::end_short_sum`] adds to `start`.
+    /// What a short sum begins with: [`Simd::short_dot4`]s, in 16 bits where that is faster, which [`Simd::end_short_sum`] adds to
+    /// `start`. How many there are, times the greatest of their bytes `u`, must not be above 128.
     #[inline(always)]
     fn begin_short_sum(self, start: Self::I) -> Self::I {
         start
     }
-    /// As `dot4::<true>`, in a short sum and with bytes `u` that are below 16.
+    /// As `dot4::<true>`, in a short sum.
     #[inline(always)]
     fn short_dot4(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I {
         self.dot4::<true>(sum, u, s)
@@ -217,12 +229,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
             }
         }
     }
-    /// Each code, which is below 16, becomes the table's element.
-    #[inline(always)]
-    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
-        codes.iter_mut().for_each(|code| *code = table[usize::from(*code & 15)]);
-    }
-
     /// Up to `LANES` elements, the other lanes `fill`.
     #[inline(always)]
     fn load_partial(self, x: &[f32], fill: f32) -> Self::V {

@@ -265,6 +265,41 @@ impl<const LEVEL: u8> Simd for Neon<LEVEL> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: Self::I, y: &mut [u8]) {
+        let y: &mut [u8; 32] = y.first_chunk_mut().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a whole vector.
+        unsafe {
+            vst1q_u8(y.as_mut_ptr(), vreinterpretq_u8_s32(bytes[0]));
+            vst1q_u8(y[16..].as_mut_ptr(), vreinterpretq_u8_s32(bytes[1]));
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: `self` proves the features.
+        unsafe { [vorrq_s32(a[0], b[0]), vorrq_s32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn move_bits(self, bytes: Self::I, up: i32, mask: u8) -> Self::I {
+        bytes.map(|bytes| {
+            // SAFETY: `self` proves the features.
+            unsafe {
+                let moved = vshlq_u8(vreinterpretq_u8_s32(bytes), vdupq_n_s8(up as i8));
+                vreinterpretq_s32_u8(vandq_u8(moved, vdupq_n_u8(mask)))
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: Self::I) -> Self::I {
+        codes.map(|codes| {
+            // SAFETY: `self` proves the features; the array is a whole vector.
+            unsafe { vreinterpretq_s32_u8(vqtbl1q_u8(vld1q_u8(table.as_ptr()), vreinterpretq_u8_s32(codes))) }
+        })
+    }
+
+    #[inline(always)]
     fn dot4<const NARROW: bool>(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I {
         let dot = |sum, u, s| {
             // SAFETY: `self` proves the features.
@@ -309,17 +344,6 @@ impl<const LEVEL: u8> Simd for Neon<LEVEL> {
                 vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(E4M3_BITS)))
             }
         })
-    }
-
-    #[inline(always)]
-    fn lookup(self, table: &[u8; 16], codes: &mut [u8; 64]) {
-        // SAFETY: `self` proves the features; the arrays are whole vectors.
-        unsafe {
-            let table = vld1q_u8(table.as_ptr());
-            for codes in codes.as_chunks_mut::<16>().0 {
-                vst1q_u8(codes.as_mut_ptr(), vqtbl1q_u8(table, vld1q_u8(codes.as_ptr())));
-            }
-        }
     }
 
     #[inline(always)]

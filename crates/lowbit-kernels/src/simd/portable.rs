@@ -131,6 +131,30 @@ impl<const N: usize> Simd for Lanes<N> {
     }
 
     #[inline(always)]
+    fn store_bytes(self, bytes: [[u8; 4]; N], y: &mut [u8]) {
+        *y.as_chunks_mut().0.first_chunk_mut().expect("a whole vector") = bytes;
+    }
+
+    #[inline(always)]
+    fn or(self, a: [[u8; 4]; N], b: [[u8; 4]; N]) -> [[u8; 4]; N] {
+        std::array::from_fn(|i| (u32::from_ne_bytes(a[i]) | u32::from_ne_bytes(b[i])).to_ne_bytes())
+    }
+
+    #[inline(always)]
+    fn move_bits(self, bytes: [[u8; 4]; N], up: i32, mask: u8) -> [[u8; 4]; N] {
+        bytes.map(|bytes| {
+            let bits = u32::from_le_bytes(bytes);
+            let moved = if up < 0 { bits >> -up } else { bits << up };
+            (moved & u32::from_le_bytes([mask; 4])).to_le_bytes()
+        })
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], codes: [[u8; 4]; N]) -> [[u8; 4]; N] {
+        codes.map(|codes| codes.map(|code| table[usize::from(code & 15)]))
+    }
+
+    #[inline(always)]
     fn dot4<const NARROW: bool>(self, sum: [[u8; 4]; N], u: [[u8; 4]; N], s: [[u8; 4]; N]) -> [[u8; 4]; N] {
         let product = |i: usize, j: usize| i32::from(u[i][j]) * i32::from(s[i][j] as i8);
         std::array::from_fn(|i| {

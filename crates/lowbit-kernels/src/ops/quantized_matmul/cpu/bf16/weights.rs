@@ -86,16 +86,19 @@ impl Decode<'_, '_> {
             // Panels take turns: memory is read faster from several places than from one.
             for (at, step) in chunk.enumerate() {
                 for (panel, (scales, tiles)) in scales[..*panels].iter().zip(tiles.iter_mut()).enumerate() {
-                    let codes = weight.span::<S, BITS>(simd, first + panel, k / SPAN + at);
                     let groups = at * groups..(at + 1) * groups;
                     let scales = (&scales.scales[groups.clone()], &scales.biases[groups]);
                     let tile = &mut tiles[step];
-                    match (minifloat, narrow, scales.0) {
-                        (true, ..) => floats_to_bf16(simd, &codes, &scales.0[0], tile),
-                        (_, true, [_]) => to_bf16::<S, 8, true>(simd, zero, &codes, scales, tile),
-                        (_, true, _) => to_bf16::<S, 4, true>(simd, zero, &codes, scales, tile),
-                        (_, _, [_]) => to_bf16::<S, 8, false>(simd, zero, &codes, scales, tile),
-                        _ => to_bf16::<S, 4, false>(simd, zero, &codes, scales, tile),
+                    for row in (0..ROWS).step_by(S::LANES) {
+                        let codes = weight.span::<S, BITS>(simd, (first + panel, row), k / SPAN + at);
+                        let codes = Rows { row, codes: &codes };
+                        match (minifloat, narrow, scales.0) {
+                            (true, ..) => codes.floats_to_bf16(simd, &scales.0[0], tile),
+                            (_, true, [_]) => codes.to_bf16::<8, true>(simd, zero, scales, tile),
+                            (_, true, _) => codes.to_bf16::<4, true>(simd, zero, scales, tile),
+                            (_, _, [_]) => codes.to_bf16::<8, false>(simd, zero, scales, tile),
+                            _ => codes.to_bf16::<4, false>(simd, zero, scales, tile),
+                        }
                     }
                 }
             }
@@ -103,34 +106,40 @@ impl Decode<'_, '_> {
     }
 }
 
-/// A tile of e4m3 codes times one group's scales.
-#[inline(always)]
-fn floats_to_bf16<S: Simd>(simd: S, codes: &[[u8; 4 * ROWS]; 8], scales: &[f32; ROWS], tile: &mut Pairs) {
-    for row in (0..ROWS).step_by(S::LANES) {
-        let scale = simd.load(&scales[row..]);
-        for (codes, pairs) in codes.iter().zip(tile.0.as_chunks_mut::<2>().0) {
-            let [a, b, c, d] = of_quad(simd, simd.load_bytes(&codes[4 * row..]), scale);
-            simd.store_bf16_pairs(a, b, &mut pairs[0][row..]);
-            simd.store_bf16_pairs(c, d, &mut pairs[1][row..]);
-        }
-    }
+/// The codes of a span, quad by quad, of the rows from `row` on.
+struct Rows<'a, S: Simd> {
+    row: usize,
+    codes: &'a [S::I; 8],
 }
 
-/// A tile of `(code - zero) * scale + bias`; the scales and biases are of groups of `QUADS` quads, which the tile has one or two of.
-/// `NARROW` codes come as `(128 + code) / 256`: what is then subtracted, `(128 + zero) * scale`, is exact where nothing is added and
-/// scales have at most 16 bits; else the result is off by at most 2^-16 scales, where rounding to bf16 loses 2^-9 of one.
-#[inline(always)]
-fn to_bf16<S: Simd, const QUADS: usize, const NARROW: bool>(
-    simd: S,
-    zero: i32,
-    codes: &[[u8; 4 * ROWS]; 8],
-    (scales, biases): (&[[f32; ROWS]], &[[f32; ROWS]]),
-    tile: &mut Pairs,
-) {
-    let (factor, zero) = if NARROW { (256.0, zero + 128) } else { (1.0, zero) };
-    let (factor, minus_zero) = (simd.splat(factor), simd.splat(-zero as f32));
-    for row in (0..ROWS).step_by(S::LANES) {
-        let groups = scales.iter().zip(biases).zip(codes.as_chunks::<QUADS>().0);
+impl<S: Simd> Rows<'_, S> {
+    /// These rows of a tile: e4m3 codes times one group's scales.
+    #[inline(always)]
+    fn floats_to_bf16(&self, simd: S, scales: &[f32; ROWS], tile: &mut Pairs) {
+        let scale = simd.load(&scales[self.row..]);
+        for (&codes, pairs) in self.codes.iter().zip(tile.0.as_chunks_mut::<2>().0) {
+            let [a, b, c, d] = of_quad(simd, codes, scale);
+            simd.store_bf16_pairs(a, b, &mut pairs[0][self.row..]);
+            simd.store_bf16_pairs(c, d, &mut pairs[1][self.row..]);
+        }
+    }
+
+    /// These rows of a tile: `(code - zero) * scale + bias`; the scales and biases are of groups of `QUADS` quads, which the tile has
+    /// one or two of. `NARROW` codes come as `(128 + code) / 256`: what is then subtracted, `(128 + zero) * scale`, is exact where
+    /// nothing is added and scales have at most 16 bits; else the result is off by at most 2^-16 scales, where rounding to bf16
+    /// loses 2^-9 of one.
+    #[inline(always)]
+    fn to_bf16<const QUADS: usize, const NARROW: bool>(
+        &self,
+        simd: S,
+        zero: i32,
+        (scales, biases): (&[[f32; ROWS]], &[[f32; ROWS]]),
+        tile: &mut Pairs,
+    ) {
+        let row = self.row;
+        let (factor, zero) = if NARROW { (256.0, zero + 128) } else { (1.0, zero) };
+        let (factor, minus_zero) = (simd.splat(factor), simd.splat(-zero as f32));
+        let groups = scales.iter().zip(biases).zip(self.codes.as_chunks::<QUADS>().0);
         let tiles = tile.0.as_chunks_mut::<2>().0.as_chunks_mut::<QUADS>().0;
         for (((scale, bias), codes), tile) in groups.zip(tiles) {
             let scale = simd.load(&scale[row..]);
@@ -140,8 +149,7 @@ fn to_bf16<S: Simd, const QUADS: usize, const NARROW: bool>(
                 let values = std::array::from_fn(|i| simd.mul_add(codes[i], scale[i], offset[i]));
                 simd.store_two_bf16(values, pairs.as_flattened_mut());
             };
-            for (codes, pairs) in codes.iter().zip(tile) {
-                let codes = simd.load_bytes(&codes[4 * row..]);
+            for (&codes, pairs) in codes.iter().zip(tile) {
                 let [first, second] = if NARROW {
                     [simd.byte_fractions::<0>(codes), simd.byte_fractions::<2>(codes)]
                 } else {

@@ -8,7 +8,7 @@
 use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Tile;
 use super::tile;
-use crate::panels::{CHUNK, PanelScales, SPAN, Unpack, half_span, with_bits};
+use crate::panels::{CHUNK, PanelScales, SPAN, Unpack, ask_ahead, half_span, with_bits};
 use crate::simd::{Kernel, Simd};
 
 /// Quads of half a span.
@@ -65,7 +65,7 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        debug_assert_eq!(Self::NARROW, self.row.weight.layout.narrow());
+        debug_assert_eq!(Self::SHORT > 0, self.row.weight.layout.narrow());
         let scales = Box::new([const { PanelScales::new() }; STRIPS]);
         let panels = Panels::<BITS, TABLE, GROUPS, BIASED> { row: self.row, scales };
         by_strips(simd, panels, Epilogue::of(&self.row.weight), self.y);
@@ -141,13 +141,15 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
 impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool>
     Product<'_, BITS, TABLE, GROUPS, BIASED>
 {
-    /// [`Layout::narrow`](crate::panels::Layout::narrow).
-    const NARROW: bool = match TABLE {
-        NO_TABLE => BITS < 8,
-        table => table == NARROW_TABLE,
+    /// Dot products whose sum can be a short one, as [`Simd::begin_short_sum`] says.
+    const SHORT: usize = match (TABLE, BITS) {
+        (NO_TABLE, ..=4) => 8,
+        (NO_TABLE, 5) | (NARROW_TABLE, _) => HALF,
+        (NO_TABLE, 6) => 2,
+        _ => 0,
     };
-    /// Whether a group's products are a short sum.
-    const SHORT: bool = TABLE == NO_TABLE && BITS <= 4;
+    /// Whether that is all of a group.
+    const WHOLE: bool = Self::SHORT >= 2 * HALF / GROUPS;
 
     /// Adds to `totals` the products of one panel's span.
     #[inline(always)]
@@ -172,7 +174,7 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
     #[inline(always)]
     fn begin<S: Simd>(simd: S, start: i32) -> S::I {
         let start = simd.splat_i32(start);
-        if Self::SHORT { simd.begin_short_sum(start) } else { start }
+        if Self::WHOLE { simd.begin_short_sum(start) } else { start }
     }
 
     /// Adds to `products` those of half a span, its quads from `FIRST` on.
@@ -183,20 +185,26 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         x: &[u32; HALF],
         products: &mut [S::I; PARTS],
     ) {
-        for (mut codes, &x) in half_span::<S, BITS, FIRST>(simd, packed).into_iter().zip(x) {
-            if TABLE != NO_TABLE {
-                simd.lookup(table, &mut codes);
-            }
-            let x = simd.splat_i32(x as i32);
-            for (part, product) in products.iter_mut().enumerate() {
-                let codes = simd.load_bytes(&codes[4 * part * S::LANES..]);
-                *product = if Self::SHORT {
-                    simd.short_dot4(*product, codes, x)
-                } else if Self::NARROW {
-                    simd.dot4::<true>(*product, codes, x)
-                } else {
-                    simd.dot4::<false>(*product, codes, x)
-                };
+        ask_ahead::<S, BITS>(simd, packed, FIRST..FIRST + HALF);
+        for (part, product) in products.iter_mut().enumerate() {
+            let table = (TABLE != NO_TABLE).then_some(table);
+            let codes = half_span::<S, BITS, FIRST>(simd, table, packed, part * S::LANES);
+            if Self::WHOLE {
+                for (&codes, &x) in codes.iter().zip(x) {
+                    *product = simd.short_dot4(*product, codes, simd.splat_i32(x as i32));
+                }
+            } else if Self::SHORT > 0 {
+                for first in (0..HALF).step_by(Self::SHORT.max(1)) {
+                    let mut sum = simd.begin_short_sum(*product);
+                    for (&codes, &x) in codes[first..].iter().zip(&x[first..]).take(Self::SHORT) {
+                        sum = simd.short_dot4(sum, codes, simd.splat_i32(x as i32));
+                    }
+                    *product = simd.end_short_sum(*product, sum);
+                }
+            } else {
+                for (&codes, &x) in codes.iter().zip(x) {
+                    *product = simd.dot4::<false>(*product, codes, simd.splat_i32(x as i32));
+                }
             }
         }
     }
@@ -215,7 +223,7 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         for (part, (total, product)) in totals.iter_mut().zip(products).enumerate() {
             let scale = tile::Scale::new(simd, &weight.scales[at][part * S::LANES..]);
             let start = simd.splat_i32(x.starts[span][group]);
-            let product = if Self::SHORT { simd.end_short_sum(start, product) } else { product };
+            let product = if Self::WHOLE { simd.end_short_sum(start, product) } else { product };
             *total = scale.add(simd, product, x.scales[span][group], *total);
             if BIASED {
                 let bias = simd.load(&weight.biases[at][part * S::LANES..]);

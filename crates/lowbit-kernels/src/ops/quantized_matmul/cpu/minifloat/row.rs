@@ -6,7 +6,7 @@
 
 use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Scaled;
-use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, half_span};
+use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead};
 use crate::simd::{Kernel, Simd};
 
 /// Sums of a span that do not wait for each other.
@@ -83,8 +83,8 @@ fn add<S: Simd, const PARTS: usize>(
     totals: &mut [S::V; PARTS],
 ) {
     let mut sums = [[simd.splat(0.0); PARTS]; SUMS];
-    let (first, second) = (half_span::<S, 8, 0>(simd, packed), half_span::<S, 8, 4>(simd, packed));
-    for (codes, x) in first.iter().chain(&second).zip(x.as_chunks::<4>().0) {
+    ask_ahead::<S, 8>(simd, packed, 0..8);
+    for (codes, x) in packed.iter().zip(x.as_chunks::<4>().0) {
         let x = x.map(|x| simd.splat(x));
         for part in 0..PARTS {
             let codes = simd.load_bytes(&codes[4 * part * S::LANES..]);

@@ -2,7 +2,7 @@
 
 use super::activations::Tile;
 use super::{Sums, TWICE_UNIT};
-use crate::panels::{CHUNK, PANELS, PanelScales, ROWS, SPAN, Unpack, half_span};
+use crate::panels::{CHUNK, PANELS, PanelScales, ROWS, SPAN, Unpack, ask_ahead};
 use crate::simd::Simd;
 use std::ops::Range;
 
@@ -33,9 +33,8 @@ impl Values {
             weight.unpack_scales(simd, panel, k, &mut self.scales);
             let packed = weight.packed::<8>(panel, spans.clone()).iter().zip(&self.scales.scales);
             for ((packed, scales), values) in packed.zip(values.as_chunks_mut::<SPAN>().0) {
-                let (first, second) = values.split_at_mut(SPAN / 2);
-                decode(simd, &half_span::<S, 8, 0>(simd, packed), scales, first);
-                decode(simd, &half_span::<S, 8, 4>(simd, packed), scales, second);
+                ask_ahead::<S, 8>(simd, packed, 0..8);
+                decode(simd, packed, scales, values);
             }
         }
     }
@@ -86,9 +85,9 @@ impl Values {
     }
 }
 
-/// The values of half a span.
+/// The values of a span.
 #[inline(always)]
-fn decode<S: Simd>(simd: S, codes: &[[u8; 64]; 4], scales: &[f32; ROWS], out: &mut [[f32; ROWS]]) {
+fn decode<S: Simd>(simd: S, codes: &[[u8; 64]; 8], scales: &[f32; ROWS], out: &mut [[f32; ROWS]; SPAN]) {
     for row in (0..ROWS).step_by(S::LANES) {
         let scale = simd.load(&scales[row..]);
         for (codes, out) in codes.iter().zip(out.as_chunks_mut::<4>().0) {
