@@ -163,13 +163,19 @@ impl<'a> Unpack<'a> {
     /// by side.
     #[inline(always)]
     pub fn next_codes(&self, panel: usize, k: usize) -> &'a [u8] {
-        let span = (k + CHUNK) / SPAN;
-        let (panel, span) = if span < self.layout.spans() { (panel, span) } else { (panel + PANELS, 0) };
-        let bytes = CHUNK / SPAN * self.layout.bits() * 64;
+        let next = k + CHUNK;
+        let (panel, k) = if next < self.layout.k() { (panel, next) } else { (panel + PANELS, 0) };
+        self.packed_codes(panel, k, CHUNK)
+    }
+
+    /// Up to `len` packed codes of a panel's rows, from value `k` on; those of panels that are not there are empty.
+    #[inline(always)]
+    pub fn packed_codes(&self, panel: usize, k: usize, len: usize) -> &'a [u8] {
+        let span_bytes = self.layout.bits() * 64;
         let (parts, panel) = self.place(panel);
-        let codes =
-            parts[0].get(panel * self.bytes[0] + span * self.layout.bits() * 64..).unwrap_or_default();
-        &codes[..bytes.min(codes.len())]
+        let first = panel * self.bytes[0] + k / SPAN * span_bytes;
+        let codes = parts[0].get(first..).unwrap_or_default();
+        &codes[..codes.len().min(len / SPAN * span_bytes)]
     }
 
     /// The spans of the chunk that starts with value `k`.

@@ -287,37 +287,42 @@ fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize
     }
 }
 
-/// What multiplies one row: it is bound by memory, and what is read is multiplied at once.
-pub(super) trait Strips {
-    /// The results of some panels, each panel's in vectors. (A method, since a closure might not be inlined, and then knows no vectors.)
+/// What multiplies `M` rows, one or a few: that is bound by memory, and what is read is multiplied at once.
+pub(super) trait Strips<const M: usize> {
+    /// The results of some panels, by vectors of their rows. (A method, since a closure might not be inlined, and then knows no vectors.)
     fn sums<S: Simd, const PARTS: usize>(
         &mut self,
         simd: S,
         panels: [usize; STRIPS],
-    ) -> [[S::V; PARTS]; STRIPS];
+    ) -> [[[S::V; M]; PARTS]; STRIPS];
 }
 
-/// Computes `y` for one row of x. The panels are cut into strips that are read at the same time, unless they are of two weights: memory
+/// Computes the rows `y`, of as many rows of x. The panels are cut into strips that are read at the same time, unless they are of two weights: memory
 /// is read faster from two places than from one or four.
 #[inline(always)]
-pub(super) fn by_strips<S: Simd>(simd: S, strips: impl Strips, epilogue: Epilogue, y: &mut [f32]) {
+pub(super) fn by_strips<S: Simd, const M: usize>(
+    simd: S,
+    strips: impl Strips<M>,
+    epilogue: Epilogue,
+    y: &mut [&mut [f32]],
+) {
     // Each panel's rows are in one vector or two.
     if S::LANES == ROWS {
-        in_parts::<S, 1>(simd, strips, epilogue, y);
+        in_parts::<S, 1, M>(simd, strips, epilogue, y);
     } else {
-        in_parts::<S, 2>(simd, strips, epilogue, y);
+        in_parts::<S, 2, M>(simd, strips, epilogue, y);
     }
 }
 
 #[inline(always)]
-fn in_parts<S: Simd, const PARTS: usize>(
+fn in_parts<S: Simd, const PARTS: usize, const M: usize>(
     simd: S,
-    mut strips: impl Strips,
+    mut strips: impl Strips<M>,
     epilogue: Epilogue,
-    y: &mut [f32],
+    y: &mut [&mut [f32]],
 ) {
     assert_eq!(PARTS * S::LANES, ROWS, "a panel's rows in whole vectors");
-    let count = y.len().div_ceil(ROWS);
+    let count = y[0].len().div_ceil(ROWS);
     // Panels that are read at the same time are `apart`, the next ones are `step` on.
     let (strip, step, apart, panels) = match epilogue {
         Epilogue::Store => (count.div_ceil(STRIPS), 1, count.div_ceil(STRIPS), count),
@@ -326,18 +331,22 @@ fn in_parts<S: Simd, const PARTS: usize>(
     for first in 0..strip {
         // Where strips are shorter the last panel stands in for the one that is not there.
         let panels: [usize; STRIPS] = std::array::from_fn(|i| (first * step + i * apart).min(panels - 1));
-        let mut stored = [[0.0; ROWS]; STRIPS];
-        for (sums, stored) in strips.sums::<S, PARTS>(simd, panels).into_iter().zip(&mut stored) {
-            for (sum, stored) in sums.into_iter().zip(stored.chunks_exact_mut(S::LANES)) {
-                simd.store(sum, stored);
+        let mut stored = [[[0.0; ROWS]; STRIPS]; M];
+        for (strip, sums) in strips.sums::<S, PARTS>(simd, panels).iter().enumerate() {
+            for (part, sums) in sums.iter().enumerate() {
+                for (&sum, stored) in sums.iter().zip(&mut stored) {
+                    simd.store(sum, &mut stored[strip][part * S::LANES..]);
+                }
             }
         }
-        simd.call(StoreRow { epilogue, panels, sums: &stored, y });
+        for (sums, y) in stored.iter().zip(&mut *y) {
+            simd.call(StoreRow { epilogue, panels, sums, y });
+        }
     }
 }
 
-/// Writes the results of [`Strips::sums`]. Not inlined, and nothing before it depends on the epilogue: LLVM would make two loops of
-/// the kernel of each format.
+/// Writes a row of the results of [`Strips::sums`]. Not inlined, and nothing before it depends on the epilogue: LLVM would make two
+/// loops of the kernel of each format.
 struct StoreRow<'a> {
     epilogue: Epilogue,
     panels: [usize; STRIPS],

@@ -1,6 +1,7 @@
 //! Rows of x, rounded to 8 bits.
 
 use super::super::panels::{heights, tallest_of};
+use super::row::most_rows_of;
 use super::tile::MAGIC;
 use crate::Cpu;
 use crate::buffer::Buffer;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
+    /// With rows of anything, up to a whole tile, where [`most_rows_of`] says that all rows are multiplied at once.
     m: usize,
     tallest: usize,
     /// Values per row with padding, and per group.
@@ -43,6 +45,8 @@ impl Activations {
     pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self {
         let tallest = tallest_of(cpu.isa());
         let (k, group) = (layout.k().next_multiple_of(X_GROUP), layout.group());
+        let rows = m;
+        let m = if m <= most_rows_of(cpu.isa()) { m.next_power_of_two() } else { m };
         let words = m * (k / 4 + 3 * (k / group));
         let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
         let mut all = Self { words, m, tallest, k, group };
@@ -52,7 +56,7 @@ impl Activations {
         let (zero, narrow) = (layout.zero(), layout.narrow());
         let tiles = all.tiles_mut();
         cpu.for_each_of(m * k / VALUES, tiles, |tile| {
-            let x = &x[tile.row * layout.k()..][..tile.height * layout.k()];
+            let x = &x[tile.row * layout.k()..rows.min(tile.row + tile.height) * layout.k()];
             cpu.isa().dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
         });
         all
@@ -78,12 +82,6 @@ impl Activations {
             sums: bytemuck::cast_slice_mut(take(height * groups)),
         };
         heights.map(tile).collect()
-    }
-
-    /// Row `row`, which is a tile by itself.
-    #[inline(always)]
-    pub(super) fn row(&self, row: usize) -> Tile<'_> {
-        self.tile((row, 1))
     }
 
     /// The rows of one of [`heights`]: its first one, and how many there are.
@@ -135,7 +133,7 @@ struct TileMut<'a> {
     sums: &'a mut [f32],
 }
 
-/// Rounds the rows of a tile.
+/// Rounds the rows of a tile that there are.
 struct Round<'a> {
     x: &'a [f32],
     /// The weight's, as [`Layout`] says.
@@ -181,7 +179,7 @@ impl Round<'_> {
         let sums = sums.as_chunks_mut::<M>().0.as_chunks_mut::<PARTS>().0.iter_mut();
         let groups = codes.zip(starts).zip(scales.zip(sums));
         for (k, ((codes, starts), (scales, sums))) in (0..self.k).step_by(X_GROUP).zip(groups) {
-            for row in 0..M {
+            for row in 0..M.min(self.x.len() / self.k) {
                 let x = &self.x[row * self.k + k..][..X_GROUP.min(self.k - k)];
                 let mut padded = [0.0; X_GROUP];
                 let x = match x.first_chunk() {

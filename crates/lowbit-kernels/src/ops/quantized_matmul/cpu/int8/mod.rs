@@ -1,6 +1,6 @@
 //! Products in integers, for weights in [panels](crate::panels): x is rounded to 8 bits per group ([`activations`]), a
 //! chunk of a few panels is unpacked to bytes in the first-level cache, and all rows of x pass over it, a few at a time
-//! ([`tile`]). A single row multiplies what is unpacked at once ([`row`]). These are the kernels for all formats.
+//! ([`tile`]). A single row, or a few, multiply what is unpacked at once ([`row`]). These are the kernels for all formats.
 
 mod activations;
 mod row;
@@ -11,7 +11,7 @@ use crate::Cpu;
 use crate::panels::{Chunk, Layout, PANELS, PanelScales, Unpack};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
-use row::Row;
+use row::{Rows, most_rows};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl Kernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Piece { weight, x, m, panel, y } = self.0;
-        if let [y] = y {
-            return Row { weight, panel, x: x.row(m) }.multiply(simd, y);
+        if y.len() <= most_rows::<S>() {
+            return Rows { weight, panel, x: x.tile((m, y.len().next_power_of_two())), y }.multiply(simd);
         }
         let mut unpacked = Unpacked { weight, x, chunk: Chunk::new(), panels: 0, ahead: Cell::default() };
         by_chunks(simd, &mut unpacked, (m, panel), &weight, y);

@@ -1,5 +1,5 @@
-//! The product of panels and one row of x. It is bound by memory: what is read is multiplied at once, half a span after half a
-//! span, so that memory never waits for a chunk to be multiplied. All that a format decides is decided outside of the loop
+//! The product of panels and one row of x, or a few. It is bound by memory: what is read is multiplied at once, half a span after half
+//! a span, so that memory never waits for a chunk to be multiplied. All that a format decides is decided outside of the loop
 //! over spans.
 //!
 //! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
@@ -8,23 +8,19 @@
 use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Tile;
 use super::tile;
-use crate::panels::{CHUNK, PanelScales, SPAN, Unpack, ask_ahead, half_span, with_bits};
-use crate::simd::{Kernel, Simd};
+use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead, half_span};
+use crate::simd::{Isa, Kernel, Simd};
+use std::hint::black_box;
 
 /// Quads of half a span.
 const HALF: usize = SPAN / 8;
 
-/// A row of x, all of it, and the panels that it multiplies, from `panel` on.
-pub(super) struct Row<'a> {
+/// A few rows of x, all of them, and the panels that they multiply, from `panel` on.
+pub(super) struct Rows<'a, 'y> {
     pub weight: Unpack<'a>,
     pub panel: usize,
     pub x: Tile<'a>,
-}
-
-/// The product for one kind of format: bits per code, what codes are looked up in, groups per span, and whether groups have biases.
-struct Product<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> {
-    row: &'a Row<'a>,
-    y: &'a mut [f32],
+    pub y: &'a mut [&'y mut [f32]],
 }
 
 /// Codes are numbers.
@@ -34,112 +30,146 @@ const NARROW_TABLE: u8 = 1;
 /// What is found may be any byte.
 const WIDE_TABLE: u8 = 2;
 
-impl Row<'_> {
-    /// `y[n] = sum over k of x[k] * weight[n, k]`.
+/// Rows of x that are multiplied as the weight is read, at most: with a few vectors of codes, two panels' sums of them and a group's
+/// products fit the registers.
+pub(super) const fn most_rows<S: Simd>() -> usize {
+    S::REGISTERS * S::LANES / ROWS / 4
+}
+
+/// [`most_rows`] of an instruction set.
+pub(super) fn most_rows_of(isa: Isa) -> usize {
+    struct MostRows;
+    impl Kernel for MostRows {
+        type Output = usize;
+        #[inline(always)]
+        fn run<S: Simd>(self, _: S) -> usize {
+            most_rows::<S>()
+        }
+    }
+    isa.dispatch(MostRows)
+}
+
+/// Calls the [`Product`] of `$rows`, `$M` of them, for the kind of format that they have, one of these: bits per code, table, groups per
+/// span, and whether groups have biases.
+macro_rules! call_product {
+    ($simd:expr, $rows:expr, $M:expr; $(($bits:literal, $table:ident, $groups:literal, $biased:literal))*) => {{
+        let layout = $rows.weight.layout;
+        let table = match (layout.table(), layout.narrow()) {
+            (None, _) => NO_TABLE,
+            (Some(_), true) => NARROW_TABLE,
+            (Some(_), false) => WIDE_TABLE,
+        };
+        match (layout.bits(), table, SPAN / layout.group(), layout.biased()) {
+            $(($bits, $table, $groups, $biased) => {
+                $simd.call(Product::<$bits, $table, $groups, $biased, { $M }>($rows))
+            })*
+            kind => unreachable!("no format is of the kind {kind:?}"),
+        }
+    }};
+}
+
+impl Rows<'_, '_> {
+    /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`.
     #[inline(always)]
-    pub fn multiply<S: Simd>(&self, simd: S, y: &mut [f32]) {
-        let layout = &self.weight.layout;
-        match (layout.table(), layout.narrow()) {
-            (None, _) => with_bits!(layout, BITS => self.by_groups::<S, BITS, NO_TABLE>(simd, y)),
-            (Some(_), true) => self.by_groups::<S, 4, NARROW_TABLE>(simd, y),
-            (Some(_), false) => self.by_groups::<S, 4, WIDE_TABLE>(simd, y),
+    pub fn multiply<S: Simd>(self, simd: S) {
+        match self.x.height {
+            1 => self.of::<S, 1>(simd),
+            2 => self.of::<S, 2>(simd),
+            4 => self.of::<S, 4>(simd),
+            _ => self.of::<S, 8>(simd),
         }
     }
 
     #[inline(always)]
-    fn by_groups<S: Simd, const BITS: usize, const TABLE: u8>(&self, simd: S, y: &mut [f32]) {
-        let layout = &self.weight.layout;
-        match (SPAN / layout.group(), layout.biased()) {
-            (1, false) => simd.call(Product::<BITS, TABLE, 1, false> { row: self, y }),
-            (1, true) => simd.call(Product::<BITS, TABLE, 1, true> { row: self, y }),
-            (_, false) => simd.call(Product::<BITS, TABLE, 2, false> { row: self, y }),
-            (_, true) => simd.call(Product::<BITS, TABLE, 2, true> { row: self, y }),
+    fn of<S: Simd, const M: usize>(self, simd: S) {
+        // A constant, so that kernels that would not fit are not compiled.
+        if const { M <= most_rows::<S>() } {
+            call_product!(simd, self, M;
+                (2, NO_TABLE, 1, true) (2, NO_TABLE, 2, true) (3, NO_TABLE, 1, true) (3, NO_TABLE, 2, false)
+                (4, NO_TABLE, 1, false) (4, NO_TABLE, 1, true) (5, NO_TABLE, 1, false) (5, NO_TABLE, 1, true)
+                (6, NO_TABLE, 1, true) (6, NO_TABLE, 2, false) (8, NO_TABLE, 1, false) (8, NO_TABLE, 1, true)
+                (4, NARROW_TABLE, 1, false) (4, NARROW_TABLE, 2, false) (4, WIDE_TABLE, 1, false));
+        } else {
+            unreachable!("{M} rows of {}", most_rows::<S>());
         }
     }
 }
 
-impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> Kernel
-    for Product<'_, BITS, TABLE, GROUPS, BIASED>
+/// The product for one kind of format and `M` rows: bits per code, what codes are looked up in, groups per span, and whether groups
+/// have biases.
+struct Product<'a, 'y, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize>(
+    Rows<'a, 'y>,
+);
+
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize> Kernel
+    for Product<'_, '_, BITS, TABLE, GROUPS, BIASED, M>
 {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        debug_assert_eq!(Self::SHORT > 0, self.row.weight.layout.narrow());
+        let Rows { weight, panel, x, y } = self.0;
+        debug_assert_eq!(Panels::<BITS, TABLE, GROUPS, BIASED, M>::SHORT > 0, weight.layout.narrow());
         let scales = Box::new([const { PanelScales::new() }; STRIPS]);
-        let panels = Panels::<BITS, TABLE, GROUPS, BIASED> { row: self.row, scales };
-        by_strips(simd, panels, Epilogue::of(&self.row.weight), self.y);
+        let panels = Panels::<BITS, TABLE, GROUPS, BIASED, M> { weight, panel, x, scales };
+        by_strips(simd, panels, Epilogue::of(&weight), y);
     }
 }
 
-/// A [`Product`]'s weight, and where its scales are unpacked.
-struct Panels<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> {
-    row: &'a Row<'a>,
+/// [`Rows`] without the results, and where scales are unpacked.
+struct Panels<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize> {
+    weight: Unpack<'a>,
+    panel: usize,
+    x: Tile<'a>,
     scales: Box<[PanelScales; STRIPS]>,
 }
 
-impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool> Strips
-    for Panels<'_, BITS, TABLE, GROUPS, BIASED>
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize> Strips<M>
+    for Panels<'_, BITS, TABLE, GROUPS, BIASED, M>
 {
     #[inline(always)]
     fn sums<S: Simd, const PARTS: usize>(
         &mut self,
         simd: S,
         panels: [usize; STRIPS],
-    ) -> [[S::V; PARTS]; STRIPS] {
-        let Self { row, scales } = self;
-        let weight = &row.weight;
+    ) -> [[[S::V; M]; PARTS]; STRIPS] {
+        let Self { weight, panel, x, scales } = self;
         let table = weight.layout.table().unwrap_or(&[0; 16]);
-        let mut totals = [[simd.splat(0.0); PARTS]; STRIPS];
+        let mut totals = [[[simd.splat(0.0); M]; PARTS]; STRIPS];
         for k in (0..weight.layout.k()).step_by(CHUNK) {
             let spans = weight.spans(k);
             let count = spans.len();
-            for (scales, panel) in scales.iter_mut().zip(panels) {
-                weight.unpack_scales(simd, row.panel + panel, k, scales);
+            for (scales, first) in scales.iter_mut().zip(panels) {
+                weight.unpack_scales(simd, *panel + first, k, scales);
                 if weight.layout.long_scales() {
                     scales.cut();
                 }
             }
             // Written out: `map` of an array is not inlined, and costs as much as a span.
-            let packed = [
-                &weight.packed::<BITS>(row.panel + panels[0], spans.clone())[..count],
-                &weight.packed::<BITS>(row.panel + panels[1], spans)[..count],
+            let chunks: [Chunk<'_, BITS, GROUPS>; STRIPS] = [
+                Chunk::new(weight.packed(*panel + panels[0], spans.clone()), &scales[0], table),
+                Chunk::new(weight.packed(*panel + panels[1], spans), &scales[1], table),
             ];
-            let x = row.x.chunk(k, weight.layout.group());
-            let quads = &x.codes.as_chunks::<HALF>().0.as_chunks::<2>().0[..count];
+            let x = x.chunk(k, weight.layout.group());
+            let quads = &x.codes.as_chunks::<M>().0.as_chunks::<HALF>().0.as_chunks::<2>().0[..count];
             let groups = Groups {
-                starts: &x.starts.as_chunks().0[..count],
-                scales: &x.scales.as_chunks().0[..count],
-                sums: &x.sums.as_chunks().0[..count],
+                starts: &x.starts.as_chunks::<M>().0.as_chunks().0[..count],
+                scales: &x.scales.as_chunks::<M>().0.as_chunks().0[..count],
+                sums: &x.sums.as_chunks::<M>().0.as_chunks().0[..count],
             };
             for span in 0..count {
                 // Written out: in a loop the sums would live in memory.
                 let [first, second] = &mut totals;
-                let x = (&quads[span], &groups);
-                type Of<'a, const B: usize, const T: u8, const G: usize, const D: bool> =
-                    Product<'a, B, T, G, D>;
-                Of::<BITS, TABLE, GROUPS, BIASED>::span(
-                    simd,
-                    span,
-                    (&packed[0][span], table, &scales[0]),
-                    x,
-                    first,
-                );
-                Of::<BITS, TABLE, GROUPS, BIASED>::span(
-                    simd,
-                    span,
-                    (&packed[1][span], table, &scales[1]),
-                    x,
-                    second,
-                );
+                Self::span(simd, span, &chunks[0], (&quads[span], &groups), first);
+                Self::span(simd, span, &chunks[1], (&quads[span], &groups), second);
             }
         }
         totals
     }
 }
 
-impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool>
-    Product<'_, BITS, TABLE, GROUPS, BIASED>
+impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize>
+    Panels<'_, BITS, TABLE, GROUPS, BIASED, M>
 {
     /// Dot products whose sum can be a short one, as [`Simd::begin_short_sum`] says.
     const SHORT: usize = match (TABLE, BITS) {
@@ -156,54 +186,82 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
     fn span<S: Simd, const PARTS: usize>(
         simd: S,
         span: usize,
-        (packed, table, scales): (&[[u8; 64]; BITS], &[u8; 16], &PanelScales),
-        (x, groups): (&[[u32; HALF]; 2], &Groups<'_, GROUPS>),
-        totals: &mut [S::V; PARTS],
+        weight: &Chunk<'_, BITS, GROUPS>,
+        x: (&[[[u32; M]; HALF]; 2], &Groups<'_, GROUPS, M>),
+        totals: &mut [[S::V; M]; PARTS],
     ) {
-        let mut products = [Self::begin(simd, groups.starts[span][0]); PARTS];
-        Self::half::<S, PARTS, 0>(simd, (packed, table), &x[0], &mut products);
-        if GROUPS == 2 {
-            Self::add(simd, (span, 0), groups, scales, products, totals);
-            products = [Self::begin(simd, groups.starts[span][1]); PARTS];
+        if M == 1 {
+            return Self::parts(simd, (span, 0), weight, x, totals);
         }
-        Self::half::<S, PARTS, HALF>(simd, (packed, table), &x[1], &mut products);
-        Self::add(simd, (span, GROUPS - 1), groups, scales, products, totals);
+        // More rows' sums of one vector of weight rows at a time fit the registers.
+        for (part, totals) in totals.iter_mut().enumerate() {
+            Self::parts(simd, (span, part * S::LANES), weight, x, std::array::from_mut(totals));
+        }
+    }
+
+    /// As [`Self::span`], of the weight rows from `row` on.
+    #[inline(always)]
+    fn parts<S: Simd, const PARTS: usize>(
+        simd: S,
+        (span, row): (usize, usize),
+        weight: &Chunk<'_, BITS, GROUPS>,
+        (x, groups): (&[[[u32; M]; HALF]; 2], &Groups<'_, GROUPS, M>),
+        totals: &mut [[S::V; M]; PARTS],
+    ) {
+        let mut products = [Self::begin(simd, &groups.starts[span][0]); PARTS];
+        Self::half::<S, PARTS, 0>(simd, (span, row), weight, &x[0], &mut products);
+        if GROUPS == 2 {
+            Self::add(simd, (span, row), weight, (0, groups), products, totals);
+            products = [Self::begin(simd, &groups.starts[span][1]); PARTS];
+        }
+        Self::half::<S, PARTS, HALF>(simd, (span, row), weight, &x[1], &mut products);
+        Self::add(simd, (span, row), weight, (GROUPS - 1, groups), products, totals);
     }
 
     /// What a group's integer sums begin with.
     #[inline(always)]
-    fn begin<S: Simd>(simd: S, start: i32) -> S::I {
-        let start = simd.splat_i32(start);
-        if Self::WHOLE { simd.begin_short_sum(start) } else { start }
+    fn begin<S: Simd>(simd: S, starts: &[i32; M]) -> [S::I; M] {
+        let mut products = [simd.splat_i32(0); M];
+        for (product, &start) in products.iter_mut().zip(starts) {
+            let start = simd.splat_i32(start);
+            *product = if Self::WHOLE { simd.begin_short_sum(start) } else { start };
+        }
+        products
     }
 
-    /// Adds to `products` those of half a span, its quads from `FIRST` on.
+    /// Adds to `products` those of half a span, its quads from `FIRST` on, and of the weight rows from `row` on.
     #[inline(always)]
     fn half<S: Simd, const PARTS: usize, const FIRST: usize>(
         simd: S,
-        (packed, table): (&[[u8; 64]; BITS], &[u8; 16]),
-        x: &[u32; HALF],
-        products: &mut [S::I; PARTS],
+        (span, row): (usize, usize),
+        weight: &Chunk<'_, BITS, GROUPS>,
+        x: &[[u32; M]; HALF],
+        products: &mut [[S::I; M]; PARTS],
     ) {
-        ask_ahead::<S, BITS>(simd, packed, FIRST..FIRST + HALF);
-        for (part, product) in products.iter_mut().enumerate() {
-            let table = (TABLE != NO_TABLE).then_some(table);
-            let codes = half_span::<S, BITS, FIRST>(simd, table, packed, part * S::LANES);
-            if Self::WHOLE {
-                for (&codes, &x) in codes.iter().zip(x) {
-                    *product = simd.short_dot4(*product, codes, simd.splat_i32(x as i32));
-                }
-            } else if Self::SHORT > 0 {
-                for first in (0..HALF).step_by(Self::SHORT.max(1)) {
-                    let mut sum = simd.begin_short_sum(*product);
-                    for (&codes, &x) in codes[first..].iter().zip(&x[first..]).take(Self::SHORT) {
-                        sum = simd.short_dot4(sum, codes, simd.splat_i32(x as i32));
+        if row == 0 {
+            ask_ahead::<S, BITS>(simd, &weight.packed[span], FIRST..FIRST + HALF);
+        }
+        let table = (TABLE != NO_TABLE).then_some(weight.table);
+        for (part, products) in products.iter_mut().enumerate() {
+            let row = row + part * S::LANES;
+            let codes = half_span::<S, BITS, FIRST>(simd, table, &weight.packed[span], row);
+            for (m, product) in products.iter_mut().enumerate() {
+                if Self::WHOLE {
+                    for (&codes, x) in codes.iter().zip(x) {
+                        *product = simd.short_dot4(*product, codes, simd.splat_i32(x[m] as i32));
                     }
-                    *product = simd.end_short_sum(*product, sum);
-                }
-            } else {
-                for (&codes, &x) in codes.iter().zip(x) {
-                    *product = simd.dot4::<false>(*product, codes, simd.splat_i32(x as i32));
+                } else if Self::SHORT > 0 {
+                    for first in (0..HALF).step_by(Self::SHORT.max(1)) {
+                        let mut sum = simd.begin_short_sum(*product);
+                        for (&codes, x) in codes[first..].iter().zip(&x[first..]).take(Self::SHORT) {
+                            sum = simd.short_dot4(sum, codes, simd.splat_i32(x[m] as i32));
+                        }
+                        *product = simd.end_short_sum(*product, sum);
+                    }
+                } else {
+                    for (&codes, x) in codes.iter().zip(x) {
+                        *product = simd.dot4::<false>(*product, codes, simd.splat_i32(x[m] as i32));
+                    }
                 }
             }
         }
@@ -213,29 +271,53 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
     #[inline(always)]
     fn add<S: Simd, const PARTS: usize>(
         simd: S,
-        (span, group): (usize, usize),
-        x: &Groups<'_, GROUPS>,
-        weight: &PanelScales,
-        products: [S::I; PARTS],
-        totals: &mut [S::V; PARTS],
+        (span, row): (usize, usize),
+        weight: &Chunk<'_, BITS, GROUPS>,
+        (group, x): (usize, &Groups<'_, GROUPS, M>),
+        products: [[S::I; M]; PARTS],
+        totals: &mut [[S::V; M]; PARTS],
     ) {
-        let at = span * GROUPS + group;
-        for (part, (total, product)) in totals.iter_mut().zip(products).enumerate() {
-            let scale = tile::Scale::new(simd, &weight.scales[at][part * S::LANES..]);
-            let start = simd.splat_i32(x.starts[span][group]);
-            let product = if Self::WHOLE { simd.end_short_sum(start, product) } else { product };
-            *total = scale.add(simd, product, x.scales[span][group], *total);
-            if BIASED {
-                let bias = simd.load(&weight.biases[at][part * S::LANES..]);
-                *total = simd.mul_add(bias, simd.splat(x.sums[span][group]), *total);
+        for (part, totals) in totals.iter_mut().enumerate() {
+            let row = row + part * S::LANES;
+            let scale = tile::Scale::new(simd, &weight.scales[span][group][row..]);
+            for (m, total) in totals.iter_mut().enumerate() {
+                let (start, product) = (simd.splat_i32(x.starts[span][group][m]), products[part][m]);
+                let product = if Self::WHOLE { simd.end_short_sum(start, product) } else { product };
+                *total = scale.add(simd, product, x.scales[span][group][m], *total);
+                if BIASED {
+                    let bias = simd.load(&weight.biases[span][group][row..]);
+                    *total = simd.mul_add(bias, simd.splat(x.sums[span][group][m]), *total);
+                }
             }
         }
     }
 }
 
-/// The fields of [`Tile`] of a chunk of a row, `[span][group]`.
-struct Groups<'a, const GROUPS: usize> {
-    starts: &'a [[i32; GROUPS]],
-    scales: &'a [[f32; GROUPS]],
-    sums: &'a [[f32; GROUPS]],
+/// The values of a panel that are multiplied while their scales are at hand, `[span]`.
+struct Chunk<'a, const BITS: usize, const GROUPS: usize> {
+    packed: &'a [[[u8; 64]; BITS]],
+    scales: &'a [[[f32; ROWS]; GROUPS]],
+    biases: &'a [[[f32; ROWS]; GROUPS]],
+    table: &'a [u8; 16],
+}
+
+impl<'a, const BITS: usize, const GROUPS: usize> Chunk<'a, BITS, GROUPS> {
+    #[inline(always)]
+    fn new(packed: &'a [[[u8; 64]; BITS]], scales: &'a PanelScales, table: &'a [u8; 16]) -> Self {
+        // How many there are is kept from the compiler: a loop of eight turns at most it writes out, and then has no registers.
+        let (scales, biases) = (black_box(&scales.scales[..]), black_box(&scales.biases[..]));
+        Self {
+            packed,
+            scales: &scales.as_chunks().0[..packed.len()],
+            biases: &biases.as_chunks().0[..packed.len()],
+            table,
+        }
+    }
+}
+
+/// The fields of [`Tile`] of a chunk of rows, `[span][group][row]`.
+struct Groups<'a, const GROUPS: usize, const M: usize> {
+    starts: &'a [[[i32; M]; GROUPS]],
+    scales: &'a [[[f32; M]; GROUPS]],
+    sums: &'a [[[f32; M]; GROUPS]],
 }

@@ -56,7 +56,7 @@ impl Kernel for Product<'_, '_> {
     fn run<S: Simd>(self, simd: S) {
         let Piece { weight, x, m, panel, y } = self.0;
         if let Some(x) = x.scaled() {
-            return simd.call(Row { weight, panel, x, y: y[0] });
+            return simd.call(Row { weight, panel, x, y });
         }
         by_chunks(simd, &mut Decoded { weight, x, values: Values::new() }, (m, panel), &weight, y);
     }

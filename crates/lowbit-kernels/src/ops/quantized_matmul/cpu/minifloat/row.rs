@@ -17,7 +17,7 @@ pub(super) struct Row<'a, 'y> {
     pub weight: Unpack<'a>,
     pub panel: usize,
     pub x: Scaled<'a>,
-    pub y: &'y mut [f32],
+    pub y: &'a mut [&'y mut [f32]],
 }
 
 impl Kernel for Row<'_, '_> {
@@ -39,13 +39,13 @@ struct Panels<'a> {
     scales: Box<[PanelScales; STRIPS]>,
 }
 
-impl Strips for Panels<'_> {
+impl Strips<1> for Panels<'_> {
     #[inline(always)]
     fn sums<S: Simd, const PARTS: usize>(
         &mut self,
         simd: S,
         panels: [usize; STRIPS],
-    ) -> [[S::V; PARTS]; STRIPS] {
+    ) -> [[[S::V; 1]; PARTS]; STRIPS] {
         let mut totals = [[simd.splat(0.0); PARTS]; STRIPS];
         for k in (0..self.weight.layout.k()).step_by(CHUNK) {
             let spans = self.weight.spans(k);
@@ -69,7 +69,7 @@ impl Strips for Panels<'_> {
         for total in totals.as_flattened_mut() {
             *total = simd.mul(simd.mul(*total, a), b);
         }
-        totals
+        totals.map(|parts| parts.map(|total| [total]))
     }
 }
 
