@@ -327,24 +327,23 @@ impl Kernel for UnpackScales<'_> {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
                 let d = super_scale(simd, extra, k / SUPERBLOCK);
                 for (scale, codes) in scales.iter_mut().zip(codes) {
-                    // Two's complement with the sign flipped is 128 more.
-                    multiply(simd, &d, codes.map(|code| code ^ 128), -128.0, scale);
+                    multiply::<S, true>(simd, &d, codes, scale);
                 }
             }
             Scales::SuperWithMinima { size: 16 } => {
                 let codes = &stored.as_chunks::<ROWS>().0[group..][..groups];
                 let [d, min] = super_scales(simd, extra, k / SUPERBLOCK);
                 for ((scale, bias), codes) in scales.iter_mut().zip(biases).zip(codes) {
-                    multiply(simd, &d, codes.map(|code| code & 15), 0.0, scale);
-                    multiply(simd, &min, codes.map(|code| code >> 4), 0.0, bias);
+                    multiply::<S, false>(simd, &d, &codes.map(|code| code & 15), scale);
+                    multiply::<S, false>(simd, &min, &codes.map(|code| code >> 4), bias);
                 }
             }
             Scales::SuperWithMinima { .. } => {
                 let pairs = &stored.as_chunks::<ROWS>().0.as_chunks::<2>().0[group..][..groups];
                 let [d, min] = super_scales(simd, extra, k / SUPERBLOCK);
                 for ((scale, bias), pair) in scales.iter_mut().zip(biases).zip(pairs) {
-                    multiply(simd, &d, pair[0], 0.0, scale);
-                    multiply(simd, &min, pair[1], 0.0, bias);
+                    multiply::<S, false>(simd, &d, &pair[0], scale);
+                    multiply::<S, false>(simd, &min, &pair[1], bias);
                 }
             }
         }
@@ -365,12 +364,17 @@ fn super_scales<S: Simd>(simd: S, stored: &[u8], block: usize) -> [[f32; ROWS]; 
     [super_scale(simd, stored, 2 * block), super_scale(simd, stored, 2 * block + 1).map(|min| -min)]
 }
 
-/// `out = by * (code + offset)` of each row. In vectors: LLVM takes plain loops apart row by row, not group by group, and then
-/// scatters what it computed.
+/// `out = by * code` of each row, `SIGNED` codes two's complements. In vectors: LLVM takes plain loops apart row by row, not group by
+/// group, and then scatters what it computed.
 #[inline(always)]
-fn multiply<S: Simd>(simd: S, by: &[f32; ROWS], codes: [u8; ROWS], offset: f32, out: &mut [f32; ROWS]) {
+fn multiply<S: Simd, const SIGNED: bool>(
+    simd: S,
+    by: &[f32; ROWS],
+    codes: &[u8; ROWS],
+    out: &mut [f32; ROWS],
+) {
     for at in (0..ROWS).step_by(S::LANES) {
-        let code = simd.add(simd.load_u8(&codes[at..]), simd.splat(offset));
+        let code = if SIGNED { simd.load_i8(&codes[at..]) } else { simd.load_u8(&codes[at..]) };
         simd.store(simd.mul(simd.load(&by[at..]), code), &mut out[at..]);
     }
 }
@@ -422,12 +426,11 @@ fn store_in_each<S: Simd>(simd: S, v: S::V, out: &mut [[f32; ROWS]], at: usize) 
 /// Halves of what e8m0's `codes` mean, since e2m1's values come doubled (and e4m3's are doubled for that reason).
 #[inline(always)]
 fn half_powers<S: Simd>(simd: S, codes: &[u8; ROWS], infinite: bool, out: &mut [f32; ROWS]) {
-    // Infinity begins above the last code, or at it.
-    let first_infinite = simd.splat(if infinite { 254.5 } else { 255.5 });
+    // The last code may mean infinity.
+    let greatest = simd.splat(if infinite { f32::INFINITY } else { 2f32.powi(127) });
     for at in (0..ROWS).step_by(S::LANES) {
-        let code = simd.load_u8(&codes[at..]);
-        let power = simd.scale_exp2(simd.splat(1.0), simd.add(code, simd.splat(-128.0)));
-        simd.store(simd.select_lt(code, first_infinite, power, simd.splat(f32::INFINITY)), &mut out[at..]);
+        let half = simd.mul(simd.load_e8m0(&codes[at..]), simd.splat(0.5));
+        simd.store(simd.min(half, greatest), &mut out[at..]);
     }
 }
 

@@ -103,6 +103,25 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[u8]) -> __m256 {
+        let x: &[u8; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_e8m0(self, x: &[u8]) -> __m256 {
+        let x: &[u8; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe {
+            let exponents =
+                _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(x.as_ptr().cast())));
+            // 2^-127 is subnormal.
+            _mm256_castsi256_ps(_mm256_max_epi32(exponents, _mm256_set1_epi32(1 << 22)))
+        }
+    }
+
+    #[inline(always)]
     fn store(self, v: __m256, y: &mut [f32]) {
         let y: &mut [f32; 8] = y.first_chunk_mut().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.

@@ -106,6 +106,25 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[u8]) -> __m512 {
+        let x: &[u8; 16] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))) }
+    }
+
+    #[inline(always)]
+    fn load_e8m0(self, x: &[u8]) -> __m512 {
+        let x: &[u8; 16] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe {
+            let exponents =
+                _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())));
+            // 2^-127 is subnormal.
+            _mm512_castsi512_ps(_mm512_max_epi32(exponents, _mm512_set1_epi32(1 << 22)))
+        }
+    }
+
+    #[inline(always)]
     fn store(self, v: __m512, y: &mut [f32]) {
         let y: &mut [f32; 16] = y.first_chunk_mut().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.

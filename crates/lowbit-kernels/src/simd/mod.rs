@@ -79,6 +79,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Panics
     /// When there are fewer.
     fn load_u8(self, x: &[u8]) -> Self::V;
+    /// The first `LANES` elements as two's complements.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    fn load_i8(self, x: &[u8]) -> Self::V;
+    /// The powers of two `2^(x - 127)` of the first `LANES` elements; of 255 infinity.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[inline(always)]
+    fn load_e8m0(self, x: &[u8]) -> Self::V {
+        self.scale_exp2(self.splat(1.0), self.add(self.load_u8(x), self.splat(-127.0)))
+    }
     /// Writes the first `LANES` elements.
     ///
     /// # Panics

@@ -166,6 +166,16 @@ impl<const LEVEL: u8> Simd for Neon<LEVEL> {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[u8]) -> Self::V {
+        let x: &[u8; 8] = x.first_chunk().expect("a whole vector");
+        // SAFETY: `self` proves the features; the array is a quarter of a vector.
+        unsafe {
+            let x = vmovl_s8(vreinterpret_s8_u8(vld1_u8(x.as_ptr())));
+            [vcvtq_f32_s32(vmovl_s16(vget_low_s16(x))), vcvtq_f32_s32(vmovl_high_s16(x))]
+        }
+    }
+
+    #[inline(always)]
     fn store(self, v: Self::V, y: &mut [f32]) {
         let y: &mut [f32; 8] = y.first_chunk_mut().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a whole vector.

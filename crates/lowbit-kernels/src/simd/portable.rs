@@ -50,6 +50,11 @@ impl<const N: usize> Simd for Lanes<N> {
     }
 
     #[inline(always)]
+    fn load_i8(self, x: &[u8]) -> [f32; N] {
+        x.first_chunk::<N>().expect("a whole vector").map(|x| f32::from(x as i8))
+    }
+
+    #[inline(always)]
     fn store(self, v: [f32; N], y: &mut [f32]) {
         *y.first_chunk_mut().expect("a whole vector") = v;
     }

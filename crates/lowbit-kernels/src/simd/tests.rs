@@ -125,6 +125,11 @@ impl Kernel for Widening {
             let bytes: Vec<u8> = (0..=S::LANES as u8).map(|i| first.wrapping_add(i)).collect();
             simd.store(simd.load_u8(&bytes), &mut got);
             assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == f32::from(want)), "{got:?} {bytes:?}");
+            simd.store(simd.load_i8(&bytes), &mut got);
+            assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == f32::from(want as i8)), "{got:?} {bytes:?}");
+            simd.store(simd.load_e8m0(&bytes), &mut got);
+            let power = |byte: u8| if byte == 255 { f32::INFINITY } else { 2f32.powi(i32::from(byte) - 127) };
+            assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == power(want)), "{got:?} {bytes:?}");
         }
         // Whole numbers that tell lanes and vectors apart: their sums are exact.
         let rows: Vec<Vec<f32>> =
@@ -395,6 +400,14 @@ impl Kernel for Bytes {
             }
         }
         let table = std::array::from_fn(|i| (i * i) as u8 ^ 0xa5);
+        let both = simd.or(simd.move_bits(lanes, 0, 0x0f), simd.move_bits(lanes, -3, 0x10));
+        let moved = [both, simd.move_bits(lanes, 4, 0xf0), simd.move_bits(lanes, -6, 0x03)];
+        let mut got = [[0; 64]; 3];
+        moved.iter().zip(&mut got).for_each(|(&moved, got)| simd.store_bytes(moved, got));
+        for (i, byte) in bytes[..4 * S::LANES].iter().enumerate() {
+            let want = [byte & 0x0f | byte >> 3 & 0x10, byte << 4, byte >> 6];
+            assert_eq!(got.map(|got| got[i]), want, "byte {i} of {} lanes", S::LANES);
+        }
         let codes: [u8; 64] = std::array::from_fn(|i| (i * 7 % 16) as u8);
         let mut found = [0; 64];
         simd.store_bytes(simd.lookup(&table, simd.load_bytes(&codes)), &mut found);
