@@ -54,3 +54,25 @@ pub(super) struct Bits<const BITS: usize>;
 impl<const BITS: usize> Bits<BITS> {
     pub const PIECES: [[Piece; 3]; QUADS] = pieces(BITS);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_of_a_span_has_one_place() {
+        for bits in [2, 3, 4, 5, 6, 8] {
+            let (mut places, mut codes) = (vec![0u8; bits], [0u8; QUADS]);
+            for (quad, pieces) in pieces(bits).iter().enumerate() {
+                for piece in pieces {
+                    let (place, code) = (piece.mask() << piece.at, piece.mask() << piece.to);
+                    assert_eq!((places[piece.vector] & place, codes[quad] & code), (0, 0), "{bits} bits");
+                    places[piece.vector] |= place;
+                    codes[quad] |= code;
+                }
+            }
+            assert!(places.iter().all(|&place| place == 0xff), "{bits} bits: {places:?}");
+            assert_eq!(codes.map(u32::from), [(1 << bits) - 1; QUADS], "{bits} bits");
+        }
+    }
+}

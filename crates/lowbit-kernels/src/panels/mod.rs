@@ -25,7 +25,10 @@ mod pack;
 mod unpack;
 
 pub(crate) use pack::pack;
-pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, ask_ahead, half_span, with_bits};
+pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, ask_ahead, half_span};
+// What multiplies tiles decodes panels itself.
+#[cfg(any(test, target_arch = "x86_64"))]
+pub(crate) use unpack::with_bits;
 
 use lowbit_formats::{Codes, FloatType, Format, Scales, Scheme};
 

@@ -5,6 +5,7 @@ use super::{Layout, QUADS, ROWS, SPAN, SUPERBLOCK};
 use crate::simd::{Kernel, Simd};
 use lowbit_formats::{CODEBOOK, E4M3, FloatType, Minifloat, Scales};
 use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Panels that are unpacked side by side.
 pub(crate) const PANELS: usize = 2;
@@ -113,6 +114,7 @@ macro_rules! with_bits {
         }
     };
 }
+#[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) use with_bits;
 
 impl<'a> Unpack<'a> {
@@ -184,7 +186,7 @@ impl<'a> Unpack<'a> {
         k / SPAN..self.layout.spans().min((k + CHUNK) / SPAN)
     }
 
-    /// The bit planes of a panel's spans.
+    /// The packed codes of a panel's spans.
     #[inline(always)]
     pub fn packed<const BITS: usize>(&self, panel: usize, spans: Range<usize>) -> &'a [[[u8; 64]; BITS]] {
         let (parts, panel) = self.place(panel);
@@ -458,6 +460,10 @@ pub(crate) fn ask_ahead<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64];
     for line in quads.start * BITS / 8..quads.end * BITS / 8 {
         simd.prefetch(packed.as_flattened(), line * 64 + AHEAD);
     }
+    if BITS == 8 {
+        // LLVM puts off what nothing waits for, and so many lines asked for together have to wait for each other.
+        compiler_fence(Ordering::SeqCst);
+    }
 }
 
 /// The codes of four quads of a span, `FIRST` and those after it, or what `table` has for them: of the rows from `row` on, a vector of
@@ -494,11 +500,7 @@ fn store_half<S: Simd>(simd: S, codes: &[S::I; 4], row: usize, out: &mut [[u8; 6
 
 /// The codes of a quad, of the rows from `row` on. (No closures: those are not always inlined, and then know no vectors.)
 #[inline(always)]
-fn quad<S: Simd, const BITS: usize>(
-    simd: S,
-    packed: &[[u8; 64]; BITS],
-    (quad, row): (usize, usize),
-) -> S::I {
+fn quad<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64]; BITS], (quad, row): (usize, usize)) -> S::I {
     let [first, second, third] = Bits::<BITS>::PIECES[quad];
     let mut codes = piece(simd, packed, first, row);
     if second.width > 0 {
@@ -512,12 +514,7 @@ fn quad<S: Simd, const BITS: usize>(
 
 /// A piece of a quad's codes, where it belongs in them.
 #[inline(always)]
-fn piece<S: Simd, const BITS: usize>(
-    simd: S,
-    packed: &[[u8; 64]; BITS],
-    piece: Piece,
-    row: usize,
-) -> S::I {
+fn piece<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64]; BITS], piece: Piece, row: usize) -> S::I {
     let bytes = simd.load_bytes(&packed[piece.vector][4 * row..]);
     if BITS == 8 {
         return bytes;

@@ -114,8 +114,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         let x: &[u8; 8] = x.first_chunk().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a quarter of a vector.
         unsafe {
-            let exponents =
-                _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(x.as_ptr().cast())));
+            let exponents = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(x.as_ptr().cast())));
             // 2^-127 is subnormal.
             _mm256_castsi256_ps(_mm256_max_epi32(exponents, _mm256_set1_epi32(1 << 22)))
         }

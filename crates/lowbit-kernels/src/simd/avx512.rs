@@ -117,8 +117,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         let x: &[u8; 16] = x.first_chunk().expect("a whole vector");
         // SAFETY: `self` proves the features; the array is a quarter of a vector.
         unsafe {
-            let exponents =
-                _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())));
+            let exponents = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(x.as_ptr().cast())));
             // 2^-127 is subnormal.
             _mm512_castsi512_ps(_mm512_max_epi32(exponents, _mm512_set1_epi32(1 << 22)))
         }
@@ -236,9 +235,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], codes: __m512i) -> __m512i {
         // SAFETY: `self` proves the features; the array is a quarter of a vector.
-        unsafe {
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes)
-        }
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes) }
     }
 
     #[inline(always)]

@@ -126,7 +126,10 @@ impl Kernel for Widening {
             simd.store(simd.load_u8(&bytes), &mut got);
             assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == f32::from(want)), "{got:?} {bytes:?}");
             simd.store(simd.load_i8(&bytes), &mut got);
-            assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == f32::from(want as i8)), "{got:?} {bytes:?}");
+            assert!(
+                got.iter().zip(&bytes).all(|(&got, &want)| got == f32::from(want as i8)),
+                "{got:?} {bytes:?}"
+            );
             simd.store(simd.load_e8m0(&bytes), &mut got);
             let power = |byte: u8| if byte == 255 { f32::INFINITY } else { 2f32.powi(i32::from(byte) - 127) };
             assert!(got.iter().zip(&bytes).all(|(&got, &want)| got == power(want)), "{got:?} {bytes:?}");

@@ -97,9 +97,15 @@ impl Rows<'_, '_> {
 
 /// The product for one kind of format and `M` rows: bits per code, what codes are looked up in, groups per span, and whether groups
 /// have biases.
-struct Product<'a, 'y, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize>(
-    Rows<'a, 'y>,
-);
+struct Product<
+    'a,
+    'y,
+    const BITS: usize,
+    const TABLE: u8,
+    const GROUPS: usize,
+    const BIASED: bool,
+    const M: usize,
+>(Rows<'a, 'y>);
 
 impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize> Kernel
     for Product<'_, '_, BITS, TABLE, GROUPS, BIASED, M>
@@ -117,7 +123,8 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
 }
 
 /// [`Rows`] without the results, and where scales are unpacked.
-struct Panels<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize> {
+struct Panels<'a, const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool, const M: usize>
+{
     weight: Unpack<'a>,
     panel: usize,
     x: Tile<'a>,
@@ -157,11 +164,11 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
                 scales: &x.scales.as_chunks::<M>().0.as_chunks().0[..count],
                 sums: &x.sums.as_chunks::<M>().0.as_chunks().0[..count],
             };
-            for span in 0..count {
+            for (span, quads) in quads.iter().enumerate() {
                 // Written out: in a loop the sums would live in memory.
                 let [first, second] = &mut totals;
-                Self::span(simd, span, &chunks[0], (&quads[span], &groups), first);
-                Self::span(simd, span, &chunks[1], (&quads[span], &groups), second);
+                Self::span(simd, span, &chunks[0], (quads, &groups), first);
+                Self::span(simd, span, &chunks[1], (quads, &groups), second);
             }
         }
         totals
