@@ -5,7 +5,7 @@
 use super::QUADS;
 
 /// Bits of one quad's codes that lie together, in the bytes of a vector.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Piece {
     /// Which of the span's vectors.
     pub vector: usize,

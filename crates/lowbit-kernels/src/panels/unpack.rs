@@ -165,19 +165,11 @@ impl<'a> Unpack<'a> {
     /// by side.
     #[inline(always)]
     pub fn next_codes(&self, panel: usize, k: usize) -> &'a [u8] {
-        let next = k + CHUNK;
+        let (next, span_bytes) = (k + CHUNK, self.layout.bits() * 64);
         let (panel, k) = if next < self.layout.k() { (panel, next) } else { (panel + PANELS, 0) };
-        self.packed_codes(panel, k, CHUNK)
-    }
-
-    /// Up to `len` packed codes of a panel's rows, from value `k` on; those of panels that are not there are empty.
-    #[inline(always)]
-    pub fn packed_codes(&self, panel: usize, k: usize, len: usize) -> &'a [u8] {
-        let span_bytes = self.layout.bits() * 64;
         let (parts, panel) = self.place(panel);
-        let first = panel * self.bytes[0] + k / SPAN * span_bytes;
-        let codes = parts[0].get(first..).unwrap_or_default();
-        &codes[..codes.len().min(len / SPAN * span_bytes)]
+        let codes = parts[0].get(panel * self.bytes[0] + k / SPAN * span_bytes..).unwrap_or_default();
+        &codes[..codes.len().min(CHUNK / SPAN * span_bytes)]
     }
 
     /// The spans of the chunk that starts with value `k`.

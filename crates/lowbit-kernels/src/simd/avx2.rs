@@ -272,19 +272,6 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn dot4_twice(self, sum: __m256i, u: [__m256i; 2], s: [__m256i; 2]) -> __m256i {
-        if VNNI {
-            return self.dot4::<true>(self.dot4::<true>(sum, u[0], s[0]), u[1], s[1]);
-        }
-        // SAFETY: `self` proves the features.
-        unsafe {
-            // Four products of a byte below 64 and one below 128 fit 16 bits.
-            let [first, second] = [_mm256_maddubs_epi16(u[0], s[0]), _mm256_maddubs_epi16(u[1], s[1])];
-            add_pairs(sum, _mm256_add_epi16(first, second))
-        }
-    }
-
-    #[inline(always)]
     fn begin_short_sum(self, start: __m256i) -> __m256i {
         if VNNI { start } else { self.splat_i32(0) }
     }

@@ -149,11 +149,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// which is -128. `NARROW` promises that no byte of `u` is above 127; without it,
     /// [`Simd::DOT4_OFFSET`] is subtracted from each.
     fn dot4<const NARROW: bool>(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I;
-    /// `dot4::<true>` of two pairs of operands, whose bytes `u` are below 64.
-    #[inline(always)]
-    fn dot4_twice(self, sum: Self::I, u: [Self::I; 2], s: [Self::I; 2]) -> Self::I {
-        self.dot4::<true>(self.dot4::<true>(sum, u[0], s[0]), u[1], s[1])
-    }
     /// What a short sum begins with: [`Simd::short_dot4`]s, in 16 bits where that is faster, which [`Simd::end_short_sum`] adds to
     /// `start`. How many there are, times the greatest of their bytes `u`, must not be above 128.
     #[inline(always)]
@@ -242,6 +237,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
             }
         }
     }
+
     /// Up to `LANES` elements, the other lanes `fill`.
     #[inline(always)]
     fn load_partial(self, x: &[f32], fill: f32) -> Self::V {
@@ -387,15 +383,25 @@ impl Isa {
 
     /// Lanes a vector.
     pub fn lanes(self) -> usize {
-        struct Lanes;
-        impl Kernel for Lanes {
-            type Output = usize;
+        self.vectors().0
+    }
+
+    /// Vectors that the register file holds.
+    pub(crate) fn registers(self) -> usize {
+        self.vectors().1
+    }
+
+    /// [`Simd::LANES`] and [`Simd::REGISTERS`].
+    fn vectors(self) -> (usize, usize) {
+        struct Vectors;
+        impl Kernel for Vectors {
+            type Output = (usize, usize);
             #[inline(always)]
-            fn run<S: Simd>(self, _: S) -> usize {
-                S::LANES
+            fn run<S: Simd>(self, _: S) -> (usize, usize) {
+                (S::LANES, S::REGISTERS)
             }
         }
-        self.dispatch(Lanes)
+        self.dispatch(Vectors)
     }
 
     /// Whether it has a unit that multiplies tiles of bf16.

@@ -5,7 +5,7 @@ use super::{Group, PieceRows, cut};
 use crate::Cpu;
 use crate::ops::silu_mul::SiluMul;
 use crate::panels::{CHUNK, Layout, PANELS, ROWS, Unpack};
-use crate::simd::{Isa, Kernel, Simd, slices::Map};
+use crate::simd::{Kernel, Simd, slices::Map};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -260,7 +260,7 @@ pub(super) fn by_chunks<S: Simd>(
                 prefetch(simd, y, 0..TALLEST, first);
             }
             chunks.unpack(simd, panels.clone(), start);
-            for (row, height) in heights(first_m..first_m + m, tallest::<S>()) {
+            for (row, height) in heights(first_m..first_m + m, tallest(S::REGISTERS)) {
                 let rows = row - first_m..row - first_m + height;
                 if last {
                     prefetch(simd, y, rows.end..rows.end + TALLEST, first);
@@ -378,21 +378,8 @@ impl Kernel for StoreRow<'_> {
 }
 
 /// Rows of x in a tile: their sums, a few vectors of weights and one of x fit the registers.
-pub(super) const fn tallest<S: Simd>() -> usize {
-    if S::REGISTERS >= 32 { TALLEST } else { 4 }
-}
-
-/// [`tallest`] of an instruction set.
-pub(super) fn tallest_of(isa: Isa) -> usize {
-    struct Tallest;
-    impl Kernel for Tallest {
-        type Output = usize;
-        #[inline(always)]
-        fn run<S: Simd>(self, _: S) -> usize {
-            tallest::<S>()
-        }
-    }
-    isa.dispatch(Tallest)
+pub(super) const fn tallest(registers: usize) -> usize {
+    if registers >= 32 { TALLEST } else { 4 }
 }
 
 /// The tiles that `rows` are cut into: first row and height.

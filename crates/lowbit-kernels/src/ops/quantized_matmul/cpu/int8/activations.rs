@@ -1,7 +1,7 @@
 //! Rows of x, rounded to 8 bits.
 
-use super::super::panels::{heights, tallest_of};
-use super::row::most_rows_of;
+use super::super::panels::{heights, tallest};
+use super::row::most_rows;
 use super::tile::MAGIC;
 use crate::Cpu;
 use crate::buffer::Buffer;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
-    /// With rows of anything, up to a whole tile, where [`most_rows_of`] says that all rows are multiplied at once.
+    /// With rows of anything, up to a whole tile, where [`most_rows`] says that all rows are multiplied at once.
     m: usize,
     tallest: usize,
     /// Values per row with padding, and per group.
@@ -43,13 +43,13 @@ pub(super) struct Tile<'a> {
 
 impl Activations {
     pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self {
-        let tallest = tallest_of(cpu.isa());
+        let isa = cpu.isa();
         let (k, group) = (layout.k().next_multiple_of(X_GROUP), layout.group());
         let rows = m;
-        let m = if m <= most_rows_of(cpu.isa()) { m.next_power_of_two() } else { m };
+        let m = if m <= most_rows(isa.registers(), isa.lanes()) { m.next_power_of_two() } else { m };
         let words = m * (k / 4 + 3 * (k / group));
         let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
-        let mut all = Self { words, m, tallest, k, group };
+        let mut all = Self { words, m, tallest: tallest(isa.registers()), k, group };
         if k == 0 {
             return all;
         }
@@ -57,7 +57,7 @@ impl Activations {
         let tiles = all.tiles_mut();
         cpu.for_each_of(m * k / VALUES, tiles, |tile| {
             let x = &x[tile.row * layout.k()..rows.min(tile.row + tile.height) * layout.k()];
-            cpu.isa().dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
+            isa.dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
         });
         all
     }
@@ -178,8 +178,9 @@ impl Round<'_> {
         let scales = scales.as_chunks_mut::<M>().0.as_chunks_mut::<PARTS>().0.iter_mut();
         let sums = sums.as_chunks_mut::<M>().0.as_chunks_mut::<PARTS>().0.iter_mut();
         let groups = codes.zip(starts).zip(scales.zip(sums));
+        let rows = self.x.len() / self.k;
         for (k, ((codes, starts), (scales, sums))) in (0..self.k).step_by(X_GROUP).zip(groups) {
-            for row in 0..M.min(self.x.len() / self.k) {
+            for row in 0..M.min(rows) {
                 let x = &self.x[row * self.k + k..][..X_GROUP.min(self.k - k)];
                 let mut padded = [0.0; X_GROUP];
                 let x = match x.first_chunk() {

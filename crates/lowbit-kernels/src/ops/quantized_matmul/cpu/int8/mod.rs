@@ -50,7 +50,7 @@ impl Kernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Piece { weight, x, m, panel, y } = self.0;
-        if y.len() <= most_rows::<S>() {
+        if y.len() <= most_rows(S::REGISTERS, S::LANES) {
             return Rows { weight, panel, x: x.tile((m, y.len().next_power_of_two())), y }.multiply(simd);
         }
         let mut unpacked = Unpacked { weight, x, chunk: Chunk::new(), panels: 0, ahead: Cell::default() };

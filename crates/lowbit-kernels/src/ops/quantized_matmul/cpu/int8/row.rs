@@ -9,7 +9,7 @@ use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Tile;
 use super::tile;
 use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead, half_span};
-use crate::simd::{Isa, Kernel, Simd};
+use crate::simd::{Kernel, Simd};
 use std::hint::black_box;
 
 /// Quads of half a span.
@@ -32,21 +32,8 @@ const WIDE_TABLE: u8 = 2;
 
 /// Rows of x that are multiplied as the weight is read, at most: with a few vectors of codes, two panels' sums of them and a group's
 /// products fit the registers.
-pub(super) const fn most_rows<S: Simd>() -> usize {
-    S::REGISTERS * S::LANES / ROWS / 4
-}
-
-/// [`most_rows`] of an instruction set.
-pub(super) fn most_rows_of(isa: Isa) -> usize {
-    struct MostRows;
-    impl Kernel for MostRows {
-        type Output = usize;
-        #[inline(always)]
-        fn run<S: Simd>(self, _: S) -> usize {
-            most_rows::<S>()
-        }
-    }
-    isa.dispatch(MostRows)
+pub(super) const fn most_rows(registers: usize, lanes: usize) -> usize {
+    registers * lanes / ROWS / 4
 }
 
 /// Calls the [`Product`] of `$rows`, `$M` of them, for the kind of format that they have, one of these: bits per code, table, groups per
@@ -83,14 +70,14 @@ impl Rows<'_, '_> {
     #[inline(always)]
     fn of<S: Simd, const M: usize>(self, simd: S) {
         // A constant, so that kernels that would not fit are not compiled.
-        if const { M <= most_rows::<S>() } {
+        if const { M <= most_rows(S::REGISTERS, S::LANES) } {
             call_product!(simd, self, M;
                 (2, NO_TABLE, 1, true) (2, NO_TABLE, 2, true) (3, NO_TABLE, 1, true) (3, NO_TABLE, 2, false)
                 (4, NO_TABLE, 1, false) (4, NO_TABLE, 1, true) (5, NO_TABLE, 1, false) (5, NO_TABLE, 1, true)
                 (6, NO_TABLE, 1, true) (6, NO_TABLE, 2, false) (8, NO_TABLE, 1, false) (8, NO_TABLE, 1, true)
                 (4, NARROW_TABLE, 1, false) (4, NARROW_TABLE, 2, false) (4, WIDE_TABLE, 1, false));
         } else {
-            unreachable!("{M} rows of {}", most_rows::<S>());
+            unreachable!("{M} rows of {}", most_rows(S::REGISTERS, S::LANES));
         }
     }
 }

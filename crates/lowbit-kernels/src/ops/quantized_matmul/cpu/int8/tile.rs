@@ -210,7 +210,8 @@ impl<'a> Weight<'a> {
                 for (m, products) in products.iter_mut().enumerate() {
                     let codes = [simd.splat_i32(codes[0][m] as i32), simd.splat_i32(codes[1][m] as i32)];
                     for (v, product) in products.iter_mut().enumerate() {
-                        *product = simd.dot4_twice(*product, [weight[0][v], weight[1][v]], codes);
+                        let sum = simd.short_dot4(simd.begin_short_sum(*product), weight[0][v], codes[0]);
+                        *product = simd.end_short_sum(*product, simd.short_dot4(sum, weight[1][v], codes[1]));
                     }
                 }
             }

@@ -1,6 +1,6 @@
 //! Rows of x as products read them.
 
-use super::super::panels::{heights, tallest_of};
+use super::super::panels::{heights, tallest};
 use crate::Cpu;
 use crate::buffer::Buffer;
 use crate::panels::{CHUNK, SPAN};
@@ -68,7 +68,7 @@ fn power(exponent: i32) -> f32 {
 
 impl Activations {
     pub fn new(cpu: &Arc<Cpu>, x: &[f32], m: usize, k: usize) -> Self {
-        let (tallest, padded) = (tallest_of(cpu.isa()), k.next_multiple_of(SPAN));
+        let (tallest, padded) = (tallest(cpu.isa().registers()), k.next_multiple_of(SPAN));
         let values = Buffer::any(m * padded * size_of::<f32>(), cpu).expect("memory for x");
         let scaling = (m == 1).then(|| Scaling::new(x));
         let mut all = Self { values, k: padded, scaling };
