@@ -110,6 +110,8 @@ pub struct GatedDeltaNet {
     dt_bias: Named<Tensor>,
     norm: RmsNorm,
     out_proj: Linear,
+    /// [`GatedDeltaRule::exact`].
+    exact: bool,
 }
 
 /// The projections of x.
@@ -144,6 +146,7 @@ impl GatedDeltaNet {
             norm: RmsNorm::load(weights, DELTA_NORM, config.linear_value_head_dim, config.rms_norm_eps)?,
             out_proj: weights.linear(OUT_PROJ, config.hidden_size, config.value_dim())?,
             config: config.clone(),
+            exact: weights.is_exact(),
         })
     }
 
@@ -209,6 +212,7 @@ impl GatedDeltaNet {
         let rule = GatedDeltaRule {
             qk_norm: Some(L2Norm { eps: L2_EPS, convention: L2NormConvention::Sum }),
             head_map: config.head_map,
+            exact: self.exact,
             ..GatedDeltaRule::new(config.linear_key_head_dim)
         };
         let (q, k) = (shapes::reshape(&q, &keys)?, shapes::reshape(&k, &keys)?);

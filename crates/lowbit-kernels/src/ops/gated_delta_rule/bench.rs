@@ -1,5 +1,7 @@
 use super::reference::{self, Bounded};
-use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule, cpu::CHUNK, gated_delta_rule};
+use super::rounded::{self, Rounding};
+use super::{DecaySign, DeltaGates, Form, GatedDeltaInputs, GatedDeltaRule};
+use super::{cpu, cpu::CHUNK, gated_delta_rule};
 use crate::bench::{Arithmetic, Case, Cases, Expected, GpuCases, Prepared, Run, ScalingCases};
 use crate::inputs::rounding;
 use crate::random::Random;
@@ -125,10 +127,15 @@ fn expected(
     if let Device::Gpu(gpu) = device {
         let dims = super::check(inputs, state, params)?;
         if let Some(tokens) = super::gpu::chunk_tokens(gpu, inputs, state, dims, params)? {
-            let chunk = (super::CHECK.float("q", inputs.q)?, tokens);
-            return Ok(super::rounded::gated_delta_rule(inputs, state, params, chunk, wanted)?.0);
+            let rounding = (Rounding::of(super::CHECK.float("q", inputs.q)?), tokens);
+            return Ok(rounded::gated_delta_rule(inputs, state, params, rounding, wanted)?.0);
         }
     }
-    let _ = device;
+    if let Device::Cpu(cpu) = device
+        && cpu::rounds(cpu, params, inputs.q.dim(0) / state.dim(0))
+    {
+        let rounding = (Rounding::on_cpu(), CHUNK);
+        return Ok(rounded::gated_delta_rule(inputs, state, params, rounding, wanted)?.0);
+    }
     Ok(reference::gated_delta_rule(inputs, state, params, CHUNK, wanted)?.0)
 }

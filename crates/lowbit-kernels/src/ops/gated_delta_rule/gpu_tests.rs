@@ -1,6 +1,7 @@
 //! The rule on a GPU against the reference.
 
 use super::reference::Bounded;
+use super::rounded::Rounding;
 use super::tests::{Case, Decay, RAGGED, Sizes, norms};
 use super::*;
 use crate::ops::testing::{FLOATS, device, fetched, gpu, values};
@@ -33,8 +34,8 @@ impl Case {
 
     fn rounded_reference(&self, chunk: usize) -> (Bounded, Bounded) {
         let float = FloatType::from_dtype(self.q.dtype()).unwrap();
-        rounded::gated_delta_rule(&self.inputs(), &self.state, &self.params, (float, chunk), |_, _| true)
-            .unwrap()
+        let rounding = (Rounding::of(float), chunk);
+        rounded::gated_delta_rule(&self.inputs(), &self.state, &self.params, rounding, |_, _| true).unwrap()
     }
 }
 
@@ -48,7 +49,8 @@ fn agrees_with_the_reference_in_every_convention() {
         for state_layout in layouts() {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 let form = Form::Recurrent;
-                let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
+                let rule = GatedDeltaRule::mlx_native();
+                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form, ..rule };
                 Case::new(RAGGED, Decay::Usual, params).check_gpu();
             }
         }
@@ -125,7 +127,8 @@ fn chunks_in_every_convention() {
         for state_layout in layouts() {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 let form = Form::Chunked;
-                let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
+                let rule = GatedDeltaRule::mlx_native();
+                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form, ..rule };
                 for dtype in HALVES {
                     Case::new(CHUNKS, Decay::Usual, params).rounded(dtype).check_gpu();
                 }

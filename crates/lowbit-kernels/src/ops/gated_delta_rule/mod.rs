@@ -19,7 +19,9 @@
 //! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses between one token
 //! after another and chunks of tokens as matrix products; they agree within rounding. Chunks on a GPU (CUDA's tensor
 //! cores, or cooperative matrices; f16 and bf16 activations) round operands of products to that dtype, the state's too
-//! where it is read; sums, gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its own. On a GPU `cu_seqlens` is not
+//! where it is read; sums, gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its own.
+//! Chunks on a CPU with tiles of bf16 (AMX) round the state to bf16 where it is read, and the keys and queries that it is
+//! multiplied with, unless [`GatedDeltaRule::exact`] is set; everything else is f32. On a GPU `cu_seqlens` is not
 //! looked at beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and what `y` is for tokens of
 //! no sequence is undefined.
 //!
@@ -37,7 +39,6 @@ mod gpu_tests;
 mod gradient;
 mod policy;
 mod reference;
-#[cfg(feature = "gpu")]
 mod rounded;
 #[cfg(test)]
 mod tests;
@@ -123,6 +124,9 @@ pub struct GatedDeltaRule {
     pub sign: DecaySign,
     /// The way to compute it.
     pub form: Form,
+    /// Whether a CPU computes in f32 even where it could round operands of products with the state to bf16. A GPU computes as its
+    /// operands' types say.
+    pub exact: bool,
 }
 
 /// Which key head value head `h` reads.
@@ -174,6 +178,7 @@ impl GatedDeltaRule {
             state_layout: StateLayout::KeyValue,
             sign: DecaySign::LogDecay,
             form: Form::Auto,
+            exact: false,
         }
     }
 
@@ -187,6 +192,7 @@ impl GatedDeltaRule {
             state_layout: StateLayout::ValueKey,
             sign: DecaySign::Rate,
             form: Form::Auto,
+            exact: false,
         }
     }
 

@@ -1,5 +1,5 @@
 //! How far a computation in chunks may be from the reference whose products' operands are rounded to 16 bits, as
-//! `cuda/mod.rs` says which.
+//! `cuda/mod.rs` says which, or on a CPU those of products with the state alone.
 //!
 //! To first order in `r`, the operands' unit roundoff, and `u = 2^-24`, with the names of that file, `S` the state that a
 //! chunk starts with, `R = v - g S^T k` the errors of its predictions, `M = I + L`, and `A = |M^-1|`:
@@ -41,13 +41,20 @@ struct Chunk<'a> {
 
 /// How far rounding an operand may take it.
 #[derive(Clone, Copy)]
-struct Rounding {
+pub(crate) struct Rounding {
     relative: f64,
     least: f64,
 }
 
 impl Rounding {
-    fn of(float: FloatType) -> Self {
+    /// Of f32, keys and queries as well as the state, to bf16.
+    pub fn on_cpu() -> Self {
+        let one = Self::of(FloatType::BF16);
+        Self { relative: 2.0 * one.relative + one.relative * one.relative, least: 2.0 * one.least }
+    }
+
+    /// Where keys and queries are of that type.
+    pub fn of(float: FloatType) -> Self {
         match float {
             FloatType::F16 => Self { relative: 2f64.powi(-11), least: 2f64.powi(-25) },
             _ => Self { relative: 2f64.powi(-8), least: 2f64.powi(-134) },
@@ -173,12 +180,12 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// As [`super::reference::gated_delta_rule`], of operands rounded to `float`; q and k are normalised, the gates computed.
+/// As [`super::reference::gated_delta_rule`], of rounded operands; q and k are normalised, the gates computed.
 pub(crate) fn gated_delta_rule(
     inputs: &GatedDeltaInputs,
     state: &Tensor,
     params: &GatedDeltaRule,
-    (float, chunk): (FloatType, usize),
+    (rounding, chunk): (Rounding, usize),
     wanted: impl Fn(usize, usize) -> bool,
 ) -> Result<(Bounded, Bounded), KernelError> {
     let dims = super::check(inputs, state, params)?;
@@ -204,7 +211,7 @@ pub(crate) fn gated_delta_rule(
                     tokens.iter().map(|&t| &q[key(t)..][..key_dim]).collect(),
                     tokens.iter().map(decay).collect(),
                     tokens.iter().map(|&t| beta[gate(t)]).collect(),
-                    Rounding::of(float),
+                    rounding,
                 )
             });
             let chunks: Vec<Chunk> = chunks.collect();

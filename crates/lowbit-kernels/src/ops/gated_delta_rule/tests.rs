@@ -43,6 +43,7 @@ pub(super) const RAGGED: Sizes =
     Sizes { lengths: &[3, 0, 70, 1, 5], key_heads: 2, key_dim: 19, value_heads: 6, value_dim: 37 };
 
 impl Case {
+    /// Exact, since the reference's bounds are those of f32.
     pub(super) fn new(shape: Sizes, decay: Decay, params: GatedDeltaRule) -> Self {
         let device = Device::cpu(Some(1)).unwrap();
         let mut random = Random::new(shape.key_dim as u64 * 131 + shape.value_dim as u64);
@@ -99,7 +100,7 @@ impl Case {
             raw: None,
             cu_seqlens: Tensor::new(&offsets, &[offsets.len()], &device).unwrap(),
             state: Tensor::new(&state, &state_shape, &device).unwrap(),
-            params,
+            params: GatedDeltaRule { exact: true, ..params },
         }
     }
 
@@ -194,8 +195,8 @@ fn agrees_with_the_reference_in_every_convention() {
         for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
                 for form in forms() {
-                    let params =
-                        GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
+                    let rule = GatedDeltaRule::mlx_native();
+                    let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, form, ..rule };
                     Case::new(RAGGED, Decay::Usual, params).check();
                 }
             }
@@ -471,6 +472,7 @@ fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
     }
     assert_eq!(last.shape, state.shape());
     let cu_seqlens = Tensor::new(&[0, tokens / 2, tokens], &[3], &device).unwrap();
+    let params = GatedDeltaRule { exact: true, ..params };
     let case = Case { q, k, v, log_decay, beta, raw: None, cu_seqlens, state, params };
     let (want_y, want_state) =
         reference(&case.inputs(), &case.state, &case.params, chunk, |_, _| true).unwrap();

@@ -1,10 +1,14 @@
 mod chunked;
 mod recurrent;
+#[cfg(test)]
+mod tests;
 
 use super::{Dims, Form, GatedDeltaRule, policy};
 use crate::Cpu;
 use crate::scan::Scan;
 use crate::simd::math;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::tiles::TileUnit;
 use chunked::Chunked;
 use recurrent::Recurrent;
 use std::ops::Range;
@@ -26,6 +30,12 @@ pub(super) struct Problem<'a> {
     pub params: &'a GatedDeltaRule,
 }
 
+/// Whether sequences of so many tokens are computed in chunks that round what the state is multiplied with, and the state for that.
+pub(super) fn rounds(cpu: &Cpu, params: &GatedDeltaRule, tokens: usize) -> bool {
+    let chunks = policy::form(params.form, params.state_layout, tokens) == Form::Chunked;
+    chunks && cpu.isa().has_tiles() && !params.exact
+}
+
 /// What a value head's step needs of one token.
 #[derive(Clone, Copy)]
 pub(super) struct Token<'a> {
@@ -37,9 +47,24 @@ pub(super) struct Token<'a> {
 }
 
 impl Problem<'_> {
-    /// One piece of work is one head of one sequence, or in chunks the heads that read one key head, where there are enough
-    /// of these for all threads.
+    /// Computes `y` and the last state.
     pub fn run(&self, cpu: &Cpu, sequences: &[Range<usize>], y: &mut [f32], state: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = cpu.isa().tiles().filter(|_| !self.params.exact) {
+            return self.run_by(cpu, sequences, (y, state), |chunked| unit.dispatch(cpu.isa(), chunked));
+        }
+        self.run_by(cpu, sequences, (y, state), |chunked| cpu.isa().dispatch(chunked));
+    }
+
+    /// One piece of work is one head of one sequence, or in chunks, which are computed by `chunks`, the heads that read one key head,
+    /// where there are enough of these for all threads.
+    fn run_by(
+        &self,
+        cpu: &Cpu,
+        sequences: &[Range<usize>],
+        (y, state): (&mut [f32], &mut [f32]),
+        chunks: impl Fn(Chunked<'_, '_, '_>) + Sync + Send,
+    ) {
         let Dims { key_heads, key_dim, value_heads, value_dim } = self.dims;
         let scan = Scan { sequences, width: value_heads * value_dim, block: value_dim, state: key_dim };
         let GatedDeltaRule { form, state_layout, head_map, .. } = *self.params;
@@ -49,7 +74,7 @@ impl Problem<'_> {
         // The state of an output is decayed, read and updated, by fused operations that do not wait for memory.
         scan.run_together(cpu, key_dim * 3 / 4, y, state, key, |heads| {
             match policy::form(form, state_layout, heads[0].tokens.len()) {
-                Form::Chunked => cpu.isa().dispatch(Chunked { problem: self, heads }),
+                Form::Chunked => chunks(Chunked { problem: self, heads }),
                 _ => {
                     heads.into_iter().for_each(|piece| cpu.isa().dispatch(Recurrent { problem: self, piece }))
                 }

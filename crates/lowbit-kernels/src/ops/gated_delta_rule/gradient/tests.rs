@@ -4,7 +4,7 @@ use crate::Device;
 use crate::ops::gated_delta_rule::reference::Bounded;
 use crate::ops::gated_delta_rule::reference::gated_delta_rule as forward_reference;
 use crate::ops::gated_delta_rule::tests::{Case, Decay, RAGGED, Sizes};
-use crate::ops::gated_delta_rule::{DecaySign, Form, HeadMap, StateLayout};
+use crate::ops::gated_delta_rule::{DecaySign, HeadMap, StateLayout};
 use crate::ops::testing::{assert_derivatives, coarse, devices, moved, values};
 use crate::ops::{L2Norm, L2NormConvention};
 use numcheck::{Random, assert_bits, assert_within};
@@ -50,8 +50,8 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
         (HeadMap::Grouped, StateLayout::KeyValue, DecaySign::LogDecay),
         (HeadMap::Tiled, StateLayout::ValueKey, DecaySign::Rate),
     ] {
-        let params =
-            GatedDeltaRule { qk_norm: None, scale: 0.5, head_map, state_layout, sign, form: Form::Auto };
+        let rule = GatedDeltaRule::mlx_native();
+        let params = GatedDeltaRule { scale: 0.5, head_map, state_layout, sign, ..rule };
         let mut case = Case::new(shape, Decay::Usual, params);
         for x in [&mut case.q, &mut case.k, &mut case.v, &mut case.log_decay, &mut case.beta] {
             let exact = coarse(&mut random, x.len());
@@ -106,8 +106,8 @@ fn in_every_convention(devices: &[Device]) {
     for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
         for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
             for sign in [DecaySign::LogDecay, DecaySign::Rate] {
-                let form = Form::Auto;
-                let params = GatedDeltaRule { qk_norm: None, scale: 0.3, head_map, state_layout, sign, form };
+                let rule = GatedDeltaRule::mlx_native();
+                let params = GatedDeltaRule { scale: 0.3, head_map, state_layout, sign, ..rule };
                 check_on(&Case::new(RAGGED, Decay::Usual, params), devices);
             }
         }

@@ -16,13 +16,18 @@
 //! is in the nearest cache, and each tile of rows stays in registers from the first to the last term of its formula.
 
 mod pairs;
+mod reads;
 mod strips;
+#[cfg(any(test, target_arch = "x86_64"))]
+mod tiled;
 
 use super::{Problem, Token};
-use crate::gemm::{DEPTH, Left, Lines, Packed, Rows, Transposed, accumulate};
+use crate::gemm::{Left, Lines, Packed, Rows, Transposed, accumulate};
 use crate::scan::Piece;
 use crate::simd::{Kernel, Simd};
+use bytemuck::Zeroable;
 use pairs::Pairs;
+use reads::{ByVectors, Reads};
 use std::ops::Range;
 use strips::{Strip, Strips};
 
@@ -41,42 +46,61 @@ impl Kernel for Chunked<'_, '_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // A tile's sums, a row of the right operand and one value of the left one must fit the registers.
-        if S::REGISTERS >= 32 {
-            self.tiled::<S, 8>(simd);
-        } else {
-            self.tiled::<S, 4>(simd);
-        }
+        let key_dim = self.problem.dims.key_dim;
+        self.reading(simd, ByVectors { key_dim });
     }
 }
 
 impl Chunked<'_, '_, '_> {
+    /// Products with the state are those of `reads`.
+    #[inline(always)]
+    fn reading<S: Simd>(self, simd: S, reads: impl Reads) {
+        // A tile's sums, a row of the right operand and one value of the left one must fit the registers.
+        if S::REGISTERS >= 32 {
+            self.tiled::<S, 8, _>(simd, reads);
+        } else {
+            self.tiled::<S, 4, _>(simd, reads);
+        }
+    }
+
     /// Tiles have `M` rows.
     #[inline(always)]
-    fn tiled<S: Simd, const M: usize>(self, simd: S) {
+    fn tiled<S: Simd, const M: usize, R: Reads>(self, simd: S, mut reads: R) {
         let Self { problem, heads } = self;
         let length = heads[0].tokens.len();
         let strips = Strips::new(problem.dims, problem.params.state_layout, S::LANES, length);
-        let mut heads: Vec<Head> = heads.into_iter().map(|piece| Head::new(problem, piece, strips)).collect();
+        let tiles = reads.tiles();
+        let mut heads: Vec<Head<R::Tile>> =
+            heads.into_iter().map(|piece| Head::new(problem, piece, strips, tiles)).collect();
+        for head in &mut heads {
+            for (index, strip) in strips.each().enumerate() {
+                let mut state = head.strip(index, &strip, tiles).2;
+                if strip.width == 2 * S::LANES {
+                    state.take::<S, M, 2, R>(simd, &reads);
+                } else {
+                    state.take::<S, M, 1, R>(simd, &reads);
+                }
+            }
+        }
         let mut keys = Keys::new(problem.dims.key_dim);
         let mut gates = Gates::new(S::LANES);
         for start in (0..length).step_by(CHUNK) {
             let tokens = start..length.min(start + CHUNK);
             keys.take(simd, &heads[0].tokens[tokens.clone()]);
+            reads.take(simd, &keys.packed);
             for (index, head) in heads.iter_mut().enumerate() {
-                let Head { tokens: all, y, copy, state } = head;
-                let state = copy.as_deref_mut().unwrap_or(state);
-                let (now, later) = all[start..].split_at(tokens.len());
-                let (y, later_y) = y[start..].split_at_mut(tokens.len());
-                gates.take(&keys.pairs, now, problem.params.scale);
-                let ahead = Ahead { tokens: later, y: later_y, keys: index == 0 };
-                let mut chunk = Chunk { keys: &keys, gates: &mut gates, tokens: now, y, ahead };
-                for Strip { columns, width, start, stride } in strips.each() {
-                    let state = State { rows: &mut state[start..], stride };
-                    if width == 2 * S::LANES {
-                        chunk.strip::<S, M, 2>(simd, columns, state);
+                gates.take(&keys.pairs, &head.tokens[tokens.clone()], problem.params.scale);
+                for (at, strip) in strips.each().enumerate() {
+                    let (all, y, state) = head.strip(at, &strip, tiles);
+                    let (now, later) = all[start..].split_at(tokens.len());
+                    let (y, later_y) = y[start..].split_at_mut(tokens.len());
+                    let ahead = Ahead { tokens: later, y: later_y, keys: index == 0 };
+                    let (keys, gates, reads) = (&keys, &mut gates, &mut reads);
+                    let chunk = Chunk { keys, gates, reads, tokens: now, y, ahead };
+                    if strip.width == 2 * S::LANES {
+                        chunk.strip::<S, M, 2>(simd, strip.columns, state);
                     } else {
-                        chunk.strip::<S, M, 1>(simd, columns, state);
+                        chunk.strip::<S, M, 1>(simd, strip.columns, state);
                     }
                 }
             }
@@ -90,20 +114,36 @@ impl Chunked<'_, '_, '_> {
 }
 
 /// A value head.
-struct Head<'p, 'r, 'y> {
+struct Head<'p, 'r, 'y, T> {
     tokens: Vec<Token<'p>>,
     y: &'r mut [&'y mut [f32]],
     /// The state in strips, where it is not so already.
     copy: Option<Lines>,
     state: &'r mut [f32],
+    /// Of each strip, as [`Reads`] has them.
+    tiles: Vec<T>,
 }
 
-impl<'p, 'r, 'y> Head<'p, 'r, 'y> {
-    fn new(problem: &'p Problem<'p>, piece: Piece<'r, 'y>, strips: Strips) -> Self {
+impl<'p, 'r, 'y, T: Clone + Zeroable> Head<'p, 'r, 'y, T> {
+    /// `tiles` is how many a strip has.
+    fn new(problem: &'p Problem<'p>, piece: Piece<'r, 'y>, strips: Strips, tiles: usize) -> Self {
         let Piece { tokens, columns, y, state } = piece;
         let head = columns.start / problem.dims.value_dim;
         let tokens = tokens.map(|t| problem.token(t, head)).collect();
-        Self { tokens, y, copy: strips.copy(state), state }
+        let tiles = vec![T::zeroed(); strips.each().count() * tiles];
+        Self { tokens, y, copy: strips.copy(state), state, tiles }
+    }
+
+    /// The tokens, their rows of y, and strip `index`, which has so many tiles.
+    fn strip(
+        &mut self,
+        index: usize,
+        &Strip { start, stride, .. }: &Strip,
+        tiles: usize,
+    ) -> (&[Token<'p>], &mut [&'y mut [f32]], State<'_, T>) {
+        let rows = &mut self.copy.as_deref_mut().unwrap_or(self.state)[start..];
+        let tiles = &mut self.tiles[index * tiles..][..tiles];
+        (&self.tokens, self.y, State { rows, stride, tiles })
     }
 }
 
@@ -178,15 +218,37 @@ impl Gates {
 }
 
 /// A strip of the state, from its first element on.
-struct State<'a> {
+struct State<'a, T> {
     rows: &'a mut [f32],
     stride: usize,
+    /// As [`Reads`] has it.
+    tiles: &'a mut [T],
+}
+
+impl<T> State<'_, T> {
+    /// Lays what it is before the first token in tiles.
+    #[inline(always)]
+    fn take<S: Simd, const M: usize, const V: usize, R: Reads<Tile = T>>(&mut self, simd: S, reads: &R) {
+        if self.tiles.is_empty() {
+            return;
+        }
+        for first in (0..reads.key_dim()).step_by(M) {
+            let mut rows = [[simd.splat(0.0); V]; M];
+            for (i, row) in rows.iter_mut().enumerate() {
+                for (n, v) in row.iter_mut().enumerate() {
+                    *v = simd.load(&self.rows[(first + i) * self.stride + n * S::LANES..]);
+                }
+            }
+            reads.take_state(simd, &rows, first, self.tiles);
+        }
+    }
 }
 
 /// A chunk of a value head.
-struct Chunk<'a, 'p, 'y> {
+struct Chunk<'a, 'p, 'y, R> {
     keys: &'a Keys,
     gates: &'a mut Gates,
+    reads: &'a mut R,
     tokens: &'a [Token<'p>],
     y: &'a mut [&'y mut [f32]],
     ahead: Ahead<'a, 'p, 'y>,
@@ -209,15 +271,16 @@ fn ask_for<S: Simd>(simd: S, row: &[f32], columns: &Range<usize>) {
     }
 }
 
-impl Chunk<'_, '_, '_> {
+impl<R: Reads> Chunk<'_, '_, '_, R> {
     /// Some columns, `V` vectors, of `delta`, `y` and the state.
     #[inline(always)]
     fn strip<S: Simd, const M: usize, const V: usize>(
-        &mut self,
+        mut self,
         simd: S,
         columns: Range<usize>,
-        mut state: State,
+        mut state: State<'_, R::Tile>,
     ) {
+        self.reads.begin(V * S::LANES, state.tiles);
         for first in (0..self.tokens.len()).step_by(M) {
             self.delta::<S, M, V>(simd, first, columns.clone(), &state);
         }
@@ -234,7 +297,7 @@ impl Chunk<'_, '_, '_> {
         simd: S,
         first: usize,
         columns: Range<usize>,
-        state: &State,
+        state: &State<'_, R::Tile>,
     ) {
         for token in self.ahead.tokens.iter().skip(first).take(M) {
             ask_for(simd, token.v, &columns);
@@ -277,7 +340,7 @@ impl Chunk<'_, '_, '_> {
         simd: S,
         first: usize,
         columns: Range<usize>,
-        state: &State,
+        state: &State<'_, R::Tile>,
     ) {
         for (token, y) in self.ahead.tokens.iter().zip(self.ahead.y).skip(first).take(M) {
             ask_for(simd, y, &columns);
@@ -322,15 +385,9 @@ impl Chunk<'_, '_, '_> {
         &self,
         simd: S,
         first: usize,
-        state: &State,
+        state: &State<'_, R::Tile>,
     ) -> [[S::V; V]; M] {
-        let (Keys { key_dim, packed, .. }, &State { ref rows, stride }) = (self.keys, state);
-        let mut sums = [[simd.splat(0.0); V]; M];
-        for start in (0..*key_dim).step_by(DEPTH) {
-            let left = packed.rows::<M>(first, start);
-            let right = Rows { rows: &rows[start * stride..], stride, count: DEPTH.min(key_dim - start) };
-            accumulate::<S, M, V, DEPTH>(simd, &mut sums, &left, right);
-        }
+        let mut sums = self.reads.read::<S, M, V>(simd, &self.keys.packed, first, state);
         let kept: &[f32; M] = self.gates.kept[first..].first_chunk().expect("rows of a tile");
         for (sums, &kept) in sums.iter_mut().zip(kept) {
             for sum in sums {
@@ -341,7 +398,7 @@ impl Chunk<'_, '_, '_> {
     }
 
     #[inline(always)]
-    fn update<S: Simd, const M: usize, const V: usize>(&mut self, simd: S, state: &mut State) {
+    fn update<S: Simd, const M: usize, const V: usize>(&mut self, simd: S, state: &mut State<'_, R::Tile>) {
         let (c, width) = (self.tokens.len(), V * S::LANES);
         let Gates { delta, last, decay, .. } = &mut *self.gates;
         for j in 0..c {
@@ -367,6 +424,7 @@ impl Chunk<'_, '_, '_> {
                 Rows { rows: delta, stride: width, count: c },
             );
             store(simd, &sums, rows, stride);
+            self.reads.take_state(simd, &sums, first, state.tiles);
         }
     }
 }

@@ -1,0 +1,116 @@
+//! Chunks in tiles of bf16, by the model of a unit and by the processor's own if it has one.
+
+use super::*;
+use crate::Device;
+use crate::ops::gated_delta_rule::rounded::{self, Rounding};
+use crate::ops::gated_delta_rule::tests::{Case, Decay, RAGGED, Sizes};
+use crate::ops::gated_delta_rule::{DecaySign, HeadMap, StateLayout, check};
+use crate::ops::testing::{devices, values};
+use crate::simd::tiles::{Model, TileUnit};
+use numcheck::assert_within;
+
+const CHUNKED: GatedDeltaRule = GatedDeltaRule {
+    qk_norm: None,
+    scale: 0.3,
+    head_map: HeadMap::Grouped,
+    state_layout: StateLayout::KeyValue,
+    sign: DecaySign::LogDecay,
+    form: Form::Chunked,
+    exact: false,
+};
+
+/// `y` and the last state, in f32, of a case whose gates are computed.
+fn run_on(device: &Device, unit: impl TileUnit, case: &Case) -> [Vec<f32>; 2] {
+    let cpu = device.as_cpu("test").unwrap();
+    let dims = check(&case.inputs(), &case.state, &case.params).unwrap();
+    let of = |x: &crate::Tensor| values(x);
+    let [q, k, v, log_decay, beta] = [&case.q, &case.k, &case.v, &case.log_decay, &case.beta].map(of);
+    let [mut y, mut state] = [vec![0.0; v.len()], of(&case.state)];
+    let offsets = case.cu_seqlens.as_slice::<u32>().unwrap();
+    let sequences: Vec<_> = offsets.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).collect();
+    let params = &case.params;
+    let problem = Problem { q: &q, k: &k, v: &v, log_decay: &log_decay, beta: &beta, dims, params };
+    let chunks = |chunked: Chunked<'_, '_, '_>| unit.dispatch(cpu.isa(), chunked);
+    problem.run_by(cpu, &sequences, (&mut y, &mut state), chunks);
+    [y, state]
+}
+
+fn check_case(case: Case) {
+    let rounding = (Rounding::on_cpu(), CHUNK);
+    let (y, state) =
+        rounded::gated_delta_rule(&case.inputs(), &case.state, &case.params, rounding, |_, _| true).unwrap();
+    for device in devices() {
+        let check = |[got_y, got_state]: [Vec<f32>; 2]| {
+            assert_within(&got_y, &y.values, |i| y.bounds[i]);
+            assert_within(&got_state, &state.values, |i| state.bounds[i]);
+        };
+        check(run_on(&device, Model, &case));
+        #[cfg(target_arch = "x86_64")]
+        device
+            .as_cpu("test")
+            .unwrap()
+            .isa()
+            .tiles()
+            .into_iter()
+            .for_each(|amx| check(run_on(&device, amx, &case)));
+    }
+}
+
+#[test]
+fn agrees_with_the_reference_in_every_convention() {
+    for head_map in [HeadMap::Grouped, HeadMap::Tiled] {
+        for state_layout in [StateLayout::KeyValue, StateLayout::ValueKey] {
+            for sign in [DecaySign::LogDecay, DecaySign::Rate] {
+                let params = GatedDeltaRule { head_map, state_layout, sign, ..CHUNKED };
+                check_case(Case::new(RAGGED, Decay::Usual, params));
+            }
+        }
+    }
+}
+
+#[test]
+fn head_sizes_and_lengths_around_every_tile() {
+    for (key_dim, value_dim) in
+        [(1, 1), (16, 64), (31, 8), (32, 15), (33, 16), (64, 129), (72, 80), (128, 40)]
+    {
+        // In place, and copied.
+        let shape = Sizes { lengths: &[2, 67, 130], key_heads: 1, key_dim, value_heads: 2, value_dim };
+        check_case(Case::new(shape, Decay::Usual, CHUNKED));
+    }
+}
+
+#[test]
+fn every_decay() {
+    for decay in [Decay::None, Decay::Strong] {
+        check_case(Case::new(RAGGED, decay, CHUNKED));
+    }
+}
+
+/// What f32 makes of the case is not within rounding of what tiles make of it, so that it was they that computed.
+#[test]
+fn tiles_round() {
+    let case = Case::new(RAGGED, Decay::Usual, CHUNKED);
+    let (y, _) = case.reference();
+    let device = Device::cpu(Some(1)).unwrap();
+    let [got, _] = run_on(&device, Model, &case);
+    let far = |(i, &got): (usize, &f32)| (f64::from(got) - y.values[i]).abs() > y.bounds[i];
+    assert!(got.iter().enumerate().any(far));
+}
+
+#[test]
+fn a_nan_reaches_no_token_before_its_own() {
+    let shape = Sizes { lengths: &[37], key_heads: 1, key_dim: 16, value_heads: 2, value_dim: 16 };
+    let device = Device::cpu(Some(1)).unwrap();
+    for first in [20, 9, 3] {
+        let case = Case::new(shape, Decay::Usual, CHUNKED);
+        let mut poisoned = case.clone();
+        let Case { q, k, v, beta, .. } = &mut poisoned;
+        for (x, row) in [(q, 16), (k, 16), (v, 32), (beta, 2)] {
+            x.as_mut_slice::<f32>().unwrap()[first * row..].fill(f32::NAN);
+        }
+        let [[want, _], [got, _]] = [&case, &poisoned].map(|case| run_on(&device, Model, case));
+        let (before, after) = got.split_at(first * 32);
+        assert!(before.iter().zip(&want).all(|(got, want)| got.to_bits() == want.to_bits()), "from {first}");
+        assert!(after.iter().all(|x| x.is_nan()), "from {first}");
+    }
+}
