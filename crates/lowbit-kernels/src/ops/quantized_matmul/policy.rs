@@ -23,17 +23,17 @@ pub(super) fn variant(m: usize, lanes: usize) -> Variant {
 }
 
 /// Rows of x from which a weight in panels is multiplied in tiles of bf16, where the processor has a unit for them. Milliseconds
-/// of integers and of tiles, K = N = 4096, one thread of an Emerald Rapids, the best of some runs with cold weights (the core's
-/// other hyperthread belonged to others, so that a figure may be twice what a quiet machine takes):
+/// of integers and of tiles, K = N = 4096, one thread of a processor with AMX, the best of nine runs with cold weights:
 ///
-/// | M | 16 | 32 | 64 | 512 |
+/// | M | 16 | 24 | 32 | 40 |
 /// |---|---|---|---|---|
-/// | affine, 4 bits | 2.4, 2.9 | 4.7, 3.4 | 5.6, 4.9 | 62, 18.2 |
-/// | Q4_0 | 1.9, 3.0 | 3.2, 3.3 | 5.8, 4.8 | 57, 20.3 |
-/// | Q6_K | 3.9, 5.3 | 4.1, 4.1 | 7.0, 5.8 | 53, 21.7 |
-/// | mxfp4 | 2.0, 3.1 | 3.2, 3.8 | 5.6, 4.6 | 44, 18.1 |
-/// | IQ4_XS | 1.8, 4.0 | 3.2, 3.6 | 5.4, 6.3 | 41, 17.6 |
-pub(super) const TILES_FROM: usize = 48;
+/// | Q4_0 | 1.98, 2.08 | 2.72, 2.41 | 3.46, 2.42 | 4.08, 2.88 |
+/// | Q4_K | 2.04, 2.19 | 2.82, 2.43 | 3.55, 2.54 | 4.23, 3.02 |
+/// | Q6_K | 2.36, 2.38 | 3.12, 2.74 | 3.97, 2.70 | 4.74, 3.14 |
+/// | Q8_0 | 2.28, 2.55 | 2.95, 2.80 | 3.56, 2.99 | 4.39, 3.42 |
+///
+/// Where a core's other hyperthread multiplies tiles too, which one unit does for both, tiles are even with integers at 32.
+pub(super) const TILES_FROM: usize = 32;
 
 /// Whether `m` rows of x and a weight in panels are multiplied in tiles of bf16 instead of integers.
 pub(super) fn in_tiles(isa: Isa, m: usize) -> bool {

@@ -1,7 +1,7 @@
 //! Rows of x, rounded to 8 bits.
 
 use super::super::panels::{heights, tallest};
-use super::row::most_rows;
+use super::row;
 use super::tile::MAGIC;
 use crate::Cpu;
 use crate::buffer::Buffer;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
-    /// With rows of anything, up to a whole tile, where [`most_rows`] says that all rows are multiplied at once.
+    /// With rows of anything up to a whole tile, as [`row::padded`] says.
     m: usize,
     tallest: usize,
     /// Values per row with padding, and per group.
@@ -46,10 +46,14 @@ impl Activations {
         let isa = cpu.isa();
         let (k, group) = (layout.k().next_multiple_of(X_GROUP), layout.group());
         let rows = m;
-        let m = if m <= most_rows(isa.registers(), isa.lanes()) { m.next_power_of_two() } else { m };
+        let most = row::most_rows(isa.registers(), isa.lanes());
+        let (m, tallest) = match row::padded(m, most) {
+            Some(padded) => (padded, most),
+            None => (m, tallest(isa.registers())),
+        };
         let words = m * (k / 4 + 3 * (k / group));
         let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
-        let mut all = Self { words, m, tallest: tallest(isa.registers()), k, group };
+        let mut all = Self { words, m, tallest, k, group };
         if k == 0 {
             return all;
         }

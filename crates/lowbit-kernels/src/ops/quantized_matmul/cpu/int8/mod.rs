@@ -11,7 +11,6 @@ use crate::Cpu;
 use crate::panels::{Chunk, Layout, PANELS, PanelScales, Unpack};
 use crate::simd::{Kernel, Simd};
 use activations::Activations;
-use row::{Rows, most_rows};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,10 +48,10 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Piece { weight, x, m, panel, y } = self.0;
-        if y.len() <= most_rows(S::REGISTERS, S::LANES) {
-            return Rows { weight, panel, x: x.tile((m, y.len().next_power_of_two())), y }.multiply(simd);
+        if let Some(rows) = row::padded(self.0.y.len(), row::most_rows(S::REGISTERS, S::LANES)) {
+            return row::multiply(simd, self.0, rows);
         }
+        let Piece { weight, x, m, panel, y } = self.0;
         let mut unpacked = Unpacked { weight, x, chunk: Chunk::new(), panels: 0, ahead: Cell::default() };
         by_chunks(simd, &mut unpacked, (m, panel), &weight, y);
     }

@@ -5,8 +5,8 @@
 //! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
 //! fused operations, 2 codes per byte and some 20 codes per vector operation.
 
-use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
-use super::activations::Tile;
+use super::super::panels::{Epilogue, Piece, STRIPS, Strips, TALLEST, by_strips, heights};
+use super::activations::{Activations, Tile};
 use super::tile;
 use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead, half_span};
 use crate::simd::{Kernel, Simd};
@@ -15,12 +15,12 @@ use std::hint::black_box;
 /// Quads of half a span.
 const HALF: usize = SPAN / 8;
 
-/// A few rows of x, all of them, and the panels that they multiply, from `panel` on.
-pub(super) struct Rows<'a, 'y> {
-    pub weight: Unpack<'a>,
-    pub panel: usize,
-    pub x: Tile<'a>,
-    pub y: &'a mut [&'y mut [f32]],
+/// A few rows of x, and the panels that they multiply, from `panel` on.
+struct Rows<'a, 'y> {
+    weight: Unpack<'a>,
+    panel: usize,
+    x: Tile<'a>,
+    y: &'a mut [&'y mut [f32]],
 }
 
 /// Codes are numbers.
@@ -30,10 +30,38 @@ const NARROW_TABLE: u8 = 1;
 /// What is found may be any byte.
 const WIDE_TABLE: u8 = 2;
 
-/// Rows of x that are multiplied as the weight is read, at most: with a few vectors of codes, two panels' sums of them and a group's
-/// products fit the registers.
+/// Rows of x that are multiplied at once as the weight is read, at most: with a few vectors of codes, two panels' sums of them and a
+/// group's products fit the registers.
 pub(super) const fn most_rows(registers: usize, lanes: usize) -> usize {
     registers * lanes / ROWS / 4
+}
+
+/// How many rows, with padding, an x of `m` rows has that is multiplied as the weight is read, at most `most` at once; `None` where
+/// there are too many. Eight rows, and then up to eight more while two panels are in the second-level cache, take up to an eighth less
+/// than chunks that all rows share; two rows and one more a tenth less, but two and two a tenth more.
+pub(super) fn padded(m: usize, most: usize) -> Option<usize> {
+    let limit = if most < TALLEST { most + 1 } else { 2 * most };
+    let left = m % most;
+    let last = if left == 0 { 0 } else { left.next_power_of_two() };
+    (m <= limit).then_some(m - left + last)
+}
+
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the few rows of `piece`, which are all rows of x, and have `rows` with padding.
+#[inline(always)]
+pub(super) fn multiply<S: Simd>(simd: S, piece: Piece<'_, '_, Activations>, rows: usize) {
+    let Piece { weight, x, panel, y, .. } = piece;
+    let (most, epilogue, n) = (most_rows(S::REGISTERS, S::LANES), Epilogue::of(&weight), y[0].len());
+    let width = if rows <= most { n } else { epilogue.columns() };
+    for first in (0..n).step_by(width) {
+        let columns = first..n.min(first + width);
+        let panel = panel + epilogue.panels(first, columns.len()).start;
+        for (row, height) in heights(0..rows, most) {
+            let x = x.tile((row, height));
+            let rows = row..y.len().min(row + height);
+            let mut y: Vec<_> = y[rows].iter_mut().map(|y| &mut y[columns.clone()]).collect();
+            Rows { weight, panel, x, y: &mut y }.multiply(simd);
+        }
+    }
 }
 
 /// Calls the [`Product`] of `$rows`, `$M` of them, for the kind of format that they have, one of these: bits per code, table, groups per
@@ -56,9 +84,8 @@ macro_rules! call_product {
 }
 
 impl Rows<'_, '_> {
-    /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`.
     #[inline(always)]
-    pub fn multiply<S: Simd>(self, simd: S) {
+    fn multiply<S: Simd>(self, simd: S) {
         match self.x.height {
             1 => self.of::<S, 1>(simd),
             2 => self.of::<S, 2>(simd),
