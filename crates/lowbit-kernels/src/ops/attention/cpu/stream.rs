@@ -10,15 +10,15 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Keys that are scored and summed together: the sums shrink once for all of them.
-const KEYS: usize = 64;
+/// Keys that are scored and summed together, at most: the sums shrink once for all of them.
+const KEYS: usize = 32;
 /// Places that keys are read from in turn: one stream does not saturate memory.
 const STREAMS: usize = 4;
 /// Bytes of a line of memory.
 const LINE: usize = 64;
 /// Bytes that each place is fetched ahead of its use: processors' own prefetchers stop at pages, and keys and values take
 /// turns.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 2048;
 
 /// A [`Task`] of one token: each key and each value is read from memory once, for all query heads that read it, and
 /// widened in registers.
@@ -36,11 +36,12 @@ impl<T: Float> Kernel for Stream<'_, T> {
         let Task { plan, k, v, .. } = task;
         let [k, v] = [Rows { values: k, width: plan.width }, Rows { values: v, width: plan.value_width }];
         // Nobody has asked for the first keys and values; these while those are scored.
-        let first = Keys::all(&task.keys).next();
+        let together = keys_together::<T>(plan.group, plan.width);
+        let first = Keys::all(&task.keys, together).next();
         first.iter().for_each(|first| (0..first.count).for_each(|index| k.prefetch(simd, first.key(index))));
         let mut heads = Heads::new(&task);
         let mut unasked = Some(v);
-        for keys in Keys::all(&task.keys) {
+        for keys in Keys::all(&task.keys, together) {
             heads.score(simd, k, keys, unasked.take());
             heads.weigh(simd, keys.count);
             heads.sum_values(simd, v, keys);
@@ -49,7 +50,13 @@ impl<T: Float> Kernel for Stream<'_, T> {
     }
 }
 
-/// At most [`KEYS`] keys, taken in turn from [`STREAMS`] places in memory.
+/// How many keys are scored and summed together. With their values, and with what was asked for ahead, they are to stay in the
+/// first-level cache; where one head reads them, they are used up so fast that fewer are better still.
+fn keys_together<T>(heads: usize, width: usize) -> usize {
+    if heads == 1 || width * size_of::<T>() > 256 { KEYS / 2 } else { KEYS }
+}
+
+/// Keys that are taken in turn from [`STREAMS`] places in memory.
 #[derive(Clone, Copy)]
 struct Keys {
     first: usize,
@@ -59,14 +66,14 @@ struct Keys {
 }
 
 impl Keys {
-    /// `keys` in parts: first a quarter of them at each place, then what that leaves over.
+    /// `keys` in parts of at most `together`: first a quarter of them at each place, then what that leaves over.
     #[inline(always)]
-    fn all(keys: &Range<usize>) -> impl Iterator<Item = Self> {
+    fn all(keys: &Range<usize>, together: usize) -> impl Iterator<Item = Self> {
         let (start, stride) = (keys.start, keys.len() / STREAMS);
-        let parts = (0..stride).step_by(KEYS / STREAMS).map(move |at| Self {
+        let parts = (0..stride).step_by(together / STREAMS).map(move |at| Self {
             first: start + at,
             stride,
-            count: STREAMS * (stride - at).min(KEYS / STREAMS),
+            count: STREAMS * (stride - at).min(together / STREAMS),
         });
         let rest = Self { first: start + STREAMS * stride, stride: 1, count: keys.len() % STREAMS };
         parts.chain((rest.count > 0).then_some(rest))
@@ -212,6 +219,7 @@ impl Heads {
     #[inline(always)]
     fn weigh<S: Simd>(&mut self, simd: S, keys: usize) {
         for (scores, softmax) in self.scores.chunks_exact_mut(KEYS).zip(&mut self.softmaxes) {
+            let scores = &mut scores[..keys.next_multiple_of(S::LANES)];
             scores[keys..].fill(f32::NEG_INFINITY);
             let mut max = simd.splat(softmax.max);
             for scores in scores.chunks_exact(S::LANES) {
@@ -235,25 +243,40 @@ impl Heads {
     /// Adds the values of `keys` to the sums.
     #[inline(always)]
     fn sum_values<S: Simd, T: Float>(&mut self, simd: S, v: Rows<'_, T>, keys: Keys) {
-        let mut column = 0;
-        while column < v.width {
-            let vectors = if column + 4 * S::LANES <= v.width { 4 } else { 1 };
-            let mut head = 0;
-            while head < self.count {
-                let at = (head, column);
-                head += match (vectors, self.count - head) {
-                    (4, 4..) => self.sum_columns::<S, T, 4, 4>(simd, v, keys, at),
-                    (4, 2..) => self.sum_columns::<S, T, 2, 4>(simd, v, keys, at),
-                    (4, _) => self.sum_columns::<S, T, 1, 4>(simd, v, keys, at),
-                    (_, 4..) => self.sum_columns::<S, T, 4, 1>(simd, v, keys, at),
-                    _ => self.sum_columns::<S, T, 1, 1>(simd, v, keys, at),
-                };
-            }
-            column += vectors * S::LANES;
+        let mut head = 0;
+        while head < self.count {
+            // The sums, the values that are added to them and a weight must fit the registers.
+            head += match (S::REGISTERS, self.count - head) {
+                (32.., 4..) => self.sum_heads::<S, T, 4, 4>(simd, v, keys, head),
+                (_, 4..) => self.sum_heads::<S, T, 4, 2>(simd, v, keys, head),
+                (_, 2..) => self.sum_heads::<S, T, 2, 4>(simd, v, keys, head),
+                _ => self.sum_heads::<S, T, 1, 4>(simd, v, keys, head),
+            };
         }
     }
 
-    /// Adds `V` vectors of the values' columns to the sums of `H` heads, from `head` and `column` on. Returns `H`.
+    /// Adds the values to the sums of `H` heads from `head` on, `V` vectors of columns at a time. Returns `H`.
+    #[inline(always)]
+    fn sum_heads<S: Simd, T: Float, const H: usize, const V: usize>(
+        &mut self,
+        simd: S,
+        v: Rows<'_, T>,
+        keys: Keys,
+        head: usize,
+    ) -> usize {
+        let mut column = 0;
+        while column + V * S::LANES <= v.width {
+            self.sum_columns::<S, T, H, V>(simd, v, keys, (head, column));
+            column += V * S::LANES;
+        }
+        while column < v.width {
+            self.sum_columns::<S, T, H, 1>(simd, v, keys, (head, column));
+            column += S::LANES;
+        }
+        H
+    }
+
+    /// Adds `V` vectors of the values' columns to the sums of `H` heads, from `head` and `column` on.
     #[inline(always)]
     fn sum_columns<S: Simd, T: Float, const H: usize, const V: usize>(
         &mut self,
@@ -261,7 +284,7 @@ impl Heads {
         v: Rows<'_, T>,
         keys: Keys,
         (head, column): (usize, usize),
-    ) -> usize {
+    ) {
         let place = |h, i| (head + h) * v.width + column + i * S::LANES;
         let mut sums = [[simd.splat(0.0); V]; H];
         for (h, sums) in sums.iter_mut().enumerate() {
@@ -290,7 +313,6 @@ impl Heads {
                 simd.store(sum, &mut self.sums[place(h, i)..]);
             }
         }
-        H
     }
 
     /// Writes each head's row.
