@@ -175,6 +175,10 @@ fn sizes_around_every_tile() {
     for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65, 130, 257] {
         check(&devices, q4, (m, 27, 544), FloatType::F32);
     }
+    // So many that the last of the pieces they are cut into has a few.
+    for m in [8961, 8962, 8963, 8965] {
+        check(&devices, q4, (m, 2, 32), FloatType::F32);
+    }
     for n in [1, 2, 3, 4, 5, 7, 11, 12, 13, 16, 17, 23, 24, 25, 33, 49, 250] {
         for m in [1, 6, 18] {
             check(&devices, q4, (m, n, 96), FloatType::F32);

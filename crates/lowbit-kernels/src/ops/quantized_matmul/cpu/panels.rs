@@ -383,7 +383,7 @@ pub(super) const fn tallest(registers: usize) -> usize {
 }
 
 /// The tiles that `rows` are cut into: first row and height.
-pub(super) fn heights(rows: Range<usize>, tallest: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn heights(rows: Range<usize>, tallest: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     let mut row = rows.start;
     std::iter::from_fn(move || {
         let left = rows.end - row;

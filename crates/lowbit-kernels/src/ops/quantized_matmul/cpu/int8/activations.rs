@@ -15,9 +15,10 @@ use std::sync::Arc;
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
-    /// With rows of anything up to a whole tile, as [`row::padded`] says.
     m: usize,
     tallest: usize,
+    /// Whether all rows are multiplied as the weight is read: `m` is then with rows of anything, as [`row::padded`] says.
+    few: bool,
     /// Values per row with padding, and per group.
     k: usize,
     group: usize,
@@ -47,13 +48,11 @@ impl Activations {
         let (k, group) = (layout.k().next_multiple_of(X_GROUP), layout.group());
         let rows = m;
         let most = row::most_rows(isa.registers(), isa.lanes());
-        let (m, tallest) = match row::padded(m, most) {
-            Some(padded) => (padded, most),
-            None => (m, tallest(isa.registers())),
-        };
+        let few = row::padded(m, most);
+        let (m, tallest) = few.map_or((m, tallest(isa.registers())), |padded| (padded, most));
         let words = m * (k / 4 + 3 * (k / group));
         let words = Buffer::any(words * size_of::<u32>(), cpu).expect("memory for x in 8 bits");
-        let mut all = Self { words, m, tallest, k, group };
+        let mut all = Self { words, m, tallest, few: few.is_some(), k, group };
         if k == 0 {
             return all;
         }
@@ -64,6 +63,12 @@ impl Activations {
             isa.dispatch(Round { x, zero, narrow, k: layout.k(), group, tile });
         });
         all
+    }
+
+    /// The tiles, if all rows are multiplied as the weight is read.
+    #[inline(always)]
+    pub(super) fn few(&self) -> Option<impl Iterator<Item = (usize, usize)> + Clone> {
+        self.few.then(|| heights(0..self.m, self.tallest))
     }
 
     /// Words that a row takes of codes, and of each other field.

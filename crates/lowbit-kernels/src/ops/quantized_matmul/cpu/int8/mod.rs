@@ -48,8 +48,8 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        if let Some(rows) = row::padded(self.0.y.len(), row::most_rows(S::REGISTERS, S::LANES)) {
-            return row::multiply(simd, self.0, rows);
+        if let Some(tiles) = self.0.x.few() {
+            return row::multiply(simd, self.0, tiles);
         }
         let Piece { weight, x, m, panel, y } = self.0;
         let mut unpacked = Unpacked { weight, x, chunk: Chunk::new(), panels: 0, ahead: Cell::default() };

@@ -5,7 +5,7 @@
 //! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
 //! fused operations, 2 codes per byte and some 20 codes per vector operation.
 
-use super::super::panels::{Epilogue, Piece, STRIPS, Strips, TALLEST, by_strips, heights};
+use super::super::panels::{Epilogue, Piece, STRIPS, Strips, TALLEST, by_strips};
 use super::activations::{Activations, Tile};
 use super::tile;
 use crate::panels::{CHUNK, PanelScales, ROWS, SPAN, Unpack, ask_ahead, half_span};
@@ -46,16 +46,20 @@ pub(super) fn padded(m: usize, most: usize) -> Option<usize> {
     (m <= limit).then_some(m - left + last)
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the few rows of `piece`, which are all rows of x, and have `rows` with padding.
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the few rows of `piece`, which are all rows of x, in these tiles.
 #[inline(always)]
-pub(super) fn multiply<S: Simd>(simd: S, piece: Piece<'_, '_, Activations>, rows: usize) {
+pub(super) fn multiply<S: Simd>(
+    simd: S,
+    piece: Piece<'_, '_, Activations>,
+    tiles: impl Iterator<Item = (usize, usize)> + Clone,
+) {
     let Piece { weight, x, panel, y, .. } = piece;
-    let (most, epilogue, n) = (most_rows(S::REGISTERS, S::LANES), Epilogue::of(&weight), y[0].len());
-    let width = if rows <= most { n } else { epilogue.columns() };
+    let (epilogue, n) = (Epilogue::of(&weight), y[0].len());
+    let width = if tiles.clone().count() == 1 { n } else { epilogue.columns() };
     for first in (0..n).step_by(width) {
         let columns = first..n.min(first + width);
         let panel = panel + epilogue.panels(first, columns.len()).start;
-        for (row, height) in heights(0..rows, most) {
+        for (row, height) in tiles.clone() {
             let x = x.tile((row, height));
             let rows = row..y.len().min(row + height);
             let mut y: Vec<_> = y[rows].iter_mut().map(|y| &mut y[columns.clone()]).collect();
