@@ -23,9 +23,8 @@ const CHUNKED: GatedDeltaRule = GatedDeltaRule {
 fn run_on(device: &Device, unit: impl TileUnit, case: &Case) -> [Vec<f32>; 2] {
     let cpu = device.as_cpu("test").unwrap();
     let dims = check(&case.inputs(), &case.state, &case.params).unwrap();
-    let of = |x: &crate::Tensor| values(x);
-    let [q, k, v, log_decay, beta] = [&case.q, &case.k, &case.v, &case.log_decay, &case.beta].map(of);
-    let [mut y, mut state] = [vec![0.0; v.len()], of(&case.state)];
+    let [q, k, v, log_decay, beta] = [&case.q, &case.k, &case.v, &case.log_decay, &case.beta].map(values);
+    let [mut y, mut state] = [vec![0.0; v.len()], values(&case.state)];
     let offsets = case.cu_seqlens.as_slice::<u32>().unwrap();
     let sequences: Vec<_> = offsets.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).collect();
     let params = &case.params;

@@ -69,16 +69,15 @@ impl Chunked<'_, '_, '_> {
         let Self { problem, heads } = self;
         let length = heads[0].tokens.len();
         let strips = Strips::new(problem.dims, problem.params.state_layout, S::LANES, length);
-        let tiles = reads.tiles();
-        let mut heads: Vec<Head<R::Tile>> =
-            heads.into_iter().map(|piece| Head::new(problem, piece, strips, tiles)).collect();
+        let head = |piece| Head::new(problem, piece, strips, reads.tiles());
+        let mut heads: Vec<Head<R::Tile>> = heads.into_iter().map(head).collect();
         for head in &mut heads {
             for (index, strip) in strips.each().enumerate() {
-                let mut state = head.strip(index, &strip, tiles).2;
+                let mut state = head.strip(index, &strip).2;
                 if strip.width == 2 * S::LANES {
-                    state.take::<S, M, 2, R>(simd, &reads);
+                    state.take::<S, M, 2, R>(simd, &reads, problem.dims.key_dim);
                 } else {
-                    state.take::<S, M, 1, R>(simd, &reads);
+                    state.take::<S, M, 1, R>(simd, &reads, problem.dims.key_dim);
                 }
             }
         }
@@ -91,7 +90,7 @@ impl Chunked<'_, '_, '_> {
             for (index, head) in heads.iter_mut().enumerate() {
                 gates.take(&keys.pairs, &head.tokens[tokens.clone()], problem.params.scale);
                 for (at, strip) in strips.each().enumerate() {
-                    let (all, y, state) = head.strip(at, &strip, tiles);
+                    let (all, y, state) = head.strip(at, &strip);
                     let (now, later) = all[start..].split_at(tokens.len());
                     let (y, later_y) = y[start..].split_at_mut(tokens.len());
                     let ahead = Ahead { tokens: later, y: later_y, keys: index == 0 };
@@ -121,29 +120,27 @@ struct Head<'p, 'r, 'y, T> {
     copy: Option<Lines>,
     state: &'r mut [f32],
     /// Of each strip, as [`Reads`] has them.
-    tiles: Vec<T>,
+    tiles: Vec<Vec<T>>,
 }
 
 impl<'p, 'r, 'y, T: Clone + Zeroable> Head<'p, 'r, 'y, T> {
-    /// `tiles` is how many a strip has.
+    /// A strip has so many `tiles`.
     fn new(problem: &'p Problem<'p>, piece: Piece<'r, 'y>, strips: Strips, tiles: usize) -> Self {
         let Piece { tokens, columns, y, state } = piece;
         let head = columns.start / problem.dims.value_dim;
         let tokens = tokens.map(|t| problem.token(t, head)).collect();
-        let tiles = vec![T::zeroed(); strips.each().count() * tiles];
+        let tiles = vec![vec![T::zeroed(); tiles]; strips.each().count()];
         Self { tokens, y, copy: strips.copy(state), state, tiles }
     }
 
-    /// The tokens, their rows of y, and strip `index`, which has so many tiles.
+    /// The tokens, their rows of y, and strip `index`.
     fn strip(
         &mut self,
         index: usize,
         &Strip { start, stride, .. }: &Strip,
-        tiles: usize,
     ) -> (&[Token<'p>], &mut [&'y mut [f32]], State<'_, T>) {
         let rows = &mut self.copy.as_deref_mut().unwrap_or(self.state)[start..];
-        let tiles = &mut self.tiles[index * tiles..][..tiles];
-        (&self.tokens, self.y, State { rows, stride, tiles })
+        (&self.tokens, self.y, State { rows, stride, tiles: &mut self.tiles[index] })
     }
 }
 
@@ -228,11 +225,16 @@ struct State<'a, T> {
 impl<T> State<'_, T> {
     /// Lays what it is before the first token in tiles.
     #[inline(always)]
-    fn take<S: Simd, const M: usize, const V: usize, R: Reads<Tile = T>>(&mut self, simd: S, reads: &R) {
+    fn take<S: Simd, const M: usize, const V: usize, R: Reads<Tile = T>>(
+        &mut self,
+        simd: S,
+        reads: &R,
+        key_dim: usize,
+    ) {
         if self.tiles.is_empty() {
             return;
         }
-        for first in (0..reads.key_dim()).step_by(M) {
+        for first in (0..key_dim).step_by(M) {
             let mut rows = [[simd.splat(0.0); V]; M];
             for (i, row) in rows.iter_mut().enumerate() {
                 for (n, v) in row.iter_mut().enumerate() {

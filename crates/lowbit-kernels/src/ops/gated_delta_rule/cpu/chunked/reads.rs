@@ -10,9 +10,6 @@ pub(super) trait Reads {
     /// What the state is laid in, besides its numbers.
     type Tile: Clone + Zeroable;
 
-    /// Elements of a row of keys.
-    fn key_dim(&self) -> usize;
-
     /// Tiles of a strip of the state.
     fn tiles(&self) -> usize;
 
@@ -48,10 +45,6 @@ pub(super) struct ByVectors {
 
 impl Reads for ByVectors {
     type Tile = ();
-
-    fn key_dim(&self) -> usize {
-        self.key_dim
-    }
 
     fn tiles(&self) -> usize {
         0

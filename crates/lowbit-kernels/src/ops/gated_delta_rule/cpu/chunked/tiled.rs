@@ -21,7 +21,6 @@ impl TileKernel for Chunked<'_, '_, '_> {
 
 struct InTiles<'t, T> {
     unit: &'t mut T,
-    key_dim: usize,
     /// `[keys, then queries][step of Dk]`
     keys: Vec<Pairs>,
     /// Of the strip: `[keys, then queries][16 columns]`.
@@ -31,22 +30,18 @@ struct InTiles<'t, T> {
 impl<'t, T: Tiles> InTiles<'t, T> {
     fn new(unit: &'t mut T, key_dim: usize) -> Self {
         let keys = vec![Pairs::zeroed(); 2 * key_dim.div_ceil(STEP)];
-        Self { unit, key_dim, keys, sums: Block::zeroed() }
+        Self { unit, keys, sums: Block::zeroed() }
     }
 
     /// Of `Dk`.
     fn steps(&self) -> usize {
-        self.key_dim.div_ceil(STEP)
+        self.keys.len() / 2
     }
 }
 
 impl<T: Tiles> Reads for InTiles<'_, T> {
     /// `[16 columns][step of Dk]`
     type Tile = Pairs;
-
-    fn key_dim(&self) -> usize {
-        self.key_dim
-    }
 
     fn tiles(&self) -> usize {
         2 * self.steps()
@@ -55,7 +50,8 @@ impl<T: Tiles> Reads for InTiles<'_, T> {
     #[inline(always)]
     fn take<S: Simd>(&mut self, simd: S, keys: &Packed) {
         const { assert!(CHUNK == TILE && DEPTH.is_multiple_of(STEP)) };
-        for (row, tiles) in self.keys.chunks_exact_mut(self.key_dim.div_ceil(STEP)).enumerate() {
+        let steps = self.steps();
+        for (row, tiles) in self.keys.chunks_exact_mut(steps).enumerate() {
             for (step, tile) in tiles.iter_mut().enumerate() {
                 let (block, column) = (keys.block(step * STEP / DEPTH), step * STEP % DEPTH);
                 for (x, out) in block[row * TILE..].iter().zip(&mut tile.0) {
