@@ -19,7 +19,7 @@ mod tensor;
 mod tokenizer;
 pub mod wheels;
 
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatTemplate, Message, ToolCall};
 pub use checkpoint::{Checkpoint, Companion, GenerationConfig, Layout, Quantization};
 pub use error::FileError;
 pub use hub::{Hub, HubLimits, HubSettings, Progress, Token, resolve, resolve_with};

@@ -56,7 +56,7 @@ pub use reply::Reply;
 
 pub use lowbit_files::{
     ChatTemplate, Checkpoint, FileError, Layout, Message, SpecialTokens, Stored, TensorView, Tensors,
-    TokenStream, Tokenizer, resolve,
+    TokenStream, Tokenizer, ToolCall, resolve,
 };
 pub use lowbit_formats::{DType, FloatType, Format, FormatError};
 #[cfg(feature = "cuda")]

@@ -2,6 +2,7 @@
 
 mod input;
 mod jinja;
+mod message;
 #[cfg(test)]
 mod tests;
 
@@ -17,22 +18,7 @@ use crate::read::{limit, read};
 use crate::tokenizer::special_token;
 use crate::{Checkpoint, FileError};
 use jinja::Program;
-
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
-
-impl Message {
-    /// A message of `role` that says `content`.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
-    }
-}
+pub use message::{Message, ToolCall};
 
 /// Turns a chat into the text that the model was trained on.
 ///
