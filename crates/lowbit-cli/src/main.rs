@@ -25,6 +25,8 @@ use std::process::ExitCode;
 /// Low-bit language models.
 #[derive(Parser)]
 #[command(name = "lowbit", version, propagate_version = true, after_help = EXAMPLES)]
+// As in llama.cpp, the last of a flag that is given twice holds.
+#[command(args_override_self = true)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -76,9 +78,9 @@ fn main() -> ExitCode {
 /// What was typed.
 fn parse() -> Result<Command, Failure> {
     let mut program = Arguments::command();
-    let arguments = habits::translate(&program, std::env::args_os())?;
-    let matches = program.try_get_matches_from_mut(&arguments);
-    let matches = matches.map_err(|error| habits::explain(error, &arguments))?;
+    let typed = habits::translate(&program, std::env::args_os())?;
+    let matches = program.try_get_matches_from_mut(&typed.arguments)?;
+    typed.notes.iter().for_each(|note| out::note!("note: {note}"));
     Ok(Arguments::from_arg_matches(&matches)?.command)
 }
 

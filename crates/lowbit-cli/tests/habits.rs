@@ -26,6 +26,9 @@ fn a_prompt_is_given_in_any_of_their_ways() {
         &["-m", "models/demo-4bit/model.safetensors", "-p", "A vector is", "-n", "6"],
         &["-m", "models/demo-4bit/config.json", "-p", "A vector is", "-n", "6"],
         &["-p", "A vector is", "-n", "6", "--seed", "-1"],
+        &["run", "models/demo-4bit", "A vector is", "-n", "6"],
+        &["models/demo-4bit/", "-p", "A vector is", "-n", "1", "-n6"],
+        &["generate", "-p", "a", "-e", "-p", "A vector is", "--no-escape", "-n", "6", "-cb", "-fit", "off"],
     ] {
         assert_eq!(tokens(line), want, "{line:?}");
     }
@@ -158,8 +161,24 @@ fn what_is_unknown_is_answered_with_what_to_type() {
     assert!(error(&["generate", "-p", "x", "--promt", "y"]).contains("--prompt"));
     assert!(error(&["generat"]).contains("generate"));
     assert!(error(&["generate", "--grammar", "x"]).contains("--json"));
-    assert!(error(&["models/demo"]).contains("lowbit chat --model models/demo"));
-    assert!(error(&["inspect", "models/demo"]).contains("lowbit inspect --model models/demo"));
+    assert!(error(&["generate", "-p", "x", "-cbx"]).contains("-cbx: there is no such flag"));
+    assert!(error(&["chat", "models/demo", "-xtc"]).contains("-xtc: there is no such flag"));
+}
+
+#[test]
+fn a_model_needs_no_flag() {
+    let printed = |arguments: &[&str]| lowbit(arguments).output().unwrap().stdout;
+    let want = printed(&["inspect", "--model", "models/demo-4bit"]);
+    assert_eq!(printed(&["inspect", "models/demo-4bit"]), want);
+    assert_eq!(
+        printed(&["inspect", "models/demo-4bit/"]).len(),
+        want.len() + 1,
+        "its name is printed as it was typed"
+    );
+    let score = ["perplexity", "models/demo-4bit", "-f", "rustfmt.toml", "-c", "64", "--json"];
+    assert!(json(&lowbit(&score).output().unwrap())["nll"].as_f64().unwrap() > 0.0);
+    let chat = with_input(lowbit(&["models/demo-4bit", "-n", "2", "--json"]), b"A vector is\n");
+    assert_eq!(json(&chat)["tokens"].as_array().unwrap().len(), 2);
 }
 
 #[test]
