@@ -6,7 +6,8 @@
 //! | a text of `generate` | stops the text; a second one ends the program |
 //! | a reply of `chat`, including its prompt | stops the reply; another one ends the program if the reply has not stopped within a second |
 //! | editing a line | is a key, which the line editor reads |
-//! | saving a checkpoint | stops it, so that what was written is removed; a second one ends the program at once |
+//! | saving a checkpoint | stops it, so that what was written is removed, and ends the program in a second; a second one ends it at once |
+//! | learning | stops it after the step that it is in, so that its state is saved; a second one ends the program at once |
 //!
 //! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was found; while a
 //! checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
@@ -35,9 +36,15 @@ pub enum Doing {
     Editing,
     /// Something that can be stopped. A second Ctrl-C within `patience` is ignored.
     Writing { patience: Duration },
-    /// Something that any signal stops and that cleans up its files then; after that it calls [`Interrupts::obey`].
+    /// Something that any signal stops and that cleans up its files then; after that it calls [`Interrupts::obey`]. What has not done so
+    /// in [`PATIENCE`] ends without it.
     Saving,
+    /// The same, but it takes its time: there is a state to save.
+    Learning,
 }
+
+/// How long something that is being saved may take to stop, before the program removes it and ends: below a second in all.
+const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Listens to signals from its creation on.
 pub struct Interrupts(Arc<State>);
@@ -82,6 +89,9 @@ impl Interrupts {
                 if !shared.absorbs(signal) {
                     end(signal, found.as_ref());
                 }
+                if matches!(shared.lock().0, Doing::Saving) {
+                    end_later(&shared);
+                }
             }
         })?;
         Ok(Self(state))
@@ -92,6 +102,11 @@ impl Interrupts {
         let mut now = self.0.lock();
         *now = (doing, None);
         self.0.stop.store(false, Ordering::Relaxed);
+    }
+
+    /// As [`Self::enter`], but a signal that has asked to stop still does.
+    pub fn pass_to(&self, doing: Doing) {
+        self.0.lock().0 = doing;
     }
 
     /// Whether what is being written should stop.
@@ -127,7 +142,7 @@ impl State {
                 Some(before) => before.when.elapsed() < patience,
                 None => self.ask(asked, signal),
             },
-            Doing::Saving => asked.is_none() && self.ask(asked, signal),
+            Doing::Saving | Doing::Learning => asked.is_none() && self.ask(asked, signal),
             // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a key.
             Doing::Editing => signal == SIGINT && !tcgetattr(std::io::stdin()).is_ok_and(|now| is_raw(&now)),
             _ => false,
@@ -150,6 +165,19 @@ impl Ignored {
     fn has(&self, signal: i32) -> bool {
         self.0.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
     }
+}
+
+/// Ends the program after a while if what is being saved has not stopped by then: a single product may take longer.
+fn end_later(state: &Arc<State>) {
+    let state = state.clone();
+    // Without a thread for it, the work itself stops as soon as it can.
+    _ = std::thread::Builder::new().name("patience".into()).spawn(move || {
+        std::thread::sleep(PATIENCE);
+        if let (Doing::Saving, Some(asked)) = *state.lock() {
+            lowbit_files::staging::remove_unfinished();
+            let _ = low_level::emulate_default_handler(asked.signal);
+        }
+    });
 }
 
 fn is_raw(terminal: &Termios) -> bool {

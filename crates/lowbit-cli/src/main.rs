@@ -14,6 +14,7 @@ mod interrupt;
 mod memory;
 mod options;
 mod out;
+mod paths;
 mod plot;
 mod progress;
 mod template;

@@ -4,6 +4,7 @@ use crate::device::DeviceOptions;
 use crate::{Failure, habits, out, progress};
 use lowbit::{Checkpoint, Device, GenerationOptions, Model, ModelError, SampleParams, Target, Tokenizer};
 use lowbit_formats::FloatType;
+use lowbit_kernels::KernelError;
 use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -87,10 +88,13 @@ impl ModelOptions {
         let (target, files) = if self.is_here() {
             // To open a GPU takes some 0.2 s, in which the files can be read.
             let (found, files) = std::thread::scope(|scope| {
-                let found = scope.spawn(|| self.device.find(self.exact));
+                let builder = std::thread::Builder::new().name("device".into());
+                let found = builder.spawn_scoped(scope, || self.device.find(self.exact));
+                let found = found.map_err(KernelError::ThreadPool)?;
                 let files = self.files();
-                (found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), files)
-            });
+                let found = found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Ok::<_, KernelError>((found, files))
+            })?;
             (self.target_on(&found?.told())?, files)
         } else {
             // Nothing is downloaded for a device that cannot be used.

@@ -1,6 +1,7 @@
 //! Charts as SVG: points on linear axes, joined by lines or not, one chart above the other.
 
 use lowbit_files::shown;
+use lowbit_files::staging::Content;
 use std::fmt::Write;
 
 /// A chart with its own axes. The y axis begins at 0 unless a value is below.
@@ -31,6 +32,10 @@ const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
 const LEGEND_LINE: f64 = 18.0;
 
+/// What a file of charts begins with: such a file may be replaced.
+pub const CONTENT: Content = Content { name: "a plot of lowbit's", begins: COMMENT.as_bytes() };
+const COMMENT: &str = "<!-- lowbit plot -->\n";
+
 /// The charts as an SVG document.
 pub fn svg(charts: &[Chart]) -> String {
     let mut body = String::new();
@@ -39,7 +44,7 @@ pub fn svg(charts: &[Chart]) -> String {
         y += draw(chart, y, &mut body);
     }
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{y}\" viewBox=\"0 0 {WIDTH} {y}\" \
+        "{COMMENT}<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{y}\" viewBox=\"0 0 {WIDTH} {y}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n{body}</svg>\n"
     )
 }

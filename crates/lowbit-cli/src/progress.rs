@@ -19,7 +19,10 @@ pub fn spinner(what: String) -> ProgressBar {
     let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::default_spinner();
     let spinner = ProgressBar::with_draw_target(None, target).with_style(style).with_message(what);
-    spinner.enable_steady_tick(std::time::Duration::from_millis(100));
+    // It turns on a thread of its own, and panics where there is none to be had. A still one is no reason to stop.
+    if shown && std::thread::Builder::new().spawn(|| ()).is_ok() {
+        spinner.enable_steady_tick(std::time::Duration::from_millis(100));
+    }
     spinner
 }
 

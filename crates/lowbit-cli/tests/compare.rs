@@ -146,8 +146,12 @@ fn plots_are_drawn_once_and_replaced_by_force_alone() {
         lowbit(&[&arguments[..], &["--plot", plot.to_str().unwrap()], more].concat()).output().unwrap()
     };
     std::fs::write(&plot, "mine").unwrap();
-    assert!(refusal(run(&[])).contains("plot.svg"));
+    assert!(refusal(run(&[])).contains("plot.svg exists already"));
+    assert!(refusal(run(&["--force"])).contains("plot.svg: is not a plot of lowbit's, and is not replaced"));
     assert_eq!(std::fs::read_to_string(&plot).unwrap(), "mine");
+    std::fs::remove_file(&plot).unwrap();
+    assert!(run(&[]).status.success());
+    assert!(refusal(run(&[])).contains("plot.svg exists already"));
     assert!(run(&["--force"]).status.success());
     let svg = std::fs::read_to_string(&plot).unwrap();
     // A bin per position, since windows of 32 tokens have fewer than bins: mean, median and 99th percentile; the layers; and one dot.

@@ -196,7 +196,7 @@ fn outputs_that_cannot_be_are_refused_first() {
     assert!(message.contains("lies in"), "{message}");
     let itself = root().join(TINY);
     let message = refusal(quantize(path, "", TINY, &["--output", itself.to_str().unwrap(), "--force"]));
-    assert!(message.contains("that is to be quantised"), "{message}");
+    assert!(message.contains("--output") && message.contains("are the same file"), "{message}");
 }
 
 /// Enough text for a few windows.
@@ -334,7 +334,7 @@ fn learning_that_was_killed_goes_on() {
     // The state would be gone, had the run ended first.
     assert!(state.exists() && !folder.path().join("new").exists());
     let message = refusal(run("new", &["--log", "log.csv"]));
-    assert!(message.contains("log.csv: File exists"), "{message}");
+    assert!(message.contains("log.csv exists already"), "{message}");
     let message = refusal(run("new", &[]));
     assert!(message.contains("new.lowbit-learning is the state of a run that was interrupted"), "{message}");
     succeeds(run("new", &["--log", "log.csv", "--resume"]).output().unwrap());
@@ -346,8 +346,81 @@ fn learning_that_was_killed_goes_on() {
     };
     assert_eq!(steps("log.csv"), steps("whole.csv"));
     assert_eq!(names(folder.path()), ["data.txt", "log.csv", "new", "whole", "whole.csv"]);
-    let message = refusal(run("other", &["--log", "data.txt", "--resume"]));
-    assert!(message.contains("data.txt: is no log of learning"), "{message}");
+    let message = refusal(run("other", &["--log", "new/config.json", "--resume"]));
+    assert!(message.contains("config.json: is not a log of learning, and is not replaced"), "{message}");
+}
+
+/// An output may be no other argument's file under any name, and only a regular file: opening a FIFO would wait for its other end.
+#[test]
+fn outputs_of_learning_are_files_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("data.txt"), text()).unwrap();
+    std::fs::hard_link(path("data.txt"), path("hard")).unwrap();
+    std::os::unix::fs::symlink("data.txt", path("link")).unwrap();
+    std::os::unix::fs::symlink(".", path("here")).unwrap();
+    std::fs::write(path("model.gguf"), "GGUF and so on").unwrap();
+    std::fs::write(path("letter"), "Dear ..").unwrap();
+    assert!(
+        Command::new("mkfifo").args([path("fifo"), path("x.lowbit-learning")]).status().unwrap().success()
+    );
+    let before = names(folder.path());
+    let refused = |output: &str, more: &[&str], want: &str| {
+        let mut words: Vec<&str> = LEARN.into_iter().map(|x| if x == "new" { output } else { x }).collect();
+        words.extend(["--force", "--data", "data.txt"]);
+        words.extend(more);
+        let message = refusal(quantize(folder.path(), "", TINY, &words));
+        assert!(message.contains(want), "{output} {more:?}: {message}");
+        assert_eq!(names(folder.path()), before);
+        assert_eq!(std::fs::read_to_string(path("data.txt")).unwrap(), text());
+    };
+    for name in ["data.txt", "./data.txt", "here/data.txt", "hard", "link"] {
+        refused("new", &["--log", name], &format!("--log {name} and --data data.txt are the same file"));
+        refused(
+            "new",
+            &["--targets", name],
+            &format!("--targets {name} and --data data.txt are the same file"),
+        );
+        refused(name, &[], &format!("--output {name} and --data data.txt are the same file"));
+    }
+    let same = |a: &str, b: &str| format!("{a} and {b} are the same file; name another path");
+    refused("new", &["--log", "here/new"], &same("--output new", "--log here/new"));
+    refused("new", &["--log", "a", "--targets", "a"], &same("--targets a", "--log a"));
+    let partial = same("--output while it is written new.lowbit-partial", "--log new.lowbit-partial");
+    refused("new", &["--log", "new.lowbit-partial"], &partial);
+    let state = same("--targets new.lowbit-learning", "the state of learning new.lowbit-learning");
+    refused("new", &["--targets", "new.lowbit-learning"], &state);
+    refused("new", &["--log", "new/log.csv"], "--log new/log.csv lies in --output new");
+    let model = root().join(TINY).join("model.safetensors");
+    refused("new", &["--log", model.to_str().unwrap()], "model.safetensors are the same file");
+    // Nor is a file replaced that is no log.
+    for name in ["model.gguf", "letter"] {
+        let want = format!("{name}: is not a log of learning, and is not replaced");
+        refused("new", &["--log", name], &want);
+        refused("new", &["--log", name, "--resume"], &want);
+    }
+    refused("new", &["--log", "here"], "lies in --log here");
+    refused("new", &["--log", "fifo"], "fifo: is a FIFO; an output is a regular file");
+    refused("new", &["--log", "fifo", "--resume"], "fifo: is a FIFO; an output is a regular file");
+    refused("new", &["--targets", "fifo"], "fifo: not a regular file");
+    refused("x", &[], "x.lowbit-learning: is a FIFO; an output is a regular file");
+    let gguf = ["--output", "letter", "--format", "Q4_0", "--force"];
+    let message = refusal(quantize(folder.path(), "", TINY, &gguf));
+    assert!(message.contains("letter: is not a GGUF file, and is not replaced"), "{message}");
+}
+
+#[test]
+fn sharing_out_bits_stops_within_a_second() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = root().join("models/demo/eval.txt");
+    let more = ["--output", "new", "--target-bpw", "3.5", "-c", "512", "--data", text.to_str().unwrap()];
+    let child = quantize(folder.path(), "", DEMO, &more).spawn().unwrap();
+    signal_while_writing(&child, folder.path(), "-INT");
+    let start = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(2));
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert_eq!(names(folder.path()), [""; 0]);
 }
 
 #[test]
@@ -383,7 +456,9 @@ fn data_that_nothing_can_be_learned_from_is_refused_before_anything_is_written()
         assert!(message.contains(want), "{file}: {message}");
     }
     let message = refused(&["--data", "good.txt", "--log", "log.csv"]);
-    assert!(message.contains("log.csv: File exists"), "{message}");
+    assert!(message.contains("log.csv exists already"), "{message}");
+    let message = refused(&["--data", "good.txt", "--log", "log.csv", "--force"]);
+    assert!(message.contains("log.csv: is not a log of learning, and is not replaced"), "{message}");
     let message = refused(&["--data", "good.txt", "--format", "Q4_0"]);
     assert!(message.contains("--bits 3 goes with") && message.contains("Q4_0 has its own bits"), "{message}");
     let message = refused(&["--data", "good.txt", "--rate", "-1"]);

@@ -52,6 +52,7 @@ impl Device {
     /// there is no compiler for its kernels.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize, options: &crate::gpu::CudaOptions) -> Result<Self, KernelError> {
+        crate::gpu::start_threads()?;
         Gpu::cuda(ordinal, options).map(Self::Gpu)
     }
 
@@ -61,6 +62,7 @@ impl Device {
     /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
     #[cfg(feature = "vulkan")]
     pub fn vulkan(options: &crate::gpu::VulkanOptions) -> Result<Self, KernelError> {
+        crate::gpu::start_threads()?;
         Gpu::vulkan(options).map(Self::Gpu)
     }
 
@@ -70,6 +72,7 @@ impl Device {
     /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal Shading Language 3.2.
     #[cfg(feature = "metal")]
     pub fn metal() -> Result<Self, KernelError> {
+        crate::gpu::start_threads()?;
         Gpu::metal().map(Self::Gpu)
     }
 

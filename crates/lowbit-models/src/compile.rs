@@ -3,7 +3,7 @@
 
 use crate::{GenerationOptions, Model, ModelError, Session, Target};
 use lowbit_files::Checkpoint;
-use lowbit_kernels::Device;
+use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
 impl Model {
@@ -31,10 +31,12 @@ impl Model {
         let dry_run = gpu.dry_run();
         let dry_target = target.on(dry_run.device());
         std::thread::scope(|scope| {
-            let compiled = scope.spawn(move || {
+            let compile = move || {
                 work(&Self::load_for(checkpoint, dry_target)?)?;
                 Ok(dry_run.compile(progress)?)
-            });
+            };
+            let compiled = std::thread::Builder::new().spawn_scoped(scope, compile);
+            let compiled = compiled.map_err(KernelError::ThreadPool)?;
             let model = Self::load_for(checkpoint, target.clone());
             let compiled: Result<(), ModelError> =
                 compiled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

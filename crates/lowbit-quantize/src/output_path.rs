@@ -2,17 +2,17 @@
 
 use crate::QuantizeError;
 use lowbit_files::Checkpoint;
-use lowbit_files::staging::{Existing, Staged};
+use lowbit_files::staging::{Content, Existing, Staged, resolved};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 /// Checks that `output` is neither the checkpoint nor inside it nor, if it may be replaced, a folder that contains it.
 ///
 /// # Errors
 /// [`QuantizeError::Output`].
 fn check(checkpoint: &Path, output: &Path, replace: bool) -> Result<(), QuantizeError> {
-    let (Some(from), Some(to)) = (checkpoint.canonicalize().ok(), resolve(output)) else { return Ok(()) };
+    let (Some(from), Some(to)) = (checkpoint.canonicalize().ok(), resolved(output)) else { return Ok(()) };
     let relation = match () {
         () if from == to => "is",
         () if to.starts_with(&from) => "lies in",
@@ -32,9 +32,9 @@ pub fn check_all(checkpoint: &Checkpoint, output: &Path, replace: bool) -> Resul
     files.into_iter().try_for_each(|file| check(file, output, replace))
 }
 
-/// What becomes of a checkpoint that has the output's name.
-pub fn existing(replace: bool) -> Existing {
-    if replace { Existing::Replace } else { Existing::Refuse }
+/// What becomes of a checkpoint of the same kind that has the output's name.
+pub fn existing(replace: bool, content: Content) -> Existing {
+    if replace { Existing::Replace(content) } else { Existing::Refuse }
 }
 
 /// Gives a checkpoint of so many tensors its name, once it is on the disk and `progress` has been told so.
@@ -51,23 +51,4 @@ pub fn commit(
         return Err(QuantizeError::Interrupted);
     }
     Ok(staged.commit()?)
-}
-
-/// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended.
-fn resolve(path: &Path) -> Option<PathBuf> {
-    let path = std::path::absolute(path).ok()?;
-    let (existing, resolved) =
-        path.ancestors().find_map(|ancestor| Some((ancestor, ancestor.canonicalize().ok()?)))?;
-    let rest = path.strip_prefix(existing).ok()?;
-    rest.components().try_fold(resolved, |mut resolved, component| match component {
-        Component::Normal(name) => {
-            resolved.push(name);
-            Some(resolved)
-        }
-        Component::ParentDir => {
-            resolved.pop();
-            Some(resolved)
-        }
-        _ => Some(resolved),
-    })
 }

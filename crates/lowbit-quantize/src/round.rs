@@ -3,9 +3,9 @@ use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::mlx::targets;
 use crate::tensor::{Encoded, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
-use lowbit_files::staging::Staged;
+use lowbit_files::staging::{Content, Staged};
 use lowbit_files::{Checkpoint, Companion, Layout, safetensors};
-use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
+use lowbit_formats::{Component, DType, FloatType, Format};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -122,7 +122,7 @@ pub fn quantize_and_learn(
     learning: Learning<'_>,
     mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<(Summary, LearnReport), QuantizeError> {
-    learning.options.check()?;
+    learning.check()?;
     let plan = Plan::new(checkpoint, output, options)?;
     let teacher = Teacher::load(checkpoint, learning, |done, all| progress(Progress::Targets(done, all)))?;
     let staged = plan.stage(output)?;
@@ -188,7 +188,7 @@ impl<'a> Plan<'a> {
 
     /// The place where it is written before it gets its name.
     pub(crate) fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
-        Ok(Staged::directory(output, output_path::existing(self.options.replace))?)
+        Ok(Staged::directory(output, output_path::existing(self.options.replace, Content::CHECKPOINT))?)
     }
 
     /// The values of a module's weight, before they are rounded.
@@ -204,7 +204,7 @@ impl<'a> Plan<'a> {
     pub(crate) fn write(
         &self,
         folder: &Path,
-        encode: impl Fn(&Job) -> Result<Encoded, FormatError>,
+        encode: impl Fn(&Job) -> Result<Encoded, QuantizeError>,
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Summary, QuantizeError> {
         let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
@@ -221,7 +221,7 @@ impl<'a> Plan<'a> {
 fn write_tensors(
     jobs: &[Job],
     folder: &Path,
-    encode: impl Fn(&Job) -> Result<Encoded, FormatError>,
+    encode: impl Fn(&Job) -> Result<Encoded, QuantizeError>,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Summary, QuantizeError> {
     let mut writer = safetensors::Writer::new();
@@ -236,8 +236,7 @@ fn write_tensors(
     let mut body = writer.begin(folder, SHARD_BYTES)?;
     for (done, job) in jobs.iter().enumerate() {
         let Tensor { name, shape, source, .. } = &job.tensor;
-        let named = |error| QuantizeError::Encode { name: name.clone(), error };
-        let encoded = encode(job).map_err(named)?;
+        let encoded = encode(job)?;
         for component in &encoded.components {
             body.tensor(component)?;
         }
@@ -380,14 +379,13 @@ impl Job {
     }
 
     /// Rounded to nearest.
-    pub(crate) fn encode(&self) -> Result<Encoded, FormatError> {
+    pub(crate) fn encode(&self) -> Result<Encoded, QuantizeError> {
         self.tensor.encode(self.format)
     }
 
     /// Rounded to nearest in another format.
     pub(crate) fn encode_as(&self, format: Format) -> Result<Encoded, QuantizeError> {
-        let named = |error| QuantizeError::Encode { name: self.tensor.name.clone(), error };
-        self.tensor.encode(format).map_err(named)
+        self.tensor.encode(format)
     }
 
     /// How it is stored.

@@ -47,7 +47,7 @@ struct Choice {
 
 /// Rules for [`quantize`](crate::quantize()) with `options`, affine: a number of bits for each weight that has no rule and is no router, so
 /// that all together have at most [`Budget::bits_per_weight`] and rounding costs as little as it can, to second order. The options' own rules
-/// come first. `progress` is called with the number of windows done, and of all. A checkpoint of 8 bits is written for it below `output`'s
+/// come first. `progress` is called with the number of windows done, and of all, also while weights are rounded. A checkpoint of 8 bits is written for it below `output`'s
 /// temporary name, and is gone in the end.
 ///
 /// # Errors
@@ -58,7 +58,7 @@ pub fn allocate_bits(
     output: &Path,
     options: &QuantizeOptions,
     budget: Budget<'_>,
-    progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<Rule>, QuantizeError> {
     if options.mode != "affine" {
         let problem =
@@ -69,8 +69,9 @@ pub fn allocate_bits(
     let fine = QuantizeOptions { bits: BITS[BITS.len() - 1], rules: vec![], ..options.clone() };
     let fine = Plan::new(checkpoint, output, &fine)?;
     let staged = fine.stage(output)?;
-    fine.write(staged.path(), Job::encode, |_, _| ControlFlow::Continue(()))?;
-    let fisher = fisher(&Checkpoint::open(staged.path())?, budget, progress)?;
+    let windows = windows(budget.data);
+    fine.write(staged.path(), Job::encode, |_, _| progress(0, windows.len()))?;
+    let fisher = fisher(&Checkpoint::open(staged.path())?, budget.device, &windows, &mut progress)?;
     drop(staged);
     let (mut size, mut values, mut free) = (0.0, 0.0, vec![]);
     for job in plan.jobs().iter().filter(|job| job.is_quantised()) {
@@ -82,6 +83,9 @@ pub fn allocate_bits(
                     && Rule::find(&options.rules, job.module()).is_none() =>
             {
                 free.push((job.module(), choices(job, fisher)?));
+                if progress(windows.len(), windows.len()).is_break() {
+                    return Err(QuantizeError::Interrupted);
+                }
             }
             _ => size += bits(job.format(), job)?,
         }
@@ -98,19 +102,23 @@ pub fn allocate_bits(
     Ok(options.rules.iter().cloned().chain(chosen).collect())
 }
 
+/// The windows whose gradients are taken: evenly from all that there are.
+fn windows(data: &Data) -> Vec<&[u32]> {
+    let train = data.train();
+    train.iter().step_by(train.len().div_ceil(WINDOWS)).map(Vec::as_slice).collect()
+}
+
 /// By module, for each value: the sum over windows of the squared gradient, per token.
 fn fisher(
     checkpoint: &Checkpoint,
-    budget: Budget<'_>,
+    device: &Device,
+    windows: &[&[u32]],
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<HashMap<String, Vec<f32>>, QuantizeError> {
-    let model = Model::load_for(checkpoint, Target::for_gradients(budget.device, None)?)?;
+    let model = Model::load_for(checkpoint, Target::for_gradients(device, None)?)?;
     let weights = model.inventory().weights.into_iter();
     let parameters = weights.map(|weight| (weight.name, Parameter::Weight(weight.value, WeightPart::Values)));
     let parameters: Rc<Parameters> = Rc::new(parameters.collect());
-    let train = budget.data.train();
-    let step = train.len().div_ceil(WINDOWS);
-    let windows: Vec<&[u32]> = train.iter().step_by(step).map(Vec::as_slice).collect();
     let tokens: usize = windows.iter().map(|window| window.len() - 1).sum();
     let mut fisher = HashMap::<String, Vec<f32>>::new();
     for (done, window) in windows.iter().enumerate() {

@@ -145,14 +145,14 @@ impl Tensor {
     /// whose format stays keeps its bytes: rounding again may choose other scales.
     ///
     /// # Errors
-    /// Those of [`Format::encode_from`].
-    pub fn encode(&self, format: Format) -> Result<Encoded, FormatError> {
+    /// Those of [`Format::encode_from`], with the tensor's name; a thread that cannot be had.
+    pub fn encode(&self, format: Format) -> Result<Encoded, QuantizeError> {
         let (rows, k) = (self.rows(), self.k());
         let chunk_rows = (CHUNK / k.max(1)).max(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let chunks = (0..rows).step_by(chunk_rows).collect();
         let done = threads::try_map(cores, chunks, |first| {
-            self.encode_rows(format, first, chunk_rows.min(rows - first))
+            self.encode_rows(format, first, chunk_rows.min(rows - first)).map_err(|error| self.failed(error))
         })?;
         let components = format.components(k)?;
         let mut all = Encoded { components: vec![], loss: Loss::default() };
@@ -168,11 +168,15 @@ impl Tensor {
     /// As [`Self::encode`], of components that are there.
     ///
     /// # Errors
-    /// Those of [`Format::decode`].
-    pub fn encoded(&self, format: Format, components: Vec<Vec<u8>>) -> Result<Encoded, FormatError> {
+    /// Those of [`Format::decode`], with the tensor's name.
+    pub fn encoded(&self, format: Format, components: Vec<Vec<u8>>) -> Result<Encoded, QuantizeError> {
         let mut values = vec![0.0; self.rows() * self.k()];
-        self.values(0, &mut values)?;
-        Ok(Encoded { loss: lost(format, &values, self.k(), &components)?, components })
+        let loss = self.values(0, &mut values).and_then(|()| lost(format, &values, self.k(), &components));
+        Ok(Encoded { loss: loss.map_err(|error| self.failed(error))?, components })
+    }
+
+    fn failed(&self, error: FormatError) -> QuantizeError {
+        QuantizeError::Encode { name: self.name.clone(), error }
     }
 
     /// Whether what is stored is quantised in `format` already, and nothing is done to its values.

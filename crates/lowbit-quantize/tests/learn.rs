@@ -217,15 +217,29 @@ fn states_that_cannot_be_gone_on_from() {
     let mut other = options.clone();
     other.seed = 5;
     refused(run(Found::Resume, &other), "is of another run: seed was 0, and is 5");
-    for (at, byte) in [(0, 1), (30, 1), (whole.len() / 2, 1), (whole.len() - 1, 1)] {
+    for (at, byte) in [(16, 1), (30, 1), (whole.len() / 2, 1), (whole.len() - 1, 1)] {
         let mut bytes = whole.clone();
         bytes[at] ^= byte;
         std::fs::write(&state, bytes).unwrap();
         refused(run(Found::Resume, &options), "is damaged");
     }
-    for length in [0, 1, 31, 32, whole.len() - 1] {
+    for length in [0, 16, 31, 32, whole.len() - 1] {
         std::fs::write(&state, &whole[..length]).unwrap();
         refused(run(Found::Resume, &options), "is damaged");
+    }
+    // What is not a state stays, whatever is asked for.
+    for found in [Found::Refuse, Found::Resume, Found::Replace] {
+        std::fs::write(&state, "a letter").unwrap();
+        let want = format!("{}: is not the state of learning, and is not replaced", state.display());
+        assert_eq!(run(found, &options), want);
+        assert_eq!(std::fs::read(&state).unwrap(), b"a letter");
+        std::fs::remove_file(&state).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&state).status().unwrap().success());
+        assert_eq!(
+            run(found, &options),
+            format!("{}: is a FIFO; an output is a regular file", state.display())
+        );
+        std::fs::remove_file(&state).unwrap();
     }
     // A state whose digest is right, of something else.
     for content in ["", "lowbit learning 3\n", "lowbit learning 3\n{}\n", "lowbit learning 3\nnull\n"] {
@@ -233,6 +247,53 @@ fn states_that_cannot_be_gone_on_from() {
         std::fs::write(&state, [content.as_bytes(), &digest].concat()).unwrap();
         assert!(run(Found::Resume, &options).contains(&state.display().to_string()), "{content}");
     }
+    std::fs::write(&state, &whole).unwrap();
     learn_saving(&output, saving(Found::Replace), &options, |_| false).unwrap();
     assert!(output.exists() && !state.exists());
+}
+
+/// Whoever writes a state can give it a right digest, so its numbers are compared with the data and the options.
+#[test]
+fn counts_of_a_state_are_those_of_the_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, state) = (folder.path().join("output"), folder.path().join("state"));
+    let mut options = options(Learn::Scales);
+    (options.steps, options.batch, options.validate_every) = (3, 2, 1);
+    let saving = |found| Saving { path: &state, found };
+    learn_saving(&output, saving(Found::Refuse), &options, |_| true).unwrap_err();
+    let whole = std::fs::read(&state).unwrap();
+    let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut lines = whole.splitn(3, |&byte| byte == b'\n');
+        let (magic, header, rest) = (lines.next().unwrap(), lines.next().unwrap(), lines.next().unwrap());
+        let mut header = serde_json::from_slice(header).unwrap();
+        change(&mut header);
+        let header = format!("\n{header}\n");
+        let content = [magic, header.as_bytes(), &rest[..rest.len() - 32]].concat();
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(&content);
+        std::fs::write(&state, [&content[..], &digest].concat()).unwrap();
+        learn_saving(&output, saving(Found::Resume), &options, |_| true).unwrap_err().to_string()
+    };
+    // Unchanged, it is gone on from.
+    assert_eq!(changed(&|_| {}), "interrupted");
+    let windows = data(2000, 32).train().len();
+    let refused = |key: &str, value: serde_json::Value, want: &str| {
+        let path = format!("/position/{key}");
+        let message = changed(&|header| *header.pointer_mut(&path).unwrap() = value.clone());
+        assert_eq!(message, format!("learning: {} is damaged: {want}", state.display()), "{key}");
+    };
+    let of = format!("but the data has {windows} to learn from");
+    for count in [0, windows - 1, windows + 1, 1 << 60] {
+        refused("order/count", count.into(), &format!("it has an order of {count} windows, {of}"));
+    }
+    let far = format!("window {windows} is to come, but there are {windows}");
+    refused("order/rest", serde_json::json!([0, windows]), &far);
+    refused("order/rest", serde_json::json!([1, 2, 1]), "window 1 is to come twice before the others");
+    refused("step", 4.into(), "it is at step 4 of 3, was best at step 1, and went back 0 times");
+    refused("best_step", 2.into(), "it is at step 1 of 3, was best at step 2, and went back 0 times");
+    refused("went_back", 9.into(), "it is at step 1 of 3, was best at step 1, and went back 9 times");
+    let factor = |factor: f32| serde_json::json!(factor.to_bits());
+    for (value, shown) in [(f32::NAN, "NaN"), (0.0, "0"), (2.0, "2")] {
+        let want = format!("its rates are multiplied by {shown}, but a factor above 0 and up to 1 is wanted");
+        refused("factor", factor(value), &want);
+    }
 }

@@ -226,6 +226,48 @@ fn damaged_files_are_refused() {
     assert_eq!(refused(&[&whole[..17], &[b' '; 5000]].concat()), foreign);
 }
 
+/// A file whose checksums are right may still hold what no teacher says.
+#[test]
+fn targets_that_are_no_probabilities_are_refused() {
+    let (folder, path) = made(7);
+    let (text, output) = (texts(), folder.path().join("output"));
+    let options = options(Some((&path, 7)));
+    let whole = std::fs::read(&path).unwrap();
+    let header = whole.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(1).unwrap().0 + 1;
+    let (window, end) = (32 * (7 * 4 + 4), header + 16 * 32 * (7 * 4 + 4));
+    let refused = |at: usize, bytes: &[u8]| {
+        let mut file = whole.clone();
+        file[header + at..header + at + bytes.len()].copy_from_slice(bytes);
+        let of = [&file[..header], &0u64.to_le_bytes(), &file[header..end]].concat();
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(&of);
+        file[end..end + 32].copy_from_slice(&digest);
+        std::fs::write(&path, file).unwrap();
+        let (result, _) = learn("qwen3", &output, (&text, &options), None, |_| false);
+        assert!(!output.exists());
+        let error = result.unwrap_err().to_string();
+        let begin = format!("learning: {} is damaged: window ", path.display());
+        error.strip_prefix(&begin).unwrap_or_else(|| panic!("{error}")).split_once(": ").unwrap().1.to_owned()
+    };
+    // The third token of the first window in the file: its ids, its logarithms (NaN, infinity and 1 in f16), and the rest's.
+    let (ids, ln_p, ln_rest) = (2 * 7 * 2, 32 * 7 * 2 + 2 * 7 * 2, 32 * 7 * 4 + 2 * 4);
+    assert!(ln_rest + 4 <= window);
+    assert!(refused(ids, &[0xff, 0xff]).starts_with("token id 65535 is in no vocabulary of "));
+    assert_eq!(refused(ln_p, &[0x00, 0x7e]), "the probabilities of token 2 sum to NaN");
+    assert_eq!(refused(ln_p, &[0x00, 0x7c]), "the probabilities of token 2 sum to inf");
+    let sum: f64 = refused(ln_p, &[0x00, 0x3c]).rsplit_once(' ').unwrap().1.parse().unwrap();
+    assert!((2.7..3.8).contains(&sum), "{sum}");
+    assert_eq!(refused(ln_rest, &f32::NAN.to_le_bytes()), "the probabilities of token 2 sum to NaN");
+}
+
+#[test]
+fn a_file_of_targets_is_a_regular_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, output) = (folder.path().join("targets"), folder.path().join("output"));
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let (result, _) = learn("qwen3", &output, (&texts(), &options(Some((&path, 7)))), None, |_| false);
+    assert_eq!(result.unwrap_err().to_string(), format!("{}: not a regular file", path.display()));
+}
+
 #[test]
 fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
     let (folder, path) = made(7);

@@ -1,13 +1,15 @@
 //! What `quantize` learns from, and what it says of it.
 
 use crate::options::at_least_one;
+use crate::paths::Paths;
 use crate::{Failure, habits, out};
-use lowbit::{ChatTemplate, Checkpoint, Tokenizer};
+use lowbit::{ChatTemplate, Checkpoint, FileError, Tokenizer};
 use lowbit_files::shown;
+use lowbit_files::staging::{Content, open_to_write};
 use lowbit_quantize::{BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Targets};
 use serde_json::{Map, Value};
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -111,11 +113,6 @@ impl LearnArguments {
         Some(options)
     }
 
-    /// Whether a run goes on that was interrupted.
-    pub fn resumes(&self) -> bool {
-        self.resume
-    }
-
     /// What is done with the state of an earlier run.
     pub fn found(&self, replace: bool) -> Found {
         match (self.resume, replace) {
@@ -125,30 +122,40 @@ impl LearnArguments {
         }
     }
 
-    /// The file that each step is written to, which must be new unless it may be replaced or the run goes on.
-    pub fn log(&self, replace: bool) -> Result<Option<Log>, Failure> {
-        let Some(path) = &self.log else { return Ok(None) };
-        let earlier = match std::fs::read_to_string(path) {
-            Ok(text) if self.resume => text,
-            Err(error) if self.resume && error.kind() != ErrorKind::NotFound => {
-                return Err(failed(path, &error));
-            }
-            _ => String::new(),
-        };
-        let file = match self.resume || replace {
-            true => File::options().write(true).create(true).truncate(!self.resume).open(path),
-            false => File::create_new(path),
-        };
-        let file = file.map_err(|error| failed(path, &error))?;
-        Ok(Some(Log { file, path: path.clone(), earlier: Some(earlier), start: Instant::now(), before: 0.0 }))
+    /// Adds the files that these flags name, and the `state`.
+    pub fn add_paths(&self, paths: &mut Paths, state: &Path) {
+        let Self { data, targets, log, .. } = self;
+        data.iter().for_each(|data| paths.input("--data", data));
+        targets.iter().for_each(|targets| paths.staged("--targets", targets));
+        log.iter().for_each(|log| paths.output("--log", log));
+        if self.learn.is_some() {
+            paths.staged("the state of learning", state);
+        }
     }
 
-    /// Removes a log without steps: of a run that was refused.
-    pub fn remove_log(&self) {
-        if let Some(path) = &self.log {
-            // The run's own error is the one to tell.
-            let _ = std::fs::remove_file(path);
+    /// The file that each step is written to, which must be new unless it is a log that may be replaced or that the run goes on with.
+    /// Nothing is written before the first step.
+    pub fn log(&self, replace: bool) -> Result<Option<Log>, Failure> {
+        let Some(path) = &self.log else { return Ok(None) };
+        let (mut file, is_new) = match File::create_new(path) {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && (self.resume || replace) => {
+                let file = open_to_write(path)?;
+                LOG.check_file(&file, path)?;
+                (file, false)
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                return Err(FileError::Exists { path: path.clone() }.into());
+            }
+            Err(error) => return Err(failed(path, &error)),
+        };
+        let mut earlier = String::new();
+        if self.resume {
+            let read = file.rewind().and_then(|()| file.read_to_string(&mut earlier));
+            read.map_err(|error| failed(path, &error))?;
         }
+        let (path, start) = (path.clone(), Instant::now());
+        Ok(Some(Log { file, path, is_new, earlier: Some(earlier), start, before: 0.0 }))
     }
 }
 
@@ -160,6 +167,8 @@ fn failed(path: &Path, problem: &dyn std::fmt::Display) -> Failure {
 pub struct Log {
     file: File,
     path: PathBuf,
+    /// Whether there was no such file.
+    is_new: bool,
     /// What the file said before, until the first step: of a run that goes on, the steps before that stay.
     earlier: Option<String>,
     start: Instant,
@@ -169,6 +178,7 @@ pub struct Log {
 
 /// The block is empty where the whole model learns.
 const HEADER: &str = "step,block,loss,held_out,tokens,seconds";
+const LOG: Content = Content { name: "a log of learning", begins: HEADER.as_bytes() };
 
 impl Log {
     /// # Errors
@@ -184,13 +194,22 @@ impl Log {
         self.line(&format!("{step},{block},{loss},{validation},{tokens},{seconds:.3}"))
     }
 
+    /// Removes the file again where there were no steps: of a run that was refused.
+    pub fn remove_if_unused(&self) {
+        if self.is_new && self.earlier.is_some() {
+            // The run's own error is the one to tell.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
     /// Writes what stays of an earlier run: all before `step`.
     fn begin(&mut self, earlier: &str, step: u32) -> Result<(), Failure> {
         let mut lines = earlier.lines();
         if lines.next().is_some_and(|line| line != HEADER) {
             return Err(failed(&self.path, &"is no log of learning that could be gone on with"));
         }
-        self.file.set_len(0).map_err(|error| failed(&self.path, &error))?;
+        let emptied = self.file.set_len(0).and_then(|()| self.file.rewind());
+        emptied.map_err(|error| failed(&self.path, &error))?;
         self.line(HEADER)?;
         let column = |line: &str, i: usize| line.split(',').nth(i).and_then(|x| x.parse::<f64>().ok());
         for line in lines.take_while(|line| column(line, 0).is_some_and(|earlier| earlier < step.into())) {

@@ -83,7 +83,7 @@ impl Arguments {
     }
 
     fn stage(&self, plot: &Path) -> Result<Staged, FileError> {
-        Staged::file(plot, if self.force { Existing::Replace } else { Existing::Refuse })
+        Staged::file(plot, if self.force { Existing::Replace(plot::CONTENT) } else { Existing::Refuse })
     }
 }
 

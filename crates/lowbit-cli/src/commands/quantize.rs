@@ -1,8 +1,10 @@
 use super::learn::{self, LearnArguments};
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::ModelOptions;
+use crate::paths::Paths;
 use crate::{Failure, out, progress};
 use lowbit_files::Checkpoint;
+use lowbit_files::staging::beside;
 use lowbit_quantize::{
     Budget, Data, GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule,
     Saving, Summary, allocate_bits, quantize, quantize_and_learn, quantize_to_gguf,
@@ -48,6 +50,20 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// Where the state of learning is.
+    fn state(&self) -> PathBuf {
+        beside(&self.output, STATE)
+    }
+
+    /// Checks that what is written is no file of another argument.
+    fn check_paths(&self, checkpoint: &Checkpoint) -> Result<(), Failure> {
+        let mut paths = Paths::default();
+        paths.staged("--output", &self.output);
+        paths.checkpoint("--model", checkpoint);
+        self.learn.add_paths(&mut paths, &self.state());
+        paths.check()
+    }
+
     /// For a mode of MLX's.
     fn options(&self) -> QuantizeOptions {
         let mut options = QuantizeOptions::for_mode(self.format.to_lowercase())
@@ -127,12 +143,12 @@ impl Arguments {
         options.activations = self.model.activations();
         let gguf = self.gguf_options()?;
         let (device, mut log) = (self.model.device()?, self.learn.log(self.force)?);
-        let state = [self.output.as_os_str(), STATE.as_ref()].join("".as_ref());
-        let saving = Saving { path: state.as_ref(), found: self.learn.found(self.force) };
+        let state = self.state();
+        let saving = Saving { path: &state, found: self.learn.found(self.force) };
         let learning = Learning { data, options: &options, device: &device, saving: Some(saving) };
         let bar = progress::bar("rounding", 0);
         let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
-        let (mut learned, mut steps_done) = (0, 0);
+        let mut learned = 0;
         let progress = |progress: Progress<'_>| {
             match progress {
                 Progress::Targets(done, all) => {
@@ -141,15 +157,16 @@ impl Arguments {
                     bar.set_position(done as u64);
                 }
                 Progress::Tensors(done, all) => {
+                    interrupts.pass_to(Doing::Saving);
                     bar.set_length(all as u64);
                     bar.set_position(done as u64);
                     start = Instant::now();
                 }
                 Progress::Learning(done) => {
+                    interrupts.pass_to(Doing::Learning);
                     let LearnProgress { step, steps, block, loss, step_tokens, .. } = *done;
                     bar.set_length(steps.into());
                     bar.set_position(step.into());
-                    steps_done = step;
                     learned += step_tokens;
                     speed = learned as f64 / start.elapsed().as_secs_f64();
                     let block = block.map(|(block, of)| format!("block {block}/{of}, ")).unwrap_or_default();
@@ -164,8 +181,8 @@ impl Arguments {
             Some(gguf) => quantize_to_gguf_and_learn(checkpoint, &self.output, &gguf, learning, progress),
         };
         bar.finish_and_clear();
-        if result.is_err() && steps_done == 0 && !self.learn.resumes() {
-            self.learn.remove_log();
+        if let (Err(_), Some(log)) = (&result, &log) {
+            log.remove_if_unused();
         }
         if let Some(failure) = failure {
             return Err(failure);
@@ -182,6 +199,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     interrupts.enter(Doing::Saving);
     let checkpoint = arguments.model.open()?;
+    arguments.check_paths(&checkpoint)?;
     let start = Instant::now();
     let data = arguments.learn.data(&checkpoint)?;
     let result = match arguments.options_within(&checkpoint, data.as_ref(), &interrupts)? {

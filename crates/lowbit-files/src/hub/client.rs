@@ -170,6 +170,9 @@ impl Client {
             }
         }
         let message = message.body(()).map_err(|error| error.to_string())?;
+        // ureq looks names up on a thread of its own, and panics where there is none to be had.
+        let thread = std::thread::Builder::new().spawn(|| ());
+        thread.map_err(|error| format!("no thread can be started ({error})"))?;
         let least = self.limits.pace as f64 / self.limits.window.as_secs_f64().max(1e-3);
         let seconds =
             Duration::try_from_secs_f64(request.bytes as f64 / least.max(1.0)).unwrap_or(Duration::MAX);
@@ -267,12 +270,14 @@ const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Counts attempts and pauses between them.
 pub(super) struct Attempts {
     made: u32,
+    /// When the last byte arrived, or the first attempt was begun.
+    heard: Instant,
     limits: HubLimits,
 }
 
 impl Attempts {
     pub fn new(limits: HubLimits) -> Self {
-        Self { made: 0, limits }
+        Self { made: 0, heard: Instant::now(), limits }
     }
 
     /// Resets the count: much has arrived since the last attempt.
@@ -280,15 +285,25 @@ impl Attempts {
         self.made = 0;
     }
 
+    /// Something has arrived in the last attempt.
+    pub fn heard(&mut self) {
+        self.heard = Instant::now();
+    }
+
     /// Pauses before another attempt, or gives the problem back.
     pub fn next(&mut self, problem: Problem) -> Result<(), Problem> {
         self.made += 1;
+        let limits = self.limits;
+        let pause = limits.backoff * (1 << (self.made - 1).min(6));
+        // An attempt may be as long without a byte as its answer may take, or the pause between two.
+        let silence = self.heard.elapsed() + pause + limits.answer.max(limits.idle);
         match problem {
-            Problem::Passing(text) if self.made >= self.limits.attempts => {
-                Err(Problem::Lasting(format!("{text}, in {} attempts", self.made)))
+            Problem::Passing(text) if self.made >= limits.attempts || silence > limits.silence => {
+                let times = if self.made == 1 { "attempt" } else { "attempts" };
+                Err(Problem::Lasting(format!("{text}, in {} {times}", self.made)))
             }
             Problem::Passing(_) => {
-                std::thread::sleep(self.limits.backoff * (1 << (self.made - 1).min(6)));
+                std::thread::sleep(pause);
                 Ok(())
             }
             lasting => Err(lasting),

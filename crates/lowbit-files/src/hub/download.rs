@@ -87,7 +87,11 @@ impl Transfer<'_> {
         let mut partial = Partial::open(path, remote)?;
         let (mut attempts, mut best) = (Attempts::new(self.client.limits), partial.bytes);
         let result = loop {
+            let before = partial.bytes;
             let result = self.attempt(&mut partial, remote, report).and_then(|()| partial.finish(remote));
+            if partial.bytes > before {
+                attempts.heard();
+            }
             // A hub that makes a file start over again and again gets no extra attempts for it.
             if partial.bytes >= best.saturating_add(MUCH) {
                 best = partial.bytes;

@@ -65,6 +65,8 @@ pub struct HubLimits {
     pub answer: Duration,
     /// The longest time without a byte.
     pub idle: Duration,
+    /// The longest time without a byte in all attempts together: none is begun that could take longer.
+    pub silence: Duration,
     /// In each `window`, `pace` bytes must arrive.
     pub window: Duration,
     /// See `window`.
@@ -91,8 +93,10 @@ impl Default for HubLimits {
     fn default() -> Self {
         Self {
             connect: Duration::from_secs(10),
-            answer: Duration::from_secs(30),
-            idle: Duration::from_secs(30),
+            // As huggingface_hub waits.
+            answer: Duration::from_secs(10),
+            idle: Duration::from_secs(10),
+            silence: Duration::from_secs(30),
             window: Duration::from_secs(60),
             pace: 256 << 10,
             attempts: 4,

@@ -7,25 +7,35 @@
 //! releases when the process ends, however that happens. So a second writer of the same output is refused, and what a
 //! killed one has left is recognised and removed by the next.
 
+mod regular;
 mod rename;
 #[cfg(test)]
 mod tests;
+mod unfinished;
 
 use std::fs::{File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+
 use crate::FileError;
 use crate::checkpoint::CONFIG;
+use regular::{check_regular, regular};
+use unfinished::Unfinished;
+
+pub use regular::{Content, beside, open_to_write, resolved};
+pub use unfinished::remove_unfinished;
 
 /// Whether something may have the final name already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// Nothing may.
     Refuse,
-    /// A regular file, or a directory that holds config.json and no folders, is replaced at once: at every moment the
-    /// old or the new one is whole under the name, where the file system can exchange two names.
-    Replace,
+    /// A directory that holds config.json and no folders, or a regular file that is empty or is what the [`Content`] says, is
+    /// replaced at once: at every moment the old or the new one is whole under the name, where the file system can exchange
+    /// two names.
+    Replace(Content),
 }
 
 /// Output that is being written. Dropped before [`Self::commit`], it is removed, unless it is to be [continued](Self::continued).
@@ -40,6 +50,8 @@ pub struct Staged {
     made: Vec<PathBuf>,
     /// Whether what is not finished stays for the next writer.
     stays: bool,
+    /// For [`remove_unfinished`]; none where it stays.
+    unfinished: Option<Unfinished>,
     done: bool,
 }
 
@@ -93,7 +105,10 @@ impl Staged {
         let made = make_folders(parent)?;
         let path = parent.join([name, SUFFIX.as_ref()].join("".as_ref()));
         match claim(&path, &output, kind, stays) {
-            Ok(handle) => Ok(Self { kind, existing, output, path, handle, made, stays, done: false }),
+            Ok(handle) => {
+                let unfinished = (!stays).then(|| Unfinished::add(&path, &made));
+                Ok(Self { kind, existing, output, path, handle, made, stays, unfinished, done: false })
+            }
             Err(error) => {
                 remove_folders(&made);
                 Err(error)
@@ -129,8 +144,14 @@ impl Staged {
     pub fn commit(mut self) -> Result<(), FileError> {
         self.sync()?;
         check_existing(&self.output, self.existing, self.kind)?;
+        if !is_at(&self.path, &self.handle)? {
+            return Err(refuse(&self.path, "was moved or replaced while it was written"));
+        }
+        // A program that ends meanwhile either finds it unfinished or whole under its name.
+        let listed = self.unfinished.take().map(Unfinished::lock);
         let old = rename::into_place(&self.path, &self.output, self.existing, self.kind)?;
         self.done = true;
+        drop(listed);
         let parent = self.output.parent().unwrap_or(Path::new("."));
         sync_folder(parent).map_err(FileError::io(parent))?;
         match old {
@@ -144,8 +165,10 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if !self.done && !self.stays {
-            // An error cannot be reported here; the next writer tries again.
-            let _ = remove(&self.path);
+            // An error cannot be reported here; the next writer tries again. What others have put in its place is not ours.
+            if is_at(&self.path, &self.handle).unwrap_or(false) {
+                let _ = remove(&self.path);
+            }
             remove_folders(&self.made);
         }
     }
@@ -162,16 +185,13 @@ fn check_existing(output: &Path, existing: Existing, kind: Kind) -> Result<(), F
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(FileError::io(output)(error)),
     };
-    if metadata.is_symlink() {
-        let target = std::fs::read_link(output).map_err(FileError::io(output))?;
-        let problem = format!("is a link to {}; name a new path", crate::shown(target.display()));
-        return Err(refuse(output, problem));
+    if metadata.is_symlink() || kind == Kind::File {
+        check_regular(output, &metadata)?;
     }
     match (existing, kind) {
         (Existing::Refuse, _) => Err(FileError::Exists { path: output.into() }),
-        (Existing::Replace, Kind::File) if metadata.is_file() => Ok(()),
-        (Existing::Replace, Kind::File) => Err(refuse(output, "is no regular file, and is not replaced")),
-        (Existing::Replace, Kind::Directory) => check_replaceable(output, &metadata),
+        (Existing::Replace(content), Kind::File) => content.check(output),
+        (Existing::Replace(_), Kind::Directory) => check_replaceable(output, &metadata),
     }
 }
 
@@ -237,6 +257,11 @@ fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, Fi
             Err(error) => return Err(FileError::io(path)(error)),
         };
         let handle = match open(path, kind) {
+            // A writer leaves files and directories behind, and nothing else.
+            Ok(handle) if kind == Kind::File => {
+                check_regular(path, &handle.metadata().map_err(FileError::io(path))?)?;
+                handle
+            }
             Ok(handle) => handle,
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             Err(error) => return Err(FileError::io(path)(error)),
@@ -257,7 +282,7 @@ fn claim(path: &Path, output: &Path, kind: Kind, stays: bool) -> Result<File, Fi
         if !is_at(path, &handle)? {
             continue;
         }
-        if new || stays && handle.metadata().map_err(FileError::io(path))?.is_file() {
+        if new || stays {
             return Ok(handle);
         }
         remove(path).map_err(FileError::io(path))?;
@@ -274,7 +299,6 @@ fn create(path: &Path, kind: Kind) -> io::Result<()> {
 
 /// Opens what is at `path` itself, not what it links to.
 fn open(path: &Path, kind: Kind) -> io::Result<File> {
-    use rustix::fs::{Mode, OFlags};
     // Does not block if it is a FIFO.
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let kind = match kind {
@@ -316,10 +340,13 @@ fn sync_files(folder: &Path) -> Result<(), FileError> {
     for entry in std::fs::read_dir(folder).map_err(FileError::io(folder))? {
         let entry = entry.map_err(FileError::io(folder))?;
         let path = entry.path();
-        if entry.file_type().map_err(FileError::io(&path))?.is_dir() {
+        let kind = entry.file_type().map_err(FileError::io(&path))?;
+        if kind.is_dir() {
             sync_files(&path)?;
+            File::open(&path).and_then(|folder| folder.sync_all()).map_err(FileError::io(&path))?;
+        } else {
+            regular(&path, OFlags::RDONLY)?.sync_all().map_err(FileError::io(&path))?;
         }
-        File::open(&path).and_then(|file| file.sync_all()).map_err(FileError::io(&path))?;
     }
     Ok(())
 }

@@ -15,6 +15,16 @@ pub(super) struct Old {
     _handle: File,
 }
 
+impl Old {
+    /// What `handle` is of, now at `path`: nothing else is removed.
+    fn new(path: PathBuf, handle: File) -> Result<Self, FileError> {
+        match is_at(&path, &handle)? {
+            true => Ok(Self { path, _handle: handle }),
+            false => Err(refuse(&path, "is not what was replaced, and stays")),
+        }
+    }
+}
+
 /// Renames `staged` to `output`. A directory that was there is returned, to be removed.
 pub(super) fn into_place(
     staged: &Path,
@@ -22,7 +32,7 @@ pub(super) fn into_place(
     existing: Existing,
     kind: Kind,
 ) -> Result<Option<Old>, FileError> {
-    if existing == Existing::Replace && kind == Kind::File {
+    if matches!(existing, Existing::Replace(_)) && kind == Kind::File {
         // What rename does anyway.
         return std::fs::rename(staged, output).map_err(FileError::io(output)).map(|()| None);
     }
@@ -41,10 +51,10 @@ pub(super) fn into_place(
         return Err(refuse(output, "was replaced by another process"));
     }
     match exchange(staged, output) {
-        Ok(()) => Ok(Some(Old { path: staged.into(), _handle: handle })),
+        Ok(()) => Old::new(staged.into(), handle).map(Some),
         Err(error) if is_unsupported(&error) => {
             aside_then_in(staged, output)?;
-            Ok(Some(Old { path: aside(staged), _handle: handle }))
+            Old::new(aside(staged), handle).map(Some)
         }
         Err(error) => Err(FileError::io(output)(error)),
     }

@@ -39,7 +39,7 @@ fn what_is_not_committed_leaves_nothing() {
     let staged = Staged::directory(&folder.path().join("a/b/model"), Existing::Refuse).unwrap();
     fill(staged.path(), "new");
     drop(staged);
-    drop(Staged::file(&folder.path().join("c/model.gguf"), Existing::Replace).unwrap());
+    drop(Staged::file(&folder.path().join("c/model.gguf"), Existing::Replace(Content::CHECKPOINT)).unwrap());
     assert_eq!(names(folder.path()), [""; 0]);
 }
 
@@ -47,7 +47,7 @@ fn what_is_not_committed_leaves_nothing() {
 fn a_file_is_seen_when_it_is_whole() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("model.gguf");
-    for (existing, text) in [(Existing::Refuse, "one"), (Existing::Replace, "two")] {
+    for (existing, text) in [(Existing::Refuse, "one"), (Existing::Replace(Content::CHECKPOINT), "two")] {
         let mut staged = Staged::file(&output, existing).unwrap();
         staged.file_handle().write_all(text.as_bytes()).unwrap();
         staged.commit().unwrap();
@@ -86,7 +86,7 @@ fn what_is_continued_stays_until_it_is_whole() {
 fn one_writer_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("model");
-    for existing in [Existing::Refuse, Existing::Replace] {
+    for existing in [Existing::Refuse, Existing::Replace(Content::CHECKPOINT)] {
         let first = Staged::directory(&output, existing).unwrap();
         fill(first.path(), "first");
         let message = Staged::directory(&output, existing).unwrap_err().to_string();
@@ -113,7 +113,8 @@ fn leftovers_of_the_dead_are_removed() {
             0 => std::fs::write(&left, "mine").unwrap(),
             _ => symlink(&output, &left).unwrap(),
         }
-        let message = Staged::directory(&folder.path().join("model"), Existing::Replace).unwrap_err();
+        let message = Staged::directory(&folder.path().join("model"), Existing::Replace(Content::CHECKPOINT))
+            .unwrap_err();
         assert!(message.to_string().contains("model"), "{message}");
         std::fs::remove_file(&left).unwrap();
     }
@@ -126,7 +127,7 @@ fn replacing_exchanges_the_names() {
     std::fs::create_dir(&output).unwrap();
     fill(&output, "old");
     assert!(matches!(Staged::directory(&output, Existing::Refuse), Err(FileError::Exists { .. })));
-    let staged = Staged::directory(&output, Existing::Replace).unwrap();
+    let staged = Staged::directory(&output, Existing::Replace(Content::CHECKPOINT)).unwrap();
     fill(staged.path(), "new");
     assert_eq!(content(&output), "old");
     staged.commit().unwrap();
@@ -144,7 +145,7 @@ fn the_name_may_be_taken_in_the_meantime() {
     assert_eq!(names(folder.path()), ["model"]);
     // Or may have become what is not replaced.
     fill(&output, "old");
-    let staged = Staged::directory(&output, Existing::Replace).unwrap();
+    let staged = Staged::directory(&output, Existing::Replace(Content::CHECKPOINT)).unwrap();
     std::fs::create_dir(output.join("photos")).unwrap();
     assert!(matches!(staged.commit(), Err(FileError::Output { .. })));
     assert_eq!(content(&output), "old");
@@ -155,7 +156,8 @@ fn only_checkpoints_are_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("model");
     let refused = |want: &str| {
-        let message = Staged::directory(&output, Existing::Replace).unwrap_err().to_string();
+        let message =
+            Staged::directory(&output, Existing::Replace(Content::CHECKPOINT)).unwrap_err().to_string();
         assert!(message.contains(want), "{message}");
         assert_eq!(names(folder.path()), ["model"]);
     };
@@ -172,7 +174,9 @@ fn only_checkpoints_are_replaced() {
     std::fs::create_dir(output.join("photos")).unwrap();
     refused("holds a folder, photos");
     for none in [".", "..", "/", "a/..", ""] {
-        let message = Staged::directory(Path::new(none), Existing::Replace).unwrap_err().to_string();
+        let message = Staged::directory(Path::new(none), Existing::Replace(Content::CHECKPOINT))
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("is no name for something new"), "{message}");
     }
     let below = folder.path().join("model/letter.txt/new");
@@ -196,5 +200,98 @@ fn many_at_once_make_one() {
         assert_eq!(won, 1);
         assert_eq!(names(folder.path()), ["model"]);
         std::fs::remove_dir_all(&output).unwrap();
+    }
+}
+
+/// Whether there is a FIFO now under this name.
+fn fifo(path: &Path) {
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[test]
+fn outputs_are_regular_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("file");
+    let refused = |existing, want: &str| {
+        for staged in [Staged::file(&output, existing), Staged::continued(&output, existing)] {
+            let message = staged.unwrap_err().to_string();
+            assert!(message.contains(want), "{message}");
+        }
+    };
+    for existing in [Existing::Refuse, Existing::Replace(Content::GGUF)] {
+        fifo(&output);
+        refused(existing, "file: is a FIFO; an output is a regular file");
+        std::fs::remove_file(&output).unwrap();
+        // What lies under the name that it has meanwhile is nobody's leftover, and stays.
+        let partial = folder.path().join("file.lowbit-partial");
+        fifo(&partial);
+        refused(existing, "file.lowbit-partial: is a FIFO; an output is a regular file");
+        std::fs::remove_file(&partial).unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(&output).unwrap();
+        refused(existing, "file: is a socket; an output is a regular file");
+        drop(socket);
+        std::fs::remove_file(&output).unwrap();
+        symlink("/dev/full", &output).unwrap();
+        refused(existing, "file: is a link to /dev/full; name a new path");
+        std::fs::remove_file(&output).unwrap();
+    }
+    let message = open_to_write(Path::new("/dev/full")).unwrap_err().to_string();
+    assert!(message.contains("/dev/full: is a device; an output is a regular file"), "{message}");
+    // In a directory, nobody waits for it either.
+    let staged = Staged::directory(&folder.path().join("model"), Existing::Refuse).unwrap();
+    fifo(&staged.path().join("config.json"));
+    let message = staged.commit().unwrap_err().to_string();
+    assert!(message.contains("config.json: is a FIFO"), "{message}");
+    assert_eq!(names(folder.path()), [""; 0]);
+}
+
+#[test]
+fn only_files_of_the_same_kind_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("file");
+    let replace = || Staged::file(&output, Existing::Replace(Content::GGUF));
+    for (before, replaced) in [("", true), ("GGUF and more", true), ("GGU", false), ("a letter", false)] {
+        std::fs::write(&output, before).unwrap();
+        match replace() {
+            Ok(staged) => staged.commit().unwrap(),
+            Err(error) => {
+                let message = error.to_string();
+                assert!(message.ends_with("file: is not a GGUF file, and is not replaced"), "{message}");
+            }
+        }
+        let after = if replaced { "" } else { before };
+        assert_eq!(std::fs::read_to_string(&output).unwrap(), after, "{before}");
+    }
+    // Or was written meanwhile.
+    std::fs::write(&output, "GGUF").unwrap();
+    let staged = replace().unwrap();
+    std::fs::write(&output, "a letter").unwrap();
+    assert!(matches!(staged.commit(), Err(FileError::Output { .. })));
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "a letter");
+}
+
+#[test]
+fn only_what_was_made_is_renamed_and_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("model");
+    for commits in [true, false] {
+        let staged = Staged::directory(&output, Existing::Refuse).unwrap();
+        let partial = staged.path().to_path_buf();
+        std::fs::rename(&partial, folder.path().join("moved")).unwrap();
+        std::fs::create_dir(&partial).unwrap();
+        fill(&partial, "another's");
+        if commits {
+            let message = staged.commit().unwrap_err().to_string();
+            assert!(
+                message.contains("model.lowbit-partial: was moved or replaced while it was written"),
+                "{message}"
+            );
+        } else {
+            drop(staged);
+        }
+        assert_eq!(content(&partial), "another's");
+        assert_eq!(names(folder.path()), ["model.lowbit-partial", "moved"]);
+        std::fs::remove_dir_all(&partial).unwrap();
+        std::fs::remove_dir(folder.path().join("moved")).unwrap();
     }
 }

@@ -127,7 +127,7 @@ impl DryRun {
         std::thread::scope(|scope| {
             for _ in 0..driver.compilers().clamp(1, count) {
                 let (send, next, tasks) = (send.clone(), &next, &tasks);
-                scope.spawn(move || {
+                let work = move || {
                     while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let kernel = lock(task).take().expect("each is taken once");
                         // Nobody listens after an error, and then no other kernel is begun.
@@ -135,7 +135,12 @@ impl DryRun {
                             return;
                         }
                     }
-                });
+                };
+                if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, work) {
+                    // Those that were spawned stop after the kernel that each is at.
+                    next.store(tasks.len(), Ordering::Relaxed);
+                    return Err(KernelError::ThreadPool(error));
+                }
             }
             drop(send);
             // `done` moves in, so that it is dropped at an error, while threads may still send.

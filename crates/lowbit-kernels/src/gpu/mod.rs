@@ -74,6 +74,22 @@ pub use encoder::{Gpu, Pass};
 #[cfg(feature = "vulkan")]
 pub use vulkan::VulkanOptions;
 
+/// Starts the threads that repack weights: where that fails, using them would panic.
+///
+/// # Errors
+/// [`KernelError::ThreadPool`](crate::KernelError::ThreadPool).
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
+pub(crate) fn start_threads() -> Result<(), crate::KernelError> {
+    use std::error::Error;
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        // That the threads are there already has no source.
+        Err(error) if error.source().is_some() => {
+            Err(crate::KernelError::ThreadPool(std::io::Error::other(error)))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A GPU and its queue. This build has none: the features `cuda`, `vulkan` and `metal` compile them in.
 #[cfg(not(feature = "gpu"))]
 #[derive(Clone, Debug)]

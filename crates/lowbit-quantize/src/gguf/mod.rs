@@ -11,7 +11,7 @@ use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::gguf::{Metadata, Value, Writer};
-use lowbit_files::staging::Staged;
+use lowbit_files::staging::{Content, Staged};
 use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer};
 use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
@@ -95,7 +95,7 @@ pub fn quantize_to_gguf_and_learn(
     learning: Learning<'_>,
     mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<(Summary, LearnReport), QuantizeError> {
-    learning.options.check()?;
+    learning.check()?;
     let plan = Plan::new(checkpoint, output, options)?;
     let teacher = Teacher::load(checkpoint, learning, |done, all| progress(Progress::Targets(done, all)))?;
     let mut staged = plan.stage(output)?;
@@ -141,7 +141,7 @@ impl<'a> Plan<'a> {
 
     /// The place where it is written before it gets its name.
     fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
-        Ok(Staged::file(output, output_path::existing(self.options.replace))?)
+        Ok(Staged::file(output, output_path::existing(self.options.replace, Content::GGUF))?)
     }
 
     /// The values of a module's weight, before they are rounded.
@@ -208,8 +208,7 @@ impl Job {
             (Self::Encode(tensor, format), None) => tensor.encode(*format),
             (Self::Encode(tensor, format), Some(learned)) => tensor.encoded(*format, learned),
         };
-        let Encoded { components, loss } =
-            encoded.map_err(|error| QuantizeError::Encode { name: self.name().into(), error })?;
+        let Encoded { components, loss } = encoded?;
         // GGML's types have one component.
         Ok((Cow::Owned(components.into_iter().next().unwrap_or_default()), loss))
     }

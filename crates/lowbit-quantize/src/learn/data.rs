@@ -96,6 +96,28 @@ impl Order {
         Self { random, rest, count }
     }
 
+    /// Checks that these are windows of `windows`, each at most once.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self, windows: usize) -> Result<(), String> {
+        let Self { rest, count, .. } = self;
+        if *count != windows {
+            return Err(format!(
+                "it has an order of {count} windows, but the data has {windows} to learn from"
+            ));
+        }
+        let mut seen = vec![false; windows];
+        for &window in rest {
+            let seen = seen.get_mut(window);
+            let seen = seen.ok_or_else(|| format!("window {window} is to come, but there are {windows}"))?;
+            if std::mem::replace(seen, true) {
+                return Err(format!("window {window} is to come twice before the others"));
+            }
+        }
+        Ok(())
+    }
+
     fn below(&mut self, n: usize) -> usize {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;

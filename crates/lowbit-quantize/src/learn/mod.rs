@@ -162,6 +162,19 @@ pub struct Learning<'a> {
     pub saving: Option<Saving<'a>>,
 }
 
+impl Learning<'_> {
+    /// Checks all that can be checked before anything is computed.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Learn`] for numbers that nothing can be learned with, and for a state that must not be there;
+    /// [`QuantizeError::File`] for a state and targets that are no regular files, or another's.
+    pub(crate) fn check(&self) -> Result<(), QuantizeError> {
+        self.options.check()?;
+        self.options.targets.as_ref().map_or(Ok(()), Targets::check)?;
+        self.saving.map_or(Ok(()), |saving| saving.resumes().map(drop))
+    }
+}
+
 /// What [`quantize_and_learn`](crate::quantize_and_learn) and [`quantize_to_gguf_and_learn`](crate::quantize_to_gguf_and_learn) say while they work.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {

@@ -46,8 +46,9 @@ impl<'a, P: FnMut(&LearnProgress) -> ControlFlow<()>> Run<'a, P> {
     ) -> Result<Self, QuantizeError> {
         let identity = Identity::new(learning.options, learning.data, rounded, targets);
         let blocks = if learning.options.by_block { blocks } else { 0 };
+        let steps = learning.options.for_blocks().steps;
         let mut saved = learning.saving.map(|saving| saving.load(&identity)).transpose()?.flatten();
-        let finished = saved.as_mut().map(|saved| saved.finished(rounded, blocks)).transpose()?;
+        let finished = saved.as_mut().map(|saved| saved.finished(rounded, (blocks, steps))).transpose()?;
         Ok(Self { learning, blocks, identity, saved, finished: finished.unwrap_or_default(), progress })
     }
 
@@ -76,8 +77,9 @@ impl<'a, P: FnMut(&LearnProgress) -> ControlFlow<()>> Run<'a, P> {
         mut trainer: Trainer<'_, impl Objective>,
         rounded: Option<Weights>,
     ) -> Result<Position, QuantizeError> {
-        let saved =
-            self.saved.take().map(|saved| saved.position(&mut trainer.weights)).transpose()?.flatten();
+        let of = (trainer.objective.windows(), trainer.options.steps);
+        let saved = self.saved.take().map(|saved| saved.position(&mut trainer.weights, of)).transpose()?;
+        let saved = saved.flatten();
         let mut position = saved.map_or_else(|| trainer.start(rounded), Ok)?;
         // A block may have nothing to learn.
         while !trainer.weights.is_empty() && position.step < trainer.options.steps {

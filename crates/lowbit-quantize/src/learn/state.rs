@@ -15,7 +15,7 @@ use super::trainer::{Position, Weights};
 use super::{BlockReport, Data, LearnOptions, LearnedWeight};
 use crate::QuantizeError;
 use lowbit_files::shown_path;
-use lowbit_files::staging::{Existing, Staged};
+use lowbit_files::staging::{Content, Existing, Staged};
 use lowbit_kernels::{QuantizedTensor, Tensor};
 use lowbit_models::tape::Named;
 use serde_json::{Map, Value, json};
@@ -26,6 +26,8 @@ use std::path::Path;
 
 const MAGIC: &[u8] = b"lowbit learning 3\n";
 const DIGEST: usize = 32;
+/// States of all versions.
+const CONTENT: Content = Content { name: "the state of learning", begins: b"lowbit learning " };
 
 /// Where a run of learning saves its state: after each block that learned by itself, after each validation of the whole model, and when it is
 /// stopped.
@@ -115,17 +117,11 @@ impl<'a> Saving<'a> {
     /// # Errors
     /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another run.
     pub(super) fn load(&self, identity: &Identity) -> Result<Option<Saved<'a>>, QuantizeError> {
-        let bytes = match std::fs::read(self.path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(QuantizeError::Io { path: self.path.to_path_buf(), error }),
-            Ok(_) if self.found == Found::Replace => return Ok(None),
-            Ok(_) if self.found == Found::Refuse => {
-                return Err(
-                    self.refuse("is the state of a run that was interrupted: resume that one, or replace it")
-                );
-            }
-            Ok(bytes) => bytes,
-        };
+        if !self.resumes()? {
+            return Ok(None);
+        }
+        let read = std::fs::read(self.path);
+        let bytes = read.map_err(|error| QuantizeError::Io { path: self.path.to_path_buf(), error })?;
         let damaged = || self.refuse("is damaged");
         let (content, digest) =
             bytes.split_at_checked(bytes.len().wrapping_sub(DIGEST)).ok_or_else(damaged)?;
@@ -143,6 +139,24 @@ impl<'a> Saving<'a> {
         Ok(Some(Saved { saving: *self, header, numbers, read: 0 }))
     }
 
+    /// Whether there is a state that the run goes on from.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Learn`] for a state that must not be there; [`QuantizeError::File`] for what is no regular file, or another's.
+    pub(super) fn resumes(&self) -> Result<bool, QuantizeError> {
+        match std::fs::symlink_metadata(self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            _ => CONTENT.check(self.path)?,
+        }
+        match self.found {
+            Found::Replace => Ok(false),
+            Found::Refuse => {
+                Err(self.refuse("is the state of a run that was interrupted: resume that one, or replace it"))
+            }
+            Found::Resume => Ok(true),
+        }
+    }
+
     /// Writes the state, so that the one before is there until this one is whole.
     pub(super) fn save(
         &self,
@@ -150,7 +164,7 @@ impl<'a> Saving<'a> {
         finished: &Finished,
         phase: Option<(&Weights, &Position)>,
     ) -> Result<(), QuantizeError> {
-        let mut staged = Staged::file(self.path, Existing::Replace)?;
+        let mut staged = Staged::file(self.path, Existing::Replace(CONTENT))?;
         let mut out = Hashed { out: BufWriter::new(staged.file_handle()), digest: Sha256::new() };
         let position = phase.map(|(_, position)| position.to_json());
         let header = json!({ "run": identity.0, "finished": finished.to_json(), "position": position });
@@ -199,19 +213,21 @@ pub(super) struct Saved<'a> {
 }
 
 impl Saved<'_> {
-    /// What the run had finished; `blocks` is how many there may be. To be asked for first.
+    /// What the run had finished: at most so many blocks, of so many steps each. To be asked for first.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for a damaged state.
     pub fn finished(
         &mut self,
         rounded: &[Named<QuantizedTensor>],
-        blocks: usize,
+        (blocks, steps): (usize, u32),
     ) -> Result<Finished, QuantizeError> {
         let mut numbers = &self.numbers[self.read..];
         let finished = Finished::read(&self.header["finished"], &mut numbers, rounded);
         let left = numbers.len();
-        let finished = finished.filter(|finished| finished.blocks.len() <= blocks);
+        let of_steps = |block: &BlockReport| block.best_step <= steps && block.went_back <= steps;
+        let finished =
+            finished.filter(|done| done.blocks.len() <= blocks && done.blocks.iter().all(of_steps));
         self.read = self.numbers.len() - left;
         finished.ok_or_else(|| self.saving.refuse("is damaged"))
     }
@@ -220,8 +236,12 @@ impl Saved<'_> {
     /// the saved ones.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a damaged state.
-    pub fn position(self, weights: &mut Weights) -> Result<Option<Position>, QuantizeError> {
+    /// [`QuantizeError::Learn`] for a damaged state, and one that cannot be of a run of `steps` over so many `windows`.
+    pub fn position(
+        self,
+        weights: &mut Weights,
+        (windows, steps): (usize, u32),
+    ) -> Result<Option<Position>, QuantizeError> {
         let damaged = || self.saving.refuse("is damaged");
         let (mut numbers, json) = (&self.numbers[self.read..], &self.header["position"]);
         if json.is_null() {
@@ -231,8 +251,11 @@ impl Saved<'_> {
         for (latest, best) in weights.values_mut().zip(best.values_mut()) {
             latest.read(&mut numbers).and_then(|()| best.read(&mut numbers)).ok_or_else(damaged)?;
         }
-        let position = Position::from_json(json, best).filter(|_| numbers.is_empty());
-        position.map(Some).ok_or_else(damaged)
+        let position = Position::from_json(json, best).filter(|_| numbers.is_empty()).ok_or_else(damaged)?;
+        position
+            .check(windows, steps)
+            .map_err(|problem| self.saving.refuse(&format!("is damaged: {problem}")))?;
+        Ok(Some(position))
     }
 }
 
@@ -345,6 +368,23 @@ impl Position {
             went_back: small("went_back")?,
         })
     }
+
+    /// Checks what the steps to come rely on.
+    fn check(&self, windows: usize, steps: u32) -> Result<(), String> {
+        let Self { step, best_step, went_back, factor, order, .. } = self;
+        order.check(windows)?;
+        if *step > steps || best_step > step || went_back > step {
+            return Err(format!(
+                "it is at step {step} of {steps}, was best at step {best_step}, and went back {went_back} times"
+            ));
+        }
+        match *factor > 0.0 && *factor <= 1.0 {
+            true => Ok(()),
+            false => Err(format!(
+                "its rates are multiplied by {factor}, but a factor above 0 and up to 1 is wanted"
+            )),
+        }
+    }
 }
 
 impl Order {
@@ -357,7 +397,6 @@ impl Order {
         let number = |json: &Value| json.as_u64().and_then(|x| usize::try_from(x).ok());
         let rest = json["rest"].as_array()?.iter().map(number).collect::<Option<Vec<_>>>()?;
         let count = number(&json["count"])?;
-        let random = json["random"].as_u64()?;
-        rest.iter().all(|&i| i < count).then(|| Self::from_parts((random, rest, count)))
+        Some(Self::from_parts((json["random"].as_u64()?, rest, count)))
     }
 }

@@ -223,6 +223,22 @@ fn hasty() -> Sandbox {
     sandbox
 }
 
+#[test]
+fn a_hub_that_says_nothing_is_not_asked_again_and_again() {
+    let mut sandbox = hasty();
+    (sandbox.limits.attempts, sandbox.limits.silence) = (100, Duration::from_millis(500));
+    let (message, _) = attack(&sandbox, |_, reply| {
+        std::thread::sleep(Duration::from_secs(2));
+        reply
+    });
+    // Another attempt could end 600 ms after the first began.
+    assert!(message.contains("no answer in 300ms, in 1 attempt"), "{message}");
+    let limits = crate::HubLimits::default();
+    assert!(limits.silence <= Duration::from_secs(30));
+    // Looking up a name, and connecting, which is not tried again.
+    assert!(2 * limits.connect <= limits.silence);
+}
+
 /// Which requests are attacked.
 type Which = fn(&Asked) -> bool;
 

@@ -205,6 +205,7 @@ pub fn limits() -> HubLimits {
         connect: seconds,
         answer: seconds,
         idle: seconds,
+        silence: 30 * seconds,
         window: seconds,
         backoff,
         ..HubLimits::default()

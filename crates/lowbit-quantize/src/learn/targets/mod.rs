@@ -12,6 +12,7 @@ use super::objective::{Pass, windows_per_pass};
 use super::{LearnOptions, Learning};
 use crate::QuantizeError;
 use layout::{Identity, Layout, WINDOWS_PER_CHUNK};
+use lowbit_files::read::open_regular;
 use lowbit_files::staging::{Existing, Staged};
 use lowbit_files::{Checkpoint, shown_path};
 use lowbit_formats::DType;
@@ -37,6 +38,25 @@ impl Targets {
     /// 128 tokens.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), top_k: 128 }
+    }
+
+    /// Whether the file is there.
+    ///
+    /// # Errors
+    /// [`QuantizeError::File`] for what is no regular file; links to one are followed.
+    fn exist(&self) -> Result<bool, QuantizeError> {
+        match std::fs::metadata(&self.path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            _ => Ok(open_regular(&self.path).map(|_| true)?),
+        }
+    }
+
+    /// Checks that the file is a regular one, if there is one.
+    ///
+    /// # Errors
+    /// As [`Self::exist`].
+    pub(super) fn check(&self) -> Result<(), QuantizeError> {
+        self.exist().map(drop)
     }
 }
 
@@ -64,7 +84,7 @@ impl TargetsFile {
         progress: impl FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Self, QuantizeError> {
         let Learning { data, options, .. } = learning;
-        let Some(Targets { path, top_k }) = &options.targets else {
+        let Some(targets @ Targets { path, top_k }) = &options.targets else {
             return Err(QuantizeError::Learn("no file of targets is named".into()));
         };
         let drawn = data.drawn(options.batch.saturating_mul(options.steps as usize), options.seed);
@@ -77,14 +97,10 @@ impl TargetsFile {
         let windows: Vec<&Vec<u32>> = order.iter().map(|&window| all[window]).collect();
         let identity = Identity::new(checkpoint, options, *top_k, (&windows, order.len() - held_out < train));
         let io = |error| QuantizeError::Io { path: path.clone(), error };
-        match File::open(path) {
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Making { path, identity: &identity, windows: &windows, options }.run(load, progress)?;
-            }
-            Err(error) => return Err(io(error)),
+        if !targets.exist()? {
+            Making { path, identity: &identity, windows: &windows, options }.run(load, progress)?;
         }
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = open_regular(path)?;
         let length = file.metadata().map_err(io)?.len();
         let layout = Layout::read(&mut file, path, &identity, &windows)?
             .ok_or_else(|| refuse(path, "is no file of a teacher's targets"))?;
@@ -122,7 +138,9 @@ impl TargetsFile {
             let mut bytes = vec![0; length];
             let read = self.file.read_exact_at(&mut bytes, start);
             read.map_err(|error| QuantizeError::Io { path: self.path.clone(), error })?;
-            self.layout.decode(&bytes, host, &mut values)?;
+            let decoded = self.layout.decode(&bytes, host, &mut values)?;
+            decoded
+                .map_err(|problem| refuse(&self.path, &format!("is damaged: window {window}: {problem}")))?;
         }
         let (tokens, k) = (values.ln_rest.len(), self.layout.top_k());
         Ok(TopKTargets {
@@ -211,7 +229,8 @@ impl Making<'_> {
         for pass in windows.chunks(windows_per_pass(tokens, longest)) {
             let batch: Vec<&[u32]> = pass.iter().map(|window| window.as_slice()).collect();
             let targets = top_k_targets(teacher, &batch, layout.top_k(), self.options.temperature)?;
-            if targets.ln_p.as_slice::<f32>()?.iter().any(|x| x.is_nan()) {
+            let numbers = targets.ln_p.as_slice::<f32>()?.iter().chain(targets.ln_rest.as_slice()?);
+            if { numbers }.any(|x| x.is_nan()) {
                 let problem = format!(
                     "the teacher's logits have NaN, in one of the windows {first} to {}",
                     first + windows.len() - 1
@@ -242,8 +261,14 @@ impl Layout {
         Ok(())
     }
 
-    /// Appends the values of a window, in which probabilities sum to 1.
-    fn decode(&self, bytes: &[u8], host: &Device, to: &mut Values) -> Result<(), QuantizeError> {
+    /// Appends the values of a window, in which probabilities sum to 1; or what is wrong with them.
+    fn decode(
+        &self,
+        bytes: &[u8],
+        host: &Device,
+        to: &mut Values,
+    ) -> Result<Result<(), String>, QuantizeError> {
+        let first = to.ids.len();
         let k = self.top_k();
         let tokens = bytes.len() / self.token_bytes();
         let (ids, rest) = bytes.split_at(tokens * k * self.id_bytes());
@@ -256,16 +281,29 @@ impl Layout {
         let (known, before) = (to.ln_p.len(), to.ln_rest.len());
         to.ln_p.extend_from_slice(halves.cast(DType::F32)?.as_slice()?);
         to.ln_rest.extend(rest.as_chunks::<4>().0.iter().map(|&x| f32::from_le_bytes(x)));
-        let of_tokens = to.ln_p[known..].chunks_exact_mut(k).zip(&mut to.ln_rest[before..]);
-        of_tokens.for_each(|(ln_p, ln_rest)| normalise(ln_p, ln_rest));
-        Ok(())
+        if let Some(id) = to.ids[first..].iter().find(|&&id| id as usize >= self.vocabulary()) {
+            return Ok(Err(format!("token id {id} is in no vocabulary of {}", self.vocabulary())));
+        }
+        let mut of_tokens = to.ln_p[known..].chunks_exact_mut(k).zip(&mut to.ln_rest[before..]).enumerate();
+        Ok(of_tokens.try_for_each(|(token, (ln_p, ln_rest))| {
+            normalise(ln_p, ln_rest).map_err(|sum| format!("the probabilities of token {token} sum to {sum}"))
+        }))
     }
 }
 
-/// Makes the probabilities sum to 1, which rounding has changed.
-fn normalise(ln_p: &mut [f32], ln_rest: &mut f32) {
+/// What a token's probabilities sum to when their logarithms were rounded to f16: above -32 these are off by 0.008 at most, and what is
+/// below hardly counts.
+const SUM: std::ops::RangeInclusive<f64> = 0.98..=1.02;
+
+/// Makes the probabilities sum to 1, which rounding has changed; their sum, where rounding cannot have changed it so much.
+fn normalise(ln_p: &mut [f32], ln_rest: &mut f32) -> Result<(), f64> {
     let sum: f64 = ln_p.iter().chain([&*ln_rest]).map(|&x| f64::from(x).exp()).sum();
+    // NaN is in no range.
+    if !SUM.contains(&sum) {
+        return Err(sum);
+    }
     for x in ln_p.iter_mut().chain([ln_rest]) {
         *x = (f64::from(*x) - sum.ln()) as f32;
     }
+    Ok(())
 }
