@@ -12,8 +12,12 @@ fn generate_prints_one_object() {
     let keys: Vec<_> = reply.as_object().unwrap().keys().cloned().collect();
     let want = [
         "prompt_tokens",
+        "cached_tokens",
         "tokens",
         "text",
+        "reasoning",
+        "content",
+        "tool_calls",
         "finish_reason",
         "prompt_tps",
         "generation_tps",

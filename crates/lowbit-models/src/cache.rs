@@ -35,6 +35,21 @@ pub struct DeltaCache {
     pub state: Tensor,
 }
 
+/// What a [`Cache`] needs to go back to a place: its delta nets' states there, one per such layer, which it shares until it
+/// writes. Keys and values go back by themselves: those of later tokens are not read, and written anew.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    position: usize,
+    states: Vec<DeltaCache>,
+}
+
+impl Mark {
+    /// Tokens before it.
+    pub(crate) fn position(&self) -> usize {
+        self.position
+    }
+}
+
 /// The first capacity of a [`KvCache`]; it doubles from there.
 const FIRST_CAPACITY: usize = 256;
 
@@ -67,6 +82,32 @@ impl Cache {
             }
         }
         Ok(())
+    }
+
+    /// Whether it has no states that need a [`Mark`] to go back.
+    pub(crate) fn goes_back_anywhere(&self) -> bool {
+        self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_)))
+    }
+
+    /// This place.
+    pub(crate) fn mark(&self) -> Mark {
+        let states = self.layers.iter().filter_map(|layer| match layer {
+            LayerCache::Attention(_) => None,
+            LayerCache::DeltaNet(cache) => Some(cache.clone()),
+        });
+        Mark { position: self.position, states: states.collect() }
+    }
+
+    /// Goes back to `mark`, which is of this text.
+    pub(crate) fn go_back(&mut self, mark: &Mark) {
+        self.position = mark.position;
+        let nets = self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerCache::Attention(_) => None,
+            LayerCache::DeltaNet(cache) => Some(cache),
+        });
+        for (cache, state) in nets.zip(&mark.states) {
+            *cache = state.clone();
+        }
     }
 
     /// Every layer's part, with room for `tokens` more; `new` makes them before the first.

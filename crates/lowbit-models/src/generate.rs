@@ -1,3 +1,4 @@
+use crate::cache::Mark;
 use crate::steps::Steps;
 use crate::{Cache, Logits, Model, ModelError};
 use lowbit_kernels::ops::SampleParams;
@@ -13,6 +14,9 @@ fn chunk(device: &Device) -> usize {
     }
 }
 
+/// Places that a session remembers at most: each takes the memory of the model's delta nets' states.
+const MARKS: usize = 4;
+
 /// A model with a text in progress: the prompts, and all tokens sampled after them. A clone is a fork: both continue from
 /// the same text, independently.
 ///
@@ -23,6 +27,8 @@ pub struct Session<'m> {
     model: &'m Model,
     cache: Cache,
     tokens: Vec<u32>,
+    /// Places to go back to, in the text's order.
+    marks: Vec<Mark>,
     /// The last reply's, whose captured step the next ones replay.
     steps: Option<Steps>,
 }
@@ -30,7 +36,8 @@ pub struct Session<'m> {
 impl Clone for Session<'_> {
     fn clone(&self) -> Self {
         // A captured step writes to the original's caches.
-        Self { model: self.model, cache: self.cache.clone(), tokens: self.tokens.clone(), steps: None }
+        let Self { model, cache, tokens, marks, steps: _ } = self;
+        Self { model, cache: cache.clone(), tokens: tokens.clone(), marks: marks.clone(), steps: None }
     }
 }
 
@@ -105,7 +112,7 @@ pub enum Finish {
 impl<'m> Session<'m> {
     /// An empty text.
     pub fn new(model: &'m Model) -> Self {
-        Self { model, cache: model.cache(), tokens: vec![], steps: None }
+        Self { model, cache: model.cache(), tokens: vec![], marks: vec![], steps: None }
     }
 
     /// An empty text again, in the same memory, and with the step that the last reply captured.
@@ -114,12 +121,67 @@ impl<'m> Session<'m> {
     /// [`ModelError::Kernel`] when a GPU fails.
     pub fn clear(&mut self) -> Result<(), ModelError> {
         self.tokens.clear();
+        self.marks.clear();
         Ok(self.cache.clear()?)
+    }
+
+    /// Whether [`Self::go_back`] reaches every place without a [mark](Self::mark), as in models of attention alone.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] when a GPU fails.
+    pub fn goes_back_anywhere(&mut self) -> Result<bool, ModelError> {
+        self.model.reserve(&mut self.cache, 0)?;
+        Ok(self.cache.goes_back_anywhere())
+    }
+
+    /// Remembers this place for [`Self::go_back`], where the model has states that do not go back by themselves (gated delta
+    /// nets'), and else does nothing. Four places are kept: the first, often the end of a long system message, and the last ones.
+    pub fn mark(&mut self) {
+        let position = self.cache.position();
+        let is_known = self.marks.iter().any(|mark| mark.position() == position);
+        if position == 0 || is_known || self.cache.goes_back_anywhere() {
+            return;
+        }
+        if self.marks.len() == MARKS {
+            self.marks.remove(1);
+        }
+        self.marks.push(self.cache.mark());
+    }
+
+    /// Goes back to the first `tokens` tokens of the text, or to the last place before that it can reach: a
+    /// [mark](Self::mark), or the start. Returns the number of tokens that the text then has.
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] when a GPU fails.
+    pub fn go_back(&mut self, tokens: usize) -> Result<usize, ModelError> {
+        let (tokens, position) = (tokens.min(self.tokens.len()), self.cache.position());
+        if tokens < position {
+            if self.cache.goes_back_anywhere() {
+                self.cache.set_position(tokens);
+            } else {
+                self.marks.retain(|mark| mark.position() <= tokens);
+                let Some(mark) = self.marks.last() else {
+                    self.clear()?;
+                    return Ok(0);
+                };
+                self.cache.go_back(mark);
+            }
+            self.tokens.truncate(self.cache.position());
+        } else {
+            // The token drawn last has not run.
+            self.tokens.truncate(tokens);
+        }
+        Ok(self.tokens.len())
     }
 
     /// All tokens of the text so far: prompts and all sampled tokens, the ids that ended replies included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Tokens that the text may have: the model's context.
+    pub fn context(&self) -> usize {
+        self.model.config().max_position_embeddings
     }
 
     /// The caches behind it, which have seen all tokens, or all but the one drawn last.
@@ -138,7 +200,7 @@ impl<'m> Session<'m> {
         prompt: &[u32],
         mut progress: impl FnMut(usize) -> ControlFlow<()>,
     ) -> Result<Option<Tensor>, ModelError> {
-        let (total, limit) = (self.tokens.len() + prompt.len(), self.model.config().max_position_embeddings);
+        let (total, limit) = (self.tokens.len() + prompt.len(), self.context());
         if total > limit {
             return Err(ModelError::ContextLength { tokens: total, limit });
         }
@@ -184,7 +246,7 @@ impl<'m> Session<'m> {
         options.sampling.validate()?;
         let text = (&self.tokens[..], &self.cache);
         let mut steps = Steps::new(self.steps.take(), self.model, text, options)?;
-        let limit = self.model.config().max_position_embeddings;
+        let limit = self.context();
         let after = |tokens: usize| move |error| ModelError::Draw { tokens, error };
         steps.first(&logits).map_err(after(self.tokens.len()))?;
         let finish = loop {

@@ -152,6 +152,49 @@ fn a_fork_goes_its_own_way() {
     }
 }
 
+/// The demo has gated delta nets and goes back to marks; a model of attention alone goes back anywhere.
+#[test]
+fn a_session_that_went_back_is_one_that_never_went_on() {
+    let attention = root().join("tests/vectors/models/qwen3");
+    let attention = load(&attention, &Device::cpu(Some(2)).unwrap(), FloatType::F32);
+    let all: Vec<Model> = models().into_iter().chain([attention]).collect();
+    for (index, model) in all.iter().enumerate() {
+        let [first, second, ..] = PROMPTS.map(|prompt| ids(model, prompt));
+        let greedy = options(SampleParams::default(), 8);
+        let mut session = Session::new(model);
+        let anywhere = session.goes_back_anywhere().unwrap();
+        assert_eq!(anywhere, index + 1 == all.len());
+        session.prefill(&first[..4], |_| Continue(())).unwrap().unwrap();
+        session.mark();
+        reply(&mut session, &first[4..], &greedy);
+        let (length, tokens) = (session.tokens().len(), session.tokens().to_vec());
+        assert_eq!(session.go_back(length).unwrap(), length, "the whole text stays");
+        goes_on(model, &mut session, &second, &greedy);
+
+        let want = if anywhere { first.len() } else { 4 };
+        assert_eq!(session.go_back(first.len()).unwrap(), want);
+        assert_eq!(session.tokens(), &tokens[..want]);
+        goes_on(model, &mut session, &second, &greedy);
+        assert_eq!(session.go_back(4).unwrap(), 4, "a mark stays while the text before it does");
+        goes_on(model, &mut session, &second, &greedy);
+        assert_eq!(session.go_back(3).unwrap(), if anywhere { 3 } else { 0 });
+        goes_on(model, &mut session, &second, &greedy);
+    }
+}
+
+#[test]
+fn the_first_mark_and_the_last_ones_are_kept() {
+    let demo = load(&root().join("models/demo-4bit"), &Device::cpu(Some(2)).unwrap(), FloatType::F32);
+    let mut session = Session::new(&demo);
+    for id in 1..=6 {
+        session.prefill(&[id], |_| Continue(())).unwrap().unwrap();
+        session.mark();
+        session.mark();
+    }
+    let reached: Vec<usize> = (1..=6).rev().map(|tokens| session.go_back(tokens).unwrap()).collect();
+    assert_eq!(reached, [6, 5, 4, 1, 1, 1]);
+}
+
 #[test]
 fn a_cleared_session_is_a_new_one() {
     for model in models() {

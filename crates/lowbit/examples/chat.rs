@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p lowbit --example chat -- [MODEL]
 
-use lowbit::{GenerationOptions, LanguageModel, Message, SampleParams};
+use lowbit::{GenerationOptions, LanguageModel, Message, Progress, SampleParams};
 use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow::{Break, Continue};
 
@@ -20,10 +20,11 @@ pub fn run(
     let model = LanguageModel::open(model)?;
     let mut chat = model.chat().with_message(Message::new("system", "Answer in one sentence."));
     let sampling = SampleParams { temperature: 0.7, top_p: 0.9, seed: 1, ..SampleParams::default() };
-    let options = GenerationOptions::default().with_sampling(sampling).with_max_tokens(60);
+    let options = GenerationOptions::default().with_sampling(sampling).with_max_tokens(60).into();
     for message in messages.lines() {
-        // A reader that has gone away ends the answer.
-        chat.say(&message?, &options, |piece| {
+        chat.say(&message?, &options, |progress| {
+            let Progress::Text(piece) = progress else { return Continue(()) };
+            // A reader that has gone away ends the answer.
             match out.write_all(piece.as_bytes()).and_then(|()| out.flush()) {
                 Ok(()) => Continue(()),
                 Err(_) => Break(()),

@@ -1,11 +1,13 @@
-use crate::Error;
-use crate::reply::{Reply, reply};
+use crate::history::aligned;
+use crate::reply::{Asked, Progress, answer};
+use crate::{Error, Reply, ReplyOptions, Syntax};
 use lowbit_files::{ChatTemplate, Message, Tokenizer};
-use lowbit_models::{GenerationOptions, Model, ModelError, Session};
+use lowbit_models::{Model, ModelError, Session};
 use std::ops::ControlFlow;
 
-/// A conversation: its messages, and the [`Session`] that has read them. Each turn runs only what is new, unless the
-/// template rewrites what was said before (some drop earlier reasoning): then the session starts over.
+/// A conversation: its messages, and the [`Session`] that has read them. Each turn runs only what is new: what a model wrote
+/// stays as the tokens that it drew, and where the template rewrites what was said before (most drop earlier reasoning), the
+/// session goes back to the longest common start.
 ///
 /// A model without a chat template continues what the user says as plain text.
 ///
@@ -16,116 +18,252 @@ use std::ops::ControlFlow;
 ///
 /// let model = LanguageModel::open("models/demo-4bit")?;
 /// let mut chat = model.chat();
-/// let options = GenerationOptions::default().with_max_tokens(8);
+/// let options = GenerationOptions::default().with_max_tokens(8).into();
 /// for message in ["A vector is", " and a slice is"] {
 ///     let reply = chat.say(message, &options, |_| Continue(()))?;
 ///     println!("{message}{}", reply.text);
 /// }
 /// assert_eq!(chat.messages().len(), 4);
+/// assert_eq!(chat.undo().as_deref(), Some(" and a slice is"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Chat<'m> {
     tokenizer: &'m Tokenizer,
     template: Option<&'m ChatTemplate>,
+    syntax: Syntax,
     messages: Vec<Message>,
+    /// For each message the tokens that were drawn for it, the one that ended it included; none for what others said.
+    drawn: Vec<Vec<u32>>,
     session: Session<'m>,
 }
 
 impl<'m> Chat<'m> {
     /// A conversation in which nothing was said yet.
     pub fn new(model: &'m Model, tokenizer: &'m Tokenizer, template: Option<&'m ChatTemplate>) -> Self {
-        Self { tokenizer, template, messages: vec![], session: Session::new(model) }
+        let syntax = template.map_or_else(Syntax::plain, |template| Syntax::new(template, Some(tokenizer)));
+        let session = Session::new(model);
+        Self { tokenizer, template, syntax, messages: vec![], drawn: vec![], session }
     }
 
-    /// Puts a message in front that no turn answers, such as the system's. A model without a chat template does not see
-    /// it.
+    /// With a message in front that no turn answers, such as the system's: see [`Self::push`].
     #[must_use]
     pub fn with_message(mut self, message: Message) -> Self {
-        self.messages.push(message);
+        self.push(message);
         self
     }
 
-    /// What was said so far.
+    /// Adds a message without an answer, such as a tool's; [`Self::answer`] answers it. A model without a chat template does
+    /// not see it.
+    pub fn push(&mut self, message: Message) {
+        self.messages.push(message);
+        self.drawn.push(vec![]);
+    }
+
+    /// What was said so far. Messages serialise, for files of conversations.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// What the model has read.
-    pub fn session(&mut self) -> &mut Session<'m> {
-        &mut self.session
+    /// Replaces all that was said. What of it the session has read is not read again.
+    pub fn set_messages(&mut self, messages: Vec<Message>) {
+        self.drawn = vec![vec![]; messages.len()];
+        self.messages = messages;
     }
 
-    /// One turn: the user says `text`, the model answers. `each` is called with every piece of text as it comes, and can
-    /// end the answer. After an error the conversation is as it was before the turn.
+    /// The system's message, if the conversation has one.
+    pub fn system(&self) -> Option<&str> {
+        self.messages.first().filter(|message| message.role == SYSTEM).map(|message| message.content.as_str())
+    }
+
+    /// Sets the system's message, or removes it; the rest of the conversation stays.
+    pub fn set_system(&mut self, text: Option<&str>) {
+        if self.system().is_some() {
+            self.messages.remove(0);
+            self.drawn.remove(0);
+        }
+        if let Some(text) = text {
+            self.messages.insert(0, Message::new(SYSTEM, text));
+            self.drawn.insert(0, vec![]);
+        }
+    }
+
+    /// Forgets all but the messages before the first user's.
+    pub fn clear(&mut self) {
+        let start = self.first_turn();
+        self.messages.truncate(start);
+        self.drawn.truncate(start);
+    }
+
+    /// Takes the last turn back: the user's last message, which is returned, and all after it.
+    pub fn undo(&mut self) -> Option<String> {
+        let last = self.messages.iter().rposition(|message| message.role == USER)?;
+        self.drawn.truncate(last);
+        self.messages.drain(last..).next().map(|message| message.content)
+    }
+
+    /// Drops the oldest turn, but not the last one: where a context is full. Whether there was one.
+    pub fn drop_oldest(&mut self) -> bool {
+        let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == USER);
+        let Some(next) = users.map(|(index, _)| index).nth(1) else { return false };
+        let turn = self.first_turn()..next;
+        self.messages.drain(turn.clone());
+        self.drawn.drain(turn);
+        true
+    }
+
+    fn first_turn(&self) -> usize {
+        self.messages.iter().position(|message| message.role == USER).unwrap_or(self.messages.len())
+    }
+
+    /// What the model has read.
+    pub fn session(&self) -> &Session<'m> {
+        &self.session
+    }
+
+    /// How the model spells reasoning and calls.
+    pub fn syntax(&self) -> &Syntax {
+        &self.syntax
+    }
+
+    /// One turn: the user says `text`, the model answers. `each` is told what happens, and ends the answer when it returns
+    /// `Break`. After an error, or if the message was not read to its end ([`Reply::is_unread`]), the conversation is as it was
+    /// before the turn.
     ///
     /// # Errors
-    /// [`Error::Model`] when the message does not fit the model's context; [`Error::File`] when the chat template or the
-    /// tokenizer refuses it; [`Error::Kernel`] when a GPU fails, or for options of sampling that make no sense.
+    /// [`Error::Model`] when the message does not fit the context; [`Error::File`] when the chat template or the tokenizer
+    /// refuses it; [`Error::Kernel`] when a GPU fails, or for options of sampling that make no sense.
     pub fn say(
         &mut self,
         text: &str,
-        options: &GenerationOptions,
-        each: impl FnMut(&str) -> ControlFlow<()>,
+        options: &ReplyOptions,
+        each: impl FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<Reply, Error> {
-        let prompt = self.ask(text)?;
-        match reply(&mut self.session, self.tokenizer, &prompt, options, each) {
-            Ok(reply) => {
-                self.answered(&reply.text);
-                Ok(reply)
-            }
-            Err(error) => {
-                self.refused(&error)?;
-                Err(error)
-            }
+        self.push(Message::new(USER, text));
+        let reply = self.answer(options, each);
+        if reply.as_ref().map_or(true, Reply::is_unread) {
+            self.messages.pop();
+            self.drawn.pop();
         }
+        reply
     }
 
-    /// Adds the user's message, and gives the tokens for [`Self::session`] to run: for those who answer it themselves.
-    /// [`Self::answered`] or [`Self::take_back`] is next.
+    /// Answers the last message again: what was answered before is forgotten, unless this one fails or is not begun. `None`
+    /// where nothing was answered.
     ///
     /// # Errors
-    /// [`Error::File`] when the chat template or the tokenizer refuses the message, which is not added then;
-    /// [`Error::Kernel`] when a GPU fails.
-    pub fn ask(&mut self, text: &str) -> Result<Vec<u32>, Error> {
-        self.messages.push(Message::new("user", text));
-        self.tokens(text).inspect_err(|_| self.take_back())
+    /// As [`Self::say`].
+    pub fn regenerate(
+        &mut self,
+        options: &ReplyOptions,
+        each: impl FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<Option<Reply>, Error> {
+        if self.messages.last().is_none_or(|message| message.role != ASSISTANT) {
+            return Ok(None);
+        }
+        let before = self.messages.pop().zip(self.drawn.pop());
+        let reply = self.answer(options, each);
+        if reply.as_ref().map_or(true, Reply::is_unread)
+            && let Some((message, drawn)) = before
+        {
+            self.messages.push(message);
+            self.drawn.push(drawn);
+        }
+        reply.map(Some)
     }
 
-    fn tokens(&mut self, text: &str) -> Result<Vec<u32>, Error> {
-        let Some(template) = self.template else {
-            return Ok(self.tokenizer.encode(text, self.session.tokens().is_empty())?);
+    /// Answers what was said so far, such as a tool's message. After an error, or if nothing was read, nothing is added.
+    ///
+    /// # Errors
+    /// As [`Self::say`].
+    pub fn answer(
+        &mut self,
+        options: &ReplyOptions,
+        each: impl FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<Reply, Error> {
+        let (prompt, mark) = self.prompt()?;
+        let asked = Asked {
+            tokenizer: self.tokenizer,
+            syntax: &self.syntax,
+            prompt: &prompt,
+            mark,
+            calls: self.messages.iter().map(|message| message.tool_calls.len()).sum(),
         };
-        let tokens = self.tokenizer.encode(&template.render(&self.messages, true)?, false)?;
-        match tokens.strip_prefix(self.session.tokens()) {
-            Some(rest) if !rest.is_empty() => Ok(rest.to_vec()),
-            _ => {
-                self.session.clear()?;
-                Ok(tokens)
+        let start = self.session.tokens().len() + prompt.len();
+        let reply = match answer(&mut self.session, &asked, options, each) {
+            Ok(reply) => reply,
+            Err(error) => {
+                // What is refused before it ran leaves the session as it was.
+                if !matches!(error, Error::Model(ModelError::ContextLength { .. } | ModelError::NoTokens)) {
+                    self.session.clear()?;
+                }
+                return Err(error);
+            }
+        };
+        if !reply.is_unread() {
+            let mut message = Message::new(ASSISTANT, &reply.content);
+            message.reasoning_content = (!reply.reasoning.is_empty()).then(|| reply.reasoning.clone());
+            message.tool_calls = reply.tool_calls.iter().map(crate::Call::to_message).collect();
+            self.messages.push(message);
+            self.drawn.push(self.session.tokens().get(start..).unwrap_or_default().to_vec());
+        }
+        Ok(reply)
+    }
+
+    /// Goes back to the longest common start of what the session has read and of the conversation as it now reads. Returns the
+    /// tokens to run from there, and after how many of them the session marks its place.
+    fn prompt(&mut self) -> Result<(Vec<u32>, Option<usize>), Error> {
+        let all = match self.template {
+            Some(template) => self.rendered(template, &self.messages)?,
+            None => self.plain()?,
+        };
+        let Some(last) = all.len().checked_sub(1) else { return Ok((all, None)) };
+        // At least one token runs: the reply's first token is drawn from its logits.
+        let same = aligned(self.tokenizer, self.session.tokens(), &all, last)?;
+        let mut wanted = same.within(usize::MAX);
+        let start = loop {
+            let reached = self.session.go_back(wanted.read)?;
+            if reached == wanted.read {
+                break wanted.all;
+            }
+            wanted = same.within(reached);
+        };
+        let mark = match self.session.goes_back_anywhere()? {
+            true => None,
+            false => self.kept(&all)?.min(last).checked_sub(start),
+        };
+        Ok((all[start..].to_vec(), mark))
+    }
+
+    fn rendered(&self, template: &ChatTemplate, messages: &[Message]) -> Result<Vec<u32>, Error> {
+        Ok(self.tokenizer.encode(&template.render(messages, true)?, false)?)
+    }
+
+    /// The conversation without a template: what the user said, and what was drawn after it.
+    fn plain(&self) -> Result<Vec<u32>, Error> {
+        let mut all = vec![];
+        for (message, drawn) in self.messages.iter().zip(&self.drawn) {
+            if !drawn.is_empty() {
+                all.extend(drawn);
+            } else if [USER, ASSISTANT].contains(&message.role.as_str()) {
+                all.extend(self.tokenizer.encode(&message.content, all.is_empty())?);
             }
         }
+        Ok(all)
     }
 
-    /// Adds the model's answer.
-    pub fn answered(&mut self, text: &str) {
-        self.messages.push(Message::new("assistant", text));
-    }
-
-    /// Removes the user's message that was not answered.
-    pub fn take_back(&mut self) {
-        self.messages.pop();
-    }
-
-    /// As [`Self::take_back`], after `error` of the session: unless that refused the message before it ran any of it, it
-    /// starts over with the next turn.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] when a GPU fails.
-    pub fn refused(&mut self, error: &Error) -> Result<(), Error> {
-        self.take_back();
-        if !matches!(error, Error::Model(ModelError::ContextLength { .. })) {
-            self.session.clear()?;
-        }
-        Ok(())
+    /// Of the conversation's tokens `all`, those that the next turn will have, too: templates that write the start of an answer
+    /// (`<think>`) may not have it in answers that were given.
+    fn kept(&self, all: &[u32]) -> Result<usize, Error> {
+        let Some(template) = self.template else { return Ok(all.len()) };
+        let next = [Message::new(ASSISTANT, "x"), Message::new(USER, "x")];
+        let messages = [&self.messages[..], &next].concat();
+        // A template that refuses this may still take what is said.
+        let Ok(next) = self.rendered(template, &messages) else { return Ok(all.len()) };
+        Ok(all.iter().zip(&next).take_while(|(a, b)| a == b).count())
     }
 }
+
+const SYSTEM: &str = "system";
+const USER: &str = "user";
+const ASSISTANT: &str = "assistant";

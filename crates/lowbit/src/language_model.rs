@@ -1,5 +1,5 @@
-use crate::reply::{Reply, reply};
-use crate::{Chat, Error};
+use crate::reply::{Progress, Reply, ReplyOptions, reply};
+use crate::{Chat, Error, Syntax};
 use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer, resolve};
 use lowbit_kernels::Device;
 use lowbit_models::{GenerationOptions, Model, Session, Target, dry_chat};
@@ -46,6 +46,7 @@ pub struct LanguageModel {
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    syntax: Syntax,
     model: Model,
 }
 
@@ -76,10 +77,12 @@ impl LanguageModel {
         let model = Model::load_compiled(&checkpoint, Target::new(device, None)?, work, |_, _| ())?;
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
         let template = ChatTemplate::from_checkpoint(&checkpoint)?;
-        Ok(Self { checkpoint, tokenizer, template, model })
+        let syntax = |template| Syntax::new(template, Some(&tokenizer));
+        let syntax = template.as_ref().map_or_else(Syntax::plain, syntax);
+        Ok(Self { checkpoint, tokenizer, template, syntax, model })
     }
 
-    /// The text that answers `prompt`, or continues it: see [`generate`].
+    /// The text that answers `prompt`, or continues it: see [`generate`]. Reasoning and calls of tools are part of it.
     ///
     /// # Errors
     /// [`Error::Model`] when the prompt is empty or does not fit the model's context; [`Error::File`] when the chat
@@ -88,8 +91,7 @@ impl LanguageModel {
         Ok(self.stream(prompt, &GenerationOptions::default(), |_| Continue(()))?.text)
     }
 
-    /// As [`Self::generate`], with options; `each` is called with every piece of text as it comes, and can end it. The
-    /// model's end-of-text ids are stop ids beside those of `options`.
+    /// As [`Self::generate`], with options; `each` is called with every piece of text as it comes, and can end it.
     ///
     /// # Errors
     /// Those of [`Self::generate`]; [`Error::Kernel`] for options of sampling that make no sense.
@@ -97,10 +99,28 @@ impl LanguageModel {
         &self,
         prompt: &str,
         options: &GenerationOptions,
-        each: impl FnMut(&str) -> ControlFlow<()>,
+        mut each: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Reply, Error> {
+        self.reply(prompt, &options.clone().into(), |progress| match progress {
+            Progress::Text(text) => each(text),
+            _ => Continue(()),
+        })
+    }
+
+    /// As [`Self::stream`], with all that ends a reply; `each` is also told the parts of the reply: reasoning, content and calls
+    /// of tools.
+    ///
+    /// # Errors
+    /// Those of [`Self::stream`].
+    pub fn reply(
+        &self,
+        prompt: &str,
+        options: &ReplyOptions,
+        each: impl FnMut(Progress<'_>) -> ControlFlow<()>,
     ) -> Result<Reply, Error> {
         let tokens = self.prompt(prompt)?;
-        reply(&mut Session::new(&self.model), &self.tokenizer, &tokens, options, each)
+        let syntax = (&self.tokenizer, &self.syntax);
+        reply(&mut Session::new(&self.model), syntax, &tokens, options, each)
     }
 
     /// The token ids of `prompt`: in the chat template as a user's message, if there is one, else of the plain text.

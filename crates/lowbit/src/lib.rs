@@ -46,13 +46,17 @@
 
 mod chat;
 mod error;
+mod history;
 mod language_model;
+mod parse;
 mod reply;
+mod stop;
 
 pub use chat::Chat;
 pub use error::Error;
 pub use language_model::{LanguageModel, generate};
-pub use reply::Reply;
+pub use parse::{Call, Event, ReplyParser, Syntax};
+pub use reply::{Progress, Reply, ReplyOptions, reply};
 
 pub use lowbit_files::{
     ChatTemplate, Checkpoint, FileError, Layout, Message, SpecialTokens, Stored, TensorView, Tensors,

@@ -1,75 +1,383 @@
-//! A prompt through a session and its answer as text.
+//! A prompt through a session, and its answer: text, reasoning, content and calls of tools.
 
-use crate::Error;
+use crate::parse::{Call, Event, ReplyParser, Syntax};
+use crate::stop::StopTexts;
+use crate::{Error, ModelError};
 use lowbit_files::{FileError, TokenStream, Tokenizer};
+use lowbit_kernels::Tensor;
 use lowbit_models::{Finish, GenerationOptions, Session};
-use std::ops::ControlFlow::{self, Break, Continue};
+use std::collections::VecDeque;
+use std::ops::ControlFlow::{self, Break};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// How a reply is sampled, and what ends it: [`ReplyOptions::default`], changed by its `with_` methods.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ReplyOptions {
+    /// How tokens are sampled. The tokenizer's end-of-text ids are stop ids beside these.
+    pub generation: GenerationOptions,
+    /// Texts that end the reply, and are not part of it. Empty ones are ignored.
+    pub stops: Vec<String>,
+    /// Tokens that prompts and replies may take together, at most the model's context.
+    pub context: Option<usize>,
+    /// Whether the tokenizer's end-of-text ids are ordinary tokens.
+    pub ignore_eos: bool,
+    /// Whether the token that ended the reply is part of its text.
+    pub show_end: bool,
+}
+
+impl From<GenerationOptions> for ReplyOptions {
+    fn from(generation: GenerationOptions) -> Self {
+        Self { generation, ..Self::default() }
+    }
+}
+
+impl ReplyOptions {
+    /// With this choice of tokens and this limit.
+    #[must_use]
+    pub fn with_generation(self, generation: GenerationOptions) -> Self {
+        Self { generation, ..self }
+    }
+
+    /// With these texts that end the reply.
+    #[must_use]
+    pub fn with_stops(self, stops: Vec<String>) -> Self {
+        Self { stops, ..self }
+    }
+
+    /// With at most this many tokens of prompts and replies together.
+    #[must_use]
+    pub fn with_context(self, tokens: usize) -> Self {
+        Self { context: Some(tokens), ..self }
+    }
+
+    /// With end-of-text ids as ordinary tokens.
+    #[must_use]
+    pub fn with_ignore_eos(self, ignore_eos: bool) -> Self {
+        Self { ignore_eos, ..self }
+    }
+
+    /// With the token that ended the reply as part of its text.
+    #[must_use]
+    pub fn with_show_end(self, show_end: bool) -> Self {
+        Self { show_end, ..self }
+    }
+
+    /// The options of generation after `before` tokens, the prompt included.
+    fn generation(
+        &self,
+        session: &Session<'_>,
+        tokenizer: &Tokenizer,
+        before: usize,
+    ) -> Result<GenerationOptions, ModelError> {
+        let mut generation = self.generation.clone();
+        if !self.ignore_eos {
+            generation.stop_ids.extend(tokenizer.eos_ids());
+        }
+        // A special token is seen by its id before it is text.
+        let ids = self.stops.iter().filter_map(|stop| tokenizer.id(stop));
+        generation.stop_ids.extend(ids.filter(|&id| tokenizer.is_special(id)));
+        let context = session.context();
+        let limit = self.context.map_or(context, |tokens| tokens.min(context));
+        if before > limit {
+            return Err(ModelError::ContextLength { tokens: before, limit });
+        }
+        // The last token need not fit into the context: nothing follows it.
+        generation.max_tokens = generation.max_tokens.min(limit - before + 1);
+        Ok(generation)
+    }
+}
+
+/// What happens while a model answers, in this order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Progress<'a> {
+    /// So many of the prompt's tokens were read, of so many; first none.
+    Prompt(usize, usize),
+    /// A token was sampled.
+    Token(u32),
+    /// The text that is complete with it, as [`Reply::text`] has it.
+    Text(&'a str),
+    /// The part of the reply that is complete with it.
+    Event(&'a Event),
+}
 
 /// What a model answered.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Reply {
-    /// The text, without special tokens.
+    /// All text, with special tokens as they are spelled, but without the token or text that ended it.
     pub text: String,
     /// Its token ids, without the one that ended it.
     pub tokens: Vec<u32>,
+    /// What the model thought before it answered, without its markers.
+    pub reasoning: String,
+    /// The text without reasoning and calls.
+    pub content: String,
+    /// The tools that it calls.
+    pub tool_calls: Vec<Call>,
     /// Why it ended.
     pub finish: Finish,
+    /// The tokens that were read for it, after the [`Self::cached_tokens`].
+    pub prompt_tokens: Vec<u32>,
+    /// Tokens that the session had read before.
+    pub cached_tokens: usize,
+    /// How long the prompt took.
+    pub prompt_time: Duration,
+    /// How long the reply took, from the prompt's end on: sampling, and the passes of all tokens but the first.
+    pub time: Duration,
 }
 
-/// Runs `prompt` after what `session` holds and answers it. The tokenizer's end-of-text ids are stop ids beside those of
-/// `options`. `each` is called with every piece of text as it is complete.
+impl Reply {
+    /// Whether the caller stopped it before the prompt was read.
+    pub fn is_unread(&self) -> bool {
+        self.finish == Finish::Interrupted && self.tokens.is_empty()
+    }
+}
+
+/// What a reply answers.
+pub(crate) struct Asked<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) syntax: &'a Syntax,
+    /// Token ids that go on after the session's.
+    pub(crate) prompt: &'a [u32],
+    /// The session marks the place after so many of these, see [`Session::mark`].
+    pub(crate) mark: Option<usize>,
+    /// Calls in the conversation so far.
+    pub(crate) calls: usize,
+}
+
+/// Tokens before a reply that decide how its text starts.
+const TAIL: usize = 64;
+
+/// Runs `prompt` after what `session` holds and answers it in the syntax of its model. `each` is told what happens, and ends
+/// the prompt or the reply when it returns `Break`.
+///
+/// # Errors
+/// [`Error::Model`] when the prompt is empty or does not fit the context, which is seen before any of it runs; [`Error::File`]
+/// when the tokenizer refuses to decode; [`Error::Kernel`] when a GPU fails, or for options of sampling that make no sense.
 pub fn reply(
     session: &mut Session<'_>,
-    tokenizer: &Tokenizer,
+    (tokenizer, syntax): (&Tokenizer, &Syntax),
     prompt: &[u32],
-    options: &GenerationOptions,
-    each: impl FnMut(&str) -> ControlFlow<()>,
+    options: &ReplyOptions,
+    each: impl FnMut(Progress<'_>) -> ControlFlow<()>,
 ) -> Result<Reply, Error> {
-    let mut options = options.clone();
-    options.stop_ids.extend(tokenizer.eos_ids());
-    let logits = session.prefill(prompt, |_| Continue(()))?.expect("nothing interrupts the prompt");
-    let mut text = Text { stream: tokenizer.stream(prompt)?, whole: String::new(), each, failed: None };
-    let written = session.generate(logits, &options, |id| text.token(id))?;
-    let whole = text.end()?;
-    Ok(Reply { text: whole, tokens: written.tokens, finish: written.finish })
+    answer(session, &Asked { tokenizer, syntax, prompt, mark: None, calls: 0 }, options, each)
 }
 
-/// The text so far, and what went wrong with decoding it.
-struct Text<'t, F> {
-    stream: TokenStream<'t>,
-    whole: String,
-    each: F,
-    failed: Option<FileError>,
+pub(crate) fn answer(
+    session: &mut Session<'_>,
+    asked: &Asked<'_>,
+    options: &ReplyOptions,
+    mut each: impl FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Reply, Error> {
+    let Asked { tokenizer, syntax, prompt, .. } = *asked;
+    let cached_tokens = session.tokens().len();
+    let generation = options.generation(session, tokenizer, cached_tokens + prompt.len())?;
+    let start = Instant::now();
+    let logits = read(session, asked, &mut each)?;
+    let prompt_time = start.elapsed();
+
+    let tail = session.tokens()[session.tokens().len().saturating_sub(TAIL)..].to_vec();
+    let parser = syntax.parser(&tokenizer.decode(&tail)?, asked.calls);
+    let stops: Vec<String> = options.stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+    let mut writing = Writing {
+        syntax,
+        stream: tokenizer.stream(&tail)?,
+        text: Text {
+            stops: StopTexts::new(&stops),
+            seen: 0,
+            markers: VecDeque::new(),
+            waiting: String::new(),
+            parser,
+        },
+        parts: Parts::default(),
+        failed: None,
+        each,
+    };
+    let start = Instant::now();
+    let (tokens, finish) = match logits {
+        Some(logits) => {
+            let written = session.generate(logits, &generation, |id| writing.token(id))?;
+            (written.tokens, written.finish)
+        }
+        None => (vec![], Finish::Interrupted),
+    };
+    let time = start.elapsed();
+    let is_stopped = writing.text.stops.found();
+    let end = session.tokens().last().filter(|_| options.show_end && finish == Finish::Stop && !is_stopped);
+    let Parts { text, reasoning, content, tool_calls } =
+        writing.end(end.map(|&id| tokenizer.decode(&[id])))?;
+    Ok(Reply {
+        text,
+        tokens,
+        reasoning,
+        content,
+        tool_calls,
+        finish: if is_stopped { Finish::Stop } else { finish },
+        prompt_tokens: prompt.to_vec(),
+        cached_tokens,
+        prompt_time,
+        time,
+    })
 }
 
-impl<F: FnMut(&str) -> ControlFlow<()>> Text<'_, F> {
-    fn token(&mut self, id: u32) -> ControlFlow<()> {
-        match self.stream.push(id) {
-            Ok(Some(piece)) => self.piece(&piece),
-            Ok(None) => Continue(()),
-            Err(error) => {
-                self.failed = Some(error);
-                Break(())
-            }
+/// Reads the prompt; `None` when `each` stopped it.
+fn read(
+    session: &mut Session<'_>,
+    asked: &Asked<'_>,
+    each: &mut impl FnMut(Progress<'_>) -> ControlFlow<()>,
+) -> Result<Option<Tensor>, Error> {
+    let (prompt, total) = (asked.prompt, asked.prompt.len());
+    if each(Progress::Prompt(0, total)).is_break() {
+        return Ok(None);
+    }
+    let mark = asked.mark.filter(|&mark| mark < total).unwrap_or(0);
+    let (first, rest) = prompt.split_at(mark);
+    if !first.is_empty() {
+        let Some(_) = session.prefill(first, |done| each(Progress::Prompt(done, total)))? else {
+            return Ok(None);
+        };
+    }
+    if asked.mark.is_some() {
+        session.mark();
+    }
+    Ok(session.prefill(rest, |done| each(Progress::Prompt(mark + done, total)))?)
+}
+
+/// A reply's parts so far.
+#[derive(Debug, Default)]
+struct Parts {
+    text: String,
+    reasoning: String,
+    content: String,
+    tool_calls: Vec<Call>,
+}
+
+impl Parts {
+    fn add(&mut self, event: &Event) {
+        match event {
+            Event::Reasoning(text) => self.reasoning.push_str(text),
+            Event::Content(text) => self.content.push_str(text),
+            Event::Call(call) => self.tool_calls.push(call.clone()),
         }
     }
+}
 
-    fn piece(&mut self, piece: &str) -> ControlFlow<()> {
-        self.whole.push_str(piece);
-        (self.each)(piece)
+/// A reply that is being written, and what went wrong with it.
+struct Writing<'a, F> {
+    syntax: &'a Syntax,
+    stream: TokenStream<'a>,
+    text: Text<'a>,
+    parts: Parts,
+    failed: Option<FileError>,
+    each: F,
+}
+
+impl<F: FnMut(Progress<'_>) -> ControlFlow<()>> Writing<'_, F> {
+    fn token(&mut self, id: u32) -> ControlFlow<()> {
+        let goes_on = (self.each)(Progress::Token(id));
+        let text = match self.stream.push(id) {
+            Ok(text) => text.unwrap_or_default(),
+            Err(error) => {
+                self.failed = Some(error);
+                return Break(());
+            }
+        };
+        let marker = self.syntax.marker(id).map(|spelling| (id, spelling.len()));
+        let (text, events) = self.text.push(&text, marker);
+        self.tell(&text, &events)?;
+        if self.text.stops.found() { Break(()) } else { goes_on }
     }
 
-    /// The whole text, with what was left of an unfinished character.
-    fn end(mut self) -> Result<String, FileError> {
+    fn tell(&mut self, text: &str, events: &[Event]) -> ControlFlow<()> {
+        self.parts.text.push_str(text);
+        events.iter().for_each(|event| self.parts.add(event));
+        if !text.is_empty() {
+            (self.each)(Progress::Text(text))?;
+        }
+        events.iter().try_for_each(|event| (self.each)(Progress::Event(event)))
+    }
+
+    /// All parts, with what was held back, and the spelling of the token that ended the reply.
+    fn end(mut self, end: Option<Result<String, FileError>>) -> Result<Parts, FileError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
         let rest = self.stream.flush()?;
-        if !rest.is_empty() {
-            // The text ends here whatever the caller says.
-            let _ = self.piece(&rest);
+        let (text, events) = self.text.finish(&rest);
+        // The reply ends here whatever the caller says.
+        let _ = self.tell(&text, &events);
+        let end = end.transpose()?.unwrap_or_default();
+        let _ = self.tell(&end, &[]);
+        Ok(self.parts)
+    }
+}
+
+/// The text on its way from the tokens through the stop texts to the parser, which sees markers' tokens as such.
+struct Text<'a> {
+    stops: StopTexts<'a>,
+    /// Bytes that went into the stop texts.
+    seen: usize,
+    /// The tokens of markers that the parser did not see yet: their places, counted in bytes from the start of `waiting`.
+    markers: VecDeque<(Range<usize>, u32)>,
+    /// What came out of the stop texts and the parser did not see.
+    waiting: String,
+    parser: ReplyParser<'a>,
+}
+
+impl Text<'_> {
+    /// Takes the text of a token; `marker` is its id and length if it is a marker's, at the end of the text. Returns the text
+    /// that is no stop text's start, and its parts.
+    fn push(&mut self, text: &str, marker: Option<(u32, usize)>) -> (String, Vec<Event>) {
+        self.seen += text.len();
+        // A tokenizer's decoder may change how a token is spelled where it stands.
+        if let Some((id, length)) = marker {
+            self.markers.push_back((self.seen - length.min(text.len())..self.seen, id));
         }
-        Ok(self.whole)
+        let text = self.stops.push(text);
+        let events = self.parse(&text);
+        (text, events)
+    }
+
+    fn parse(&mut self, text: &str) -> Vec<Event> {
+        self.waiting.push_str(text);
+        let mut events = vec![];
+        while let Some((place, id)) = self.markers.front().cloned() {
+            if place.end > self.waiting.len() {
+                break;
+            }
+            events.extend(self.parser.text(&self.waiting[..place.start]));
+            events.extend(self.parser.token(id));
+            self.consume(place.end);
+            self.markers.pop_front();
+        }
+        // A marker of which a part came out waits for the rest.
+        let end =
+            self.markers.front().map_or(self.waiting.len(), |(place, _)| place.start.min(self.waiting.len()));
+        events.extend(self.parser.text(&self.waiting[..end]));
+        self.consume(end);
+        events
+    }
+
+    fn consume(&mut self, length: usize) {
+        self.waiting.drain(..length);
+        self.seen -= length;
+        for (place, _) in &mut self.markers {
+            *place = place.start.saturating_sub(length)..place.end.saturating_sub(length);
+        }
+    }
+
+    /// The end of the text, whose last part is `rest`.
+    fn finish(&mut self, rest: &str) -> (String, Vec<Event>) {
+        let (mut text, mut events) = self.push(rest, None);
+        let held = self.stops.flush();
+        events.extend(self.parse(&held));
+        text.push_str(&held);
+        // A stop text may have cut a marker's token.
+        events.extend(self.parser.text(&std::mem::take(&mut self.waiting)));
+        events.extend(self.parser.finish());
+        (text, events)
     }
 }

@@ -1,5 +1,5 @@
 use super::lines::{Line, Lines};
-use super::reply::{Asked, ReplyOptions, reply};
+use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
 use crate::template::TemplateOptions;
@@ -81,39 +81,26 @@ impl<'m> Chat<'m> {
     }
 
     fn turn(&mut self, line: String, interrupts: &Interrupts) -> Result<(), Failure> {
-        let Loaded { tokenizer, .. } = self.loaded;
-        let prompt = self.said.ask(&line)?;
-        let asked = Asked {
-            prompt: &prompt,
-            generation: self.arguments.sampling.generation(tokenizer.eos_ids().to_vec()),
-            options: &self.arguments.reply,
-            stream: !self.arguments.json,
-            interrupts,
-            in_session: true,
-        };
-        let reply = match reply(self.said.session(), self.loaded, asked) {
+        let options = self.arguments.reply.library(self.arguments.sampling.generation(vec![]));
+        let mut watch = Watch::in_session(interrupts, !self.arguments.json);
+        let reply = self.said.say(&line, &options, |progress| watch.see(progress));
+        watch.end()?;
+        let reply = match reply {
             Ok(reply) => reply,
-            Err(failure) => return self.refused(failure),
+            // A message that the model refuses, such as one that does not fit; the conversation goes on without it.
+            Err(error @ (lowbit::Error::Model(_) | lowbit::Error::Kernel(_))) => {
+                out::note!("error: {error}");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
         };
+        let reply = Reply::new(reply, self.said.session().tokens(), self.loaded, &self.arguments.reply)?;
         if self.arguments.json {
             out::line!("{}", serde_json::to_string(&reply)?)?;
         } else {
             out::line!("{}", if reply.finish == Finish::Interrupted { " [stopped]" } else { "" })?;
             reply.print_figures();
         }
-        if reply.finish == Finish::Interrupted && reply.tokens.is_empty() {
-            // The message was not read to its end, so it is not part of the conversation.
-            self.said.take_back();
-            return Ok(());
-        }
-        self.said.answered(&reply.text);
         Ok(())
-    }
-
-    /// A message that the model refuses, such as one that does not fit; the conversation goes on without it.
-    fn refused(&mut self, failure: Failure) -> Result<(), Failure> {
-        let error = lowbit::Error::from(*failure.downcast::<lowbit_models::ModelError>()?);
-        out::note!("error: {error}");
-        Ok(self.said.refused(&error)?)
     }
 }

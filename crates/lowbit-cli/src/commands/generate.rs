@@ -1,9 +1,9 @@
-use super::reply::{Asked, ReplyOptions, reply};
+use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{ModelOptions, Opened, SamplingOptions};
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, out};
-use lowbit::{Finish, Message, Session, dry_generation};
+use lowbit::{Finish, Message, Session, Syntax, dry_generation};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -58,20 +58,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.generation(vec![]).sampling.validate()?;
     let prompt = arguments.prompts.text()?;
     let opened = arguments.model.open_with_tokenizer()?;
-    let prompt = arguments.tokens(&opened, &prompt)?;
-    let stop_ids = if arguments.ignore_eos { vec![] } else { opened.tokenizer.eos_ids().to_vec() };
-    let generation = arguments.sampling.generation(stop_ids);
+    let (prompt, syntax) = arguments.tokens(&opened, &prompt)?;
+    let generation = arguments.sampling.generation(vec![]);
     let loaded = opened.load(|model| dry_generation(model, &[prompt.len()], &generation))?;
     arguments.reply.check(&loaded);
-    let asked = Asked {
-        prompt: &prompt,
-        generation,
-        options: &arguments.reply,
-        stream: !arguments.json,
-        interrupts: &interrupts,
-        in_session: false,
-    };
-    let reply = reply(&mut Session::new(&loaded.model), &loaded, asked)?;
+    let options = arguments.reply.library(generation).with_ignore_eos(arguments.ignore_eos);
+    let (mut session, mut watch) = (Session::new(&loaded.model), Watch::once(&interrupts, !arguments.json));
+    let see = |progress: lowbit::Progress<'_>| watch.see(progress);
+    let reply = lowbit::reply(&mut session, (&loaded.tokenizer, &syntax), &prompt, &options, see);
+    watch.end()?;
+    let reply = Reply::new(reply?, session.tokens(), &loaded, &arguments.reply)?;
     if arguments.json {
         out::line!("{}", serde_json::to_string(&reply)?)?;
     } else {
@@ -103,7 +99,8 @@ impl Prompts {
 }
 
 impl Arguments {
-    fn tokens(&self, opened: &Opened, prompt: &str) -> Result<Vec<u32>, Failure> {
+    /// The prompt's tokens, and how the model spells what a reply to it is made of.
+    fn tokens(&self, opened: &Opened, prompt: &str) -> Result<(Vec<u32>, Syntax), Failure> {
         let template = match self.prompts.ignore_chat_template {
             true => {
                 self.template.unused("does nothing with --ignore-chat-template")?;
@@ -115,10 +112,11 @@ impl Arguments {
             if self.prompts.system_prompt.is_some() {
                 return Err("--system-prompt needs a model with a chat template".into());
             }
-            return Ok(opened.tokenizer.encode(prompt, true)?);
+            return Ok((opened.tokenizer.encode(prompt, true)?, Syntax::plain()));
         };
         let system = self.prompts.system_prompt.iter().map(|text| Message::new("system", text));
         let messages: Vec<_> = system.chain([Message::new("user", prompt)]).collect();
-        Ok(opened.tokenizer.encode(&template.render(&messages, true)?, false)?)
+        let tokens = opened.tokenizer.encode(&template.render(&messages, true)?, false)?;
+        Ok((tokens, Syntax::new(&template, Some(&opened.tokenizer))))
     }
 }

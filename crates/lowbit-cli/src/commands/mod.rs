@@ -14,4 +14,3 @@ pub mod perplexity;
 pub mod quantize;
 mod reply;
 pub mod setup;
-mod stop;

@@ -1,15 +1,14 @@
-//! A prompt through the model and its answer onto standard output, timed: what `generate` and `chat` share.
+//! How replies are limited, watched and printed: what `generate` and `chat` share.
 
 use super::logprobs::{self, Scored};
-use super::stop::StopTexts;
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::Loaded;
 use crate::{Failure, memory, out, progress};
-use lowbit::{Finish, GenerationOptions, Session, TokenStream};
-use lowbit_models::ModelError;
+use indicatif::ProgressBar;
+use lowbit::{Call, Finish, GenerationOptions, Progress};
 use serde::{Serialize, Serializer};
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Prompts of fewer tokens get no progress bar.
 const LONG_PROMPT: usize = 512;
@@ -27,29 +26,106 @@ pub struct ReplyOptions {
     /// End before this text; may be given several times.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
+    /// Print the token that ends a reply, too.
+    #[arg(long)]
+    special: bool,
     /// With --json: each token's log-probability, and those of the K likeliest in its place.
     #[arg(long, value_name = "K", requires = "json")]
     logprobs: Option<usize>,
 }
 
-/// A prompt and how it is answered.
-pub struct Asked<'a> {
-    pub prompt: &'a [u32],
-    pub generation: GenerationOptions,
-    pub options: &'a ReplyOptions,
-    /// Write the answer to standard output as it is generated.
-    pub stream: bool,
-    pub interrupts: &'a Interrupts,
-    /// Whether the session goes on after the reply: then Ctrl-C also stops the prompt.
-    pub in_session: bool,
+impl ReplyOptions {
+    /// The options as the library takes them.
+    pub fn library(&self, generation: GenerationOptions) -> lowbit::ReplyOptions {
+        let options =
+            lowbit::ReplyOptions::from(generation).with_stops(self.stop.clone()).with_show_end(self.special);
+        match self.ctx_size {
+            0 => options,
+            size => options.with_context(size),
+        }
+    }
+
+    /// Prints a note about options that the model cannot meet.
+    pub fn check(&self, loaded: &Loaded) {
+        let context = loaded.model.config().max_position_embeddings;
+        if self.ctx_size > context {
+            out::note!("note: --ctx-size {} is more than the model's context of {context}", self.ctx_size);
+        }
+    }
+}
+
+/// Shows a reply while it is written, and stops it at Ctrl-C.
+pub struct Watch<'a> {
+    interrupts: &'a Interrupts,
+    /// Write the text to standard output as it is generated.
+    stream: bool,
+    in_session: bool,
+    bar: Option<ProgressBar>,
+    error: Option<Failure>,
+}
+
+impl<'a> Watch<'a> {
+    /// For a reply after which the program ends: Ctrl-C stops its text, but ends the program during the prompt.
+    pub fn once(interrupts: &'a Interrupts, stream: bool) -> Self {
+        Self { interrupts, stream, in_session: false, bar: None, error: None }
+    }
+
+    /// For a reply of a session that goes on after it: Ctrl-C also stops the prompt.
+    pub fn in_session(interrupts: &'a Interrupts, stream: bool) -> Self {
+        interrupts.enter(Doing::Writing { patience: PATIENCE });
+        Self { in_session: true, ..Self::once(interrupts, stream) }
+    }
+
+    /// What the library tells.
+    pub fn see(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
+        match progress {
+            Progress::Prompt(done, total) => self.prompt(done, total),
+            Progress::Text(text) if self.stream && self.error.is_none() => {
+                self.error = out::print(format_args!("{text}")).err().map(Failure::from);
+            }
+            _ => {}
+        }
+        if self.error.is_some() || self.interrupts.stop() { Break(()) } else { Continue(()) }
+    }
+
+    fn prompt(&mut self, done: usize, total: usize) {
+        if done == 0 && total >= LONG_PROMPT {
+            self.bar = Some(progress::bar("prompt", total));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(done as u64);
+        }
+        if done == total {
+            self.clear();
+            if !self.in_session {
+                self.interrupts.enter(Doing::Writing { patience: Duration::ZERO });
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// The first error of writing.
+    pub fn end(mut self) -> Result<(), Failure> {
+        self.clear();
+        self.error.take().map_or(Ok(()), Err)
+    }
 }
 
 /// What `--json` prints.
 #[derive(Serialize)]
 pub struct Reply {
     pub prompt_tokens: Vec<u32>,
+    pub cached_tokens: usize,
     pub tokens: Vec<u32>,
     pub text: String,
+    pub reasoning: Option<String>,
+    pub content: String,
+    pub tool_calls: Vec<Call>,
     #[serde(rename = "finish_reason", serialize_with = "finish_reason")]
     pub finish: Finish,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,148 +144,36 @@ fn finish_reason<S: Serializer>(finish: &Finish, serializer: S) -> Result<S::Ok,
     })
 }
 
-impl ReplyOptions {
-    /// Applies the context limit. Stop texts that are special tokens become stop ids, because they have no text.
-    fn apply(
-        &self,
-        generation: &mut GenerationOptions,
-        (loaded, before): (&Loaded, usize),
-    ) -> Result<(), Failure> {
-        let (tokenizer, context) = (&loaded.tokenizer, loaded.model.config().max_position_embeddings);
-        let ids = self.stop.iter().filter_map(|stop| tokenizer.id(stop));
-        generation.stop_ids.extend(ids.filter(|&id| tokenizer.is_special(id)));
-        let limit = match self.ctx_size {
-            0 => context,
-            size => size.min(context),
-        };
-        if before > limit {
-            return Err(ModelError::ContextLength { tokens: before, limit }.into());
-        }
-        // The last token need not fit into the context: nothing follows it.
-        generation.max_tokens = generation.max_tokens.min(limit - before + 1);
-        Ok(())
-    }
-
-    /// Prints a note about options that the model cannot meet.
-    pub fn check(&self, loaded: &Loaded) {
-        let context = loaded.model.config().max_position_embeddings;
-        if self.ctx_size > context {
-            out::note!("note: --ctx-size {} is more than the model's context of {context}", self.ctx_size);
-        }
-    }
-}
-
-/// Runs a prompt after what `session` holds, and answers it until it ends or Ctrl-C stops it.
-pub fn reply(session: &mut Session<'_>, loaded: &Loaded, asked: Asked<'_>) -> Result<Reply, Failure> {
-    let Asked { prompt, mut generation, options, stream, interrupts, in_session } = asked;
-    let before = session.tokens().len() + prompt.len();
-    options.apply(&mut generation, (loaded, before))?;
-    if in_session {
-        interrupts.enter(Doing::Writing { patience: PATIENCE });
-    }
-    let start = Instant::now();
-    let logits = prefill(session, prompt, interrupts)?;
-    let prompt_seconds = start.elapsed().as_secs_f64();
-
-    if !in_session {
-        interrupts.enter(Doing::Writing { patience: Duration::ZERO });
-    }
-    let mut out = Output { stream, text: String::new(), stop: StopTexts::new(&options.stop), error: None };
-    let mut decoder = loaded.tokenizer.stream(prompt)?;
-    let start = Instant::now();
-    let (tokens, mut finish) = match logits {
-        Some(logits) => {
-            let each = |id| out.token(&mut decoder, id, go_on(interrupts));
-            let written = session.generate(logits, &generation, each)?;
-            (written.tokens, written.finish)
-        }
-        None => (vec![], Finish::Interrupted),
-    };
-    // The prompt's pass yields the first token's logits; the time is that of sampling and of the passes after it.
-    let (seconds, decoded) = (start.elapsed().as_secs_f64(), tokens.len());
-    out.end(&mut decoder)?;
-    if out.stop.found() {
-        finish = Finish::Stop;
-    }
-    let logprobs = options.logprobs.map(|count| {
-        let text = (&session.tokens()[..before + decoded], before);
-        logprobs::score(&loaded.model, &loaded.tokenizer, text, count)
-    });
-    Ok(Reply {
-        prompt_tokens: prompt.to_vec(),
-        tokens,
-        text: out.text,
-        finish,
-        logprobs: logprobs.transpose()?,
-        prompt_tps: prompt.len() as f64 / prompt_seconds,
-        generation_tps: decoded as f64 / seconds,
-        load_seconds: loaded.seconds,
-        peak_memory_bytes: memory::peak_bytes().unwrap_or(0),
-    })
-}
-
-fn go_on(interrupts: &Interrupts) -> ControlFlow<()> {
-    if interrupts.stop() { Break(()) } else { Continue(()) }
-}
-
-/// Reads a prompt, with a bar for a long one; `None` when it was stopped.
-fn prefill(
-    session: &mut Session<'_>,
-    prompt: &[u32],
-    interrupts: &Interrupts,
-) -> Result<Option<lowbit_kernels::Tensor>, ModelError> {
-    let bar = (prompt.len() >= LONG_PROMPT).then(|| progress::bar("prompt", prompt.len()));
-    let logits = session.prefill(prompt, |done| {
-        if let Some(bar) = &bar {
-            bar.set_position(done as u64);
-        }
-        go_on(interrupts)
-    });
-    if let Some(bar) = bar {
-        bar.finish_and_clear();
-    }
-    logits
-}
-
-/// The text so far, and the first thing that went wrong with writing it.
-struct Output<'a> {
-    stream: bool,
-    text: String,
-    stop: StopTexts<'a>,
-    error: Option<Failure>,
-}
-
-impl Output<'_> {
-    fn token(&mut self, decoder: &mut TokenStream, id: u32, go_on: ControlFlow<()>) -> ControlFlow<()> {
-        match decoder.push(id) {
-            Ok(Some(text)) => {
-                let text = self.stop.push(&text);
-                self.write(&text);
-            }
-            Ok(None) => {}
-            Err(error) => self.error = Some(error.into()),
-        }
-        if self.error.is_some() || self.stop.found() { Break(()) } else { go_on }
-    }
-
-    /// Writes what was held back.
-    fn end(&mut self, decoder: &mut TokenStream) -> Result<(), Failure> {
-        let text = self.stop.push(&decoder.flush()?);
-        self.write(&text);
-        let text = self.stop.flush();
-        self.write(&text);
-        self.error.take().map_or(Ok(()), Err)
-    }
-
-    fn write(&mut self, text: &str) {
-        self.text.push_str(text);
-        if self.stream && !text.is_empty() && self.error.is_none() {
-            self.error = out::print(format_args!("{text}")).err().map(Failure::from);
-        }
-    }
-}
-
 impl Reply {
+    /// `reply` with its figures; `text` is all that the session has read.
+    pub fn new(
+        reply: lowbit::Reply,
+        text: &[u32],
+        loaded: &Loaded,
+        options: &ReplyOptions,
+    ) -> Result<Self, Failure> {
+        let before = reply.cached_tokens + reply.prompt_tokens.len();
+        let logprobs = options.logprobs.map(|count| {
+            let text = (&text[..before + reply.tokens.len()], before);
+            logprobs::score(&loaded.model, &loaded.tokenizer, text, count)
+        });
+        Ok(Self {
+            logprobs: logprobs.transpose()?,
+            prompt_tps: reply.prompt_tokens.len() as f64 / reply.prompt_time.as_secs_f64(),
+            generation_tps: reply.tokens.len() as f64 / reply.time.as_secs_f64(),
+            load_seconds: loaded.seconds,
+            peak_memory_bytes: memory::peak_bytes().unwrap_or(0),
+            prompt_tokens: reply.prompt_tokens,
+            cached_tokens: reply.cached_tokens,
+            tokens: reply.tokens,
+            text: reply.text,
+            reasoning: Some(reply.reasoning).filter(|text| !text.is_empty()),
+            content: reply.content,
+            tool_calls: reply.tool_calls,
+            finish: reply.finish,
+        })
+    }
+
     /// The closing figures, on standard error.
     pub fn print_figures(&self) {
         out::note!(

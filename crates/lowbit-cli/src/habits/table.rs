@@ -160,7 +160,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["--predict"], Is("--max-tokens")),
     (None, &["-r", "--reverse-prompt", "--extra-eos-token", "--eos-token"], Is("--stop")),
     (None, &["--n-probs"], Is("--logprobs")),
-    (None, &["-sp", "--special"], Say("special tokens have no text; --json has the ids of all tokens")),
+    (None, &["-sp"], Is("--special")),
     (
         None,
         &["--xtc-probability", "--dry-multiplier", "--mirostat", "--dynatemp-range"],

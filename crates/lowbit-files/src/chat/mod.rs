@@ -119,6 +119,16 @@ impl ChatTemplate {
         self
     }
 
+    /// The variable `name`, if the template is given one.
+    pub fn variable(&self, name: &str) -> Option<&Json> {
+        self.variables.get(name)?.as_ref().ok()
+    }
+
+    /// Whether `text` stands in the template's source: how models spell reasoning and calls, their templates show.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.program.mentions(text)
+    }
+
     /// The text of `messages` ([`Message`]s, or whatever serialises to objects with more fields). With
     /// `add_generation_prompt` it ends with the start of the assistant's next message.
     ///

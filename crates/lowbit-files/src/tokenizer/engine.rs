@@ -42,9 +42,9 @@ impl Engine {
         })
     }
 
-    /// Ids without a token, and special tokens, have no text.
+    /// Ids without a token have no text.
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String, FileError> {
-        let tokens: Vec<String> = ids.iter().filter_map(|&id| self.text_token(id)).collect();
+        let tokens: Vec<String> = ids.iter().filter_map(|&id| self.token(id)).collect();
         // Some of the crate's decoders count on a token.
         if tokens.is_empty() {
             return Ok(String::new());
@@ -55,13 +55,12 @@ impl Engine {
         })
     }
 
-    /// The token `id`, unless it is special.
-    pub(super) fn text_token(&self, id: u32) -> Option<String> {
-        self.token(id).filter(|token| !self.inner.get_added_vocabulary().is_special_token(token))
-    }
-
     pub(super) fn is_special(&self, id: u32) -> bool {
         self.token(id).is_some_and(|token| self.inner.get_added_vocabulary().is_special_token(&token))
+    }
+
+    pub(super) fn is_added(&self, id: u32) -> bool {
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
     }
 
     pub(super) fn token(&self, id: u32) -> Option<String> {

@@ -118,8 +118,8 @@ impl Tokenizer {
         Ok(before.into_iter().chain(ids).chain(after).collect())
     }
 
-    /// The text of `ids`, without special tokens. An id without a token has no text: a model may have more rows than its
-    /// tokenizer has tokens. Bytes that are no UTF-8 become U+FFFD.
+    /// The text of `ids`, special tokens as they are spelled. An id without a token has no text: a model may have more rows
+    /// than its tokenizer has tokens. Bytes that are no UTF-8 become U+FFFD.
     ///
     /// # Errors
     /// [`FileError::Tokenizer`] when the tokenizer's decoder fails.
@@ -150,9 +150,14 @@ impl Tokenizer {
         self.engine.token(id)
     }
 
-    /// Whether `id` is a special token, which [`Self::decode`] leaves out.
+    /// Whether `id` is a special token: one that stands for no text of a user's or a model's.
     pub fn is_special(&self, id: u32) -> bool {
         self.engine.is_special(id)
+    }
+
+    /// Whether `id` is an added token, special or not: [`Self::encode`] gives it wherever a text spells it.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.engine.is_added(id)
     }
 
     /// The token at the start of a text.

@@ -18,7 +18,7 @@ pub struct TokenStream<'t> {
 
 impl<'t> TokenStream<'t> {
     pub(super) fn new(tokenizer: &'t Tokenizer, context: &[u32]) -> Result<Self, FileError> {
-        let has_text = |id: &u32| tokenizer.engine.text_token(*id).is_some();
+        let has_text = |id: &u32| tokenizer.engine.token(*id).is_some();
         let mut window: Vec<u32> = Vec::new();
         for id in context.iter().copied().rev().filter(has_text) {
             window.push(id);
@@ -31,12 +31,12 @@ impl<'t> TokenStream<'t> {
         Ok(Self { tokenizer, window, emitted })
     }
 
-    /// The text that `id` completes, if any. Special tokens and ids without a token have none.
+    /// The text that `id` completes, if any; a special token's is its spelling. Ids without a token have none.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
     pub fn push(&mut self, id: u32) -> Result<Option<String>, FileError> {
-        if self.tokenizer.engine.text_token(id).is_none() {
+        if self.tokenizer.engine.token(id).is_none() {
             return Ok(None);
         }
         self.window.push(id);
@@ -76,7 +76,7 @@ impl<'t> TokenStream<'t> {
 /// decoded together.
 fn is_anchor(tokenizer: &Tokenizer, id: u32) -> bool {
     let is_byte = |token: &str| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-    tokenizer.engine.text_token(id).is_some_and(|token| !is_byte(&token))
+    tokenizer.engine.token(id).is_some_and(|token| !is_byte(&token))
 }
 
 /// `text` without the end that later tokens may change: bytes that stop inside a character decode as U+FFFD.

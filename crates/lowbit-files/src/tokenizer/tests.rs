@@ -147,8 +147,25 @@ fn decoding_undoes_encoding() {
             if special || text.contains('\u{2581}') {
                 continue;
             }
-            assert_eq!(tokenizer.decode(&tokenizer.encode(text, true).unwrap()).unwrap(), text);
+            assert_eq!(tokenizer.decode(&tokenizer.encode(text, false).unwrap()).unwrap(), text);
         }
+    }
+}
+
+#[test]
+fn special_tokens_are_decoded_as_they_are_spelled() {
+    for tokenizer in [byte_level("qwen35"), sentencepiece(), huggingface()] {
+        let text = tokenizer.decode(&tokenizer.encode("a b", false).unwrap()).unwrap();
+        let mut all = 0..tokenizer.vocab_size() as u32;
+        let special = all.find(|&id| tokenizer.is_special(id)).unwrap();
+        let spelled = tokenizer.token(special).unwrap();
+        assert!(tokenizer.is_added(special), "{spelled}");
+        let mut ids = tokenizer.encode("a b", false).unwrap();
+        ids.push(special);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), format!("{text}{spelled}"));
+        assert_eq!(streamed(&tokenizer, &[], &ids).concat(), format!("{text}{spelled}"));
+        assert_eq!(streamed(&tokenizer, &ids, &[special]).concat(), spelled);
+        assert!(!tokenizer.is_added(ids[0]) && !tokenizer.is_added(u32::MAX));
     }
 }
 

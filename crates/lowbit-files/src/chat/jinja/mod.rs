@@ -47,6 +47,7 @@ const SOURCE: usize = crate::read::limit::TEMPLATE as usize;
 
 /// A parsed template.
 pub(super) struct Program {
+    source: Box<str>,
     body: Body,
     /// What symbols stand for.
     names: Vec<Arc<str>>,
@@ -72,8 +73,13 @@ impl Program {
             let (body, names) = parser::Parser::new(lexer::tokens(&source)?).parse()?;
             let find = |name: &str| names.iter().position(|known| **known == *name).map(|at| at as Symbol);
             let (loop_symbol, special_symbols) = (find("loop"), parser::SPECIAL.map(find));
-            Ok(Self { body, names, loop_symbol, special_symbols })
+            Ok(Self { source: source.into(), body, names, loop_symbol, special_symbols })
         })
+    }
+
+    /// Whether `text` stands in the source.
+    pub(super) fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
     }
 
     /// The template's text with these variables.

@@ -78,7 +78,7 @@ fn all_parts_work() {
     // Prepend gives "ab", Replace of cc and d "a" and "b".
     assert_eq!(tokenizer.encode("b<new>ccd", true).unwrap(), [3, 2, 4, 0, 2]);
     assert_eq!(tokenizer.encode("b", false).unwrap(), [2]);
-    assert_eq!(tokenizer.decode(&[3, 2, 4, 0]).unwrap(), "aba");
+    assert_eq!(tokenizer.decode(&[3, 2, 4, 0]).unwrap(), "<s>ab<new>a");
     assert_eq!(tokenizer.vocab_size(), 5);
 }
 

@@ -1,0 +1,126 @@
+//! How model families spell reasoning and calls of tools. Another family is a line here, and a function in `bodies` if its
+//! calls have a form of their own.
+
+use super::bodies::{self, Body};
+
+/// The markers around reasoning.
+pub(super) struct Reasoning {
+    pub(super) open: &'static str,
+    pub(super) close: &'static str,
+}
+
+/// The markers around calls, and what stands between them.
+pub(super) struct Calls {
+    /// What a chat template with such calls mentions.
+    pub(super) mention: &'static str,
+    pub(super) open: &'static str,
+    pub(super) end: End,
+    pub(super) body: Body,
+    /// Whether the markers are part of the body.
+    pub(super) markers_are_body: bool,
+}
+
+/// Where a body ends.
+pub(super) enum End {
+    /// Before this marker.
+    Marker(&'static str),
+    /// With its JSON value, which a name may precede.
+    Json,
+}
+
+impl Calls {
+    const fn new(open: &'static str, close: &'static str, body: Body) -> Self {
+        Self { mention: open, open, end: End::Marker(close), body, markers_are_body: false }
+    }
+
+    const fn json(open: &'static str, body: Body) -> Self {
+        Self { mention: open, open, end: End::Json, body, markers_are_body: false }
+    }
+}
+
+pub(super) const REASONING: &[Reasoning] = &[
+    Reasoning { open: "<think>", close: "</think>" },
+    // Mistral's.
+    Reasoning { open: "[THINK]", close: "[/THINK]" },
+    Reasoning { open: "<seed:think>", close: "</seed:think>" },
+    Reasoning { open: "<longcat_think>", close: "</longcat_think>" },
+    // Gemma 4's.
+    Reasoning { open: "<|channel>thought", close: "<channel|>" },
+    // Cohere's.
+    Reasoning { open: "<|START_THINKING|>", close: "<|END_THINKING|>" },
+];
+
+pub(super) const CALLS: &[Calls] = &[
+    // Hermes, Qwen 2.5 and 3: JSON. Qwen3-Coder, Qwen 3.5, Nemotron 3: <function=NAME>. GLM: NAME and <arg_key>.
+    Calls::new("<tool_call>", "</tool_call>", bodies::tool_call),
+    Calls::new("<seed:tool_call>", "</seed:tool_call>", bodies::tool_call),
+    Calls::new("<longcat_tool_call>", "</longcat_tool_call>", bodies::tool_call),
+    // Nemotron Nano 2: a list in JSON.
+    Calls::new("<TOOLCALL>", "</TOOLCALL>", bodies::json),
+    // Mistral: a list in JSON, or NAME[ARGS] and an object.
+    Calls::json("[TOOL_CALLS]", bodies::mistral),
+    // Llama 3: JSON, or code for its interpreter.
+    Calls::json("<|python_tag|>", bodies::json),
+    Calls {
+        mention: "<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>",
+        open: "<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>",
+        end: End::Marker("<\u{ff5c}tool\u{2581}calls\u{2581}end\u{ff5c}>"),
+        body: bodies::deepseek,
+        markers_are_body: false,
+    },
+    Calls {
+        mention: "<|tool_call_begin|>",
+        open: "<|tool_calls_section_begin|>",
+        end: End::Marker("<|tool_calls_section_end|>"),
+        body: bodies::kimi,
+        markers_are_body: false,
+    },
+    // DeepSeek 3.2 and 4; their templates put the tags together.
+    Calls {
+        mention: "\u{ff5c}DSML\u{ff5c}",
+        open: "<\u{ff5c}DSML\u{ff5c}function_calls>",
+        end: End::Marker("</\u{ff5c}DSML\u{ff5c}function_calls>"),
+        body: bodies::dsml,
+        markers_are_body: false,
+    },
+    Calls {
+        mention: "\u{ff5c}DSML\u{ff5c}",
+        open: "<\u{ff5c}DSML\u{ff5c}tool_calls>",
+        end: End::Marker("</\u{ff5c}DSML\u{ff5c}tool_calls>"),
+        body: bodies::dsml,
+        markers_are_body: false,
+    },
+    Calls::new("<minimax:tool_call>", "</minimax:tool_call>", bodies::minimax),
+    Calls {
+        mention: "<function name=\"",
+        open: "<function name=\"",
+        end: End::Marker("</function>"),
+        body: bodies::minicpm,
+        markers_are_body: true,
+    },
+    // LFM 2: calls as in Python.
+    Calls::new("<|tool_call_start|>", "<|tool_call_end|>", bodies::pythonic),
+];
+
+const fn bare(open: &'static str) -> Calls {
+    Calls { mention: "<|python_tag|>", open, end: End::Json, body: bodies::bare_json, markers_are_body: true }
+}
+
+/// What Llama 3 begins a reply with that is a call without `<|python_tag|>`.
+pub(super) const BARE_JSON: &[Calls] = &[
+    bare("{\"name\":"),
+    bare("{ \"name\":"),
+    bare("{\n  \"name\":"),
+    bare("{\"type\": \"function\","),
+    bare("{\"function\":"),
+];
+
+/// gpt-oss's: messages with a header each, `<|start|>assistant<|channel|>CHANNEL to=RECIPIENT<|message|>..<|end|>`.
+pub(super) mod harmony {
+    pub(crate) const START: &str = "<|start|>";
+    pub(crate) const CHANNEL: &str = "<|channel|>";
+    pub(crate) const CONSTRAIN: &str = "<|constrain|>";
+    pub(crate) const MESSAGE: &str = "<|message|>";
+    /// What ends a message.
+    pub(crate) const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
+}

@@ -1,0 +1,200 @@
+//! A reply as reasoning, content and calls of tools, while it is written.
+//!
+//! One machine for all families: what differs between them is data in `families`, and how the text of a call is read
+//! (`bodies`).
+
+mod bodies;
+mod families;
+mod json_end;
+mod machine;
+mod pythonic;
+mod symbols;
+#[cfg(test)]
+mod tests;
+mod tools;
+
+use bodies::Body;
+use families::{BARE_JSON, CALLS, Calls, End, REASONING, harmony};
+use lowbit_files::{ChatTemplate, Tokenizer, ToolCall};
+pub use machine::ReplyParser;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use symbols::Marker;
+use tools::Tools;
+
+/// A part of a reply, without the markers around it. Parts of the same kind that follow one another join to one text.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// What the model thinks before it answers, without the white space around it.
+    Reasoning(String),
+    /// What it answers. White space next to reasoning and calls is left out.
+    Content(String),
+    /// A tool that it calls, once the call is whole.
+    Call(Call),
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Call {
+    /// The model's own name for the call, or one made here; `None` only before the machine gave it one.
+    pub id: Option<String>,
+    /// The tool's.
+    pub name: String,
+    /// An object in JSON: as the model wrote it, where it wrote JSON.
+    pub arguments: String,
+}
+
+impl Call {
+    fn new(name: &str, arguments: Map<String, Value>) -> Self {
+        Self { id: None, name: name.into(), arguments: Value::Object(arguments).to_string() }
+    }
+
+    /// The call as a message has it.
+    pub fn to_message(&self) -> ToolCall {
+        let arguments = serde_json::from_str(&self.arguments);
+        let arguments = arguments.unwrap_or_else(|_| Value::String(self.arguments.clone()));
+        ToolCall::new(self.id.clone(), &self.name, arguments)
+    }
+}
+
+/// As OpenAI's chat completions: the arguments are JSON in a string.
+impl Serialize for Call {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let function = BTreeMap::from([("name", &self.name), ("arguments", &self.arguments)]);
+        let mut call = serializer.serialize_struct("Call", 3)?;
+        call.serialize_field("type", "function")?;
+        call.serialize_field("id", &self.id)?;
+        call.serialize_field("function", &function)?;
+        call.end()
+    }
+}
+
+/// How a model spells reasoning and calls: what its chat template mentions, and what its tokenizer has tokens for.
+///
+/// ```
+/// use lowbit::{Event, Syntax};
+///
+/// let template = lowbit::ChatTemplate::new("<think></think><tool_call></tool_call>", "template".as_ref())?;
+/// let syntax = Syntax::new(&template, None);
+/// let mut parser = syntax.parser("", 0);
+/// let mut events = vec![];
+/// for piece in ["<thi", "nk>Hm.</think>\n\nLet me look.\n<tool_", "call>{\"name\": \"look\"}</tool_call>"] {
+///     events.extend(parser.text(piece));
+/// }
+/// events.extend(parser.finish());
+/// assert_eq!(events[0], Event::Reasoning("Hm.".into()));
+/// assert_eq!(events[1], Event::Content("Let me look.".into()));
+/// let Event::Call(call) = &events[2] else { panic!() };
+/// assert_eq!((call.name.as_str(), call.arguments.as_str()), ("look", "{}"));
+/// # Ok::<(), lowbit::FileError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Syntax {
+    reasoning: Vec<ReasoningMarkers>,
+    calls: Vec<CallMarkers>,
+    harmony: Option<Harmony>,
+    tools: Tools,
+}
+
+#[derive(Clone, Debug)]
+struct ReasoningMarkers {
+    open: Marker,
+    close: Marker,
+    /// As a prompt spells it.
+    spelling: &'static str,
+}
+
+#[derive(Clone, Debug)]
+struct CallMarkers {
+    open: Marker,
+    /// `None` where a body ends with its JSON value.
+    close: Option<Marker>,
+    body: Body,
+    markers_are_body: bool,
+    /// Whether it only counts where nothing is written before it.
+    at_start: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Harmony {
+    start: Marker,
+    channel: Marker,
+    message: Marker,
+    ends: Vec<Marker>,
+    /// Part of headers alone.
+    constrain: Marker,
+}
+
+impl Syntax {
+    /// The syntax of the model with this chat template; `tokenizer` says which markers are tokens, without one all are text.
+    pub fn new(template: &ChatTemplate, tokenizer: Option<&Tokenizer>) -> Self {
+        let marker = |spelling| Marker::new(spelling, tokenizer);
+        let is_token = |spelling| tokenizer.and_then(|tokenizer| symbols::added_token(tokenizer, spelling));
+        let tools = Tools::new(template.variable("tools"));
+
+        let reasons = |known: &&families::Reasoning| {
+            let tokens = is_token(known.open).is_some() && is_token(known.close).is_some();
+            tokens || template.mentions(known.open) || template.mentions(known.close)
+        };
+        let reasoning = REASONING.iter().filter(reasons).map(|known| ReasoningMarkers {
+            open: marker(known.open),
+            close: marker(known.close),
+            spelling: known.open,
+        });
+        let calls = |known: &&Calls| template.mentions(known.mention) || is_token(known.open).is_some();
+        let bare = BARE_JSON.iter().filter(|bare| !tools.is_empty() && calls(bare));
+        let calls =
+            CALLS.iter().filter(calls).map(|known| (known, false)).chain(bare.map(|bare| (bare, true)));
+        let calls = calls.map(|(known, at_start)| CallMarkers {
+            open: marker(known.open),
+            close: match known.end {
+                End::Marker(close) => Some(marker(close)),
+                End::Json => None,
+            },
+            body: known.body,
+            markers_are_body: known.markers_are_body,
+            at_start,
+        });
+        let harmony = template.mentions(harmony::CHANNEL).then(|| Harmony {
+            start: marker(harmony::START),
+            channel: marker(harmony::CHANNEL),
+            message: marker(harmony::MESSAGE),
+            ends: harmony::ENDS.map(marker).into(),
+            constrain: marker(harmony::CONSTRAIN),
+        });
+        Self { reasoning: reasoning.collect(), calls: calls.collect(), harmony, tools }
+    }
+
+    /// The syntax of text that has no markers: all of it is content.
+    pub fn plain() -> Self {
+        Self::default()
+    }
+
+    /// Whether a reply can hold anything but content.
+    pub fn is_plain(&self) -> bool {
+        self.reasoning.is_empty() && self.calls.is_empty() && self.harmony.is_none()
+    }
+
+    /// The machine for one reply to a prompt that ends with the text `prompt`: some templates open the reasoning there. Calls
+    /// without an id of their own are numbered from `calls` on.
+    pub fn parser(&self, prompt: &str, calls: usize) -> ReplyParser<'_> {
+        ReplyParser::new(self, prompt, calls)
+    }
+
+    fn markers(&self) -> impl Iterator<Item = &Marker> {
+        let reasoning = self.reasoning.iter().flat_map(|markers| [&markers.open, &markers.close]);
+        let calls = self.calls.iter().flat_map(|markers| [Some(&markers.open), markers.close.as_ref()]);
+        let harmony = self.harmony.iter().flat_map(|markers| {
+            let Harmony { start, channel, message, ends, constrain } = markers;
+            [start, channel, message, constrain].into_iter().chain(ends)
+        });
+        reasoning.chain(calls.flatten()).chain(harmony)
+    }
+
+    /// The spelling of the token `id`, if it is part of a marker.
+    pub fn marker(&self, id: u32) -> Option<&str> {
+        self.markers().flat_map(Marker::tokens).find(|(token, _)| *token == id).map(|(_, spelling)| spelling)
+    }
+}

@@ -1,0 +1,526 @@
+//! Replies in the forms of each family, in every cut into two pieces and character by character, with markers that are text
+//! and with markers that are tokens.
+
+use super::*;
+use serde_json::json;
+
+/// A tokenizer whose added tokens are `added`, from id 1 on.
+fn tokenizer(added: &[&str]) -> Tokenizer {
+    let tokens = added.iter().enumerate().map(|(index, content)| {
+        json!({"id": index + 1, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+               "normalized": false, "special": false})
+    });
+    let json = json!({
+        "version": "1.0",
+        "added_tokens": tokens.collect::<Vec<_>>(),
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    });
+    Tokenizer::from_json("tokenizer.json".as_ref(), json.to_string().as_bytes()).unwrap()
+}
+
+fn template(source: &str) -> ChatTemplate {
+    // Templates show markers in texts of their own; here they are all that there is.
+    ChatTemplate::new(&format!("{{% raw %}}{source}{{% endraw %}}"), "template".as_ref()).unwrap()
+}
+
+fn tools() -> Value {
+    let properties = json!({"s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}});
+    json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}])
+}
+
+/// What a parser is told at a time.
+#[derive(Clone, Debug)]
+enum Piece {
+    Text(String),
+    Token(u32),
+}
+
+/// `reply` in characters, and in tokens where `syntax` has markers for them.
+fn pieces(reply: &str, added: &[&str]) -> Vec<Piece> {
+    let (mut pieces, mut rest) = (vec![], reply);
+    while let Some(first) = rest.chars().next() {
+        let token = added.iter().enumerate().filter(|(_, token)| rest.starts_with(**token));
+        let token = token.max_by_key(|(_, token)| token.len());
+        let length = token.map_or(first.len_utf8(), |(_, token)| token.len());
+        pieces.push(match token {
+            Some((index, _)) => Piece::Token(index as u32 + 1),
+            None => Piece::Text(first.into()),
+        });
+        rest = &rest[length..];
+    }
+    pieces
+}
+
+/// The parts, those of a kind joined, as one text: `(reasoning)`, content, `<name arguments id>`.
+fn parts(syntax: &Syntax, prompt: &str, pieces: impl IntoIterator<Item = Piece>) -> Vec<Event> {
+    let mut parser = syntax.parser(prompt, 0);
+    let mut events = vec![];
+    for piece in pieces {
+        events.extend(match piece {
+            Piece::Text(text) => parser.text(&text),
+            Piece::Token(id) => parser.token(id),
+        });
+    }
+    events.extend(parser.finish());
+    let mut joined: Vec<Event> = vec![];
+    for event in events {
+        match (joined.last_mut(), event) {
+            (Some(Event::Content(before)), Event::Content(text)) => before.push_str(&text),
+            (Some(Event::Reasoning(before)), Event::Reasoning(text)) => before.push_str(&text),
+            (_, event) => joined.push(event),
+        }
+    }
+    joined
+}
+
+fn show(events: &[Event]) -> String {
+    let show = |event: &Event| match event {
+        Event::Reasoning(text) => format!("({text})"),
+        Event::Content(text) => text.clone(),
+        Event::Call(Call { id, name, arguments }) => {
+            let id = id.as_deref().unwrap();
+            format!("<{name} {arguments}{}>", if id.starts_with("call0000") { "" } else { id })
+        }
+    };
+    events.iter().map(show).collect::<Vec<_>>().join("|")
+}
+
+/// A family's markers, how its prompts end, and replies with what they are.
+struct Family {
+    mentions: &'static str,
+    /// Which of them are tokens in its tokenizers.
+    tokens: &'static [&'static str],
+    prompt: &'static str,
+    replies: &'static [(&'static str, &'static str)],
+}
+
+#[track_caller]
+fn check(family: &Family) {
+    let Family { mentions, tokens, prompt, replies } = family;
+    let tokenizer = tokenizer(tokens);
+    for (reply, want) in *replies {
+        // These are with tools whose schemas say what arguments are.
+        let (reply, template) = match reply.strip_prefix("[tools]") {
+            Some(reply) => (reply, template(mentions).with("tools", tools())),
+            None => (*reply, template(mentions)),
+        };
+        for (kind, added) in [("text", &[][..]), ("tokens", *tokens)] {
+            let syntax = Syntax::new(&template, (kind == "tokens").then_some(&tokenizer));
+            // A token that is part of no marker is text.
+            let told = pieces(reply, added).into_iter().map(|piece| match piece {
+                Piece::Token(id) if syntax.marker(id).is_none() => Piece::Text(tokenizer.token(id).unwrap()),
+                piece => piece,
+            });
+            let told: Vec<Piece> = told.collect();
+            let whole = parts(&syntax, prompt, told.iter().cloned());
+            assert_eq!(show(&whole), *want, "{kind}: {reply}");
+            if kind == "text" {
+                for cut in (0..=reply.len()).filter(|&cut| reply.is_char_boundary(cut)) {
+                    let cut = [&reply[..cut], &reply[cut..]].map(|text| Piece::Text(text.into()));
+                    assert_eq!(parts(&syntax, prompt, cut.clone()), whole, "{cut:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn hermes_and_qwen3() {
+    check(&Family {
+        mentions: "<think></think><tool_call></tool_call>",
+        tokens: &["<think>", "</think>", "<tool_call>", "</tool_call>"],
+        prompt: "<|im_start|>assistant\n",
+        replies: &[
+            ("Hello  \n", "Hello  \n"),
+            ("", ""),
+            (" \n", " \n"),
+            ("<think>\nHm.\n\nYes.\n</think>\n\nHello", "(Hm.\n\nYes.)|Hello"),
+            ("<think>\n\n</think>\n\nHello", "Hello"),
+            ("\n<think>Hm", "(Hm)"),
+            ("<think>Hm</think>", "(Hm)"),
+            ("<think>a</think>\n</think>\nb", "(a)|b"),
+            ("</think>b", "b"),
+            ("a <think>b</think>", "a <think>b</think>"),
+            ("a < b, <thin", "a < b, <thin"),
+            (
+                "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"s\": \"é\", \"n\": 1.50}}\n</tool_call>",
+                "<f {\"s\": \"é\", \"n\": 1.50}>",
+            ),
+            (
+                "<think>a</think>\n\nLet me see.\n<tool_call>\n{\"name\": \"f\"}\n</tool_call>\n<tool_call>\n{\"name\": \
+                 \"g\", \"arguments\": \"{\\\"x\\\": 1}\"}\n</tool_call>",
+                "(a)|Let me see.|<f {}>|<g {\"x\": 1}>",
+            ),
+            ("<tool_call>{\"name\": \"f\"}", "<f {}>"),
+            ("<tool_call>{\"name\": \"f\"}</tool_call> done ", "<f {}>|done "),
+            ("<tool_call>{\"name\": \"f\", </tool_call>x", "<tool_call>{\"name\": \"f\", </tool_call>x"),
+            ("a <tool_call>\nno\n</tool_call> b", "a <tool_call>\nno\n</tool_call> b"),
+            ("<tool_call>{\"name\": \"f\", \"argu", "<tool_call>{\"name\": \"f\", \"argu"),
+            (
+                "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+                "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+            ),
+            ("<tool_call>{\"name\": \"f\"}</tool_call><think>b</think>c", "<f {}>|(b)|c"),
+            ("<think>a<tool_call>b</think>c", "(a<tool_call>b)|c"),
+        ],
+    });
+}
+
+#[test]
+fn a_marker_that_an_argument_spells_is_part_of_it() {
+    const REPLY: &str = "<tool_call>{\"name\": \"f\", \"arguments\": {\"s\": \"</tool_call>\"}}</tool_call>";
+    const CALL: &str = "<f {\"s\": \"</tool_call>\"}>";
+    check(&Family { mentions: "<tool_call>", tokens: &[], prompt: "", replies: &[(REPLY, CALL)] });
+    // As a token it is the marker.
+    let tokenizer = tokenizer(&["<tool_call>", "</tool_call>"]);
+    let syntax = Syntax::new(&template(""), Some(&tokenizer));
+    let [open, close] = [Piece::Token(1), Piece::Token(2)];
+    let body = Piece::Text("{\"name\": \"f\", \"arguments\": {\"s\": \"</tool_call>\"}}".into());
+    assert_eq!(show(&parts(&syntax, "", [open.clone(), body, close.clone()])), CALL);
+    let cut = Piece::Text("{\"name\": \"f\", ".into());
+    assert_eq!(
+        show(&parts(&syntax, "", [open, cut, close, Piece::Text("x".into())])),
+        "<tool_call>{\"name\": \"f\", </tool_call>x"
+    );
+    // In text, it is none.
+    assert_eq!(show(&parts(&syntax, "", [Piece::Text(REPLY.into())])), REPLY);
+}
+
+#[test]
+fn a_prompt_that_opens_the_reasoning() {
+    let family = |prompt, replies| Family {
+        mentions: "<think></think>",
+        tokens: &["<think>", "</think>"],
+        prompt,
+        replies,
+    };
+    check(&family(
+        "<|im_start|>assistant\n<think>\n",
+        &[
+            ("Hm.\n</think>\n\nHello", "(Hm.)|Hello"),
+            ("never closed ", "(never closed)"),
+            ("</think>\n\nHello", "Hello"),
+            ("<think>\na</think>b", "(a)|b"),
+            ("a <think> b</think>c", "(a <think> b)|c"),
+        ],
+    ));
+    check(&family(
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        &[("Hello", "Hello"), ("<think>a</think>b", "(a)|b")],
+    ));
+}
+
+#[test]
+fn qwen3_coder_and_qwen3_5() {
+    check(&Family {
+        mentions: "<think></think><tool_call>\n<function=",
+        tokens: &["<think>", "</think>", "<tool_call>", "</tool_call>"],
+        prompt: "<|im_start|>assistant\n<think>\n",
+        replies: &[
+            (
+                "a\n</think>\n\nok\n\n<tool_call>\n<function=f>\n<parameter=s>\n5\n</parameter>\n<parameter=y>\ntwo\nlines\n\
+                 </parameter>\n</function>\n</tool_call>",
+                "(a)|ok|<f {\"s\":5,\"y\":\"two\\nlines\"}>",
+            ),
+            (
+                "[tools]</think><tool_call>\n<function=f>\n<parameter=s>\n5\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n\
+                 </function>\n</tool_call>",
+                "<f {\"s\":\"5\",\"b\":true}>",
+            ),
+            ("</think><tool_call>\n<function=g>\n</function>\n</tool_call>", "<g {}>"),
+            (
+                "</think><tool_call><function=f><parameter=q>a</parameter> b</parameter></function></tool_call>",
+                "<f {\"q\":\"a</parameter> b\"}>",
+            ),
+            (
+                "</think><tool_call>\n<function=f>\n<parameter=s>\n5",
+                "<tool_call>\n<function=f>\n<parameter=s>\n5",
+            ),
+        ],
+    });
+}
+
+#[test]
+fn mistral() {
+    check(&Family {
+        mentions: "[TOOL_CALLS][THINK][/THINK]",
+        tokens: &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"],
+        prompt: "[/INST]",
+        replies: &[
+            (
+                "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"s\": \"]\"}, \"id\": \"abcdefghi\"}]",
+                "<f {\"s\": \"]\"}abcdefghi>",
+            ),
+            ("[TOOL_CALLS] [{\"name\": \"f\"}, {\"name\": \"g\"}]", "<f {}>|<g {}>"),
+            ("ok[TOOL_CALLS]f[ARGS]{\"n\": 1}[TOOL_CALLS]g[ARGS]{}", "ok|<f {\"n\": 1}>|<g {}>"),
+            ("[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{\"n\": 1}", "<f {\"n\": 1}abc123def>"),
+            ("[TOOL_CALLS][{}]", "[TOOL_CALLS][{}]"),
+            ("[TOOL_CALLS] I will not", "[TOOL_CALLS] I will not"),
+            ("[TOOL_CALLS]f[ARGS]{\"n\": ", "[TOOL_CALLS]f[ARGS]{\"n\": "),
+            ("[TOOL_CALLS]", "[TOOL_CALLS]"),
+            ("[THINK]r[/THINK]A", "(r)|A"),
+            ("[1] and [TOOL", "[1] and [TOOL"),
+        ],
+    });
+}
+
+#[test]
+fn llama_3() {
+    check(&Family {
+        mentions: "<|python_tag|>",
+        tokens: &["<|python_tag|>"],
+        prompt: "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        replies: &[
+            ("<|python_tag|>{\"name\": \"f\", \"parameters\": {\"n\": 1}}", "<f {\"n\": 1}>"),
+            ("[tools]{\"name\": \"f\", \"parameters\": {\"n\": 1}}", "<f {\"n\": 1}>"),
+            ("[tools]{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}", "<f {}>"),
+            ("[tools]\n{\"name\": \"f\", \"parameters\": {}}", "<f {}>"),
+            ("[tools]{\"name\": \"Bob\"} is JSON", "{\"name\": \"Bob\"} is JSON"),
+            ("[tools]So: {\"name\": \"f\", \"parameters\": {}}", "So: {\"name\": \"f\", \"parameters\": {}}"),
+            ("{\"name\": \"f\", \"parameters\": {}}", "{\"name\": \"f\", \"parameters\": {}}"),
+            ("[tools]{\"na", "{\"na"),
+            ("<|python_tag|>f.call(x=1)", "<|python_tag|>f.call(x=1)"),
+        ],
+    });
+}
+
+#[test]
+fn harmony_of_gpt_oss() {
+    let channel = "<|channel|>";
+    assert!(template(channel).mentions(channel));
+    check(&Family {
+        mentions: "<|channel|><|message|>",
+        tokens: &[
+            "<|channel|>",
+            "<|message|>",
+            "<|start|>",
+            "<|end|>",
+            "<|call|>",
+            "<|return|>",
+            "<|constrain|>",
+        ],
+        prompt: "<|end|><|start|>assistant",
+        replies: &[
+            (
+                "<|channel|>analysis<|message|>Hm. <|end|><|start|>assistant<|channel|>final<|message|>Hello\n",
+                "(Hm.)|Hello\n",
+            ),
+            (
+                "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json\
+                 <|message|>{\"n\": 1}<|call|>",
+                "(a)|<f {\"n\": 1}>",
+            ),
+            (" to=functions.f<|channel|>commentary json<|message|>{\"n\": 1}", "<f {\"n\": 1}>"),
+            (
+                "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary \
+                 to=functions.f<|message|>{}<|call|>",
+                "I look.|<f {}>",
+            ),
+            (
+                "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b",
+                "(a\nb)",
+            ),
+            (
+                "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>",
+                "a\nb",
+            ),
+            ("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "(a)|b"),
+            ("<|channel|>anal", ""),
+            ("Hello", "Hello"),
+            (
+                "<|channel|>commentary to=functions.f<|message|>{\"n\": <|end|>",
+                "<|channel|>commentary to=functions.f<|message|>{\"n\": ",
+            ),
+        ],
+    });
+    let told = |prompt| {
+        show(&parts(&Syntax::new(&template(channel), None), prompt, [Piece::Text("a<|end|>".into())]))
+    };
+    assert_eq!(told("<|start|>assistant<|channel|>final<|message|>"), "a");
+    assert_eq!(
+        told("<|start|>user<|message|>x<|end|><|start|>assistant<|channel|>analysis<|message|>"),
+        "(a)"
+    );
+}
+
+#[test]
+fn deepseek() {
+    const SECTION: [&str; 2] = [
+        "<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>",
+        "<\u{ff5c}tool\u{2581}calls\u{2581}end\u{ff5c}>",
+    ];
+    check(&Family {
+        mentions: "</think><\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>\u{ff5c}DSML\u{ff5c}",
+        tokens: &["<think>", "</think>", SECTION[0], SECTION[1], "<\u{ff5c}tool\u{2581}sep\u{ff5c}>"],
+        prompt: "<\u{ff5c}Assistant\u{ff5c}><think>\n",
+        replies: &[
+            (
+                "a</think>ok<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}><\u{ff5c}tool\u{2581}call\u{2581}begin\u{ff5c}>f\
+                 <\u{ff5c}tool\u{2581}sep\u{ff5c}>{\"n\": 1}<\u{ff5c}tool\u{2581}call\u{2581}end\u{ff5c}>\
+                 <\u{ff5c}tool\u{2581}call\u{2581}begin\u{ff5c}>g<\u{ff5c}tool\u{2581}sep\u{ff5c}>{}\
+                 <\u{ff5c}tool\u{2581}call\u{2581}end\u{ff5c}><\u{ff5c}tool\u{2581}calls\u{2581}end\u{ff5c}>",
+                "(a)|ok|<f {\"n\": 1}>|<g {}>",
+            ),
+            (
+                "</think><\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}><\u{ff5c}tool\u{2581}call\u{2581}begin\u{ff5c}>function\
+                 <\u{ff5c}tool\u{2581}sep\u{ff5c}>f\n```json\n{\"n\": 1}\n```<\u{ff5c}tool\u{2581}call\u{2581}end\u{ff5c}>",
+                "<f {\"n\": 1}>",
+            ),
+            (
+                "</think><\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>x",
+                "<\u{ff5c}tool\u{2581}calls\u{2581}begin\u{ff5c}>x",
+            ),
+            (
+                "</think><\u{ff5c}DSML\u{ff5c}function_calls>\n<\u{ff5c}DSML\u{ff5c}invoke name=\"f\">\n\
+                 <\u{ff5c}DSML\u{ff5c}parameter name=\"s\" string=\"true\">5</\u{ff5c}DSML\u{ff5c}parameter>\n\
+                 <\u{ff5c}DSML\u{ff5c}parameter name=\"n\" string=\"false\">5</\u{ff5c}DSML\u{ff5c}parameter>\n\
+                 </\u{ff5c}DSML\u{ff5c}invoke>\n</\u{ff5c}DSML\u{ff5c}function_calls>",
+                "<f {\"s\":\"5\",\"n\":5}>",
+            ),
+        ],
+    });
+}
+
+#[test]
+fn glm() {
+    check(&Family {
+        mentions: "<think></think><tool_call><arg_key>",
+        tokens: &[
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ],
+        prompt: "<|assistant|>",
+        replies: &[
+            (
+                "\n<think>a</think>\nok\n<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>b c</arg_value>\n<arg_key>n</arg_key>\n\
+                 <arg_value>[1]</arg_value>\n</tool_call>",
+                "(a)|ok|<f {\"s\":\"b c\",\"n\":[1]}>",
+            ),
+            ("[tools]<tool_call>f\n</tool_call>", "<f {}>"),
+            ("<tool_call>f\n</tool_call>", "<tool_call>f\n</tool_call>"),
+            ("<tool_call>f<arg_key>s</arg_key></tool_call>", "<tool_call>f<arg_key>s</arg_key></tool_call>"),
+        ],
+    });
+}
+
+#[test]
+fn kimi_minimax_minicpm_nemotron_and_lfm() {
+    check(&Family {
+        mentions: "<|tool_call_begin|>",
+        tokens: &["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"],
+        prompt: "<|im_middle|>",
+        replies: &[(
+            "ok<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"n\": 1}\
+             <|tool_call_end|><|tool_calls_section_end|>",
+            "ok|<f {\"n\": 1}functions.f:0>",
+        )],
+    });
+    check(&Family {
+        mentions: "<minimax:tool_call><function name=\"<TOOLCALL>",
+        tokens: &["<minimax:tool_call>"],
+        prompt: "",
+        replies: &[
+            (
+                "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"s\">a</parameter>\n</invoke>\n\
+                 </minimax:tool_call>",
+                "<f {\"s\":\"a\"}>",
+            ),
+            ("ok <function name=\"f\"><param name=\"n\">1</param></function>", "ok|<f {\"n\":1}>"),
+            ("<function name=\"f\">", "<function name=\"f\">"),
+            ("<TOOLCALL>[{\"name\": \"f\"}, {\"name\": \"g\"}]</TOOLCALL>", "<f {}>|<g {}>"),
+        ],
+    });
+    check(&Family {
+        mentions: "",
+        tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
+        prompt: "",
+        replies: &[],
+    });
+    check(&Family {
+        mentions: "<|tool_call_start|>",
+        tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
+        prompt: "",
+        replies: &[
+            ("<|tool_call_start|>[f(s=\"a\", n=1)]<|tool_call_end|>ok", "<f {\"s\":\"a\",\"n\":1}>|ok"),
+            ("<|tool_call_start|>[f(s=]<|tool_call_end|>", "<|tool_call_start|>[f(s=]<|tool_call_end|>"),
+        ],
+    });
+}
+
+#[test]
+fn other_reasoning() {
+    check(&Family {
+        mentions: "<|channel>thought\n<channel|>",
+        tokens: &["<|channel>", "<channel|>"],
+        prompt: "<start_of_turn>model\n",
+        replies: &[("<|channel>thought\na\n<channel|>b", "(a)|b"), ("<|channel>other", "<|channel>other")],
+    });
+    check(&Family {
+        mentions: "<seed:think>",
+        tokens: &["<seed:think>", "</seed:think>"],
+        prompt: "",
+        replies: &[("<seed:think>a</seed:think>b", "(a)|b")],
+    });
+}
+
+#[test]
+fn a_plain_syntax_takes_all_for_content() {
+    let reply = "<think>a</think><tool_call>{\"name\": \"f\"}</tool_call> ";
+    let syntax = Syntax::plain();
+    assert!(syntax.is_plain() && !Syntax::new(&template("<think>"), None).is_plain());
+    assert_eq!(show(&parts(&syntax, "", [Piece::Text(reply.into())])), reply);
+    let held = syntax.parser("", 0).text("<thi");
+    assert_eq!(held, [Event::Content("<thi".into())], "nothing is held back");
+}
+
+/// Any cut into pieces gives the same parts.
+#[test]
+fn parts_do_not_depend_on_pieces() {
+    let template =
+        template("<think></think><tool_call></tool_call>[TOOL_CALLS]<|python_tag|><|tool_call_start|>");
+    let syntax = Syntax::new(&template.with("tools", tools()), None);
+    let words = [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "{\"name\":\"f\"}",
+        "[TOOL_CALLS]",
+        "f[ARGS]",
+        "{}",
+        " ",
+        "a",
+        "<",
+        "[f()]",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "\n",
+        "<function=f>",
+        "</function>",
+    ];
+    let mut random = 1u64;
+    let mut draw = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    for _ in 0..3000 {
+        let reply: String = (0..draw(9)).map(|_| words[draw(words.len())]).collect();
+        let whole = parts(&syntax, "", [Piece::Text(reply.clone())]);
+        let letters = reply.chars().map(|c| Piece::Text(c.into()));
+        assert_eq!(parts(&syntax, "", letters), whole, "{reply}");
+        let mut cut = vec![];
+        let mut rest = reply.as_str();
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(1 + draw(rest.len()));
+            cut.push(Piece::Text(piece.into()));
+            rest = after;
+        }
+        assert_eq!(parts(&syntax, "", cut.clone()), whole, "{cut:?}");
+    }
+}
