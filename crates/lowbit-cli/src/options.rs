@@ -9,8 +9,11 @@ use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The checkpoint that `generate` uses when none is named.
+/// The checkpoint of the repository that commands use when none is named.
 const DEMO: &str = "models/demo-4bit";
+
+/// The one that `chat` uses: it was taught to answer.
+const CHAT_DEMO: &str = "models/demo-chat";
 
 /// Which model, and where it runs.
 #[derive(clap::Args)]
@@ -84,6 +87,15 @@ pub struct Loaded {
 impl ModelOptions {
     /// Finds and maps the model, and loads its tokenizer.
     pub fn open_with_tokenizer(&self) -> Result<Opened, Failure> {
+        self.open_or_demo(DEMO)
+    }
+
+    /// The same for a chat: where no model is named, the demo is one that chats.
+    pub fn open_to_chat(&self) -> Result<Opened, Failure> {
+        self.open_or_demo(CHAT_DEMO)
+    }
+
+    fn open_or_demo(&self, demo: &str) -> Result<Opened, Failure> {
         let start = Instant::now();
         let (target, files) = if self.is_here() {
             // To open a GPU takes some 0.2 s, in which the files can be read.
@@ -91,14 +103,14 @@ impl ModelOptions {
                 let builder = std::thread::Builder::new().name("device".into());
                 let found = builder.spawn_scoped(scope, || self.device.find(self.exact));
                 let found = found.map_err(KernelError::ThreadPool)?;
-                let files = self.files();
+                let files = self.files(demo);
                 let found = found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 Ok::<_, KernelError>((found, files))
             })?;
             (self.target_on(&found?.told())?, files)
         } else {
             // Nothing is downloaded for a device that cannot be used.
-            (self.target()?, self.files())
+            (self.target()?, self.files(demo))
         };
         let (checkpoint, tokenizer) = files?;
         Ok(Opened { checkpoint, tokenizer, target, start })
@@ -110,8 +122,8 @@ impl ModelOptions {
     }
 
     /// The model's files: the checkpoint, and its tokenizer.
-    fn files(&self) -> Result<(Checkpoint, Tokenizer), Failure> {
-        let checkpoint = self.open()?;
+    fn files(&self, demo: &str) -> Result<(Checkpoint, Tokenizer), Failure> {
+        let checkpoint = self.find(demo)?;
         let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
         // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too, and is the better error.
         lowbit_models::arch::find(&Config::new(&checkpoint)?)?;
@@ -169,9 +181,14 @@ impl ModelOptions {
 
     /// Finds and maps the checkpoint alone.
     pub fn open(&self) -> Result<Checkpoint, Failure> {
+        self.find(DEMO)
+    }
+
+    /// The checkpoint that is named, or the bundled `demo`.
+    fn find(&self, demo: &str) -> Result<Checkpoint, Failure> {
         let path = match self.model.as_ref().or(self.hf_repo.as_ref()) {
             Some(model) => resolve(model)?,
-            None => bundled_demo(&std::env::current_dir()?)?,
+            None => bundled_demo(&std::env::current_dir()?, demo)?,
         };
         Ok(Checkpoint::open(&path)?)
     }
@@ -205,13 +222,13 @@ fn resolve(model: &str) -> Result<PathBuf, Failure> {
     path.map_err(|error| habits::with_nearest(&local, error))
 }
 
-/// The demo checkpoint of the repository that `from` is in.
-fn bundled_demo(from: &Path) -> Result<PathBuf, Failure> {
+/// The checkpoint `demo` of the repository that `from` is in.
+fn bundled_demo(from: &Path, demo: &str) -> Result<PathBuf, Failure> {
     let found =
-        from.ancestors().map(|folder| folder.join(DEMO)).find(|path| path.join("config.json").is_file());
+        from.ancestors().map(|folder| folder.join(demo)).find(|path| path.join("config.json").is_file());
     found.ok_or_else(|| {
         format!(
-            "no --model was given, and {} is in no folder that holds {DEMO}",
+            "no --model was given, and {} is in no folder that holds {demo}",
             lowbit_files::shown_path(from)
         )
         .into()

@@ -162,7 +162,7 @@ fn what_is_not_computed_is_said_once() {
 
 #[test]
 fn chat_goes_on_where_it_was() {
-    let arguments = ["chat", "--max-tokens", "5", "--json"];
+    let arguments = ["chat", "--model", "models/demo-4bit", "--max-tokens", "5", "--json"];
     let output = with_input(lowbit(&arguments), b"A vector is\n and a list is\n");
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
@@ -174,6 +174,22 @@ fn chat_goes_on_where_it_was() {
     assert_eq!(replies.len(), 2, "{text}");
     assert!(replies.iter().all(|reply| reply["tokens"].as_array().unwrap().len() == 5));
     assert!(String::from_utf8(output.stderr).unwrap().contains("no chat template"));
+}
+
+/// Without --model, a chat is with the bundled model that was taught to chat. It knows its name, and what it was told.
+#[test]
+fn the_bundled_demo_chats() {
+    let mut chat = lowbit(&["chat", "--temp", "0", "--json"]);
+    chat.current_dir(root().join("crates"));
+    let output = with_input(chat, b"My name is Anna.\nWhat is your name?\nWhat is my name?\n");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let replies: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(replies.len(), 3, "{text}");
+    assert!(replies.iter().all(|reply| reply["finish_reason"] == "stop"), "{text}");
+    for (reply, word) in replies.iter().zip(["Anna", "demo-chat", "Anna"]) {
+        assert!(reply["text"].as_str().unwrap().contains(word), "{text}");
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn a_context_ends_texts_and_refuses_prompts() {
     assert!(String::from_utf8_lossy(&larger.stderr).contains("the model's context of 32768"));
     // In a chat, the messages count together.
     let output = with_input(
-        lowbit(&["chat", "-c", "12", "-n", "4", "--json"]),
+        lowbit(&["chat", "-m", "models/demo-4bit", "-c", "12", "-n", "4", "--json"]),
         b"A vector is\nA vector is\nA vector is\n",
     );
     assert!(output.status.success());

@@ -106,7 +106,8 @@ fn kill(process: &str, signal: &str) {
     assert!(status.success());
 }
 
-const CHAT: [&str; 3] = ["chat", "-n", "20000"];
+/// The demo that was not taught to answer goes on writing until it is stopped.
+const CHAT: [&str; 5] = ["chat", "-m", "models/demo-4bit", "-n", "20000"];
 
 #[test]
 fn an_interrupt_stops_the_reply_and_the_session_goes_on() {

@@ -30,7 +30,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.generation(vec![]).sampling.validate()?;
     let interrupts = Interrupts::listen()?;
-    let opened = arguments.model.open_with_tokenizer()?;
+    let opened = arguments.model.open_to_chat()?;
     let generation = arguments.sampling.generation(vec![]);
     let loaded = opened.load(|model| dry_chat(model, &generation))?;
     arguments.reply.check(&loaded);
