@@ -205,17 +205,22 @@ class Rounding:
     """Swaps the weights for their rounded values for a pass, and back for the optimiser's step."""
 
     def __init__(self, model):
-        named = [(name, p, bits_of(name, p)) for name, p in model.named_parameters()]
-        self.weights = [(p, bits) for name, p, bits in named if bits]
+        self.weights = {4: [], 8: []}
+        for name, p in model.named_parameters():
+            if bits := bits_of(name, p):
+                self.weights[bits].append(p)
 
     @torch.no_grad()
     def __enter__(self):
-        self.kept = [p.data for p, _ in self.weights]
-        for p, bits in self.weights:
-            p.data = rounded(p.data, bits)
+        self.kept = [(p, p.data) for weights in self.weights.values() for p in weights]
+        for bits, weights in self.weights.items():
+            # All weights at once: a launch per operation, not one per operation and weight.
+            groups = rounded(torch.cat([p.data.reshape(-1, 64) for p in weights]), bits)
+            for p, part in zip(weights, groups.split([p.numel() // 64 for p in weights]), strict=True):
+                p.data = part.reshape(p.shape)
 
     def __exit__(self, *_):
-        for (p, _), kept in zip(self.weights, self.kept, strict=True):
+        for p, kept in self.kept:
             p.data = kept
 
 
@@ -341,9 +346,9 @@ def write_settings(output):
 
 def arguments(parser):
     parser.add_argument("--output", type=Path, required=True, help="the checkpoint to write, in bf16")
-    parser.add_argument("--dialogues", type=int, default=200_000)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=16_384, help="tokens per step, with padding")
+    parser.add_argument("--dialogues", type=int, default=300_000)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=49_152, help="tokens per step, with padding: few and large steps keep a GPU busy")
     parser.add_argument("--steps", type=int, help="end after as many steps")
     parser.add_argument("--seconds", type=float, help="end after as many seconds, with the schedule cut to fit")
     parser.add_argument("--held-out", type=int, default=300, help="dialogues to score at the end")

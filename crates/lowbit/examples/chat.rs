@@ -7,7 +7,7 @@ use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow::{Break, Continue};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = std::env::args().nth(1).unwrap_or_else(|| "models/demo-4bit".into());
+    let model = std::env::args().nth(1).unwrap_or_else(|| "models/demo-chat".into());
     run(&model, io::stdin().lock(), &mut io::stdout())
 }
 
