@@ -8,6 +8,7 @@ use lowbit::Device;
 use lowbit_kernels::KernelError;
 use lowbit_kernels::simd::Isa;
 use std::ffi::OsStr;
+use std::fmt::{self, Display, Formatter};
 
 /// The kinds of GPUs, the preferred one first: its name, which is also the cargo feature's, and whether this build has it.
 const GPUS: [(&str, bool); 3] = [
@@ -28,24 +29,92 @@ fn not_built(name: &str) -> String {
     )
 }
 
+/// A device as it was named.
+#[derive(Clone, Debug, PartialEq)]
+struct Named {
+    /// `auto`, `cpu`, or one of [`GPUS`].
+    kind: String,
+    /// Which of this kind, if that was said.
+    number: Option<usize>,
+}
+
+impl Named {
+    /// `cuda`, `cuda:1`, and as llama.cpp calls them: `CUDA1`, `Vulkan0`, `MTL0`, `none`.
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.contains(',') {
+            return Err("a model is on one device, whole: one name is wanted".into());
+        }
+        let lower = text.to_ascii_lowercase();
+        let kind = lower.trim_end_matches(|c: char| c.is_ascii_digit());
+        let digits = &lower[kind.len()..];
+        let kind = kind.strip_suffix(':').unwrap_or(kind);
+        let number = match digits {
+            "" if lower.ends_with(':') => return Err("a number is wanted after the colon".into()),
+            "" => None,
+            _ => Some(digits.parse().map_err(|_| format!("there is no device of number {digits}"))?),
+        };
+        let kind = match kind {
+            "none" => "cpu",
+            "mtl" => "metal",
+            kind => kind,
+        };
+        match number {
+            Some(1..) if kind == "cpu" || kind == "metal" => {
+                Err(format!("there is one {kind} device, {kind}:0"))
+            }
+            Some(1..) if kind == "vulkan" => {
+                Err("of Vulkan's devices the best is taken, vulkan:0; another cannot be named".into())
+            }
+            Some(number) if kind == "auto" => Err(format!("auto takes no number, but {number} was given")),
+            _ => Ok(Self { kind: kind.into(), number }),
+        }
+    }
+}
+
+impl Display for Named {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.number {
+            Some(number) => write!(f, "{}:{number}", self.kind),
+            None => f.write_str(&self.kind),
+        }
+    }
+}
+
 /// Reads `--device`.
 #[derive(Clone)]
 struct DeviceParser;
 
 impl TypedValueParser for DeviceParser {
-    type Value = String;
+    type Value = Named;
 
     fn parse_ref(
         &self,
         command: &clap::Command,
         argument: Option<&clap::Arg>,
         value: &OsStr,
-    ) -> Result<String, clap::Error> {
-        if let Some((name, _)) = GPUS.iter().find(|(name, is_built)| !is_built && *name == value) {
-            return Err(command.clone().error(ErrorKind::InvalidValue, not_built(name)));
-        }
+    ) -> Result<Named, clap::Error> {
+        let refuse = |problem: String| command.clone().error(ErrorKind::InvalidValue, problem);
         let names: Vec<_> = ["auto", "cpu"].into_iter().chain(gpus()).collect();
-        PossibleValuesParser::new(names).parse_ref(command, argument, value)
+        let named = match value.to_str().map(Named::parse) {
+            Some(Ok(named)) => named,
+            Some(Err(problem)) => {
+                return Err(refuse(format!(
+                    "--device {}: {problem}",
+                    lowbit_files::shown(&value.to_string_lossy())
+                )));
+            }
+            None => Named { kind: String::new(), number: None },
+        };
+        if let Some((name, _)) = GPUS.iter().find(|(name, is_built)| !is_built && *name == named.kind) {
+            return Err(refuse(not_built(name)));
+        }
+        match names.contains(&named.kind.as_str()) {
+            true => Ok(named),
+            false => Err(PossibleValuesParser::new(names)
+                .parse_ref(command, argument, value)
+                .err()
+                .unwrap_or_else(|| refuse("a device is wanted".into()))),
+        }
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
@@ -57,10 +126,10 @@ impl TypedValueParser for DeviceParser {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
-    /// Where to run; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build and this machine have
-    /// [default: auto; cpu with --threads, --isa or --exact].
+    /// Where to run; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build and this machine have, cuda:1 the
+    /// second CUDA device; `lowbit devices` lists all [default: auto; cpu with --threads, --isa or --exact].
     #[arg(long, value_parser = DeviceParser)]
-    device: Option<String>,
+    device: Option<Named>,
     /// Run the kernels of an older CUDA device, as in 80 for compute capability 8.0, to test or time them; means --device cuda.
     #[arg(long, value_name = "N", value_parser = cuda_arch)]
     cuda_arch: Option<u32>,
@@ -70,7 +139,7 @@ pub struct DeviceOptions {
     /// The CPU's instruction set [default: the best that it has; `inspect --device cpu` lists them].
     #[arg(long, value_name = "ISA", value_parser = isa)]
     isa: Option<Isa>,
-    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has.
+    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has, with all layers.
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
     n_gpu_layers: Option<GpuLayers>,
 }
@@ -92,7 +161,7 @@ fn cuda_arch(value: &str) -> Result<u32, String> {
 /// What the flags ask for.
 #[derive(Clone, Debug, PartialEq)]
 enum Choice {
-    Named(String),
+    Named(Named),
     /// The CPU, because of this flag.
     Cpu(&'static str),
     /// The best that is there. Whether a GPU is expected.
@@ -104,11 +173,12 @@ impl DeviceOptions {
     fn choice(&self, exact: bool) -> Choice {
         let for_cpu =
             [(exact, "--exact"), (self.isa.is_some(), "--isa"), (self.threads.is_some(), "--threads")];
-        let named = self.device.as_deref().filter(|name| *name != "auto");
-        match (named.or(self.cuda_arch.map(|_| "cuda")), self.n_gpu_layers) {
-            (Some(name), _) => Choice::Named(name.into()),
+        let named = self.device.clone().filter(|named| named.kind != "auto");
+        let cuda = || self.cuda_arch.map(|_| Named { kind: "cuda".into(), number: None });
+        match (named.or_else(cuda), self.n_gpu_layers) {
+            (Some(named), _) => Choice::Named(named),
             (_, Some(GpuLayers::None)) => Choice::Cpu("-ngl 0"),
-            (_, Some(GpuLayers::All)) => Choice::Auto(true),
+            (_, Some(GpuLayers::All | GpuLayers::Some(_))) => Choice::Auto(true),
             _ if self.device.is_some() => Choice::Auto(false),
             (None, _) => for_cpu
                 .into_iter()
@@ -139,16 +209,20 @@ impl DeviceOptions {
     /// As [`Self::device`], with what there is to say, which is not said yet.
     pub fn find(&self, exact: bool) -> Result<Found, Failure> {
         let cpu = || Device::cpu_with(self.threads, self.isa.unwrap_or_else(Isa::detect));
-        let open = |name: &str| open(name, self.cuda_arch);
         match self.choice(exact) {
-            Choice::Named(name) if self.cuda_arch.is_some() && name != "cuda" => {
-                Err(format!("--cuda-arch is for --device cuda, not for --device {name}").into())
+            Choice::Named(named) if self.cuda_arch.is_some() && named.kind != "cuda" => {
+                Err(format!("--cuda-arch is for --device cuda, not for --device {named}").into())
             }
-            Choice::Named(name) => Ok(Found { device: open(&name).unwrap_or_else(cpu)?, notes: vec![] }),
+            Choice::Named(named) => {
+                let device = open(&named, self.cuda_arch).unwrap_or_else(cpu)?;
+                let notes = self.all_layers(&device).into_iter().collect();
+                Ok(Found { device, notes })
+            }
             Choice::Cpu(flag) => Ok(Found::chosen(cpu()?, vec![], &format!(", because of {flag}"))),
             Choice::Auto(expected) => {
                 let mut notes = vec![];
-                let found = best(gpus().filter_map(open), &mut notes);
+                let best_of = |kind: &str| open(&Named { kind: kind.into(), number: None }, self.cuda_arch);
+                let found = best(gpus().filter_map(best_of), &mut notes);
                 if found.is_none() && expected && gpus().next().is_none() {
                     notes.push(
                         "this build has no GPU, so all layers run on the CPU; `cargo build --release --features cuda` has one"
@@ -156,10 +230,59 @@ impl DeviceOptions {
                     );
                 }
                 let device = found.map_or_else(cpu, Ok)?;
+                notes.extend(self.all_layers(&device));
                 Ok(Found::chosen(device, notes, ""))
             }
         }
     }
+}
+
+impl DeviceOptions {
+    /// What there is to say of a number of layers that may be less than a model has.
+    fn all_layers(&self, device: &Device) -> Option<String> {
+        match (self.n_gpu_layers, device) {
+            (Some(GpuLayers::Some(layers)), Device::Gpu(_)) => Some(format!(
+                "-ngl {layers} means all layers here: a model is on one device, whole (-ngl 0 takes the CPU)"
+            )),
+            _ => None,
+        }
+    }
+}
+
+/// Lists the devices that this build can name, a line for each.
+///
+/// # Errors
+/// Standard output cannot be written to.
+pub fn list() -> Result<(), Failure> {
+    let isas: Vec<_> = Isa::all().into_iter().map(Isa::name).collect();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    out::line!("{:<10} {threads} threads, {}", "cpu", isas.join(", "))?;
+    for kind in gpus() {
+        for number in 0.. {
+            let named = Named { kind: kind.into(), number: Some(number) };
+            match open(&named, None) {
+                None => break,
+                Some(Ok(Device::Gpu(gpu))) => {
+                    let memory = gpu.total_memory().map(|bytes| format!(", {:.1} GB", bytes as f64 / 1e9));
+                    out::line!("{:<10} {}{}", named.to_string(), gpu.product(), memory.unwrap_or_default())?;
+                }
+                Some(Err(KernelError::NoGpu { .. })) if number > 0 => break,
+                Some(Err(KernelError::NoGpu { problem, .. })) => {
+                    out::line!("{kind:<10} none: {problem}")?;
+                    break;
+                }
+                Some(Ok(Device::Cpu(_))) => break,
+                Some(Err(error)) => out::line!("{:<10} cannot be used: {error}", named.to_string())?,
+            }
+            if kind != "cuda" {
+                break;
+            }
+        }
+    }
+    for (kind, _) in GPUS.iter().filter(|(_, is_built)| !is_built) {
+        out::line!("{kind:<10} {}", not_built(kind))?;
+    }
+    Ok(())
 }
 
 /// A device, and what a user should know of it.
@@ -175,6 +298,11 @@ impl Found {
             notes.push(format!("running on {}{why}", described(&device)));
         }
         Self { device, notes }
+    }
+
+    /// Bytes of a GPU's memory, where it tells.
+    pub fn gpu_memory(&self) -> Option<usize> {
+        self.device.gpu_memory()
     }
 
     /// The device, after a line on standard error for each note.
@@ -217,10 +345,13 @@ fn is_software(device: &Device) -> bool {
 
 /// The GPU of this name, CUDA's with the kernels of `cuda_arch`; `None` for the CPU.
 #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-fn open(name: &str, cuda_arch: Option<u32>) -> Option<Result<Device, KernelError>> {
-    match name {
+fn open(named: &Named, cuda_arch: Option<u32>) -> Option<Result<Device, KernelError>> {
+    match named.kind.as_str() {
         #[cfg(feature = "cuda")]
-        "cuda" => Some(Device::cuda(0, &crate::cuda::options().with_architecture(cuda_arch))),
+        "cuda" => {
+            let options = crate::cuda::options().with_architecture(cuda_arch);
+            Some(Device::cuda(named.number.unwrap_or(0), &options))
+        }
         #[cfg(feature = "vulkan")]
         "vulkan" => {
             let cache = crate::cache::cache(&|name| std::env::var_os(name));
@@ -249,16 +380,53 @@ mod tests {
         program.map(|program| program.device).map_err(|error| error.to_string())
     }
 
+    fn named(text: &str) -> Named {
+        Named::parse(text).unwrap()
+    }
+
+    #[test]
+    fn names_are_the_peers_too() {
+        let of = |kind: &str, number| Named { kind: kind.into(), number };
+        for (text, want) in [
+            ("cuda", of("cuda", None)),
+            ("cuda:1", of("cuda", Some(1))),
+            ("CUDA12", of("cuda", Some(12))),
+            ("Vulkan0", of("vulkan", Some(0))),
+            ("MTL0", of("metal", Some(0))),
+            ("none", of("cpu", None)),
+            ("cpu:0", of("cpu", Some(0))),
+            ("npu", of("npu", None)),
+        ] {
+            assert_eq!(named(text), want, "{text}");
+        }
+        for (text, want) in [
+            ("CUDA0,CUDA1", "a model is on one device, whole: one name is wanted"),
+            ("cuda:", "a number is wanted after the colon"),
+            ("cpu:1", "there is one cpu device, cpu:0"),
+            ("cuda:99999999999999999999", "there is no device of number 99999999999999999999"),
+            ("Vulkan1", "of Vulkan's devices the best is taken, vulkan:0; another cannot be named"),
+            ("auto:1", "auto takes no number, but 1 was given"),
+        ] {
+            assert_eq!(Named::parse(text).unwrap_err(), want, "{text}");
+        }
+        assert_eq!(named("cuda:1").to_string(), "cuda:1");
+        let message = parse("--device cpu:1").unwrap_err();
+        assert!(message.starts_with("error: --device cpu:1: there is one cpu device, cpu:0"), "{message}");
+    }
+
     #[test]
     fn flags_choose() {
         let choice = |flags: &str, exact| parse(flags).unwrap().choice(exact);
         assert_eq!(choice("", false), Choice::Auto(false));
         assert_eq!(choice("--device auto --threads 2", false), Choice::Auto(false));
-        assert_eq!(choice("--device cpu", false), Choice::Named("cpu".into()));
-        assert_eq!(choice("--device cpu --n-gpu-layers 99", false), Choice::Named("cpu".into()));
+        let cpu = || Choice::Named(named("cpu"));
+        assert_eq!(choice("--device cpu", false), cpu());
+        assert_eq!(choice("--device none", false), cpu());
+        assert_eq!(choice("--device cpu --n-gpu-layers 99", false), cpu());
         assert_eq!(choice("--n-gpu-layers 0", false), Choice::Cpu("-ngl 0"));
         assert_eq!(choice("--n-gpu-layers 0 --device auto", false), Choice::Cpu("-ngl 0"));
         assert_eq!(choice("--n-gpu-layers 99 --threads 2", false), Choice::Auto(true));
+        assert_eq!(choice("--n-gpu-layers 20", false), Choice::Auto(true));
         assert_eq!(choice("--n-gpu-layers auto", false), Choice::Auto(false));
         assert_eq!(choice("--threads 2", false), Choice::Cpu("--threads"));
         assert_eq!(choice("--isa portable", false), Choice::Cpu("--isa"));
@@ -274,7 +442,7 @@ mod tests {
             return;
         }
         let options = parsed.unwrap();
-        assert_eq!((options.choice(false), options.cuda_arch), (Choice::Named("cuda".into()), Some(80)));
+        assert_eq!((options.choice(false), options.cuda_arch), (Choice::Named(named("cuda")), Some(80)));
         assert!(options.is_named());
         let message = parse("--device cpu --cuda-arch 80").unwrap().device(false).unwrap_err().to_string();
         assert_eq!(message, "--cuda-arch is for --device cuda, not for --device cpu");
@@ -287,7 +455,7 @@ mod tests {
         for (name, is_built) in GPUS {
             let parsed = parse(&format!("--device {name}")).map(|options| options.choice(false));
             match is_built {
-                true => assert_eq!(parsed.unwrap(), Choice::Named(name.into())),
+                true => assert_eq!(parsed.unwrap(), Choice::Named(named(name))),
                 false => {
                     let message = parsed.unwrap_err();
                     let want = format!(

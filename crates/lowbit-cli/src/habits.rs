@@ -36,8 +36,13 @@ pub enum GpuLayers {
     None,
     /// Those that fit.
     Auto,
+    /// So many, which may be less than a model has.
+    Some(u32),
     All,
 }
+
+/// From so many layers on, all are meant: llama.cpp's documentation has 99 for them.
+const ALL_LAYERS: i64 = 99;
 
 impl GpuLayers {
     /// Reads llama.cpp's values.
@@ -45,7 +50,8 @@ impl GpuLayers {
         match (text, text.parse::<i64>()) {
             ("auto", _) | (_, Ok(-1)) => Ok(Self::Auto),
             (_, Ok(0)) => Ok(Self::None),
-            ("all", _) | (_, Ok(1..) | Ok(-2)) => Ok(Self::All),
+            ("all", _) | (_, Ok(ALL_LAYERS.. | -2)) => Ok(Self::All),
+            (_, Ok(layers @ 1..)) => Ok(Self::Some(layers as u32)),
             _ => Err("a number of layers, auto or all is wanted".into()),
         }
     }

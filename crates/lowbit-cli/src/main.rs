@@ -1,4 +1,4 @@
-//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize`, `bench` and `setup`.
+//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize`, `bench`, `devices` and `setup`.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -7,6 +7,7 @@ mod cache;
 mod commands;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod demo;
 mod device;
 mod explain;
 mod habits;
@@ -47,6 +48,8 @@ enum Command {
     Quantize(quantize::Arguments),
     /// Check and time the ops.
     Bench(bench::Arguments),
+    /// List the devices that this program can run on.
+    Devices,
     /// Bring what a device needs and this machine lacks.
     Setup(setup::Arguments),
 }
@@ -93,6 +96,7 @@ fn run() -> Result<(), Failure> {
         Command::Perplexity(arguments) => perplexity::run(&arguments),
         Command::Quantize(arguments) => quantize::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Devices => device::list(),
         Command::Setup(arguments) => setup::run(&arguments),
     }
 }

@@ -1,4 +1,4 @@
-//! The most memory that this process has held.
+//! Memory: the most that this process has held, and what it may still take.
 
 /// Peak resident bytes, mapped files included; `None` where the system does not say.
 #[cfg(target_os = "linux")]
@@ -16,4 +16,39 @@ pub fn peak_bytes() -> Option<u64> {
     // macOS counts in bytes, the BSDs in kilobytes.
     let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
     u64::try_from(getrusage(UsageWho::RUSAGE_SELF).ok()?.max_rss()).ok().map(|rss| rss * unit)
+}
+
+/// Bytes of memory that this process can take now without others losing theirs; `None` where the system does not say.
+#[cfg(target_os = "linux")]
+pub fn available_bytes() -> Option<u64> {
+    let text = |path: &str| std::fs::read_to_string(path).ok();
+    let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
+    let system = text("/proc/meminfo").and_then(|text| {
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().strip_suffix("kB")?;
+        Some(line.trim().parse::<u64>().ok()? * 1024)
+    });
+    // A container's own limit, by the second and the first version of cgroups.
+    let container =
+        [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")];
+    let left = container.into_iter().filter_map(|(limit, used)| {
+        let [limit, used] = [limit, used].map(|name| number(&format!("/sys/fs/cgroup/{name}")));
+        Some(limit?.saturating_sub(used?))
+    });
+    left.chain(system).min()
+}
+
+/// Bytes of memory that this process can take now without others losing theirs; `None` where the system does not say.
+#[cfg(target_os = "macos")]
+pub fn available_bytes() -> Option<u64> {
+    let said = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
+    let total = String::from_utf8(said.stdout).ok()?.trim().parse::<u64>().ok()?;
+    // What of it others hold, macOS compresses or drops; a quarter stays theirs.
+    Some(total / 4 * 3)
+}
+
+/// Bytes of memory that this process can take now without others losing theirs; `None` where the system does not say.
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+pub fn available_bytes() -> Option<u64> {
+    None
 }

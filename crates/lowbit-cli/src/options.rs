@@ -1,5 +1,6 @@
 //! Flags that several commands share.
 
+use crate::demo::Demo;
 use crate::device::DeviceOptions;
 use crate::{Failure, habits, out, progress};
 use lowbit::{Checkpoint, Device, GenerationOptions, Model, ModelError, SampleParams, Target, Tokenizer};
@@ -8,12 +9,6 @@ use lowbit_kernels::KernelError;
 use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-
-/// The checkpoint of the repository that commands use when none is named.
-const DEMO: &str = "models/demo-4bit";
-
-/// The one that `chat` uses: it was taught to answer.
-const CHAT_DEMO: &str = "models/demo-chat";
 
 /// Which model, and where it runs.
 #[derive(clap::Args)]
@@ -26,8 +21,14 @@ pub struct ModelOptions {
     #[arg(long, value_name = "MODEL", conflicts_with = "model")]
     hf_repo: Option<String>,
     /// The type of activations [default: f16 on a GPU with matrix units, f32 elsewhere].
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, ignore_case = true)]
     dtype: Option<Activations>,
+    /// The type of cached keys, which must be the one that the device caches, see Target::cache: llama.cpp's -ctk.
+    #[arg(long, value_name = "TYPE", hide = true)]
+    cache_type_k: Option<String>,
+    /// The same of cached values: llama.cpp's -ctv.
+    #[arg(long, value_name = "TYPE", hide = true)]
+    cache_type_v: Option<String>,
     /// Multiply decoded weights in f32 on the CPU, instead of rounding activations to 8 bits as llama.cpp does; several
     /// times slower.
     #[arg(long)]
@@ -39,8 +40,11 @@ pub struct ModelOptions {
 /// The types of activations.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Activations {
+    #[value(alias = "float32")]
     F32,
+    #[value(alias = "float16", alias = "half")]
     F16,
+    #[value(alias = "bfloat16")]
     Bf16,
 }
 
@@ -87,15 +91,15 @@ pub struct Loaded {
 impl ModelOptions {
     /// Finds and maps the model, and loads its tokenizer.
     pub fn open_with_tokenizer(&self) -> Result<Opened, Failure> {
-        self.open_or_demo(DEMO)
+        self.open_or_demo(Demo::Text)
     }
 
     /// The same for a chat: where no model is named, the demo is one that chats.
     pub fn open_to_chat(&self) -> Result<Opened, Failure> {
-        self.open_or_demo(CHAT_DEMO)
+        self.open_or_demo(Demo::Chat)
     }
 
-    fn open_or_demo(&self, demo: &str) -> Result<Opened, Failure> {
+    fn open_or_demo(&self, demo: Demo) -> Result<Opened, Failure> {
         let start = Instant::now();
         let (target, files) = if self.is_here() {
             // To open a GPU takes some 0.2 s, in which the files can be read.
@@ -122,7 +126,7 @@ impl ModelOptions {
     }
 
     /// The model's files: the checkpoint, and its tokenizer.
-    fn files(&self, demo: &str) -> Result<(Checkpoint, Tokenizer), Failure> {
+    fn files(&self, demo: Demo) -> Result<(Checkpoint, Tokenizer), Failure> {
         let checkpoint = self.find(demo)?;
         let spinner = progress::spinner(format!("loading {}", lowbit_files::shown_path(checkpoint.path())));
         // Before the tokenizer: an unsupported architecture may have an unsupported tokenizer, too, and is the better error.
@@ -176,22 +180,42 @@ impl ModelOptions {
     }
 
     fn target_on(&self, device: &Device) -> Result<Target, Failure> {
-        Ok(Target::new(device, self.activations())?.with_exact(self.exact))
+        let target = Target::new(device, self.activations())?.with_exact(self.exact);
+        for (flag, wanted) in [("-ctk", &self.cache_type_k), ("-ctv", &self.cache_type_v)] {
+            check_cache(flag, wanted.as_deref(), &target)?;
+        }
+        Ok(target)
     }
 
     /// Finds and maps the checkpoint alone.
     pub fn open(&self) -> Result<Checkpoint, Failure> {
-        self.find(DEMO)
+        self.find(Demo::Text)
     }
 
-    /// The checkpoint that is named, or the bundled `demo`.
-    fn find(&self, demo: &str) -> Result<Checkpoint, Failure> {
+    /// The checkpoint that is named, or the bundled one.
+    fn find(&self, demo: Demo) -> Result<Checkpoint, Failure> {
         let path = match self.model.as_ref().or(self.hf_repo.as_ref()) {
             Some(model) => resolve(model)?,
-            None => bundled_demo(&std::env::current_dir()?, demo)?,
+            None => {
+                let gpu_bytes = || Some(self.device.find(self.exact).ok()?.gpu_memory()? as u64);
+                demo.find(&std::env::current_dir()?, gpu_bytes)?
+            }
         };
         Ok(Checkpoint::open(&path)?)
     }
+}
+
+/// Refuses a type of cached keys or values that `target` does not have.
+fn check_cache(flag: &str, wanted: Option<&str>, target: &Target) -> Result<(), Failure> {
+    let cache = target.cache.dtype().name().to_lowercase();
+    let Some(wanted) = wanted.filter(|wanted| !wanted.eq_ignore_ascii_case(&cache)) else { return Ok(()) };
+    let other = match target.device {
+        Device::Cpu(_) if target.cache == FloatType::F16 => "; --exact has f32",
+        Device::Cpu(_) => "; without --exact it is f16",
+        Device::Gpu(_) => "; --dtype names another type",
+    };
+    let wanted = lowbit_files::shown(wanted);
+    Err(format!("{flag} {wanted}: keys and values are cached in {cache} here{other}").into())
 }
 
 /// Prints the model's warnings on standard error. A warning that cannot be written is ignored.
@@ -220,19 +244,6 @@ fn resolve(model: &str) -> Result<PathBuf, Failure> {
     });
     bar.finish_and_clear();
     path.map_err(|error| habits::with_nearest(&local, error))
-}
-
-/// The checkpoint `demo` of the repository that `from` is in.
-fn bundled_demo(from: &Path, demo: &str) -> Result<PathBuf, Failure> {
-    let found =
-        from.ancestors().map(|folder| folder.join(demo)).find(|path| path.join("config.json").is_file());
-    found.ok_or_else(|| {
-        format!(
-            "no --model was given, and {} is in no folder that holds {demo}",
-            lowbit_files::shown_path(from)
-        )
-        .into()
-    })
 }
 
 /// None for a different seed on each run. A type of its own: clap would take a plain `Option` for a flag that may be absent.

@@ -166,6 +166,48 @@ fn what_is_unknown_is_answered_with_what_to_type() {
 }
 
 #[test]
+fn outside_the_repository_it_is_said_what_to_type_first() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["chat"][..], &["generate", "-p", "x"], &["-p", "x"], &[], &["inspect"]] {
+        let words = if command.is_empty() { &["-n", "1"] } else { command };
+        let refused = refusal(lowbit(words).current_dir(folder.path()).output().unwrap());
+        assert!(
+            refused.contains("no --model was given")
+                && refused.contains("\n  -m mlx-community/Qwen3-0.6B-4bit "),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn types_and_devices_have_the_peers_names() {
+    let line = |more: &[&'static str]| [&["generate", "-p", "A vector is", "-n", "3"][..], more].concat();
+    let want = tokens(&line(&["--device", "cpu"]));
+    for more in
+        [&["--device", "cpu:0", "-ctk", "f16", "-ctv", "F16"][..], &["-dev", "none", "--dtype", "float32"]]
+    {
+        assert_eq!(tokens(&line(more)), want, "{more:?}");
+    }
+    let refused = refusal(lowbit(&line(&["-ctk", "q8_0"])).output().unwrap());
+    assert!(
+        refused.contains("-ctk q8_0: keys and values are cached in f16 here; --exact has f32"),
+        "{refused}"
+    );
+    let refused = refusal(lowbit(&line(&["--exact", "-ctv", "f16"])).output().unwrap());
+    assert!(
+        refused.contains("-ctv f16: keys and values are cached in f32 here; without --exact it is f16"),
+        "{refused}"
+    );
+    let two = lowbit(&line(&["--device", "CUDA0,CUDA1"])).output().unwrap();
+    assert!(String::from_utf8_lossy(&two.stderr).contains("a model is on one device"));
+    let listed = String::from_utf8(lowbit(&["--list-devices"]).output().unwrap().stdout).unwrap();
+    assert!(
+        listed.starts_with("cpu ") && listed.contains("\ncuda ") && listed.contains("\nvulkan "),
+        "{listed}"
+    );
+}
+
+#[test]
 fn a_model_needs_no_flag() {
     let printed = |arguments: &[&str]| lowbit(arguments).output().unwrap().stdout;
     let want = printed(&["inspect", "--model", "models/demo-4bit"]);

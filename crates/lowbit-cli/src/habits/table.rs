@@ -8,6 +8,7 @@ use super::translate::Instead::{self, *};
 type Command = Option<&'static str>;
 
 const GENERATE: Command = Some("generate");
+const INSPECT: Command = Some("inspect");
 const CHAT: Command = Some("chat");
 const PERPLEXITY: Command = Some("perplexity");
 const QUANTIZE: Command = Some("quantize");
@@ -18,13 +19,18 @@ const BENCH: Command = Some("bench");
 pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     // Which model.
     (None, &["-hf", "-hfr"], Is("--hf-repo")),
-    (None, &["-hff", "--hf-file"], Say("name a quantisation with its repository: -hf org/name:Q4_K_M")),
+    (
+        None,
+        &["-hff", "--hf-file"],
+        Say("name a file with its repository: -hf org/name:FILE.gguf, or -hf org/name:Q4_K_M"),
+    ),
     (None, &["-hft", "--hf-token"], Say("store the token with `hf auth login`; it is found there")),
     (
         None,
-        &["-mu", "--model-url", "-dr", "--docker-repo"],
-        Say("download the file, and name it with --model"),
+        &["-mu", "--model-url"],
+        Value(|url| Some(if is_hub(url) { Is("--hf-repo") } else { Say(DOWNLOAD) })),
     ),
+    (None, &["-dr", "--docker-repo"], Say(DOWNLOAD)),
     (None, &["--trust-remote-code", "--insecure"], Nothing(0, "no code of a checkpoint is run")),
     (None, &["--offline"], Nothing(0, "a model that is in the cache is used without the network")),
     (None, &["-mm", "-mmu", "-mmdev"], Say(TEXT_ALONE)),
@@ -43,6 +49,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         Say("there are no completions for shells; `--help` lists a command's flags"),
     ),
     // Where it runs.
+    (None, &["--list-devices"], Runs("devices")),
     (None, &["-ngl"], Is("--n-gpu-layers")),
     (None, &["-dev"], Is("--device")),
     (None, &["-sm", "--split-mode"], Unless(&["none", "layer"], ONE_DEVICE)),
@@ -90,7 +97,11 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["-np", "--parallel", "-ns", "--sequences"], Unless(&["1", "-1"], SERVER)),
     (None, &["--swa-full"], Nothing(0, "caches hold all tokens")),
     (None, &["-dt", "--defrag-thold"], Nothing(1, "caches have no holes")),
-    (None, &["-ctk", "-ctv", "-qa", "--quantize-activations"], Say(CACHES)),
+    (None, &["-ctk"], Is("--cache-type-k")),
+    (None, &["-ctv"], Is("--cache-type-v")),
+    (INSPECT, CACHE_TYPES, Value(|_| Some(Nothing(1, "no cache is made")))),
+    (QUANTIZE, CACHE_TYPES, Value(|_| Some(Nothing(1, "no cache is made")))),
+    (None, &["-qa", "--quantize-activations"], Say(CACHES)),
     (None, &["--max-kv-size"], Say("--ctx-size limits the context; a cache that forgets is not offered")),
     (None, &["--keep"], Nothing(1, "nothing is shifted out of a context")),
     (None, &["--context-shift"], Say("a context that is full ends the text; --ctx-size limits it")),
@@ -314,9 +325,11 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     ),
 ];
 
+const CACHE_TYPES: &[&str] = &["-ctk", "-ctv", "--cache-type-k", "--cache-type-v"];
 const INTERACTIVE: &[&str] =
     &["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first", "-ins", "--instruct"];
 
+const DOWNLOAD: &str = "download the file, and name it with --model";
 pub const ADAPTERS: &str =
     "adapters are not applied while a model runs: merge it first (peft's merge_and_unload, or mlx_lm.fuse)";
 pub const TEXT_ALONE: &str = "lowbit reads text alone";
@@ -345,6 +358,11 @@ const MAPPED: &str = "on the CPU weights stay in the mapped file, or are repacke
 const ONE_CACHE: &str = "a conversation has one cache, which holds all of it";
 const PLAIN: &str = "standard output has the text alone; figures go to standard error";
 const BUDGET: &str = "reasoning is as long as the model makes it; 0 turns it off";
+
+/// Whether an address is of the hub, which knows it as a model's.
+fn is_hub(url: &str) -> bool {
+    ["://huggingface.co/", "://www.huggingface.co/", "://hf.co/"].iter().any(|host| url.contains(host))
+}
 
 /// Thinking on and off, as most templates call it.
 fn reasoning(value: &str) -> Option<Instead> {

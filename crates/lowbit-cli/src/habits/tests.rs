@@ -68,6 +68,14 @@ fn flags_are_called_by_their_names_here() {
         ),
         ("quantize --tensor-type ffn_down=q6_k -m x -o y", "quantize --rule ffn_down=q6_k -m x -o y"),
         ("quantize --embed-bits 8 -m x -o y", "quantize --rule=embed_tokens=8 -m x -o y"),
+        (
+            "generate -mu https://huggingface.co/a/b/resolve/main/c.gguf -p x",
+            "generate --hf-repo https://huggingface.co/a/b/resolve/main/c.gguf -p x",
+        ),
+        ("generate -p x --list-devices -m y", "devices"),
+        ("--list-devices", "devices"),
+        ("generate -ctk f16 -p x -mg 0 -sm none", "generate --cache-type-k f16 -p x"),
+        ("quantize -ctk q8_0 -m x -o y", "quantize -m x -o y"),
         ("mlx_lm generate --model x --prompt hi", "generate --model x --prompt hi"),
         ("mlx_lm.generate --model x --prompt hi", "generate --model x --prompt hi"),
         ("convert --hf-path x --mlx-path y -q --q-bits 4", "quantize --model x --output y --q-bits 4"),
@@ -94,6 +102,8 @@ fn what_is_not_here_is_answered() {
         ("serve -m x", "no server"),
         ("generate -cbx", "there is no such flag"),
         ("generate -np", "no server"),
+        ("generate -mu https://example.org/x.gguf", "download the file"),
+        ("generate -mg 1", "--device cuda:1"),
         ("generate -temp 0.5", "--temp"),
         ("generate -ctkd f16", "speculative"),
         ("generate --dry-anything 1", "--temp"),
@@ -211,6 +221,7 @@ fn llama_cpps_numbers_are_read() {
     assert_eq!(GpuLayers::parse("0"), Ok(GpuLayers::None));
     assert_eq!(GpuLayers::parse("99"), Ok(GpuLayers::All));
     assert_eq!(GpuLayers::parse("all"), Ok(GpuLayers::All));
+    assert_eq!(GpuLayers::parse("20"), Ok(GpuLayers::Some(20)));
     assert_eq!(GpuLayers::parse("auto"), Ok(GpuLayers::Auto));
     GpuLayers::parse("some").unwrap_err();
 }

@@ -28,10 +28,12 @@ pub enum Instead {
     Undoes(&'static [&'static str], &'static str),
     /// What its value says; `None` is for a value that a flag of ours, or none, takes.
     Value(fn(&str) -> Option<Instead>),
+    /// Another command, alone.
+    Runs(&'static str),
     /// What to do here.
     Say(&'static str),
 }
-use Instead::{Is, Means, Nothing, Say, Switch, Undoes, Unless, Value, With};
+use Instead::{Is, Means, Nothing, Runs, Say, Switch, Undoes, Unless, Value, With};
 
 /// The values of a flag that switches something.
 const SWITCH: [&str; 12] =
@@ -65,6 +67,10 @@ pub fn translate(program: &Command, arguments: impl Iterator<Item = OsString>) -
     let typed = arguments.split_off(2);
     let mut words = Words::new(command, notes);
     words.read(typed)?;
+    if let Some(command) = words.runs {
+        arguments.splice(1.., [command.into()]);
+        return Ok(Typed { arguments, notes: vec![] });
+    }
     words.place_texts();
     words.check()?;
     let notes = words.notes;
@@ -172,6 +178,8 @@ struct Words<'a> {
     own: HashMap<String, Own>,
     words: Vec<Word>,
     notes: Vec<String>,
+    /// The command that a flag asked for.
+    runs: Option<&'static str>,
 }
 
 /// The words that are left to read.
@@ -205,7 +213,7 @@ impl Flag {
 
 impl<'a> Words<'a> {
     fn new(command: &'a Command, notes: Vec<String>) -> Self {
-        Self { command, own: own(command), words: vec![], notes }
+        Self { command, own: own(command), words: vec![], notes, runs: None }
     }
 
     fn read(&mut self, typed: Vec<OsString>) -> Result<(), Failure> {
@@ -331,6 +339,7 @@ impl<'a> Words<'a> {
                     self.notes.push(no_effect(why));
                 }
             }
+            Runs(command) => self.runs = Some(command),
             Value(_) => {}
             Say(answer) => return Err(format!("{typed}: {answer}").into()),
         }

@@ -45,7 +45,7 @@ pub(super) fn shards(names: &[String], most: usize) -> Result<Vec<String>, Strin
     }
 }
 
-/// The files among `names` of the model that `tag` names (`Q4_K_M`, any case); without a tag, of the only one or of
+/// The files among `names` of the model that `tag` names (`Q4_K_M`, any case, or a file's name); without a tag, of the only one or of
 /// the one that is `Q4_K_M`.
 ///
 /// # Errors
@@ -58,7 +58,10 @@ pub(super) fn gguf(names: &[String], tag: Option<&str>, most: usize) -> Result<V
     models.sort();
     let mut stems: Vec<_> = models.iter().map(|name| stem(name)).collect();
     stems.dedup();
-    let tagged = |tag: &str| stems.iter().find(|stem| has_tag(stem, tag));
+    let tagged = |tag: &str| {
+        let whole = stems.iter().find(|it| **it == stem(tag));
+        whole.or_else(|| stems.iter().find(|stem| has_tag(stem, tag)))
+    };
     let chosen = match (tag, stems.as_slice()) {
         (_, []) => return Err(without_models(names)),
         (Some(tag), _) => tagged(tag),

@@ -42,7 +42,8 @@ pub struct Progress<'a> {
 /// from the cache when it is there whole, else downloaded into it.
 ///
 /// `org/name` is a directory of config.json and safetensors, or the one GGUF model of a repository that has only
-/// GGUF; `org/name:Q4_K_M` names one of several. The environment is read as [`HubSettings::from_env`] says.
+/// GGUF; `org/name:Q4_K_M` or `org/name:FILE.gguf` names one of several. The address of a repository or of a GGUF file on
+/// huggingface.co stands for it. The environment is read as [`HubSettings::from_env`] says.
 ///
 /// # Errors
 /// [`FileError::NoSuchModel`], or [`FileError::Download`] when the network is needed and fails.

@@ -13,7 +13,11 @@ const FILE: usize = 200;
 /// The most bytes of an ETag.
 const ETAG: usize = 128;
 
-/// `org/name` or `org/name:tag`.
+/// Where the hub's pages are.
+const HOSTS: [&str; 3] = ["huggingface.co/", "hf.co/", "www.huggingface.co/"];
+
+/// `org/name` or `org/name:tag`, also as the address of the hub's page or file: `https://huggingface.co/org/name`,
+/// `hf.co/org/name:tag`, `https://huggingface.co/org/name/resolve/main/FILE.gguf`, whose tag is the file's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ModelName<'a> {
     /// What the user wrote.
@@ -25,9 +29,15 @@ pub(super) struct ModelName<'a> {
 
 impl<'a> ModelName<'a> {
     pub fn parse(whole: &'a str) -> Option<Self> {
-        let (repository, tag) = match whole.split_once(':') {
-            Some((repository, tag)) => (repository, Some(tag)),
+        let (path, file) = match address(whole) {
+            Some(path) => page(path)?,
             None => (whole, None),
+        };
+        // A shell completes the name of a directory with a slash.
+        let path = path.strip_suffix('/').unwrap_or(path);
+        let (repository, tag) = match path.split_once(':') {
+            Some((repository, tag)) => (repository, Some(tag)),
+            None => (path, file),
         };
         let (org, name) = repository.split_once('/')?;
         // `models--a--b--c` would be the folder of both `a--b/c` and `a/b--c`: the hub has neither.
@@ -39,6 +49,27 @@ impl<'a> ModelName<'a> {
     /// The repository's folder in the cache, as huggingface_hub calls it.
     pub fn folder(&self) -> String {
         format!("models--{}--{}", self.org, self.name)
+    }
+}
+
+/// What follows the hub's host in an address, which may lack its scheme.
+fn address(text: &str) -> Option<&str> {
+    let schemes = ["https://", "http://", "hf://"];
+    let scheme = schemes.iter().find_map(|scheme| text.strip_prefix(scheme));
+    let host = HOSTS.iter().find_map(|host| scheme.unwrap_or(text).strip_prefix(host));
+    host.or_else(|| text.strip_prefix("hf://"))
+}
+
+/// The repository of a page's path, and the file of it that the page shows. Only the main branch is read.
+fn page(path: &str) -> Option<(&str, Option<&str>)> {
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let Some((start, _)) = path.match_indices('/').nth(1) else { return Some((path, None)) };
+    let (repository, rest) = path.split_at(start);
+    match rest.trim_matches('/').split('/').collect::<Vec<_>>()[..] {
+        [""] | ["tree", "main"] => Some((repository, None)),
+        ["blob" | "resolve", "main", file] if file.ends_with(".gguf") => Some((repository, Some(file))),
+        ["blob" | "resolve", "main", _] => Some((repository, None)),
+        _ => None,
     }
 }
 
@@ -183,6 +214,40 @@ mod tests {
         }
         for name in ["a/b:", "a/b:../c", "a/b:c/d", "a\\b", "a/b c", "ä/b", "a/b%2f", "", "/", ":", &long] {
             assert_eq!(parse(name), None, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_the_hub_are_names() {
+        let parse = |name| ModelName::parse(name).map(|name| (name.org, name.name, name.tag));
+        let plain = Some(("Qwen", "Qwen3-0.6B", None));
+        for name in [
+            "Qwen/Qwen3-0.6B/",
+            "https://huggingface.co/Qwen/Qwen3-0.6B",
+            "http://www.huggingface.co/Qwen/Qwen3-0.6B/",
+            "huggingface.co/Qwen/Qwen3-0.6B",
+            "hf.co/Qwen/Qwen3-0.6B",
+            "hf://Qwen/Qwen3-0.6B",
+            "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main",
+            "https://huggingface.co/Qwen/Qwen3-0.6B?show_file_info=x#readme",
+            "https://huggingface.co/Qwen/Qwen3-0.6B/blob/main/config.json",
+        ] {
+            assert_eq!(parse(name), plain, "{name}");
+        }
+        assert_eq!(parse("hf.co/a/b:Q8_0"), Some(("a", "b", Some("Q8_0"))));
+        let file = Some(("a", "b", Some("b-Q8_0.gguf")));
+        assert_eq!(parse("https://huggingface.co/a/b/resolve/main/b-Q8_0.gguf?download=true"), file);
+        for name in [
+            "https://example.org/a/b",
+            "https://huggingface.co/a",
+            "https://huggingface.co/a/b/tree/other",
+            "https://huggingface.co/a/b/resolve/main/sub/b.gguf",
+            "https://huggingface.co.example.org/a/b",
+            "https://huggingface.co/a/b/../c",
+            "hf://a",
+            "a/b//",
+        ] {
+            assert_eq!(parse(name), None, "{name}");
         }
     }
 

@@ -109,6 +109,9 @@ fn gguf_files_are_chosen_by_tag() {
     assert_eq!(gguf(&several, Some("UD-Q2_K")).unwrap(), ["b-UD-Q2_K.gguf"]);
     assert_eq!(gguf(&several, Some("Q2_K")).unwrap(), ["b-UD-Q2_K.gguf"]);
     gguf(&several, Some("4_XS")).unwrap_err();
+    assert_eq!(gguf(&several, Some("b-UD-Q2_K.gguf")).unwrap(), ["b-UD-Q2_K.gguf"]);
+    let alike = names(&["b-Q4_0-v2.gguf", "b-Q4_0.gguf"]);
+    assert_eq!(gguf(&alike, Some("b-Q4_0.gguf")).unwrap(), ["b-Q4_0.gguf"]);
     let message = gguf(&several, Some("Q6_K")).unwrap_err();
     assert_eq!(message, "none of its GGUF models is Q6_K: b-IQ4_XS, b-Q8_0, b-UD-Q2_K, b.Q4_K_M");
     assert_eq!(gguf(&names(&["README.md", "b.gguf"]), None).unwrap(), ["b.gguf"]);
