@@ -1,6 +1,6 @@
 use crate::history::aligned;
 use crate::reply::{Asked, Progress, answer};
-use crate::{Error, Reply, ReplyOptions, Syntax};
+use crate::{Error, Reply, ReplyOptions, Syntax, respelled};
 use lowbit_files::{ChatTemplate, Message, Tokenizer};
 use lowbit_models::{Model, ModelError, Session};
 use std::ops::ControlFlow;
@@ -236,7 +236,8 @@ impl<'m> Chat<'m> {
     }
 
     fn rendered(&self, template: &ChatTemplate, messages: &[Message]) -> Result<Vec<u32>, Error> {
-        Ok(self.tokenizer.encode(&template.render(messages, true)?, false)?)
+        let text = respelled::render(template, messages)?;
+        Ok(self.tokenizer.encode(&text, false)?)
     }
 
     /// The conversation without a template: what the user said, and what was drawn after it.

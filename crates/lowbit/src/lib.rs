@@ -50,6 +50,7 @@ mod history;
 mod language_model;
 mod parse;
 mod reply;
+mod respelled;
 mod stop;
 
 pub use chat::Chat;

@@ -232,6 +232,36 @@ fn a_template_drops_or_keeps_what_was_thought() {
     }
 }
 
+/// DeepSeek's templates add arguments to a text, and leave out calls beside a content; gpt-oss's takes one of reasoning and content.
+#[test]
+fn a_template_that_refuses_calls_gets_them_as_it_takes_them() {
+    let text = "{{ '<tool_call>' + call.function.arguments + 'f' }}";
+    let either = "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}f";
+    let silent = "{% if m.content is none %}f{% endif %}";
+    for (call, answer, want) in [
+        (text, "A", "one|A<tool_call>{}f|two|"),
+        (either, "A", "one|Af|two|"),
+        (silent, "", "one|Nonef|two|"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let calls = format!("{{% for call in m.tool_calls %}}{call}{{% endfor %}}");
+        let template = format!("{{% for m in messages %}}{{{{ m.content }}}}{calls}</u>{{% endfor %}}");
+        let thinker = thinker(&template);
+        let mut next = thinker.next.to_vec();
+        if answer.is_empty() {
+            next[3] = ("</think>", "<tool_call>");
+        }
+        Bigram { next: &next, ..thinker }.write(folder.path());
+        let model = LanguageModel::open(folder.path().to_str().unwrap()).unwrap();
+        let mut chat = model.chat();
+        let first = chat.say("one", &options(50), |_| Continue(())).unwrap();
+        assert_eq!((first.content.as_str(), first.tool_calls.len()), (answer, 1));
+        let reply = chat.say("two", &options(50), |_| Continue(())).unwrap();
+        let said = [&chat.session().tokens()[..reply.cached_tokens], &reply.prompt_tokens[..]].concat();
+        assert_eq!(model.tokenizer().decode(&said).unwrap().replace("</u>", "|"), want);
+    }
+}
+
 /// The demo has gated delta nets, whose states do not go back by themselves.
 #[test]
 fn a_model_with_delta_nets_goes_back_to_its_marks() {

@@ -5,6 +5,7 @@ use super::{Call, pythonic as python};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Deserializer, Map, Value};
+use std::collections::BTreeMap;
 
 /// Reads a body.
 pub(super) type Body = fn(&str, &Tools) -> Parsed;
@@ -27,13 +28,13 @@ impl Parsed {
 /// A call in JSON, under any of its names.
 #[derive(Deserialize)]
 struct JsonCall<'a> {
-    #[serde(alias = "function")]
+    #[serde(alias = "function", alias = "tool_name")]
     name: String,
     #[serde(borrow)]
     arguments: Option<&'a RawValue>,
     #[serde(borrow)]
     parameters: Option<&'a RawValue>,
-    #[serde(default)]
+    #[serde(default, alias = "tool_call_id")]
     id: Option<String>,
 }
 
@@ -74,6 +75,24 @@ pub(super) fn json(body: &str, _: &Tools) -> Parsed {
         }
     }
     Parsed::of(calls)
+}
+
+/// A list of objects whose only key is the call's name: Apertus'.
+pub(super) fn by_name(body: &str, _: &Tools) -> Parsed {
+    let calls = match serde_json::from_str::<Vec<BTreeMap<String, &RawValue>>>(body.trim()) {
+        Ok(calls) => calls,
+        Err(error) if error.is_eof() => return Parsed::Incomplete,
+        Err(_) => return Parsed::Malformed,
+    };
+    let is_call = |(name, arguments): &(String, &RawValue)| is_name(name) && is_object(arguments.get());
+    let each = calls.iter().map(|call| call.len()).all(|keys| keys == 1);
+    let all: Vec<_> = calls.into_iter().flatten().collect();
+    if !each || !all.iter().all(is_call) {
+        return Parsed::Malformed;
+    }
+    let call =
+        |(name, arguments): (String, &RawValue)| Call { id: None, name, arguments: arguments.get().into() };
+    Parsed::of(all.into_iter().map(call).collect())
 }
 
 /// As [`json`], of the tools that were given: other objects are a reply of their own.
@@ -336,6 +355,21 @@ pub(super) fn pythonic(body: &str, _: &Tools) -> Parsed {
         }
         None => Parsed::Malformed,
     }
+}
+
+fn gemma(body: &str, quote: &str) -> Parsed {
+    let call = python::gemma(body, quote).map(|(name, arguments)| Call::new(&name, arguments));
+    call.map_or(Parsed::Malformed, |call| Parsed::Calls(vec![call]))
+}
+
+/// `call:NAME{KEY:VALUE,..}`: Gemma 4's.
+pub(super) fn gemma_4(body: &str, _: &Tools) -> Parsed {
+    gemma(body, "<|\"|>")
+}
+
+/// The same of FunctionGemma, with other quotes.
+pub(super) fn function_gemma(body: &str, _: &Tools) -> Parsed {
+    gemma(body, "<escape>")
 }
 
 /// gpt-oss's: the recipient is the name.

@@ -44,6 +44,9 @@ pub(super) const REASONING: &[Reasoning] = &[
     Reasoning { open: "[THINK]", close: "[/THINK]" },
     Reasoning { open: "<seed:think>", close: "</seed:think>" },
     Reasoning { open: "<longcat_think>", close: "</longcat_think>" },
+    // MiniMax M3's, Hunyuan 3's.
+    Reasoning { open: "<mm:think>", close: "</mm:think>" },
+    Reasoning { open: "<think:opensource>", close: "</think:opensource>" },
     // Gemma 4's.
     Reasoning { open: "<|channel>thought", close: "<channel|>" },
     // Cohere's.
@@ -55,8 +58,13 @@ pub(super) const CALLS: &[Calls] = &[
     Calls::new("<tool_call>", "</tool_call>", bodies::tool_call),
     Calls::new("<seed:tool_call>", "</seed:tool_call>", bodies::tool_call),
     Calls::new("<longcat_tool_call>", "</longcat_tool_call>", bodies::tool_call),
-    // Nemotron Nano 2: a list in JSON.
+    // Nemotron Nano 2, Apriel and MiniMax M1, Cohere, GigaChat: JSON.
     Calls::new("<TOOLCALL>", "</TOOLCALL>", bodies::json),
+    Calls::new("<tool_calls>", "</tool_calls>", bodies::json),
+    Calls::new("<|START_ACTION|>", "<|END_ACTION|>", bodies::json),
+    Calls::json("<|function_call|>", bodies::json),
+    // Apertus: a list of objects whose key is the name.
+    Calls::new("<|tools_prefix|>", "<|tools_suffix|>", bodies::by_name),
     // Mistral: a list in JSON, or NAME[ARGS] and an object.
     Calls::json("[TOOL_CALLS]", bodies::mistral),
     // Llama 3: JSON, or code for its interpreter.
@@ -98,12 +106,22 @@ pub(super) const CALLS: &[Calls] = &[
         body: bodies::minicpm,
         markers_are_body: true,
     },
+    // Gemma 4 and FunctionGemma.
+    Calls::new("<|tool_call>", "<tool_call|>", bodies::gemma_4),
+    Calls::new("<start_function_call>", "<end_function_call>", bodies::function_gemma),
     // LFM 2: calls as in Python.
     Calls::new("<|tool_call_start|>", "<|tool_call_end|>", bodies::pythonic),
 ];
 
 const fn bare(open: &'static str) -> Calls {
-    Calls { mention: "<|python_tag|>", open, end: End::Json, body: bodies::bare_json, markers_are_body: true }
+    // What templates of Llama 3 tell the model to write.
+    Calls {
+        mention: "{\"name\": function name, \"parameters\"",
+        open,
+        end: End::Json,
+        body: bodies::bare_json,
+        markers_are_body: true,
+    }
 }
 
 /// What Llama 3 begins a reply with that is a call without `<|python_tag|>`.

@@ -144,7 +144,7 @@ impl Syntax {
             spelling: known.open,
         });
         let calls = |known: &&Calls| template.mentions(known.mention) || is_token(known.open).is_some();
-        let bare = BARE_JSON.iter().filter(|bare| !tools.is_empty() && calls(bare));
+        let bare = BARE_JSON.iter().filter(|bare| !tools.is_empty() && template.mentions(bare.mention));
         let calls =
             CALLS.iter().filter(calls).map(|known| (known, false)).chain(bare.map(|bare| (bare, true)));
         let calls = calls.map(|(known, at_start)| CallMarkers {

@@ -1,4 +1,4 @@
-//! Calls as Python spells them: `[f(x=1, y="a"), g()]`, with literals alone.
+//! Calls as Python spells them, `[f(x=1, y="a"), g()]`, with literals alone; and as Gemma does, `call:f{x:1,y:<|"|>a<|"|>}`.
 
 use serde_json::{Map, Number, Value};
 
@@ -7,7 +7,7 @@ const DEPTH: usize = 64;
 
 /// The calls that `text` lists; `None` if it is anything else.
 pub(super) fn calls(text: &str) -> Option<Vec<(String, Map<String, Value>)>> {
-    let mut reader = Reader { rest: text.trim() };
+    let mut reader = Reader { rest: text.trim(), quote: None };
     let is_list = reader.eat("[");
     let mut calls = vec![];
     loop {
@@ -31,8 +31,18 @@ pub(super) fn calls(text: &str) -> Option<Vec<(String, Map<String, Value>)>> {
     ((!is_list || reader.eat("]")) && reader.rest.is_empty()).then_some(calls)
 }
 
+/// The call that `text` is in Gemma's spelling, with texts between two `quote`s; `None` if it is anything else.
+pub(super) fn gemma(text: &str, quote: &str) -> Option<(String, Map<String, Value>)> {
+    let mut reader = Reader { rest: text.trim().strip_prefix("call:")?, quote: Some(quote) };
+    let name = reader.name()?;
+    let Value::Object(arguments) = reader.dict(DEPTH)? else { return None };
+    reader.rest.is_empty().then_some((name, arguments))
+}
+
 struct Reader<'a> {
     rest: &'a str,
+    /// What is on either side of a text, in Gemma's spelling; keys have none.
+    quote: Option<&'a str>,
 }
 
 impl Reader<'_> {
@@ -56,6 +66,13 @@ impl Reader<'_> {
 
     fn value(&mut self, depth: usize) -> Option<Value> {
         let deeper = depth.checked_sub(1)?;
+        if let Some(quote) = self.quote
+            && let Some(text) = self.rest.strip_prefix(quote)
+        {
+            let (text, rest) = text.split_once(quote)?;
+            self.rest = rest.trim_start();
+            return Some(text.into());
+        }
         match self.rest.chars().next()? {
             quote @ ('"' | '\'') => self.string(quote).map(Value::String),
             '[' => self.list("[", "]", deeper),
@@ -95,10 +112,13 @@ impl Reader<'_> {
     }
 
     fn dict(&mut self, depth: usize) -> Option<Value> {
-        self.eat("{");
+        self.eat("{").then_some(())?;
         let mut values = Map::new();
         while !self.eat("}") {
-            let Value::String(key) = self.value(depth)? else { return None };
+            let key = match self.quote {
+                Some(_) => self.name()?,
+                None => self.value(depth)?.as_str()?.to_string(),
+            };
             self.eat(":").then_some(())?;
             values.insert(key, self.value(depth)?);
             if !self.eat(",") {
@@ -153,6 +173,17 @@ mod tests {
         assert_eq!(calls[0], ("f".into(), want.as_object().unwrap().clone()));
         assert_eq!(calls[1], ("mod.g".into(), Map::new()));
         assert_eq!(super::calls("f(x=1)").unwrap().len(), 1);
+    }
+
+    #[test]
+    fn gemma_quotes_texts_and_no_keys() {
+        let text = "call:f{a:<|\"|>x, \"y\"}<|\"|>,b:{c:[1,true]},d:-0.5}";
+        let want = json!({"a": "x, \"y\"}", "b": {"c": [1, true]}, "d": -0.5});
+        assert_eq!(gemma(text, "<|\"|>"), Some(("f".into(), want.as_object().unwrap().clone())));
+        assert_eq!(gemma("call:f{}", "<escape>"), Some(("f".into(), Map::new())));
+        for text in ["f{}", "call:f", "call:f{a}", "call:f{a:<|\"|>x}", "call:f{} and", "call:{}"] {
+            assert_eq!(gemma(text, "<|\"|>"), None, "{text}");
+        }
     }
 
     #[test]

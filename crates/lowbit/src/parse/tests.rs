@@ -267,7 +267,7 @@ fn mistral() {
 #[test]
 fn llama_3() {
     check(&Family {
-        mentions: "<|python_tag|>",
+        mentions: "<|python_tag|>{\"name\": function name, \"parameters\"",
         tokens: &["<|python_tag|>"],
         prompt: "<|start_header_id|>assistant<|end_header_id|>\n\n",
         replies: &[
@@ -437,18 +437,50 @@ fn kimi_minimax_minicpm_nemotron_and_lfm() {
         ],
     });
     check(&Family {
-        mentions: "",
-        tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
-        prompt: "",
-        replies: &[],
-    });
-    check(&Family {
         mentions: "<|tool_call_start|>",
         tokens: &["<|tool_call_start|>", "<|tool_call_end|>"],
         prompt: "",
         replies: &[
             ("<|tool_call_start|>[f(s=\"a\", n=1)]<|tool_call_end|>ok", "<f {\"s\":\"a\",\"n\":1}>|ok"),
             ("<|tool_call_start|>[f(s=]<|tool_call_end|>", "<|tool_call_start|>[f(s=]<|tool_call_end|>"),
+        ],
+    });
+}
+
+#[test]
+fn gemma_cohere_and_others_in_json() {
+    check(&Family {
+        mentions: "<|tool_call><start_function_call>",
+        tokens: &["<|tool_call>", "<tool_call|>", "<|\"|>"],
+        prompt: "",
+        replies: &[
+            ("ok<|tool_call>call:f{n:1,s:<|\"|>a b<|\"|>}<tool_call|>", "ok|<f {\"n\":1,\"s\":\"a b\"}>"),
+            ("<|tool_call>f<tool_call|>", "<|tool_call>f<tool_call|>"),
+            ("<start_function_call>call:f{s:<escape>a<escape>}<end_function_call>", "<f {\"s\":\"a\"}>"),
+        ],
+    });
+    check(&Family {
+        mentions: "<tool_calls><|START_ACTION|><|function_call|><|tools_prefix|>",
+        tokens: &[
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            "<|function_call|>",
+            "<|tools_prefix|>",
+            "<|tools_suffix|>",
+        ],
+        prompt: "",
+        replies: &[
+            ("<tool_calls>[{\"name\": \"f\", \"arguments\": {}, \"id\": \"abc\"}]</tool_calls>", "<f {}abc>"),
+            (
+                "<|START_ACTION|>[\n {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"n\": 1}}\n]<|END_ACTION|>",
+                "<f {\"n\": 1}0>",
+            ),
+            ("<|function_call|>{\"name\": \"f\", \"arguments\": {}}", "<f {}>"),
+            (
+                "ok<|tools_prefix|>[{\"f\": {\"n\": 1}}, {\"g\": {}}]<|tools_suffix|>",
+                "ok|<f {\"n\": 1}>|<g {}>",
+            ),
+            ("<|tools_prefix|>[{\"f\": 1}]<|tools_suffix|>", "<|tools_prefix|>[{\"f\": 1}]<|tools_suffix|>"),
         ],
     });
 }
