@@ -75,6 +75,8 @@ def lowbit(options, path, threads):
     command += ["--isa", options.isa] if options.isa else []
     figures, others = run(command)
     kinds = {"prompt": "pp", "generate": "tg"}
+    # Versions before lowbit.bench/1 printed an array.
+    figures = figures["rows"] if isinstance(figures, dict) else figures
     return {kinds[figure["case"].split()[0]]: figure["tokens_per_second"] for figure in figures}, others
 
 

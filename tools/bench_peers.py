@@ -188,7 +188,7 @@ def ours(program, op, format):
     command = [program, "bench", *words, "--device", "cuda", "--json"]
     rows = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     best = {}
-    for row in rows:
+    for row in rows["rows"]:
         best[row["shape"]] = min(row["median_us"], best.get(row["shape"], float("inf")))
     return best
 

@@ -12,6 +12,7 @@ mod device;
 mod explain;
 mod habits;
 mod interrupt;
+mod json;
 mod memory;
 mod options;
 mod out;

@@ -155,15 +155,6 @@ impl ModelOptions {
         self.model.is_some() || self.hf_repo.is_some()
     }
 
-    /// Finds, maps and loads the model without its tokenizer, see [`Self::load_opened`].
-    pub fn load_model(
-        &self,
-        work: impl FnOnce(&Model) -> Result<(), ModelError> + Send,
-    ) -> Result<Model, Failure> {
-        let target = self.target()?;
-        Self::load_opened(&self.open()?, &target, work)
-    }
-
     /// The type of activations, if one is named.
     pub fn activations(&self) -> Option<FloatType> {
         self.dtype.map(Activations::float)
@@ -236,7 +227,7 @@ fn resolve(model: &str) -> Result<PathBuf, Failure> {
     if local.exists() {
         return Ok(local);
     }
-    let bar = progress::bar("download", 0);
+    let bar = progress::bytes("download");
     let path = lowbit_files::resolve_with(model, &mut |progress| {
         bar.set_message(progress.file.to_string());
         bar.set_length(progress.total);

@@ -4,13 +4,36 @@ use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A bar of `length` steps on standard error; hidden where that is no terminal.
-pub fn bar(what: &'static str, length: usize) -> ProgressBar {
+/// A bar on standard error of what is being done, which takes so many of the things that are counted; hidden where that is no terminal.
+pub fn bar(doing: &'static str, counted: &'static str, length: usize) -> ProgressBar {
+    styled("{msg} {wide_bar} {pos} of {len} {prefix}, {eta} left", length)
+        .with_message(doing)
+        .with_prefix(counted)
+}
+
+/// Says on a bar what is being done now, and how many of the things that are counted are done, of all.
+pub fn show(
+    bar: &ProgressBar,
+    doing: impl Into<std::borrow::Cow<'static, str>>,
+    counted: &'static str,
+    (done, all): (u64, u64),
+) {
+    bar.set_message(doing);
+    bar.set_prefix(counted);
+    bar.set_length(all);
+    bar.set_position(done);
+}
+
+/// A bar of bytes.
+pub fn bytes(doing: &'static str) -> ProgressBar {
+    styled("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left", 0).with_message(doing)
+}
+
+fn styled(template: &str, length: usize) -> ProgressBar {
     let shown = std::io::stderr().is_terminal();
     let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let template = "{msg} {wide_bar} {pos}/{len} {per_sec} {eta}";
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::with_draw_target(Some(length as u64), target).with_style(style).with_message(what)
+    ProgressBar::with_draw_target(Some(length as u64), target).with_style(style)
 }
 
 /// A spinner while something of unknown length runs.

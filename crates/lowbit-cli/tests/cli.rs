@@ -11,6 +11,7 @@ fn generate_prints_one_object() {
     let reply = json(&lowbit(&arguments).output().unwrap());
     let keys: Vec<_> = reply.as_object().unwrap().keys().cloned().collect();
     let want = [
+        "schema",
         "prompt_tokens",
         "cached_tokens",
         "tokens",
@@ -97,7 +98,7 @@ fn perplexity_agrees_with_transformers_on_the_first_windows() {
     let file = path.to_str().unwrap();
     let result = json(&lowbit(&["perplexity", "--file", file, "--json"]).output().unwrap());
     let keys: Vec<_> = result.as_object().unwrap().keys().cloned().collect();
-    assert_eq!(keys, ["tokens", "nll", "perplexity"]);
+    assert_eq!(keys, ["schema", "tokens", "nll", "perplexity"]);
     let (nll, perplexity) = (result["nll"].as_f64().unwrap(), result["perplexity"].as_f64().unwrap());
     assert!((nll.exp() - perplexity).abs() < 1e-6 * perplexity);
     let half = json(
@@ -128,6 +129,82 @@ fn inspect_counts_what_is_there() {
     assert!(report["formats"]["Q4_0"]["tensors"].as_u64().unwrap() > 5);
     let plain = lowbit(&["inspect"]).output().unwrap();
     assert!(String::from_utf8(plain.stdout).unwrap().contains("bits per weight"));
+}
+
+#[test]
+fn inspect_begins_with_what_people_ask() {
+    let text = |more: &[&str]| {
+        let output = lowbit(&[&["inspect"], more].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let demo = text(&["-m", "models/demo-4bit"]);
+    for want in [
+        "  model        qwen3_5_moe in MLX layout\n",
+        "  layers       8, 2 of them attention and the others gated delta nets; hidden size 256, feed-forward 256\n",
+        "  heads        4 of queries, 2 of keys and values, 64 wide\n",
+        "  experts      4, of which 2 are used per token\n",
+        "  context      32768 tokens\n",
+        "  vocabulary   8192 tokens; the output layer is the embedding\n",
+        "  templates    no chat template: it continues plain text\n",
+        "  licence      not stated\n",
+    ] {
+        assert!(demo.contains(want), "{want}{demo}");
+    }
+    let gguf = text(&["-m", "tests/vectors/models/qwen3-Q4_0/model.gguf"]);
+    for want in [
+        "  model        qwen3 in GGUF layout\n",
+        "  heads        4 of queries, 2 of keys and values, 24 wide\n",
+        "  context      512 tokens\n",
+    ] {
+        assert!(gguf.contains(want), "{want}{gguf}");
+    }
+    // Tensors on request alone.
+    assert!(!demo.contains("embed_tokens") && demo.contains("--tensors lists each tensor"), "{demo}");
+    assert!(text(&["-m", "models/demo-4bit", "--tensors"]).contains("embed_tokens"));
+
+    let folder = tempfile::tempdir().unwrap();
+    support::with_template(folder.path());
+    let path = |name: &str| folder.path().join(name);
+    let generation = r#"{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95}"#;
+    std::fs::write(path("generation_config.json"), generation).unwrap();
+    std::fs::write(path("README.md"), "---\nlicense: apache-2.0\n---\n# Tiny\n").unwrap();
+    let model = folder.path().to_str().unwrap();
+    let described = text(&["-m", model]);
+    for want in [
+        "  templates    default\n",
+        "  sampling     temperature 0.6, top-k 20, top-p 0.95\n",
+        "  licence      apache-2.0 (README.md)\n",
+    ] {
+        assert!(described.contains(want), "{want}{described}");
+    }
+    // Keys and values in f16, of two heads that are 16 wide in each of the layers.
+    let report = json(&lowbit(&["inspect", "-m", model, "--json"]).output().unwrap());
+    let number = |key: &str| report[key].as_u64().unwrap();
+    let per_token = 2 * 2 * number("num_hidden_layers") * number("num_key_value_heads") * number("head_dim");
+    assert_eq!(report["memory"]["cache_bytes_per_token"], per_token);
+    let at = report["memory"]["at"].as_array().unwrap();
+    let last = &at[at.len() - 1];
+    assert_eq!(last["tokens"], report["max_position_embeddings"]);
+    let total = last["cache_bytes"].as_u64().unwrap() + number("bytes");
+    assert_eq!(last["total_bytes"], total);
+}
+
+#[test]
+fn inspect_describes_what_it_cannot_run() {
+    let folder = tempfile::tempdir().unwrap();
+    support::with_template(folder.path());
+    let path = folder.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["model_type"] = "unheard_of".into();
+    config["license"] = "mit".into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let arguments = ["inspect", "-m", folder.path().to_str().unwrap(), "--json"];
+    let report = json(&lowbit(&arguments).output().unwrap());
+    assert_eq!(report["num_hidden_layers"], config["num_hidden_layers"]);
+    assert_eq!(report["num_attention_heads"], config["num_attention_heads"]);
+    assert_eq!((&report["licence"]["name"], &report["memory"]), (&"mit".into(), &Value::Null));
+    assert!(report["warnings"][0].as_str().unwrap().contains("cannot be run"));
 }
 
 #[test]
@@ -269,7 +346,7 @@ fn a_model_is_timed_at_each_depth() {
         "generate 4 after 40",
     ];
     assert_eq!(labels, want);
-    let figures = json(&lowbit(&[&arguments[..], &["--json"]].concat()).output().unwrap());
+    let figures = json(&lowbit(&[&arguments[..], &["--json"]].concat()).output().unwrap())["rows"].clone();
     let depths: Vec<_> =
         figures.as_array().unwrap().iter().map(|figure| figure["depth"].as_u64().unwrap()).collect();
     assert_eq!(depths, [0, 0, 0, 40, 40, 40]);

@@ -137,6 +137,74 @@ fn what_cannot_be_compared_is_refused() {
 }
 
 #[test]
+fn comparisons_are_exact_unless_told_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    // Its numbers are those of the teacher but for 8-bit rounding, which activations in 8 bits would hide.
+    let eight = folder.path().join("eight");
+    let eight = eight.to_str().unwrap();
+    let made = lowbit(&["quantize", "-m", TINY, "-o", eight, "--bits", "8", "--group-size", "32"]).output();
+    assert!(made.unwrap().status.success());
+    let kl = |more: &[&str]| {
+        let arguments = ["--file", &file, "-c", "64", "-m", eight, "--compare", TINY, "--device", "cpu"];
+        compared(&[&arguments[..], more].concat())[0]["kl"]["value"].as_f64().unwrap()
+    };
+    assert_eq!(kl(&[]), kl(&["--exact"]));
+    assert_ne!(kl(&[]), kl(&["--no-exact"]));
+    let both = ["perplexity", "-f", &file, "-m", eight, "--compare", TINY, "--exact", "--no-exact"];
+    assert_eq!(lowbit(&both).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn tables_have_every_position_and_layer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = text(folder.path(), 1500);
+    let csv = folder.path().join("table.csv");
+    let run = |more: &[&str]| {
+        let arguments = ["perplexity", "--json", "-f", &file, "-c", "32", "--compare", TINY, TINY_4BIT, TINY];
+        lowbit(&[&arguments[..], &["--csv", csv.to_str().unwrap()], more].concat()).output().unwrap()
+    };
+    let models = json(&run(&[]))["models"].clone();
+    let table = std::fs::read_to_string(&csv).unwrap();
+    let mut lines = table.lines();
+    assert_eq!(lines.next(), Some("model,by,index,tokens,kl,kl_median,kl_99,nll,teacher_nll,same_top"));
+    let rows: Vec<Vec<&str>> = lines.map(|line| line.split(',').collect()).collect();
+    assert!(rows.iter().all(|row| row.len() == 10), "{table}");
+    for model in models.as_array().unwrap() {
+        let name = format!("\"{}\"", model["model"].as_str().unwrap());
+        let of = |by: &str| rows.iter().filter(|row| row[0] == name && row[1] == by).collect::<Vec<_>>();
+        let number = |row: &[&str], column: usize| row[column].parse::<f64>().unwrap();
+        let positions = of("position");
+        assert_eq!(
+            positions.iter().map(|row| number(row, 2)).collect::<Vec<_>>(),
+            (1..32).map(f64::from).collect::<Vec<_>>()
+        );
+        // The means of all positions together are the mean.
+        let count: f64 = positions.iter().map(|row| number(row, 3)).sum();
+        assert_eq!(count, model["tokens"].as_f64().unwrap());
+        let kl: f64 = positions.iter().map(|row| number(row, 3) * number(row, 4)).sum::<f64>() / count;
+        let want = model["kl"]["value"].as_f64().unwrap();
+        assert!((kl - want).abs() <= 1e-9 * want.max(1e-9), "{kl} for {want}");
+        let layers = of("layer");
+        assert!((2..=8).contains(&layers.len()) && layers.iter().all(|row| row[3].is_empty()), "{table}");
+    }
+    // An own table is replaced by force alone, and nothing else is.
+    assert!(refusal(run(&[])).contains("table.csv exists already"));
+    assert!(run(&["--force"]).status.success());
+    std::fs::write(&csv, "mine").unwrap();
+    let message = refusal(run(&["--force"]));
+    assert!(
+        message.contains("table.csv: is not a table of lowbit perplexity's, and is not replaced"),
+        "{message}"
+    );
+    let same = refusal(run(&["--plot", csv.to_str().unwrap(), "--force"]));
+    assert!(same.contains("are the same file"), "{same}");
+    let text = ["perplexity", "-f", &file, "-m", TINY_4BIT, "--compare", TINY, "--csv", &file, "--force"];
+    assert!(refusal(lowbit(&text).output().unwrap()).contains("--csv"));
+    assert_eq!(std::fs::read_to_string(&csv).unwrap(), "mine");
+}
+
+#[test]
 fn plots_are_drawn_once_and_replaced_by_force_alone() {
     let folder = tempfile::tempdir().unwrap();
     let file = text(folder.path(), 1500);

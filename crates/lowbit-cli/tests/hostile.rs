@@ -78,7 +78,8 @@ fn inspect_escapes_names_and_counts_what_is_absurd() {
     );
     let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
     std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
-    let output = lowbit(&["inspect", "--model", folder.path().to_str().unwrap()]).output().unwrap();
+    let output =
+        lowbit(&["inspect", "--tensors", "--model", folder.path().to_str().unwrap()]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains(r"x\u{1b}[2J\u{202e}") && text.contains(r"llama\u{1b}[31m"), "{text}");

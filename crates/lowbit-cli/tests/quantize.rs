@@ -410,6 +410,59 @@ fn outputs_of_learning_are_files_of_their_own() {
 }
 
 #[test]
+fn a_dry_run_says_what_a_run_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = |more: &[&str]| -> serde_json::Value {
+        let output = quantize(folder.path(), "", TINY, &[more, &["--json"]].concat()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let mlx = ["--output", "new", "--bits", "3", "--group-size", "32", "--rule", "down_proj=6"];
+    let gguf = ["--output", "new.gguf", "--format", "Q4_K_M"];
+    for arguments in [&mlx[..], &gguf[..]] {
+        let planned = json(&[arguments, &["--dry-run"]].concat());
+        assert_eq!(names(folder.path()), [""; 0]);
+        assert_eq!((&planned["written"], &planned["seconds"]), (&false.into(), &serde_json::Value::Null));
+        let table =
+            quantize(folder.path(), "", TINY, &[arguments, &["--dry-run"]].concat()).output().unwrap();
+        assert!(String::from_utf8(table.stdout).unwrap().contains("nothing was written"));
+        let made = json(arguments);
+        for key in ["output", "bytes", "parameters", "bits_per_weight", "fallbacks", "warnings"] {
+            assert_eq!(planned[key], made[key], "{key}");
+        }
+        let kinds = |of: &serde_json::Value| {
+            let mut kinds = of["kinds"].clone();
+            kinds.as_array_mut().unwrap().iter_mut().for_each(|kind| kind["relative_error"] = 0.into());
+            kinds
+        };
+        assert_eq!(kinds(&planned), kinds(&made));
+        // What a run would refuse, a dry one does.
+        let message = refusal(quantize(folder.path(), "", TINY, &[arguments, &["--dry-run"]].concat()));
+        assert!(message.contains("exists already"), "{message}");
+        let output = folder.path().join(arguments[1]);
+        if output.is_dir() { std::fs::remove_dir_all(output) } else { std::fs::remove_file(output) }.unwrap();
+    }
+    let message =
+        refusal(quantize(folder.path(), "", TINY, &["--output", "new", "--bits", "9", "--dry-run"]));
+    assert!(message.contains('9'), "{message}");
+}
+
+#[test]
+fn learning_that_wins_nothing_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("data.txt"), text()).unwrap();
+    // No step of this length changes a weight.
+    let learn = [&LEARN[..], &["--data", "data.txt", "--rate", "1e-30"]].concat();
+    let output = quantize(folder.path(), "", TINY, &learn).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    succeeds(output);
+    assert!(
+        said.contains("learning won nothing back: the weights are written as they were rounded"),
+        "{said}"
+    );
+}
+
+#[test]
 fn sharing_out_bits_stops_within_a_second() {
     let folder = tempfile::tempdir().unwrap();
     let text = root().join("models/demo/eval.txt");

@@ -53,6 +53,44 @@ impl Mark {
 /// The first capacity of a [`KvCache`]; it doubles from there.
 const FIRST_CAPACITY: usize = 256;
 
+/// What the state of one sequence takes, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CacheSize {
+    /// Keys and values of a token, in all layers.
+    pub per_token: usize,
+    /// What does not grow: states of gated delta nets.
+    pub fixed: usize,
+    /// Layers with keys and values.
+    pub attention_layers: usize,
+}
+
+impl CacheSize {
+    /// Bytes with room for `tokens`.
+    pub fn bytes(&self, tokens: usize) -> usize {
+        let capacity = tokens.checked_next_multiple_of(FIRST_CAPACITY).unwrap_or(tokens);
+        self.per_token.saturating_mul(capacity).saturating_add(self.fixed)
+    }
+
+    /// That of these layers.
+    pub(crate) fn of(layers: &[LayerCache]) -> Self {
+        let mut size = Self::default();
+        for layer in layers {
+            match layer {
+                LayerCache::Attention(KvCache { keys, values }) => {
+                    let row = |tensor: &Tensor| tensor.dim(0) * tensor.dim(2) * tensor.dtype().size();
+                    size.per_token += row(keys) + row(values);
+                    size.attention_layers += 1;
+                }
+                LayerCache::DeltaNet(DeltaCache { conv, state }) => {
+                    size.fixed += conv.size_bytes() + state.size_bytes();
+                }
+            }
+        }
+        size
+    }
+}
+
 impl Cache {
     /// Tokens seen so far.
     pub fn position(&self) -> usize {

@@ -28,7 +28,7 @@ pub mod tape;
 mod warnings;
 mod weights;
 
-pub use cache::{Cache, DeltaCache, KvCache, LayerCache};
+pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache};
 pub use compile::{dry_chat, dry_generation};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};

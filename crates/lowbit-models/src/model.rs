@@ -1,3 +1,4 @@
+use crate::cache::CacheSize;
 use crate::layers::{Decoder, DecoderConfig, Residual, Step};
 use crate::tape::{Inventory, Parameters, Tape, Var, Weight};
 use crate::{Cache, Config, ModelError, Target, Weights, arch};
@@ -99,6 +100,14 @@ impl Model {
     /// Empty caches for one sequence.
     pub fn cache(&self) -> Cache {
         Cache::default()
+    }
+
+    /// What a sequence's cache takes as it grows.
+    ///
+    /// # Errors
+    /// Those of allocating an empty one.
+    pub fn cache_size(&self) -> Result<CacheSize, ModelError> {
+        Ok(CacheSize::of(&self.decoder.layer_caches(self.device())?))
     }
 
     /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32 `[.., vocab_size]`, on the

@@ -78,6 +78,11 @@ impl Target {
         Ok(Self { joins_experts: false, ..target })
     }
 
+    /// Whether products are [exact](Self::with_exact).
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
     /// The same for another device of the same kind.
     pub fn on(&self, device: Device) -> Self {
         Self { device, ..self.clone() }

@@ -18,12 +18,12 @@ mod tensor;
 mod threads;
 
 pub use error::QuantizeError;
-pub use gguf::{GgufOptions, Mix, quantize_to_gguf, quantize_to_gguf_and_learn};
+pub use gguf::{GgufOptions, Mix, plan_gguf, quantize_to_gguf, quantize_to_gguf_and_learn};
 pub use learn::{
     BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Learning, Progress, Saving,
     Targets, default_rate,
 };
-pub use round::{QuantizeOptions, quantize, quantize_and_learn};
+pub use round::{QuantizeOptions, plan, quantize, quantize_and_learn};
 pub use rule::Rule;
 pub use sensitivity::{Budget, allocate_bits};
 pub use summary::{Fallback, Kind, KindSummary, Summary};

@@ -1,7 +1,7 @@
 use crate::from_gguf::{self, Converted};
 use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::mlx::targets;
-use crate::tensor::{Encoded, Tensor};
+use crate::tensor::{Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Content, Staged};
 use lowbit_files::{Checkpoint, Companion, Layout, safetensors};
@@ -105,6 +105,27 @@ pub fn quantize(
     let staged = plan.stage(output)?;
     let summary = plan.write(staged.path(), |job| job.encode(), &mut progress)?;
     output_path::commit(staged, plan.jobs.len(), progress)?;
+    Ok(summary)
+}
+
+/// What [`quantize`] would write, but for the errors of rounding: everything is checked, also whether the output may be written, and nothing
+/// is encoded or written.
+///
+/// # Errors
+/// As [`quantize`], but for those of values.
+pub fn plan(
+    checkpoint: &Checkpoint,
+    output: &Path,
+    options: &QuantizeOptions,
+) -> Result<Summary, QuantizeError> {
+    let plan = Plan::new(checkpoint, output, options)?;
+    Staged::check_directory(output, output_path::existing(options.replace, Content::CHECKPOINT))?;
+    let (fallbacks, warnings) = (plan.fallbacks.clone(), plan.warnings.clone());
+    let mut summary = Summary { fallbacks, warnings, ..Summary::default() };
+    for Job { tensor, format, .. } in &plan.jobs {
+        let parameters = tensor.shape.iter().map(|&n| n as u64).product();
+        summary.add(&tensor.name, format.to_string(), parameters, tensor.size_in(*format)?, Loss::default());
+    }
     Ok(summary)
 }
 

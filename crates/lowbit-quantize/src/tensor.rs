@@ -165,6 +165,16 @@ impl Tensor {
         Ok(all)
     }
 
+    /// The bytes that it takes in a format.
+    ///
+    /// # Errors
+    /// Those of [`Format::components`], with the tensor's name.
+    pub fn size_in(&self, format: Format) -> Result<u64, QuantizeError> {
+        let components = format.components(self.k()).map_err(|error| self.failed(error))?;
+        let row: usize = components.iter().map(|component| component.row_bytes()).sum();
+        Ok(row as u64 * self.rows() as u64)
+    }
+
     /// As [`Self::encode`], of components that are there.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
 use super::{bench_model, bench_scaling};
 use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
-use crate::{Failure, explain, out, progress};
+use crate::{Failure, explain, json, out, progress};
 use lowbit::Device;
+use lowbit_files::staging::open_to_write;
 use lowbit_kernels::bench::{self, Case, Limits, Row};
 use std::fs::File;
-use std::io::Write;
+use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -31,9 +32,12 @@ pub struct Arguments {
     /// Add the rows to bench/record/<device>/<date>.csv.
     #[arg(long)]
     pub record: bool,
-    /// Print a JSON array.
+    /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+    /// List the cases that the words leave, and time none.
+    #[arg(long, conflicts_with_all = ["model", "hf_repo"])]
+    list: bool,
     /// Time how ops grow with their sizes and with threads, instead of the layers of known models.
     #[arg(long, conflicts_with = "model")]
     scaling: bool,
@@ -51,26 +55,72 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return bench_model::run(arguments);
     }
     let filter = arguments.filter.join(" ");
+    if arguments.list {
+        return list(arguments, &filter);
+    }
     if arguments.scaling {
         return bench_scaling::run(arguments, &filter);
     }
     let device = arguments.model.device()?;
     let rows = time(&bench::cases(&filter, &device), &filter, &device, arguments.json)?;
     if arguments.json {
-        out::line!("{}", serde_json::Value::Array(rows.iter().map(json).collect()))?;
+        print_json(rows.iter().map(|row| (row_json(row), &device)).collect())?;
     }
     if arguments.record {
-        let lines: String = rows.iter().map(|row| format!("{}\n", row.csv())).collect();
-        record(&device, "", Row::HEADER, &lines)?;
+        record(&device, "", &rows)?;
     }
     Ok(())
 }
 
+/// Lists the cases that `filter` leaves.
+fn list(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
+    let cases = match arguments.scaling {
+        true => bench::scaling_cases(filter),
+        false => bench::cases(filter, &arguments.model.device()?),
+    };
+    check(&cases, filter)?;
+    if arguments.json {
+        let case = |Case { op, shape, format, dtype, .. }: &Case| {
+            let dtype = dtype.dtype().to_string();
+            serde_json::json!({ "op": op, "shape": shape, "format": format, "dtype": dtype })
+        };
+        let cases: Vec<_> = cases.iter().map(case).collect();
+        return json::print("bench", &serde_json::json!({ "cases": cases }));
+    }
+    cases.iter().try_for_each(|case| out::line!("{case}"))?;
+    Ok(())
+}
+
+fn check(cases: &[Case], filter: &str) -> Result<(), Failure> {
+    match cases.is_empty() {
+        true => Err(format!("no benchmark case matches {filter:?}; `lowbit bench --list` shows all").into()),
+        false => Ok(()),
+    }
+}
+
+/// Prints rows, each with where it was measured.
+pub(super) fn print_json(rows: Vec<(serde_json::Value, &Device)>) -> Result<(), Failure> {
+    let with_place = |(mut row, device): (serde_json::Value, &Device)| {
+        row["device"] = device.to_string().into();
+        row["threads"] = threads(device).into();
+        row["version"] = env!("CARGO_PKG_VERSION").into();
+        row
+    };
+    let rows: Vec<_> = rows.into_iter().map(with_place).collect();
+    json::print("bench", &serde_json::json!({ "rows": rows }))
+}
+
+/// Of a CPU; `None` for a GPU.
+pub(super) fn threads(device: &Device) -> Option<usize> {
+    match device {
+        Device::Cpu(cpu) => Some(cpu.threads()),
+        Device::Gpu(_) => None,
+    }
+}
+
 /// Checks and times `cases`, those that `filter` left, and prints them unless `quiet`.
 pub(super) fn time(cases: &[Case], filter: &str, device: &Device, quiet: bool) -> Result<Vec<Row>, Failure> {
-    if cases.is_empty() {
-        return Err(format!("no benchmark case matches {filter:?}").into());
-    }
+    check(cases, filter)?;
     let spinner = progress::spinner("measuring the limits".into());
     let limits = Limits::measure(device)?;
     spinner.finish_and_clear();
@@ -113,12 +163,13 @@ fn print_header(device: &Device, limits: &Limits) -> Result<(), Unwritable> {
         Device::Gpu(_) => out::line!("{device}: a copy reads and writes {bandwidth}\n"),
     }?;
     out::line!(
-        "{:<18} {:<28} {:<11} {:<5} {:>12} {:>8} {:>9} {:>7} {:>8}",
+        "{:<18} {:<28} {:<11} {:<5} {:>12} {:>10} {:>8} {:>9} {:>7} {:>8}",
         "op",
         "shape",
         "format",
         "dtype",
         "median us",
+        "± us",
         "GB/s",
         "GFLOP/s",
         "limit",
@@ -127,46 +178,71 @@ fn print_header(device: &Device, limits: &Limits) -> Result<(), Unwritable> {
 }
 
 fn print_row(row: &Row) -> Result<(), Unwritable> {
-    let Row { op, shape, format, dtype, median_us, share_of_limit, error_over_bound, .. } = row;
+    let Row { op, shape, format, dtype, median_us, deviation_us, share_of_limit, error_over_bound, .. } = row;
     out::line!(
-        "{op:<18} {shape:<28} {format:<11} {dtype:<5} {median_us:>12.1} {:>8.2} {:>9.2} {:>6.1}% {error_over_bound:>8.4}",
+        "{op:<18} {shape:<28} {format:<11} {dtype:<5} {median_us:>12.1} {deviation_us:>10.1} {:>8.2} {:>9.2} {:>6.1}% {error_over_bound:>8.4}",
         row.gigabytes_per_second(),
         row.gigaflops(),
         share_of_limit * 100.0,
     )
 }
 
-pub(super) fn json(row: &Row) -> serde_json::Value {
-    let Row { op, shape, format, dtype, median_us, bytes, flops, share_of_limit, error_over_bound } = row;
+pub(super) fn row_json(row: &Row) -> serde_json::Value {
+    let Row { op, shape, format, dtype, median_us, deviation_us, bytes, flops, .. } = row;
     serde_json::json!({
-        "op": op, "shape": shape, "format": format, "dtype": dtype, "median_us": median_us, "bytes": bytes,
-        "flops": flops, "share_of_limit": share_of_limit, "error_over_bound": error_over_bound,
+        "op": op, "shape": shape, "format": format, "dtype": dtype, "median_us": median_us,
+        "deviation_us": deviation_us, "bytes": bytes, "flops": flops, "share_of_limit": row.share_of_limit,
+        "error_over_bound": row.error_over_bound,
     })
 }
 
-/// Appends lines to today's record, whose name ends in `suffix`.
-pub(super) fn record(device: &Device, suffix: &str, header: &str, lines: &str) -> Result<(), Failure> {
+/// Appends rows to today's record, whose name ends in `suffix`.
+pub(super) fn record(device: &Device, suffix: &str, rows: &[Row]) -> Result<(), Failure> {
+    let threads = threads(device).map(|threads| threads.to_string()).unwrap_or_default();
+    let line = |row: &Row| format!("{},{threads},{}\n", row.csv(), env!("CARGO_PKG_VERSION"));
+    let (header, lines) =
+        (format!("{},threads,version", Row::HEADER), rows.iter().map(line).collect::<String>());
     let folder = PathBuf::from(format!("bench/record/{device}"));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86400;
     let path = folder.join(format!("{}{suffix}.csv", date(days)));
-    append(&path, header, lines).map_err(|error| format!("{}: {error}", path.display()))?;
+    append(&path, &header, &lines).map_err(|error| format!("{}: {error}", path.display()))?;
     out::note!("recorded in {}", path.display());
     Ok(())
 }
 
 /// Appends all lines or, where the disk is full, none; one process at a time. A new file begins with `header`.
 fn append(path: &Path, header: &str, lines: &str) -> std::io::Result<()> {
-    let mut file = File::options().append(true).create(true).open(path)?;
+    let new = File::create_new(path);
+    let mut file = match new {
+        // Opening a FIFO for writing would wait for a reader.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            open_to_write(path).map_err(Error::other)?
+        }
+        new => new?,
+    };
     // A file system without locks has one user, as a rule.
     let _ = file.lock();
-    let length = file.metadata()?.len();
+    let length = file.seek(SeekFrom::End(0))?;
     let text = if length == 0 { format!("{header}\n{lines}") } else { lines.to_string() };
+    if length > 0 && !has_header(&mut file, header)? {
+        return Err(Error::other(format!(
+            "has other columns than {header}: an earlier version wrote it; move it away"
+        )));
+    }
+    file.seek(SeekFrom::End(0))?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
     if written.is_err() {
         let _ = file.set_len(length);
     }
     written
+}
+
+fn has_header(file: &mut File, header: &str) -> std::io::Result<bool> {
+    let (want, mut head) = (format!("{header}\n"), vec![]);
+    file.rewind()?;
+    file.take(want.len() as u64).read_to_end(&mut head)?;
+    Ok(head == want.as_bytes())
 }
 
 /// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
@@ -198,6 +274,9 @@ mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!((lines.len(), lines[0]), (81, "op,x"));
         assert!(lines[1..].chunks(2).all(|pair| pair[0].split_once(",a").unwrap().0 == &pair[1][..1]));
+        let message = super::append(&path, "op,y", "1,2\n").unwrap_err().to_string();
+        assert_eq!(message, "has other columns than op,y: an earlier version wrote it; move it away");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     }
 
     #[test]

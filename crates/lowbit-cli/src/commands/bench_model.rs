@@ -1,8 +1,10 @@
 //! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
 
-use super::bench::Arguments;
+use super::bench::{Arguments, print_json};
+use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit::{GenerationOptions, Model, Session, dry_generation};
+use lowbit_kernels::bench::Times;
 use lowbit_kernels::ops::argmax;
 use lowbit_models::ModelError;
 use std::ops::ControlFlow::Continue;
@@ -17,6 +19,8 @@ struct Figure {
     depth: usize,
     /// The median of the runs.
     seconds: f64,
+    /// The median of their distances from it.
+    deviation_seconds: f64,
     tokens_per_second: f64,
 }
 
@@ -26,7 +30,8 @@ const PROMPT: usize = 16;
 /// Times prompts of each length and generation, behind a text of each depth: prompts in a session of their own, generations in
 /// one session, so that the timed ones find its memory and its captured step ready, as replies after the first do.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let model = arguments.model.load_model(|model| compiled(arguments, model))?;
+    let (target, checkpoint) = (arguments.model.target()?, arguments.model.open()?);
+    let model = ModelOptions::load_opened(&checkpoint, &target, |model| compiled(arguments, model))?;
     check(arguments, &model)?;
     let mut figures = vec![];
     let mut session = Session::new(&model);
@@ -42,7 +47,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         figures.push(measure(arguments, "generate", (tokens, depth), run)?);
     }
     if arguments.json {
-        out::line!("{}", serde_json::to_string(&figures)?)?;
+        let path = checkpoint.path().display().to_string();
+        let rows = figures.iter().map(|figure| {
+            let mut row = serde_json::to_value(figure)?;
+            row["model"] = path.as_str().into();
+            Ok((row, model.device()))
+        });
+        print_json(rows.collect::<Result<_, serde_json::Error>>()?)?;
     }
     Ok(())
 }
@@ -58,15 +69,15 @@ fn measure(
     let label = if depth == 0 { case.clone() } else { format!("{case} after {depth}") };
     let spinner = progress::spinner(label.clone());
     run()?;
-    let mut times = (0..arguments.runs).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
-    times.sort_by(f64::total_cmp);
-    let seconds = times[times.len() / 2];
+    let times = Times::new((0..arguments.runs).map(|_| run()).collect::<Result<Vec<_>, _>>()?);
+    let (seconds, deviation_seconds) = (times.median, times.deviation);
     spinner.finish_and_clear();
     let tokens_per_second = tokens as f64 / seconds;
     if !arguments.json {
-        out::line!("{label:<24} {:>10.3} ms {tokens_per_second:>12.1} tokens/s", seconds * 1e3)?;
+        let [middle, deviation] = [seconds * 1e3, deviation_seconds * 1e3];
+        out::line!("{label:<24} {middle:>10.3} ± {deviation:.3} ms {tokens_per_second:>12.1} tokens/s")?;
     }
-    Ok(Figure { case, tokens, depth, seconds, tokens_per_second })
+    Ok(Figure { case, tokens, depth, seconds, deviation_seconds, tokens_per_second })
 }
 
 /// Runs all that is to be timed on a model that computes nothing.

@@ -1,6 +1,6 @@
 //! `bench --scaling`: how times grow with sizes and threads.
 
-use super::bench::{Arguments, json, record, time};
+use super::bench::{Arguments, print_json, record, row_json, threads, time};
 use crate::{Failure, out};
 use lowbit::Device;
 use lowbit_kernels::bench::{Row, scaling_cases};
@@ -12,10 +12,7 @@ const STEP: f64 = 1.3;
 pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
     let mut all = vec![];
     let device = arguments.model.device()?;
-    let most = match &device {
-        Device::Cpu(cpu) => cpu.threads(),
-        Device::Gpu(_) => 1,
-    };
+    let most = threads(&device).unwrap_or(1);
     let halves = std::iter::successors(Some(most), |&threads| (threads > 1).then_some(threads / 2));
     let mut counts: Vec<_> = halves.collect();
     counts.reverse();
@@ -26,23 +23,17 @@ pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
         };
         let rows = time(&scaling_cases(filter), filter, &device, arguments.json)?;
         if arguments.record {
-            let line = |row: &Row| format!("{threads},{}\n", row.csv());
-            let header = format!("threads,{}", Row::HEADER);
-            record(&device, "-scaling", &header, &rows.iter().map(line).collect::<String>())?;
+            record(&device, "-scaling", &rows)?;
         }
-        all.extend(rows.into_iter().map(|row| (threads, row)));
+        all.extend(rows.into_iter().map(|row| (device.clone(), row)));
     }
     if arguments.json {
-        let rows = all.iter().map(|(threads, row)| {
-            let mut row = json(row);
-            row["threads"] = (*threads).into();
-            row
-        });
-        out::line!("{}", serde_json::Value::Array(rows.collect()))?;
+        print_json(all.iter().map(|(device, row)| (row_json(row), device)).collect())?;
     }
     for pair in all.windows(2) {
-        let [(threads, before), (_, after)] = pair else { unreachable!("windows of two") };
-        if let Some(step) = unexplained_step(before, after).filter(|_| pair[0].0 == pair[1].0) {
+        let [(device, before), (other, after)] = pair else { unreachable!("windows of two") };
+        let (threads, others) = (threads(device).unwrap_or(1), threads(other).unwrap_or(1));
+        if let Some(step) = unexplained_step(before, after).filter(|_| threads == others) {
             let Row { op, format, .. } = before;
             let (from, to) = (&before.shape, &after.shape);
             out::note!(
@@ -69,8 +60,20 @@ mod tests {
 
     fn row(flops: usize, median_us: f64) -> Row {
         let [op, shape, format, dtype] = ["quantized_matmul", "M=1", "Q4_0", "f32"].map(String::from);
-        let (share_of_limit, error_over_bound) = (0.5, 0.0);
-        Row { op, shape, format, dtype, median_us, bytes: 100, flops, share_of_limit, error_over_bound }
+        let (deviation_us, share_of_limit, error_over_bound) = (0.1, 0.5, 0.0);
+        let bytes = 100;
+        Row {
+            op,
+            shape,
+            format,
+            dtype,
+            median_us,
+            deviation_us,
+            bytes,
+            flops,
+            share_of_limit,
+            error_over_bound,
+        }
     }
 
     #[test]

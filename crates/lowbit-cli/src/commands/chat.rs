@@ -3,7 +3,7 @@ use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{Loaded, ModelOptions, SamplingOptions};
 use crate::template::TemplateOptions;
-use crate::{Failure, out};
+use crate::{Failure, json, out};
 use lowbit::{ChatTemplate, Finish, Message, dry_chat};
 
 /// Flags of `chat`.
@@ -96,7 +96,7 @@ impl<'m> Chat<'m> {
         };
         let reply = Reply::new(reply, self.said.session().tokens(), self.loaded, &self.arguments.reply)?;
         if self.arguments.json {
-            out::line!("{}", serde_json::to_string(&reply)?)?;
+            json::print("chat", &reply)?;
         } else {
             out::line!("{}", if reply.finish == Finish::Interrupted { " [stopped]" } else { "" })?;
             reply.print_figures();

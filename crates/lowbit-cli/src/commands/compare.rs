@@ -1,13 +1,14 @@
 //! `lowbit perplexity --compare TEACHER`: models beside the one that they were made from.
 
 use super::inspect::bits_per_weight;
-use crate::options::{ModelOptions, open_named};
+use crate::options::ModelOptions;
 use crate::plot::{Chart, Series};
 use crate::{Failure, out, progress};
 use lowbit::{
     Checkpoint, ComparedToken, Model, Scoring, Statistics, Target, Tokenizer, compare, compare_layers,
     dry_perplexity,
 };
+use lowbit_files::staging::Content;
 use lowbit_files::{shown, shown_path};
 use lowbit_models::{Estimate, Quantiles};
 use serde_json::{Value, json};
@@ -51,9 +52,8 @@ pub struct Outcome {
 
 impl Comparison<'_> {
     /// Compares each of `students` with the teacher. All are opened, and their token ids compared, before any model runs.
-    pub fn run(&self, teacher: &str, students: &[Student]) -> Result<Vec<Outcome>, Failure> {
-        let teacher = open_named(teacher)?;
-        let tokenizer = Tokenizer::from_checkpoint(&teacher)?;
+    pub fn run(&self, teacher: &Checkpoint, students: &[Student]) -> Result<Vec<Outcome>, Failure> {
+        let tokenizer = Tokenizer::from_checkpoint(teacher)?;
         let tokens = tokenizer.encode(self.text, true)?;
         for student in students {
             let other = Tokenizer::from_checkpoint(&student.checkpoint)?.encode(self.text, true)?;
@@ -63,7 +63,7 @@ impl Comparison<'_> {
             true => (Scoring::SecondHalf, tokenizer.special().bos.filter(|bos| tokens.first() == Some(bos))),
             false => (Scoring::All, None),
         };
-        let teacher = self.load(&teacher, tokens.len(), scoring.0)?;
+        let teacher = self.load(teacher, tokens.len(), scoring.0)?;
         students.iter().map(|student| self.one(student, &teacher, &tokens, scoring)).collect()
     }
 
@@ -80,7 +80,7 @@ impl Comparison<'_> {
         scoring: (Scoring, Option<u32>),
     ) -> Result<Outcome, Failure> {
         let model = self.load(&student.checkpoint, tokens.len(), scoring.0)?;
-        let bar = progress::bar("tokens", tokens.len());
+        let bar = progress::bar("comparing", "tokens", tokens.len());
         let compared = compare(&model, teacher, tokens, self.context, scoring, |done| {
             bar.set_position(done as u64);
             Continue(())
@@ -111,7 +111,7 @@ impl Comparison<'_> {
         let [mine, other] = [model, teacher].map(|model| model.config().num_hidden_layers);
         if mine != other {
             out::note!(
-                "note: {} has {mine} layers and the teacher {other}: its divergence by layer is not drawn",
+                "note: {} has {mine} layers and the teacher {other}: its divergence by layer is left out",
                 shown(name)
             );
         }
@@ -218,7 +218,8 @@ fn print_rows(outcomes: &[Outcome]) -> Result<(), Failure> {
 }
 
 /// The same as one object. Divergences are in nats, differences of probabilities and shares in parts of 1.
-pub fn to_json(outcomes: &[Outcome]) -> Value {
+pub fn to_json(outcomes: &[Outcome], of: &Comparison<'_>) -> Value {
+    let (device, context) = (of.target.device.to_string(), of.context);
     let pair = |of: Estimate| json!({ "value": of.value, "error": of.error });
     let model = |outcome: &Outcome| {
         let of = &outcome.statistics;
@@ -240,7 +241,43 @@ pub fn to_json(outcomes: &[Outcome]) -> Value {
             "same_top": pair(of.same_top),
         })
     };
-    json!({ "models": outcomes.iter().map(model).collect::<Vec<_>>() })
+    json!({
+        "device": device, "exact": of.target.is_exact(), "context": context,
+        "models": outcomes.iter().map(model).collect::<Vec<_>>(),
+    })
+}
+
+/// The file that [`to_csv`] makes.
+pub const CSV: Content = Content { name: "a table of lowbit perplexity's", begins: CSV_HEADER.as_bytes() };
+const CSV_HEADER: &str = "model,by,index,tokens,kl,kl_median,kl_99,nll,teacher_nll,same_top";
+
+/// Divergences by position in the window, of all windows together, and by layer, of the first window, a line each. What a layer does not have
+/// is empty.
+pub fn to_csv(outcomes: &[Outcome]) -> String {
+    let mut csv = format!("{CSV_HEADER}\n");
+    for Outcome { name, tokens, layers, .. } in outcomes {
+        let name = format!("\"{}\"", name.replace('"', "\"\""));
+        let mut by_position = std::collections::BTreeMap::<usize, Vec<&ComparedToken>>::new();
+        tokens.iter().for_each(|token| by_position.entry(token.position).or_default().push(token));
+        for (position, tokens) in by_position {
+            let mean = |value: &dyn Fn(&ComparedToken) -> f64| {
+                tokens.iter().map(|token| value(token)).sum::<f64>() / tokens.len() as f64
+            };
+            let kls = Quantiles::new(tokens.iter().map(|token| token.kl).collect());
+            let quantile = |share| kls.as_ref().map(|kls| kls.at(share).to_string()).unwrap_or_default();
+            let (kl, nll, teacher_nll) =
+                (mean(&|token| token.kl), mean(&|token| token.nll), mean(&|token| token.teacher_nll));
+            let same_top = mean(&|token| f64::from(u8::from(token.same_top)));
+            let (count, median, high) = (tokens.len(), quantile(0.5), quantile(0.99));
+            csv += &format!(
+                "{name},position,{position},{count},{kl},{median},{high},{nll},{teacher_nll},{same_top}\n"
+            );
+        }
+        for (layer, kl) in (1..).zip(layers) {
+            csv += &format!("{name},layer,{layer},,{kl},,,,,\n");
+        }
+    }
+    csv
 }
 
 /// Points of a line of the chart by position.

@@ -2,7 +2,7 @@ use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{ModelOptions, Opened, SamplingOptions};
 use crate::template::TemplateOptions;
-use crate::{Failure, habits, out};
+use crate::{Failure, habits, json, out};
 use lowbit::{Finish, Message, Session, Syntax, dry_generation};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     watch.end()?;
     let reply = Reply::new(reply?, session.tokens(), &loaded, &arguments.reply)?;
     if arguments.json {
-        out::line!("{}", serde_json::to_string(&reply)?)?;
+        json::print("generate", &reply)?;
     } else {
         out::line!()?;
         reply.print_figures();

@@ -7,7 +7,8 @@ use lowbit::{ChatTemplate, Checkpoint, FileError, Tokenizer};
 use lowbit_files::shown;
 use lowbit_files::staging::{Content, open_to_write};
 use lowbit_quantize::{BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Targets};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -258,6 +259,21 @@ fn texts(file: &Path, checkpoint: &Checkpoint) -> Result<Vec<Vec<u32>>, Failure>
     Ok(texts)
 }
 
+/// What was learned, for JSON: divergences in nats per token.
+pub fn to_json(report: &LearnReport, options: &LearnOptions, tokens_per_second: f64) -> Value {
+    let LearnReport { before, after, after_blocks, best_step, weights, skipped, went_back, .. } = report;
+    let block = |of: &BlockReport| {
+        let BlockReport { before, after, best_step, went_back, .. } = of;
+        json!({ "before": before, "after": after, "best_step": best_step, "went_back": went_back })
+    };
+    json!({
+        "weights": weights, "before": before, "after": after, "after_blocks": after_blocks,
+        "best_step": best_step, "steps": options.steps, "went_back": went_back, "skipped": skipped,
+        "tokens_per_second": tokens_per_second,
+        "blocks": report.blocks.iter().map(block).collect::<Vec<_>>(),
+    })
+}
+
 /// What was learned, on a line, and what could not learn.
 pub fn print(report: &LearnReport, options: &LearnOptions, tokens_per_second: f64) -> Result<(), Failure> {
     let LearnReport { before, after, blocks, after_blocks, best_step, weights, skipped, .. } = report;
@@ -273,6 +289,12 @@ pub fn print(report: &LearnReport, options: &LearnOptions, tokens_per_second: f6
         "{weights} weights learned, {tokens_per_second:.0} tokens/s: held-out divergence {before:.5} rounded, {by_block}{after:.5} \
          after step {best_step} of {steps}"
     )?;
+    // NaN is no gain either.
+    if !matches!(after.partial_cmp(before), Some(Ordering::Less)) {
+        out::line!(
+            "learning won nothing back: the weights are written as they were rounded; try more --steps, more --data, or another --rate"
+        )?;
+    }
     let went_back = report.went_back + blocks.iter().map(|block| block.went_back).sum::<u32>();
     if went_back > 0 {
         out::line!("diverged and went back to the best weights {went_back} times; try a lower --rate")?;

@@ -1,10 +1,11 @@
 use super::compare::{self, Comparison, Student};
 use crate::options::{Loaded, ModelOptions, open_named};
-use crate::{Failure, habits, out, plot, progress};
+use crate::paths::Paths;
+use crate::{Failure, habits, json, out, plot, progress};
 use clap::ValueEnum;
-use lowbit::{FileError, Model, Scoring, dry_perplexity, perplexity};
+use lowbit::{Checkpoint, FileError, Model, Scoring, dry_perplexity, perplexity};
 use lowbit_files::shown_path;
-use lowbit_files::staging::{Existing, Staged};
+use lowbit_files::staging::{Content, Existing, Staged};
 use std::io::Write;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
@@ -30,12 +31,19 @@ pub struct Arguments {
     /// Which tokens of a window are scored.
     #[arg(long, value_enum, default_value_t = Score::All)]
     score: Score,
+    /// With --compare, on the CPU: round activations to 8 bits, as other commands do, instead of computing as with --exact. It is faster, and
+    /// its own error adds to the divergences: it about doubles those of a model in 8 bits.
+    #[arg(long, requires = "compare", conflicts_with = "exact")]
+    no_exact: bool,
     /// Draw the divergences by position in the window, by layer (for models of as many as the teacher), and against bits per weight, into
     /// this SVG file.
     #[arg(long, value_name = "FILE.svg", requires = "compare")]
     plot: Option<PathBuf>,
-    /// Replace the plot's file if it exists.
-    #[arg(long, requires = "plot")]
+    /// Write the divergences by position in the window and by layer into this CSV file.
+    #[arg(long, value_name = "FILE.csv", requires = "compare")]
+    csv: Option<PathBuf>,
+    /// Replace a plot and a CSV file that an earlier run wrote.
+    #[arg(long, requires = "compare")]
     force: bool,
     /// Print one JSON object.
     #[arg(long)]
@@ -53,37 +61,58 @@ enum Score {
 impl Arguments {
     /// Compares the models with `teacher` on a text.
     fn compare_with(&self, teacher: &str, text: &str) -> Result<(), Failure> {
-        if let Some(plot) = &self.plot {
-            // Before any work: a file that may not be replaced, or cannot be written. Dropped, it leaves nothing behind.
-            drop(self.stage(plot)?);
-        }
         let checkpoints = match &self.models[..] {
             [] => vec![self.model.open()?],
             names => names.iter().map(|name| open_named(name)).collect::<Result<_, _>>()?,
         };
+        let teacher = open_named(teacher)?;
+        self.check_outputs(&checkpoints, &teacher)?;
         let students = checkpoints.into_iter().map(Student::new).collect::<Result<Vec<_>, _>>()?;
         let second_half = matches!(self.score, Score::SecondHalf);
-        let target = self.model.target()?;
-        let by_layer = self.plot.is_some();
+        let target = self.model.target()?.with_exact(!self.no_exact);
+        let by_layer = self.plot.is_some() || self.csv.is_some();
         let comparison = Comparison { text, context: self.context, second_half, target, by_layer };
-        let outcomes = comparison.run(teacher, &students)?;
+        let outcomes = comparison.run(&teacher, &students)?;
         if self.json {
-            out::line!("{}", compare::to_json(&outcomes))?;
+            json::print("compare", &compare::to_json(&outcomes, &comparison))?;
         } else {
             compare::print(&outcomes)?;
         }
         if let Some(plot) = &self.plot {
             let svg = plot::svg(&compare::charts(&outcomes, self.context));
-            let mut staged = self.stage(plot)?;
-            let written = staged.file_handle().write_all(svg.as_bytes());
-            written.map_err(|error| format!("{}: {error}", shown_path(plot)))?;
-            staged.commit()?;
+            self.write(plot, plot::CONTENT, &svg)?;
+        }
+        if let Some(csv) = &self.csv {
+            self.write(csv, compare::CSV, &compare::to_csv(&outcomes))?;
         }
         Ok(())
     }
 
-    fn stage(&self, plot: &Path) -> Result<Staged, FileError> {
-        Staged::file(plot, if self.force { Existing::Replace(plot::CONTENT) } else { Existing::Refuse })
+    /// Checks before any work that the outputs may be written, and are no file of another argument.
+    fn check_outputs(&self, students: &[Checkpoint], teacher: &Checkpoint) -> Result<(), Failure> {
+        let mut paths = Paths::default();
+        paths.input("--file", &self.file);
+        paths.checkpoint("--compare", teacher);
+        students.iter().for_each(|student| paths.checkpoint("--model", student));
+        let outputs = [("--plot", &self.plot, plot::CONTENT), ("--csv", &self.csv, compare::CSV)];
+        let outputs =
+            || outputs.iter().filter_map(|(flag, path, content)| Some((flag, path.as_ref()?, content)));
+        outputs().for_each(|(flag, path, _)| paths.staged(flag, path));
+        paths.check()?;
+        // Dropped, it leaves nothing behind.
+        outputs().try_for_each(|(_, path, content)| self.stage(path, *content).map(drop))?;
+        Ok(())
+    }
+
+    fn stage(&self, path: &Path, content: Content) -> Result<Staged, FileError> {
+        Staged::file(path, if self.force { Existing::Replace(content) } else { Existing::Refuse })
+    }
+
+    fn write(&self, path: &Path, content: Content, text: &str) -> Result<(), Failure> {
+        let mut staged = self.stage(path, content)?;
+        let written = staged.file_handle().write_all(text.as_bytes());
+        written.map_err(|error| format!("{}: {error}", shown_path(path)))?;
+        Ok(staged.commit()?)
     }
 }
 
@@ -101,17 +130,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let work = |model: &Model| dry_perplexity(model, tokens.len(), arguments.context, scoring.0);
     let Loaded { model, .. } = opened.load(work)?;
-    let bar = progress::bar("tokens", tokens.len());
+    let bar = progress::bar("scoring", "tokens", tokens.len());
     let result = perplexity(&model, &tokens, arguments.context, scoring, |done| {
         bar.set_position(done as u64);
         Continue(())
     })?;
     bar.finish_and_clear();
     if arguments.json {
-        let json = serde_json::json!({
+        let of = serde_json::json!({
             "tokens": result.tokens, "nll": result.nll, "perplexity": result.perplexity(),
         });
-        out::line!("{json}")?;
+        json::print("perplexity", &of)?;
     } else {
         out::line!("tokens {}  nll {:.6}  perplexity {:.5}", result.tokens, result.nll, result.perplexity())?;
     }

@@ -2,14 +2,15 @@ use super::learn::{self, LearnArguments};
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::ModelOptions;
 use crate::paths::Paths;
-use crate::{Failure, out, progress};
+use crate::{Failure, json, out, progress};
 use lowbit_files::Checkpoint;
 use lowbit_files::staging::beside;
 use lowbit_quantize::{
-    Budget, Data, GgufOptions, LearnProgress, Learning, Mix, Progress, QuantizeError, QuantizeOptions, Rule,
-    Saving, Summary, allocate_bits, quantize, quantize_and_learn, quantize_to_gguf,
-    quantize_to_gguf_and_learn,
+    Budget, Data, Fallback, GgufOptions, KindSummary, LearnProgress, Learning, Mix, Progress, QuantizeError,
+    QuantizeOptions, Rule, Saving, Summary, allocate_bits, plan, plan_gguf, quantize, quantize_and_learn,
+    quantize_to_gguf, quantize_to_gguf_and_learn,
 };
+use serde_json::{Map, Value, json};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -47,6 +48,12 @@ pub struct Arguments {
     rules: Vec<Rule>,
     #[command(flatten)]
     learn: LearnArguments,
+    /// Say what would be written, the tensors' formats, sizes and bits per weight, and write nothing.
+    #[arg(long, conflicts_with = "target_bpw")]
+    dry_run: bool,
+    /// Print one JSON object instead of the table.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Arguments {
@@ -95,7 +102,7 @@ impl Arguments {
             return Err(format!("--target-bpw goes with affine, not with {}", self.format).into());
         }
         let device = self.model.device()?;
-        let bar = progress::bar("windows", 0);
+        let bar = progress::bar("sharing out bits", "windows", 0);
         let budget = Budget { bits_per_weight, data, device: &device };
         let rules = allocate_bits(checkpoint, &self.output, &options, budget, |done, all| {
             bar.set_length(all as u64);
@@ -132,13 +139,21 @@ impl Arguments {
         Ok(Some(GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone())))
     }
 
+    /// What would be written.
+    fn plan(&self, checkpoint: &Checkpoint) -> Result<Summary, Failure> {
+        Ok(match self.gguf_options()? {
+            None => plan(checkpoint, &self.output, &self.options())?,
+            Some(options) => plan_gguf(checkpoint, &self.output, &options)?,
+        })
+    }
+
     /// Quantises and learns, if that was asked for.
     fn learn(
         &self,
         checkpoint: &Checkpoint,
         (quantize_options, data): (&QuantizeOptions, Option<&Data>),
         interrupts: &Interrupts,
-    ) -> Result<Option<Result<Summary, QuantizeError>>, Failure> {
+    ) -> Result<Option<Finished>, Failure> {
         let (Some(mut options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
         options.activations = self.model.activations();
         let gguf = self.gguf_options()?;
@@ -146,31 +161,28 @@ impl Arguments {
         let state = self.state();
         let saving = Saving { path: &state, found: self.learn.found(self.force) };
         let learning = Learning { data, options: &options, device: &device, saving: Some(saving) };
-        let bar = progress::bar("rounding", 0);
+        let bar = progress::bar("rounding", "tensors", 0);
         let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
         let mut learned = 0;
         let progress = |progress: Progress<'_>| {
             match progress {
                 Progress::Targets(done, all) => {
-                    bar.set_message(if done < all { "windows of targets" } else { "rounding" });
-                    bar.set_length(all as u64);
-                    bar.set_position(done as u64);
+                    progress::show(&bar, "the source's targets", "windows", (done as u64, all as u64));
                 }
                 Progress::Tensors(done, all) => {
                     interrupts.pass_to(Doing::Saving);
-                    bar.set_length(all as u64);
-                    bar.set_position(done as u64);
+                    let doing = if learned == 0 { "rounding" } else { "writing" };
+                    progress::show(&bar, doing, "tensors", (done as u64, all as u64));
                     start = Instant::now();
                 }
                 Progress::Learning(done) => {
                     interrupts.pass_to(Doing::Learning);
                     let LearnProgress { step, steps, block, loss, step_tokens, .. } = *done;
-                    bar.set_length(steps.into());
-                    bar.set_position(step.into());
                     learned += step_tokens;
                     speed = learned as f64 / start.elapsed().as_secs_f64();
                     let block = block.map(|(block, of)| format!("block {block}/{of}, ")).unwrap_or_default();
-                    bar.set_message(format!("{block}loss {loss:.4}, {speed:.0} tokens/s"));
+                    let doing = format!("learning, {block}loss {loss:.4}, {speed:.0} tokens/s");
+                    progress::show(&bar, doing, "steps", (step.into(), steps.into()));
                     failure = log.as_mut().and_then(|log| log.step(done).err());
                 }
             }
@@ -187,12 +199,20 @@ impl Arguments {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        if let Ok((_, report)) = &result {
-            learn::print(report, &options, speed)?;
+        let told = result.map(|(summary, report)| {
+            let json = self.json.then(|| learn::to_json(&report, &options, speed));
+            let printed = if self.json { Ok(()) } else { learn::print(&report, &options, speed) };
+            printed.map(|()| (summary, json))
+        });
+        match told {
+            Err(error) => Ok(Some(Err(error))),
+            Ok(printed) => printed.map(|made| Some(Ok(made))),
         }
-        Ok(Some(result.map(|(summary, _)| summary)))
     }
 }
+
+/// What was made, and for JSON what was learned.
+type Finished = Result<(Summary, Option<Value>), QuantizeError>;
 
 /// Quantises into MLX's layout or GGUF.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -202,34 +222,101 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.check_paths(&checkpoint)?;
     let start = Instant::now();
     let data = arguments.learn.data(&checkpoint)?;
+    if arguments.dry_run {
+        let made = Made { summary: &arguments.plan(&checkpoint)?, learning: None, seconds: None };
+        return made.print(arguments, &checkpoint);
+    }
     let result = match arguments.options_within(&checkpoint, data.as_ref(), &interrupts)? {
         Err(error) => Err(error),
         Ok(options) => match arguments.learn(&checkpoint, (&options, data.as_ref()), &interrupts)? {
             Some(result) => result,
             None => {
-                let bar = progress::bar("tensors", 0);
+                let bar = progress::bar("quantising", "tensors", 0);
                 let result = arguments.quantize(&checkpoint, &options, |done, all| {
                     bar.set_length(all as u64);
                     bar.set_position(done as u64);
                     if interrupts.stop() { Break(()) } else { Continue(()) }
                 });
                 bar.finish_and_clear();
-                result?
+                result?.map(|summary| (summary, None))
             }
         },
     };
-    let seconds = start.elapsed().as_secs_f64();
+    let seconds = Some(start.elapsed().as_secs_f64());
     if matches!(result, Err(QuantizeError::Interrupted)) {
         interrupts.obey();
     }
-    let speed = checkpoint.size_bytes() as f64 / 1e6 / seconds.max(1e-9);
-    print(&result?, &arguments.output, speed)
+    let (summary, learning) = result?;
+    Made { summary: &summary, learning, seconds }.print(arguments, &checkpoint)
 }
 
-/// The table of what was made; `speed` in MB of the old checkpoint per second.
-fn print(summary: &Summary, output: &Path, speed: f64) -> Result<(), Failure> {
-    let megabytes = |bytes: u64| bytes as f64 / 1e6;
-    let bits = |bytes: u64, parameters: u64| bytes as f64 * 8.0 / (parameters as f64).max(1.0);
+/// What was made, or would be.
+struct Made<'a> {
+    summary: &'a Summary,
+    /// What was learned, for JSON.
+    learning: Option<Value>,
+    /// How long it took; `None` where nothing was written.
+    seconds: Option<f64>,
+}
+
+impl Made<'_> {
+    fn print(self, arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(), Failure> {
+        for warning in &self.summary.warnings {
+            out::note!("warning: {warning}");
+        }
+        if arguments.json {
+            return json::print("quantize", &self.to_json(&arguments.output));
+        }
+        let output = lowbit_files::shown_path(&arguments.output);
+        print(self.summary, self.seconds.is_some())?;
+        let (bytes, bits) = (self.summary.bytes, bits(self.summary.bytes, self.summary.parameters));
+        let size = format!("{:.1} MB, {bits:.3} bits per weight", bytes as f64 / 1e6);
+        match self.seconds {
+            None => out::line!("{output} would have {size}; nothing was written")?,
+            Some(seconds) => {
+                let speed = checkpoint.size_bytes() as f64 / 1e6 / seconds.max(1e-9);
+                out::line!("{output}: {size}, written at {speed:.0} MB/s of the old checkpoint")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn to_json(&self, output: &Path) -> Value {
+        let Self { summary, learning, seconds } = self;
+        let kind = |kind: &KindSummary| {
+            let formats: Map<String, Value> =
+                kind.formats.iter().map(|(name, count)| (name.clone(), (*count).into())).collect();
+            json!({
+                "kind": kind.kind.name(), "tensors": kind.tensors(), "bytes": kind.bytes,
+                "parameters": kind.parameters, "bits_per_weight": bits(kind.bytes, kind.parameters),
+                "relative_error": seconds.map(|_| kind.relative_error()), "formats": formats,
+            })
+        };
+        let fallback = |of: &Fallback| {
+            let (wanted, taken) = (of.wanted.to_string(), of.taken.to_string());
+            json!({ "tensor": of.tensor, "row": of.k, "wanted": wanted, "taken": taken })
+        };
+        json!({
+            "output": output.display().to_string(), "written": seconds.is_some(), "seconds": seconds,
+            "bytes": summary.bytes, "parameters": summary.parameters,
+            "bits_per_weight": bits(summary.bytes, summary.parameters),
+            "kinds": summary.kinds.iter().map(kind).collect::<Vec<_>>(),
+            "fallbacks": summary.fallbacks.iter().map(fallback).collect::<Vec<_>>(),
+            "warnings": summary.warnings, "learning": learning,
+        })
+    }
+}
+
+fn bits(bytes: u64, parameters: u64) -> f64 {
+    bytes as f64 * 8.0 / (parameters as f64).max(1.0)
+}
+
+/// The table of what was made, or would be: then without errors.
+fn print(summary: &Summary, is_made: bool) -> Result<(), Failure> {
+    let error = |kind: &KindSummary| match is_made {
+        true => format!("{:.3}%", 100.0 * kind.relative_error()),
+        false => "-".into(),
+    };
     out::line!(
         "{:<14}{:>8}{:>11}{:>16}{:>11}  formats",
         "kind",
@@ -241,17 +328,17 @@ fn print(summary: &Summary, output: &Path, speed: f64) -> Result<(), Failure> {
     for kind in &summary.kinds {
         let formats: Vec<_> = kind.formats.iter().map(|(name, count)| format!("{count} {name}")).collect();
         out::line!(
-            "{:<14}{:>8}{:>11.2}{:>16.3}{:>10.3}%  {}",
+            "{:<14}{:>8}{:>11.2}{:>16.3}{:>11}  {}",
             kind.kind.name(),
             kind.tensors(),
-            megabytes(kind.bytes),
+            kind.bytes as f64 / 1e6,
             bits(kind.bytes, kind.parameters),
-            100.0 * kind.relative_error(),
+            error(kind),
             formats.join(", ")
         )?;
     }
     for (index, fallback) in summary.fallbacks.iter().enumerate() {
-        let same = |other: &&lowbit_quantize::Fallback| {
+        let same = |other: &&Fallback| {
             (other.k, other.wanted, other.taken) == (fallback.k, fallback.wanted, fallback.taken)
         };
         if summary.fallbacks[..index].iter().any(|other| same(&other)) {
@@ -267,14 +354,5 @@ fn print(summary: &Summary, output: &Path, speed: f64) -> Result<(), Failure> {
             if count > 1 { " and others" } else { "" }
         )?;
     }
-    for warning in &summary.warnings {
-        out::note!("warning: {warning}");
-    }
-    let output = lowbit_files::shown_path(output);
-    out::line!(
-        "{output}: {:.1} MB, {:.3} bits per weight, written at {speed:.0} MB/s of the old checkpoint",
-        megabytes(summary.bytes),
-        bits(summary.bytes, summary.parameters)
-    )?;
     Ok(())
 }

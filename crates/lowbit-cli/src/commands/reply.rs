@@ -90,7 +90,7 @@ impl<'a> Watch<'a> {
 
     fn prompt(&mut self, done: usize, total: usize) {
         if done == 0 && total >= LONG_PROMPT {
-            self.bar = Some(progress::bar("prompt", total));
+            self.bar = Some(progress::bar("prompt", "tokens", total));
         }
         if let Some(bar) = &self.bar {
             bar.set_position(done as u64);

@@ -150,7 +150,7 @@ mod brought {
 
     /// Downloads a wheel and unpacks what of it is needed into `folder`.
     fn bring(index: &Index, wheel: &Wheel, folder: &Path) -> Result<(), Failure> {
-        let bar = progress::bar("download", 0);
+        let bar = progress::bytes("download");
         bar.set_message(wheel.to_string());
         let bytes = index.download(wheel, &mut |progress| {
             bar.set_length(progress.total);

@@ -306,7 +306,6 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         Say("a GGUF file is written whole; llama-gguf-split cuts it"),
     ),
     (QUANTIZE, &["--max-buffer-size"], Nothing(1, "tensors are read from the mapped file")),
-    (QUANTIZE, &["--dry-run"], Say("`lowbit inspect` says what a checkpoint holds")),
     (
         QUANTIZE,
         &["-ofreq", "--output-format", "--process-output", "--show-statistics", "--parse-special"],

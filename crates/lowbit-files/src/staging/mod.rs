@@ -91,19 +91,27 @@ impl Staged {
         Self::new(output, existing, Kind::File, true)
     }
 
+    /// Checks that a file of this name may be written, as [`Self::file`] does, and makes nothing.
+    ///
+    /// # Errors
+    /// As [`Self::directory`].
+    pub fn check_file(output: &Path, existing: Existing) -> Result<(), FileError> {
+        check_existing(&named(output)?.0, existing, Kind::File)
+    }
+
+    /// The same for a directory.
+    ///
+    /// # Errors
+    /// As [`Self::directory`].
+    pub fn check_directory(output: &Path, existing: Existing) -> Result<(), FileError> {
+        check_existing(&named(output)?.0, existing, Kind::Directory)
+    }
+
     fn new(output: &Path, existing: Existing, kind: Kind, stays: bool) -> Result<Self, FileError> {
-        let Some(name) = output.file_name() else {
-            return Err(refuse(output, "is no name for something new"));
-        };
-        let parent = match output.parent() {
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        // Without the slashes that the path may end with.
-        let output = parent.join(name);
+        let (output, [parent, name]) = named(output)?;
         check_existing(&output, existing, kind)?;
         let made = make_folders(parent)?;
-        let path = parent.join([name, SUFFIX.as_ref()].join("".as_ref()));
+        let path = parent.join([name.as_os_str(), SUFFIX.as_ref()].join("".as_ref()));
         match claim(&path, &output, kind, stays) {
             Ok(handle) => {
                 let unfinished = (!stays).then(|| Unfinished::add(&path, &made));
@@ -172,6 +180,16 @@ impl Drop for Staged {
             remove_folders(&self.made);
         }
     }
+}
+
+/// An output's path without the slashes that it may end with, its folder, and its name in there.
+fn named(output: &Path) -> Result<(PathBuf, [&Path; 2]), FileError> {
+    let name = output.file_name().ok_or_else(|| refuse(output, "is no name for something new"))?;
+    let parent = match output.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    Ok((parent.join(name), [parent, Path::new(name)]))
 }
 
 fn refuse(path: &Path, problem: impl Into<String>) -> FileError {

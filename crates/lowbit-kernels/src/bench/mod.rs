@@ -146,18 +146,18 @@ pub fn run(case: &Case, device: &Device, limits: &Limits) -> Result<Row, KernelE
     let copies = limits::cold(device).checked_div(case.cold_bytes).map_or(1, |copies| copies + 2);
     let Prepared { mut runs, expected } = (case.prepare)(device, copies)?;
     let error_over_bound = error_over_bound(case, &runs[0]()?, &expected)?;
-    let seconds = match device {
+    let times = match device {
         Device::Cpu(_) => each(&mut runs)?,
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => replayed(gpu, &mut runs)?,
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
     };
-    Ok(Row::new(case, seconds, limits, error_over_bound))
+    Ok(Row::new(case, times, limits, error_over_bound))
 }
 
-/// The median time of a run.
-fn each(runs: &mut [Run]) -> Result<f64, KernelError> {
+/// The time of a run.
+fn each(runs: &mut [Run]) -> Result<Times, KernelError> {
     let (mut times, copies, begin) = (Vec::new(), runs.len(), Instant::now());
     for i in 1.. {
         let start = Instant::now();
@@ -170,12 +170,12 @@ fn each(runs: &mut [Run]) -> Result<f64, KernelError> {
             break;
         }
     }
-    Ok(median(times))
+    Ok(Times::new(times))
 }
 
-/// The device's time per run: the median over replays of a pass that runs once on each copy.
+/// The device's time per run: over replays of a pass that runs once on each copy.
 #[cfg(feature = "gpu")]
-fn replayed(gpu: &crate::gpu::Gpu, runs: &mut [Run]) -> Result<f64, KernelError> {
+fn replayed(gpu: &crate::gpu::Gpu, runs: &mut [Run]) -> Result<Times, KernelError> {
     let turns = runs.len().max(RUNS).next_multiple_of(runs.len());
     let copies = runs.len();
     let pass = gpu.capture(|| (0..turns).try_for_each(|turn| runs[turn % copies]().map(drop)))?;
@@ -183,7 +183,25 @@ fn replayed(gpu: &crate::gpu::Gpu, runs: &mut [Run]) -> Result<f64, KernelError>
     while times.len() < RUNS || begin.elapsed() < TIME {
         times.push(gpu.time(|| pass.replay())?.as_secs_f64() / turns as f64);
     }
-    Ok(median(times))
+    Ok(Times::new(times))
+}
+
+/// How long runs of the same work took, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Times {
+    /// The median.
+    pub median: f64,
+    /// The median of the distances from it, which a run that was interrupted does not change.
+    pub deviation: f64,
+}
+
+impl Times {
+    /// Of at least one run.
+    pub fn new(times: Vec<f64>) -> Self {
+        let middle = median(times.clone());
+        Self { median: middle, deviation: median(times.iter().map(|time| (time - middle).abs()).collect()) }
+    }
 }
 
 pub(crate) fn median(mut times: Vec<f64>) -> f64 {

@@ -1,6 +1,6 @@
 //! A case's measurements, as a line of a record.
 
-use super::{Case, Limits};
+use super::{Case, Limits, Times};
 
 /// A case's measurements.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +11,8 @@ pub struct Row {
     pub format: String,
     pub dtype: String,
     pub median_us: f64,
+    /// The median of the runs' distances from the median time.
+    pub deviation_us: f64,
     pub bytes: usize,
     pub flops: usize,
     /// [`Limits::seconds`] divided by the median time.
@@ -22,15 +24,17 @@ pub struct Row {
 impl Row {
     /// The names of [`Row::csv`]'s columns.
     pub const HEADER: &'static str =
-        "op,shape,format,dtype,median_us,bytes,flops,share_of_limit,error_over_bound";
+        "op,shape,format,dtype,median_us,bytes,flops,share_of_limit,error_over_bound,deviation_us";
 
-    pub(super) fn new(case: &Case, seconds: f64, limits: &Limits, error_over_bound: f64) -> Self {
+    pub(super) fn new(case: &Case, times: Times, limits: &Limits, error_over_bound: f64) -> Self {
+        let seconds = times.median;
         Self {
             op: case.op.into(),
             shape: case.shape.clone(),
             format: case.format.clone(),
             dtype: case.dtype.dtype().to_string(),
             median_us: seconds * 1e6,
+            deviation_us: times.deviation * 1e6,
             bytes: case.bytes,
             flops: case.flops,
             share_of_limit: limits.seconds(case) / seconds,
@@ -40,10 +44,10 @@ impl Row {
 
     /// One line of a record. No field contains a comma.
     pub fn csv(&self) -> String {
-        let Self { op, shape, format, dtype, median_us, bytes, flops, share_of_limit, error_over_bound } =
-            self;
+        let Self { op, shape, format, dtype, median_us, deviation_us, bytes, flops, .. } = self;
+        let Self { share_of_limit, error_over_bound, .. } = self;
         format!(
-            "{op},{shape},{format},{dtype},{median_us:.2},{bytes},{flops},{share_of_limit:.4},{error_over_bound:.4}"
+            "{op},{shape},{format},{dtype},{median_us:.2},{bytes},{flops},{share_of_limit:.4},{error_over_bound:.4},{deviation_us:.2}"
         )
     }
 

@@ -81,8 +81,10 @@ fn every_instruction_set_has_limits() {
 
 #[test]
 fn rows_are_lines_of_their_header() {
-    let row = Row::new(&case(2.0, 1.0), 2e-3, &LIMITS, 0.25);
-    assert_eq!(row.csv(), "test,M=1,-,f32,2000.00,3000000,7,1.5000,0.2500");
+    // The median is 2 ms, and the distances from it are 0.5, 0 and 40 ms.
+    let times = Times::new(vec![1.5e-3, 2e-3, 42e-3]);
+    let row = Row::new(&case(2.0, 1.0), times, &LIMITS, 0.25);
+    assert_eq!(row.csv(), "test,M=1,-,f32,2000.00,3000000,7,1.5000,0.2500,500.00");
     assert_eq!(row.csv().split(',').count(), Row::HEADER.split(',').count());
     assert_eq!(row.gigabytes_per_second(), 1.5);
 }

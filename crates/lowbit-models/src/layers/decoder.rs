@@ -102,7 +102,8 @@ impl Decoder {
         Ok(Self { embedding, blocks, norm, head, activations, cache })
     }
 
-    fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
+    /// Every layer's part of a cache, empty.
+    pub(crate) fn layer_caches(&self, device: &Device) -> Result<Vec<LayerCache>, KernelError> {
         self.blocks.iter().map(|block| block.cache(self.cache.dtype(), device)).collect()
     }
 

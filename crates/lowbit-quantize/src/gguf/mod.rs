@@ -114,6 +114,30 @@ pub fn quantize_to_gguf_and_learn(
     Ok((summary, report))
 }
 
+/// What [`quantize_to_gguf`] would write, as [`plan`](crate::plan()) says it.
+///
+/// # Errors
+/// As [`plan`](crate::plan()).
+pub fn plan_gguf(
+    checkpoint: &Checkpoint,
+    output: &Path,
+    options: &GgufOptions,
+) -> Result<Summary, QuantizeError> {
+    let plan = Plan::new(checkpoint, output, options)?;
+    Staged::check_file(output, output_path::existing(options.replace, Content::GGUF))?;
+    let mut summary = Summary { fallbacks: plan.fallbacks.clone(), ..Summary::default() };
+    for job in &plan.jobs {
+        let (stored, shape) = job.description();
+        let bytes = match job {
+            Job::Copy(view) => view.bytes.len() as u64,
+            Job::Encode(tensor, format) => tensor.size_in(*format)?,
+        };
+        let parameters = shape.iter().map(|&n| n as u64).product();
+        summary.add(job.name(), stored.to_string(), parameters, bytes, Loss::default());
+    }
+    Ok(summary)
+}
+
 /// A new file, before it is written.
 struct Plan<'a> {
     options: &'a GgufOptions,
