@@ -320,3 +320,18 @@ fn an_f16_cache_stays_close() {
     // Each layer's keys and values err by half a unit in the last place of f16, 2^-11 at most.
     assert!(error > 0.0 && error <= size * 2f64.powi(-11), "{error:e} of {size:e}");
 }
+
+/// With layers that have keys and values, and with layers whose state does not grow.
+#[test]
+fn the_size_of_a_cache_is_known_before_there_is_one() {
+    for model in models() {
+        let size = model.cache_size().unwrap();
+        let layers = model.config().num_hidden_layers;
+        assert!(size.attention_layers > 0 && size.attention_layers < layers && size.fixed > 0, "{size:?}");
+        for tokens in [1, 300] {
+            let mut cache = model.cache();
+            model.forward(&vec![1; tokens], &mut cache, Logits::None).unwrap();
+            assert_eq!(cache.size_bytes(), size.bytes(tokens), "{tokens} tokens");
+        }
+    }
+}
