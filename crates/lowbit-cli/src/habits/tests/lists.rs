@@ -37,7 +37,11 @@ fn taken(program: &mut Command, command: &str, line: &str, model: &[&str]) -> (T
     let words = words.chain(line.split(' ')).chain(after).map(OsString::from);
     let typed = match translate(program, words) {
         Ok(typed) => typed,
-        Err(failure) => return (Taken::Refused, failure.to_string()),
+        Err(failure) => {
+            let message = failure.to_string();
+            let is_unknown = message.contains("there is no such flag");
+            return (if is_unknown { Taken::Unknown } else { Taken::Refused }, message);
+        }
     };
     if typed.arguments == ["lowbit", "devices"] {
         return (Taken::Works, String::new());
