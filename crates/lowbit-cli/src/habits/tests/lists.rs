@@ -112,26 +112,16 @@ fn wrong(list: &str) -> (Vec<String>, usize) {
     (wrong, count)
 }
 
-/// The lines that may be unknown, each with its reason.
-const KNOWN_LACKS: &[(&str, &str)] = &[("bench --list", "not there yet")];
-
-fn is_lacking(line: &str) -> bool {
-    KNOWN_LACKS.iter().any(|(lack, _)| line.starts_with(&format!("{lack}: ")))
-}
-
 #[test]
 fn flags_that_people_type_are_known() {
     let (wrong, count) = wrong("typed.txt");
     assert_eq!(count, 308);
-    let new: Vec<_> = wrong.iter().filter(|line| !is_lacking(line)).collect();
-    assert!(new.is_empty(), "{} of {count}:\n{new:#?}", wrong.len());
-    assert!(KNOWN_LACKS.len() <= 15);
+    assert!(wrong.is_empty(), "{} of {count}:\n{wrong:#?}", wrong.len());
 }
 
 #[test]
 fn all_flags_of_the_peers_are_known() {
     let (wrong, count) = wrong("peers.txt");
     assert!(count > 800, "{count}");
-    let new: Vec<_> = wrong.iter().filter(|line| !is_lacking(line)).collect();
-    assert!(new.is_empty(), "{} of {count}:\n{new:#?}", wrong.len());
+    assert!(wrong.is_empty(), "{} of {count}:\n{wrong:#?}", wrong.len());
 }
