@@ -1,6 +1,7 @@
 use crate::cache::Mark;
 use crate::steps::Steps;
 use crate::{Cache, Logits, Model, ModelError};
+use lowbit_files::GenerationConfig;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_kernels::{Device, Tensor};
 use std::ops::ControlFlow;
@@ -51,18 +52,43 @@ pub struct GenerationOptions {
     pub max_tokens: usize,
     /// Ids that end the text; they are not part of it.
     pub stop_ids: Vec<u32>,
-    /// The repetition penalty looks at this many last tokens; more than the model's context are all.
+    /// The penalties look at this many last tokens; more than the model's context are all.
     pub repetition_context: usize,
+    /// Added to the logits of these ids before any penalty, see [`logit_bias`](lowbit_kernels::ops::logit_bias()).
+    pub logit_bias: Vec<(u32, f32)>,
 }
 
 impl Default for GenerationOptions {
     /// Greedy, up to 256 tokens.
     fn default() -> Self {
-        Self { sampling: SampleParams::default(), max_tokens: 256, stop_ids: vec![], repetition_context: 64 }
+        Self {
+            sampling: SampleParams::default(),
+            max_tokens: 256,
+            stop_ids: vec![],
+            repetition_context: 64,
+            logit_bias: vec![],
+        }
     }
 }
 
 impl GenerationOptions {
+    /// The default with the sampling that a checkpoint recommends: greedy where it recommends to decode so or says
+    /// nothing, see [`GenerationConfig::recommended_temperature`].
+    pub fn recommended(config: &GenerationConfig) -> Self {
+        let default = Self::default();
+        let neutral = default.sampling;
+        let sampling = SampleParams {
+            temperature: config.recommended_temperature().unwrap_or(neutral.temperature),
+            top_k: config.top_k.map_or(neutral.top_k, |top_k| top_k as usize),
+            top_p: config.top_p.unwrap_or(neutral.top_p),
+            min_p: config.min_p.unwrap_or(neutral.min_p),
+            repetition_penalty: config.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+            ..neutral
+        };
+        let repetition_context = config.repetition_context.unwrap_or(default.repetition_context);
+        Self { sampling, repetition_context, ..default }
+    }
+
     /// With this choice of tokens.
     #[must_use]
     pub fn with_sampling(self, sampling: SampleParams) -> Self {
@@ -81,10 +107,16 @@ impl GenerationOptions {
         Self { stop_ids, ..self }
     }
 
-    /// With a repetition penalty that looks at this many last tokens.
+    /// With penalties that look at this many last tokens.
     #[must_use]
     pub fn with_repetition_context(self, repetition_context: usize) -> Self {
         Self { repetition_context, ..self }
+    }
+
+    /// With these numbers added to the logits of these ids.
+    #[must_use]
+    pub fn with_logit_bias(self, logit_bias: Vec<(u32, f32)>) -> Self {
+        Self { logit_bias, ..self }
     }
 }
 
@@ -248,7 +280,7 @@ impl<'m> Session<'m> {
         let mut steps = Steps::new(self.steps.take(), self.model, text, options)?;
         let limit = self.context();
         let after = |tokens: usize| move |error| ModelError::Draw { tokens, error };
-        steps.first(&logits).map_err(after(self.tokens.len()))?;
+        steps.sample(&logits).map_err(after(self.tokens.len()))?;
         let finish = loop {
             let drawn = steps.drawn()?;
             let goes_on = tokens.len() + 1 < options.max_tokens && self.tokens.len() < limit;
@@ -339,6 +371,9 @@ mod gpu_tests {
         reply(&mut session, 1);
         let sampling = SampleParams { seed: 1, ..options.sampling };
         assert!(!replays(&mut session, &GenerationOptions { sampling, ..options.clone() }));
+        reply(&mut session, 1);
+        let biased = options.clone().with_logit_bias(vec![(3, 1.0)]);
+        assert!(!replays(&mut session, &biased), "the step has no bias");
         reply(&mut session, 1);
         session.prefill(&[1; 300], |_| Continue(())).unwrap();
         assert!(!replays(&mut session, &options), "the caches have grown");

@@ -1,7 +1,7 @@
 use crate::layers::Step;
 use crate::{Cache, GenerationOptions, Model, ModelError};
 use lowbit_kernels::gpu::Pass;
-use lowbit_kernels::ops::{self, DecodeState, Drawn, SampleParams};
+use lowbit_kernels::ops::{self, DecodeState, Drawn, LogitBias, SampleParams};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
 /// Decode steps: each runs the model on the last token and samples the next one, all on the device. On a GPU the step is
@@ -9,6 +9,9 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 #[derive(Debug)]
 pub(crate) struct Steps {
     sampling: SampleParams,
+    /// What `bias` was made of.
+    biases: Vec<(u32, f32)>,
+    bias: Option<LogitBias>,
     state: DecodeState,
     /// u32 `[0, 1]`: a step has one token.
     cu_seqlens: Tensor,
@@ -27,9 +30,10 @@ impl Steps {
         let (sampling, device) = (options.sampling, model.device());
         // No text is longer than the model's context.
         let window = options.repetition_context.min(model.config().max_position_embeddings);
-        if let Some(mut steps) =
-            last.filter(|last| last.sampling == sampling && last.state.window() == window)
-        {
+        let suits = |last: &Self| {
+            last.sampling == sampling && last.biases == options.logit_bias && last.state.window() == window
+        };
+        if let Some(mut steps) = last.filter(suits) {
             steps.state.restart(tokens)?;
             let state = steps.state.tensors();
             steps.pass.take_if(|pass| !cache.tensors().chain(state).all(|tensor| pass.uses(tensor)));
@@ -37,15 +41,20 @@ impl Steps {
         }
         Ok(Self {
             sampling,
+            biases: options.logit_bias.clone(),
+            bias: LogitBias::new(&options.logit_bias, model.config().vocab_size, device)?,
             state: DecodeState::new(tokens, window, device)?,
             cu_seqlens: Tensor::new(&[0u32, 1], &[2], device)?,
             pass: None,
         })
     }
 
-    /// Samples from the prompt's logits.
-    pub(crate) fn first(&mut self, logits: &Tensor) -> Result<(), KernelError> {
-        ops::sample_next(logits, &mut self.state, &self.sampling)
+    /// Samples a token: from the prompt's logits, to begin with.
+    pub(crate) fn sample(&mut self, logits: &Tensor) -> Result<(), KernelError> {
+        match &self.bias {
+            None => ops::sample_next(logits, &mut self.state, &self.sampling),
+            Some(bias) => ops::sample_next(&ops::logit_bias(logits, bias)?, &mut self.state, &self.sampling),
+        }
     }
 
     /// A handle to the token sampled last. To be taken before the next step is recorded.
@@ -85,6 +94,6 @@ impl Steps {
     fn step(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
         let step = Step::one(self.state.position().clone(), self.cu_seqlens.clone());
         let logits = model.decode(self.state.token(), &step, cache)?;
-        ops::sample_next(&logits, &mut self.state, &self.sampling)
+        self.sample(&logits)
     }
 }

@@ -45,6 +45,7 @@ fn samplings() -> [SampleParams; 3] {
         top_k: 40,
         top_p: 0.95,
         repetition_penalty: 1.3,
+        frequency_penalty: 0.2,
         seed: 7,
         ..Default::default()
     };
@@ -333,5 +334,27 @@ fn the_size_of_a_cache_is_known_before_there_is_one() {
             model.forward(&vec![1; tokens], &mut cache, Logits::None).unwrap();
             assert_eq!(cache.size_bytes(), size.bytes(tokens), "{tokens} tokens");
         }
+    }
+}
+
+#[test]
+fn a_bias_decides_what_is_written() {
+    for model in models() {
+        let prompt = ids(&model, PROMPTS[0]);
+        let write = |biases: &[(u32, f32)]| {
+            let options = options(SampleParams::default(), 6).with_logit_bias(biases.to_vec());
+            fresh(&model, &prompt, &options)
+        };
+        let plain = write(&[]);
+        assert_eq!(write(&[(plain[0], 0.0)]), plain);
+        assert_eq!(write(&[(7, 1e4)]), [7; 6]);
+        let never: Vec<_> = plain.iter().map(|&id| (id, f32::NEG_INFINITY)).collect();
+        assert!(!write(&never).iter().any(|id| plain.contains(id)));
+        let mut session = Session::new(&model);
+        let logits = session.prefill(&prompt, |_| Continue(())).unwrap().unwrap();
+        let vocabulary = model.config().vocab_size;
+        let beyond = options(SampleParams::default(), 6).with_logit_bias(vec![(vocabulary as u32, 1.0)]);
+        let message = session.generate(logits, &beyond, |_| Continue(())).unwrap_err().to_string();
+        assert!(message.contains(&format!("{vocabulary} rows")), "{message}");
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn sample(
     params: &SampleParams,
     word: u64,
 ) -> Result<u32, KernelError> {
-    let penalised = penalise(logits, history, params.repetition_penalty);
+    let penalised = penalise(logits, history, params);
     let logits = penalised.as_deref().unwrap_or(logits);
     let maxima = maxima(check, "logits", cpu, logits)?;
     let greatest = first_greatest(logits, &maxima);
@@ -30,15 +30,19 @@ pub(super) fn sample(
 }
 
 /// The logits with those of `history` penalised; `None` when that changes nothing.
-fn penalise(logits: &[f32], history: &[u32], penalty: f32) -> Option<Vec<f32>> {
-    if penalty == 1.0 || history.is_empty() {
+fn penalise(logits: &[f32], history: &[u32], params: &SampleParams) -> Option<Vec<f32>> {
+    if !params.penalises() || history.is_empty() {
         return None;
     }
+    let mut history = history.to_vec();
+    history.sort_unstable();
     let mut penalised = logits.to_vec();
-    for &id in history {
-        // From the logit as it was, so that an id which comes up twice is penalised once.
-        let logit = logits[id as usize];
-        penalised[id as usize] = if logit < 0.0 { logit * penalty } else { logit / penalty };
+    for same in history.chunk_by(|a, b| a == b) {
+        let logit = &mut penalised[same[0] as usize];
+        let less = (same.len() as f32).mul_add(params.frequency_penalty, params.presence_penalty);
+        let penalty = params.repetition_penalty;
+        // Fused as on a GPU, so that both draw the same.
+        *logit = if *logit < 0.0 { logit.mul_add(penalty, -less) } else { *logit / penalty - less };
     }
     Some(penalised)
 }

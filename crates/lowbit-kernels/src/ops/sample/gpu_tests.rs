@@ -46,7 +46,7 @@ fn draws_on_a_gpu_as_the_f64_distribution_says() {
 #[test]
 fn a_restarted_state_draws_as_a_new_one() {
     let logits: Vec<f32> = (0..50).map(|i| ((i * 7) % 50) as f32 * 0.05).collect();
-    let params = SampleParams { repetition_penalty: 2.0, ..PARAMS };
+    let params = SampleParams { repetition_penalty: 2.0, frequency_penalty: 0.1, ..PARAMS };
     for device in [device(), gpu()] {
         let logits = Tensor::new(&logits, &[50], &device).unwrap();
         for window in [0, 1, 5, 64] {
@@ -104,7 +104,13 @@ fn a_pass_uses_what_it_reads_and_writes_unless_others_share_it() {
 
 #[test]
 fn greedy_on_a_gpu_and_on_the_cpu_are_the_same() {
-    let greedy = SampleParams { temperature: 0.0, repetition_penalty: 1.2, ..PARAMS };
+    let greedy = SampleParams {
+        temperature: 0.0,
+        repetition_penalty: 1.2,
+        presence_penalty: 0.1,
+        frequency_penalty: 0.3,
+        ..PARAMS
+    };
     for count in [1, 7, 128, 129, 5000] {
         let host = device();
         let logits = rounded(&Random::new(3).normal(count, 3.0), &[1, count], FLOATS[1], &host);

@@ -25,19 +25,32 @@ pub struct SampleParams {
     pub temperature: f32,
     /// Keep this many of the most likely; 0 keeps all.
     pub top_k: usize,
-    /// Keep the most likely until they have this probability together; 1 keeps all.
+    /// Keep the most likely until they have this probability together; 1 keeps all, 0 the most likely alone.
     pub top_p: f32,
     /// Keep what has at least this share of the most likely one's probability; 0 keeps all.
     pub min_p: f32,
     /// Divides the positive and multiplies the negative logits of tokens in the history; 1 changes nothing.
     pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens in the history, once each; 0 changes nothing.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens in the history as often as they are there; 0 changes nothing.
+    pub frequency_penalty: f32,
     /// With the step, all that the random number depends on.
     pub seed: u64,
 }
 
 impl Default for SampleParams {
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+        }
     }
 }
 
@@ -54,11 +67,11 @@ impl SampleParams {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(check.value("temperature", self.temperature, "a finite number from 0 is wanted"));
         }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+        if !(self.top_p >= 0.0 && self.top_p <= 1.0) {
             return Err(check.value(
                 "top_p",
                 self.top_p,
-                "more than 0 and at most 1 is wanted (1 keeps all)",
+                "0 to 1 is wanted (1 keeps all, 0 the most likely alone)",
             ));
         }
         if !(self.min_p >= 0.0 && self.min_p <= 1.0) {
@@ -68,13 +81,27 @@ impl SampleParams {
             let want = "a positive finite number is wanted (1 changes nothing)";
             return Err(check.value("repetition_penalty", self.repetition_penalty, want));
         }
+        for (name, penalty) in
+            [("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)]
+        {
+            if !penalty.is_finite() {
+                return Err(check.value(name, penalty, "a finite number is wanted (0 changes nothing)"));
+            }
+        }
         Ok(())
+    }
+
+    /// Whether the history changes logits.
+    fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
 
 /// Draws a token id from `softmax(logits)`, penalised, filtered and cooled in mlx-lm's order:
 ///
-/// 1. Repetition penalty: each logit whose id is in `history`, once however often it is there.
+/// 1. Penalties: each logit `l` whose id is `n` times in `history`, `n > 0`, becomes
+///    `r(l) - n frequency_penalty - presence_penalty`, where `r(l)` is `l repetition_penalty` below zero and
+///    `l / repetition_penalty` from there on: each once, however large `n` is.
 /// 2. `p = softmax(logits)`, at temperature 1. Kept are the ids that pass all of: *top-p*: those more likely have
 ///    less than `top_p` together (ids that tie with the last one kept stay); *min-p*: `p >= min_p max(p)`;
 ///    *top-k*: the `top_k` most likely, of those that tie the lowest ids.
@@ -94,7 +121,8 @@ impl SampleParams {
 /// 2^-40 of the greatest, whose sums are integers and exact, so that no order of summation changes the choice. Logits
 /// of -inf are never drawn.
 ///
-/// Source: mlx-lm 0.32.2 `sample_utils` (`make_sampler`, `make_repetition_penalty`).
+/// Source: mlx-lm 0.32.2 `sample_utils` (`make_sampler`, `make_logits_processors`); the penalties are also those of
+/// llama.cpp's `llama_sampler_init_penalties`.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for no logits or several rows; [`KernelError::Value`] for another dtype, a parameter outside

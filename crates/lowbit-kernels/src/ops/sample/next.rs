@@ -25,7 +25,7 @@ pub(super) const NONE: u32 = u32::MAX;
 const LONGEST: usize = 1 << 24;
 
 impl DecodeState {
-    /// After `tokens`, the last `window` of which count for the repetition penalty.
+    /// After `tokens`, the last `window` of which count for the penalties.
     ///
     /// # Errors
     /// [`KernelError::Value`] for no tokens or a window of more than 2^24; [`KernelError::Gpu`] when a GPU has no such memory left.
@@ -45,7 +45,7 @@ impl DecodeState {
         tensors.into_iter().zip(values).try_for_each(|(tensor, values)| tensor.write(&values))
     }
 
-    /// The last tokens that count for the repetition penalty.
+    /// The last tokens that count for the penalties.
     pub fn window(&self) -> usize {
         self.window
     }
@@ -74,12 +74,12 @@ impl DecodeState {
     }
 
     /// All that a step reads and writes here: the token, its position, the step's number and the tokens that count for
-    /// the repetition penalty.
+    /// the penalties.
     pub fn tensors(&self) -> [&Tensor; 4] {
         [&self.token, &self.position, &self.step, &self.history]
     }
 
-    /// The tokens that the repetition penalty looks at.
+    /// The tokens that the penalties look at.
     fn penalised(&self) -> Result<Vec<u32>, KernelError> {
         let history = self.history.as_slice::<u32>()?;
         Ok(history.iter().copied().filter(|&id| id != NONE).collect())

@@ -24,6 +24,7 @@ fn filters_and_penalty() {
             min_p,
             repetition_penalty,
             seed: 1,
+            ..SampleParams::default()
         };
         let want = vectors.get(&format!("{case}.logprobs")).f32s();
         let kept = |id: u32| want[id as usize] > f32::NEG_INFINITY;

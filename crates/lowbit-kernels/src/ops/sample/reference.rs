@@ -5,8 +5,10 @@ pub(crate) fn distribution(logits: &[f32], history: &[u32], params: &SampleParam
     let penalty = f64::from(params.repetition_penalty);
     let mut sorted: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect();
     for (id, logit) in &mut sorted {
-        if history.contains(id) {
+        let count = history.iter().filter(|other| *other == id).count();
+        if count > 0 {
             *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            *logit -= count as f64 * f64::from(params.frequency_penalty) + f64::from(params.presence_penalty);
         }
     }
     // Stable: ids that tie stay in order.

@@ -2,26 +2,43 @@ use super::*;
 use crate::ops::testing::{FLOATS, device, devices, rounded, values};
 use numcheck::Random;
 
-pub(super) const PARAMS: SampleParams =
-    SampleParams { temperature: 0.8, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 7 };
+pub(super) const PARAMS: SampleParams = SampleParams {
+    temperature: 0.8,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    repetition_penalty: 1.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    seed: 7,
+};
 
-/// Filters alone and together, with and without penalty.
+/// Filters alone and together, with and without penalties.
 pub(super) fn settings() -> Vec<SampleParams> {
     let mut all = vec![];
-    for (top_k, top_p, min_p) in [
+    for (index, (top_k, top_p, min_p)) in [
         (0, 1.0, 0.0),
         (1, 1.0, 0.0),
         (20, 1.0, 0.0),
         (100_000, 1.0, 0.0),
         (0, 0.9, 0.0),
         (0, 0.01, 0.0),
+        (0, 0.0, 0.0),
         (0, 1.0, 0.05),
         (0, 1.0, 1.0),
         (30, 0.8, 0.02),
-    ] {
-        for (temperature, repetition_penalty) in [(0.8, 1.0), (1.7, 1.3)] {
-            all.push(SampleParams { temperature, top_k, top_p, min_p, repetition_penalty, seed: 3 });
-        }
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let base = SampleParams { top_k, top_p, min_p, seed: 3, ..PARAMS };
+        all.push(base);
+        let penalised = SampleParams { temperature: 1.7, repetition_penalty: 1.3, ..base };
+        all.push(match index % 3 {
+            0 => penalised,
+            1 => SampleParams { presence_penalty: 1.5, ..penalised },
+            _ => SampleParams { presence_penalty: 0.2, frequency_penalty: -0.3, ..penalised },
+        });
     }
     all
 }
@@ -102,6 +119,7 @@ fn ties_are_kept_by_top_p_and_broken_by_top_k() {
     assert_eq!(drawn(&logits, &[], SampleParams { top_k: 2, ..PARAMS }), [1, 3]);
     assert_eq!(drawn(&logits, &[], SampleParams { top_k: 4, ..PARAMS }), [0, 1, 3, 4]);
     assert_eq!(drawn(&logits, &[], SampleParams { top_p: 0.1, ..PARAMS }), [1, 3, 4]);
+    assert_eq!(drawn(&logits, &[], SampleParams { top_p: 0.0, ..PARAMS }), [1, 3, 4]);
     // The three twos have 0.73 together, so 0.75 wants one more, and its two equals stay.
     assert_eq!(drawn(&logits, &[], SampleParams { top_p: 0.75, ..PARAMS }), [0, 1, 2, 3, 4, 6]);
     assert_eq!(drawn(&logits, &[], SampleParams { min_p: 1.0, ..PARAMS }), [1, 3, 4]);
@@ -142,6 +160,19 @@ fn greedy_takes_the_first_of_the_greatest() {
     assert_eq!(drawn(&[-1.5, -1.0], &[1], penalised), [0]);
     assert_eq!(drawn(&[1.5, 3.0], &[1, 1, 1], penalised), [1]);
     assert_eq!(drawn(&[1.5, 3.0], &[], penalised), [1]);
+    // Once for presence, as often as it is there for frequency, after the repetition penalty.
+    let present = SampleParams { presence_penalty: 1.0, ..greedy };
+    assert_eq!(drawn(&[2.0, 2.5], &[1, 1, 1], present), [0]);
+    assert_eq!(drawn(&[1.0, 2.5], &[1, 1, 1], present), [1]);
+    let frequent = SampleParams { frequency_penalty: 0.5, ..greedy };
+    assert_eq!(drawn(&[1.0, 2.25], &[1, 1, 0], frequent), [1]);
+    assert_eq!(drawn(&[1.0, 2.25], &[1, 1, 1], frequent), [0]);
+    let all =
+        SampleParams { repetition_penalty: 2.0, presence_penalty: 1.0, frequency_penalty: 0.5, ..greedy };
+    assert_eq!(drawn(&[-0.55, 3.0], &[1, 1], all), [1]);
+    assert_eq!(drawn(&[-0.45, 3.0], &[1, 1], all), [0]);
+    assert_eq!(drawn(&[-4.45, -1.25], &[1, 1], all), [0]);
+    assert_eq!(drawn(&[-4.55, -1.25], &[1, 1], all), [1]);
 }
 
 #[test]
@@ -180,8 +211,8 @@ fn bad_logits_and_parameters() {
             format!("sample: temperature is {temperature}, but a finite number from 0 is wanted")
         );
     }
-    for top_p in [0.0, -0.1, 1.1, f32::NAN] {
-        let want = "more than 0 and at most 1 is wanted (1 keeps all)";
+    for top_p in [-0.1, 1.1, f32::NAN] {
+        let want = "0 to 1 is wanted (1 keeps all, 0 the most likely alone)";
         assert_eq!(bad(SampleParams { top_p, ..PARAMS }), format!("sample: top_p is {top_p}, but {want}"));
     }
     for min_p in [-0.1, 1.1, f32::NAN] {
@@ -193,6 +224,12 @@ fn bad_logits_and_parameters() {
         let want = "a positive finite number is wanted (1 changes nothing)";
         assert_eq!(error, format!("sample: repetition_penalty is {repetition_penalty}, but {want}"));
     }
+    let infinite = bad(SampleParams { presence_penalty: f32::INFINITY, ..PARAMS });
+    assert_eq!(
+        infinite,
+        "sample: presence_penalty is inf, but a finite number is wanted (0 changes nothing)"
+    );
+    assert!(bad(SampleParams { frequency_penalty: f32::NAN, ..PARAMS }).contains("frequency_penalty is NaN"));
     assert_eq!(refused(&[], &[], PARAMS), "sample: logits is [0], but one row [V] is wanted");
     let two = Tensor::new(&[0f32; 4], &[2, 2], &device).unwrap();
     assert!(sample(&two, &[], &PARAMS, 0).is_err());

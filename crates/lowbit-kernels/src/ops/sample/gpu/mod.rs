@@ -2,7 +2,7 @@
 //!
 //! | step | kernel | file |
 //! |---|---|---|
-//! | 1. repetition penalty, if any | `sample_penalise` | `slices.rs` |
+//! | 1. penalties, if any | `sample_penalise` | `slices.rs` |
 //! | 2. the greatest logit of each slice | `sample_find_greatest` | `slices.rs` |
 //! | 3. at temperature 0, the greatest of those is the token: done | `sample_take_greatest` | `draw.rs` |
 //! | 4. for top-p and top-k, keys and weights of all logits, and 8 passes that find the threshold of what is kept | `sample_weigh`, `sample_narrow_threshold` | `slices.rs`, `search.rs` |
@@ -73,7 +73,7 @@ pub(super) fn sample_next(
         return Err(check.value("logits", logits.len(), want));
     }
     let [_, _, _, history] = state.tensors();
-    let penalised = slices::penalised(check, gpu, logits, history, params.repetition_penalty)?;
+    let penalised = slices::penalised(check, gpu, logits, history, params)?;
     let logits = penalised.as_ref().unwrap_or(logits);
     let config = SampleConfig::of(gpu.target(), check.float("logits", logits)?, params, logits.len());
     let slice = logits.len().div_ceil(MAX_SLICES).next_multiple_of(config.lanes);

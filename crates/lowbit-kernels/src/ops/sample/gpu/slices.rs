@@ -1,4 +1,4 @@
-//! The kernels that go through all logits: the repetition penalty, each slice's greatest logit, keys and weights, and the sums
+//! The kernels that go through all logits: the penalties, each slice's greatest logit, keys and weights, and the sums
 //! of the weights that are kept.
 //!
 //! A slice is a cube of one plane, whose units stride through it. The greatest logit of all is not stored by a kernel of its
@@ -12,17 +12,18 @@ use crate::gpu::compile::Target;
 use crate::gpu::copy::{UNITS, cubes};
 use crate::gpu::float::{read, with_storage};
 use crate::gpu::key::{key, of_key};
-use crate::gpu::launch::{Kernel, kernel};
+use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::exp;
 use crate::gpu::{Gpu, Memory};
 use crate::ops::check::Check;
+use crate::ops::sample::SampleParams;
 use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
 /// Overwrites the logits of the history's tokens in `penalised`, a copy of the logits. They are computed from the original
-/// ones, so that a token is penalised once. `penalty` is an f32.
+/// ones, so that a token which comes up twice gets the same value twice. `counts` says whether there is a frequency penalty.
 #[kernel]
 fn sample_penalise<X: Int>(
     logits: &[X],
@@ -30,21 +31,41 @@ fn sample_penalise<X: Int>(
     penalised: &mut [f32],
     len: u32,
     context: u32,
-    penalty: u32,
+    penalties: Penalties,
     #[comptime] dtype: FloatType,
+    #[comptime] counts: bool,
 ) {
-    if ABSOLUTE_POS < context as usize {
-        let id = history[ABSOLUTE_POS];
+    let mut i = ABSOLUTE_POS;
+    while i < context as usize {
+        let id = history[i];
         if id < len {
             let logit = read(logits, id as usize, dtype);
-            let penalty = f32::reinterpret(penalty);
-            penalised[id as usize] = select(logit < 0.0f32, logit * penalty, logit / penalty);
+            let repetition = f32::reinterpret(penalties.repetition);
+            let mut less = f32::reinterpret(penalties.presence);
+            if comptime!(counts) {
+                let mut count = 0u32.runtime();
+                for j in 0..context {
+                    count += select(history[j as usize] == id, 1u32, 0u32);
+                }
+                less = fma(f32::cast_from(count), f32::reinterpret(penalties.frequency), less);
+            }
+            let below = fma(logit, repetition, -less);
+            penalised[id as usize] = select(logit < 0.0f32, below, logit / repetition - less);
         }
+        i += (CUBE_COUNT_X * CUBE_DIM_X) as usize;
     }
 }
 
-fn penalise_compiled(target: &Target, dtype: FloatType) -> Kernel<SamplePenalise<'static>> {
-    with_storage!(dtype, X => SamplePenalise::kernel::<X>(target, UNITS, dtype))
+/// Those of [`SampleParams`], each an f32.
+#[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
+struct Penalties {
+    repetition: u32,
+    presence: u32,
+    frequency: u32,
+}
+
+fn penalise_compiled(target: &Target, dtype: FloatType, counts: bool) -> Kernel<SamplePenalise<'static>> {
+    with_storage!(dtype, X => SamplePenalise::kernel::<X>(target, UNITS, dtype, counts))
 }
 
 /// The logits in f32 with those of `history` penalised; `None` when that changes nothing.
@@ -53,9 +74,9 @@ pub(super) fn penalised(
     gpu: &Gpu,
     logits: &Tensor,
     history: &Tensor,
-    penalty: f32,
+    params: &SampleParams,
 ) -> Result<Option<Tensor>, KernelError> {
-    if penalty == 1.0 || history.is_empty() {
+    if !params.penalises() || history.is_empty() {
         return Ok(None);
     }
     let dtype = check.float("logits", logits)?;
@@ -67,10 +88,15 @@ pub(super) fn penalised(
         penalised: copy.buffer()?,
         len: check.index(logits.len())?,
         context: check.index(history.len())?,
-        penalty: penalty.to_bits(),
+        penalties: Penalties {
+            repetition: params.repetition_penalty.to_bits(),
+            presence: params.presence_penalty.to_bits(),
+            frequency: params.frequency_penalty.to_bits(),
+        },
     };
+    let kernel = penalise_compiled(gpu.target(), dtype, params.frequency_penalty != 0.0);
     // SAFETY: the copy has as many logits, and ids of the history that are none of theirs are not read.
-    unsafe { gpu.launch(penalise_compiled(gpu.target(), dtype), cubes(history.len()), arguments)? };
+    unsafe { gpu.launch(kernel, cubes(history.len()), arguments)? };
     Ok(Some(copy))
 }
 
@@ -205,7 +231,8 @@ pub(super) fn sum_slices_compiled(target: &Target, config: SampleConfig) -> Kern
 #[cfg(test)]
 pub(super) fn kernels(target: &Target, config: SampleConfig) -> Vec<Box<dyn CubeKernel>> {
     vec![
-        penalise_compiled(target, config.dtype).code(),
+        penalise_compiled(target, config.dtype, false).code(),
+        penalise_compiled(target, config.dtype, true).code(),
         find_greatest_compiled(target, config).code(),
         weigh_compiled(target, config).code(),
         sum_slices_compiled(target, config).code(),
