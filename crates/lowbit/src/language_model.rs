@@ -123,6 +123,15 @@ impl LanguageModel {
         reply(&mut Session::new(&self.model), syntax, &tokens, options, each)
     }
 
+    /// The sampling that the checkpoint's makers recommend, which the program `lowbit` takes by default; [`Self::generate`]
+    /// decodes greedily. The seed is 0.
+    ///
+    /// # Errors
+    /// [`Error::File`] when the recommendation cannot be read.
+    pub fn recommended(&self) -> Result<GenerationOptions, Error> {
+        Ok(GenerationOptions::recommended(&self.checkpoint.generation_config()?))
+    }
+
     /// The token ids of `prompt`: in the chat template as a user's message, if there is one, else of the plain text.
     ///
     /// # Errors

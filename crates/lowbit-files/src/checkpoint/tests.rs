@@ -178,13 +178,49 @@ fn generation_config_falls_back_on_config() {
             "eos_token_id should be a token id or a list of them, but is \"</s>\"",
         ),
         (r#"{"eos_token_id": [-1]}"#, "eos_token_id should be a token id or a list of them, but is an array"),
-        (r#"{"top_k": 2.5}"#, "top_k should be a u32, but is 2.5"),
+        (r#"{"top_k": 2.5}"#, "top_k should be an integer, but is 2.5"),
         (r#"{"temperature": "hot"}"#, "temperature should be a number, but is \"hot\""),
         ("7", "the whole should be an object, but is 7"),
     ] {
         let message = open("{}", Some(generation)).unwrap_err().to_string();
         assert!(message.contains(want), "{message}\nshould say: {want}");
     }
+}
+
+#[test]
+fn the_recommended_temperature_says_whether_to_sample() {
+    let of = |json: &str| {
+        let model = tensors("pt", &["a"]);
+        let files = [
+            (CONFIG, &b"{}"[..]),
+            ("model.safetensors", &model),
+            ("generation_config.json", json.as_bytes()),
+        ];
+        Checkpoint::open(directory(&files).path()).unwrap().generation_config().unwrap()
+    };
+    for (json, want) in [
+        ("{}", None),
+        (r#"{"eos_token_id": 2, "repetition_penalty": 1.1}"#, None),
+        (r#"{"do_sample": true}"#, Some(1.0)),
+        (r#"{"do_sample": false, "temperature": 0.6, "top_p": 0.9}"#, Some(0.0)),
+        (r#"{"do_sample": true, "temperature": 0.6}"#, Some(0.6)),
+        (r#"{"temperature": 0.6, "do_sample": null}"#, Some(0.6)),
+        (r#"{"temperature": 0}"#, Some(0.0)),
+        (r#"{"top_k": 64}"#, Some(1.0)),
+    ] {
+        let config = of(json);
+        assert_eq!(config.recommended_temperature(), want, "{json}");
+        let written = config.to_json(Path::new("x")).unwrap().unwrap_or("{}".into());
+        assert_eq!(of(&written).recommended_temperature(), want, "{json}, written as {written}");
+    }
+    let config =
+        of(r#"{"top_k": -1, "typical_p": 0.9, "num_beams": 1, "suppress_tokens": [1], "bad_words_ids": [],
+        "forced_eos_token_id": 0, "top_h": null, "max_length": 4096, "no_repeat_ngram_size": 3}"#);
+    assert_eq!(config.top_k, Some(0));
+    assert_eq!(
+        config.unused,
+        ["forced_eos_token_id", "no_repeat_ngram_size", "suppress_tokens", "typical_p"]
+    );
 }
 
 /// A part of a split GGUF model that holds one tensor.

@@ -224,7 +224,7 @@ impl Value {
         }
     }
 
-    fn integer(&self) -> Option<i128> {
+    pub(crate) fn integer(&self) -> Option<i128> {
         match *self {
             Self::U8(v) => Some(v.into()),
             Self::I8(v) => Some(v.into()),

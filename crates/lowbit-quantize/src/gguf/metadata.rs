@@ -240,7 +240,8 @@ impl Builder<'_> {
         let floats = [
             ("top_p", generation.top_p),
             ("min_p", generation.min_p),
-            ("temp", generation.temperature),
+            // What lowbit runs with, where llama.cpp has other defaults.
+            ("temp", generation.recommended_temperature()),
             ("penalty_repeat", generation.repetition_penalty),
         ];
         for (key, value) in floats {
