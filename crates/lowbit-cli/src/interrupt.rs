@@ -12,7 +12,7 @@
 //! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was found; while a
 //! checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
 
-use crate::Failure;
+use crate::{Failure, out};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 use nix::unistd::{getpgrp, tcgetpgrp};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
@@ -187,6 +187,9 @@ fn is_raw(terminal: &Termios) -> bool {
 /// Ends the program, with the terminal as it was `found`.
 fn end(signal: i32, found: Option<&Termios>) -> ! {
     restore(found);
+    if out::is_grey() && std::io::stderr().is_terminal() {
+        let _ = std::io::stderr().write_all(out::PLAIN.as_bytes());
+    }
     if signal != SIGINT {
         // The parent process should see which signal it was.
         let _ = low_level::emulate_default_handler(signal);

@@ -2,7 +2,6 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-#[cfg(any(feature = "cuda", feature = "vulkan"))]
 mod cache;
 mod commands;
 #[cfg(feature = "cuda")]
@@ -19,6 +18,7 @@ mod out;
 mod paths;
 mod plot;
 mod progress;
+mod sampling;
 mod template;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -5,8 +5,7 @@
 pub fn peak_bytes() -> Option<u64> {
     // Not getrusage: its figure outlives exec, so under `cargo run` it would be cargo's.
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+    kilobytes(&status, "VmHWM:")
 }
 
 /// Peak resident bytes, mapped files included; `None` where the system does not say.
@@ -23,11 +22,7 @@ pub fn peak_bytes() -> Option<u64> {
 pub fn available_bytes() -> Option<u64> {
     let text = |path: &str| std::fs::read_to_string(path).ok();
     let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
-    let system = text("/proc/meminfo").and_then(|text| {
-        let line =
-            text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().strip_suffix("kB")?;
-        Some(line.trim().parse::<u64>().ok()? * 1024)
-    });
+    let system = text("/proc/meminfo").and_then(|text| kilobytes(&text, "MemAvailable:"));
     // A container's own limit, by the second and the first version of cgroups.
     let container =
         [("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")];
@@ -51,4 +46,23 @@ pub fn available_bytes() -> Option<u64> {
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn available_bytes() -> Option<u64> {
     None
+}
+
+/// Resident pages of mapped files, in bytes. The system could take them back, but this process goes on reading them.
+#[cfg(target_os = "linux")]
+pub fn mapped_bytes() -> u64 {
+    kilobytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "RssFile:").unwrap_or(0)
+}
+
+/// Resident pages of mapped files, in bytes: 0 where the system does not say.
+#[cfg(not(target_os = "linux"))]
+pub fn mapped_bytes() -> u64 {
+    0
+}
+
+/// The value of a line such as `MemAvailable:  1234 kB`, in bytes.
+#[cfg(target_os = "linux")]
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }

@@ -3,7 +3,7 @@
 use crate::demo::Demo;
 use crate::device::DeviceOptions;
 use crate::{Failure, habits, out, progress};
-use lowbit::{Checkpoint, Device, GenerationOptions, Model, ModelError, SampleParams, Target, Tokenizer};
+use lowbit::{Checkpoint, Device, Model, ModelError, Target, Tokenizer};
 use lowbit_formats::FloatType;
 use lowbit_kernels::KernelError;
 use lowbit_models::Config;
@@ -235,58 +235,4 @@ fn resolve(model: &str) -> Result<PathBuf, Failure> {
     });
     bar.finish_and_clear();
     path.map_err(|error| habits::with_nearest(&local, error))
-}
-
-/// None for a different seed on each run. A type of its own: clap would take a plain `Option` for a flag that may be absent.
-type Seed = Option<u64>;
-
-/// How tokens are chosen.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Sampling")]
-pub struct SamplingOptions {
-    /// Tokens to write at most; -1 writes until the model ends the text or its context is full.
-    #[arg(long, short = 'n', visible_alias = "n-predict", default_value = "256", value_parser = habits::token_count)]
-    max_tokens: usize,
-    /// Temperature; 0 takes the likeliest token.
-    #[arg(long, visible_alias = "temperature", default_value_t = 0.0)]
-    temp: f32,
-    /// Keep the likeliest tokens whose probabilities reach this sum; 1 keeps all.
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f32,
-    /// Keep this many of the likeliest tokens; 0 keeps all.
-    #[arg(long, default_value_t = 0)]
-    top_k: usize,
-    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f32,
-    /// Divide the logits of tokens already written (multiply those below zero); 1 leaves them.
-    #[arg(long, visible_alias = "repeat-penalty", default_value_t = 1.0)]
-    repetition_penalty: f32,
-    /// The repetition penalty looks at this many last tokens.
-    #[arg(long, visible_alias = "repeat-last-n", default_value_t = 64)]
-    repetition_context: usize,
-    /// Seed of the random choices; -1 takes a different one on each run.
-    #[arg(long, short, default_value = "-1", value_parser = habits::seed)]
-    seed: Seed,
-}
-
-impl SamplingOptions {
-    /// The options as the library takes them.
-    pub fn generation(&self, stop_ids: Vec<u32>) -> GenerationOptions {
-        let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let seed = self.seed.unwrap_or_else(|| now().map_or(0, |time| time.as_nanos() as u64));
-        let sampling = SampleParams {
-            temperature: self.temp,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            seed,
-        };
-        GenerationOptions::default()
-            .with_sampling(sampling)
-            .with_max_tokens(self.max_tokens)
-            .with_stop_ids(stop_ids)
-            .with_repetition_context(self.repetition_context)
-    }
 }

@@ -2,7 +2,9 @@
 //! writes to standard output and standard error; clippy's `print_stdout` and `print_stderr` watch over that.
 
 use std::fmt::{self, Arguments, Display, Formatter};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Standard output cannot be written to.
 #[derive(Debug)]
@@ -32,6 +34,63 @@ pub fn print(text: Arguments<'_>) -> Result<(), Unwritable> {
     out.write_fmt(text).and_then(|()| out.flush()).map_err(Unwritable)
 }
 
+/// Writes what a model wrote, a piece at a time. A terminal, which obeys control characters, gets them escaped, but for line
+/// breaks and tabs; a file or a pipe gets them as they are.
+///
+/// # Errors
+/// [`Unwritable`].
+pub fn from_model(text: &str) -> Result<(), Unwritable> {
+    match is_terminal() {
+        true => print(format_args!("{}", escaped(text))),
+        false => print(format_args!("{text}")),
+    }
+}
+
+/// What comes next is grey, or is not any more: on a terminal that has colours.
+///
+/// # Errors
+/// [`Unwritable`].
+pub fn grey(on: bool) -> Result<(), Unwritable> {
+    static HAS_COLOURS: LazyLock<bool> = LazyLock::new(|| {
+        let is = |name, value| std::env::var_os(name).is_some_and(|found| found == value);
+        let has = |name| std::env::var_os(name).is_some_and(|found| !found.is_empty());
+        is_terminal() && !has("NO_COLOR") && !is("TERM", "dumb")
+    });
+    if !*HAS_COLOURS || IS_GREY.swap(on, Ordering::Relaxed) == on {
+        return Ok(());
+    }
+    print(format_args!("{}", if on { "\x1b[90m" } else { PLAIN }))
+}
+
+/// Ends all colour.
+pub const PLAIN: &str = "\x1b[0m";
+
+static IS_GREY: AtomicBool = AtomicBool::new(false);
+
+/// Whether what is written now is grey.
+pub fn is_grey() -> bool {
+    IS_GREY.load(Ordering::Relaxed)
+}
+
+/// Whether standard output is a terminal.
+pub fn is_terminal() -> bool {
+    static IS_TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
+    *IS_TERMINAL
+}
+
+/// `text` with its control characters as Rust spells them, but for line breaks and tabs.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | '\t' => escaped.push(character),
+            _ if character.is_control() => escaped.extend(character.escape_default()),
+            _ => escaped.push(character),
+        }
+    }
+    escaped
+}
+
 /// Prints what clap has to say: help and versions on standard output, complaints on standard error.
 ///
 /// # Errors
@@ -59,3 +118,15 @@ macro_rules! note {
 }
 
 pub(crate) use {line, note};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let text = "a\tb\nc\u{1b}[2J\r\u{7f}\u{9b}31m\u{0} \u{e9}\u{1f469}\u{200d}\u{1f469}";
+        let want = "a\tb\nc\\u{1b}[2J\\r\\u{7f}\\u{9b}31m\\u{0} \u{e9}\u{1f469}\u{200d}\u{1f469}";
+        assert_eq!(escaped(text), want);
+    }
+}

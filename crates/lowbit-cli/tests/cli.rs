@@ -20,6 +20,7 @@ fn generate_prints_one_object() {
         "content",
         "tool_calls",
         "finish_reason",
+        "seed",
         "prompt_tps",
         "generation_tps",
         "load_seconds",

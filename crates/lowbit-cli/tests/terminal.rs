@@ -1,16 +1,23 @@
 //! Ctrl-C, Ctrl-D and signals, in a terminal and without one.
 #![cfg(target_os = "linux")]
 
+#[path = "../../lowbit/tests/support/bigram.rs"]
+mod bigram;
 mod support;
+
+use bigram::Bigram;
 
 use nix::pty::{Winsize, openpty};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use support::{root, with_signals};
+use support::{lowbit, root, with_signals, with_template};
+use tempfile::TempDir;
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -24,6 +31,8 @@ struct Terminal {
     shown: Arc<Mutex<String>>,
     /// Of what was shown, what a test has waited for.
     seen: usize,
+    /// Where the program keeps what is typed.
+    _state: Option<TempDir>,
 }
 
 impl Terminal {
@@ -32,11 +41,21 @@ impl Terminal {
     }
 
     fn of_kind(term: &str, arguments: &[&str]) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        Self::with_state(term, arguments, state.path()).keeping(state)
+    }
+
+    fn keeping(mut self, state: TempDir) -> Self {
+        self._state = Some(state);
+        self
+    }
+
+    fn with_state(term: &str, arguments: &[&str], state: &Path) -> Self {
         let size = Winsize { ws_row: 24, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
         let terminal = openpty(Some(&size), None).unwrap();
         // A session of its own, so that Ctrl-C in this terminal is a signal for it.
         let mut command = with_signals("setsid");
-        command.args(["--ctty", "sh"]).current_dir(root()).env("TERM", term);
+        command.args(["--ctty", "sh"]).current_dir(root()).env("TERM", term).env("XDG_STATE_HOME", state);
         let side = || Stdio::from(terminal.slave.try_clone().unwrap());
         command.stdin(side()).stdout(side()).stderr(side());
         // What the terminal is like afterwards is part of what is shown. Ctrl-C comes to the shell, too.
@@ -51,7 +70,7 @@ impl Terminal {
                 text.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
             }
         });
-        Self { child, pty, shown, seen: 0 }
+        Self { child, pty, shown, seen: 0, _state: None }
     }
 
     fn types(&mut self, text: &str) {
@@ -319,4 +338,148 @@ fn json_of_an_interrupted_text_is_whole() {
         }
     }
     panic!("loading takes too long");
+}
+
+/// What `/save` has written.
+fn saved(path: &Path) -> Vec<(String, String)> {
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!((&saved["type"], &saved["version"]), (&"lowbit chat".into(), &1.into()));
+    let part = |message: &serde_json::Value, name: &str| message[name].as_str().unwrap().to_string();
+    let messages = saved["messages"].as_array().unwrap().iter();
+    messages.map(|message| (part(message, "role"), part(message, "content"))).collect()
+}
+
+#[test]
+fn commands_change_the_conversation() {
+    let folder = tempfile::tempdir().unwrap();
+    with_template(folder.path());
+    let (file, text) = (folder.path().join("saved chat.json"), folder.path().join("text.txt"));
+    std::fs::write(&text, "one\ntwo").unwrap();
+    let model = folder.path().to_str().unwrap();
+    let mut chat = Terminal::new(&["chat", "-m", model, "-n", "4", "--temp", "0"]);
+    let mut says = |line: &str, answer: &str| {
+        chat.waits_for("> ");
+        chat.types(&format!("{line}\r"));
+        chat.waits_for(LINE_IS_READ);
+        chat.waits_for(answer);
+    };
+    says("/help", "/regen ");
+    says("/nonsense", "/nonsense is no command");
+    says("/undo", "nothing was said yet");
+    says("/regen", "there is no answer yet");
+    says("hi", "generation: ");
+    says("/regen", "generation: ");
+    says(&format!("/read {}", text.display()), "7 characters");
+    says("three", "generation: ");
+    says("/system Be brief.", "is set");
+    says("/system", "Be brief.");
+    let save = format!("/save {}", file.display());
+    says(&save, "5 messages are saved");
+    let whole = saved(&file);
+    let users: Vec<_> =
+        whole.iter().filter(|(role, _)| role == "user").map(|(_, text)| text.as_str()).collect();
+    assert_eq!((users, whole[0].1.as_str()), (vec!["hi", "one\ntwo\nthree"], "Be brief."));
+    says("/undo", "taken back: one\\ntwo\\nthree");
+    says("/clear", "forgotten");
+    says(&save, "1 messages are saved");
+    assert_eq!(saved(&file), whole[..1]);
+    says(&format!("/load {}", file.display()), "1 messages are loaded");
+    says(&format!("/save {}", text.display()), "error: ");
+    assert_eq!(std::fs::read_to_string(&text).unwrap(), "one\ntwo");
+    chat.waits_for("> ");
+    chat.types("/exit\r");
+    chat.ends_with(0);
+}
+
+#[test]
+fn lines_continue_and_are_remembered() {
+    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    with_template(folder.path());
+    let model = folder.path().to_str().unwrap();
+    let file = folder.path().join("saved.json");
+    let save = format!("/save {}\r", file.display());
+    let line = ["chat", "-m", model, "-n", "2", "--temp", "0"];
+    // A backslash, Alt-Enter, and what an earlier session was told.
+    for (term, typed, want) in [
+        ("xterm", "one\\\rtwo\x1b\rthree\r", "one\ntwo\nthree"),
+        ("xterm", "\x1b[A\x1b[A\r", "one\ntwo\nthree"),
+        ("dumb", "four\\\nfive\n", "four\nfive"),
+    ] {
+        let mut chat = Terminal::with_state(term, &line, state.path());
+        chat.waits_for("> ");
+        chat.types(typed);
+        chat.waits_for("generation: ");
+        chat.waits_for("> ");
+        chat.types(&save);
+        chat.waits_for("2 messages are saved");
+        chat.waits_for("> ");
+        chat.types(CTRL_D);
+        chat.ends_with(0);
+        assert_eq!(saved(&file)[0].1, want, "{term}");
+    }
+    let history = state.path().join("lowbit/chat-history");
+    assert_eq!(std::fs::metadata(&history).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn control_characters_reach_a_pipe_and_no_terminal() {
+    let tokens = std::fs::read(root().join("models/demo-4bit/tokenizer.json")).unwrap();
+    let tokens: serde_json::Value = serde_json::from_slice(&tokens).unwrap();
+    // The byte 0x1b, as byte-level tokenizers spell it.
+    let escape = format!("{}+10000", tokens["model"]["vocab"]["\u{11b}"]);
+    let line = ["generate", "-p", "A vector is", "-n", "3", "--temp", "0", "--logit-bias", &escape];
+    let piped = lowbit(&line).output().unwrap();
+    assert_eq!(String::from_utf8(piped.stdout).unwrap(), "\x1b\x1b\x1b\n");
+    let mut terminal = Terminal::new(&line);
+    let shown = terminal.waits_for("generation: 3 tokens");
+    assert!(shown.contains(r"\u{1b}\u{1b}\u{1b}") && !shown.contains("\x1b\x1b"), "{shown:?}");
+    assert!(shown.contains("[cut by --max-tokens 3]"), "{shown:?}");
+    terminal.ends_with(0);
+}
+
+#[test]
+fn reasoning_is_grey_or_hidden_and_calls_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let bigram = Bigram {
+        added: &[
+            "</s>",
+            "<u>",
+            "</u>",
+            "+<think>",
+            "+hm",
+            "+</think>",
+            "+Yes",
+            "+<tool_call>",
+            "+{\"name\": \"f\", \"arguments\": {}}",
+            "+</tool_call>",
+        ],
+        next: &[
+            ("</u>", "<think>"),
+            ("<think>", "hm"),
+            ("hm", "</think>"),
+            ("</think>", "Yes"),
+            ("Yes", "<tool_call>"),
+            ("<tool_call>", "{\"name\": \"f\", \"arguments\": {}}"),
+            ("{\"name\": \"f\", \"arguments\": {}}", "</tool_call>"),
+        ],
+        template: "{# <think> </think> <tool_call> </tool_call> #}{% for m in messages %}<u>{{ m.content }}</u>{% endfor %}",
+        ..Bigram::default()
+    };
+    bigram.write(folder.path());
+    let line = ["generate", "-m", folder.path().to_str().unwrap(), "-p", "hi"];
+    let hide = [&line[..], &["--reasoning", "hide"]].concat();
+    let whole = "<think>hm</think>Yes<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>\n";
+    let piped = |line: &[&str]| String::from_utf8(lowbit(line).output().unwrap().stdout).unwrap();
+    assert_eq!(piped(&line), whole);
+    assert_eq!(piped(&hide), "Yes\n\n[calls f {}]\n");
+    for (line, term, want) in [
+        (&line[..], "xterm", "\x1b[90mhm\x1b[0m\r\n\r\nYes\r\n\r\n[calls f {}]\r\n"),
+        (&line, "dumb", "hm\r\n\r\nYes\r\n\r\n[calls f {}]\r\n"),
+        (&hide, "xterm", "Yes\r\n\r\n[calls f {}]\r\n"),
+    ] {
+        let mut terminal = Terminal::of_kind(term, line);
+        let shown = terminal.waits_for("prompt: ");
+        assert!(shown.ends_with(want), "{shown:?}");
+        terminal.ends_with(0);
+    }
 }

@@ -1,6 +1,7 @@
 use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
-use crate::options::{ModelOptions, Opened, SamplingOptions};
+use crate::options::{ModelOptions, Opened};
+use crate::sampling::SamplingOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, json, out};
 use lowbit::{Finish, Message, Session, Syntax, dry_generation};
@@ -55,23 +56,36 @@ struct Prompts {
 /// Writes text from a prompt.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
-    arguments.sampling.generation(vec![]).sampling.validate()?;
+    arguments.sampling.check()?;
     let prompt = arguments.prompts.text()?;
     let opened = arguments.model.open_with_tokenizer()?;
     let (prompt, syntax) = arguments.tokens(&opened, &prompt)?;
-    let generation = arguments.sampling.generation(vec![]);
-    let loaded = opened.load(|model| dry_generation(model, &[prompt.len()], &generation))?;
-    arguments.reply.check(&loaded);
-    let options = arguments.reply.library(generation).with_ignore_eos(arguments.ignore_eos);
-    let (mut session, mut watch) = (Session::new(&loaded.model), Watch::once(&interrupts, !arguments.json));
-    let see = |progress: lowbit::Progress<'_>| watch.see(progress);
+    let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
+    let loaded = opened.load(|model| dry_generation(model, &[prompt.len()], sampling.first()))?;
+    let context = arguments.reply.context(&loaded)?;
+    let options =
+        arguments.reply.library(sampling.first().clone(), context).with_ignore_eos(arguments.ignore_eos);
+    let screen = (!arguments.json).then(|| arguments.reply.screen());
+    let (mut session, mut watch) = (Session::new(&loaded.model), Watch::once(&interrupts, screen));
+    // Said when the prompt is known to fit.
+    let mut unsaid = Some(&sampling);
+    let see = |progress: lowbit::Progress<'_>| {
+        if let Some(sampling) = unsaid.take_if(|_| !matches!(progress, lowbit::Progress::Prompt(_, 0))) {
+            sampling.say();
+        }
+        watch.see(progress)
+    };
     let reply = lowbit::reply(&mut session, (&loaded.tokenizer, &syntax), &prompt, &options, see);
     watch.end()?;
     let reply = Reply::new(reply?, session.tokens(), &loaded, &arguments.reply)?;
+    let reply = reply.with_seed(&sampling.first().sampling);
     if arguments.json {
         json::print("generate", &reply)?;
     } else {
         out::line!()?;
+        if let Some(cut) = reply.cut(context, sampling.first().max_tokens) {
+            out::note!("{cut}");
+        }
         reply.print_figures();
     }
     match reply.finish {

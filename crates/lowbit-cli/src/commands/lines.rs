@@ -2,14 +2,20 @@
 
 use crate::interrupt::{Doing, Interrupts};
 use crate::{Failure, out};
+use lowbit_files::shown_path;
 use rustyline::config::Behavior;
 use rustyline::error::ReadlineError;
-use rustyline::history::DefaultHistory;
-use rustyline::{Config, Context, Editor};
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult};
+use rustyline::{Cmd, Config, Context, Editor, KeyCode, KeyEvent, Modifiers};
 use std::cell::Cell;
 use std::io::{BufRead, IsTerminal, Read};
+use std::path::PathBuf;
 
 const PROMPT: &str = "> ";
+
+/// Lines that are kept for later sessions.
+const REMEMBERED: usize = 1000;
 
 /// Bytes of a line: more than any context takes.
 const LONGEST: u64 = 64 << 20;
@@ -27,41 +33,59 @@ pub enum Line {
 /// Where lines come from.
 pub struct Lines {
     /// Present on a terminal that supports line editing.
-    editor: Option<Editor<Watch, DefaultHistory>>,
+    editor: Option<Editor<Watch, FileHistory>>,
+    /// The lines that were typed in earlier sessions, and will be in later ones.
+    history: Option<PathBuf>,
+    is_terminal: bool,
 }
 
 impl Lines {
     /// Reads from standard input.
     pub fn new() -> Result<Self, Failure> {
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        if is_dumb || !std::io::stdin().is_terminal() {
-            return Ok(Self { editor: None });
+        let is_terminal = std::io::stdin().is_terminal();
+        if is_dumb || !is_terminal {
+            return Ok(Self { editor: None, history: None, is_terminal });
         }
         // The line being typed is shown on the terminal even where the replies go to a file.
-        let behavior = match std::io::stdout().is_terminal() {
+        let behavior = match out::is_terminal() {
             true => Behavior::Stdio,
             false => Behavior::PreferTerm,
         };
-        let mut editor = Editor::with_config(Config::builder().behavior(behavior).build())?;
+        let config = Config::builder().behavior(behavior).max_history_size(REMEMBERED)?.build();
+        let mut editor = Editor::with_config(config)?;
         editor.set_helper(Some(Watch::default()));
-        Ok(Self { editor: Some(editor) })
+        editor.bind_sequence(KeyEvent(KeyCode::Enter, Modifiers::ALT), Cmd::Newline);
+        let history = history_file();
+        if let Some(path) = &history
+            && let Err(error) = editor.load_history(path)
+            && path.exists()
+        {
+            out::note!("note: {}: {error}", shown_path(path));
+        }
+        Ok(Self { editor: Some(editor), history, is_terminal })
     }
 
     /// Whether a user types in a terminal.
     pub fn is_terminal(&self) -> bool {
-        self.editor.is_some()
+        self.is_terminal
     }
 
-    /// The next line, without its end.
+    /// The next line, without its end. In a terminal it may be several, which a \ at their ends joined.
     pub fn next(&mut self, interrupts: &Interrupts) -> Result<Line, Failure> {
         let Some(editor) = &mut self.editor else {
             interrupts.enter(Doing::Work);
-            return plain();
+            return if self.is_terminal { joined() } else { plain() };
         };
         interrupts.enter(Doing::Editing);
         match editor.readline(PROMPT) {
             Ok(line) => {
-                editor.add_history_entry(&line)?;
+                let line = line.replace("\\\n", "\n");
+                // What cannot be remembered was said nevertheless.
+                let is_new = editor.add_history_entry(&line).unwrap_or(false);
+                if let Some(path) = self.history.as_ref().filter(|_| is_new) {
+                    _ = editor.append_history(path);
+                }
                 Ok(Line::Text(line))
             }
             Err(ReadlineError::Interrupted) => {
@@ -69,6 +93,32 @@ impl Lines {
             }
             Err(ReadlineError::Eof) => Ok(Line::End),
             Err(error) => Err(format!("the terminal: {error}").into()),
+        }
+    }
+}
+
+/// Where lines are remembered, in a folder that is there; `None` where the environment names no place, or a file cannot be
+/// there.
+fn history_file() -> Option<PathBuf> {
+    let folder = crate::cache::state(&|name| std::env::var_os(name))?;
+    std::fs::create_dir_all(&folder).ok()?;
+    let path = folder.join("chat-history");
+    // Nothing that hangs, or that belongs elsewhere.
+    let is_ours = std::fs::symlink_metadata(&path).map_or(true, |found| found.is_file());
+    is_ours.then_some(path)
+}
+
+/// Lines of a terminal without an editor, up to one that does not end in a \.
+fn joined() -> Result<Line, Failure> {
+    let mut text = String::new();
+    loop {
+        match plain()? {
+            Line::Text(line) => match line.strip_suffix('\\') {
+                Some(start) => text.extend([start, "\n"]),
+                None => return Ok(Line::Text(text + &line)),
+            },
+            Line::End if !text.is_empty() => return Ok(Line::Text(text)),
+            end => return Ok(end),
         }
     }
 }
@@ -117,5 +167,12 @@ impl rustyline::completion::Completer for Watch {
     type Candidate = String;
 }
 impl rustyline::highlight::Highlighter for Watch {}
-impl rustyline::validate::Validator for Watch {}
+impl rustyline::validate::Validator for Watch {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(match context.input().ends_with('\\') {
+            true => ValidationResult::Incomplete,
+            false => ValidationResult::Valid(None),
+        })
+    }
+}
 impl rustyline::Helper for Watch {}

@@ -1,11 +1,13 @@
 //! How replies are limited, watched and printed: what `generate` and `chat` share.
 
+use super::context::context;
 use super::logprobs::{self, Scored};
+use super::screen::{Reasoning, Screen};
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::Loaded;
 use crate::{Failure, memory, out, progress};
 use indicatif::ProgressBar;
-use lowbit::{Call, Finish, GenerationOptions, Progress};
+use lowbit::{Call, Finish, GenerationOptions, Progress, SampleParams};
 use serde::{Serialize, Serializer};
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Duration;
@@ -20,45 +22,54 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(clap::Args)]
 #[command(next_help_heading = "Text")]
 pub struct ReplyOptions {
-    /// Tokens that prompts and replies may take together; 0 takes the model's context.
-    #[arg(long, short, value_name = "TOKENS", default_value_t = 0)]
-    ctx_size: usize,
-    /// End before this text; may be given several times.
-    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    /// Tokens that prompts and replies may take together; 0 takes the model's context [default: what memory holds, at most
+    /// the model's context].
+    #[arg(long, short, value_name = "TOKENS")]
+    ctx_size: Option<usize>,
+    /// End before this text; may be given several times. An empty one is ignored.
+    #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     /// Print the token that ends a reply, too.
     #[arg(long)]
     special: bool,
+    /// What becomes of the model's reasoning; a terminal shows it in grey.
+    #[arg(long, value_enum, default_value = "show")]
+    reasoning: Reasoning,
     /// With --json: each token's log-probability, and those of the K likeliest in its place.
     #[arg(long, value_name = "K", requires = "json")]
     logprobs: Option<usize>,
 }
 
 impl ReplyOptions {
-    /// The options as the library takes them.
-    pub fn library(&self, generation: GenerationOptions) -> lowbit::ReplyOptions {
-        let options =
-            lowbit::ReplyOptions::from(generation).with_stops(self.stop.clone()).with_show_end(self.special);
-        match self.ctx_size {
-            0 => options,
-            size => options.with_context(size),
-        }
+    /// The options as the library takes them, with [`Self::context`]'s result.
+    pub fn library(&self, generation: GenerationOptions, context: usize) -> lowbit::ReplyOptions {
+        lowbit::ReplyOptions::from(generation)
+            .with_stops(self.stop.clone())
+            .with_show_end(self.special)
+            .with_context(context)
     }
 
-    /// Prints a note about options that the model cannot meet.
-    pub fn check(&self, loaded: &Loaded) {
-        let context = loaded.model.config().max_position_embeddings;
-        if self.ctx_size > context {
-            out::note!("note: --ctx-size {} is more than the model's context of {context}", self.ctx_size);
+    /// Tokens that prompts and replies may take together. A limit that was not asked for is said, and one that the model cannot
+    /// meet.
+    pub fn context(&self, loaded: &Loaded) -> Result<usize, Failure> {
+        let (tokens, note) = context(loaded, self.ctx_size)?;
+        if let Some(note) = note {
+            out::note!("{note}");
         }
+        Ok(tokens)
+    }
+
+    /// Where a reply is shown while it is written.
+    pub fn screen(&self) -> Screen {
+        Screen::new(self.reasoning, self.special)
     }
 }
 
 /// Shows a reply while it is written, and stops it at Ctrl-C.
 pub struct Watch<'a> {
     interrupts: &'a Interrupts,
-    /// Write the text to standard output as it is generated.
-    stream: bool,
+    /// Where it is shown while it is generated.
+    screen: Option<Screen>,
     in_session: bool,
     bar: Option<ProgressBar>,
     error: Option<Failure>,
@@ -66,24 +77,23 @@ pub struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     /// For a reply after which the program ends: Ctrl-C stops its text, but ends the program during the prompt.
-    pub fn once(interrupts: &'a Interrupts, stream: bool) -> Self {
-        Self { interrupts, stream, in_session: false, bar: None, error: None }
+    pub fn once(interrupts: &'a Interrupts, screen: Option<Screen>) -> Self {
+        Self { interrupts, screen, in_session: false, bar: None, error: None }
     }
 
     /// For a reply of a session that goes on after it: Ctrl-C also stops the prompt.
-    pub fn in_session(interrupts: &'a Interrupts, stream: bool) -> Self {
+    pub fn in_session(interrupts: &'a Interrupts, screen: Option<Screen>) -> Self {
         interrupts.enter(Doing::Writing { patience: PATIENCE });
-        Self { in_session: true, ..Self::once(interrupts, stream) }
+        Self { in_session: true, ..Self::once(interrupts, screen) }
     }
 
     /// What the library tells.
     pub fn see(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
-        match progress {
-            Progress::Prompt(done, total) => self.prompt(done, total),
-            Progress::Text(text) if self.stream && self.error.is_none() => {
-                self.error = out::print(format_args!("{text}")).err().map(Failure::from);
-            }
-            _ => {}
+        if let Progress::Prompt(done, total) = progress {
+            self.prompt(done, total);
+        }
+        if let Some(screen) = self.screen.as_mut().filter(|_| self.error.is_none()) {
+            self.error = screen.see(progress).err().map(Failure::from);
         }
         if self.error.is_some() || self.interrupts.stop() { Break(()) } else { Continue(()) }
     }
@@ -128,6 +138,7 @@ pub struct Reply {
     pub tool_calls: Vec<Call>,
     #[serde(rename = "finish_reason", serialize_with = "finish_reason")]
     pub finish: Finish,
+    pub seed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<Scored>>,
     pub prompt_tps: f64,
@@ -171,7 +182,22 @@ impl Reply {
             content: reply.content,
             tool_calls: reply.tool_calls,
             finish: reply.finish,
+            seed: None,
         })
+    }
+
+    /// With the seed of its random choices, if there were any.
+    pub fn with_seed(self, sampling: &SampleParams) -> Self {
+        Self { seed: (sampling.temperature > 0.0).then_some(sampling.seed), ..self }
+    }
+
+    /// What ended it, if that was a limit: `context` tokens of prompts and replies, or `most` of this reply.
+    pub fn cut(&self, context: usize, most: usize) -> Option<String> {
+        match self.finish {
+            Finish::Length if self.tokens.len() >= most => Some(format!("[cut by --max-tokens {most}]")),
+            Finish::Length => Some(format!("[cut: the context of {context} tokens is full]")),
+            Finish::Stop | Finish::Interrupted => None,
+        }
     }
 
     /// The closing figures, on standard error.

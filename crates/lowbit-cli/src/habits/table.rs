@@ -104,6 +104,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["-qa", "--quantize-activations"], Say(CACHES)),
     (None, &["--max-kv-size"], Say("--ctx-size limits the context; a cache that forgets is not offered")),
     (None, &["--keep"], Nothing(1, "nothing is shifted out of a context")),
+    (CHAT, &["--context-shift"], Means("--context-overflow", "drop")),
     (None, &["--context-shift"], Say("a context that is full ends the text; --ctx-size limits it")),
     (None, &["--no-context-shift"], Nothing(0, "a context that is full always ends the text")),
     (None, &["-gan", "-gaw"], Say(ROPE)),
@@ -339,7 +340,8 @@ pub const AFFINITY: &str = "start lowbit with numactl or taskset";
 pub const CACHES: &str =
     "caches have the type of the activations, which --dtype names; --ctx-size limits their length";
 pub const ROPE: &str = "positions are computed as the checkpoint says";
-pub const SAMPLERS: &str = "tokens are drawn by --temp, --top-k, --top-p, --min-p and --repetition-penalty";
+pub const SAMPLERS: &str = "tokens are drawn by --temp, --top-k, --top-p, --min-p, --repetition-penalty, \
+    --presence-penalty, --frequency-penalty and --logit-bias";
 pub const GRAMMAR: &str = "what is written cannot be held to a grammar; --json prints the reply as JSON";
 pub const PROMPT_CACHE: &str = "prompts are not kept in files; `lowbit chat` keeps a conversation's";
 pub const SERVER: &str = "lowbit has no server yet";
