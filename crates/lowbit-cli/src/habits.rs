@@ -80,6 +80,15 @@ pub fn unescape(text: &str) -> String {
     out + rest
 }
 
+/// As [`read_text`], without the mark of UTF-8 (U+FEFF) with which some editors begin a file: it is no part of a prompt.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_marked_text(file: &Path) -> Result<String, Failure> {
+    let text = read_text(file)?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
+}
+
 /// The text of a file, or of standard input for `-`. Pipes such as `<(command)` are read, too.
 ///
 /// # Errors

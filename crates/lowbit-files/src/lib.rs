@@ -26,7 +26,7 @@ pub use hub::{Hub, HubLimits, HubSettings, Progress, Token, resolve, resolve_wit
 pub use map::report_cut_files;
 pub use show::{Shown, shown, shown_message, shown_path};
 pub use tensor::{Stored, TensorView, Tensors};
-pub use tokenizer::{SpecialTokens, TokenStream, Tokenizer};
+pub use tokenizer::{GgufTokenizer, SpecialTokens, TokenStream, Tokenizer};
 
 /// The names of a directory's files of tensors.
 const INDEX: &str = "model.safetensors.index.json";

@@ -233,7 +233,7 @@ impl<'a> Plan<'a> {
         let overrides = self.jobs.iter().filter_map(|job| job.quantization(self.options)).collect();
         let config = config(self.config.clone(), self.options, overrides);
         write(folder, "config.json", config.as_bytes())?;
-        self.companions.iter().try_for_each(|companion| write(folder, companion.name, &companion.bytes))?;
+        self.companions.iter().try_for_each(|companion| write(folder, &companion.name, &companion.bytes))?;
         Ok(summary)
     }
 }
@@ -275,7 +275,9 @@ fn write_tensors(
 
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
     let path = folder.join(name);
-    std::fs::write(&path, bytes).map_err(|error| QuantizeError::Io { path, error })
+    // additional_chat_templates/ is a folder of its own.
+    let made = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+    made.and_then(|()| std::fs::write(&path, bytes)).map_err(|error| QuantizeError::Io { path, error })
 }
 
 /// The path of the module that a tensor is the weight of, if it is a matrix that products read.

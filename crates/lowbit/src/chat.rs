@@ -237,7 +237,7 @@ impl<'m> Chat<'m> {
 
     fn rendered(&self, template: &ChatTemplate, messages: &[Message]) -> Result<Vec<u32>, Error> {
         let text = respelled::render(template, messages)?;
-        Ok(self.tokenizer.encode(&text, false)?)
+        Ok(self.tokenizer.encode_chat(&text)?)
     }
 
     /// The conversation without a template: what the user said, and what was drawn after it.

@@ -139,7 +139,7 @@ impl LanguageModel {
     pub fn prompt(&self, prompt: &str) -> Result<Vec<u32>, Error> {
         Ok(match &self.template {
             Some(template) => {
-                self.tokenizer.encode(&template.render(&[Message::new("user", prompt)], true)?, false)?
+                self.tokenizer.encode_chat(&template.render(&[Message::new("user", prompt)], true)?)?
             }
             None => self.tokenizer.encode(prompt, true)?,
         })

@@ -1,6 +1,7 @@
 //! `lowbit perplexity --compare TEACHER`: models beside the one that they were made from.
 
 use super::inspect::bits_per_weight;
+use super::perplexity::scored;
 use crate::options::ModelOptions;
 use crate::plot::{Chart, Series};
 use crate::{Failure, out, progress};
@@ -54,15 +55,14 @@ impl Comparison<'_> {
     /// Compares each of `students` with the teacher. All are opened, and their token ids compared, before any model runs.
     pub fn run(&self, teacher: &Checkpoint, students: &[Student]) -> Result<Vec<Outcome>, Failure> {
         let tokenizer = Tokenizer::from_checkpoint(teacher)?;
-        let tokens = tokenizer.encode(self.text, true)?;
+        let scoring = if self.second_half { Scoring::SecondHalf } else { Scoring::All };
+        let (tokens, bos) = scored(&tokenizer, self.text, scoring)?;
         for student in students {
-            let other = Tokenizer::from_checkpoint(&student.checkpoint)?.encode(self.text, true)?;
+            let other = Tokenizer::from_checkpoint(&student.checkpoint)?;
+            let (other, _) = scored(&other, self.text, scoring)?;
             check_ids(&student.name, &other, &tokens)?;
         }
-        let scoring = match self.second_half {
-            true => (Scoring::SecondHalf, tokenizer.special().bos.filter(|bos| tokens.first() == Some(bos))),
-            false => (Scoring::All, None),
-        };
+        let scoring = (scoring, bos);
         let teacher = self.load(teacher, tokens.len(), scoring.0)?;
         students.iter().map(|student| self.one(student, &teacher, &tokens, scoring)).collect()
     }

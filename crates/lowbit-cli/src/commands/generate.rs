@@ -97,8 +97,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 impl Prompts {
     fn text(&self) -> Result<String, Failure> {
         if let Some(file) = &self.file {
-            let text = habits::read_text(file)?;
-            return Ok(text.strip_suffix('\n').map(str::to_string).unwrap_or(text));
+            let text = habits::read_marked_text(file)?;
+            let line = text.strip_suffix('\n').map(|line| line.strip_suffix('\r').unwrap_or(line));
+            return Ok(line.map(str::to_string).unwrap_or(text));
         }
         match self.prompt.as_ref().or(self.text.as_ref()) {
             Some(prompt) if prompt != "-" => {
@@ -107,7 +108,7 @@ impl Prompts {
             None if std::io::stdin().is_terminal() => {
                 Err("give a prompt: --prompt TEXT, --file FILE, or on standard input".into())
             }
-            _ => habits::read_text("-".as_ref()),
+            _ => habits::read_marked_text("-".as_ref()),
         }
     }
 }
@@ -130,7 +131,7 @@ impl Arguments {
         };
         let system = self.prompts.system_prompt.iter().map(|text| Message::new("system", text));
         let messages: Vec<_> = system.chain([Message::new("user", prompt)]).collect();
-        let tokens = opened.tokenizer.encode(&template.render(&messages, true)?, false)?;
+        let tokens = opened.tokenizer.encode_chat(&template.render(&messages, true)?)?;
         Ok((tokens, Syntax::new(&template, Some(&opened.tokenizer))))
     }
 }

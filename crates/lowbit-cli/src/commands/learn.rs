@@ -227,7 +227,7 @@ impl Log {
 
 /// The tokens of each text in a file.
 fn texts(file: &Path, checkpoint: &Checkpoint) -> Result<Vec<Vec<u32>>, Failure> {
-    let (tokenizer, text) = (Tokenizer::from_checkpoint(checkpoint)?, habits::read_text(file)?);
+    let (tokenizer, text) = (Tokenizer::from_checkpoint(checkpoint)?, habits::read_marked_text(file)?);
     if file.extension().is_none_or(|end| end != "jsonl") {
         return Ok(vec![tokenizer.encode(&text, true)?]);
     }
@@ -243,8 +243,10 @@ fn texts(file: &Path, checkpoint: &Checkpoint) -> Result<Vec<Vec<u32>>, Failure>
                     template = ChatTemplate::from_checkpoint(checkpoint)?;
                 }
                 let none = || refuse(&"there are messages, but the model has no chat template");
-                let chat = template.as_ref().ok_or_else(none)?.render(messages, false);
-                tokenizer.encode(&chat.map_err(|error| refuse(&error))?, false)?
+                let tools = object.get("tools").cloned().unwrap_or_default();
+                let with_tools = template.take().ok_or_else(none)?.with("tools", tools);
+                let chat = template.insert(with_tools).render(messages, false);
+                tokenizer.encode_chat(&chat.map_err(|error| refuse(&error))?)?
             }
             _ => {
                 let keys: Vec<&str> = object.keys().map(String::as_str).collect();

@@ -3,7 +3,7 @@ use crate::options::{Loaded, ModelOptions, open_named};
 use crate::paths::Paths;
 use crate::{Failure, habits, json, out, plot, progress};
 use clap::ValueEnum;
-use lowbit::{Checkpoint, FileError, Model, Scoring, dry_perplexity, perplexity};
+use lowbit::{Checkpoint, FileError, Model, Scoring, Tokenizer, dry_perplexity, perplexity};
 use lowbit_files::shown_path;
 use lowbit_files::staging::{Content, Existing, Staged};
 use std::io::Write;
@@ -116,6 +116,21 @@ impl Arguments {
     }
 }
 
+/// The tokens of `text` as they are scored, and the bos that begins each window. By llama.cpp's rule special tokens that are
+/// spelled in the text are text, and windows begin as the whole text does.
+pub fn scored(
+    tokenizer: &Tokenizer,
+    text: &str,
+    scoring: Scoring,
+) -> Result<(Vec<u32>, Option<u32>), FileError> {
+    if matches!(scoring, Scoring::All) {
+        return Ok((tokenizer.encode(text, true)?, None));
+    }
+    let tokens = tokenizer.encode_as_text(text, true)?;
+    let bos = tokenizer.bos().filter(|bos| tokens.first() == Some(bos));
+    Ok((tokens, bos))
+}
+
 /// Scores a file.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let text = habits::read_text(&arguments.file)?;
@@ -123,11 +138,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return arguments.compare_with(teacher, &text);
     }
     let opened = arguments.model.open_with_tokenizer()?;
-    let (tokens, bos) = (opened.tokenizer.encode(&text, true)?, opened.tokenizer.special().bos);
     let scoring = match arguments.score {
-        Score::All => (Scoring::All, None),
-        Score::SecondHalf => (Scoring::SecondHalf, bos.filter(|bos| tokens.first() == Some(bos))),
+        Score::All => Scoring::All,
+        Score::SecondHalf => Scoring::SecondHalf,
     };
+    let (tokens, bos) = scored(&opened.tokenizer, &text, scoring)?;
+    let scoring = (scoring, bos);
     let work = |model: &Model| dry_perplexity(model, tokens.len(), arguments.context, scoring.0);
     let Loaded { model, .. } = opened.load(work)?;
     let bar = progress::bar("scoring", "tokens", tokens.len());

@@ -3,6 +3,7 @@
 mod input;
 mod jinja;
 mod message;
+pub(crate) mod named;
 #[cfg(test)]
 mod tests;
 
@@ -15,40 +16,59 @@ use serde_json::Value as Json;
 
 use crate::gguf::Metadata;
 use crate::read::{limit, read};
-use crate::tokenizer::special_token;
+use crate::tokenizer::Declared;
 use crate::{Checkpoint, FileError};
 use jinja::Program;
 pub use message::{Message, ToolCall};
+use named::Named;
 
 /// Turns a chat into the text that the model was trained on.
 ///
 /// Templates see `messages`, `add_generation_prompt`, `tools` and `documents` (none), the special tokens (`bos_token`,
-/// `eos_token`, `pad_token`, `unk_token`, where the checkpoint has them) and what [`Self::with`] adds; they may call
+/// `eos_token` and all that the checkpoint gives a name) and what [`Self::with`] adds; they may call
 /// Python's string and list methods, `raise_exception`, `strftime_now` and `tojson`, and use `break`, `continue` and
 /// `generation` blocks. A template is an untrusted program: its source, steps, memory, text, depth and time are limited,
 /// and beyond them rendering is an error.
 ///
-/// Source: transformers 5.23 `render_jinja_template`.
+/// A checkpoint may have several, by name: the one called `tool_use` renders chats with tools (`tools` is not null), the one
+/// called `default` all others.
+///
+/// Source: transformers 5.24 `render_jinja_template` and `get_chat_template`.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    program: Program,
+    default: Option<Parsed>,
+    tool_use: Option<Parsed>,
+    /// Those that are for no kind of chat.
+    others: Vec<String>,
     /// Each is an error, where it could not be turned into JSON.
     variables: BTreeMap<String, Result<Json, String>>,
     /// Where it came from, for errors.
     file: Arc<Path>,
 }
 
+/// A template, and the file that it stands in.
+#[derive(Debug)]
+struct Parsed {
+    /// One that chats do not need may be no valid Jinja.
+    program: Result<Program, String>,
+    file: Arc<Path>,
+}
+
+impl Parsed {
+    fn new(source: &str, file: &Path) -> Self {
+        Self { program: Program::parse(source), file: file.into() }
+    }
+}
+
 impl ChatTemplate {
-    /// The template of `checkpoint`: chat_template.jinja, or `chat_template` in tokenizer_config.json (the one called
-    /// `default` where there are several), or GGUF's `tokenizer.chat_template`. `None` for a base model.
+    /// The templates of `checkpoint`: chat_template.jinja and additional_chat_templates/NAME.jinja; or `chat_template` in
+    /// tokenizer_config.json, else in chat_template.json (a template, or several by name); or GGUF's
+    /// `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. `None` for a base model.
     ///
     /// # Errors
-    /// [`FileError::Template`] when it is no valid Jinja; [`FileError`] when the files that hold it are malformed.
+    /// [`FileError::Template`] when the default is no valid Jinja; [`FileError`] when the files that hold it are malformed.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Option<Self>, FileError> {
-        match checkpoint.metadata() {
-            Some(metadata) => Self::from_gguf(metadata),
-            None => from_directory(checkpoint),
-        }
+        Self::of(named::all(checkpoint)?, || special_tokens(checkpoint))
     }
 
     /// The template in `file`, with the special tokens of `checkpoint`.
@@ -56,60 +76,58 @@ impl ChatTemplate {
     /// # Errors
     /// [`FileError`] when the file cannot be read, [`FileError::Template`] when it is no valid Jinja.
     pub fn from_file(file: &Path, checkpoint: &Checkpoint) -> Result<Self, FileError> {
-        let template = Self::read(file)?;
-        match checkpoint.metadata() {
-            Some(metadata) => template.with_gguf_tokens(metadata),
-            None => match checkpoint.json("tokenizer_config.json")? {
-                Some((file, config)) => template.with_special_tokens(&file, &config),
-                None => Ok(template),
-            },
-        }
-    }
-
-    fn read(file: &Path) -> Result<Self, FileError> {
         let source = String::from_utf8(read(file, limit::TEMPLATE)?);
         let source = source.map_err(|error| template_error(file, error.to_string()))?;
-        Self::new(&source, file)
+        Ok(Self::new(&source, file)?.with_all(special_tokens(checkpoint)?))
     }
 
-    /// The template in `tokenizer.chat_template`, if there is one.
+    /// The templates in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`, if there are any.
     ///
     /// # Errors
     /// [`FileError::Gguf`] and [`FileError::Template`].
     pub fn from_gguf(metadata: &Metadata) -> Result<Option<Self>, FileError> {
-        let Some(source) = metadata.find::<&str>("tokenizer.chat_template")? else { return Ok(None) };
-        Self::new(source, metadata.file())?.with_gguf_tokens(metadata).map(Some)
+        Self::of(named::of_gguf(metadata)?, || gguf_tokens(metadata))
     }
 
-    fn with_gguf_tokens(mut self, metadata: &Metadata) -> Result<Self, FileError> {
-        let tokens: &[String] = metadata.find("tokenizer.ggml.tokens")?.unwrap_or_default();
-        for (name, key) in SPECIAL_TOKENS.iter().zip(["bos", "eos", "padding", "unknown"]) {
-            let id = metadata.find::<usize>(&format!("tokenizer.ggml.{key}_token_id"))?;
-            if let Some(token) = id.and_then(|id| tokens.get(id)) {
-                self = self.with(name, token);
+    /// `None` of no templates.
+    fn of(
+        templates: Vec<Named>,
+        special_tokens: impl FnOnce() -> Result<Vec<(String, String)>, FileError>,
+    ) -> Result<Option<Self>, FileError> {
+        let Some(first) = templates.first() else { return Ok(None) };
+        let mut this = Self::without_programs(&first.file);
+        for Named { name, source, file } in &templates {
+            match name.as_str() {
+                named::DEFAULT => this.default = Some(Parsed::new(source, file)),
+                named::TOOL_USE => this.tool_use = Some(Parsed::new(source, file)),
+                _ => this.others.push(name.clone()),
             }
         }
-        Ok(self)
-    }
-
-    fn with_special_tokens(mut self, file: &Path, config: &Json) -> Result<Self, FileError> {
-        for name in SPECIAL_TOKENS {
-            if let Some(token) = special_token(file, config, name)? {
-                self = self.with(name, token);
-            }
+        if let Some(Parsed { program: Err(problem), file }) = &this.default {
+            return Err(template_error(file, problem.clone()));
         }
-        Ok(self)
+        Ok(Some(this.with_all(special_tokens()?)))
     }
 
-    /// Parses `source`, which errors say is in `file`.
+    fn with_all(mut self, variables: Vec<(String, String)>) -> Self {
+        self.variables.extend(variables.into_iter().map(|(name, text)| (name, Ok(text.into()))));
+        self
+    }
+
+    fn without_programs(file: &Path) -> Self {
+        // transformers passes None for these without tools or documents, and templates test for that.
+        let variables = ["tools", "documents"].map(|name| (name.to_string(), Ok(Json::Null)));
+        Self { default: None, tool_use: None, others: vec![], variables: variables.into(), file: file.into() }
+    }
+
+    /// Parses `source`, which errors say is in `file`, for all chats.
     ///
     /// # Errors
     /// [`FileError::Template`].
     pub fn new(source: &str, file: &Path) -> Result<Self, FileError> {
         let program = Program::parse(source).map_err(|problem| template_error(file, problem))?;
-        // transformers passes None for these without tools or documents, and templates test for that.
-        let variables = ["tools", "documents"].map(|name| (name.to_string(), Ok(Json::Null)));
-        Ok(Self { program, variables: variables.into(), file: file.into() })
+        let default = Some(Parsed { program: Ok(program), file: file.into() });
+        Ok(Self { default, ..Self::without_programs(file) })
     }
 
     /// Adds a variable that the template reads, such as `enable_thinking`.
@@ -124,9 +142,10 @@ impl ChatTemplate {
         self.variables.get(name)?.as_ref().ok()
     }
 
-    /// Whether `text` stands in the template's source: how models spell reasoning and calls, their templates show.
+    /// Whether `text` stands in the source of a template for chats: how models spell reasoning and calls, their templates show.
     pub fn mentions(&self, text: &str) -> bool {
-        self.program.mentions(text)
+        let parsed = [&self.default, &self.tool_use].into_iter().flatten();
+        parsed.filter_map(|parsed| parsed.program.as_ref().ok()).any(|program| program.mentions(text))
     }
 
     /// The text of `messages` ([`Message`]s, or whatever serialises to objects with more fields). With
@@ -134,13 +153,14 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`FileError::Template`] with what the template itself says when it refuses the messages (roles that do not
-    /// alternate, say).
+    /// alternate, say), or when no template is for this chat.
     pub fn render<M: Serialize>(
         &self,
         messages: &[M],
         add_generation_prompt: bool,
     ) -> Result<String, FileError> {
-        let refuse = |problem| template_error(&self.file, problem);
+        let (program, file) = self.chosen()?;
+        let refuse = |problem| template_error(file, problem);
         let mut variables = BTreeMap::new();
         for (name, value) in &self.variables {
             let value = value
@@ -152,7 +172,30 @@ impl ChatTemplate {
         messages.as_array_mut().into_iter().flatten().for_each(name_reasoning);
         variables.insert("messages".into(), messages);
         variables.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        self.program.render(&variables).map_err(refuse)
+        program.render(&variables).map_err(refuse)
+    }
+
+    /// Whether what a short chat is rendered to begins with `text`; `None` where the template refuses that chat.
+    pub(crate) fn begins_with(&self, text: &str) -> Option<bool> {
+        let rendered = self.render(&[Message::new("user", "x")], true).ok()?;
+        Some(rendered.starts_with(text))
+    }
+
+    /// The template for a chat with the variables at hand.
+    fn chosen(&self) -> Result<(&Program, &Path), FileError> {
+        let has_tools = !matches!(self.variables.get("tools"), None | Some(Ok(Json::Null)));
+        let tool_use = self.tool_use.as_ref().filter(|_| has_tools);
+        let Some(Parsed { program, file }) = tool_use.or(self.default.as_ref()) else {
+            let names =
+                self.tool_use.iter().map(|_| named::TOOL_USE).chain(self.others.iter().map(String::as_str));
+            let names: Vec<_> = names.map(|name| crate::shown(name).to_string()).collect();
+            let problem = format!("there is no template called default, only {}", names.join(", "));
+            return Err(template_error(&self.file, problem));
+        };
+        match program {
+            Ok(program) => Ok((program, file)),
+            Err(problem) => Err(template_error(file, problem.clone())),
+        }
     }
 }
 
@@ -168,37 +211,28 @@ fn name_reasoning(message: &mut Json) {
     message.insert("reasoning_content".into(), reasoning);
 }
 
-const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
-
-fn from_directory(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, FileError> {
-    let config = checkpoint.json("tokenizer_config.json")?;
-    let file = checkpoint.path().join("chat_template.jinja");
-    let template = if file.exists() {
-        ChatTemplate::read(&file)?
-    } else {
-        let Some((file, config)) = &config else { return Ok(None) };
-        match config_template(file, config)? {
-            Some(source) => ChatTemplate::new(source, file)?,
-            None => return Ok(None),
+/// What templates call the special tokens of `checkpoint`, and their spellings.
+fn special_tokens(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, FileError> {
+    match checkpoint.metadata() {
+        Some(metadata) => gguf_tokens(metadata),
+        None => {
+            let declared = Declared::read(checkpoint)?;
+            let own = |(name, token): (&str, &str)| (name.to_string(), token.to_string());
+            Ok(declared.special_tokens().map(own).collect())
         }
-    };
-    match &config {
-        Some((file, config)) => template.with_special_tokens(file, config).map(Some),
-        None => Ok(Some(template)),
     }
 }
 
-/// `chat_template` is a template, or a list of named ones.
-fn config_template<'a>(file: &Path, config: &'a Json) -> Result<Option<&'a str>, FileError> {
-    let key = "chat_template";
-    let Some(value) = config.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-    let default = || {
-        let named = value.as_array()?.iter().find(|named| named["name"] == "default")?;
-        named.get("template")?.as_str()
-    };
-    let want = "a template, or a list with one called default";
-    let source = value.as_str().or_else(default);
-    source.map(Some).ok_or_else(|| crate::checkpoint::mismatch(file, key, want, value))
+fn gguf_tokens(metadata: &Metadata) -> Result<Vec<(String, String)>, FileError> {
+    let tokens: &[String] = metadata.find("tokenizer.ggml.tokens")?.unwrap_or_default();
+    let mut named = vec![];
+    for (name, key) in [("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")] {
+        let id = metadata.find::<usize>(&format!("tokenizer.ggml.{key}_token_id"))?;
+        if let Some(token) = id.and_then(|id| tokens.get(id)) {
+            named.push((format!("{name}_token"), token.clone()));
+        }
+    }
+    Ok(named)
 }
 
 fn template_error(file: &Path, problem: String) -> FileError {

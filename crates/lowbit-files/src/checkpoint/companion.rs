@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::de::IgnoredAny;
 
 use super::{CONFIG, Checkpoint, GenerationConfig};
+use crate::chat::named;
 use crate::gguf::Metadata;
 use crate::read::{limit, read};
 use crate::{FileError, Tokenizer};
@@ -13,8 +14,8 @@ use crate::{FileError, Tokenizer};
 /// A file that a model needs besides its configuration and weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Companion {
-    /// Its name.
-    pub name: &'static str,
+    /// Its name, or its path from the checkpoint's directory: `additional_chat_templates/tool_use.jinja`.
+    pub name: String,
     /// All of it.
     pub bytes: Vec<u8>,
 }
@@ -57,11 +58,14 @@ impl Checkpoint {
             return from_gguf(self, metadata);
         }
         own_file(self.path(), CONFIG)?;
+        let named = COMPANIONS.iter().map(|&(name, content, limit)| (name.to_string(), content, limit));
+        let templates = named::additional(self.path())?.into_iter();
+        let templates = templates.map(|name| (named::path_of(&name), Content::Text, limit::TEMPLATE));
         let mut companions = vec![];
-        for &(name, content, limit) in COMPANIONS {
-            if let Some(path) = own_file(self.path(), name)? {
+        for (name, content, limit) in named.chain(templates) {
+            if let Some(path) = own_file(self.path(), &name)? {
                 let bytes = read(&path, limit)?;
-                content.check(&bytes, &self.path().join(name))?;
+                content.check(&bytes, &self.path().join(&name))?;
                 companions.push(Companion { name, bytes });
             }
         }
@@ -77,7 +81,7 @@ fn from_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Vec<Compani
     let eos_token_ids = Tokenizer::from_gguf(metadata)?.eos_ids().to_vec();
     let generation = GenerationConfig { eos_token_ids, ..checkpoint.generation_config()? };
     if let Some(json) = generation.to_json(metadata.file())? {
-        companions.push(Companion { name: "generation_config.json", bytes: json.into_bytes() });
+        companions.push(Companion { name: "generation_config.json".into(), bytes: json.into_bytes() });
     }
     Ok(companions)
 }
@@ -134,8 +138,8 @@ mod tests {
         Checkpoint::open(folder).unwrap()
     }
 
-    fn names(checkpoint: &Checkpoint) -> Vec<&'static str> {
-        checkpoint.companions().unwrap().iter().map(|companion| companion.name).collect()
+    fn names(checkpoint: &Checkpoint) -> Vec<String> {
+        checkpoint.companions().unwrap().into_iter().map(|companion| companion.name).collect()
     }
 
     #[test]
@@ -157,7 +161,7 @@ mod tests {
             assert!(message.contains(name), "{message}");
             std::fs::write(&path, good).unwrap();
             let found = checkpoint.companions().unwrap();
-            assert!(found.contains(&Companion { name, bytes: good.into() }), "{found:?}");
+            assert!(found.contains(&Companion { name: name.into(), bytes: good.into() }), "{found:?}");
         }
         std::fs::write(folder.path().join("chat_template.jinja"), vec![b' '; (1 << 20) + 1]).unwrap();
         assert!(matches!(checkpoint.companions(), Err(FileError::TooLarge { .. })));

@@ -9,7 +9,7 @@ use std::io::{Error, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::names::{Commit, ETag, FileName, ModelName};
+use super::names::{Commit, ETag, FileName, ModelName, TEMPLATES};
 use crate::shown;
 
 /// The most files of a snapshot that are listed.
@@ -59,8 +59,15 @@ impl Repository {
     /// # Errors
     /// A link that leads out of the cache.
     pub fn files(&self, commit: &Commit) -> Result<Vec<FileName>, String> {
-        let snapshot = self.snapshot(commit);
-        let Ok(entries) = fs::read_dir(&snapshot) else { return Ok(Vec::new()) };
+        let mut files = self.files_in(&self.snapshot(commit), "")?;
+        files.extend(self.files_in(&self.snapshot(commit).join(TEMPLATES), TEMPLATES)?);
+        files.sort_unstable();
+        Ok(files)
+    }
+
+    /// The files in `folder`, with `prefix` before their names.
+    fn files_in(&self, folder: &Path, prefix: &str) -> Result<Vec<FileName>, String> {
+        let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
         // The user may have moved the repository or the whole cache, and left a link.
         let homes: Vec<PathBuf> =
             [&self.cache, &self.folder].into_iter().filter_map(|home| home.canonicalize().ok()).collect();
@@ -76,10 +83,9 @@ impl Repository {
                     shown(target)
                 ));
             }
-            let name = entry.file_name();
-            files.extend(name.to_str().and_then(FileName::parse).filter(|_| target.is_file()));
+            let name = format!("{prefix}{}", entry.file_name().to_str().unwrap_or_default());
+            files.extend(FileName::parse(&name).filter(|_| target.is_file()));
         }
-        files.sort_unstable();
         Ok(files)
     }
 
@@ -125,10 +131,16 @@ impl Repository {
     /// Gives the blob its name in the snapshot.
     pub fn link(&self, commit: &Commit, file: &FileName, etag: &ETag) -> Result<(), String> {
         let snapshot = self.make(&[&self.name, "snapshots", commit.as_str()])?;
-        let (path, beside) = (snapshot.join(file.as_str()), snapshot.join(unique()));
+        let folder = match file.is_template() {
+            true => {
+                self.make(&[&self.name, "snapshots", commit.as_str(), TEMPLATES.trim_end_matches('/')])?
+            }
+            false => snapshot.clone(),
+        };
+        let (path, beside) = (snapshot.join(file.as_str()), folder.join(unique()));
         // A process that was killed may have had the same number.
         _ = fs::remove_file(&beside);
-        let linked = link(&self.blob(etag), etag, &beside).and_then(|()| fs::rename(&beside, &path));
+        let linked = link(&self.blob(etag), file, etag, &beside).and_then(|()| fs::rename(&beside, &path));
         linked.map_err(|error| {
             _ = fs::remove_file(&beside);
             problem(&path, &error)
@@ -159,13 +171,14 @@ fn target(entry: &DirEntry) -> Option<PathBuf> {
 }
 
 #[cfg(unix)]
-fn link(_: &Path, etag: &ETag, path: &Path) -> Result<(), Error> {
-    std::os::unix::fs::symlink(Path::new("../../blobs").join(etag.as_str()), path)
+fn link(_: &Path, file: &FileName, etag: &ETag, path: &Path) -> Result<(), Error> {
+    let blobs = if file.is_template() { "../../../blobs" } else { "../../blobs" };
+    std::os::unix::fs::symlink(Path::new(blobs).join(etag.as_str()), path)
 }
 
 /// Links need rights that not everybody has.
 #[cfg(not(unix))]
-fn link(blob: &Path, _: &ETag, path: &Path) -> Result<(), Error> {
+fn link(blob: &Path, _: &FileName, _: &ETag, path: &Path) -> Result<(), Error> {
     fs::hard_link(blob, path).or_else(|_| fs::copy(blob, path).map(|_| ()))
 }
 

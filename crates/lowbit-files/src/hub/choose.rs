@@ -13,16 +13,32 @@ const DEFAULT_TAG: &str = "Q4_K_M";
 /// The most models that a message names.
 const NAMED: usize = 30;
 
-/// The files of a checkpoint that are read beside config.json and the tensors.
-pub(super) const FILES: [&str; 5] =
-    ["generation_config.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.json", INDEX];
+/// The files of a checkpoint that are read beside the tensors and chat templates in their folder.
+const FILES: [&str; 9] = [
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.json",
+    INDEX,
+    CONFIG,
+];
+
+/// Those of `files` that are read beside the tensors.
+pub(super) fn small(files: &[FileName]) -> Vec<String> {
+    let templates = files.iter().filter(|file| file.is_template()).map(FileName::as_str);
+    let has = |name: &&str| files.iter().any(|file| file.as_str() == *name);
+    templates.chain(FILES.into_iter().filter(has)).map(String::from).collect()
+}
 
 /// The most bytes that `name` may have if it is not weights.
 pub(super) fn limit(name: &str) -> Option<u64> {
     Some(match name {
         INDEX => limit::INDEX,
         "tokenizer.json" => limit::TOKENIZER,
-        "chat_template.jinja" => limit::TEMPLATE,
+        _ if name.ends_with(".jinja") => limit::TEMPLATE,
         _ if name.ends_with(".json") => limit::CONFIG,
         _ => return None,
     })

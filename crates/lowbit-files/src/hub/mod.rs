@@ -188,8 +188,7 @@ impl Download<'_, '_> {
             self.files(&parts)?;
             return Ok(snapshot.join(&parts[0]));
         }
-        let small = choose::FILES.into_iter().chain([CONFIG]).filter(|file| has(file));
-        self.files(&small.map(String::from).collect::<Vec<_>>())?;
+        self.files(&choose::small(listed))?;
         let shards = match has(INDEX) && !has(SINGLE) {
             true => shard_names(&snapshot.join(INDEX))?,
             false => choose::shards(&names, most).map_err(|problem| model.missing(problem))?,

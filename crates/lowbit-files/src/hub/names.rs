@@ -10,6 +10,8 @@ use ureq::http::HeaderValue;
 const PART: usize = 96;
 /// The most bytes of a file's name: below what file systems allow, with room for `.incomplete`.
 const FILE: usize = 200;
+/// Where chat templates with names are.
+pub(super) const TEMPLATES: &str = "additional_chat_templates/";
 /// The most bytes of an ETag.
 const ETAG: usize = 128;
 
@@ -93,21 +95,31 @@ impl Commit {
     }
 }
 
-/// The name of a file in a repository's top folder, where all files of a model are.
+/// The name of a file in a repository's top folder, where all files of a model are but for chat templates with names: those
+/// are `additional_chat_templates/NAME.jinja`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileName(String);
 
 impl FileName {
     pub fn parse(name: &str) -> Option<Self> {
+        let template = name.strip_prefix(TEMPLATES).filter(|name| name.ends_with(".jinja"));
+        Self::is_plain(template.unwrap_or(name)).then(|| Self(name.into()))
+    }
+
+    fn is_plain(name: &str) -> bool {
         // A terminal may not show combining letters.
         let letter = |c: char| c.is_alphanumeric() && c.escape_debug().len() == 1;
         let plain = |c: char| letter(c) || "-_.+=()[],@~#& ".contains(c);
-        let all = name.len() <= FILE
+        name.len() <= FILE
             && name.starts_with(|c: char| letter(c) || c == '_')
             && !name.ends_with(['.', ' '])
             && name.chars().all(plain)
-            && !is_device(name);
-        all.then(|| Self(name.into()))
+            && !is_device(name)
+    }
+
+    /// Whether it is a chat template's in the folder of those.
+    pub fn is_template(&self) -> bool {
+        self.0.starts_with(TEMPLATES)
     }
 
     pub fn as_str(&self) -> &str {
@@ -117,7 +129,7 @@ impl FileName {
     /// As in an address.
     pub fn encoded(&self) -> String {
         let encode = |byte: u8| match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
                 char::from(byte).to_string()
             }
             _ => format!("%{byte:02X}"),
@@ -287,6 +299,11 @@ mod tests {
         for name in ["config.json", "x-Q4_K_M.gguf", "_a", "Modell (2) ü.gguf", "漢字.safetensors"] {
             assert_eq!(FileName::parse(name).unwrap().as_str(), name);
         }
+        let template = FileName::parse("additional_chat_templates/tool use.jinja").unwrap();
+        assert_eq!(
+            (template.is_template(), &*template.encoded()),
+            (true, "additional_chat_templates/tool%20use.jinja")
+        );
         let long = "a".repeat(201);
         for name in [
             "",
@@ -295,6 +312,11 @@ mod tests {
             "/a",
             "a/b",
             "../a",
+            "additional_chat_templates/a",
+            "additional_chat_templates/.jinja",
+            "additional_chat_templates/../a.jinja",
+            "additional_chat_templates/a/b.jinja",
+            "x/additional_chat_templates/a.jinja",
             "a\\b",
             "a\0",
             "a\nb",
@@ -315,7 +337,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_accepted_is_one_plain_component(text in "\\PC{0,40}|[a-zA-Z0-9./\\\\:_-]{0,80}") {
+        fn what_is_accepted_is_one_plain_component(
+            text in "\\PC{0,40}|[a-zA-Z0-9./\\\\:_-]{0,80}|additional_chat_templates/[a-zA-Z0-9./\\\\:_-]{0,40}",
+        ) {
             let names = [
                 FileName::parse(&text).map(|name| name.0),
                 Commit::parse(&text).map(|commit| commit.0),
@@ -323,6 +347,7 @@ mod tests {
                 ModelName::parse(&text).map(|name| name.folder()),
             ];
             for name in names.into_iter().flatten() {
+                let name = name.strip_prefix(TEMPLATES).unwrap_or(&name).to_string();
                 let path = std::path::Path::new(&name);
                 let components: Vec<_> = path.components().collect();
                 prop_assert_eq!(components, [std::path::Component::Normal(name.as_ref())]);

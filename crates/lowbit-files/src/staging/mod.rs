@@ -223,6 +223,9 @@ fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError
         let entry = entry.map_err(FileError::io(output))?;
         if entry.file_type().map_err(FileError::io(output))?.is_dir() {
             let name = entry.file_name();
+            if name == crate::chat::named::FOLDER && has_only_templates(&entry.path())? {
+                continue;
+            }
             let problem = format!(
                 "holds a folder, {}, and is not replaced: remove it first",
                 crate::shown(name.display())
@@ -235,6 +238,17 @@ fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError
         true => Ok(()),
         false => Err(refuse(output, "holds no config.json, so it is no checkpoint, and is not replaced")),
     }
+}
+
+/// Whether all that `folder` holds are chat templates, as checkpoints have them.
+fn has_only_templates(folder: &Path) -> Result<bool, FileError> {
+    for entry in std::fs::read_dir(folder).map_err(FileError::io(folder))? {
+        let path = entry.map_err(FileError::io(folder))?.path();
+        if path.is_dir() || path.extension().is_none_or(|end| end != "jinja") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Makes the folders that `folder`'s path lacks, and returns them.

@@ -173,6 +173,13 @@ fn only_checkpoints_are_replaced() {
     fill(&output, "old");
     std::fs::create_dir(output.join("photos")).unwrap();
     refused("holds a folder, photos");
+    std::fs::remove_dir(output.join("photos")).unwrap();
+    let templates = output.join("additional_chat_templates");
+    std::fs::create_dir(&templates).unwrap();
+    std::fs::write(templates.join("tool_use.jinja"), "").unwrap();
+    drop(Staged::directory(&output, Existing::Replace(Content::CHECKPOINT)).unwrap());
+    std::fs::write(templates.join("letter.txt"), "").unwrap();
+    refused("holds a folder, additional_chat_templates");
     for none in [".", "..", "/", "a/..", ""] {
         let message = Staged::directory(Path::new(none), Existing::Replace(Content::CHECKPOINT))
             .unwrap_err()

@@ -1,8 +1,9 @@
 //! The tokenizers crate, wrapped: its panics become errors, and its work has a time limit.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
-use tokenizers::{Decoder, Model};
+use tokenizers::{AddedToken, Decoder, Model};
 
 use super::guard::{guarded, guarded_encoding};
 use super::steps::Inner;
@@ -11,6 +12,8 @@ use crate::FileError;
 /// A tokenizer that was checked, and is not changed any more.
 pub(super) struct Engine {
     inner: Inner,
+    /// The same without an eye for special tokens, where it was asked for.
+    as_text: OnceLock<Inner>,
     /// Where it came from, for errors.
     file: Box<Path>,
     tokens: usize,
@@ -26,7 +29,8 @@ impl Engine {
             let model = inner.get_model();
             let added = inner.get_added_vocabulary().get_vocab().keys();
             let added = added.filter(|token| model.token_to_id(token).is_none()).count();
-            Ok(Self { tokens: model.get_vocab_size() + added, inner, file: file.into() })
+            let tokens = model.get_vocab_size() + added;
+            Ok(Self { tokens, inner, as_text: OnceLock::new(), file: file.into() })
         })
     }
 
@@ -35,9 +39,23 @@ impl Engine {
     }
 
     pub(super) fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
+        self.encode_with(&self.inner, text, add_special)
+    }
+
+    /// As [`Self::encode`], but special tokens that are spelled in the text are text.
+    pub(super) fn encode_as_text(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
+        let inner = self.as_text.get_or_init(|| {
+            let mut inner = self.inner.clone();
+            inner.set_encode_special_tokens(true);
+            inner
+        });
+        self.encode_with(inner, text, add_special)
+    }
+
+    fn encode_with(&self, inner: &Inner, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
         let error = |error| FileError::tokenizer(&self.file, error);
         guarded_encoding(&self.file, text.len(), || {
-            let encoding = self.inner.encode_fast(text, add_special).map_err(error)?;
+            let encoding = inner.encode_fast(text, add_special).map_err(error)?;
             Ok(encoding.get_ids().to_vec())
         })
     }
@@ -73,5 +91,10 @@ impl Engine {
 
     pub(super) fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// The tokens that are found in a text before it is cut, with their ids, in no order.
+    pub(super) fn added_tokens(&self) -> impl Iterator<Item = (u32, &AddedToken)> {
+        self.inner.get_added_vocabulary().get_added_tokens_decoder().iter().map(|(&id, token)| (id, token))
     }
 }

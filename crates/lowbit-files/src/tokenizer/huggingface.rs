@@ -1,31 +1,51 @@
-//! tokenizer.json, and the names of special tokens in tokenizer_config.json.
+//! A directory's tokenizer: tokenizer.json, and what the files beside it say of tokens.
 
 use std::path::Path;
 
-use serde_json::Value;
-
+use super::declared::Declared;
 use super::engine::Engine;
 use super::{SpecialTokens, Tokenizer, json};
-use crate::checkpoint::mismatch;
 use crate::{Checkpoint, FileError, shown};
 
 const TOKENIZER: &str = "tokenizer.json";
 
+/// All of it: what runs, and what is written in other formats.
+pub(super) struct Directory {
+    pub engine: Engine,
+    /// The content of tokenizer.json.
+    pub bytes: Vec<u8>,
+    pub declared: Declared,
+}
+
+impl Directory {
+    pub(super) fn read(checkpoint: &Checkpoint) -> Result<Self, FileError> {
+        let path = checkpoint.path().join(TOKENIZER);
+        if !path.exists() {
+            return Err(FileError::tokenizer(&path, missing(checkpoint.path())));
+        }
+        let bytes = crate::read::read(&path, crate::read::limit::TOKENIZER)?;
+        let declared = Declared::read(checkpoint)?;
+        let engine = Engine::load(&path, || {
+            let mut inner = json::load(&path, &bytes)?;
+            declared.add_to(&mut inner).map_err(|error| FileError::tokenizer(&path, error))?;
+            Ok(inner)
+        })?;
+        Ok(Self { engine, bytes, declared })
+    }
+
+    /// The id of the special token `name`, such as `bos_token`.
+    pub(super) fn special_id(&self, name: &str) -> Option<u32> {
+        self.declared.special(name).and_then(|token| self.engine.id(token))
+    }
+}
+
 pub(super) fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, FileError> {
-    let path = checkpoint.path().join(TOKENIZER);
-    if !path.exists() {
-        return Err(FileError::tokenizer(&path, missing(checkpoint.path())));
-    }
-    let bytes = crate::read::read(&path, crate::read::limit::TOKENIZER)?;
-    let engine = Engine::load(&path, || json::load(&path, &bytes))?;
-    let mut special =
-        SpecialTokens { eos_ids: checkpoint.generation_config()?.eos_token_ids, ..Default::default() };
-    if let Some((file, config)) = checkpoint.json("tokenizer_config.json")? {
-        let id = |key| Ok(special_token(&file, &config, key)?.and_then(|token| engine.id(&token)));
-        special.bos = id("bos_token")?;
-        special.eos = id("eos_token")?;
-    }
-    Ok(Tokenizer::new(engine, special))
+    let directory = Directory::read(checkpoint)?;
+    let [bos, eos] = ["bos_token", "eos_token"].map(|name| directory.special_id(name));
+    let mut eos_ids = checkpoint.generation_config()?.eos_token_ids;
+    eos_ids.extend(eos);
+    let special = SpecialTokens { bos, eos, eos_ids, ..Default::default() };
+    Ok(Tokenizer::new(directory.engine, special))
 }
 
 /// What a folder without tokenizer.json has instead, and what to do about it.
@@ -51,15 +71,5 @@ fn missing(folder: &Path) -> String {
         format!("it is missing; {} (tiktoken) is not read: {convert}", shown(name))
     } else {
         "it is missing: copy it from the model's repository".into()
-    }
-}
-
-/// The spelling of the special token `key`: a string, or an object with `content`.
-pub(crate) fn special_token(file: &Path, config: &Value, key: &str) -> Result<Option<String>, FileError> {
-    let Some(value) = config.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
-    let content = value.get("content").unwrap_or(value);
-    match content.as_str() {
-        Some(token) => Ok(Some(token.into())),
-        None => Err(mismatch(file, key, "a token", value)),
     }
 }

@@ -1,5 +1,8 @@
 //! Text to token ids and back.
 
+mod declared;
+#[cfg(test)]
+mod directory_tests;
 mod engine;
 mod gguf;
 mod guard;
@@ -18,7 +21,7 @@ use self::engine::Engine;
 use crate::gguf::{self as gguf_format, Metadata};
 use crate::{Checkpoint, Companion, FileError};
 
-pub(crate) use huggingface::special_token;
+pub(crate) use declared::Declared;
 pub use stream::TokenStream;
 
 /// A checkpoint's tokenizer. Clones share it.
@@ -26,6 +29,15 @@ pub use stream::TokenStream;
 pub struct Tokenizer {
     engine: Arc<Engine>,
     special: SpecialTokens,
+}
+
+/// A tokenizer and its chat templates as GGUF has them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GgufTokenizer {
+    /// Metadata, by key.
+    pub entries: Vec<(String, gguf_format::Value)>,
+    /// What the directory has that GGUF has no place for, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// The ids of tokens with a meaning of their own.
@@ -40,6 +52,8 @@ pub struct SpecialTokens {
     /// What [`Tokenizer::encode`] puts around a text, where the tokenizer itself does not.
     before: Option<u32>,
     after: Option<u32>,
+    /// Whether it puts them around chats, too.
+    around_chats: bool,
 }
 
 impl Tokenizer {
@@ -63,15 +77,12 @@ impl Tokenizer {
     }
 
     /// The tokenizer and chat template of the directory `checkpoint` as GGUF's `tokenizer.*`, for a model with `vocab_size`
-    /// embeddings.
+    /// embeddings: the tokens and templates that running the directory has.
     ///
     /// # Errors
     /// [`FileError::Tokenizer`] for what GGUF has no name for: a tokenizer that is no byte-level BPE, or one that cuts text
     /// in a way that no value of `tokenizer.ggml.pre` stands for.
-    pub fn gguf_entries(
-        checkpoint: &Checkpoint,
-        vocab_size: usize,
-    ) -> Result<Vec<(String, gguf_format::Value)>, FileError> {
+    pub fn gguf_entries(checkpoint: &Checkpoint, vocab_size: usize) -> Result<GgufTokenizer, FileError> {
         gguf::entries(checkpoint, vocab_size)
     }
 
@@ -98,7 +109,6 @@ impl Tokenizer {
     }
 
     fn new(engine: Engine, mut special: SpecialTokens) -> Self {
-        special.eos_ids.extend(special.eos);
         special.eos_ids.sort_unstable();
         special.eos_ids.dedup();
         Self { engine: Arc::new(engine), special }
@@ -111,11 +121,38 @@ impl Tokenizer {
     /// [`FileError::Tokenizer`] when the tokenizer has no token for a part of the text, or would not
     /// terminate.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
-        let ids = self.engine.encode(text, add_special)?;
+        Ok(self.around(self.engine.encode(text, add_special)?, add_special))
+    }
+
+    fn around(&self, ids: Vec<u32>, add_special: bool) -> Vec<u32> {
         let SpecialTokens { before, after, .. } = self.special;
         let before = before.filter(|_| add_special);
         let after = after.filter(|_| add_special);
-        Ok(before.into_iter().chain(ids).chain(after).collect())
+        before.into_iter().chain(ids).chain(after).collect()
+    }
+
+    /// The ids of `text`, which a chat template made: as transformers has it for a directory, without tokens around it; as llama.cpp's
+    /// server has it for GGUF, with those that the file wants around every text, once, even if the template wrote them.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_chat(&self, text: &str) -> Result<Vec<u32>, FileError> {
+        if !self.special.around_chats {
+            return self.encode(text, false);
+        }
+        let spelling = |id: Option<u32>| id.and_then(|id| self.token(id)).unwrap_or_default();
+        let text = text.strip_prefix(&spelling(self.special.before)).unwrap_or(text);
+        let text = text.strip_suffix(&spelling(self.special.after)).unwrap_or(text);
+        self.encode(text, true)
+    }
+
+    /// The ids of `text` where special tokens that are spelled in it are text like any other; `add_special` is as in
+    /// [`Self::encode`]. Added tokens that are not special are recognised.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_as_text(&self, text: &str, add_special: bool) -> Result<Vec<u32>, FileError> {
+        Ok(self.around(self.engine.encode_as_text(text, add_special)?, add_special))
     }
 
     /// The text of `ids`, special tokens as they are spelled. An id without a token has no text: a model may have more rows

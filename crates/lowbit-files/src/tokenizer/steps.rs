@@ -29,6 +29,7 @@ const BACKTRACKS: usize = 1_000_000;
 const WHITE_SPACE: &str = r"|\s+(?!\S)|\s+";
 
 /// A regular expression, where the crate's takes its failure for the end of the text.
+#[derive(Clone)]
 pub(super) enum Matcher {
     /// What is before [`WHITE_SPACE`] in the pattern, and `\s+`: without look-ahead, they need not step back, which takes
     /// memory for each character and fails on a million spaces.
@@ -106,6 +107,7 @@ impl Pattern for &Matcher {
 }
 
 /// A step that changes the text.
+#[derive(Clone)]
 pub(super) enum Normalize {
     Sequence(Vec<Normalize>),
     Replace(Matcher, String),
@@ -130,6 +132,7 @@ impl<N: Into<NormalizerWrapper>> From<N> for Normalize {
 }
 
 /// A step that cuts the text into words.
+#[derive(Clone)]
 pub(super) enum PreTokenize {
     Sequence(Vec<PreTokenize>),
     /// A space before each part that does not start with one.
@@ -176,6 +179,7 @@ impl<P: Into<PreTokenizerWrapper>> From<P> for PreTokenize {
 }
 
 /// A model that looks at the time before each word.
+#[derive(Clone)]
 pub(super) struct TimedModel(pub(super) ModelWrapper);
 
 impl Model for TimedModel {

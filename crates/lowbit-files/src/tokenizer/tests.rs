@@ -137,6 +137,117 @@ fn special_tokens_come_from_the_metadata() {
     assert_eq!((ids.first(), ids.last()), (Some(&1), Some(&2)));
 }
 
+fn flag(metadata: &Metadata, name: &str) -> Metadata {
+    with(metadata, &format!("tokenizer.ggml.{name}"), Some(Value::Bool(true)))
+}
+
+/// As llama.cpp's server has it: what the template wrote of it goes first.
+#[test]
+fn a_gguf_chat_has_bos_once_and_a_directorys_what_its_template_writes() {
+    let metadata = flag(&metadata("sentencepiece.gguf"), "add_bos_token");
+    let gguf = Tokenizer::from_gguf(&metadata).unwrap();
+    let text = gguf.encode("a b", false).unwrap();
+    let around = |before: &[u32], after: &[u32]| [before, &text, after].concat();
+    assert_eq!(gguf.encode_chat("a b").unwrap(), around(&[1], &[]));
+    assert_eq!(gguf.encode_chat("<s>a b").unwrap(), around(&[1], &[]));
+    let both = Tokenizer::from_gguf(&flag(&metadata, "add_eos_token")).unwrap();
+    assert_eq!(both.encode_chat("a b").unwrap(), around(&[1], &[2]));
+    assert_eq!(both.encode_chat("<s>a b</s>").unwrap(), around(&[1], &[2]));
+    let none = with(&metadata, "tokenizer.ggml.add_bos_token", Some(Value::Bool(false)));
+    let none = Tokenizer::from_gguf(&none).unwrap();
+    assert_eq!(none.encode_chat("a b").unwrap(), text);
+    assert_eq!(none.encode_chat("<s>a b").unwrap(), none.encode("<s>a b", false).unwrap());
+    let directory = huggingface();
+    assert!(directory.adds_bos());
+    for text in ["a b", "<s>a b"] {
+        assert_eq!(directory.encode_chat(text).unwrap(), directory.encode(text, false).unwrap());
+    }
+}
+
+#[test]
+fn special_tokens_may_be_text() {
+    for tokenizer in [byte_level("llama-bpe"), huggingface()] {
+        let end = tokenizer.id("</s>").unwrap();
+        assert!(tokenizer.is_special(end));
+        let text = "a</s>b";
+        assert!(tokenizer.encode(text, true).unwrap().contains(&end));
+        let ids = tokenizer.encode_as_text(text, true).unwrap();
+        assert!(!ids.contains(&end), "{ids:?}");
+        assert_eq!(ids.first().copied(), tokenizer.bos());
+        assert_eq!(tokenizer.decode(&ids[1..]).unwrap(), text);
+        // Of text without such tokens the ids are the same.
+        assert_eq!(tokenizer.encode_as_text("a b", true).unwrap(), tokenizer.encode("a b", true).unwrap());
+    }
+    // A token that is not special is one in text, too.
+    let directory = huggingface();
+    let think = directory.id("<think>").unwrap();
+    assert!(directory.encode_as_text("a<think>", false).unwrap().contains(&think));
+}
+
+/// A vocabulary of llama.cpp's kind with these tokens behind its own, all of them normal.
+fn with_tokens(names: &[&str]) -> Metadata {
+    let metadata = metadata("byte_level.gguf");
+    let tokens: &[String] = metadata.get("tokenizer.ggml.tokens").unwrap();
+    let kinds: Vec<i32> = metadata.get("tokenizer.ggml.token_type").unwrap();
+    let known = |name: &&&str| !tokens.iter().any(|token| token == *name);
+    let names: Vec<String> = names.iter().filter(known).map(|name| name.to_string()).collect();
+    let kinds = [&kinds[..], &vec![1; names.len()]].concat();
+    let more = with(
+        &metadata,
+        "tokenizer.ggml.tokens",
+        Some(Value::Array(Array::String([tokens, &names].concat()))),
+    );
+    with(&more, "tokenizer.ggml.token_type", Some(Value::Array(Array::I32(kinds))))
+}
+
+/// Names and sets are those of llama.cpp's `llama-vocab.cpp`.
+#[test]
+fn tokens_that_end_a_text_are_known_by_their_spelling() {
+    let ends = |metadata: &Metadata| {
+        let tokenizer = Tokenizer::from_gguf(metadata).unwrap();
+        let named = |id: &u32| (tokenizer.token(*id).unwrap(), tokenizer.is_special(*id));
+        tokenizer.eos_ids().iter().map(named).collect::<Vec<_>>()
+    };
+    let own = ends(&metadata("byte_level.gguf"));
+    let more = |names: &[&str]| {
+        let ends = ends(&with_tokens(names));
+        let new = ends.into_iter().filter(|end| !own.contains(end));
+        new.map(|(name, special)| format!("{name}{}", if special { "" } else { " as text" }))
+            .collect::<Vec<_>>()
+    };
+    for name in [
+        "<|return|>",
+        "<|end|>",
+        "[EOS]",
+        "<eos>",
+        "<turn|>",
+        "[e~[",
+        "<end_of_utterance>",
+        "<|fim_pad|>",
+        "<reponame>",
+    ] {
+        assert_eq!(more(&["x", name]), [name]);
+    }
+    // The first spelling alone stands for what fills; a middle ends nothing.
+    assert_eq!(
+        more(&["<PAD>", "<fim_pad>", "<|fim_middle|>", "<|file_sep|>"]),
+        ["<fim_pad>", "<|file_sep|>"]
+    );
+    assert_eq!(more(&["<|end|>", "<|return|>", "<|call|>"]), ["<|return|>", "<|call|>"]);
+    let harmony =
+        Tokenizer::from_gguf(&with_tokens(&["<|end|>", "<|return|>", "<|call|>", "<|channel|>"])).unwrap();
+    assert!(["<|end|>", "<|channel|>"].iter().all(|token| !harmony.is_special(harmony.id(token).unwrap())));
+    let end = harmony.id("</s>").unwrap();
+    let gemma = Tokenizer::from_gguf(&with_tokens(&["<|tool_response>"])).unwrap();
+    assert!(!gemma.is_special(end) && gemma.is_special(gemma.id("<|tool_response>").unwrap()));
+    // A key names another one.
+    let named = with(&with_tokens(&["<|fim_pad|>"]), "tokenizer.ggml.fim_pad_token_id", Some(Value::U32(7)));
+    let tokenizer = Tokenizer::from_gguf(&named).unwrap();
+    assert!(tokenizer.eos_ids().contains(&7) && !tokenizer.is_special(tokenizer.id("<|fim_pad|>").unwrap()));
+    let none = with(&named, "tokenizer.ggml.fim_pad_token_id", Some(Value::U32(9999)));
+    assert!(Tokenizer::from_gguf(&none).unwrap().is_special(tokenizer.id("<|fim_pad|>").unwrap()));
+}
+
 #[test]
 fn decoding_undoes_encoding() {
     for tokenizer in [byte_level("qwen35"), sentencepiece(), huggingface()] {

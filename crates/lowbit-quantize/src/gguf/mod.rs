@@ -144,6 +144,7 @@ struct Plan<'a> {
     metadata: Metadata,
     jobs: Vec<Job>,
     fallbacks: Vec<Fallback>,
+    warnings: Vec<String>,
 }
 
 impl<'a> Plan<'a> {
@@ -152,15 +153,16 @@ impl<'a> Plan<'a> {
         output_path::check_all(checkpoint, output, options.replace)?;
         let config = Config::new(checkpoint)?;
         let architecture = arch::find(&config)?;
+        let mut warnings = vec![];
         let (planned, metadata) = match checkpoint.metadata() {
             Some(metadata) => (carried_over(checkpoint)?, metadata.clone()),
             None => {
                 config.check()?;
-                from_directory(checkpoint, &config, architecture)?
+                from_directory(checkpoint, &config, architecture, &mut warnings)?
             }
         };
         let (jobs, fallbacks) = choose(planned, &metadata, options)?;
-        Ok(Self { options, metadata, jobs, fallbacks })
+        Ok(Self { options, metadata, jobs, fallbacks, warnings })
     }
 
     /// The place where it is written before it gets its name.
@@ -189,7 +191,8 @@ impl<'a> Plan<'a> {
             writer.entry(&key, value)?;
         }
         let summary = write(&self.jobs, writer, staged, learned, progress)?;
-        Ok(Summary { fallbacks: self.fallbacks.clone(), ..summary })
+        let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
+        Ok(Summary { fallbacks, warnings, ..summary })
     }
 }
 
@@ -268,11 +271,12 @@ fn carried_over(checkpoint: &Checkpoint) -> Result<Vec<Planned>, QuantizeError> 
     Ok(planned)
 }
 
-/// A directory's tensors and metadata, its tokenizer's among them.
+/// A directory's tensors and metadata, its tokenizer's among them; what is left out goes to `warnings`.
 fn from_directory(
     checkpoint: &Checkpoint,
     config: &Config<'_>,
     architecture: &Architecture,
+    warnings: &mut Vec<String>,
 ) -> Result<(Vec<Planned>, Metadata), QuantizeError> {
     let planned = convert::tensors(checkpoint, config, architecture)?;
     let mut metadata = metadata::metadata(checkpoint, config, architecture, &planned)?;
@@ -283,7 +287,9 @@ fn from_directory(
         let (got, want) = (format!("[{vocab_size}, {hidden_size}]"), format!("the embedding is {shape:?}"));
         return Err(config.refuse("[vocab_size, hidden_size]", &got, &want).into());
     }
-    for (key, value) in Tokenizer::gguf_entries(checkpoint, vocab_size)? {
+    let tokenizer = Tokenizer::gguf_entries(checkpoint, vocab_size)?;
+    warnings.extend(tokenizer.warnings);
+    for (key, value) in tokenizer.entries {
         metadata.insert(key, value)?;
     }
     Ok((planned, metadata))

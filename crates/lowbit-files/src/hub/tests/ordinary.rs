@@ -134,6 +134,9 @@ fn only_what_is_needed_is_downloaded_and_cached() {
         ("README.md", "read me"),
         ("config.json", "{\"model_type\": \"x\"}"),
         ("tokenizer.json", "{ }"),
+        ("special_tokens_map.json", "{  }"),
+        ("additional_chat_templates/tool_use.jinja", "{{ tools }}"),
+        ("additional_chat_templates/notes.txt", "notes"),
         (INDEX, TWO),
         PARTS[0],
         PARTS[1],
@@ -152,7 +155,16 @@ fn only_what_is_needed_is_downloaded_and_cached() {
             }
         };
         let path = sandbox.hub(&endpoint).resolve("org/name", &mut progress).unwrap();
-        let wanted = ["config.json", PARTS[0].0, PARTS[1].0, INDEX, "tokenizer.json"];
+        let template = "additional_chat_templates/tool_use.jinja";
+        let wanted = [
+            "config.json",
+            PARTS[0].0,
+            PARTS[1].0,
+            INDEX,
+            "tokenizer.json",
+            "special_tokens_map.json",
+            template,
+        ];
         let mut tree = vec!["victim".to_string(), "cache/models--org--name/refs/main".into()];
         for name in wanted {
             let content = &all.iter().find(|(known, _)| *known == name).unwrap().1;
@@ -161,7 +173,8 @@ fn only_what_is_needed_is_downloaded_and_cached() {
             let lfs = name.contains("safetensors");
             let blob = if lfs { sha256(content) } else { git(content) };
             tree.push(format!("cache/models--org--name/blobs/{blob}"));
-            tree.push(format!("cache/models--org--name/snapshots/{COMMIT}/{name} -> ../../blobs/{blob}"));
+            let up = if name == template { "../../.." } else { "../.." };
+            tree.push(format!("cache/models--org--name/snapshots/{COMMIT}/{name} -> {up}/blobs/{blob}"));
         }
         tree.sort();
         if cfg!(unix) {

@@ -39,6 +39,25 @@ fn folders_that_are_links_are_not_written_to() {
 }
 
 #[test]
+fn a_folder_of_templates_that_is_a_link_is_not_written_to() {
+    let sandbox = Sandbox::new();
+    let snapshot = sandbox.repository().join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(sandbox.path("cache/models--org--other")).unwrap();
+    let elsewhere = sandbox.path("cache/models--org--other");
+    symlink(&elsewhere, snapshot.join("additional_chat_templates")).unwrap();
+    let mut all = small();
+    all.extend(files(&[("additional_chat_templates/x.jinja", "x")]));
+    let (endpoint, _) = serve(move |asked| honest(&all, asked));
+    let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
+    assert!(
+        message.contains("additional_chat_templates: should be a folder of the cache, but is a link"),
+        "{message}"
+    );
+    assert_eq!(std::fs::read_dir(elsewhere).unwrap().count(), 0);
+}
+
+#[test]
 fn links_in_the_place_of_files_are_replaced() {
     let blob = sha256(b"weights");
     for file in ["refs/main".into(), format!("blobs/{blob}"), format!("blobs/{blob}.incomplete")] {

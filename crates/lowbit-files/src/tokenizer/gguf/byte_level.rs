@@ -161,6 +161,11 @@ pub(super) fn pre_name(patterns: &[String], whole_words: bool) -> Option<&'stati
     pre.names.first().copied()
 }
 
+/// Whether a text starts with bos where the metadata does not say, with this value of `tokenizer.ggml.pre`.
+pub(super) fn adds_bos(name: &str) -> bool {
+    PRES.iter().any(|pre| pre.add_bos && pre.names.contains(&name))
+}
+
 /// The values of `tokenizer.ggml.pre` that are known.
 pub(in crate::tokenizer) fn pre_names() -> impl Iterator<Item = &'static str> {
     PRES.iter().flat_map(|pre| pre.names).copied()

@@ -4,15 +4,14 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::{Kind, Vocabulary, byte_level, sentencepiece};
-use crate::gguf::{Metadata, Value};
+use crate::chat::named::{self, Named};
+use crate::gguf::Metadata;
 use crate::tokenizer::{SpecialTokens, Tokenizer};
-use crate::{Companion, FileError, shown};
+use crate::{ChatTemplate, Companion, FileError};
 
 /// Special tokens that have no default, as GGUF and tokenizer_config.json call them.
 const NAMED: [(&str, &str); 4] =
     [("padding", "pad_token"), ("seperator", "sep_token"), ("cls", "cls_token"), ("mask", "mask_token")];
-
-const TEMPLATE: &str = "tokenizer.chat_template";
 
 /// What a kind of tokenizer has in tokenizer.json, without what all have.
 pub(super) struct Description {
@@ -41,8 +40,8 @@ pub(in crate::tokenizer) fn companions(
     let config = settings(&vocabulary, tokenizer.special(), model_max_length)?;
     let config = serde_json::to_vec_pretty(&config).map_err(|error| vocabulary.error(error))?;
     Ok(vec![
-        Companion { name: "tokenizer.json", bytes },
-        Companion { name: "tokenizer_config.json", bytes: config },
+        Companion { name: "tokenizer.json".into(), bytes },
+        Companion { name: "tokenizer_config.json".into(), bytes: config },
     ])
 }
 
@@ -145,28 +144,33 @@ fn settings(
     if let Some(length) = model_max_length {
         settings.insert("model_max_length".into(), length.into());
     }
-    if let Some(template) = chat_template(vocabulary.metadata)? {
+    if let Some(template) = chat_template(vocabulary, special)? {
         settings.insert("chat_template".into(), template);
     }
     Ok(Json::Object(settings))
 }
 
-/// A template, or a list of named ones where there are several: `tokenizer.chat_template.NAME`.
-fn chat_template(metadata: &Metadata) -> Result<Option<Json>, FileError> {
-    let default = metadata.find::<&str>(TEMPLATE)?;
-    let mut list: Vec<_> =
-        default.iter().map(|template| json!({ "name": "default", "template": template })).collect();
-    for (key, value) in metadata.iter() {
-        let Some(name) = key.strip_prefix(TEMPLATE).and_then(|rest| rest.strip_prefix('.')) else { continue };
-        let Value::String(template) = value else {
-            let problem = format!("{} is {}, but a string is wanted", shown(key), value.describe());
-            return Err(FileError::tokenizer(metadata.file(), problem));
-        };
-        list.push(json!({ "name": name, "template": template }));
+/// A template, or a list of named ones where there are several.
+fn chat_template(vocabulary: &Vocabulary<'_>, special: &SpecialTokens) -> Result<Option<Json>, FileError> {
+    let mut templates = named::of_gguf(vocabulary.metadata)?;
+    if let Some(bos) = special.before {
+        let bos = &vocabulary.tokens[bos as usize];
+        templates.iter_mut().for_each(|template| write_bos(template, bos));
     }
-    Ok(match (default, list.len()) {
-        (_, 0) => None,
-        (Some(default), 1) => Some(default.into()),
-        _ => Some(list.into()),
+    Ok(match &templates[..] {
+        [] => None,
+        [only] if only.name == named::DEFAULT => Some(only.source.as_str().into()),
+        _ => {
+            let entry = |template: &Named| json!({ "name": template.name, "template": template.source });
+            Some(templates.iter().map(entry).collect())
+        }
     })
+}
+
+/// llama.cpp puts bos before every chat; transformers and mlx-lm, where the template does.
+fn write_bos(template: &mut Named, bos: &str) {
+    let Ok(parsed) = ChatTemplate::new(&template.source, &template.file) else { return };
+    if parsed.with("bos_token", bos).begins_with(bos) == Some(false) {
+        template.source.insert_str(0, "{{ bos_token }}");
+    }
 }

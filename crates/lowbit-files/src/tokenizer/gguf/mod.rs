@@ -3,6 +3,7 @@
 //! Source: llama.cpp's `llama-vocab.cpp`, autumn 2026.
 
 mod byte_level;
+mod ends;
 mod export;
 mod sentencepiece;
 mod write;
@@ -48,7 +49,8 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
 
     let bos = vocabulary.special_id("bos")?.or(defaults.bos);
     let eos = vocabulary.special_id("eos")?.or(defaults.eos);
-    let mut special = SpecialTokens { bos, eos, eos_ids: vocabulary.end_ids()?, ..Default::default() };
+    let eos_ids = vocabulary.ends.clone();
+    let mut special = SpecialTokens { bos, eos, eos_ids, around_chats: true, ..Default::default() };
     if metadata.find("tokenizer.ggml.add_bos_token")?.unwrap_or(defaults.add_bos) {
         special.before =
             Some(bos.ok_or_else(|| vocabulary.error("add_bos_token is set, but there is no bos"))?);
@@ -92,25 +94,14 @@ impl Kind {
     }
 }
 
-/// Tokens that end a turn, whatever the metadata calls them: converters often leave out eot.
-const ENDS: [&str; 9] = [
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
-    "<end_of_turn>",
-    "<EOT>",
-    "<｜end▁of▁sentence｜>",
-];
-
 /// The tokens, checked against each other.
 struct Vocabulary<'a> {
     metadata: &'a Metadata,
     tokens: Vec<String>,
     kinds: Vec<Kind>,
     ids: HashMap<String, u32>,
+    /// Those that end a text or a turn.
+    ends: Vec<u32>,
 }
 
 impl<'a> Vocabulary<'a> {
@@ -151,12 +142,9 @@ impl<'a> Vocabulary<'a> {
                 })
                 .collect::<Result<_, _>>()?,
         };
-        let mut vocabulary = Self { metadata, tokens, kinds, ids };
-        for end in ENDS {
-            if let Some(&id) = vocabulary.ids.get(end) {
-                vocabulary.kinds[id as usize] = Kind::Control;
-            }
-        }
+        let mut vocabulary = Self { metadata, tokens, kinds, ids, ends: vec![] };
+        let eos = vocabulary.special_id("eos")?.or(sentencepiece::default_eos(&vocabulary)?);
+        vocabulary.ends = vocabulary.find_ends(eos)?;
         Ok(vocabulary)
     }
 
@@ -177,14 +165,6 @@ impl<'a> Vocabulary<'a> {
             }
             id => Ok(id),
         }
-    }
-
-    fn end_ids(&self) -> Result<Vec<u32>, FileError> {
-        let mut ids: Vec<u32> = ENDS.iter().filter_map(|end| self.id(end)).collect();
-        for name in ["eot", "eom"] {
-            ids.extend(self.special_id(name)?);
-        }
-        Ok(ids)
     }
 
     fn added_tokens(&self, choose: impl Fn(Kind) -> bool, special: bool) -> impl Iterator<Item = AddedToken> {

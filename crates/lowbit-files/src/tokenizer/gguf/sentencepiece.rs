@@ -22,8 +22,10 @@ const LONGEST: usize = 1024;
 
 const SPACE: &str = "\u{2581}";
 
+const EOS: u32 = 2;
+
 pub(super) fn build(vocabulary: &Vocabulary<'_>, defaults: &mut Defaults) -> Result<Inner, FileError> {
-    *defaults = Defaults { bos: Some(1), eos: Some(2), add_bos: true };
+    *defaults = Defaults { bos: Some(1), eos: Some(EOS), add_bos: true };
     let unknown = unknown(vocabulary)?;
     for byte in 0..=u8::MAX {
         let token = format!("<0x{byte:02X}>");
@@ -71,6 +73,12 @@ pub(super) fn describe(vocabulary: &Vocabulary<'_>) -> Result<Description, FileE
         model: json!({ "unk_token": unknown, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false }),
         merges: merges(vocabulary)?,
     })
+}
+
+/// The token at the end of a text where the metadata names none; `None` for other kinds of tokenizers.
+pub(super) fn default_eos(vocabulary: &Vocabulary<'_>) -> Result<Option<u32>, FileError> {
+    let is_own = vocabulary.metadata.find::<&str>("tokenizer.ggml.model")? == Some("llama");
+    Ok(Some(EOS).filter(|_| is_own && vocabulary.tokens.len() > EOS as usize))
 }
 
 /// The token for what has none.

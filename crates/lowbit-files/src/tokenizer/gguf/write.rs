@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde_json::Value as Json;
+use tokenizers::AddedToken;
 
-use super::{GPT_2, Kind, byte_level};
-use crate::gguf::{Array, Value};
-use crate::read::{limit, read};
+use super::{GPT_2, Kind, Vocabulary, byte_level};
+use crate::chat::named::{self, Named};
+use crate::gguf::{Array, Metadata, Value};
+use crate::tokenizer::GgufTokenizer;
+use crate::tokenizer::huggingface::Directory;
 use crate::tokenizer::limit::TOKENS as MOST_TOKENS;
-use crate::tokenizer::{Tokenizer, special_token};
-use crate::{Checkpoint, FileError, shown};
+use crate::{ChatTemplate, Checkpoint, FileError, shown};
 
 /// Special tokens, as tokenizer_config.json and config.json call them, and as GGUF does (with its spelling).
 const SPECIAL: [(&str, &str); 7] = [
@@ -30,27 +32,31 @@ const SPECIAL: [(&str, &str); 7] = [
 pub(in crate::tokenizer) fn entries(
     checkpoint: &Checkpoint,
     vocab_size: usize,
-) -> Result<Vec<(String, Value)>, FileError> {
+) -> Result<GgufTokenizer, FileError> {
     // Checks all of the file.
-    Tokenizer::from_checkpoint(checkpoint)?;
-    let file = checkpoint.path().join("tokenizer.json");
-    let json = serde_json::from_slice(&read(&file, limit::TOKENIZER)?).map_err(FileError::json(&file))?;
+    let directory = Directory::read(checkpoint)?;
+    let file = directory.engine.file().to_path_buf();
+    let json = serde_json::from_slice(&directory.bytes).map_err(FileError::json(&file))?;
     let settings = checkpoint.json("tokenizer_config.json")?.map_or(Json::Null, |(_, settings)| settings);
-    let mut source = Source { checkpoint, file, json, settings, entries: vec![] };
-    source.vocabulary(vocab_size)?;
-    source.special_tokens(vocab_size)?;
-    source.chat_template()?;
-    Ok(source.entries)
+    let mut source = Source { checkpoint, directory, file, json, settings, made: GgufTokenizer::default() };
+    let pre = source.vocabulary(vocab_size)?;
+    source.special_tokens(vocab_size, pre)?;
+    source.chat_templates()?;
+    source.ends(vocab_size)?;
+    source.bos_of_chats()?;
+    Ok(source.made)
 }
 
 struct Source<'a> {
     checkpoint: &'a Checkpoint,
+    /// The tokenizer as it runs.
+    directory: Directory,
     file: PathBuf,
     /// tokenizer.json.
     json: Json,
     /// tokenizer_config.json.
     settings: Json,
-    entries: Vec<(String, Value)>,
+    made: GgufTokenizer,
 }
 
 impl Source<'_> {
@@ -59,10 +65,15 @@ impl Source<'_> {
     }
 
     fn put(&mut self, key: &str, value: Value) {
-        self.entries.push((format!("tokenizer.{key}"), value));
+        self.made.entries.push((format!("tokenizer.{key}"), value));
     }
 
-    fn vocabulary(&mut self, vocab_size: usize) -> Result<(), FileError> {
+    fn warn(&mut self, problem: impl std::fmt::Display) {
+        self.made.warnings.push(format!("{}: {problem}", shown(self.file.display())));
+    }
+
+    /// Returns the name of how text is cut.
+    fn vocabulary(&mut self, vocab_size: usize) -> Result<&'static str, FileError> {
         if vocab_size > MOST_TOKENS {
             return Err(
                 self.error(format!("{vocab_size} tokens are wanted; at most {MOST_TOKENS} are supported"))
@@ -92,15 +103,19 @@ impl Source<'_> {
         if !merges.is_empty() {
             self.put("ggml.merges", Value::Array(Array::String(merges)));
         }
-        Ok(())
+        Ok(pre)
     }
 
     /// The name of the patterns by which text is cut.
-    fn pre(&self) -> Result<&'static str, FileError> {
+    fn pre(&mut self) -> Result<&'static str, FileError> {
         let normalizer = &self.json["normalizer"];
         let is_nothing = normalizer["normalizers"].as_array().is_some_and(Vec::is_empty);
-        // llama.cpp leaves out NFC, which changes little text.
-        if !(normalizer.is_null() || normalizer["type"] == "NFC" || is_nothing) {
+        if normalizer["type"] == "NFC" {
+            // llama.cpp's converter leaves it out, too: most text is in this form already.
+            self.warn(
+                "normalizer NFC has no counterpart in GGUF: left out, so text that is not in Unicode's NFC gets other tokens",
+            );
+        } else if !(normalizer.is_null() || is_nothing) {
             let kind = shown(&normalizer["type"]).to_string();
             return Err(self.error(format!("normalizer {kind} has no counterpart in GGUF")));
         }
@@ -114,27 +129,44 @@ impl Source<'_> {
     }
 
     /// The tokens and their types, by id. Ids without a token, which a model may have, are made up.
-    fn tokens(&self, vocab_size: usize) -> Result<(Vec<String>, Vec<i32>), FileError> {
+    fn tokens(&mut self, vocab_size: usize) -> Result<(Vec<String>, Vec<i32>), FileError> {
         let mut tokens: Vec<_> = (0..vocab_size).map(|id| format!("[PAD{id}]")).collect();
         let mut kinds = vec![Kind::Unused as i32; vocab_size];
-        let mut set = |token: &str, id: &Json, kind: Kind| {
-            let slot = id.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|&id| id < vocab_size);
+        let mut set = |token: &str, id: Option<u64>, kind: Kind| {
+            let slot = id.and_then(|id| usize::try_from(id).ok()).filter(|&id| id < vocab_size);
             let slot = slot.ok_or_else(|| {
                 let token = shown(token);
+                let id = id.unwrap_or_default();
                 self.error(format!("token {token} has id {id}, but the model has {vocab_size} embeddings"))
             })?;
             (tokens[slot], kinds[slot]) = (token.to_string(), kind as i32);
             Ok::<_, FileError>(())
         };
         for (token, id) in self.json["model"]["vocab"].as_object().into_iter().flatten() {
-            set(token, id, Kind::Normal)?;
+            set(token, id.as_u64(), Kind::Normal)?;
         }
-        for added in self.json["added_tokens"].as_array().into_iter().flatten() {
-            let content = added["content"].as_str().unwrap_or_default();
-            match added["special"] == Json::Bool(true) || looks_special(content) {
-                true => set(content, &added["id"], Kind::Control)?,
-                false => set(&content.replace('\u{2581}', " "), &added["id"], Kind::UserDefined)?,
+        let in_file = |id: u32| {
+            self.json["added_tokens"]
+                .as_array()
+                .is_some_and(|added| added.iter().any(|added| added["id"] == id))
+        };
+        let mut without_embedding = vec![];
+        for (id, AddedToken { content, special, .. }) in self.directory.engine.added_tokens() {
+            // A name for a token that the model does not have, such as pad_token, does no harm until it is written in a text.
+            if id as usize >= vocab_size && !in_file(id) {
+                without_embedding.push((id, shown(content).to_string()));
+                continue;
             }
+            match *special || looks_special(content) {
+                true => set(content, Some(id.into()), Kind::Control)?,
+                false => set(&content.replace('\u{2581}', " "), Some(id.into()), Kind::UserDefined)?,
+            }
+        }
+        without_embedding.sort();
+        for (id, token) in without_embedding {
+            self.warn(format!(
+                "token {token} has id {id}, but the model has {vocab_size} embeddings: left out"
+            ));
         }
         Ok((tokens, kinds))
     }
@@ -151,27 +183,20 @@ impl Source<'_> {
     }
 
     /// The ids of special tokens, and which of them are put around a text.
-    fn special_tokens(&mut self, vocab_size: usize) -> Result<(), FileError> {
-        let file = self.checkpoint.path().join("tokenizer_config.json");
-        let mut named = BTreeMap::new();
-        for (name, _) in SPECIAL {
-            if let Some(token) = special_token(&file, &self.settings, &format!("{name}_token"))? {
-                named.insert(name, token);
-            }
-        }
+    fn special_tokens(&mut self, vocab_size: usize, pre: &str) -> Result<(), FileError> {
+        let spelling = |name: &str| self.directory.declared.special(&format!("{name}_token"));
+        let mut named: BTreeMap<&'static str, String> =
+            SPECIAL.into_iter().filter_map(|(name, _)| Some((name, spelling(name)?.to_string()))).collect();
         let mut around = self.around(&mut named)?;
         let config = self.checkpoint.config()?;
-        let id_of = |token: &String| {
-            let added =
-                self.json["added_tokens"].as_array()?.iter().find(|added| added["content"] == **token)?;
-            added["id"].as_u64()
-        };
+        let has_embedding = |id: &u32| (*id as usize) < vocab_size;
+        let id_of = |token: &String| self.directory.engine.id(token).filter(has_embedding).map(u64::from);
         let in_config = |name: &str| {
             let key = format!("{name}_token_id");
             let id = config.get(&key).filter(|id| !id.is_null());
             id.or_else(|| config.get("text_config")?.get(&key)).and_then(Json::as_u64)
         };
-        // Those of tokenizer_config.json come first.
+        // Those that the tokenizer's own files name come first.
         let mut ids = vec![];
         for (name, key) in SPECIAL {
             ids.extend(named.get(name).and_then(id_of).map(|id| (key, id)));
@@ -180,11 +205,18 @@ impl Source<'_> {
             let known = ids.iter().any(|(other, _)| *other == key);
             ids.extend(in_config(name).filter(|_| !known).map(|id| (key, id)));
         }
-        for (name, _) in SPECIAL {
-            let flag = self.settings[format!("add_{name}_token")].as_bool();
-            if let Some(flag) = flag.filter(|_| !around.iter().any(|(other, _)| *other == name)) {
-                around.push((name, flag));
+        // What tokenizer.json does not put around a text, running it does not either, whatever tokenizer_config.json says.
+        for name in ["bos", "eos"] {
+            let is_said = self.settings[format!("add_{name}_token")].is_boolean();
+            let by_default = name == "bos" && byte_level::adds_bos(pre);
+            if (is_said || by_default) && !around.iter().any(|(other, _)| *other == name) {
+                around.push((name, false));
             }
+        }
+        if let Some(flag) = self.settings["add_sep_token"].as_bool()
+            && !around.iter().any(|(name, _)| *name == "sep")
+        {
+            around.push(("sep", flag));
         }
         for (key, id) in ids {
             match u32::try_from(id) {
@@ -273,27 +305,64 @@ impl Source<'_> {
         Ok(())
     }
 
-    fn chat_template(&mut self) -> Result<(), FileError> {
-        if self.settings.is_null() {
-            return Ok(());
+    /// Gives the tokens that end a text, but are not known by their spelling, the names that are left: `eot` and `eom`.
+    fn ends(&mut self, vocab_size: usize) -> Result<(), FileError> {
+        let mut metadata = Metadata::new(self.file.as_path().into());
+        for (key, value) in &self.made.entries {
+            metadata.insert(key.clone(), value.clone()).map_err(|error| self.error(error))?;
         }
-        let beside = self.checkpoint.path().join("chat_template.jinja");
-        let own = self.settings.get("chat_template").filter(|template| !template.is_null()).cloned();
-        let template = match own {
-            Some(template) => template,
-            None if beside.exists() => {
-                let text = String::from_utf8(read(&beside, limit::TEMPLATE)?);
-                text.map_err(|_| self.error("chat_template.jinja is not UTF-8"))?.into()
+        let known = Vocabulary::new(&metadata)?.ends;
+        let mut ends = self.checkpoint.generation_config()?.eos_token_ids;
+        ends.extend(self.directory.special_id("eos_token"));
+        ends.sort_unstable();
+        ends.dedup();
+        let mut names = ["eot", "eom"].into_iter();
+        for id in ends.into_iter().filter(|id| (*id as usize) < vocab_size && !known.contains(id)) {
+            match names.next() {
+                Some(name) => self.put(&format!("ggml.{name}_token_id"), Value::U32(id)),
+                None => {
+                    self.warn(format!("token {id} ends a text, but GGUF has no name left for it: left out"))
+                }
             }
-            None => match self.checkpoint.json("chat_template.json")? {
-                Some((_, json)) => json["chat_template"].clone(),
-                None => return Ok(()),
-            },
-        };
-        let default = template.as_array().into_iter().flatten().find(|named| named["name"] == "default");
-        let text = template.as_str().or_else(|| default?["template"].as_str()).map(str::to_string);
-        if let Some(text) = text {
-            self.put("chat_template", Value::String(text));
+        }
+        Ok(())
+    }
+
+    /// llama.cpp puts bos before chats, too, where it stands before texts; here only templates do.
+    fn bos_of_chats(&mut self) -> Result<(), FileError> {
+        let Directory { engine, declared, .. } = &self.directory;
+        let first = engine.encode("", true)?.first().copied();
+        if let (Some(bos), Some(template)) =
+            (declared.special("bos_token"), ChatTemplate::from_checkpoint(self.checkpoint)?)
+            && engine.id(bos) == first
+            && template.begins_with(bos) == Some(false)
+        {
+            let bos = shown(bos).to_string();
+            self.warn(format!(
+                "GGUF chats begin with {bos}, as texts do, which the chat template does not write"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The templates that run, under names that are letters, digits and `_`, as those of the converter are.
+    fn chat_templates(&mut self) -> Result<(), FileError> {
+        let mut names: Vec<String> = vec![];
+        for Named { name, source, file } in named::all(self.checkpoint)? {
+            if name == named::DEFAULT {
+                self.put("chat_template", Value::String(source));
+                continue;
+            }
+            let key: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+            if names.contains(&key) || key == named::TOOL_USE && key != name {
+                let problem = format!("template {name} would be called {key} in GGUF, as another one is");
+                return Err(FileError::Template { file, problem });
+            }
+            self.put(&format!("chat_template.{key}"), Value::String(source));
+            names.push(key);
+        }
+        if !names.is_empty() {
+            self.put("chat_templates", Value::Array(Array::String(names)));
         }
         Ok(())
     }
