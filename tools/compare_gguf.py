@@ -73,7 +73,7 @@ def main():
     for model in models:
         converted = options.out / f"{model.name}.gguf"
         if not converted.exists():
-            llama.convert(model, converted, out_type(model), PRE.get(model.name, "gpt-2"))
+            llama.convert(model, converted, out_type(model), PRE.get(model.name, "gpt-2"), mtp=True)
         unlike = [WRONG.get(model.name)]
         for mix in options.mixes:
             ours, theirs = options.out / "ours.gguf", options.out / "theirs.gguf"

@@ -8,6 +8,9 @@ the negative log-likelihood of a text and greedy tokens must agree, or lowbit mu
 Legal is what transformers loads and computes with; other draws are repeated. What lowbit refuses is listed, and drawn
 again, too: each seed stands for one case that both compute. `--only llama/17` runs one. Exits with 1 where a number is
 wrong. Options that a failing case does not need are taken away, unless `--no-reduce` is given.
+
+With `--round-trip` each case that agrees is converted, too: to GGUF, to MLX's layout, and from GGUF to MLX's layout and back. Each
+keeps the likelihood to 1e-6, or is refused before anything is written; the weights are in f32 then.
 """
 
 import argparse
@@ -24,7 +27,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "critical")
 warnings.filterwarnings("ignore")
 
 import transformers  # noqa: E402
-from random_options import check  # noqa: E402
+from random_options import check, round_trip  # noqa: E402
 from random_options.case import BASES  # noqa: E402
 from random_options.draw import draw  # noqa: E402
 from random_options.options import OPTIONS  # noqa: E402
@@ -35,8 +38,9 @@ DRAWS = 100
 class Run:
     """What became of a case."""
 
-    def __init__(self, verdict, changed, expected):
+    def __init__(self, verdict, changed, expected, round_trip=None):
         self.verdict, self.changed, self.expected = verdict, changed, expected
+        self.round_trip = round_trip
 
 
 def attempt(options, architecture: str, seed: str, without: frozenset[str], keep: Path | None = None) -> Run:
@@ -47,9 +51,16 @@ def attempt(options, architecture: str, seed: str, without: frozenset[str], keep
     with tempfile.TemporaryDirectory() as scratch:
         out = keep or Path(scratch) / "checkpoint"
         case, changed = draw(architecture, seed, without)
+        if options.round_trip:
+            round_trip.in_f32(case)
         check.write(case, check.hash_of(seed), out)
         verdict, expected = check.compare(options.lowbit, out, check.text_to_score(seed))
-        return Run(verdict, changed, expected)
+        converted = None
+        if options.round_trip and verdict.kind == "agrees":
+            converted = round_trip.check(options.lowbit, out, out / "text.txt", Path(scratch))
+            if converted.wrong:
+                verdict = check.Verdict("wrong", "; ".join(converted.wrong), verdict.difference)
+        return Run(verdict, changed, expected, converted)
 
 
 def runs_of(options, architecture: str, seed: int, illegal: collections.Counter):
@@ -122,10 +133,29 @@ def report(options, runs) -> bool:
         for name, run in cases:
             if run.verdict.kind == "refused":
                 refusals[run.verdict.text].append(f"{architecture}/{name}")
+    report_round_trips(runs)
     print("refusals:")
     for text, names in sorted(refusals.items(), key=lambda item: -len(item[1])):
         print(f"  {len(names)} x {text}\n      {' '.join(names[:6])}")
     return good
+
+
+def report_round_trips(runs) -> None:
+    trips = [(f"{architecture}/{name}", run.round_trip) for architecture, cases in runs.items() for name, run in cases if run.round_trip]
+    if not trips:
+        return
+    kept = collections.Counter(step for _, trip in trips for step in trip.kept)
+    refused = collections.defaultdict(list)
+    for name, trip in trips:
+        for step, text in trip.refused:
+            refused[step, text].append(name)
+    wrong = [text for _, trip in trips for text in trip.wrong]
+    worst = max(trip.worst for _, trip in trips)
+    unread = sum("unread" in text for text in wrong)
+    print(f"round trips: {len(trips)} checkpoints, {unread} unread, {len(wrong) - unread} that differ, worst difference {worst:.1e}")
+    print("    kept: " + ", ".join(f"{count} {step}" for step, count in kept.items()))
+    for (step, text), names in sorted(refused.items(), key=lambda item: -len(item[1])):
+        print(f"    {len(names)} x {step} refused: {text}\n        {' '.join(names[:6])}")
 
 
 def arguments():
@@ -135,6 +165,7 @@ def arguments():
     parser.add_argument("--architectures", nargs="+", choices=list(BASES), default=list(BASES))
     parser.add_argument("--only", nargs="+", help="cases by name: llama/17")
     parser.add_argument("--without", nargs="+", default=[], choices=list(OPTIONS), help="options to leave alone")
+    parser.add_argument("--round-trip", action="store_true", help="convert each case that agrees, and back")
     parser.add_argument("--no-reduce", action="store_true", help="leave failing cases as they are")
     parser.add_argument("--keep", type=Path, help="a folder for the checkpoints of failing cases")
     return parser.parse_args()

@@ -26,10 +26,11 @@ class LlamaCpp:
     tree: Path
     tools: Path
 
-    def convert(self, checkpoint: Path, out: Path, out_type: str, pre_tokenizer: str) -> None:
-        # Without the multi-token-prediction head, which text inference does not use.
-        has_mtp = "qwen3_next" in (text := (checkpoint / "config.json").read_text()) or "qwen3_5" in text
-        arguments = [str(checkpoint), "--outfile", str(out), "--outtype", out_type] + ["--no-mtp"] * has_mtp
+    def convert(self, checkpoint: Path, out: Path, out_type: str, pre_tokenizer: str, mtp: bool = False) -> None:
+        """With `mtp` as the converter does it by default: with the multi-token-prediction head, where there is one."""
+        hybrid = "qwen3_next" in (text := (checkpoint / "config.json").read_text()) or "qwen3_5" in text
+        without = hybrid and not (mtp and has_mtp(checkpoint))
+        arguments = [str(checkpoint), "--outfile", str(out), "--outtype", out_type] + ["--no-mtp"] * without
         run([sys.executable, "-c", DRIVER, str(self.tree), pre_tokenizer, *arguments])
 
     def quantize(self, source: Path, out: Path, kind: str, *options: str) -> None:
@@ -51,6 +52,15 @@ class LlamaCpp:
             "chunks": chunks,
             "after_chunks_1_to_4": running[:4],
         }
+
+
+def has_mtp(checkpoint: Path) -> bool:
+    """Whether some file's header names such a tensor."""
+    for path in checkpoint.glob("*.safetensors"):
+        with path.open("rb") as file:
+            if b'"mtp.' in file.read(int.from_bytes(file.read(8), "little")):
+                return True
+    return False
 
 
 def run(command: list[str]) -> str:

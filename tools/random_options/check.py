@@ -228,7 +228,7 @@ def compare(lowbit: Path, out: Path, text: str) -> tuple[Verdict, Expected | Non
         raise Illegal("logits that are not finite")
     path = out / "text.txt"
     path.write_bytes(text.encode())
-    code, output, error = run_lowbit(lowbit, "perplexity", out, ["--file", str(path), "--context", "4096"])
+    code, output, error = run_lowbit(lowbit, "perplexity", out, ["--exact", "--file", str(path), "--context", "4096"])
     if code == 1:
         return Verdict("refused", message(error, out)), None
     if code != 0:
@@ -245,7 +245,7 @@ def compare(lowbit: Path, out: Path, text: str) -> tuple[Verdict, Expected | Non
 
 
 def judge_greedy(lowbit: Path, out: Path, text: str, tokens: list[int], expected: Expected) -> Verdict:
-    flags = ["--prompt", text, "--ignore-eos", "--temp", "0", "--max-tokens", str(GENERATED)]
+    flags = ["--exact", "--prompt", text, "--ignore-eos", "--temp", "0", "--max-tokens", str(GENERATED)]
     code, output, error = run_lowbit(lowbit, "generate", out, flags)
     if code != 0:
         return Verdict("crashed", f"perplexity computes, generate: exit {code}: {error[-500:]}")

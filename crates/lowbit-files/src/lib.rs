@@ -20,7 +20,9 @@ mod tokenizer;
 pub mod wheels;
 
 pub use chat::{ChatTemplate, Message, ToolCall};
-pub use checkpoint::{Checkpoint, Companion, GenerationConfig, Layout, Quantization};
+pub use checkpoint::{
+    Checkpoint, Companion, GenerationConfig, Layout, Quantization, Unwritten, UnwrittenTensor,
+};
 pub use error::FileError;
 pub use hub::{Hub, HubLimits, HubSettings, Progress, Token, resolve, resolve_with};
 pub use map::report_cut_files;

@@ -256,8 +256,9 @@ impl Format {
     ///
     /// # Errors
     /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::Rows`] when the values are
-    /// not whole rows, [`FormatError::NotFinite`] for a NaN or infinity among them and for one that the format would
-    /// turn into one.
+    /// not whole rows, [`FormatError::NotFinite`] for a NaN or infinity among them, and for the greatest value of a block
+    /// that would decode to one, or to less than half of what it is: the peers' encoders write zeros or their largest scale
+    /// where sums overflow.
     pub fn encode(self, values: &[f32], k: usize) -> Result<Vec<Vec<u8>>, FormatError> {
         self.encode_from(FloatType::F32, values, k)
     }
@@ -288,7 +289,12 @@ impl Format {
     }
 }
 
-/// Appends rows of `k` values to `components`; the error is the index of a value that would not decode to a number.
+/// f16's greatest number. Above it a block whose greatest value comes back as less than half of it is refused. Below it no encoder's
+/// sums overflow, f16 scales become 0 for tiny values as in the peers, and `nvfp4` ends at 2688 as in MLX.
+const OUTLIER: f32 = 65504.0;
+
+/// Appends rows of `k` values to `components`; the error is the index of a value that would be lost: the greatest one of a block that
+/// would decode to no number, or not even to half of that value.
 fn encode_rows<C: Codec>(
     codec: C,
     source: FloatType,
@@ -297,15 +303,24 @@ fn encode_rows<C: Codec>(
     components: &mut [Vec<u8>; 3],
 ) -> Result<(), usize> {
     let mut decoded = [0.0; MAX_RUN];
+    // Plain floats share nothing.
+    let block = codec.block().max(C::RUN);
     // With k = 0 there are no values, and so no rows.
     for (n, values) in values.chunks_exact(k.max(1)).enumerate() {
         codec.encode(values, source, components);
         let row = codec.row(&components.each_ref().map(Vec::as_slice), n, k);
-        for (run, values) in values.chunks(C::RUN).enumerate() {
-            let decoded = &mut decoded[..values.len()];
-            codec.decode(row, run, decoded);
-            if let Some(i) = decoded.iter().position(|value| !value.is_finite()) {
-                return Err(n * k + run * C::RUN + i);
+        for (b, values) in values.chunks(block).enumerate() {
+            let by_magnitude = |&a: &usize, &b: &usize| values[a].abs().total_cmp(&values[b].abs());
+            let greatest = (0..values.len()).max_by(by_magnitude).unwrap_or(0);
+            for (r, run) in values.chunks(C::RUN).enumerate() {
+                let decoded = &mut decoded[..run.len()];
+                codec.decode(row, b * (block / C::RUN) + r, decoded);
+                let value = values[greatest];
+                let of_greatest = (greatest / C::RUN == r).then(|| decoded[greatest % C::RUN]);
+                let is_lost = of_greatest.is_some_and(|decoded| (decoded - value).abs() > value.abs() / 2.0);
+                if decoded.iter().any(|value| !value.is_finite()) || value.abs() > OUTLIER && is_lost {
+                    return Err(n * k + b * block + greatest);
+                }
             }
         }
     }

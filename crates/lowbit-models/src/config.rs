@@ -181,7 +181,10 @@ impl<'a> Config<'a> {
     pub fn optional_float(&self, json: &str, gguf: &str) -> Result<Option<f64>, ModelError> {
         match &self.source {
             Source::Json { .. } => self.json(json)?.map(|value| self.to_float(json, &value)).transpose(),
-            Source::Gguf { metadata, .. } => Ok(metadata.find::<f64>(&self.gguf_key(gguf))?),
+            Source::Gguf { metadata, .. } => {
+                let number = metadata.find::<f64>(&self.gguf_key(gguf))?;
+                number.map(|number| self.in_f32(gguf, number, &number.to_string())).transpose()
+            }
         }
     }
 
@@ -476,8 +479,21 @@ impl<'a> Config<'a> {
     }
 
     fn to_float(&self, key: &str, value: &Value) -> Result<f64, ModelError> {
-        let float = value.as_f64().filter(|float| float.is_finite());
-        float.ok_or_else(|| self.refuse(key, &value.to_string(), "a number is wanted"))
+        let number =
+            value.as_f64().ok_or_else(|| self.refuse(key, &value.to_string(), "a number is wanted"))?;
+        self.in_f32(key, number, &value.to_string())
+    }
+
+    /// `number`, which the file spells `got`, if it is still one in f32, the type that the peers compute in.
+    fn in_f32(&self, key: &str, number: f64, got: &str) -> Result<f64, ModelError> {
+        let narrow = number as f32;
+        let want = match () {
+            () if !number.is_finite() => "a number is wanted",
+            () if narrow.is_infinite() => "it is computed with in f32, which ends at 3.4e38",
+            () if narrow == 0.0 && number != 0.0 => "it is computed with in f32, where that is 0",
+            () => return Ok(number),
+        };
+        Err(self.refuse(key, got, want))
     }
 }
 

@@ -1,7 +1,7 @@
 use lowbit_files::{FileError, shown, shown_path};
 use lowbit_formats::FormatError;
 use lowbit_kernels::KernelError;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What can stop a checkpoint from becoming a model, or a model from answering.
 #[derive(Debug, thiserror::Error)]
@@ -20,8 +20,13 @@ pub enum ModelError {
     ConfigMissing { path: PathBuf, key: String },
     #[error("{path}: {key} is {got}, but {want}", path = shown_path(.path), key = shown(.key), got = shown(.got), want = shown(.want))]
     Config { path: PathBuf, key: String, got: String, want: String },
-    #[error("{path}: tensor {name} is missing", path = shown_path(.path), name = shown(.name))]
-    Missing { path: PathBuf, name: String },
+    #[error("{path}: tensor {name} is missing{others}", path = shown_path(.path), name = shown(.name))]
+    Missing {
+        path: PathBuf,
+        name: String,
+        /// Empty, or what is there instead.
+        others: String,
+    },
     #[error("{path}: {count} tensors are not part of this architecture, the first of them {name}", path = shown_path(.path), name = shown(.name))]
     Surplus { path: PathBuf, name: String, count: usize },
     #[error("{path}: tensor {name} is {got}, but the configuration wants {want}", path = shown_path(.path), name = shown(.name), got = shown(.got), want = shown(.want))]
@@ -61,4 +66,25 @@ pub enum ModelError {
     Window(usize),
     #[error("{tokens} tokens are too few: windows of {context} scored by their second half take {want}", want = .context.saturating_mul(2))]
     TooShort { tokens: usize, context: usize },
+}
+
+impl ModelError {
+    /// That the tensor `name` is missing, with those of `names` that are most like it.
+    pub fn missing_tensor<'n>(path: &Path, name: &str, names: impl Iterator<Item = &'n str>) -> Self {
+        /// Names in the message.
+        const NAMES: usize = 3;
+        let parts: Vec<&str> = name.split('.').collect();
+        let likeness = |other: &str| other.split('.').filter(|part| parts.contains(part)).count();
+        let mut names: Vec<&str> = names.collect();
+        // Stable: of several that are as like, the first ones.
+        names.sort_by_key(|other| std::cmp::Reverse(likeness(other)));
+        let first =
+            names.iter().take(NAMES).map(|name| shown(name).to_string()).collect::<Vec<_>>().join(", ");
+        let others = match names.len().checked_sub(NAMES) {
+            _ if names.is_empty() => "; there are no tensors at all".into(),
+            None | Some(0) => format!("; there are {first}"),
+            Some(more) => format!("; there are {first} and {more} more"),
+        };
+        Self::Missing { path: path.into(), name: name.into(), others }
+    }
 }

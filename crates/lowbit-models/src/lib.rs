@@ -19,6 +19,7 @@ pub mod keys;
 pub mod layers;
 mod model;
 pub mod names;
+mod outline;
 mod perplexity;
 mod steps;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
@@ -35,6 +36,7 @@ pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradie
 pub use error::ModelError;
 pub use generate::{Finish, Generation, GenerationOptions, Session};
 pub use model::{Logits, Model, Sequence};
+pub use outline::{Difference, Outline};
 pub use perplexity::{
     ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers,
     dry_perplexity, perplexity,

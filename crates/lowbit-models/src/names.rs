@@ -69,3 +69,12 @@ pub const DT_BIAS: Name<'_> = ("linear_attn.dt_bias", "ssm_dt.bias");
 pub const A_LOG: Name<'_> = ("linear_attn.A_log", "ssm_a");
 pub const DELTA_NET: Names =
     &[IN_PROJ_QKV, IN_PROJ_Z, IN_PROJ_B, IN_PROJ_A, IN_PROJ_BA, OUT_PROJ, DELTA_NORM, CONV1D, DT_BIAS, A_LOG];
+
+/// Of the layer that predicts a further token, which follows the others in GGUF, as llama.cpp's converter calls them before and after.
+/// (In Hugging Face's checkpoints they are below `mtp.`, under other names.)
+pub const NEXTN: Names = &[
+    ("eh_proj", "nextn.eh_proj"),
+    ("enorm", "nextn.enorm"),
+    ("hnorm", "nextn.hnorm"),
+    ("shared_head.norm", "nextn.shared_head_norm"),
+];

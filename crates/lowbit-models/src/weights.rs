@@ -44,6 +44,8 @@ pub struct Target {
     exact: bool,
     /// Whether a GPU computes several projections of the same experts as one product.
     joins_experts: bool,
+    /// Whether nothing is computed: see [`Self::outline`].
+    outline: bool,
 }
 
 /// What keys and values are cached in: where memory is what a step waits for, in f16.
@@ -63,7 +65,7 @@ impl Target {
         let activations = activations.unwrap_or_else(|| device.activations());
         let cache = cache_type(device, activations, false);
         let (device, host, exact) = (device.clone(), device.host()?, false);
-        Ok(Self { device, host, activations, cache, exact, joins_experts: true })
+        Ok(Self { device, host, activations, cache, exact, joins_experts: true, outline: false })
     }
 
     /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so that it can be a
@@ -81,6 +83,11 @@ impl Target {
     /// Whether products are [exact](Self::with_exact).
     pub fn is_exact(&self) -> bool {
         self.exact
+    }
+
+    /// For a model that computes nothing: weights are looked at, and neither read nor copied.
+    pub(crate) fn outline(device: &Device) -> Result<Self, KernelError> {
+        Ok(Self { outline: true, ..Self::new(device, None)?.with_exact(true) })
     }
 
     /// The same for another device of the same kind.
@@ -435,12 +442,17 @@ impl<'a> Weights<'a> {
     }
 
     /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor, `switch_mlp.{part}` in MLX's layout, or
-    /// from one tensor per expert, `experts.{e}.{part}`, which are then copied into one.
+    /// from one tensor per expert, `experts.{e}.{part}` (or `experts.{part}.{e}`, as ModelOpt has exported some), which are then
+    /// copied into one.
     ///
     /// # Errors
     /// As [`Self::matrix`].
     pub fn experts(&self, name: Name<'_>, shape: [usize; 3]) -> Result<Named<QuantizedTensor>, ModelError> {
-        let single = |e: usize| name.0.replace("switch_mlp.", &format!("experts.{e}."));
+        let by_part = format!("{}.0", name.0.replace("switch_mlp.", "experts."));
+        let single = |e: usize| match self.has(&format!("{by_part}.weight"), "") {
+            true => format!("{}{e}", by_part.trim_end_matches('0')),
+            false => name.0.replace("switch_mlp.", &format!("experts.{e}.")),
+        };
         let first = self.name(&format!("{}.weight", single(0)), "");
         if self.is_gguf() || self.checkpoint.tensors().get(&first).is_none() {
             return self.matrix(name, &shape);
@@ -448,6 +460,9 @@ impl<'a> Weights<'a> {
         let [experts, n, k] = shape;
         let singles = (0..experts).map(|e| self.mapped_matrix((&single(e), ""), &[n, k]));
         let mut singles = singles.collect::<Result<Vec<_>, _>>()?;
+        if self.target.outline {
+            singles.truncate(1);
+        }
         if matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run()) {
             // On the host they would be copied.
             singles = singles.iter().map(|one| self.moved(&first, one.clone())).collect::<Result<_, _>>()?;
@@ -532,8 +547,7 @@ impl<'a> Weights<'a> {
     }
 
     fn view(&self, name: &str) -> Result<TensorView, ModelError> {
-        let missing =
-            || ModelError::Missing { path: self.checkpoint.path().to_path_buf(), name: name.to_string() };
+        let missing = || ModelError::missing_tensor(self.checkpoint.path(), name, self.names());
         let view = self.checkpoint.tensors().get(name).ok_or_else(missing)?;
         self.used.borrow_mut().insert(name.to_string());
         Ok(view.clone())

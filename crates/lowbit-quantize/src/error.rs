@@ -3,7 +3,7 @@ use lowbit_files::safetensors::SafetensorsError;
 use lowbit_files::{FileError, shown, shown_message, shown_path};
 use lowbit_formats::FormatError;
 use lowbit_kernels::KernelError;
-use lowbit_models::ModelError;
+use lowbit_models::{Difference, ModelError};
 use std::path::PathBuf;
 
 /// What can stop a checkpoint from being quantised.
@@ -39,12 +39,45 @@ pub enum QuantizeError {
     Expert { name: String, expert: usize, count: usize },
     #[error("tensor {name} is missing", name = shown(.name))]
     Missing { name: String },
-    #[error("tensor {name}: {error}", name = shown(.name))]
-    Encode { name: String, error: FormatError },
+    #[error("tensor {name}: {error}{way_out}", name = shown(.name), way_out = kept_by(.rule))]
+    Encode {
+        name: String,
+        error: FormatError,
+        /// Leaves the tensor in a type that has its values, where there is such a rule.
+        rule: Option<String>,
+    },
     #[error("tensor {name}: {error}", name = shown(.name))]
     Write { name: String, error: SafetensorsError },
+    #[error("{error}: {kind} cannot say otherwise what this checkpoint computes, so nothing is written")]
+    Unreadable { kind: &'static str, error: Box<ModelError> },
+    #[error(
+        "{checkpoint}: {setting} is {one}, but {kind} made of it would be computed with {other}, so nothing is written",
+        checkpoint = shown_path(.checkpoint), setting = .difference.setting, one = shown(&.difference.one),
+        other = shown(&.difference.other)
+    )]
+    Otherwise { checkpoint: PathBuf, kind: &'static str, difference: Difference },
     #[error("{path}: {error}", path = shown_path(.path), error = shown(.error))]
     Io { path: PathBuf, error: std::io::Error },
+}
+
+fn kept_by(rule: &Option<String>) -> String {
+    rule.as_ref().map_or(String::new(), |rule| {
+        format!("; with the rule (--rule) {} it stays in a type that can", shown(rule))
+    })
+}
+
+impl QuantizeError {
+    /// The same error, with the rule that keeps the tensor where one of its values is too great for its new type.
+    pub(crate) fn with_rule(self, rule: impl FnOnce() -> Option<String>) -> Self {
+        match self {
+            Self::Encode { name, error: error @ FormatError::NotFinite { value, .. }, .. }
+                if value.is_finite() =>
+            {
+                Self::Encode { name, error, rule: rule() }
+            }
+            other => other,
+        }
+    }
 }
 
 impl From<ModelError> for QuantizeError {

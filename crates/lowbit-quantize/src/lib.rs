@@ -1,11 +1,14 @@
 //! Quantising checkpoints, round-to-nearest: into the layout that mlx-lm writes and reads, and into GGUF with the types
 //! that `llama-quantize` chooses.
 
+mod computed;
+mod config_json;
 mod error;
 mod from_gguf;
 mod gguf;
 mod heads;
 mod learn;
+mod left_out;
 mod mlx;
 mod output_path;
 mod rope_divisors;

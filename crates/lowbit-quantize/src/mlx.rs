@@ -2,76 +2,172 @@
 //! mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
 
 use crate::QuantizeError;
+use crate::computed::Computed;
+use crate::config_json::{TextConfig, wrapped};
+use crate::from_gguf;
+use crate::left_out::extras;
 use crate::source::Source;
 use crate::tensor::{Change, Tensor};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
-use lowbit_models::arch::{self, Architecture, is_extra};
+use lowbit_kernels::ops::RopeScaling;
+use lowbit_models::arch::{self, Architecture, Extra, extra};
+use serde_json::Value as Json;
 
-/// What the renaming depends on.
-struct Names<'a> {
-    checkpoint: &'a Checkpoint,
-    layers: usize,
-    experts: usize,
-    tied: bool,
-    architecture: Option<&'static Architecture>,
+/// What MLX's layout has besides the tokenizer.
+pub struct Converted {
+    /// `config.json`.
+    pub config: Json,
+    pub tensors: Vec<Tensor>,
+    /// What is not carried over or not shared by mlx-lm, a sentence each.
+    pub warnings: Vec<String>,
 }
 
-/// All tensors of `checkpoint` as MLX has them, sorted by name.
+/// What `computed` is in MLX's layout.
+///
+/// # Errors
+/// [`QuantizeError`] for what that cannot say.
+pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
+    let checkpoint = computed.checkpoint;
+    let Converted { config, tensors, mut warnings } = match checkpoint.metadata() {
+        Some(metadata) => from_gguf::convert(computed, metadata)?,
+        None => Converted {
+            config: config(computed)?,
+            tensors: targets(checkpoint, &Known::new(computed)?)?,
+            warnings: extras(computed, &[]),
+        },
+    };
+    warnings.extend(not_in_mlx_lm(computed)?);
+    Ok(Converted { config, tensors, warnings })
+}
+
+/// A directory's own `config.json`, with what it leaves out.
+fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
+    let root = computed.checkpoint.config()?.as_object().cloned().unwrap_or_default();
+    let json = match root.get("text_config").and_then(Json::as_object) {
+        Some(text) if computed.config.is_wrapped() => text.clone(),
+        _ => root.clone(),
+    };
+    let mut text = TextConfig { source: computed, json };
+    text.fill_in();
+    text.sizes()?;
+    let rope = computed.rope()?;
+    let scaling = text.scaling(&rope)?;
+    text.rope(&rope, scaling)?;
+    let mut made = wrapped(text);
+    if computed.config.is_wrapped() {
+        let mut whole = root;
+        whole.extend(made);
+        made = whole;
+    } else if made.contains_key("text_config") {
+        // What readers look for at the top.
+        for key in [
+            "architectures",
+            "dtype",
+            "torch_dtype",
+            "eos_token_id",
+            "bos_token_id",
+            "pad_token_id",
+            "quantization",
+        ] {
+            made.extend(root.get(key).map(|value| (key.into(), value.clone())));
+        }
+    }
+    Ok(Json::Object(made))
+}
+
+/// What lowbit and transformers compute, but mlx-lm 0.32 does not, a sentence each.
+fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> {
+    let path = computed.config.path().display();
+    let mut warnings = vec![];
+    if computed.outline.has_windows() {
+        let what = "attends to all tokens before, although sliding_window says that layers do not";
+        warnings.push(format!("{path}: mlx-lm {what}: it computes longer texts otherwise"));
+    }
+    if let RopeScaling::Yarn(yarn) = computed.rope()?.scaling
+        && !yarn.truncate
+    {
+        warnings.push(format!(
+            "{path}: mlx-lm takes YaRN's truncate, which is false, for true: it computes otherwise"
+        ));
+    }
+    Ok(warnings)
+}
+
+/// What the renaming depends on.
+pub struct Known {
+    pub architecture: &'static Architecture,
+    pub layers: usize,
+    pub experts: usize,
+    /// Whether the output layer is the embedding.
+    pub tied: bool,
+    /// Layers that predict further tokens, if they are kept, as layers after the others.
+    pub predictors: usize,
+}
+
+impl Known {
+    /// # Errors
+    /// As [`lowbit_models::Config::size`].
+    pub fn new(computed: &Computed<'_>) -> Result<Self, QuantizeError> {
+        let decoder = computed.decoder();
+        let experts = match computed.config.computes("num_experts") {
+            true => computed.config.optional_size("num_experts", "")?,
+            false => None,
+        };
+        let (layers, tied) = (decoder.num_hidden_layers, decoder.tie_word_embeddings);
+        let architecture = computed.architecture;
+        Ok(Self { architecture, layers, experts: experts.unwrap_or(0), tied, predictors: 0 })
+    }
+}
+
+struct Names<'a> {
+    checkpoint: &'a Checkpoint,
+    known: &'a Known,
+    /// What stands before the names of the layers.
+    text_prefix: &'static str,
+}
+
+/// All tensors of a directory as MLX has them, sorted by name.
 ///
 /// # Errors
 /// [`QuantizeError`] for shapes that do not split, and experts that are missing or surplus.
-pub fn targets(checkpoint: &Checkpoint) -> Result<Vec<Tensor>, QuantizeError> {
-    let config = checkpoint.config()?;
-    let text = config.get("text_config").unwrap_or(config);
-    let size = |key: &str| text.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0) as usize;
-    let model_type = config.get("model_type").and_then(|name| name.as_str()).unwrap_or_default();
-    let names = Names {
-        checkpoint,
-        layers: size("num_hidden_layers"),
-        experts: size("num_experts"),
-        tied: is_flag(text, "tie_word_embeddings") && has_no_other_head(checkpoint),
-        architecture: arch::model_type(model_type).map(|(architecture, _)| architecture),
-    };
+pub fn targets(checkpoint: &Checkpoint, known: &Known) -> Result<Vec<Tensor>, QuantizeError> {
+    let text_prefix = arch::text_prefix(|name| checkpoint.tensors().get(name).is_some());
+    let names = Names { checkpoint, known, text_prefix };
     let mut targets = vec![];
-    for view in checkpoint.tensors().iter().filter(|view| !is_extra(&view.name, names.layers)) {
+    for view in checkpoint.tensors().iter().filter(|view| names.is_kept(&view.name)) {
         names.rename(view, &mut targets)?;
     }
     targets.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(targets)
 }
 
-fn is_flag(config: &serde_json::Value, key: &str) -> bool {
-    config.get(key).and_then(serde_json::Value::as_bool).unwrap_or(false)
-}
-
-/// Whether the output layer may be dropped as the same as the embedding. One that differs stays, and loading then refuses
-/// it as contradicting the configuration.
-fn has_no_other_head(checkpoint: &Checkpoint) -> bool {
-    let named = |end: &str| checkpoint.tensors().iter().find(|view| view.name.ends_with(end));
-    match (named("lm_head.weight"), named("embed_tokens.weight")) {
-        (Some(head), Some(embedding)) => {
-            head.shape == embedding.shape
-                && head.stored == embedding.stored
-                && head.bytes[..] == embedding.bytes[..]
-        }
-        _ => true,
-    }
-}
-
 impl Names<'_> {
+    fn is_kept(&self, name: &str) -> bool {
+        match extra(name, self.known.layers) {
+            None => true,
+            Some(Extra::Prediction) => self.known.predictors > 0,
+            Some(_) => false,
+        }
+    }
+
     fn rename(&self, view: &TensorView, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
-        let name = self.nest(&view.name);
+        let predicted = predictor(&view.name, self.known.layers);
+        let name = predicted.clone().unwrap_or_else(|| self.nest(&view.name));
         if self.is_part_of_another(view) {
             return Ok(());
         }
-        if self.tied && name.ends_with("lm_head.weight") {
+        if self.known.tied && name.ends_with("lm_head.weight") {
             return Ok(());
         }
         if let Some(mlp) = name.strip_suffix("experts.gate_up_proj") {
             return split_gate_up(view, mlp, targets);
         }
         if let Some((mlp, expert, part)) = single_expert(&name) {
-            return if expert == 0 { self.stack(view, mlp, part, targets) } else { self.known(view, expert) };
+            return if expert == 0 {
+                self.stack(view, mlp, &part, targets)
+            } else {
+                self.known(view, expert)
+            };
         }
         if let Some(tensor) = self.quantised(view, &name)? {
             targets.push(tensor);
@@ -87,7 +183,10 @@ impl Names<'_> {
             shape.swap(1, 2);
         }
         // MLX stores `w` where this checkpoint has `w - 1`.
-        let change = Change { add_one: self.is_offset_norm(&view.name), ..Change::default() };
+        let change = Change {
+            add_one: self.is_offset_norm(predicted.as_ref().unwrap_or(&view.name)),
+            ..Change::default()
+        };
         let source = Source::new(view)?.with_k(shape.last().copied().unwrap_or(1));
         targets.push(Tensor { name, shape, source, change });
         Ok(())
@@ -138,16 +237,17 @@ impl Names<'_> {
     }
 
     fn is_offset_norm(&self, name: &str) -> bool {
-        let norms = self.architecture.and_then(|architecture| architecture.offset_norms);
+        let norms = self.known.architecture.offset_norms;
         let Some((norms, module)) = norms.zip(name.strip_suffix(".weight")) else { return false };
         norms.contain(self.checkpoint.layout(), module)
     }
 
     /// The name where MLX has the text model.
     fn nest(&self, name: &str) -> String {
-        let prefix = self.architecture.map_or("", |architecture| architecture.mlx_prefix);
-        match name.strip_prefix("model.language_model.") {
-            Some(rest) => format!("language_model.model.{rest}"),
+        let prefix = self.known.architecture.mlx_prefix;
+        let beside = ["lm_head.", "language_model.lm_head."].iter().any(|head| name.starts_with(head));
+        match name.strip_prefix(self.text_prefix).filter(|_| !beside) {
+            Some(rest) => format!("{prefix}model.{rest}"),
             None if !name.starts_with(prefix) => format!("{prefix}{name}"),
             None => name.to_string(),
         }
@@ -163,8 +263,8 @@ impl Names<'_> {
     ) -> Result<(), QuantizeError> {
         let Tensor { shape, source, .. } = self.single(first)?;
         let mut source = source.empty();
-        for expert in 0..self.experts {
-            let name = first.name.replace(".experts.0.", &format!(".experts.{expert}."));
+        for expert in 0..self.known.experts {
+            let name = of_expert(&first.name, expert);
             let view = self.checkpoint.tensors().get(&name);
             // `.experts.00.` is not replaced above: every expert would be the first one.
             let view = view.filter(|view| expert == 0 || view.name != first.name);
@@ -177,7 +277,7 @@ impl Names<'_> {
             source.append(single.source);
         }
         let name = format!("{mlp}switch_mlp.{part}");
-        let shape = [&[self.experts], &shape[..]].concat();
+        let shape = [&[self.known.experts], &shape[..]].concat();
         targets.push(Tensor { name, shape, source, change: Change::default() });
         Ok(())
     }
@@ -193,18 +293,59 @@ impl Names<'_> {
 
     /// Refuses an expert beyond the configuration's number, which would be dropped.
     fn known(&self, view: &TensorView, expert: usize) -> Result<(), QuantizeError> {
-        match expert < self.experts {
+        match expert < self.known.experts {
             true => Ok(()),
-            false => Err(QuantizeError::Expert { name: view.name.clone(), expert, count: self.experts }),
+            false => {
+                Err(QuantizeError::Expert { name: view.name.clone(), expert, count: self.known.experts })
+            }
         }
     }
 }
 
-/// `..mlp.experts.3.up_proj.weight` as (`..mlp.`, 3, `up_proj.weight`).
-fn single_expert(name: &str) -> Option<(&str, usize, &str)> {
+/// `..mlp.experts.3.up_proj.weight` as (`..mlp.`, 3, `up_proj.weight`), and so `..mlp.experts.up_proj.3.weight`, as ModelOpt has
+/// exported some.
+fn single_expert(name: &str) -> Option<(&str, usize, String)> {
     let (mlp, rest) = name.split_once("experts.")?;
-    let (expert, part) = rest.split_once('.')?;
-    Some((mlp, expert.parse().ok()?, part))
+    let (first, rest) = rest.split_once('.')?;
+    if let Ok(expert) = first.parse() {
+        return Some((mlp, expert, rest.into()));
+    }
+    let (expert, parameter) = rest.split_once('.')?;
+    Some((mlp, expert.parse().ok()?, format!("{first}.{parameter}")))
+}
+
+/// The name of expert `expert`'s tensor, of the first one's.
+fn of_expert(first: &str, expert: usize) -> String {
+    match first.split_once(".experts.") {
+        Some((mlp, rest)) if rest.starts_with("0.") => format!("{mlp}.experts.{expert}{}", &rest[1..]),
+        Some((mlp, rest)) => format!("{mlp}.experts.{}", rest.replacen(".0.", &format!(".{expert}."), 1)),
+        None => first.into(),
+    }
+}
+
+/// What a tensor below `mtp.` is called as one of a layer after `layers` others.
+fn predictor(name: &str, layers: usize) -> Option<String> {
+    let (_, name) = name.split_once("mtp.")?;
+    if let Some((index, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+        return Some(format!("model.layers.{}.{rest}", layers.checked_add(index.parse().ok()?)?));
+    }
+    let (module, parameter) = name.rsplit_once('.')?;
+    let module = match module {
+        "fc" => "eh_proj",
+        "pre_fc_norm_embedding" => "enorm",
+        "pre_fc_norm_hidden" => "hnorm",
+        "norm" => "shared_head.norm",
+        other => other,
+    };
+    Some(format!("model.layers.{layers}.{module}.{parameter}"))
+}
+
+/// How many layers of `checkpoint` predict further tokens.
+pub fn predictors(checkpoint: &Checkpoint) -> usize {
+    let layer = |name: &str| name.split_once("mtp.layers.")?.1.split('.').next()?.parse::<usize>().ok();
+    let layers =
+        checkpoint.tensors().names().filter_map(layer).filter(|&layer| layer < checkpoint.tensors().len());
+    layers.max().map_or(0, |layer| layer + 1)
 }
 
 /// `[E, 2I, H]` becomes gate `[E, I, H]` and up `[E, I, H]`, in the module `mlp` (with its dot).
@@ -247,7 +388,9 @@ mod tests {
             std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
             let config = format!(r#"{{"model_type": "{model_type}"}}"#);
             std::fs::write(folder.path().join("config.json"), config).unwrap();
-            let targets = targets(&Checkpoint::open(folder.path()).unwrap()).unwrap();
+            let (architecture, _) = arch::model_type(model_type).unwrap();
+            let known = Known { architecture, layers: 0, experts: 0, tied: false, predictors: 0 };
+            let targets = targets(&Checkpoint::open(folder.path()).unwrap(), &known).unwrap();
             assert_eq!(
                 targets.iter().map(|target| target.change.add_one).collect::<Vec<_>>(),
                 [want],

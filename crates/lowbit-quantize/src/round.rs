@@ -1,10 +1,10 @@
-use crate::from_gguf::{self, Converted};
+use crate::computed::Computed;
 use crate::learn::{LearnReport, Learning, Progress, Teacher};
-use crate::mlx::targets;
+use crate::mlx::{self, Converted};
 use crate::tensor::{Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Content, Staged};
-use lowbit_files::{Checkpoint, Companion, Layout, safetensors};
+use lowbit_files::{Checkpoint, Companion, Layout, Stored, Unwritten, UnwrittenTensor, safetensors};
 use lowbit_formats::{Component, DType, FloatType, Format};
 use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
@@ -186,20 +186,29 @@ impl<'a> Plan<'a> {
     ) -> Result<Self, QuantizeError> {
         Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
         output_path::check_all(checkpoint, output, options.replace)?;
-        let Converted { config, tensors, warnings } = match checkpoint.metadata() {
-            Some(metadata) => from_gguf::convert(checkpoint, metadata)?,
-            None => {
-                let (config, tensors) = (checkpoint.config()?.clone(), targets(checkpoint)?);
-                Converted { config, tensors, warnings: vec![] }
-            }
-        };
+        let computed = Computed::new(checkpoint)?;
+        let Converted { config, tensors, warnings } = mlx::convert(&computed)?;
         let companions = checkpoint.companions()?;
         let types = Types::new(checkpoint.layout(), &config, &tensors);
         Rule::check(&options.rules, tensors.iter().filter_map(module))?;
         let mut fallbacks = vec![];
         let job = |tensor| Job::new(tensor, &types, options, &mut fallbacks);
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { options, config, companions, jobs, fallbacks, warnings })
+        let plan = Self { options, config, companions, jobs, fallbacks, warnings };
+        let unwritten =
+            |(name, dtype, shape)| UnwrittenTensor { name, stored: Stored::Plain(dtype), shape, bytes: None };
+        let mut tensors = vec![];
+        for job in &plan.jobs {
+            tensors.extend(job.components()?.into_iter().map(unwritten));
+        }
+        computed.check_new(output, "MLX's layout", Unwritten::Mlx(plan.quantized_config()), tensors)?;
+        Ok(plan)
+    }
+
+    /// `config.json` with the new quantisation.
+    fn quantized_config(&self) -> Value {
+        let overrides = self.jobs.iter().filter_map(|job| job.quantization(self.options)).collect();
+        config(self.config.clone(), self.options, overrides)
     }
 
     /// Its tensors.
@@ -230,8 +239,8 @@ impl<'a> Plan<'a> {
     ) -> Result<Summary, QuantizeError> {
         let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
         let summary = Summary { fallbacks, warnings, ..write_tensors(&self.jobs, folder, encode, progress)? };
-        let overrides = self.jobs.iter().filter_map(|job| job.quantization(self.options)).collect();
-        let config = config(self.config.clone(), self.options, overrides);
+        let config = self.quantized_config();
+        let config = serde_json::to_string_pretty(&config).expect("JSON values can be written");
         write(folder, "config.json", config.as_bytes())?;
         self.companions.iter().try_for_each(|companion| write(folder, &companion.name, &companion.bytes))?;
         Ok(summary)
@@ -257,7 +266,7 @@ fn write_tensors(
     let mut body = writer.begin(folder, SHARD_BYTES)?;
     for (done, job) in jobs.iter().enumerate() {
         let Tensor { name, shape, source, .. } = &job.tensor;
-        let encoded = encode(job)?;
+        let encoded = encode(job).map_err(|error| job.not_encoded(error))?;
         for component in &encoded.components {
             body.tensor(component)?;
         }
@@ -408,7 +417,12 @@ impl Job {
 
     /// Rounded to nearest in another format.
     pub(crate) fn encode_as(&self, format: Format) -> Result<Encoded, QuantizeError> {
-        self.tensor.encode(format)
+        self.tensor.encode(format).map_err(|error| self.not_encoded(error))
+    }
+
+    /// The error, with the rule that leaves the tensor as it is.
+    fn not_encoded(&self, error: QuantizeError) -> QuantizeError {
+        error.with_rule(|| self.is_quantised().then(|| format!("{}=none", self.module())))
     }
 
     /// How it is stored.
@@ -470,7 +484,7 @@ impl Job {
 }
 
 /// `config.json` with the quantisation, under both keys that readers look for.
-fn config(mut config: Value, options: &QuantizeOptions, overrides: Map<String, Value>) -> String {
+fn config(mut config: Value, options: &QuantizeOptions, overrides: Map<String, Value>) -> Value {
     let QuantizeOptions { mode, bits, group_size, .. } = options;
     let mut quantization = json!({ "group_size": group_size, "bits": bits, "mode": mode });
     if let (Some(quantization), Some(config)) = (quantization.as_object_mut(), config.as_object_mut()) {
@@ -483,5 +497,5 @@ fn config(mut config: Value, options: &QuantizeOptions, overrides: Map<String, V
             config.insert(key.into(), Value::Object(quantization.clone()));
         }
     }
-    serde_json::to_string_pretty(&config).expect("JSON values can be written")
+    config
 }

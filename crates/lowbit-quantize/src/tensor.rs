@@ -128,8 +128,7 @@ impl Tensor {
     /// [`QuantizeError::Encode`] with those of [`Format::decode`].
     pub fn all_values(&self) -> Result<Vec<f32>, QuantizeError> {
         let mut values = vec![0.0; self.rows() * self.k()];
-        let named = |error| QuantizeError::Encode { name: self.name.clone(), error };
-        self.values(0, &mut values).map_err(named)?;
+        self.values(0, &mut values).map_err(|error| self.failed(error))?;
         Ok(values)
     }
 
@@ -186,7 +185,7 @@ impl Tensor {
     }
 
     fn failed(&self, error: FormatError) -> QuantizeError {
-        QuantizeError::Encode { name: self.name.clone(), error }
+        QuantizeError::Encode { name: self.name.clone(), error, rule: None }
     }
 
     /// Whether what is stored is quantised in `format` already, and nothing is done to its values.

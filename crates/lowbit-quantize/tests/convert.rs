@@ -45,6 +45,15 @@ fn the_bundled_checkpoint_is_the_peers() {
     assert_same(&Checkpoint::open(&root().join("models/demo-4bit")).unwrap());
 }
 
+/// Whether `made` says all that `peers` says.
+#[track_caller]
+fn assert_has(made: &Value, peers: &Value) {
+    match peers.as_object() {
+        Some(peers) => peers.iter().for_each(|(key, value)| assert_has(&made[key], value)),
+        None => assert_eq!(made, peers),
+    }
+}
+
 #[test]
 fn converting_gives_the_peers_bits() {
     let folder = tempfile::tempdir().unwrap();
@@ -63,7 +72,15 @@ fn converting_gives_the_peers_bits() {
     assert_eq!(summary.bytes, made.tensors().iter().map(|view| view.bytes.len() as u64).sum::<u64>());
     assert_eq!(summary.parameters, 13_695_968);
     let bundled = root().join("models/demo-4bit");
-    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+    // What the original leaves to defaults is said.
+    let (made, peers) = (made.config().unwrap(), Checkpoint::open(&bundled).unwrap());
+    let text = |key: &str| &made["text_config"][key];
+    assert_eq!(
+        [text("full_attention_interval"), text("norm_topk_prob")],
+        [&Value::from(4), &Value::from(true)]
+    );
+    assert_has(made, peers.config().unwrap());
+    for name in ["model.safetensors", "tokenizer.json"] {
         assert!(
             std::fs::read(output.join(name)).unwrap() == std::fs::read(bundled.join(name)).unwrap(),
             "{name}"

@@ -11,6 +11,7 @@ mod quantization;
 mod safetensors;
 #[cfg(test)]
 mod tests;
+mod unwritten;
 
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ pub use generation::GenerationConfig;
 pub(crate) use part::Part;
 pub use quantization::Quantization;
 pub(crate) use safetensors::shard_names;
+pub use unwritten::{Unwritten, UnwrittenTensor};
 
 use crate::gguf::Metadata;
 use crate::read::{json, limit, read};

@@ -58,6 +58,18 @@ pub(crate) fn map(path: &Path) -> Result<Bytes, FileError> {
     }))
 }
 
+/// So many zeros, which take up addresses and no memory.
+///
+/// # Errors
+/// Those of the system.
+pub(crate) fn zeros(len: usize) -> std::io::Result<Bytes> {
+    if len == 0 {
+        return Ok(Bytes::new());
+    }
+    let map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_anon()?;
+    Ok(Bytes::from_owner(map))
+}
+
 /// Gives the memory of whole pages of a mapped file back to the system; they are read from the file again when they are
 /// needed. Does nothing to bytes that are not of a map.
 #[allow(unsafe_code)]

@@ -22,7 +22,7 @@ pub(super) fn check(config: &Config<'_>, weights: &Weights<'_>, layers: usize) -
         if let (Some(module), Some((_, true))) = (name.strip_suffix(".weight"), promised) {
             let bias = format!("{module}.bias");
             if !weights.has(&bias, "") {
-                return Err(ModelError::Missing { path: config.path().clone(), name: bias });
+                return Err(ModelError::missing_tensor(config.path(), &bias, weights.names()));
             }
         }
         if name.ends_with(".bias") && !matches!(promised, Some((_, true))) {

@@ -79,6 +79,8 @@ pub struct OffsetNorms {
 impl OffsetNorms {
     /// Whether `module` is such a norm in checkpoints of this layout.
     pub fn contain(&self, layout: Layout, module: &str) -> bool {
+        // Without the prefix of the text model, its last norm is `norm`.
+        let module = format!("model.{module}");
         self.layouts.contains(&layout) && self.names.iter().any(|name| module.ends_with(name))
     }
 }
@@ -174,20 +176,61 @@ pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// The part of a checkpoint that holds the layers: text models have it at the top, multimodal ones deeper.
-pub(crate) fn text_model<'a>(weights: &Weights<'a>) -> Weights<'a> {
-    let prefixes = ["model.language_model.", "language_model.model."];
-    let deeper = prefixes.iter().find(|prefix| weights.has(&format!("{prefix}embed_tokens.weight"), ""));
-    weights.below(deeper.copied().unwrap_or("model."), "")
+/// What stands before the layers' names: text models have `model.`, multimodal ones more, and what was saved without its output
+/// layer has less.
+const TEXT_PREFIXES: [&str; 5] =
+    ["model.language_model.", "language_model.model.", "model.", "language_model.", ""];
+
+/// The prefix of the text model in a checkpoint that is not GGUF, as `has` finds a tensor.
+pub fn text_prefix(has: impl Fn(&str) -> bool) -> &'static str {
+    let embedding = |prefix: &&str| has(&format!("{prefix}embed_tokens.weight"));
+    TEXT_PREFIXES.into_iter().find(embedding).unwrap_or("model.")
 }
 
-/// Tensors that text generation does not need: multi-token prediction, vision, and constants that old exporters wrote.
+/// The part of a checkpoint that holds the layers.
+pub(crate) fn text_model<'a>(weights: &Weights<'a>) -> Weights<'a> {
+    weights.below(text_prefix(|name| weights.has(name, "")), "")
+}
+
+/// What a tensor is that text generation does not need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Extra {
+    /// Of the layers that predict further tokens.
+    Prediction,
+    /// Of what sees images.
+    Vision,
+    /// A constant that the peers compute themselves.
+    Constant,
+}
+
+/// How the names of constants end that exporters wrote: rotary tables, positions and causal masks.
+const CONSTANTS: [&str; 6] = [
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "position_ids",
+    "attn.bias",
+    "attn.masked_bias",
+];
+
+/// What the tensor `name` is, if it is none of the text model's `layers` layers and what is around them.
+pub fn extra(name: &str, layers: usize) -> Option<Extra> {
+    let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    let predicts = || gguf_layer(name).is_some_and(|layer| layer >= layers);
+    match name {
+        _ if name.contains(".mtp.") || below(&["mtp."]) || predicts() => Some(Extra::Prediction),
+        _ if below(&["model.visual.", "visual.", "vision_tower."]) => Some(Extra::Vision),
+        _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => Some(Extra::Constant),
+        _ => None,
+    }
+}
+
+/// The layer of GGUF's tensor `blk.N.`.
+pub(crate) fn gguf_layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// Whether text generation does not need the tensor: see [`extra`].
 pub fn is_extra(name: &str, layers: usize) -> bool {
-    let predictor = format!("blk.{layers}.");
-    name.starts_with("mtp.")
-        || name.contains(".mtp.")
-        || name.starts_with("model.visual.")
-        || name.starts_with("vision_tower.")
-        || name.ends_with("rotary_emb.inv_freq")
-        || name.starts_with(&predictor)
+    extra(name, layers).is_some()
 }

@@ -7,7 +7,8 @@ use crate::keys::Fixed::Int;
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key, Tables, WRAPPER};
 use crate::layers::{Decoder, DecoderConfig, Feedforward, Mlp, MoeConfig, PreNormBlock, SparseMoe};
 use crate::names::{
-    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, POST_ATTENTION_NORM, SHARED_EXPERT, SHARED_EXPERT_GATE, TOP,
+    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, NEXTN, POST_ATTENTION_NORM, SHARED_EXPERT,
+    SHARED_EXPERT_GATE, TOP,
 };
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::HeadMap;
@@ -20,7 +21,7 @@ pub const QWEN3_5: Architecture = Architecture {
     gguf: "qwen35",
     gguf_keys: &[GGUF_KEYS, GGUF_HYBRID, GGUF],
     offset_norms: Some(OFFSET_NORMS),
-    names: &[TOP, ATTENTION, HEAD_NORMS, DELTA_NET, &MLP, &[POST_ATTENTION_NORM]],
+    names: &[TOP, ATTENTION, HEAD_NORMS, DELTA_NET, &MLP, &[POST_ATTENTION_NORM], NEXTN],
     mlx_prefix: "language_model.",
     tied_by_default: TiedByDefault::NO,
     load: load_dense,
@@ -42,6 +43,7 @@ pub const QWEN3_5_MOE: Architecture = Architecture {
         names::EXPERTS,
         &SHARED_EXPERT,
         &[SHARED_EXPERT_GATE, POST_ATTENTION_NORM],
+        NEXTN,
     ],
     mlx_prefix: "language_model.",
     tied_by_default: TiedByDefault::NO,

@@ -11,7 +11,8 @@ use crate::layers::{
     PreNormBlock,
 };
 use crate::names::{
-    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, POST_ATTENTION_NORM, SHARED_EXPERT, SHARED_EXPERT_GATE, TOP,
+    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, NEXTN, POST_ATTENTION_NORM, SHARED_EXPERT,
+    SHARED_EXPERT_GATE, TOP,
 };
 use crate::{Config, ModelError, Weights};
 use lowbit_files::Layout;
@@ -35,6 +36,7 @@ pub const QWEN3_NEXT: Architecture = Architecture {
         names::EXPERTS,
         &SHARED_EXPERT,
         &[SHARED_EXPERT_GATE, POST_ATTENTION_NORM],
+        NEXTN,
     ],
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
@@ -44,7 +46,17 @@ pub const QWEN3_NEXT: Architecture = Architecture {
 /// All norms of Qwen3-Next and Qwen3.5 except those inside gated delta nets. mlx-lm and llama.cpp's converter add the 1.
 pub(super) const OFFSET_NORMS: OffsetNorms = OffsetNorms {
     layouts: &[Layout::HuggingFace],
-    names: &[".input_layernorm", ".post_attention_layernorm", "model.norm", ".q_norm", ".k_norm"],
+    names: &[
+        ".input_layernorm",
+        ".post_attention_layernorm",
+        "model.norm",
+        ".q_norm",
+        ".k_norm",
+        // Of the layers that predict further tokens, as they are called in names::NEXTN.
+        ".enorm",
+        ".hnorm",
+        ".shared_head.norm",
+    ],
 };
 
 const KEYS: &[Key] = &[

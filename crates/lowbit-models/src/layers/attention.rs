@@ -1,9 +1,10 @@
 use super::{Linear, MergedLinear, RmsNorm, Step, rope_params, wrong_cache};
 use crate::cache::{KvCache, LayerCache};
 use crate::names::{K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
+use crate::outline::FREQUENCIES;
 use crate::tape::ops::{AddRmsNorm, Input};
 use crate::tape::{Heads, Inventory, Var, attention, shapes};
-use crate::{Config, ModelError, Weights};
+use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout};
 use lowbit_kernels::{Device, KernelError};
@@ -120,6 +121,22 @@ impl Attention {
         self.qkv_proj.list(all);
         self.norms.iter().flatten().for_each(|norm| norm.list(all));
         self.o_proj.list(all);
+    }
+
+    pub(crate) fn outline(&self, outline: &mut Outline) {
+        let AttentionConfig { num_attention_heads, num_key_value_heads, head_dim, .. } = self.config;
+        outline.word("mixer", "attention");
+        outline.word("num_attention_heads", num_attention_heads);
+        outline.word("num_key_value_heads", num_key_value_heads);
+        outline.word("head_dim", head_dim);
+        // A window as wide as the context is none.
+        let context = outline.config().max_position_embeddings;
+        let window = self.config.sliding_window.filter(|&window| window < context);
+        outline.word("sliding_window", window.map_or("none".into(), |window| window.to_string()));
+        outline.word("output gate", self.config.gated);
+        outline.numbers(FREQUENCIES, self.config.rope.inv_freq());
+        outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
+        outline.numbers("head norms' eps", self.config.head_norm.as_slice());
     }
 
     /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the

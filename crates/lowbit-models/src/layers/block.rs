@@ -3,7 +3,7 @@ use crate::cache::LayerCache;
 use crate::names::{INPUT_NORM, Name};
 use crate::tape::ops::AddRmsNorm;
 use crate::tape::{Inventory, Tape, Var, shapes};
-use crate::{ModelError, Weights};
+use crate::{ModelError, Outline, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::Range;
@@ -19,6 +19,9 @@ pub trait Block: std::fmt::Debug + Send + Sync {
 
     /// Appends the layer's weights to `all`.
     fn list(&self, all: &mut Inventory);
+
+    /// Notes what the layer computes with besides its weights.
+    fn outline(&self, outline: &mut Outline);
 
     /// T tokens through the layer, with each sequence's cache, which [`Self::cache`] made.
     ///
@@ -99,6 +102,17 @@ impl Block for PreNormBlock {
         match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.list(all),
             Feedforward::Sparse(moe) => moe.list(all),
+        }
+    }
+
+    fn outline(&self, outline: &mut Outline) {
+        match &self.mixer {
+            Mixer::Attention(mixer) => mixer.outline(outline),
+            Mixer::DeltaNet(mixer) => mixer.outline(outline),
+        }
+        match &self.feedforward {
+            Feedforward::Dense(_) => outline.word("feedforward", "dense"),
+            Feedforward::Sparse(moe) => moe.outline(outline),
         }
     }
 

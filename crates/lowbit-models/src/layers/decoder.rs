@@ -4,7 +4,7 @@ use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
 use crate::tape::ops::add;
 use crate::tape::{Inventory, Kept, Tape, Var};
-use crate::{Config, ModelError, Weights};
+use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
@@ -40,6 +40,12 @@ impl DecoderConfig {
             if config.is_gguf() { config.optional_size("", "nextn_predict_layers")?.unwrap_or(0) } else { 0 };
         let layers = config.size("num_hidden_layers", "block_count")?;
         weights.check_layers(if config.is_gguf() { "block_count" } else { "num_hidden_layers" }, layers)?;
+        // They would count as such a head's.
+        let beyond = |name: &&str| arch::gguf_layer(name).is_some_and(|layer| layer >= layers);
+        if let Some(name) = weights.names().filter(|_| config.is_gguf()).find(beyond) {
+            let want = format!("there is a tensor {}", lowbit_files::shown(name));
+            return Err(config.refuse("block_count", &layers.to_string(), &want));
+        }
         Ok(Self {
             hidden_size: config.size("hidden_size", "embedding_length")?,
             num_hidden_layers: layers.saturating_sub(predictors),
@@ -100,6 +106,11 @@ impl Decoder {
         let norm = RmsNorm::load(model, NORM, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
         Ok(Self { embedding, blocks, norm, head, activations, cache })
+    }
+
+    /// All layers.
+    pub(crate) fn blocks(&self) -> &[Box<dyn Block>] {
+        &self.blocks
     }
 
     /// Every layer's part of a cache, empty.

@@ -6,7 +6,7 @@ use crate::names::{
 };
 use crate::tape::ops::{self, AddRmsNorm, DeltaRuleInputs};
 use crate::tape::{Inventory, Named, Var, shapes};
-use crate::{Config, ModelError, Weights};
+use crate::{Config, ModelError, Outline, Weights};
 use lowbit_kernels::ops::{Activation, GatedDeltaRule, HeadMap, L2Norm, L2NormConvention};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
@@ -123,6 +123,17 @@ struct Projected {
 }
 
 impl GatedDeltaNet {
+    pub(crate) fn outline(&self, outline: &mut Outline) {
+        let DeltaNetConfig { linear_num_key_heads, linear_num_value_heads, .. } = self.config;
+        outline.word("mixer", "gated delta net");
+        outline.word("linear_num_key_heads", linear_num_key_heads);
+        outline.word("linear_num_value_heads", linear_num_value_heads);
+        outline.word("linear_key_head_dim", self.config.linear_key_head_dim);
+        outline.word("linear_value_head_dim", self.config.linear_value_head_dim);
+        outline.word("linear_conv_kernel_dim", self.config.linear_conv_kernel_dim);
+        outline.numbers("gated norm's eps", &[self.config.rms_norm_eps]);
+    }
+
     /// A layer's weights.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use crate::names::{
 };
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
-use crate::{Config, ModelError, Weights};
+use crate::{Config, ModelError, Outline, Weights};
 use lowbit_kernels::ops::RouterParams;
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
@@ -119,6 +119,13 @@ impl SparseMoe {
             GateUp::Separate(gate, up) => all.weights.extend([gate.clone(), up.clone()]),
         }
         all.weights.push(self.experts.down.clone());
+    }
+
+    pub(crate) fn outline(&self, outline: &mut Outline) {
+        outline.word("feedforward", "experts");
+        outline.word("num_experts_per_tok", self.params.top_k);
+        outline.word("norm_topk_prob", self.params.normalize);
+        outline.word("shared expert", matches!(self.router, Router::Shared(_)));
     }
 
     /// `[T, hidden_size]` to the same.

@@ -2,6 +2,7 @@
 
 use super::Source;
 use crate::QuantizeError;
+use crate::left_out::extras;
 use lowbit_files::shown;
 
 /// About the old file alone: its types, its parts, how many parameters there are.
@@ -52,11 +53,11 @@ const CARRIED_OVER_BELOW: &str = "tokenizer.chat_template.";
 /// Names in one warning.
 const NAMES: usize = 32;
 
-/// A sentence that names the keys without a place, and one about layers that predict further tokens.
+/// A sentence that names the keys without a place, and those about tensors.
 pub(super) fn warnings(source: &Source<'_>) -> Result<Vec<String>, QuantizeError> {
-    let Source { metadata, architecture, config, .. } = source;
-    let path = config.path().display();
-    let own = format!("{}.", architecture.gguf);
+    let Source { metadata, computed } = source;
+    let path = computed.config.path().display();
+    let own = format!("{}.", computed.architecture.gguf);
     let is_known = |key: &str| {
         // The model's loading has looked at these.
         key.starts_with(&own)
@@ -73,10 +74,6 @@ pub(super) fn warnings(source: &Source<'_>) -> Result<Vec<String>, QuantizeError
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         warnings.push(format!("{path}: MLX's layout has no place for {}{more}: left out", named.join(", ")));
     }
-    if let Some(predictors) = config.optional_size("", "nextn_predict_layers")?.filter(|&count| count > 0) {
-        warnings.push(format!(
-            "{path}: {own}nextn_predict_layers is {predictors}: the layers of multi-token prediction are left out, as mlx-lm does"
-        ));
-    }
+    warnings.extend(extras(computed, &[]));
     Ok(warnings)
 }

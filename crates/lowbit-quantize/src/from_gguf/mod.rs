@@ -6,50 +6,27 @@ mod left_out;
 mod tensors;
 
 use crate::QuantizeError;
+use crate::computed::Computed;
+use crate::mlx::Converted;
 use crate::tensor::Tensor;
-use lowbit_files::Checkpoint;
 use lowbit_files::gguf::Metadata;
 use lowbit_formats::{FloatType, Format};
-use lowbit_kernels::Device;
-use lowbit_models::arch::{self, Architecture};
-use lowbit_models::layers::DecoderConfig;
-use lowbit_models::{Config, Model, Target, Weights};
-use serde_json::Value as Json;
-
-/// What MLX's layout has besides the tokenizer.
-pub struct Converted {
-    /// `config.json`.
-    pub config: Json,
-    pub tensors: Vec<Tensor>,
-    /// What is not carried over, a sentence each.
-    pub warnings: Vec<String>,
-}
 
 /// A GGUF model that lowbit computes.
 struct Source<'a> {
-    checkpoint: &'a Checkpoint,
+    computed: &'a Computed<'a>,
     metadata: &'a Metadata,
-    config: Config<'a>,
-    architecture: &'static Architecture,
-    decoder: DecoderConfig,
 }
 
-/// `checkpoint`, whose metadata is `metadata`, as MLX has it. All of its tensors are looked at before: what lowbit does not compute
-/// is not converted either.
+/// What `computed`, a GGUF file with this metadata, is in MLX's layout.
 ///
 /// # Errors
-/// As [`Model::load_for`]; [`QuantizeError`] for what MLX's layout has no name for.
-pub fn convert(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Converted, QuantizeError> {
-    // Nothing is copied or repacked: this reads the names, types and shapes, and some small tensors.
-    let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
-    let model = Model::load_for(checkpoint, target.clone())?;
-    let config = Config::new(checkpoint)?;
-    let architecture = arch::find(&config)?;
-    let source = Source { checkpoint, metadata, config, architecture, decoder: model.config().clone() };
+/// [`QuantizeError`] for what MLX's layout has no name for.
+pub fn convert(computed: &Computed<'_>, metadata: &Metadata) -> Result<Converted, QuantizeError> {
+    let source = Source { computed, metadata };
     let tensors = tensors::tensors(&source)?;
-    let mut warnings = model.warnings().to_vec();
-    let weights = Weights::new(checkpoint, &target);
-    let config = config::config(&source, &weights, dtype(&tensors), &mut warnings)?;
+    let mut warnings = lowbit_models::warnings(computed.checkpoint)?;
+    let config = config::config(&source, dtype(&tensors), &mut warnings)?;
     warnings.extend(left_out::warnings(&source)?);
     Ok(Converted { config, tensors, warnings })
 }

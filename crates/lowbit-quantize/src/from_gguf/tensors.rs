@@ -19,12 +19,12 @@ use lowbit_models::names::{
 /// # Errors
 /// [`QuantizeError`] for tensors that MLX's checkpoints of this architecture do not have.
 pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
-    let names = Names { heads: Heads::new(&gguf.config, gguf.architecture)?, gguf };
+    let names = Names { heads: Heads::new(&gguf.computed.config, gguf.computed.architecture)?, gguf };
     let mut tensors = vec![];
     let is_kept = |view: &&TensorView| {
-        view.name != "rope_freqs.weight" && !is_extra(&view.name, gguf.decoder.num_hidden_layers)
+        view.name != "rope_freqs.weight" && !is_extra(&view.name, gguf.computed.decoder().num_hidden_layers)
     };
-    for view in gguf.checkpoint.tensors().iter().filter(is_kept) {
+    for view in gguf.computed.checkpoint.tensors().iter().filter(is_kept) {
         names.add(view, &mut tensors)?;
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -54,8 +54,8 @@ impl Names<'_> {
             return split_gate_up(&with_rank(view, 3), &mlp, tensors);
         }
         let other = [IN_PROJ_A, IN_PROJ_B].into_iter().any(is) && fused || is(IN_PROJ_BA) && !fused;
-        let known = self.gguf.architecture.mlx_name(name).filter(|_| !other).ok_or_else(|| {
-            let (path, name) = (self.gguf.checkpoint.path().to_path_buf(), view.name.clone());
+        let known = self.gguf.computed.architecture.mlx_name(name).filter(|_| !other).ok_or_else(|| {
+            let (path, name) = (self.gguf.computed.checkpoint.path().to_path_buf(), view.name.clone());
             ModelError::Surplus { path, name, count: 1 }
         })?;
         let view = with_rank(view, rank(&known));
@@ -86,12 +86,12 @@ impl Names<'_> {
 
     /// Whether MLX has q, k, v and z of a gated delta net in one matrix, and b and a in another.
     fn has_fused_projections(&self) -> bool {
-        self.gguf.architecture.gguf == "qwen3next"
+        self.gguf.computed.architecture.gguf == "qwen3next"
     }
 
     /// The full name of what is called `name` in a layer or outside of them.
     fn prefixed(&self, layer: Option<usize>, name: &str) -> String {
-        let prefix = self.gguf.architecture.mlx_prefix;
+        let prefix = self.gguf.computed.architecture.mlx_prefix;
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
         match layer {
             Some(layer) => format!("{prefix}model.layers.{layer}.{name}"),
@@ -122,7 +122,7 @@ impl Names<'_> {
     fn fuse(&self, qkv: &TensorView, tensor: &mut Tensor) -> Result<(), QuantizeError> {
         let name = qkv.name.replace(IN_PROJ_QKV.1, IN_PROJ_Z.1);
         let missing = || QuantizeError::Missing { name: name.clone() };
-        let z = with_rank(self.gguf.checkpoint.tensors().get(&name).ok_or_else(missing)?, 2);
+        let z = with_rank(self.gguf.computed.checkpoint.tensors().get(&name).ok_or_else(missing)?, 2);
         let refuse = |view: &TensorView, want| {
             let (name, shape) = (view.name.clone(), view.shape.clone());
             QuantizeError::Shape { name, shape, want }

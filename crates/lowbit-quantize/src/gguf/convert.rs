@@ -3,31 +3,29 @@
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/{base,llama,qwen}.py`.
 
 use super::{Planned, sort};
+use crate::QuantizeError;
+use crate::computed::Computed;
 use crate::heads::{Heads, UNFIT, Unfit};
+use crate::mlx::{self, Known};
 use crate::rope_divisors::Llama3;
 use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
-use crate::{QuantizeError, mlx};
-use lowbit_files::Checkpoint;
 use lowbit_formats::{FloatType, Format};
-use lowbit_models::arch::Architecture;
+use lowbit_kernels::ops::RopeScaling;
+use lowbit_models::ModelError;
 use lowbit_models::names::{
     A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE,
 };
-use lowbit_models::{Config, ModelError};
 
-/// All tensors of a directory as GGUF has them, in `llama-quantize`'s order.
+/// All tensors of a directory as GGUF has them, in `llama-quantize`'s order, `predictors` layers of multi-token prediction among them.
 ///
 /// # Errors
 /// [`QuantizeError`] for sizes that are missing, and tensors that do not have them.
-pub(super) fn tensors(
-    checkpoint: &Checkpoint,
-    config: &Config<'_>,
-    architecture: &Architecture,
-) -> Result<Vec<Planned>, QuantizeError> {
+pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<Planned>, QuantizeError> {
+    let Computed { checkpoint, config, architecture, .. } = computed;
     let heads = Heads::new(config, architecture)?;
     let mut tensors = vec![];
-    for mut tensor in mlx::targets(checkpoint)? {
+    for mut tensor in mlx::targets(checkpoint, &Known { predictors, ..Known::new(computed)? })? {
         let original = (tensor.name.clone(), tensor.shape.clone());
         let refuse =
             |want| QuantizeError::Shape { name: original.0.clone(), shape: original.1.clone(), want };
@@ -60,56 +58,29 @@ pub(super) fn tensors(
         };
         tensors.push(tensor);
     }
-    tensors.extend(rope_divisors(config)?);
+    tensors.extend(rope_divisors(computed)?);
     let mut planned: Vec<_> = tensors.into_iter().map(|tensor| Planned::Values(tensor, None)).collect();
     sort(&mut planned);
     Ok(planned)
 }
 
-/// Far more than any model has.
-const MOST_HEAD_DIM: usize = 1 << 16;
-
 /// Llama 3's scaling of the rotary embedding, which GGUF has as divisors of the frequencies.
-fn rope_divisors(config: &Config<'_>) -> Result<Option<Tensor>, QuantizeError> {
-    let section = match config.section("rope_parameters")? {
-        None => config.section("rope_scaling")?,
-        section => section,
-    };
-    let Some(section) = section else { return Ok(None) };
-    let kind = match section.text("rope_type", "")? {
-        None => section.text("type", "")?,
-        kind => kind,
-    };
-    if kind.as_deref() != Some("llama3") {
-        return Ok(None);
-    }
-    let dim = match config.optional_size("head_dim", "")? {
-        Some(dim) => dim,
-        None => config.size("hidden_size", "")? / config.size("num_attention_heads", "")?,
-    };
-    if dim > MOST_HEAD_DIM {
-        let want = format!("at most {MOST_HEAD_DIM} elements of a head are supported");
-        return Err(config.refuse("head_dim", &dim.to_string(), &want).into());
-    }
-    let theta = match section.optional_float("rope_theta", "")? {
-        None => config.optional_float("rope_theta", "")?.unwrap_or(10000.0),
-        Some(theta) => theta,
-    };
-    let number =
-        |key: &str, default: f64| Ok::<_, QuantizeError>(section.optional_float(key, "")?.unwrap_or(default));
-    let (factor, low, high) =
-        (number("factor", 8.0)? as f32, number("low_freq_factor", 1.0)?, number("high_freq_factor", 4.0)?);
-    let original = number("original_max_position_embeddings", 8192.0)?;
+fn rope_divisors(computed: &Computed<'_>) -> Result<Option<Tensor>, QuantizeError> {
+    let rope = computed.rope()?;
+    let RopeScaling::Llama3(llama3) = rope.scaling else { return Ok(None) };
     let llama3 = Llama3 {
-        factor,
-        low_freq_factor: low,
-        high_freq_factor: high,
-        original_max_position_embeddings: original,
+        factor: llama3.factor,
+        low_freq_factor: llama3.low_freq_factor.into(),
+        high_freq_factor: llama3.high_freq_factor.into(),
+        original_max_position_embeddings: llama3.original_max_position_embeddings as f64,
     };
-    let values = llama3.divisors(theta, dim);
-    let (name, shape) = ("rope_freqs.weight".into(), vec![values.len()]);
+    let values = llama3.divisors(rope.theta, rope.rotary_dim);
+    let (name, shape) = (ROPE_FREQS.into(), vec![values.len()]);
     Ok(Some(Tensor { name, shape, source: Source::values(&values), change: Change::default() }))
 }
+
+/// The divisors of the rotary embedding's frequencies.
+pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// The layer, and the name in it, without what stands before.
 fn split(name: &str) -> (Option<usize>, &str) {

@@ -5,42 +5,42 @@
 
 use super::Planned;
 use crate::QuantizeError;
+use crate::computed::Computed;
+use crate::config_json::own_attention_factor;
 use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
+use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
 use lowbit_models::arch::Architecture;
+use lowbit_models::keys;
 use lowbit_models::layers::sections_cover;
-use lowbit_models::names::{A_LOG, ROUTER};
+use lowbit_models::names::{A_LOG, ROUTER, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
 /// Keys of `config.json` and the keys below the architecture's name that they become, in the converter's order.
 const BEFORE_HEADS: &[(&str, &str)] = &[
-    ("num_hidden_layers", "block_count"),
     ("max_position_embeddings", "context_length"),
     ("hidden_size", "embedding_length"),
     ("intermediate_size", "feed_forward_length"),
 ];
 const EXPERT_COUNTS: &[(&str, &str)] =
     &[("num_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")];
-const EXPERTS: &[(&str, &str)] = &[
-    ("moe_intermediate_size", "expert_feed_forward_length"),
-    ("shared_expert_intermediate_size", "expert_shared_feed_forward_length"),
-];
+const EXPERTS: &[(&str, &str)] = &[("moe_intermediate_size", "expert_feed_forward_length")];
+const SHARED: &[(&str, &str)] = &[("shared_expert_intermediate_size", "expert_shared_feed_forward_length")];
 const DELTA_NET: &[(&str, &str)] = &[
     ("linear_conv_kernel_dim", "ssm.conv_kernel"),
     ("linear_key_head_dim", "ssm.state_size"),
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
 ];
-/// Inside the object for the rotary embedding, for YaRN.
-const YARN: &[(&str, &str)] = &[
-    ("attention_factor", "rope.scaling.yarn_attn_factor"),
-    ("beta_fast", "rope.scaling.yarn_beta_fast"),
-    ("beta_slow", "rope.scaling.yarn_beta_slow"),
-];
+/// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these architectures, so that readers refuse
+/// all values but its own.
+const YARN: &[(&str, &str)] =
+    &[("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")];
 
 /// What metadata is made from, and what there is so far.
 struct Builder<'a> {
+    computed: &'a Computed<'a>,
     config: &'a Config<'a>,
     /// `config.json`, and the `text_config` in it.
     json: [&'a Json; 2],
@@ -48,20 +48,21 @@ struct Builder<'a> {
     metadata: Metadata,
 }
 
-/// The metadata of `checkpoint` but for the tokenizer's, with `tensors` as the file will have them.
+/// The metadata of a directory but for the tokenizer's, with `tensors` as the file will have them, and so many layers of multi-token
+/// prediction among them.
 ///
 /// # Errors
 /// [`QuantizeError`] for values that are missing or malformed.
 pub(super) fn metadata(
-    checkpoint: &Checkpoint,
-    config: &Config<'_>,
-    architecture: &Architecture,
+    computed: &Computed<'_>,
+    predictors: usize,
     tensors: &[Planned],
 ) -> Result<Metadata, QuantizeError> {
+    let Computed { checkpoint, config, architecture, .. } = computed;
     let root = checkpoint.config()?;
     let json = [root.get("text_config").unwrap_or(&Json::Null), root];
     let metadata = Metadata::new(checkpoint.path().join("config.json").into());
-    let mut builder = Builder { config, json, architecture, metadata };
+    let mut builder = Builder { computed, config, json, architecture, metadata };
     builder.put("general.architecture", Value::String(architecture.gguf.into()))?;
     builder.put("general.type", Value::String("model".into()))?;
     builder.sampling(checkpoint)?;
@@ -71,27 +72,36 @@ pub(super) fn metadata(
         builder.put("general.name", Value::String(name))?;
     }
     builder.put("general.size_label", Value::String(size_label(tensors)))?;
+    let layers = computed.decoder().num_hidden_layers + predictors;
+    builder.put_own("block_count", u32_value(config, "num_hidden_layers", layers)?)?;
     builder.sizes(BEFORE_HEADS)?;
-    let heads = config.size("num_attention_heads", "")?;
-    let key_heads = config.optional_size("num_key_value_heads", "")?.unwrap_or(heads);
-    builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", heads)?)?;
-    builder.put_own("attention.head_count_kv", u32_value(config, "num_key_value_heads", key_heads)?)?;
+    builder.put_own("attention.head_count", u32_value(config, "num_attention_heads", computed.heads()?)?)?;
+    builder.put_own(
+        "attention.head_count_kv",
+        u32_value(config, "num_key_value_heads", computed.key_heads()?)?,
+    )?;
     builder.rope()?;
-    let eps = config.float("rms_norm_eps", "")?;
-    builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(eps as f32))?;
+    builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
     builder.sizes(EXPERT_COUNTS)?;
-    let dim = u32_value(config, "head_dim", builder.head_dim()?)?;
+    let dim = u32_value(config, "head_dim", computed.head_dim()?)?;
     builder.put_own("attention.key_length", dim.clone())?;
     builder.put_own("attention.value_length", dim.clone())?;
     if architecture.gguf_name(ROUTER.0).is_some() {
         builder.sizes(EXPERTS)?;
     }
+    // Without its gate an architecture has no shared expert, whatever its configuration says.
+    if architecture.gguf_name(SHARED_EXPERT_GATE.0).is_some() {
+        builder.sizes(SHARED)?;
+    }
     if architecture.gguf_name(A_LOG.0).is_some() {
-        builder.delta_net(tensors.len())?;
+        builder.delta_net(tensors.len(), predictors)?;
     }
     if architecture.gguf == "llama" {
         builder.sizes(&[("vocab_size", "vocab_size")])?;
         builder.put_own("rope.dimension_count", dim)?;
+    }
+    if predictors > 0 {
+        builder.put_own("nextn_predict_layers", u32_value(config, "mtp_num_hidden_layers", predictors)?)?;
     }
     Ok(builder.metadata)
 }
@@ -125,13 +135,6 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn head_dim(&self) -> Result<usize, QuantizeError> {
-        Ok(match self.config.optional_size("head_dim", "")? {
-            Some(dim) => dim,
-            None => self.config.size("hidden_size", "")? / self.config.size("num_attention_heads", "")?,
-        })
-    }
-
     /// The object for the rotary embedding, under either of its names.
     fn rope_parameter(&self, key: &str) -> Option<&Json> {
         let section = self.stored("rope_parameters").or_else(|| self.stored("rope_scaling"));
@@ -141,57 +144,62 @@ impl Builder<'_> {
             .filter(|value| !value.is_null())
     }
 
-    fn float(&mut self, value: Option<f64>, gguf: &str) -> Result<(), QuantizeError> {
-        match value {
-            Some(value) => self.put_own(gguf, Value::F32(value as f32)),
-            None => Ok(()),
-        }
-    }
-
     fn rope(&mut self) -> Result<(), QuantizeError> {
-        let number = |builder: &Self, key: &str| builder.rope_parameter(key).and_then(Json::as_f64);
-        let kind = self.rope_parameter("rope_type").or_else(|| self.rope_parameter("type"));
-        let kind = kind.and_then(Json::as_str).unwrap_or_default().to_string();
-        if ["linear", "yarn"].contains(&&*kind) {
-            let factor = number(self, "factor");
-            self.put_own("rope.scaling.type", Value::String(kind.clone()))?;
-            self.float(factor, "rope.scaling.factor")?;
+        let rope = self.computed.rope()?;
+        let scaling = match &rope.scaling {
+            RopeScaling::Linear { factor } => Some(("linear", *factor)),
+            RopeScaling::Yarn(yarn) => Some(("yarn", yarn.factor as f32)),
+            // The first is the default, the other a tensor.
+            RopeScaling::None | RopeScaling::Llama3(_) => None,
+        };
+        if let Some((kind, factor)) = scaling {
+            self.put_own("rope.scaling.type", Value::String(kind.into()))?;
+            self.put_own("rope.scaling.factor", Value::F32(factor))?;
         }
-        if kind == "yarn" {
-            let key = "original_max_position_embeddings";
-            let original = match number(self, key) {
-                Some(original) => original as usize,
-                None => self.config.size("max_position_embeddings", "")?,
-            };
-            self.put_own("rope.scaling.original_context_length", u32_value(self.config, key, original)?)?;
-            for (json, gguf) in YARN {
-                let value = number(self, json);
-                self.float(value, gguf)?;
-            }
+        if let RopeScaling::Yarn(yarn) = &rope.scaling {
+            self.yarn(yarn, Rope::new(&rope)?.attention_factor())?;
         }
         let sections = self.rope_parameter("mrope_section").and_then(Json::as_array).cloned();
         let hybrid = ["qwen35", "qwen35moe"].contains(&self.architecture.gguf);
-        if sections.is_some() || hybrid {
-            let sections = self.sections(sections.as_deref())?;
+        if hybrid
+            || sections.is_some()
+                && keys::role(self.architecture.gguf_keys, "rope.dimension_sections").is_some()
+        {
+            let sections = self.sections(sections.as_deref(), rope.rotary_dim / 2)?;
             self.put_own("rope.dimension_sections", Value::Array(Array::I32(sections)))?;
         }
-        let theta = match number(self, "rope_theta") {
-            None => self.config.optional_float("rope_theta", "")?.unwrap_or(10000.0),
-            Some(theta) => theta,
-        };
-        self.put_own("rope.freq_base", Value::F32(theta as f32))
+        self.put_own("rope.freq_base", Value::F32(rope.theta as f32))
+    }
+
+    fn yarn(&mut self, yarn: &Yarn, attention_factor: f32) -> Result<(), QuantizeError> {
+        let (key, original) = ("original_max_position_embeddings", yarn.original_max_position_embeddings);
+        self.put_own("rope.scaling.original_context_length", u32_value(self.config, key, original)?)?;
+        let own = own_attention_factor(yarn.factor) as f32;
+        if attention_factor != own {
+            // llama.cpp multiplies its own by this one.
+            self.put_own("rope.scaling.attn_factor", Value::F32(attention_factor / own))?;
+        } else if let Some(factor) = self.rope_parameter("attention_factor").and_then(Json::as_f64) {
+            // As the converter has it; nobody reads it.
+            self.put_own("rope.scaling.yarn_attn_factor", Value::F32(factor as f32))?;
+        }
+        for ((json, gguf), value) in YARN.iter().zip([yarn.beta_fast, yarn.beta_slow]) {
+            if self.rope_parameter(json).is_some() {
+                self.put_own(gguf, Value::F32(value as f32))?;
+            }
+        }
+        Ok(())
     }
 
     /// The pairs of each kind of position in the multimodal embedding. In a text all positions are the same, but llama.cpp
     /// gives pairs beyond these sections position 0. So sections that do not cover all pairs, as the converter writes some,
     /// are replaced by ones that do.
-    fn sections(&self, stored: Option<&[Json]>) -> Result<Vec<i32>, QuantizeError> {
+    fn sections(&self, stored: Option<&[Json]>, pairs: usize) -> Result<Vec<i32>, QuantizeError> {
         // What transformers takes where none are given.
         let stored = stored.map_or(vec![11, 11, 10], |stored| {
             stored.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
         });
-        let pairs = self.rotary_dim()? / 2;
-        let mut sections = match sections_cover(&stored, pairs) {
+        let total = stored.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
+        let mut sections = match sections_cover(&stored, pairs) && total <= self.computed.head_dim()? {
             true => stored,
             false => (0..3).map(|kind| pairs.saturating_sub(kind).div_ceil(3)).collect(),
         };
@@ -203,12 +211,7 @@ impl Builder<'_> {
         })
     }
 
-    fn rotary_dim(&self) -> Result<usize, QuantizeError> {
-        let fraction = self.rope_parameter("partial_rotary_factor").and_then(Json::as_f64).unwrap_or(0.25);
-        Ok((self.head_dim()? as f64 * fraction) as usize)
-    }
-
-    fn delta_net(&mut self, tensors: usize) -> Result<(), QuantizeError> {
+    fn delta_net(&mut self, tensors: usize, predictors: usize) -> Result<(), QuantizeError> {
         self.sizes(DELTA_NET)?;
         let values = self.config.size("linear_value_head_dim", "")?
             * self.config.size("linear_num_value_heads", "")?;
@@ -224,10 +227,12 @@ impl Builder<'_> {
             Some(kind) => Ok(kind == "linear_attention"),
             None => Ok::<_, QuantizeError>(!(layer + 1).is_multiple_of(interval)),
         };
-        let recurrent = (0..layers).map(is_recurrent).collect::<Result<_, _>>()?;
+        let mut recurrent = (0..layers).map(is_recurrent).collect::<Result<Vec<_>, _>>()?;
+        // Those predict by attention.
+        recurrent.resize(layers + predictors, false);
         self.put_own("attention.recurrent_layers", Value::Array(Array::Bool(recurrent)))?;
         self.sizes(&[("full_attention_interval", "full_attention_interval")])?;
-        let rotary = u32_value(self.config, "partial_rotary_factor", self.rotary_dim()?)?;
+        let rotary = u32_value(self.config, "partial_rotary_factor", self.computed.rope()?.rotary_dim)?;
         self.put_own("rope.dimension_count", rotary)
     }
 

@@ -6,16 +6,19 @@ mod mix;
 
 pub use mix::Mix;
 
+use crate::computed::Computed;
 use crate::learn::{LearnReport, Learning, Progress, Teacher};
+use crate::left_out::extras;
 use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
-use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
+use crate::{Fallback, QuantizeError, Rule, Summary, mlx, output_path};
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Content, Staged};
-use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer};
+use lowbit_files::{Checkpoint, Layout, Stored, TensorView, Tokenizer, Unwritten, UnwrittenTensor};
 use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
-use lowbit_models::arch::{self, Architecture};
+use lowbit_models::arch::{self, Extra};
+use lowbit_models::names::NEXTN;
 use mix::{Facts, Part, Place};
 use std::borrow::Cow;
 use std::io::{BufWriter, Seek, Write};
@@ -60,7 +63,7 @@ const VERSION: &str = "general.quantization_version";
 
 /// Quantises `checkpoint`, round-to-nearest without an importance matrix, into the new GGUF file `output`. Types and
 /// bytes of all tensors are those that `llama-quantize` writes (llama.cpp of llama-cpp-python 0.3.36), of a directory those
-/// that it writes after `convert_hf_to_gguf.py --no-mtp`. A checkpoint that is quantised already is decoded first.
+/// that it writes after `convert_hf_to_gguf.py`. A checkpoint that is quantised already is decoded first.
 ///
 /// `progress` and the output's name are as in [`quantize`](crate::quantize()), but that the output is a file.
 ///
@@ -151,18 +154,20 @@ impl<'a> Plan<'a> {
     /// Checks everything before anything is written.
     fn new(checkpoint: &Checkpoint, output: &Path, options: &'a GgufOptions) -> Result<Self, QuantizeError> {
         output_path::check_all(checkpoint, output, options.replace)?;
-        let config = Config::new(checkpoint)?;
-        let architecture = arch::find(&config)?;
-        let mut warnings = vec![];
-        let (planned, metadata) = match checkpoint.metadata() {
-            Some(metadata) => (carried_over(checkpoint)?, metadata.clone()),
-            None => {
-                config.check()?;
-                from_directory(checkpoint, &config, architecture, &mut warnings)?
-            }
-        };
-        let (jobs, fallbacks) = choose(planned, &metadata, options)?;
-        Ok(Self { options, metadata, jobs, fallbacks, warnings })
+        if let Some(metadata) = checkpoint.metadata() {
+            // Its settings stay as they are.
+            arch::find(&Config::new(checkpoint)?)?;
+            let (jobs, fallbacks) = choose(carried_over(checkpoint)?, metadata, options)?;
+            return Ok(Self { options, metadata: metadata.clone(), jobs, fallbacks, warnings: vec![] });
+        }
+        let computed = Computed::new(checkpoint)?;
+        let Converted { tensors, metadata, warnings } = from_directory(&computed)?;
+        let (jobs, fallbacks) = choose(tensors, &metadata, options)?;
+        let plan = Self { options, metadata, jobs, fallbacks, warnings };
+        let description = Unwritten::Gguf(plan.metadata.clone());
+        let unwritten = plan.jobs.iter().map(Job::unwritten).collect::<Result<_, _>>()?;
+        computed.check_new(output, "a GGUF file", description, unwritten)?;
+        Ok(plan)
     }
 
     /// The place where it is written before it gets its name.
@@ -235,9 +240,30 @@ impl Job {
             (Self::Encode(tensor, format), None) => tensor.encode(*format),
             (Self::Encode(tensor, format), Some(learned)) => tensor.encoded(*format, learned),
         };
-        let Encoded { components, loss } = encoded?;
+        let Encoded { components, loss } =
+            encoded.map_err(|error| error.with_rule(|| self.rule_to_keep()))?;
         // GGML's types have one component.
         Ok((Cow::Owned(components.into_iter().next().unwrap_or_default()), loss))
+    }
+
+    /// What readers will find of it. Only the values of divisors say how the model computes.
+    fn unwritten(&self) -> Result<UnwrittenTensor, QuantizeError> {
+        let (name, (stored, shape)) = (self.name().to_string(), self.description());
+        let bytes = (name == convert::ROPE_FREQS).then(|| self.encode(None)).transpose()?;
+        let bytes = bytes.map(|(bytes, _)| bytes.into_owned());
+        Ok(UnwrittenTensor { name, stored, shape: shape.into(), bytes })
+    }
+
+    /// The rule with which its values stay as they are.
+    fn rule_to_keep(&self) -> Option<String> {
+        let (Self::Encode(Tensor { source, shape, .. }, _), name) = (self, self.name()) else { return None };
+        let float = match source.format {
+            Format::Float(FloatType::F32) => FloatType::F32,
+            // f16 ends where types with f16 scales do.
+            _ => FloatType::BF16,
+        };
+        is_quantised(name, shape)
+            .then(|| format!("{}={}", self.module(), float.dtype().to_string().to_uppercase()))
     }
 
     /// How it is stored, and its shape without leading dimensions of 1, which ggml does not count.
@@ -271,28 +297,46 @@ fn carried_over(checkpoint: &Checkpoint) -> Result<Vec<Planned>, QuantizeError> 
     Ok(planned)
 }
 
-/// A directory's tensors and metadata, its tokenizer's among them; what is left out goes to `warnings`.
-fn from_directory(
-    checkpoint: &Checkpoint,
-    config: &Config<'_>,
-    architecture: &Architecture,
-    warnings: &mut Vec<String>,
-) -> Result<(Vec<Planned>, Metadata), QuantizeError> {
-    let planned = convert::tensors(checkpoint, config, architecture)?;
-    let mut metadata = metadata::metadata(checkpoint, config, architecture, &planned)?;
-    let (vocab_size, hidden_size) = (config.size("vocab_size", "")?, config.size("hidden_size", "")?);
+/// A directory as GGUF has it.
+struct Converted {
+    tensors: Vec<Planned>,
+    /// With the tokenizer's.
+    metadata: Metadata,
+    /// What is left out, a sentence each.
+    warnings: Vec<String>,
+}
+
+/// What `computed`, a directory, is in GGUF.
+fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
+    let Computed { checkpoint, config, architecture, .. } = computed;
+    // MLX's norms have their 1 already, but not all of those that predict further tokens.
+    let keeps = architecture.gguf_name(NEXTN[0].0).is_some() && checkpoint.layout() == Layout::HuggingFace;
+    let predictors = if keeps { mlx::predictors(checkpoint) } else { 0 };
+    let tensors = convert::tensors(computed, predictors)?;
+    let mut metadata = metadata::metadata(computed, predictors, &tensors)?;
+    let (vocab_size, hidden_size) = (computed.decoder().vocab_size, computed.decoder().hidden_size);
     let embedding =
-        planned.iter().map(Planned::name_and_shape).find(|(name, _)| *name == "token_embd.weight");
+        tensors.iter().map(Planned::name_and_shape).find(|(name, _)| *name == "token_embd.weight");
     if let Some((_, shape)) = embedding.filter(|(_, shape)| *shape != [vocab_size, hidden_size]) {
         let (got, want) = (format!("[{vocab_size}, {hidden_size}]"), format!("the embedding is {shape:?}"));
         return Err(config.refuse("[vocab_size, hidden_size]", &got, &want).into());
     }
     let tokenizer = Tokenizer::gguf_entries(checkpoint, vocab_size)?;
-    warnings.extend(tokenizer.warnings);
     for (key, value) in tokenizer.entries {
         metadata.insert(key, value)?;
     }
-    Ok((planned, metadata))
+    let mut warnings = extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] });
+    warnings.extend(tokenizer.warnings);
+    let divisors = tensors.iter().any(|planned| planned.name_and_shape().0 == convert::ROPE_FREQS);
+    if divisors && architecture.gguf != "llama" {
+        warnings.push(format!(
+            "{}: llama.cpp reads {} for the architecture llama alone, and refuses a file of {} with it",
+            checkpoint.path().display(),
+            convert::ROPE_FREQS,
+            architecture.gguf
+        ));
+    }
+    Ok(Converted { tensors, metadata, warnings })
 }
 
 /// A tensor before its type is chosen.

@@ -1,0 +1,63 @@
+//! A checkpoint as readers will find it once it is written.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::{Checkpoint, Description, Layout};
+use crate::gguf::Metadata;
+use crate::tensor::bytes_of;
+use crate::{FileError, Stored, TensorView, Tensors};
+
+/// A tensor that is not written yet.
+#[derive(Clone, Debug)]
+pub struct UnwrittenTensor {
+    /// As the file will spell it.
+    pub name: String,
+    /// What its bytes will be.
+    pub stored: Stored,
+    /// Outermost first.
+    pub shape: Vec<usize>,
+    /// Its bytes, where they matter to whoever looks; zeros otherwise.
+    pub bytes: Option<Vec<u8>>,
+}
+
+/// What will describe the tensors.
+#[derive(Clone, Debug)]
+pub enum Unwritten {
+    /// `config.json` of a directory in MLX's layout.
+    Mlx(Value),
+    /// The metadata of a GGUF file.
+    Gguf(Metadata),
+}
+
+impl Checkpoint {
+    /// What [`Self::open`] will find at `path`, but for the tensors' values: these are zeros, which take up no memory.
+    ///
+    /// # Errors
+    /// [`FileError::Io`] when not even addresses for the largest tensor are left, [`FileError::DuplicateTensor`].
+    pub fn unwritten(
+        path: &Path,
+        description: Unwritten,
+        tensors: Vec<UnwrittenTensor>,
+    ) -> Result<Self, FileError> {
+        let size =
+            |tensor: &UnwrittenTensor| bytes_of(tensor.stored, &tensor.shape).ok().flatten().unwrap_or(0);
+        let largest = tensors.iter().map(size).max().unwrap_or(0);
+        let zeros = crate::map::zeros(largest).map_err(FileError::io(path))?;
+        let file: Arc<Path> = path.into();
+        let view = |tensor: UnwrittenTensor| {
+            let bytes = zeros.slice(..size(&tensor));
+            let UnwrittenTensor { name, stored, shape, bytes: own } = tensor;
+            TensorView { name, stored, shape, bytes: own.map_or(bytes, Bytes::from), file: file.clone() }
+        };
+        let tensors = Tensors::new(tensors.into_iter().map(view).collect())?;
+        let description = match description {
+            Unwritten::Mlx(config) => Description::Directory { layout: Layout::Mlx, config },
+            Unwritten::Gguf(metadata) => Description::Gguf(metadata),
+        };
+        Ok(Self { path: path.into(), tensors, description })
+    }
+}

@@ -1,0 +1,97 @@
+//! What a checkpoint computes, and whether the one that is made of it would compute the same.
+
+use crate::QuantizeError;
+use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
+use lowbit_kernels::Device;
+use lowbit_kernels::ops::{RopeLayout, RopeParams};
+use lowbit_models::arch::{self, Architecture};
+use lowbit_models::layers::{DecoderConfig, rope_params};
+use lowbit_models::{Config, Outline, Target, Weights};
+use std::path::Path;
+
+/// A checkpoint that lowbit computes.
+pub struct Computed<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub config: Config<'a>,
+    pub architecture: &'static Architecture,
+    pub outline: Outline,
+}
+
+impl<'a> Computed<'a> {
+    /// Looks at all of the configuration and at all tensors' names, types and shapes.
+    ///
+    /// # Errors
+    /// As [`Outline::new`].
+    pub fn new(checkpoint: &'a Checkpoint) -> Result<Self, QuantizeError> {
+        let config = Config::new(checkpoint)?;
+        let architecture = arch::find(&config)?;
+        Ok(Self { checkpoint, config, architecture, outline: Outline::new(checkpoint)? })
+    }
+
+    /// Its sizes.
+    pub fn decoder(&self) -> &DecoderConfig {
+        self.outline.config()
+    }
+
+    /// Elements of an attention head.
+    ///
+    /// # Errors
+    /// As [`Config::size`].
+    pub fn head_dim(&self) -> Result<usize, QuantizeError> {
+        Ok(match self.config.optional_size("head_dim", "attention.key_length")? {
+            Some(dim) => dim,
+            None => self.decoder().hidden_size / self.heads()?,
+        })
+    }
+
+    /// Query heads.
+    ///
+    /// # Errors
+    /// As [`Config::size`].
+    pub fn heads(&self) -> Result<usize, QuantizeError> {
+        Ok(self.config.size("num_attention_heads", "attention.head_count")?)
+    }
+
+    /// Key heads.
+    ///
+    /// # Errors
+    /// As [`Config::size`].
+    pub fn key_heads(&self) -> Result<usize, QuantizeError> {
+        let heads = self.config.optional_size("num_key_value_heads", "attention.head_count_kv")?;
+        heads.map_or_else(|| self.heads(), Ok)
+    }
+
+    /// The rotary embedding.
+    ///
+    /// # Errors
+    /// As [`rope_params`].
+    pub fn rope(&self) -> Result<RopeParams, QuantizeError> {
+        let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
+        let weights = Weights::new(self.checkpoint, &target);
+        // Which elements make a pair is a matter of the layout.
+        Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)
+    }
+
+    /// Refuses a checkpoint that readers would refuse, or compute otherwise than this one. `kind` is what it is.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Unreadable`], [`QuantizeError::Otherwise`].
+    pub fn check_new(
+        &self,
+        output: &Path,
+        kind: &'static str,
+        description: Unwritten,
+        tensors: Vec<UnwrittenTensor>,
+    ) -> Result<(), QuantizeError> {
+        let made = Checkpoint::unwritten(output, description, tensors)?;
+        let made =
+            Outline::new(&made).map_err(|error| QuantizeError::Unreadable { kind, error: error.into() })?;
+        match self.outline.difference(&made) {
+            None => Ok(()),
+            Some(difference) => {
+                let checkpoint = self.checkpoint.path().to_path_buf();
+                Err(QuantizeError::Otherwise { checkpoint, kind, difference })
+            }
+        }
+    }
+}

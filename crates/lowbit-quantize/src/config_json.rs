@@ -1,0 +1,317 @@
+//! `config.json` of what a checkpoint computes, with all that lowbit, mlx-lm 0.32 and transformers 5 read: each key with the value that
+//! was computed with, also where the source relies on a default, which another reader may not share.
+
+use crate::QuantizeError;
+use crate::computed::Computed;
+use lowbit_kernels::ops::{HeadMap, Rope, RopeParams, RopeScaling, Yarn};
+use lowbit_models::keys::{self, Absent, Role};
+use lowbit_models::layers::{DeltaNetConfig, MoeConfig};
+use lowbit_models::names::{A_LOG, Name, ROUTER};
+use serde_json::{Map, Value as Json, json};
+
+/// The part of `config.json` that describes the text model.
+pub struct TextConfig<'a> {
+    pub source: &'a Computed<'a>,
+    pub json: Map<String, Json>,
+}
+
+impl TextConfig<'_> {
+    /// Sets a key, unless it says the same already.
+    pub fn put(&mut self, key: &str, value: impl Into<Json>) {
+        let value = value.into();
+        if !self.json.get(key).is_some_and(|old| is_same(old, &value)) {
+            self.json.insert(key.into(), value);
+        }
+    }
+
+    fn refuse(&self, key: &str, got: &str, want: &str) -> QuantizeError {
+        self.source.config.refuse(key, got, want).into()
+    }
+
+    /// `number` as JSON has it: a number that is an f32 in as few digits as say that one.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Model`] for none.
+    pub fn number(&self, key: &str, number: f64) -> Result<Json, QuantizeError> {
+        let narrow = number as f32;
+        let short = if f64::from(narrow) == number { narrow.to_string().parse().ok() } else { None };
+        let json = serde_json::Number::from_f64(short.unwrap_or(number));
+        json.map(Json::Number).ok_or_else(|| self.refuse(key, &number.to_string(), "a number is wanted"))
+    }
+
+    fn has(&self, name: Name<'_>) -> bool {
+        self.source.architecture.gguf_name(name.0).is_some()
+    }
+
+    /// The defaults of keys that the source leaves out.
+    pub fn fill_in(&mut self) {
+        for key in self.source.architecture.model_types[0].tables.iter().copied().flatten() {
+            let Role::Computed(Absent::Is(default) | Absent::Disputed(default)) = key.role else { continue };
+            // In the section for the rotary embedding.
+            if !["rope_theta", "partial_rotary_factor"].contains(&key.name) {
+                self.json.entry(key.name).or_insert_with(|| default.value());
+            }
+        }
+    }
+
+    /// Sizes, experts and delta nets.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Model`] for what cannot be said.
+    pub fn sizes(&mut self) -> Result<(), QuantizeError> {
+        let (source, decoder) = (self.source, self.source.decoder());
+        for (key, size) in [
+            ("vocab_size", decoder.vocab_size),
+            ("hidden_size", decoder.hidden_size),
+            ("num_hidden_layers", decoder.num_hidden_layers),
+            ("max_position_embeddings", decoder.max_position_embeddings),
+            ("num_attention_heads", source.heads()?),
+            ("num_key_value_heads", source.key_heads()?),
+            ("head_dim", source.head_dim()?),
+        ] {
+            self.put(key, size);
+        }
+        self.put("hidden_act", "silu");
+        let key = "feed_forward_length";
+        if let Some(size) = source.config.optional_size("intermediate_size", key)? {
+            self.put("intermediate_size", size);
+        }
+        // As exactly as the source has it: f32 is what is computed with.
+        let eps = source.config.float("rms_norm_eps", "attention.layer_norm_rms_epsilon")?;
+        let eps = self.number("rms_norm_eps", eps)?;
+        self.put("rms_norm_eps", eps);
+        self.put("tie_word_embeddings", decoder.tie_word_embeddings);
+        if self.has(ROUTER) {
+            self.experts()?;
+        }
+        if self.has(A_LOG) { self.delta_net() } else { Ok(()) }
+    }
+
+    fn experts(&mut self) -> Result<(), QuantizeError> {
+        let Computed { config, architecture, checkpoint, .. } = self.source;
+        // llama.cpp divides by the sum in all of these models, transformers always does in Qwen3.5.
+        let moe = MoeConfig::new(config, config.is_gguf() || architecture.gguf != "qwen3moe")?;
+        self.put("num_experts", moe.num_experts);
+        self.json.remove("num_local_experts");
+        self.put("num_experts_per_tok", moe.num_experts_per_tok);
+        self.put("moe_intermediate_size", moe.moe_intermediate_size);
+        if moe.shared_expert_intermediate_size > 0 {
+            self.put("shared_expert_intermediate_size", moe.shared_expert_intermediate_size);
+        }
+        self.put("norm_topk_prob", moe.norm_topk_prob || architecture.gguf == "qwen35moe");
+        if config.is_gguf() {
+            let layers = 0..self.source.decoder().num_hidden_layers;
+            let tensors = checkpoint.tensors();
+            let dense = |layer: &usize| tensors.get(&format!("blk.{layer}.{}.weight", ROUTER.1)).is_none();
+            self.put("decoder_sparse_step", 1);
+            self.put("mlp_only_layers", layers.filter(dense).collect::<Vec<_>>());
+        } else if config.computes("mlp_only_layers") {
+            self.put("decoder_sparse_step", config.size("decoder_sparse_step", "")?);
+            self.put("mlp_only_layers", config.sizes("mlp_only_layers")?);
+        }
+        // mlx-lm wants it even where no layer is of that size.
+        if architecture.mlx_prefix.is_empty() {
+            self.json.entry("intermediate_size").or_insert(moe.moe_intermediate_size.into());
+        }
+        Ok(())
+    }
+
+    fn delta_net(&mut self) -> Result<(), QuantizeError> {
+        let config = &self.source.config;
+        let sizes = DeltaNetConfig::new(config, HeadMap::Grouped)?;
+        for (key, size) in [
+            ("linear_num_key_heads", sizes.linear_num_key_heads),
+            ("linear_num_value_heads", sizes.linear_num_value_heads),
+            ("linear_key_head_dim", sizes.linear_key_head_dim),
+            ("linear_value_head_dim", sizes.linear_value_head_dim),
+            ("linear_conv_kernel_dim", sizes.linear_conv_kernel_dim),
+        ] {
+            self.put(key, size);
+        }
+        let layers = self.source.decoder().num_hidden_layers;
+        let key = "full_attention_interval";
+        let stored = config.optional_size(key, key)?;
+        let kinds = ["full_attention", "linear_attention"];
+        let by_interval =
+            |interval: usize, layer: usize| kinds[usize::from(!(layer + 1).is_multiple_of(interval))];
+        let mut types = vec![];
+        for layer in 0..layers {
+            let kind = config.layer_type(layer, layers, &kinds)?;
+            types.push(kind.unwrap_or_else(|| by_interval(stored.unwrap_or(4).max(1), layer)));
+        }
+        // mlx-lm reads the interval alone. llama.cpp's converter writes a wrong one where it has a list.
+        let fits = |interval: &usize| (0..layers).all(|layer| types[layer] == by_interval(*interval, layer));
+        let stored = stored.filter(|&interval| interval > 0);
+        let interval = stored.into_iter().chain(1..=layers + 1).find(fits).ok_or_else(|| {
+            let key = if config.is_gguf() { "attention.recurrent_layers" } else { "layer_types" };
+            let got = format!("layers of attention at {:?}", positions(&types, kinds[0]));
+            self.refuse(key, &got, "MLX's layout has one interval between them")
+        })?;
+        self.put("full_attention_interval", interval);
+        self.put("layer_types", types);
+        Ok(())
+    }
+
+    /// The rotary embedding, `scaling` being the section for it as [`Self::scaling`] makes it.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Model`] for what cannot be said.
+    pub fn rope(&mut self, rope: &RopeParams, mut scaling: Map<String, Json>) -> Result<(), QuantizeError> {
+        let theta = self.number("rope.freq_base", rope.theta)?;
+        let fraction = self.rotary_fraction(rope.rotary_dim)?;
+        let old = self.json.clone();
+        let section = |key: &str| old.get(key).and_then(Json::as_object);
+        let section = section("rope_parameters").or_else(|| section("rope_scaling"));
+        for key in ["mrope_section", "mrope_interleaved"] {
+            if let Some(value) = section.and_then(|section| section.get(key)) {
+                scaling.insert(key.into(), value.clone());
+            }
+        }
+        // It stands in the section.
+        self.json.remove("original_max_position_embeddings");
+        if !self.source.architecture.mlx_prefix.is_empty() {
+            let kind = scaling.remove("rope_type").unwrap_or_else(|| "default".into());
+            scaling.insert("rope_type".into(), kind);
+            scaling.insert("rope_theta".into(), theta);
+            scaling.extend(fraction.map(|fraction| ("partial_rotary_factor".into(), fraction.into())));
+            if let Some(mut sections) = self.source.config.gguf_sizes("rope.dimension_sections")? {
+                sections.truncate(3);
+                scaling.insert("mrope_section".into(), json!(sections));
+                scaling.insert("mrope_interleaved".into(), true.into());
+            }
+            // Beside it the same may stand.
+            for key in ["rope_theta", "partial_rotary_factor"] {
+                if self.json.get(key).is_some_and(|beside| !is_same(beside, &scaling[key])) {
+                    self.json.remove(key);
+                }
+            }
+            self.json.remove("rope_scaling");
+            self.put("rope_parameters", scaling);
+            return Ok(());
+        }
+        self.json.remove("rope_parameters");
+        self.put("rope_theta", theta);
+        match fraction {
+            Some(fraction) => self.put("partial_rotary_factor", fraction),
+            // Scaled embeddings of transformers read it also where whole heads are rotated.
+            None => drop(self.json.remove("partial_rotary_factor")),
+        }
+        if !scaling.is_empty() && !scaling.contains_key("rope_type") {
+            scaling.insert("rope_type".into(), "default".into());
+        }
+        self.put("rope_scaling", if scaling.is_empty() { Json::Null } else { Json::Object(scaling) });
+        Ok(())
+    }
+
+    /// How much of a head is rotated, where the architecture has a key for that.
+    fn rotary_fraction(&self, rotary_dim: usize) -> Result<Option<f64>, QuantizeError> {
+        let head_dim = self.source.head_dim()?;
+        let tables = self.source.architecture.model_types[0].tables;
+        let fraction = rotary_dim as f64 / head_dim as f64;
+        let want = match keys::role(tables, "partial_rotary_factor") {
+            Some(Role::Computed(_)) if (head_dim as f64 * fraction) as usize == rotary_dim => {
+                return Ok(Some(fraction));
+            }
+            Some(Role::Computed(_)) => {
+                format!("it is no fraction of the {head_dim} elements of a head in floating point")
+            }
+            _ if rotary_dim == head_dim => return Ok(None),
+            _ => format!("MLX's layout of this model rotates whole heads, of {head_dim} elements"),
+        };
+        Err(self.refuse("rope.dimension_count", &rotary_dim.to_string(), &want))
+    }
+
+    /// The section that says how frequencies are scaled.
+    ///
+    /// # Errors
+    /// [`QuantizeError::Model`] for numbers that JSON does not have.
+    pub fn scaling(&self, rope: &RopeParams) -> Result<Map<String, Json>, QuantizeError> {
+        let number = |key: &str, number: f64| self.number(key, number);
+        let json = match &rope.scaling {
+            RopeScaling::None => json!({}),
+            RopeScaling::Linear { factor } => {
+                json!({ "rope_type": "linear", "factor": number("factor", (*factor).into())? })
+            }
+            RopeScaling::Llama3(llama3) => json!({
+                "rope_type": "llama3",
+                "factor": number("factor", llama3.factor.into())?,
+                "low_freq_factor": number("low_freq_factor", llama3.low_freq_factor.into())?,
+                "high_freq_factor": number("high_freq_factor", llama3.high_freq_factor.into())?,
+                "original_max_position_embeddings": llama3.original_max_position_embeddings,
+            }),
+            RopeScaling::Yarn(yarn) => Json::Object(self.yarn(yarn, Rope::new(rope)?.attention_factor())?),
+        };
+        Ok(json.as_object().cloned().unwrap_or_default())
+    }
+
+    fn yarn(&self, yarn: &Yarn, attention_factor: f32) -> Result<Map<String, Json>, QuantizeError> {
+        let mut section = Map::new();
+        section.insert("rope_type".into(), "yarn".into());
+        section.insert("factor".into(), self.number("factor", yarn.factor)?);
+        section
+            .insert("original_max_position_embeddings".into(), yarn.original_max_position_embeddings.into());
+        for (key, value, default) in [("beta_fast", yarn.beta_fast, 32.0), ("beta_slow", yarn.beta_slow, 1.0)]
+        {
+            if value != default {
+                section.insert(key.into(), self.number(key, value)?);
+            }
+        }
+        if attention_factor != own_attention_factor(yarn.factor) as f32 {
+            let factor = yarn.attention_factor.unwrap_or(attention_factor.into());
+            // transformers reads this one alone, and mlx-lm the others alone: it computes `0.1 mscale ln(factor) + 1`.
+            section.insert("attention_factor".into(), self.number("attention_factor", factor)?);
+            if yarn.factor > 1.0 {
+                let mscale = (factor - 1.0) / (0.1 * yarn.factor.ln());
+                section.insert("mscale".into(), self.number("mscale", mscale)?);
+                section.insert("mscale_all_dim".into(), 0.into());
+            }
+        }
+        if !yarn.truncate {
+            section.insert("truncate".into(), false.into());
+        }
+        Ok(section)
+    }
+}
+
+/// The attention factor of YaRN where none is given.
+pub fn own_attention_factor(factor: f64) -> f64 {
+    1.0 + 0.1 * factor.max(1.0).ln()
+}
+
+/// The whole `config.json` around a text model's: mlx-lm and transformers have some of them inside a multimodal one.
+pub fn wrapped(text: TextConfig<'_>) -> Map<String, Json> {
+    let TextConfig { source, json } = text;
+    let Some(wrapper) = source.architecture.model_types.iter().find(|model_type| model_type.wraps) else {
+        return json;
+    };
+    let mut root = Map::new();
+    root.insert("model_type".into(), wrapper.name.into());
+    root.insert("tie_word_embeddings".into(), source.decoder().tie_word_embeddings.into());
+    root.insert("text_config".into(), Json::Object(json));
+    root
+}
+
+/// Whether two values say the same, however numbers are written.
+fn is_same(one: &Json, other: &Json) -> bool {
+    match (one, other) {
+        (Json::Object(one), Json::Object(other)) => {
+            // The older name of a section's kind.
+            let get = |map: &Map<String, Json>, key: &str| match map.get(key) {
+                None if key == "rope_type" => map.get("type").cloned(),
+                value => value.cloned(),
+            };
+            let within = |one: &Map<String, Json>, other: &Map<String, Json>| {
+                let keys = one.iter().filter(|(key, value)| *key != "type" && !value.is_null());
+                keys.into_iter()
+                    .all(|(key, value)| get(other, key).is_some_and(|other| is_same(value, &other)))
+            };
+            within(one, other) && within(other, one)
+        }
+        _ => one == other || one.as_f64().is_some_and(|number| other.as_f64() == Some(number)),
+    }
+}
+
+/// The indices of `kind`.
+fn positions(types: &[&str], kind: &str) -> Vec<usize> {
+    (0..types.len()).filter(|&layer| types[layer] == kind).collect()
+}

@@ -1,0 +1,335 @@
+//! A conversion writes what lowbit, llama.cpp and mlx-lm read and compute as the source says, or nothing; and names what it leaves out.
+
+use lowbit_files::{Checkpoint, safetensors};
+use lowbit_formats::{DType, FloatType};
+use lowbit_kernels::Device;
+use lowbit_models::{Logits, Model, Target};
+use lowbit_quantize::{GgufOptions, Mix, QuantizeOptions, Summary, quantize, quantize_to_gguf};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow::Continue;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+fn model(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name)
+}
+
+/// A checkpoint in a folder that lasts as long.
+struct Source {
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Source {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// A copy of one of the vectors' checkpoints with another configuration and other tensors.
+fn changed(
+    name: &str,
+    config: impl Fn(&mut Map<String, Value>),
+    tensors: impl Fn(&mut BTreeMap<String, (DType, Vec<usize>, Vec<u8>)>),
+) -> Source {
+    let (folder, from) = (tempfile::tempdir().unwrap(), model(name));
+    let source = Source { path: folder.path().join("checkpoint"), _folder: folder };
+    std::fs::create_dir(&source.path).unwrap();
+    let mut json: Value =
+        serde_json::from_str(&std::fs::read_to_string(from.join("config.json")).unwrap()).unwrap();
+    let text = if json.get("text_config").is_some() { &mut json["text_config"] } else { &mut json };
+    text["dtype"] = "float32".into();
+    text.as_object_mut().unwrap().remove("torch_dtype");
+    config(text.as_object_mut().unwrap());
+    if json.get("dtype").or(json.get("torch_dtype")).is_some() {
+        json["dtype"] = "float32".into();
+        json.as_object_mut().unwrap().remove("torch_dtype");
+    }
+    std::fs::write(source.path.join("config.json"), json.to_string()).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(from.join(file), source.path.join(file)).unwrap();
+    }
+    let original = Checkpoint::open(&from).unwrap();
+    let mut all = BTreeMap::new();
+    for view in original.tensors() {
+        let lowbit_files::Stored::Plain(dtype) = view.stored else { panic!("{view:?}") };
+        // Conversions to MLX's layout round to the type that the configuration says.
+        let float = FloatType::from_dtype(dtype).unwrap();
+        let values = (0..view.elements()).flat_map(|i| float.get(&view.bytes, i).to_le_bytes());
+        all.insert(view.name.clone(), (DType::F32, view.shape.clone(), values.collect()));
+    }
+    tensors(&mut all);
+    let mut writer = safetensors::Writer::new();
+    for (name, (dtype, shape, _)) in &all {
+        writer.tensor(name, *dtype, shape).unwrap();
+    }
+    let mut body = writer.begin(&source.path, u64::MAX).unwrap();
+    all.values().for_each(|(.., bytes)| body.tensor(bytes).unwrap());
+    body.finish().unwrap();
+    source
+}
+
+fn with(key: &'static str, value: Value) -> impl Fn(&mut Map<String, Value>) {
+    move |config| drop(config.insert(key.into(), value.clone()))
+}
+
+/// The checkpoint as GGUF in F32, beside it.
+fn to_gguf(source: &Path) -> Result<(PathBuf, Summary), String> {
+    as_type(source, "F32")
+}
+
+fn as_type(source: &Path, mix: &str) -> Result<(PathBuf, Summary), String> {
+    let output = source.with_extension("gguf");
+    let options = GgufOptions::new(Mix::from_name(mix).unwrap()).with_replace(true);
+    let summary =
+        quantize_to_gguf(&Checkpoint::open(source).unwrap(), &output, &options, |_, _| Continue(()));
+    let summary = summary.map_err(|error| error.to_string())?;
+    Ok((output, summary))
+}
+
+/// The checkpoint in MLX's layout, unquantised, in a new folder.
+fn to_mlx(source: &Path) -> Result<(TempDir, Summary), String> {
+    let output = tempfile::tempdir().unwrap();
+    let options = QuantizeOptions::default().with_rules(vec!["*=none".parse().unwrap()]).with_replace(true);
+    let made = quantize(&Checkpoint::open(source).unwrap(), &output.path().join("made"), &options, |_, _| {
+        Continue(())
+    });
+    let summary = made.map_err(|error| error.to_string())?;
+    Ok((output, summary))
+}
+
+/// The logits of more tokens than any window here has.
+fn logits(path: &Path) -> Vec<f32> {
+    let target = Target::new(&Device::cpu(Some(1)).unwrap(), None).unwrap().with_exact(true);
+    let model = Model::load_for(&Checkpoint::open(path).unwrap(), target).unwrap();
+    let tokens: Vec<u32> = (0..60).map(|i| i * 7 % 200).collect();
+    let logits = model.forward(&tokens, &mut model.cache(), Logits::All).unwrap().unwrap();
+    logits.as_slice::<f32>().unwrap().to_vec()
+}
+
+#[track_caller]
+fn assert_same(what: &str, want: &Path, got: &Path) {
+    let (want, got) = (logits(want), logits(got));
+    let most = want.iter().fold(0f32, |most, value| most.max(value.abs()));
+    let apart = want.iter().zip(&got).fold(0f32, |apart, (want, got)| apart.max((want - got).abs()));
+    assert!(apart <= 1e-4 * most, "{what}: {apart} of {most}");
+}
+
+#[test]
+fn settings_that_a_source_leaves_to_defaults_are_written() {
+    for (name, keys) in [
+        ("qwen3_next", &["norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"][..]),
+        ("qwen3_moe", &["norm_topk_prob", "tie_word_embeddings", "attention_bias"]),
+        ("qwen3", &["attention_bias", "hidden_act", "rope_scaling"]),
+        ("llama2", &["tie_word_embeddings", "rope_theta", "rope_scaling", "num_key_value_heads"]),
+    ] {
+        for key in keys {
+            let source = changed(name, |config| drop(config.remove(*key)), |_| ());
+            let Ok((made, _)) = to_mlx(source.path()) else { panic!("{name} without {key}") };
+            let made = made.path().join("made");
+            assert_same(&format!("{name} without {key}"), source.path(), &made);
+            let config = Checkpoint::open(&made).unwrap().config().unwrap().clone();
+            assert!(config.get(key).is_some(), "{name}: {key} is not written");
+        }
+    }
+}
+
+#[test]
+fn scaled_rotary_embeddings_are_written_as_they_were_computed() {
+    for (name, scaling) in [
+        (
+            "llama2",
+            json!({"rope_type": "llama3", "factor": 2, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        ),
+        (
+            "qwen3",
+            json!({"rope_type": "llama3", "factor": 4, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 100}),
+        ),
+        (
+            "qwen3",
+            json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 0.8}),
+        ),
+        ("qwen3", json!({"rope_type": "yarn", "factor": 2.0, "mscale": 1.4, "mscale_all_dim": 0.5})),
+        ("llama2", json!({"rope_type": "linear", "factor": 3})),
+    ] {
+        let what = format!("{name} with {scaling}");
+        let change = |config: &mut Map<String, Value>| {
+            config.remove("rope_parameters");
+            config.insert("rope_theta".into(), 500.0.into());
+            config.insert("max_position_embeddings".into(), 128.into());
+            config.insert("rope_scaling".into(), scaling.clone());
+        };
+        let source = changed(name, change, |_| ());
+        let (file, summary) = to_gguf(source.path()).unwrap();
+        let is_refused_there = name == "qwen3" && scaling["rope_type"] == "llama3";
+        let warned =
+            summary.warnings.iter().any(|warning| warning.contains("llama.cpp reads rope_freqs.weight for"));
+        assert_eq!(warned, is_refused_there, "{what}: {:?}", summary.warnings);
+        assert_same(&what, source.path(), &file);
+        let (made, _) = to_mlx(source.path()).unwrap();
+        assert_same(&what, source.path(), &made.path().join("made"));
+    }
+    // Of a part of each head alone.
+    let change = with(
+        "rope_parameters",
+        json!({"rope_type": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4,
+        "original_max_position_embeddings": 64, "rope_theta": 500.0, "partial_rotary_factor": 0.5}),
+    );
+    let source = changed("qwen3_5", change, |_| ());
+    let (file, _) = to_gguf(source.path()).unwrap();
+    assert_same("a half", source.path(), &file);
+}
+
+#[test]
+fn sections_and_experts_that_are_odd_are_read_again() {
+    // No sections, over a quarter of a head of 32.
+    let change = with("rope_parameters", json!({"rope_theta": 1e7, "partial_rotary_factor": 0.25}));
+    let source = changed("qwen3_5", change, |_| ());
+    let (file, _) = to_gguf(source.path()).unwrap();
+    assert_same("no sections", source.path(), &file);
+    // Qwen3-MoE has no shared expert, whatever this says.
+    let source = changed("qwen3_moe", with("shared_expert_intermediate_size", 32.into()), |_| ());
+    let (file, _) = to_gguf(source.path()).unwrap();
+    // llama.cpp always divides by the sum of the chosen experts.
+    assert_same("an idle shared expert", source.path(), &file);
+}
+
+#[test]
+fn what_cannot_be_said_is_refused_before_anything_is_written() {
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "beta_slow": 2.0});
+    for (name, key, value, want) in [
+        (
+            "mistral",
+            "sliding_window",
+            json!(21),
+            ": layer 0's sliding_window is 21, but a GGUF file made of it would be computed with none, so nothing is written",
+        ),
+        (
+            "qwen3_moe",
+            "norm_topk_prob",
+            json!(false),
+            "'s norm_topk_prob is false, but a GGUF file made of it would be computed with true, so nothing is written",
+        ),
+        (
+            "qwen3",
+            "rope_scaling",
+            yarn,
+            "qwen3.rope.scaling.yarn_beta_slow is F32(2.0), but only 1.0 is supported: a GGUF file cannot say otherwise what \
+             this checkpoint computes, so nothing is written",
+        ),
+    ] {
+        let source = changed(name, with(key, value), |_| ());
+        let message = to_gguf(source.path()).map(drop).unwrap_err();
+        assert!(message.ends_with(want), "{message}");
+        assert!(!source.path().with_extension("gguf").exists());
+    }
+}
+
+#[test]
+fn layers_that_predict_further_tokens_are_kept_in_gguf_and_named_elsewhere() {
+    let source = changed("qwen3_5", |_| (), |_| ());
+    let (file, summary) = to_gguf(source.path()).unwrap();
+    let [vision] = &summary.warnings[..] else { panic!("{:?}", summary.warnings) };
+    assert!(vision.contains(" tensors of the part that sees images (model.visual."), "{vision}");
+    let made = Checkpoint::open(&file).unwrap();
+    let metadata = made.metadata().unwrap();
+    assert_eq!(metadata.get::<u32>("qwen35.block_count").unwrap(), 5);
+    assert_eq!(metadata.get::<u32>("qwen35.nextn_predict_layers").unwrap(), 1);
+    for (name, shape) in [
+        ("blk.4.nextn.eh_proj.weight", &[64, 128][..]),
+        ("blk.4.nextn.enorm.weight", &[64]),
+        ("blk.4.nextn.hnorm.weight", &[64]),
+        ("blk.4.nextn.shared_head_norm.weight", &[64]),
+        ("blk.4.attn_q.weight", &[192, 64]),
+        ("blk.4.attn_norm.weight", &[64]),
+        ("blk.4.ffn_down.weight", &[64, 160]),
+    ] {
+        assert_eq!(made.tensors().get(name).unwrap_or_else(|| panic!("{name}")).shape, shape, "{name}");
+    }
+    // The converter adds 1 to these norms, too.
+    let first = |checkpoint: &Checkpoint, name: &str| {
+        f32::from_le_bytes(checkpoint.tensors().get(name).unwrap().bytes[..4].try_into().unwrap())
+    };
+    let original = Checkpoint::open(source.path()).unwrap();
+    for (name, from) in [
+        ("blk.4.nextn.enorm.weight", "mtp.pre_fc_norm_embedding.weight"),
+        ("blk.4.nextn.shared_head_norm.weight", "mtp.norm.weight"),
+        ("blk.4.attn_k_norm.weight", "mtp.layers.0.self_attn.k_norm.weight"),
+    ] {
+        assert_eq!(first(&made, name), first(&original, from) + 1.0, "{name}");
+    }
+    assert_same("with a predictor", source.path(), &file);
+    let (mlx, summary) = to_mlx(source.path()).unwrap();
+    let want = ": 15 tensors of the layers of multi-token prediction (mtp.fc.weight, ..) left out: lowbit and mlx-lm do not \
+                compute them";
+    assert!(summary.warnings.iter().any(|warning| warning.ends_with(want)), "{:?}", summary.warnings);
+    assert_same("without it", source.path(), &mlx.path().join("made"));
+}
+
+#[test]
+fn constants_that_are_left_out_are_named() {
+    let source = changed(
+        "llama2",
+        |_| (),
+        |tensors| {
+            for layer in 0..2 {
+                let name = format!("model.layers.{layer}.self_attn.rotary_emb.inv_freq");
+                tensors.insert(name, (DType::F32, vec![2], vec![0; 8]));
+            }
+        },
+    );
+    for warnings in [to_gguf(source.path()).unwrap().1.warnings, to_mlx(source.path()).unwrap().1.warnings] {
+        let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+        let want = ": 2 tensors that are constants (model.layers.0.self_attn.rotary_emb.inv_freq, ..) left out: every reader \
+                    computes them itself";
+        assert!(warning.ends_with(want), "{warning}");
+    }
+}
+
+/// The greatest value of the block is named, and the rule that it says, works.
+#[test]
+fn an_outlier_is_refused_with_a_way_out() {
+    let name = "model.layers.0.mlp.down_proj.weight";
+    let outlier = |value: f32, index: usize| {
+        changed(
+            "qwen3",
+            |_| (),
+            move |tensors| {
+                let (_, _, bytes) = tensors.get_mut(name).unwrap();
+                bytes[4 * index..4 * index + 4].copy_from_slice(&value.to_le_bytes());
+            },
+        )
+    };
+    let source = outlier(999_424.0, 7);
+    let message = as_type(source.path(), "Q4_0").map(drop).unwrap_err();
+    let want = "tensor blk.0.ffn_down.weight: value 7 is 999424, which Q4_0 cannot store; with the rule (--rule) \
+                blk.0.ffn_down=F32 it stays in a type that can";
+    assert_eq!(message, want);
+    let options = GgufOptions::new(Mix::from_name("Q4_0").unwrap());
+    let options = options.with_rules(vec!["blk.0.ffn_down=F32".parse().unwrap()]);
+    let checkpoint = Checkpoint::open(source.path()).unwrap();
+    quantize_to_gguf(&checkpoint, &source.path().with_extension("ruled.gguf"), &options, |_, _| Continue(()))
+        .unwrap();
+    // Where the peer's encoders write zeros.
+    let source = outlier(1e20, 7);
+    for mix in ["Q6_K", "Q3_K_M", "IQ4_XS", "Q8_0", "F16"] {
+        let message = as_type(source.path(), mix).map(drop).unwrap_err();
+        assert!(message.starts_with("tensor blk.0.ffn_down.weight: value 7 is "), "{mix}: {message}");
+    }
+    let options = QuantizeOptions::new("nvfp4", 4, 16);
+    let error = quantize(
+        &Checkpoint::open(source.path()).unwrap(),
+        &source.path().with_extension("mlx"),
+        &options,
+        |_, _| Continue(()),
+    );
+    let message = error.unwrap_err().to_string();
+    assert!(
+        message.ends_with(
+            "; with the rule (--rule) model.layers.0.mlp.down_proj=none it stays in a type that can"
+        ),
+        "{message}"
+    );
+}

@@ -1,0 +1,110 @@
+"""Converts a checkpoint into lowbit's other layouts and back. Each conversion keeps the negative log-likelihood of a text, or is
+refused before anything is written; what is written can be read."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .case import Case
+from .check import SECONDS, run_lowbit
+
+# Of a mean over some fifty tokens, in f32.
+TOLERANCE = 1e-6
+GGUF = ["--format", "F32"]
+MLX = ["--bits", "4", "--group-size", "32"]
+FLOAT = [*MLX, "--rule", "*=none"]
+# Name, what it is made of, and how. The last pair has the same decoded values.
+STEPS = [
+    ("GGUF", "checkpoint", GGUF),
+    ("MLX", "checkpoint", FLOAT),
+    ("GGUF -> MLX", "GGUF", FLOAT),
+    ("GGUF -> MLX -> GGUF", "GGUF -> MLX", GGUF),
+    ("MLX of 4 bits", "checkpoint", MLX),
+    ("MLX of 4 bits -> GGUF", "MLX of 4 bits", GGUF),
+]
+# What these are compared with: rounding to 4 bits is meant to change the result.
+ORIGINS = {"MLX of 4 bits": None, "MLX of 4 bits -> GGUF": "MLX of 4 bits"}
+
+
+@dataclass
+class RoundTrip:
+    """`wrong`: a sentence for each conversion that is not right. `refused`: step and message."""
+
+    wrong: list[str] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    worst: float = 0.0
+
+
+def in_f32(case: Case) -> None:
+    """Stores the weights in the type that everything is computed in: conversions round to the configuration's."""
+    case.dtype, case.keep_f32 = "float32", ()
+    for part in (case.root, case.text):
+        for key in ("dtype", "torch_dtype"):
+            part.pop(key, None)
+    case.text["dtype"] = "float32"
+
+
+def check(lowbit: Path, checkpoint: Path, text: Path, scratch: Path) -> RoundTrip:
+    result = RoundTrip()
+    made = {"checkpoint": checkpoint}
+    likelihoods = {"checkpoint": measure(lowbit, checkpoint, text)}
+    for name, source, flags in STEPS:
+        if source not in made:
+            continue
+        output = scratch / (re.sub(r"\W+", "-", name) + (".gguf" if flags is GGUF else ""))
+        line = [lowbit, "quantize", "--model", made[source], "--output", output, *flags]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, errors="replace")
+        if done.returncode == 1:
+            result.refused.append((name, message(done.stderr, checkpoint, scratch)))
+            if output.exists():
+                result.wrong.append(f"{name}: refused, but written")
+            continue
+        if done.returncode != 0:
+            result.wrong.append(f"{name}: exit {done.returncode}: {done.stderr[-300:]}")
+            continue
+        judge(lowbit, name, output, text, likelihoods, result)
+        made[name] = output
+    for path in list(made.values())[1:]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return result
+
+
+def judge(lowbit: Path, name: str, output: Path, text: Path, likelihoods: dict, result: RoundTrip) -> None:
+    try:
+        nll = measure(lowbit, output, text)
+    except ValueError as error:
+        result.wrong.append(f"{name}: unread: {error}")
+        return
+    likelihoods[name] = nll
+    origin = ORIGINS.get(name, "checkpoint")
+    if origin is None:
+        return
+    difference = abs(nll - likelihoods[origin])
+    result.worst = max(result.worst, difference)
+    if difference <= TOLERANCE * max(1.0, likelihoods[origin]):
+        result.kept.append(name)
+    else:
+        result.wrong.append(f"{name}: nll {nll}, not {likelihoods[origin]}")
+
+
+def measure(lowbit: Path, path: Path, text: Path) -> float:
+    """The negative log-likelihood of the text.
+
+    Raises ValueError where the checkpoint is not read.
+    """
+    code, output, error = run_lowbit(lowbit, "perplexity", path, ["--exact", "--file", str(text), "--context", "4096"])
+    if code != 0:
+        raise ValueError(error.strip().splitlines()[-1] if error.strip() else f"exit {code}")
+    return json.loads(output)["nll"]
+
+
+def message(error: str, *folders: Path) -> str:
+    """The message without what differs from case to case."""
+    text = error.strip().splitlines()[-1] if error.strip() else "(no message)"
+    for folder in folders:
+        text = text.replace(str(folder), "DIR")
+    return re.sub(r"\[[-0-9N., e]+\]", "[..]", re.sub(r"\d+(\.\d+)?", "N", text))
