@@ -325,7 +325,8 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     for (key, value) in tokenizer.entries {
         metadata.insert(key, value)?;
     }
-    let mut warnings = extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] });
+    let mut warnings = lowbit_models::warnings(checkpoint)?;
+    warnings.extend(extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] }));
     warnings.extend(tokenizer.warnings);
     let divisors = tensors.iter().any(|planned| planned.name_and_shape().0 == convert::ROPE_FREQS);
     if divisors && architecture.gguf != "llama" {
