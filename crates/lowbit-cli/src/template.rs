@@ -1,17 +1,20 @@
 //! Flags about chat templates.
 
+mod builtin;
+
 use crate::Failure;
 use lowbit::{ChatTemplate, Checkpoint};
 use lowbit_files::read::{limit, read};
 use lowbit_files::shown;
 use serde_json::{Map, Value};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which chat template to use, and its variables besides the messages.
 #[derive(clap::Args)]
 pub struct TemplateOptions {
-    /// A file with the chat template to use instead of the checkpoint's.
-    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    /// A chat template to use instead of the checkpoint's: a file, the name of one of llama.cpp's (chatml, llama3, gemma, ...), or
+    /// Jinja.
+    #[arg(long, value_name = "FILE|NAME", alias = "chat-template-file")]
     chat_template: Option<PathBuf>,
     /// Variables for the chat template, as '{"enable_thinking": false}'.
     #[arg(long, value_name = "JSON")]
@@ -21,14 +24,32 @@ pub struct TemplateOptions {
     tools: Option<PathBuf>,
 }
 
+/// The template of a file, of llama.cpp's name, or of its own text.
+fn named(file: &Path, checkpoint: &Checkpoint) -> Result<ChatTemplate, Failure> {
+    let text = file.to_str().filter(|_| !file.exists()).unwrap_or_default();
+    let builtin = builtin::find(text);
+    if let Some(source) =
+        builtin.or_else(|| (text.contains("{{") || text.contains("{%")).then(|| text.into()))
+    {
+        return Ok(ChatTemplate::from_source(&source, Path::new("--chat-template"), checkpoint)?);
+    }
+    // A name of a template, not of a file.
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if !text.is_empty() && text.chars().all(is_name) && file.extension().is_none() {
+        let known = builtin::names().collect::<Vec<_>>().join(", ");
+        return Err(format!(
+            "--chat-template {text}: there is no such file, and the names that are known are {known}"
+        )
+        .into());
+    }
+    Ok(ChatTemplate::from_file(file, checkpoint)?)
+}
+
 impl TemplateOptions {
     /// The template, with its variables; `None` for a base model.
     pub fn load(&self, checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Failure> {
         let template = match &self.chat_template {
-            Some(file) if !file.exists() && file.to_string_lossy().contains(['{', '\n']) => {
-                return Err("--chat-template takes the name of a file; write the template into one".into());
-            }
-            Some(file) => Some(ChatTemplate::from_file(file, checkpoint)?),
+            Some(file) => Some(named(file, checkpoint)?),
             None => ChatTemplate::from_checkpoint(checkpoint)?,
         };
         let Some(mut template) = template else {

@@ -317,11 +317,14 @@ fn a_template_of_ones_own_sees_variables_and_tools() {
     let plain = ["generate", "--model", model, "-n", "1", "--ignore-eos", "--json", "--prompt", "hi calm f"];
     let plain = lowbit(&[&plain[..], &["--ignore-chat-template"]].concat()).output().unwrap();
     assert_eq!(json(&run(&flags))["prompt_tokens"], json(&plain)["prompt_tokens"]);
+    let spelled = ["--chat-template", source, "--chat-template-kwargs", kwargs, "--tools", tools];
+    assert_eq!(json(&run(&spelled))["prompt_tokens"], json(&plain)["prompt_tokens"]);
 
     for (flags, problem) in [
         (&["--chat-template-kwargs", "[1]"][..], "takes a JSON object"),
         (&["--chat-template-kwargs", r#"{"messages": []}"#][..], "messages comes from the chat itself"),
-        (&["--chat-template", "{{ messages }}"][..], "takes the name of a file"),
+        (&["--chat-template", "{{ messages"][..], "chat template: "),
+        (&["--chat-template", "nothing-of-that-name"][..], "the names that are known are "),
         (&["--tools", template][..], "takes a JSON list of objects"),
         (&["--tools", tools, "--ignore-chat-template"][..], "does nothing with --ignore-chat-template"),
     ] {

@@ -189,6 +189,30 @@ fn outside_the_repository_it_is_said_what_to_type_first() {
 }
 
 #[test]
+fn a_chat_template_has_a_name_or_is_typed() {
+    let folder = tempfile::tempdir().unwrap();
+    with_template(folder.path());
+    let model = folder.path().to_str().unwrap();
+    let prompt = |template: &str| {
+        let line = ["generate", "-m", model, "-p", "hi", "-n", "1", "--json", "--chat-template", template];
+        json(&lowbit(&line).output().unwrap())["prompt_tokens"].clone()
+    };
+    let typed = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
+                 {{ '<|im_start|>assistant\\n' }}";
+    assert_eq!(prompt("chatml"), prompt(typed));
+    assert_ne!(prompt("chatml"), prompt("llama3"));
+    let refused = refusal(
+        lowbit(&["generate", "-m", model, "-p", "hi", "--chat-template", "chatlm"]).output().unwrap(),
+    );
+    assert!(
+        refused.contains(
+            "--chat-template chatlm: there is no such file, and the names that are known are chatml, "
+        ),
+        "{refused}"
+    );
+}
+
+#[test]
 fn types_and_devices_have_the_peers_names() {
     let line = |more: &[&'static str]| [&["generate", "-p", "A vector is", "-n", "3"][..], more].concat();
     let want = tokens(&line(&["--device", "cpu"]));

@@ -78,7 +78,15 @@ impl ChatTemplate {
     pub fn from_file(file: &Path, checkpoint: &Checkpoint) -> Result<Self, FileError> {
         let source = String::from_utf8(read(file, limit::TEMPLATE)?);
         let source = source.map_err(|error| template_error(file, error.to_string()))?;
-        Ok(Self::new(&source, file)?.with_all(special_tokens(checkpoint)?))
+        Self::from_source(&source, file, checkpoint)
+    }
+
+    /// The template `source`, with the special tokens of `checkpoint`; messages call it `name`.
+    ///
+    /// # Errors
+    /// [`FileError`] when the checkpoint's special tokens cannot be read, [`FileError::Template`] when it is no valid Jinja.
+    pub fn from_source(source: &str, name: &Path, checkpoint: &Checkpoint) -> Result<Self, FileError> {
+        Ok(Self::new(source, name)?.with_all(special_tokens(checkpoint)?))
     }
 
     /// The templates in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`, if there are any.
