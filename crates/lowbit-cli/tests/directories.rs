@@ -64,6 +64,9 @@ fn tokens_and_templates_stay_what_they_are() {
     for made in conversions(&model, folder.path()) {
         assert_eq!(prompt(&made, &["-p", "hi"]), plain, "{}", made.display());
         assert_eq!(prompt(&made, &tools), called, "{}", made.display());
+        let facts =
+            json(&lowbit(&["inspect", "--model", made.to_str().unwrap(), "--json"]).output().unwrap());
+        assert_eq!(facts["chat_templates"], json!(["default", "tool_use"]), "{}", made.display());
     }
     assert!(folder.path().join("mlx/additional_chat_templates/tool_use.jinja").exists());
 }

@@ -156,6 +156,13 @@ impl ChatTemplate {
         parsed.filter_map(|parsed| parsed.program.as_ref().ok()).any(|program| program.mentions(text))
     }
 
+    /// The names of the templates that there are: `default` and `tool_use` first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let default = self.default.iter().map(|_| named::DEFAULT);
+        let tool_use = self.tool_use.iter().map(|_| named::TOOL_USE);
+        default.chain(tool_use).chain(self.others.iter().map(String::as_str))
+    }
+
     /// The text of `messages` ([`Message`]s, or whatever serialises to objects with more fields). With
     /// `add_generation_prompt` it ends with the start of the assistant's next message.
     ///
@@ -194,9 +201,7 @@ impl ChatTemplate {
         let has_tools = !matches!(self.variables.get("tools"), None | Some(Ok(Json::Null)));
         let tool_use = self.tool_use.as_ref().filter(|_| has_tools);
         let Some(Parsed { program, file }) = tool_use.or(self.default.as_ref()) else {
-            let names =
-                self.tool_use.iter().map(|_| named::TOOL_USE).chain(self.others.iter().map(String::as_str));
-            let names: Vec<_> = names.map(|name| crate::shown(name).to_string()).collect();
+            let names: Vec<_> = self.names().map(|name| crate::shown(name).to_string()).collect();
             let problem = format!("there is no template called default, only {}", names.join(", "));
             return Err(template_error(&self.file, problem));
         };

@@ -231,7 +231,7 @@ impl Sampling {
 
 fn templates(checkpoint: &Checkpoint) -> Vec<String> {
     match ChatTemplate::from_checkpoint(checkpoint) {
-        Ok(Some(_)) => vec!["default".into()],
+        Ok(Some(template)) => template.names().map(str::to_string).collect(),
         _ => vec![],
     }
 }
