@@ -1,4 +1,4 @@
-//! Where compiled kernels are kept, and what is typed in chats.
+//! Folders for compiled kernels and for the lines typed in chats.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

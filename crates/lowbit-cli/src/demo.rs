@@ -1,9 +1,9 @@
-//! What is used where no model is named: a demo of the repository, or a word of what to type first.
+//! The default where no model is named: a demo of the repository, or a message that says what to type first.
 
 use crate::{Failure, memory};
 use std::path::{Path, PathBuf};
 
-/// Which bundled checkpoint a command takes.
+/// The bundled checkpoint that a command takes.
 #[derive(Clone, Copy, Debug)]
 pub enum Demo {
     /// For a command that continues or scores text.
@@ -62,7 +62,7 @@ fn fitting(bytes: u64) -> Vec<(&'static str, u64)> {
     }
 }
 
-/// What to type first.
+/// The message that says what to type first.
 fn first(bytes: Option<u64>) -> String {
     let models = bytes.map(fitting).unwrap_or_default();
     let (fit, models) = match (bytes, models.is_empty()) {

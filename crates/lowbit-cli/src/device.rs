@@ -34,7 +34,7 @@ fn not_built(name: &str) -> String {
 struct Named {
     /// `auto`, `cpu`, or one of [`GPUS`].
     kind: String,
-    /// Which of this kind, if that was said.
+    /// The index among the devices of this kind, if one was given.
     number: Option<usize>,
 }
 
@@ -126,8 +126,8 @@ impl TypedValueParser for DeviceParser {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
-    /// Where to run; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build and this machine have, cuda:1 the
-    /// second CUDA device; `lowbit devices` lists all [default: auto; cpu with --threads, --isa or --exact].
+    /// Device to run on; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build and this machine have,
+    /// cuda:1 the second CUDA device; `lowbit devices` lists all [default: auto; cpu with --threads, --isa or --exact].
     #[arg(long, value_parser = DeviceParser)]
     device: Option<Named>,
     /// Run the kernels of an older CUDA device, as in 80 for compute capability 8.0, to test or time them; means --device cuda.
@@ -238,7 +238,7 @@ impl DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// What there is to say of a number of layers that may be less than a model has.
+    /// A note on a number of layers that may be less than a model has.
     fn all_layers(&self, device: &Device) -> Option<String> {
         match (self.n_gpu_layers, device) {
             (Some(GpuLayers::Some(layers)), Device::Gpu(_)) => Some(format!(

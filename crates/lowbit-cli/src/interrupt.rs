@@ -43,7 +43,7 @@ pub enum Doing {
     Learning,
 }
 
-/// How long something that is being saved may take to stop, before the program removes it and ends: below a second in all.
+/// The time that a save may take to stop, before the program removes its files and ends: below a second in all.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Listens to signals from its creation on.

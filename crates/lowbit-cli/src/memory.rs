@@ -38,7 +38,7 @@ pub fn available_bytes() -> Option<u64> {
 pub fn available_bytes() -> Option<u64> {
     let said = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
     let total = String::from_utf8(said.stdout).ok()?.trim().parse::<u64>().ok()?;
-    // What of it others hold, macOS compresses or drops; a quarter stays theirs.
+    // macOS compresses or drops the memory that other processes hold; a quarter stays theirs.
     Some(total / 4 * 3)
 }
 

@@ -46,7 +46,7 @@ pub fn from_model(text: &str) -> Result<(), Unwritable> {
     }
 }
 
-/// What comes next is grey, or is not any more: on a terminal that has colours.
+/// Turns grey on or off for the output that follows, on a terminal that has colours.
 ///
 /// # Errors
 /// [`Unwritable`].
@@ -67,12 +67,12 @@ pub const PLAIN: &str = "\x1b[0m";
 
 static IS_GREY: AtomicBool = AtomicBool::new(false);
 
-/// Whether what is written now is grey.
+/// True if output is grey now.
 pub fn is_grey() -> bool {
     IS_GREY.load(Ordering::Relaxed)
 }
 
-/// Whether standard output is a terminal.
+/// True if standard output is a terminal.
 pub fn is_terminal() -> bool {
     static IS_TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
     *IS_TERMINAL

@@ -58,7 +58,7 @@ impl Paths {
     /// Checks that no output is another argument's file, and that nothing lies in an output: what is replaced goes with all that it holds.
     ///
     /// # Errors
-    /// Which two are the same.
+    /// A message that names the two paths that clash.
     pub fn check(&self) -> Result<(), Failure> {
         for (index, output) in self.0.iter().enumerate().filter(|(_, named)| named.role == Role::Output) {
             for (other_index, other) in self.0.iter().enumerate() {
@@ -89,7 +89,7 @@ impl Named {
     }
 }
 
-/// Whether both are there and one file, by two names perhaps.
+/// True if both exist and are one file, perhaps under two names.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     identity(a).is_some_and(|a| Some(a) == identity(b))

@@ -32,7 +32,7 @@ const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
 const LEGEND_LINE: f64 = 18.0;
 
-/// What a file of charts begins with: such a file may be replaced.
+/// The start of a file of charts: such a file may be replaced.
 pub const CONTENT: Content = Content { name: "a plot of lowbit's", begins: COMMENT.as_bytes() };
 const COMMENT: &str = "<!-- lowbit plot -->\n";
 

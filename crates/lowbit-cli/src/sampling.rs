@@ -1,4 +1,4 @@
-//! How tokens are chosen: what the checkpoint recommends, unless a flag says otherwise.
+//! Sampling of tokens: as the checkpoint recommends, unless a flag says otherwise.
 
 use crate::{Failure, habits, out};
 use lowbit::{Checkpoint, GenerationOptions, SampleParams};
@@ -82,7 +82,7 @@ impl Biases {
     }
 }
 
-/// How a run chooses tokens.
+/// A run's sampling settings.
 pub struct Sampling {
     options: GenerationOptions,
     /// Lines about it.

@@ -31,7 +31,7 @@ fn convert(model: &Path, output: &Path, arguments: &[&str]) -> String {
     said
 }
 
-/// What conversions make of `model`: GGUF, MLX, and MLX by way of GGUF.
+/// Conversions of `model`: GGUF, MLX, and MLX by way of GGUF.
 fn conversions(model: &Path, folder: &Path) -> [std::path::PathBuf; 3] {
     let [gguf, mlx, both] = ["model.gguf", "mlx", "both"].map(|name| folder.join(name));
     convert(model, &gguf, &["--format", "F16"]);
@@ -92,7 +92,7 @@ fn a_gguf_chat_begins_with_bos_and_a_directorys_as_its_template_says() {
     assert!(said.contains("GGUF chats begin with <|endoftext|>, as texts do"), "{said}");
     let chat = prompt(&model, &["-p", "hi"]);
     assert_eq!(prompt(&gguf, &["-p", "hi"]), [&[259][..], &chat].concat());
-    // What is made of the file goes on doing so, where templates alone do it.
+    // Chats of a directory made from the file also begin with bos: in a directory, only the template writes it.
     convert(&gguf, &both, &["--bits", "8", "--group-size", "32"]);
     assert_eq!(prompt(&both, &["-p", "hi"]), prompt(&gguf, &["-p", "hi"]));
     let text = ["-p", "hi", "--ignore-chat-template"];

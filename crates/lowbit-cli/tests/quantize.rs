@@ -436,7 +436,7 @@ fn a_dry_run_says_what_a_run_writes() {
             kinds
         };
         assert_eq!(kinds(&planned), kinds(&made));
-        // What a run would refuse, a dry one does.
+        // A dry run refuses what a run would refuse.
         let message = refusal(quantize(folder.path(), "", TINY, &[arguments, &["--dry-run"]].concat()));
         assert!(message.contains("exists already"), "{message}");
         let output = folder.path().join(arguments[1]);

@@ -1,4 +1,4 @@
-//! What a reply is made of, and how a chat goes on from it.
+//! The parts of a reply, and how a chat goes on from it.
 
 #[path = "../../lowbit/tests/support/bigram.rs"]
 mod bigram;

@@ -1,4 +1,4 @@
-//! How tokens are chosen: what a checkpoint recommends, and what flags say instead.
+//! Sampling of tokens: a checkpoint's recommendations, and flags that override them.
 
 mod support;
 

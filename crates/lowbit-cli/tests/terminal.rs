@@ -31,7 +31,7 @@ struct Terminal {
     shown: Arc<Mutex<String>>,
     /// Of what was shown, what a test has waited for.
     seen: usize,
-    /// Where the program keeps what is typed.
+    /// The folder where the program keeps what is typed.
     _state: Option<TempDir>,
 }
 
@@ -340,7 +340,7 @@ fn json_of_an_interrupted_text_is_whole() {
     panic!("loading takes too long");
 }
 
-/// What `/save` has written.
+/// The messages that `/save` has written.
 fn saved(path: &Path) -> Vec<(String, String)> {
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert_eq!((&saved["type"], &saved["version"]), (&"lowbit chat".into(), &1.into()));

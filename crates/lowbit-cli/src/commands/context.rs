@@ -1,5 +1,5 @@
-//! How many tokens a run has room for where no flag says so: what memory holds, at most what the model was made for. A declared
-//! context of 262,144 tokens would fill a small machine before it is full.
+//! The context of a run where no flag sets it: the tokens that memory holds, at most those that the model was made for.
+//! A declared context of 262,144 tokens would fill a small machine before it is full.
 
 use crate::options::Loaded;
 use crate::{Failure, memory};

@@ -168,7 +168,7 @@ fn failed(path: &Path, problem: &dyn std::fmt::Display) -> Failure {
 pub struct Log {
     file: File,
     path: PathBuf,
-    /// Whether there was no such file.
+    /// True if the file did not exist.
     is_new: bool,
     /// What the file said before, until the first step: of a run that goes on, the steps before that stay.
     earlier: Option<String>,
@@ -261,7 +261,7 @@ fn texts(file: &Path, checkpoint: &Checkpoint) -> Result<Vec<Vec<u32>>, Failure>
     Ok(texts)
 }
 
-/// What was learned, for JSON: divergences in nats per token.
+/// The results of learning, for JSON: divergences in nats per token.
 pub fn to_json(report: &LearnReport, options: &LearnOptions, tokens_per_second: f64) -> Value {
     let LearnReport { before, after, after_blocks, best_step, weights, skipped, went_back, .. } = report;
     let block = |of: &BlockReport| {

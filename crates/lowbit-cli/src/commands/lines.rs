@@ -81,7 +81,7 @@ impl Lines {
         match editor.readline(PROMPT) {
             Ok(line) => {
                 let line = line.replace("\\\n", "\n");
-                // What cannot be remembered was said nevertheless.
+                // A line that the history refuses still goes to the chat.
                 let is_new = editor.add_history_entry(&line).unwrap_or(false);
                 if let Some(path) = self.history.as_ref().filter(|_| is_new) {
                     _ = editor.append_history(path);
@@ -97,7 +97,7 @@ impl Lines {
     }
 }
 
-/// Where lines are remembered, in a folder that is there; `None` where the environment names no place, or a file cannot be
+/// The file of the history, in a folder that exists; `None` where the environment names no folder, or a file cannot be
 /// there.
 fn history_file() -> Option<PathBuf> {
     let folder = crate::cache::state(&|name| std::env::var_os(name))?;

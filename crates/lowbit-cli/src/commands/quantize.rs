@@ -57,7 +57,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where the state of learning is.
+    /// The path of the state of learning.
     fn state(&self) -> PathBuf {
         beside(&self.output, STATE)
     }
@@ -139,7 +139,7 @@ impl Arguments {
         Ok(Some(GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone())))
     }
 
-    /// What would be written.
+    /// The summary of a run, without writing the output.
     fn plan(&self, checkpoint: &Checkpoint) -> Result<Summary, Failure> {
         Ok(match self.gguf_options()? {
             None => plan(checkpoint, &self.output, &self.options())?,
@@ -211,7 +211,7 @@ impl Arguments {
     }
 }
 
-/// What was made, and for JSON what was learned.
+/// The summary of the output, and the results of learning for JSON.
 type Finished = Result<(Summary, Option<Value>), QuantizeError>;
 
 /// Quantises into MLX's layout or GGUF.
@@ -250,12 +250,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Made { summary: &summary, learning, seconds }.print(arguments, &checkpoint)
 }
 
-/// What was made, or would be.
+/// The report on an output that was made, or would be.
 struct Made<'a> {
     summary: &'a Summary,
-    /// What was learned, for JSON.
+    /// The results of learning, for JSON.
     learning: Option<Value>,
-    /// How long it took; `None` where nothing was written.
+    /// The time it took; `None` where nothing was written.
     seconds: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! How replies are limited, watched and printed: what `generate` and `chat` share.
+//! Limits, progress and output of replies, shared by `generate` and `chat`.
 
 use super::context::context;
 use super::logprobs::{self, Scored};
@@ -32,7 +32,7 @@ pub struct ReplyOptions {
     /// Print the token that ends a reply, too.
     #[arg(long)]
     special: bool,
-    /// What becomes of the model's reasoning; a terminal shows it in grey.
+    /// Show or hide the model's reasoning; a terminal shows it in grey.
     #[arg(long, value_enum, default_value = "show")]
     reasoning: Reasoning,
     /// With --json: each token's log-probability, and those of the K likeliest in its place.
@@ -59,7 +59,7 @@ impl ReplyOptions {
         Ok(tokens)
     }
 
-    /// Where a reply is shown while it is written.
+    /// The screen that shows a reply while it is written.
     pub fn screen(&self) -> Screen {
         Screen::new(self.reasoning, self.special)
     }
@@ -68,7 +68,7 @@ impl ReplyOptions {
 /// Shows a reply while it is written, and stops it at Ctrl-C.
 pub struct Watch<'a> {
     interrupts: &'a Interrupts,
-    /// Where it is shown while it is generated.
+    /// The screen that shows the reply while it is generated.
     screen: Option<Screen>,
     in_session: bool,
     bar: Option<ProgressBar>,
@@ -87,7 +87,7 @@ impl<'a> Watch<'a> {
         Self { in_session: true, ..Self::once(interrupts, screen) }
     }
 
-    /// What the library tells.
+    /// Handles the library's reports of progress.
     pub fn see(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
         if let Progress::Prompt(done, total) = progress {
             self.prompt(done, total);
@@ -191,7 +191,7 @@ impl Reply {
         Self { seed: (sampling.temperature > 0.0).then_some(sampling.seed), ..self }
     }
 
-    /// What ended it, if that was a limit: `context` tokens of prompts and replies, or `most` of this reply.
+    /// The limit that ended the reply, if one did: `context` tokens of prompts and replies, or `most` of this reply.
     pub fn cut(&self, context: usize, most: usize) -> Option<String> {
         match self.finish {
             Finish::Length if self.tokens.len() >= most => Some(format!("[cut by --max-tokens {most}]")),

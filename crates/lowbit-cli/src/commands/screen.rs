@@ -5,7 +5,7 @@ use crate::out::{self, Unwritable};
 use lowbit::{Call, Event, Progress};
 use std::mem::discriminant;
 
-/// What becomes of a model's reasoning.
+/// The display of a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Reasoning {
     Show,
@@ -15,7 +15,7 @@ pub enum Reasoning {
 /// Writes one reply.
 pub struct Screen {
     hides: bool,
-    /// Whether the reply is written in its parts.
+    /// True if the reply is written in its parts.
     in_parts: bool,
     /// The part before: nothing is between parts of the same kind.
     last: Option<Event>,

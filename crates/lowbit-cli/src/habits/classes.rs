@@ -26,11 +26,11 @@ pub const CLASSES: &[(&[&str], Instead)] = &[
     (&["--kv-*", "--quantized-kv-*", "--cache-type-*"], Say(CACHES)),
     (&["--*-default", "--fim-*"], Say("presets are not kept: name the model with -hf org/name")),
     (&["--prompt-cache-*"], Say(PROMPT_CACHE)),
-    // Where it runs.
+    // Devices, cores and scheduling.
     (&["--cpu-moe*", "--n-cpu-*", "--override-tensor*", "--tensor-split*"], Say(ONE_DEVICE)),
     (&["--cpu-*"], Say(AFFINITY)),
     (&["--prio-*", "--poll-*", "--fit-*"], Nothing(1, "the system decides")),
-    // What is printed.
+    // Logging.
     (&["--log-*", "--no-log-*"], Switch("there is no log")),
     // A server.
     (
@@ -64,7 +64,7 @@ pub const CLASSES: &[(&[&str], Instead)] = &[
     (&["--imatrix*", "--include-weights", "--exclude-weights", "--*-frequency"], Say(IMATRIX)),
 ];
 
-/// Whether `name` is one that `pattern` stands for.
+/// True if `pattern` matches `name`.
 fn fits(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
@@ -74,7 +74,7 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// What a flag of this name is answered with.
+/// The translation of a flag of this name.
 pub fn instead(name: &str) -> Option<Instead> {
     let found = CLASSES.iter().find(|(patterns, _)| patterns.iter().any(|pattern| fits(pattern, name)));
     found.map(|(_, instead)| *instead)

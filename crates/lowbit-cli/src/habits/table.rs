@@ -14,8 +14,8 @@ const PERPLEXITY: Command = Some("perplexity");
 const QUANTIZE: Command = Some("quantize");
 const BENCH: Command = Some("bench");
 
-/// What a flag is answered with, for one command or all of them. A flag that a command has itself is only looked up for what its
-/// value says ([`Instead::Value`]).
+/// The translation of each flag, for one command or all of them. A flag that a command has itself is only looked up for
+/// what its value says ([`Instead::Value`]).
 pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     // Which model.
     (None, &["-hf", "-hfr"], Is("--hf-repo")),
@@ -360,7 +360,7 @@ const ONE_CACHE: &str = "a conversation has one cache, which holds all of it";
 const PLAIN: &str = "standard output has the text alone; figures go to standard error";
 const BUDGET: &str = "reasoning is as long as the model makes it; 0 turns it off";
 
-/// Whether an address is of the hub, which knows it as a model's.
+/// True if a URL is on the hub, which knows it as a model's.
 fn is_hub(url: &str) -> bool {
     ["://huggingface.co/", "://www.huggingface.co/", "://hf.co/"].iter().any(|host| url.contains(host))
 }
@@ -406,7 +406,7 @@ fn tensor_type(value: &str) -> Option<Instead> {
     }
 }
 
-/// What stands for `flag` of `command`: as a single flag of the command, as one of all commands, or by its class.
+/// The translation of `flag` of `command`: as a single flag of the command, as one of all commands, or by its class.
 pub fn instead(command: &str, flag: &str) -> Option<Instead> {
     let single = |wanted: Command| {
         let found = FLAGS.iter().find(|(of, names, _)| *of == wanted && names.contains(&flag));

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::Path;
 
-/// How a flag or command of another program is translated.
+/// The translation of another program's flag or command.
 #[derive(Clone, Copy, Debug)]
 pub enum Instead {
     /// The same under another name.
@@ -26,11 +26,11 @@ pub enum Instead {
     Unless(&'static [&'static str], &'static str),
     /// Takes these flags back, which were typed before it; without them nothing, for this reason.
     Undoes(&'static [&'static str], &'static str),
-    /// What its value says; `None` is for a value that a flag of ours, or none, takes.
+    /// The translation depends on the value; `None` is for a value that a flag of ours, or none, takes.
     Value(fn(&str) -> Option<Instead>),
     /// Another command, alone.
     Runs(&'static str),
-    /// What to do here.
+    /// Advice on what to do here.
     Say(&'static str),
 }
 use Instead::{Is, Means, Nothing, Runs, Say, Switch, Undoes, Unless, Value, With};
@@ -42,19 +42,19 @@ const SWITCH: [&str; 12] =
 /// Flags that every command has.
 const EVERYWHERE: [&str; 4] = ["-h", "--help", "-V", "--version"];
 
-/// What was typed, as clap takes it.
+/// The typed command line, as clap takes it.
 #[derive(Debug)]
 pub struct Typed {
     /// The program's name, the command and its flags.
     pub arguments: Vec<OsString>,
-    /// What there is to say of it.
+    /// Notes to the user about the translation.
     pub notes: Vec<String>,
 }
 
 /// The arguments (with the program's name before them) as `program` takes them.
 ///
 /// # Errors
-/// What to type instead.
+/// A message that says what to type instead.
 pub fn translate(program: &Command, arguments: impl Iterator<Item = OsString>) -> Result<Typed, Failure> {
     let mut arguments: Vec<OsString> = arguments.collect();
     let mut notes = vec![];
@@ -128,13 +128,13 @@ fn talk_or_text(arguments: &[OsString]) -> &'static str {
     if (asks_once || with_text) && !given(&["-cnv", "--conversation"]) { "generate" } else { "chat" }
 }
 
-/// Whether someone who typed `word` meant a model.
+/// True if someone who typed `word` meant a model.
 fn is_model(word: &str) -> bool {
     let plain = |word: &str| !word.is_empty() && !word.contains(char::is_whitespace);
     word.split_once('/').is_some_and(|_| plain(word)) || is_checkpoint(word)
 }
 
-/// Whether `word` is a checkpoint's file or directory.
+/// True if `word` is a checkpoint's file or directory.
 fn is_checkpoint(word: &str) -> bool {
     word.ends_with(".gguf") || word.ends_with(".safetensors") || Path::new(word).is_dir()
 }
@@ -191,7 +191,7 @@ struct Flag {
     typed: String,
     /// As in llama.cpp, words may be joined by `-` or `_`.
     name: String,
-    /// What stands after its `=`.
+    /// The text after its `=`.
     value: Option<String>,
 }
 
@@ -410,7 +410,7 @@ fn missing(flag: &str) -> Failure {
     format!("{flag}: a value is missing").into()
 }
 
-/// Whether two values say the same: as texts, or as numbers.
+/// True if two values are the same, as texts or as numbers.
 fn is_same(one: &str, value: &str) -> bool {
     let number = |text: &str| text.parse::<f64>().ok();
     one.eq_ignore_ascii_case(value) || number(one).is_some_and(|one| number(value) == Some(one))
@@ -436,7 +436,7 @@ fn own(command: &Command) -> HashMap<String, Own> {
     own
 }
 
-/// Whether this argument is the value of the flag before it: it does not look like a flag itself.
+/// True if this argument is the value of the flag before it: it does not look like a flag itself.
 fn is_value(argument: &OsString) -> bool {
     let Some(text) = argument.to_str() else { return true };
     let Some(rest) = text.strip_prefix('-') else { return true };

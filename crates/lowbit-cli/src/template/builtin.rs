@@ -3,20 +3,20 @@
 
 use Shape::{Each, Program, Roles};
 
-/// How a template frames messages.
+/// The frames that a template puts around messages.
 enum Shape {
     /// All roles alike: what stands before a message, in which `@` is its role, and after it; what an answer begins with.
     Each { before: &'static str, after: &'static str, answer: &'static str },
-    /// What stands before and after the messages of each role; what an answer begins with.
+    /// The text before and after the messages of each role; what an answer begins with.
     Roles { system: Frame, user: Frame, assistant: Frame, answer: &'static str },
     /// A Jinja program.
     Program(&'static str),
 }
 
-/// What stands before and after a message; `None` drops it.
+/// The text before and after a message; `None` drops the message.
 type Frame = Option<(&'static str, &'static str)>;
 
-/// Whether messages lose the blanks around them.
+/// True if the white space around messages is trimmed.
 type Trims = bool;
 
 /// The template of this name, as Jinja. It begins with the text's first token, which a model need not have.
@@ -51,7 +51,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     TEMPLATES.iter().flat_map(|(names, ..)| names.iter().copied())
 }
 
-/// What prints `plain`, in which `@` is a message's role.
+/// The Jinja source that prints `plain`, in which `@` is a message's role.
 fn text(plain: &str) -> String {
     let literal = |part: &str| {
         let escaped = part.replace('\\', "\\\\").replace('\'', "\\'").replace('\n', "\\n");

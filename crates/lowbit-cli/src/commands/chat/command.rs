@@ -1,4 +1,4 @@
-//! What can be typed instead of a message.
+//! Commands that can be typed instead of a message.
 
 /// A line that begins with a slash and a word.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -26,7 +26,7 @@ pub struct Arguments {
     reply: ReplyOptions,
     #[command(flatten)]
     template: TemplateOptions,
-    /// What happens to a message that the context has no room for.
+    /// Action when the context has no room for a message.
     #[arg(long, value_enum, default_value = "stop", help_heading = "Text")]
     context_overflow: Overflow,
     /// Print one JSON object per reply.
@@ -34,7 +34,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What happens to a message that the context has no room for.
+/// The policy for a message that the context has no room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Overflow {
     /// It is not answered.
@@ -104,7 +104,7 @@ struct Chat<'m> {
     loaded: &'m Loaded,
     said: lowbit::Chat<'m>,
     has_template: bool,
-    /// Whether a user types, who may give commands.
+    /// True if a user types the messages, and may give commands.
     is_typed: bool,
     sampling: Sampling,
     /// Tokens that it may have.
@@ -114,7 +114,7 @@ struct Chat<'m> {
     messages: usize,
     /// Messages that were not answered.
     refused: usize,
-    /// What `/read` has read, for the next message.
+    /// The text that `/read` has read, for the next message.
     read: String,
 }
 
@@ -296,7 +296,7 @@ const ANSWER: usize = 1024;
 /// Characters of a message that are printed.
 const LONGEST_ERROR: usize = 8000;
 
-/// Whether the context had no room.
+/// True if the context had no room.
 fn is_full(failure: &Failure) -> bool {
     matches!(failure.downcast_ref(), Some(lowbit::Error::Model(ModelError::ContextLength { .. })))
 }

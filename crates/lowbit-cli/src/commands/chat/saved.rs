@@ -12,7 +12,7 @@ const TYPE: &str = "lowbit chat";
 /// A change that a reader of version 1 would misread makes it 2.
 const VERSION: u32 = 1;
 
-/// What a new one may replace.
+/// The content that a new conversation may replace.
 const CONTENT: Content = Content { name: "a saved conversation", begins: b"{\n  \"type\": \"lowbit chat\"," };
 
 #[derive(Serialize, Deserialize)]

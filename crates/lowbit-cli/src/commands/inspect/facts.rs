@@ -1,4 +1,4 @@
-//! What people ask of a model before they run it: its sizes, its templates, its sampling, its licence, its memory.
+//! Facts that people ask about a model before they run it: its sizes, templates, sampling, licence and memory.
 
 use crate::Failure;
 use lowbit::{ChatTemplate, Checkpoint, Device, Model, Target};
@@ -9,7 +9,7 @@ use lowbit_models::{Config, arch, keys};
 use serde::Serialize;
 use serde_json::Value;
 
-/// What could be found out; names are those of config.json.
+/// The facts that could be found; names are those of config.json.
 #[derive(Serialize, Default)]
 pub struct Facts {
     /// As its publisher calls it.
@@ -40,7 +40,7 @@ pub struct Facts {
 #[derive(Serialize, Default)]
 struct Rope {
     theta: Option<f64>,
-    /// How positions beyond those of training are reached.
+    /// The method that reaches positions beyond those of training.
     scaling: Option<String>,
     factor: Option<f64>,
     original_max_position_embeddings: Option<usize>,
@@ -60,11 +60,11 @@ struct Sampling {
 #[derive(Serialize)]
 struct Licence {
     name: String,
-    /// Where it says so.
+    /// The file or the key that names the licence.
     source: &'static str,
 }
 
-/// What a model takes while it runs, in bytes.
+/// The memory that a model takes while it runs, in bytes.
 #[derive(Serialize)]
 pub struct Memory {
     /// Of keys and values, f16, per token of the context.
@@ -125,7 +125,7 @@ impl Facts {
         }
     }
 
-    /// What is known, by its label.
+    /// The known facts, each with its label.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let mut rows = vec![];
         let mut add = |label, value: Option<String>| rows.extend(value.map(|value| (label, value)));
@@ -236,7 +236,7 @@ fn templates(checkpoint: &Checkpoint) -> Vec<String> {
     }
 }
 
-/// What the publisher recommends, if anything.
+/// The sampling that the publisher recommends, if any.
 fn sampling(checkpoint: &Checkpoint) -> Option<Sampling> {
     let config = checkpoint.generation_config().ok()?;
     let sampling = Sampling {
@@ -253,7 +253,7 @@ fn sampling(checkpoint: &Checkpoint) -> Option<Sampling> {
     is_any.then_some(sampling)
 }
 
-/// What only a loaded model knows for sure.
+/// Facts that only a loaded model knows for sure.
 struct Loaded {
     layers: usize,
     attention_layers: usize,
@@ -326,7 +326,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether the architecture is a supported one, and has this key of config.json.
+    /// True if the architecture is supported and has this key of config.json.
     fn knows(&self, key: &str) -> bool {
         let name = self.config.architecture().unwrap_or_default();
         let tables = arch::model_type(&name).map(|(_, found)| found.tables);

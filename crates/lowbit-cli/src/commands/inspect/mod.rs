@@ -28,7 +28,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What a checkpoint is.
+/// The description of a checkpoint.
 #[derive(Serialize)]
 struct Report {
     path: String,
@@ -40,7 +40,7 @@ struct Report {
     #[serde(flatten)]
     facts: Facts,
     formats: BTreeMap<String, Total>,
-    /// What lowbit would not compute, or why it would refuse the checkpoint.
+    /// Parts that lowbit would not compute, or the reason why it would refuse the checkpoint.
     warnings: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<Weight>>,

@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory, Error};
 use std::ffi::OsString;
 use std::path::Path;
 
-/// How a line was taken.
+/// The outcome of parsing a line.
 #[derive(Debug, PartialEq)]
 enum Taken {
     Works,
@@ -17,11 +17,11 @@ enum Taken {
     Refused,
     /// No flag of that name is known, or its value is refused without a word of what to type.
     Unknown,
-    /// What stands around the flag is not what it was.
+    /// The arguments around the flag are parsed differently because of it.
     Misread,
 }
 
-/// What stands after a flag, and must be there in the end.
+/// The arguments after a flag, which must be there in the end.
 fn after(command: &str) -> [&'static str; 2] {
     match command {
         "generate" | "chat" => ["--seed", "77"],
@@ -63,7 +63,7 @@ fn taken(program: &mut Command, command: &str, line: &str, model: &[&str]) -> (T
     }
 }
 
-/// What clap refused.
+/// The outcome of a line that clap refused.
 fn refused(
     program: &mut Command,
     (command, line): (&str, &str),
@@ -77,7 +77,7 @@ fn refused(
         ErrorKind::ArgumentConflict if !model.is_empty() && text.contains("--model") => {
             taken(program, command, line, &[])
         }
-        // What else the flag needs is named.
+        // The message names what else the flag needs.
         ErrorKind::MissingRequiredArgument => (Taken::Refused, text),
         ErrorKind::ValueValidation | ErrorKind::InvalidValue
             if !text.contains("invalid digit") && !text.contains("invalid float") =>
