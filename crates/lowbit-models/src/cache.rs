@@ -35,8 +35,8 @@ pub struct DeltaCache {
     pub state: Tensor,
 }
 
-/// What a [`Cache`] needs to go back to a place: its delta nets' states there, one per such layer, which it shares until it
-/// writes. Keys and values go back by themselves: those of later tokens are not read, and written anew.
+/// The data that a [`Cache`] needs to go back to a place: its delta nets' states there, one per such layer, which it
+/// shares until it writes. Keys and values need nothing: those of later tokens are not read, and are overwritten.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     position: usize,
@@ -53,13 +53,13 @@ impl Mark {
 /// The first capacity of a [`KvCache`]; it doubles from there.
 const FIRST_CAPACITY: usize = 256;
 
-/// What the state of one sequence takes, in bytes.
+/// The size of one sequence's state, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheSize {
     /// Keys and values of a token, in all layers.
     pub per_token: usize,
-    /// What does not grow: states of gated delta nets.
+    /// The part that does not grow: states of gated delta nets.
     pub fixed: usize,
     /// Layers with keys and values.
     pub attention_layers: usize,
@@ -122,7 +122,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether it has no states that need a [`Mark`] to go back.
+    /// True if it has no states that need a [`Mark`] to go back.
     pub(crate) fn goes_back_anywhere(&self) -> bool {
         self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_)))
     }

@@ -157,7 +157,7 @@ impl<'m> Session<'m> {
         Ok(self.cache.clear()?)
     }
 
-    /// Whether [`Self::go_back`] reaches every place without a [mark](Self::mark), as in models of attention alone.
+    /// True if [`Self::go_back`] reaches every place without a [mark](Self::mark), as in models of attention alone.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] when a GPU fails.

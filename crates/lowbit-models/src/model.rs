@@ -102,7 +102,7 @@ impl Model {
         Cache::default()
     }
 
-    /// What a sequence's cache takes as it grows.
+    /// The size of a sequence's cache as it grows.
     ///
     /// # Errors
     /// Those of allocating an empty one.

@@ -3,8 +3,8 @@ use crate::{Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
 
-/// What a model computes with besides its weights: sizes, frequencies, windows. Two checkpoints with the same weights and the same
-/// outline compute the same.
+/// The parameters of a model besides its weights: sizes, frequencies, windows. Two checkpoints with the same weights
+/// and the same outline compute the same.
 #[derive(Clone, Debug)]
 pub struct Outline {
     config: DecoderConfig,
@@ -22,7 +22,7 @@ enum Setting {
 /// The setting with a number for each pair of a head.
 pub(crate) const FREQUENCIES: &str = "rotary frequencies";
 
-/// How far the frequencies of two spellings may be from each other: roundings of f32, which are no other computation.
+/// The tolerance between the frequencies of two spellings: f32 rounding does not make it a different computation.
 const TOLERANCE: f32 = 2e-6;
 
 impl Setting {
@@ -58,8 +58,8 @@ pub struct Difference {
 }
 
 impl Outline {
-    /// What `checkpoint` computes with. All tensors are looked for, and their types and shapes checked, as when it is loaded, but no
-    /// weights are read.
+    /// The outline of `checkpoint`. All tensors are looked up, and their types and shapes checked, as in loading, but
+    /// no weights are read.
     ///
     /// # Errors
     /// As [`Model::load`](crate::Model::load).
@@ -89,7 +89,8 @@ impl Outline {
         &self.config
     }
 
-    /// The first setting that is not the same in `other`, which is made of this one. (Pairs that this one does not rotate, the other may.)
+    /// The first setting that is not the same in `other`, which is made of this one. (Pairs that this one does not
+    /// rotate, the other may.)
     pub fn difference(&self, other: &Self) -> Option<Difference> {
         let find = |outline: &Self, name: &str| {
             outline.settings.iter().find(|(own, _)| own == name).map(|(_, setting)| setting.clone())
@@ -112,7 +113,7 @@ impl Outline {
         None
     }
 
-    /// Whether layers attend to fewer tokens than the context has.
+    /// True if layers attend to fewer tokens than the context has.
     pub fn has_windows(&self) -> bool {
         let none = Setting::Word("none".into());
         self.settings.iter().any(|(name, setting)| name.ends_with("sliding_window") && *setting != none)

@@ -9,7 +9,7 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 #[derive(Debug)]
 pub(crate) struct Steps {
     sampling: SampleParams,
-    /// What `bias` was made of.
+    /// The token ids and values that `bias` was made of.
     biases: Vec<(u32, f32)>,
     bias: Option<LogitBias>,
     state: DecodeState,

@@ -44,7 +44,7 @@ pub struct Target {
     exact: bool,
     /// Whether a GPU computes several projections of the same experts as one product.
     joins_experts: bool,
-    /// Whether nothing is computed: see [`Self::outline`].
+    /// True if nothing is computed: see [`Self::outline`].
     outline: bool,
 }
 
@@ -68,9 +68,10 @@ impl Target {
         Ok(Self { device, host, activations, cache, exact, joins_experts: true, outline: false })
     }
 
-    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so that it can be a
-    /// [parameter](crate::tape::Parameter). Activations are of the given type, or of [the device's](Device::activations_for_gradients): bf16
-    /// on tensor cores, where products of f32 are a tenth as fast.
+    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so
+    /// that it can be a [parameter](crate::tape::Parameter). Activations are of the given type, or of
+    /// [the device's](Device::activations_for_gradients): bf16 on tensor cores, where products of f32 are a tenth as
+    /// fast.
     ///
     /// # Errors
     /// As [`Device::host`].
@@ -80,7 +81,7 @@ impl Target {
         Ok(Self { joins_experts: false, ..target })
     }
 
-    /// Whether products are [exact](Self::with_exact).
+    /// True if products are [exact](Self::with_exact).
     pub fn is_exact(&self) -> bool {
         self.exact
     }

@@ -1,4 +1,4 @@
-//! What a checkpoint computes, and whether the one that is made of it would compute the same.
+//! The computation of a checkpoint, and the check that the one made of it computes the same.
 
 use crate::QuantizeError;
 use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
@@ -68,7 +68,7 @@ impl<'a> Computed<'a> {
     pub fn rope(&self) -> Result<RopeParams, QuantizeError> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
-        // Which elements make a pair is a matter of the layout.
+        // The layout decides which elements make a pair.
         Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)
     }
 

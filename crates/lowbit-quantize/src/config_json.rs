@@ -1,5 +1,6 @@
-//! `config.json` of what a checkpoint computes, with all that lowbit, mlx-lm 0.32 and transformers 5 read: each key with the value that
-//! was computed with, also where the source relies on a default, which another reader may not share.
+//! `config.json` of what a checkpoint computes, with all that lowbit, mlx-lm 0.32 and transformers 5 read: each key
+//! with the value that was computed with, also where the source relies on a default, which another reader may not
+//! share.
 
 use crate::QuantizeError;
 use crate::computed::Computed;
@@ -203,7 +204,7 @@ impl TextConfig<'_> {
         Ok(())
     }
 
-    /// How much of a head is rotated, where the architecture has a key for that.
+    /// The rotated fraction of a head, if the architecture has a key for it.
     fn rotary_fraction(&self, rotary_dim: usize) -> Result<Option<f64>, QuantizeError> {
         let head_dim = self.source.head_dim()?;
         let tables = self.source.architecture.model_types[0].tables;
@@ -291,7 +292,7 @@ pub fn wrapped(text: TextConfig<'_>) -> Map<String, Json> {
     root
 }
 
-/// Whether two values say the same, however numbers are written.
+/// True if two values mean the same, however numbers are written.
 fn is_same(one: &Json, other: &Json) -> bool {
     match (one, other) {
         (Json::Object(one), Json::Object(other)) => {

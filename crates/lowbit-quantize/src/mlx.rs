@@ -13,16 +13,16 @@ use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::arch::{self, Architecture, Extra, extra};
 use serde_json::Value as Json;
 
-/// What MLX's layout has besides the tokenizer.
+/// A checkpoint in MLX's layout, without the tokenizer.
 pub struct Converted {
     /// `config.json`.
     pub config: Json,
     pub tensors: Vec<Tensor>,
-    /// What is not carried over or not shared by mlx-lm, a sentence each.
+    /// Things that are not carried over or that mlx-lm does not share, a sentence each.
     pub warnings: Vec<String>,
 }
 
-/// What `computed` is in MLX's layout.
+/// Converts `computed` to MLX's layout.
 ///
 /// # Errors
 /// [`QuantizeError`] for what that cannot say.
@@ -59,7 +59,7 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
         whole.extend(made);
         made = whole;
     } else if made.contains_key("text_config") {
-        // What readers look for at the top.
+        // Readers look for these keys at the top level.
         for key in [
             "architectures",
             "dtype",
@@ -75,7 +75,7 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
     Ok(Json::Object(made))
 }
 
-/// What lowbit and transformers compute, but mlx-lm 0.32 does not, a sentence each.
+/// Things that lowbit and transformers compute, but mlx-lm 0.32 does not, a sentence each.
 fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> {
     let path = computed.config.path().display();
     let mut warnings = vec![];
@@ -98,7 +98,7 @@ pub struct Known {
     pub architecture: &'static Architecture,
     pub layers: usize,
     pub experts: usize,
-    /// Whether the output layer is the embedding.
+    /// True if the output layer is the embedding.
     pub tied: bool,
     /// Layers that predict further tokens, if they are kept, as layers after the others.
     pub predictors: usize,
@@ -122,7 +122,7 @@ impl Known {
 struct Names<'a> {
     checkpoint: &'a Checkpoint,
     known: &'a Known,
-    /// What stands before the names of the layers.
+    /// The prefix of the layers' names.
     text_prefix: &'static str,
 }
 
@@ -323,7 +323,7 @@ fn of_expert(first: &str, expert: usize) -> String {
     }
 }
 
-/// What a tensor below `mtp.` is called as one of a layer after `layers` others.
+/// The name of a tensor below `mtp.` when its layer comes after `layers` others.
 fn predictor(name: &str, layers: usize) -> Option<String> {
     let (_, name) = name.split_once("mtp.")?;
     if let Some((index, rest)) = name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
@@ -340,7 +340,7 @@ fn predictor(name: &str, layers: usize) -> Option<String> {
     Some(format!("model.layers.{layers}.{module}.{parameter}"))
 }
 
-/// How many layers of `checkpoint` predict further tokens.
+/// The number of layers of `checkpoint` that predict further tokens.
 pub fn predictors(checkpoint: &Checkpoint) -> usize {
     let layer = |name: &str| name.split_once("mtp.layers.")?.1.split('.').next()?.parse::<usize>().ok();
     let layers =

@@ -32,7 +32,7 @@ pub fn check_all(checkpoint: &Checkpoint, output: &Path, replace: bool) -> Resul
     files.into_iter().try_for_each(|file| check(file, output, replace))
 }
 
-/// What becomes of a checkpoint of the same kind that has the output's name.
+/// The policy for an existing checkpoint of the same kind at the output's path.
 pub fn existing(replace: bool, content: Content) -> Existing {
     if replace { Existing::Replace(content) } else { Existing::Refuse }
 }

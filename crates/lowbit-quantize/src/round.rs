@@ -108,8 +108,8 @@ pub fn quantize(
     Ok(summary)
 }
 
-/// What [`quantize`] would write, but for the errors of rounding: everything is checked, also whether the output may be written, and nothing
-/// is encoded or written.
+/// The summary of [`quantize`] without the rounding errors. Everything is checked, also that the output may be written,
+/// but nothing is encoded or written.
 ///
 /// # Errors
 /// As [`quantize`], but for those of values.

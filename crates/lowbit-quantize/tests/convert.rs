@@ -45,7 +45,7 @@ fn the_bundled_checkpoint_is_the_peers() {
     assert_same(&Checkpoint::open(&root().join("models/demo-4bit")).unwrap());
 }
 
-/// Whether `made` says all that `peers` says.
+/// Asserts that `made` has every key of `peers`, with the same value.
 #[track_caller]
 fn assert_has(made: &Value, peers: &Value) {
     match peers.as_object() {
@@ -72,7 +72,7 @@ fn converting_gives_the_peers_bits() {
     assert_eq!(summary.bytes, made.tensors().iter().map(|view| view.bytes.len() as u64).sum::<u64>());
     assert_eq!(summary.parameters, 13_695_968);
     let bundled = root().join("models/demo-4bit");
-    // What the original leaves to defaults is said.
+    // The output states values that the original leaves to defaults.
     let (made, peers) = (made.config().unwrap(), Checkpoint::open(&bundled).unwrap());
     let text = |key: &str| &made["text_config"][key];
     assert_eq!(

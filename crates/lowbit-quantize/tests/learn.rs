@@ -227,7 +227,7 @@ fn states_that_cannot_be_gone_on_from() {
         std::fs::write(&state, &whole[..length]).unwrap();
         refused(run(Found::Resume, &options), "is damaged");
     }
-    // What is not a state stays, whatever is asked for.
+    // A file that is not a state stays, whatever is asked for.
     for found in [Found::Refuse, Found::Resume, Found::Replace] {
         std::fs::write(&state, "a letter").unwrap();
         let want = format!("{}: is not the state of learning, and is not replaced", state.display());

@@ -155,7 +155,7 @@ fn a_dense_checkpoint_becomes_what_its_original_becomes() {
     }
 }
 
-/// Whether `made` says all that `old` says. What `old` leaves to defaults, it may say, too.
+/// Asserts that `made` has every key of `old`, with the same value. It may also state what `old` leaves to defaults.
 #[track_caller]
 fn assert_has(made: &serde_json::Value, old: &serde_json::Value) {
     match old.as_object() {
@@ -202,8 +202,8 @@ fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     logits.as_slice::<f32>().unwrap().to_vec()
 }
 
-/// For each token, how far its logits `got` are from `want`, by their size: the median, since another expert may be chosen where two were
-/// nearly as good.
+/// For each token, how far its logits `got` are from `want`, by their size: the median, since another expert may be
+/// chosen where two were nearly as good.
 fn median_error(want: &[f32], got: &[f32], vocab_size: usize) -> f64 {
     let relative = |(want, got): (&[f32], &[f32])| {
         let pairs = want.iter().zip(got).map(|(&want, &got)| (f64::from(want), f64::from(got)));
@@ -216,8 +216,8 @@ fn median_error(want: &[f32], got: &[f32], vocab_size: usize) -> f64 {
     errors[errors.len() / 2]
 }
 
-/// The steps of 8 bits are 255 / 7 = 36 times as fine as those of 3 bits, so logits move much less, however sensitive a model is. A norm
-/// that was shifted twice, or a convolution that was turned, would move both alike.
+/// The steps of 8 bits are 255 / 7 = 36 times as fine as those of 3 bits, so logits move much less, however sensitive a
+/// model is. A norm that was shifted twice, or a convolution that was turned, would move both alike.
 #[test]
 fn what_is_made_computes_what_its_source_computes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! A conversion writes what lowbit, llama.cpp and mlx-lm read and compute as the source says, or nothing; and names what it leaves out.
+//! A conversion writes what lowbit, llama.cpp and mlx-lm read and compute as the source says, or nothing; and names
+//! what it leaves out.
 
 use lowbit_files::{Checkpoint, safetensors};
 use lowbit_formats::{DType, FloatType};
@@ -312,7 +313,7 @@ fn an_outlier_is_refused_with_a_way_out() {
     let checkpoint = Checkpoint::open(source.path()).unwrap();
     quantize_to_gguf(&checkpoint, &source.path().with_extension("ruled.gguf"), &options, |_, _| Continue(()))
         .unwrap();
-    // Where the peer's encoders write zeros.
+    // The peer's encoders write zeros for this value.
     let source = outlier(1e20, 7);
     for mix in ["Q6_K", "Q3_K_M", "IQ4_XS", "Q8_0", "F16"] {
         let message = as_type(source.path(), mix).map(drop).unwrap_err();

@@ -60,7 +60,7 @@ impl<'m> Chat<'m> {
         self.drawn.push(vec![]);
     }
 
-    /// What was said so far. Messages serialise, for files of conversations.
+    /// The messages so far. They serialise, for files of conversations.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
@@ -121,7 +121,7 @@ impl<'m> Chat<'m> {
         &self.session
     }
 
-    /// How the model spells reasoning and calls.
+    /// The model's spelling of reasoning and calls.
     pub fn syntax(&self) -> &Syntax {
         &self.syntax
     }
@@ -193,7 +193,7 @@ impl<'m> Chat<'m> {
         let reply = match answer(&mut self.session, &asked, options, each) {
             Ok(reply) => reply,
             Err(error) => {
-                // What is refused before it ran leaves the session as it was.
+                // Input that is refused before it ran leaves the session as it was.
                 if !matches!(error, Error::Model(ModelError::ContextLength { .. } | ModelError::NoTokens)) {
                     self.session.clear()?;
                 }

@@ -1,4 +1,4 @@
-//! Where two sequences of tokens say the same.
+//! Alignment of two token sequences: the lengths up to which both have the same text.
 
 use lowbit_files::{FileError, TokenStream, Tokenizer};
 
@@ -65,7 +65,7 @@ pub(crate) fn aligned(
     }
 }
 
-/// Whether one is the start of the other.
+/// True if one is the start of the other.
 fn common(a: &[u8], b: &[u8]) -> bool {
     a.iter().zip(b).all(|(a, b)| a == b)
 }
@@ -78,7 +78,7 @@ struct Side<'t> {
     at: usize,
     /// Their text since both sides were equal.
     ahead: String,
-    /// Whether the last token completed its text.
+    /// True if the last token completed its text.
     is_whole: bool,
 }
 

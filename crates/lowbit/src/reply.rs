@@ -11,19 +11,19 @@ use std::ops::ControlFlow::{self, Break};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How a reply is sampled, and what ends it: [`ReplyOptions::default`], changed by its `with_` methods.
+/// Options for sampling and ending a reply: [`ReplyOptions::default`], changed by its `with_` methods.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ReplyOptions {
-    /// How tokens are sampled. The tokenizer's end-of-text ids are stop ids beside these.
+    /// Options for sampling tokens. The tokenizer's end-of-text ids are stop ids beside these.
     pub generation: GenerationOptions,
     /// Texts that end the reply, and are not part of it. Empty ones are ignored.
     pub stops: Vec<String>,
     /// Tokens that prompts and replies may take together, at most the model's context.
     pub context: Option<usize>,
-    /// Whether the tokenizer's end-of-text ids are ordinary tokens.
+    /// True if the tokenizer's end-of-text ids are ordinary tokens.
     pub ignore_eos: bool,
-    /// Whether the token that ended the reply is part of its text.
+    /// True if the token that ended the reply is part of its text.
     pub show_end: bool,
 }
 
@@ -89,7 +89,7 @@ impl ReplyOptions {
     }
 }
 
-/// What happens while a model answers, in this order.
+/// Events while a model answers, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Progress<'a> {
     /// So many of the prompt's tokens were read, of so many; first none.
@@ -110,7 +110,7 @@ pub struct Reply {
     pub text: String,
     /// Its token ids, without the one that ended it.
     pub tokens: Vec<u32>,
-    /// What the model thought before it answered, without its markers.
+    /// The model's reasoning before its answer, without its markers.
     pub reasoning: String,
     /// The text without reasoning and calls.
     pub content: String,
@@ -122,20 +122,20 @@ pub struct Reply {
     pub prompt_tokens: Vec<u32>,
     /// Tokens that the session had read before.
     pub cached_tokens: usize,
-    /// How long the prompt took.
+    /// The time that the prompt took.
     pub prompt_time: Duration,
-    /// How long the reply took, from the prompt's end on: sampling, and the passes of all tokens but the first.
+    /// The time that the reply took, from the prompt's end on: sampling, and the passes of all tokens but the first.
     pub time: Duration,
 }
 
 impl Reply {
-    /// Whether the caller stopped it before the prompt was read.
+    /// True if the caller stopped it before the prompt was read.
     pub fn is_unread(&self) -> bool {
         self.finish == Finish::Interrupted && self.tokens.is_empty()
     }
 }
 
-/// What a reply answers.
+/// The request that a reply answers.
 pub(crate) struct Asked<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) syntax: &'a Syntax,
@@ -322,7 +322,7 @@ struct Text<'a> {
     seen: usize,
     /// The tokens of markers that the parser did not see yet: their places, counted in bytes from the start of `waiting`.
     markers: VecDeque<(Range<usize>, u32)>,
-    /// What came out of the stop texts and the parser did not see.
+    /// Text that came out of the stop texts and that the parser did not see yet.
     waiting: String,
     parser: ReplyParser<'a>,
 }

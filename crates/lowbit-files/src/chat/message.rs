@@ -11,7 +11,7 @@ pub struct Message {
     /// The text.
     #[serde(default)]
     pub content: String,
-    /// What an assistant thought before it answered.
+    /// The assistant's reasoning before its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The tools that an assistant calls.
@@ -31,7 +31,7 @@ impl Message {
         Self { role: role.into(), content: content.into(), ..Self::default() }
     }
 
-    /// What the tool `name` answers to the call `tool_call_id`.
+    /// The answer of the tool `name` to the call `tool_call_id`.
     pub fn tool(
         name: impl Into<String>,
         tool_call_id: impl Into<String>,
@@ -51,7 +51,7 @@ impl Message {
 #[serde(tag = "type", rename = "function")]
 #[non_exhaustive]
 pub struct ToolCall {
-    /// What the tool's answer names.
+    /// The id that the tool's answer refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     function: Function,

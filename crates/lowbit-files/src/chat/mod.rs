@@ -150,7 +150,8 @@ impl ChatTemplate {
         self.variables.get(name)?.as_ref().ok()
     }
 
-    /// Whether `text` stands in the source of a template for chats: how models spell reasoning and calls, their templates show.
+    /// True if the source of a template for chats contains `text`. Templates show how their models spell reasoning and
+    /// calls.
     pub fn mentions(&self, text: &str) -> bool {
         let parsed = [&self.default, &self.tool_use].into_iter().flatten();
         parsed.filter_map(|parsed| parsed.program.as_ref().ok()).any(|program| program.mentions(text))
@@ -190,7 +191,7 @@ impl ChatTemplate {
         program.render(&variables).map_err(refuse)
     }
 
-    /// Whether what a short chat is rendered to begins with `text`; `None` where the template refuses that chat.
+    /// True if the text rendered for a short chat begins with `text`; `None` if the template refuses that chat.
     pub(crate) fn begins_with(&self, text: &str) -> Option<bool> {
         let rendered = self.render(&[Message::new("user", "x")], true).ok()?;
         Some(rendered.starts_with(text))
@@ -224,7 +225,7 @@ fn name_reasoning(message: &mut Json) {
     message.insert("reasoning_content".into(), reasoning);
 }
 
-/// What templates call the special tokens of `checkpoint`, and their spellings.
+/// The special tokens of `checkpoint`: their names in templates, and their spellings.
 fn special_tokens(checkpoint: &Checkpoint) -> Result<Vec<(String, String)>, FileError> {
     match checkpoint.metadata() {
         Some(metadata) => gguf_tokens(metadata),

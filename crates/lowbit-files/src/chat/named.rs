@@ -36,7 +36,7 @@ const NAME: usize = 64;
 pub(crate) struct Named {
     pub name: String,
     pub source: String,
-    /// Where it stands.
+    /// The file that holds it.
     pub file: PathBuf,
 }
 

@@ -21,7 +21,7 @@ pub struct GenerationConfig {
     pub top_p: Option<f32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
-    /// How many last tokens the repetition penalty looks at: GGUF's `penalty_last_n`.
+    /// The number of last tokens that the repetition penalty looks at: GGUF's `penalty_last_n`.
     pub repetition_context: Option<usize>,
     /// The names of what else is recommended and changes which tokens are chosen.
     pub unused: Vec<String>,
@@ -52,10 +52,10 @@ const UNUSED: [(&str, f64); 21] = [
     ("xtc_probability", 0.0),
 ];
 
-/// Where [`Checkpoint::generation_config`] reads a directory's.
+/// The file of a directory that [`Checkpoint::generation_config`] reads.
 const FILE: &str = "generation_config.json";
 
-/// Where [`Checkpoint::generation_config`] reads a GGUF file's sampling.
+/// The prefix of the GGUF keys that [`Checkpoint::generation_config`] reads sampling from.
 const PREFIX: &str = "general.sampling.";
 
 impl Checkpoint {
@@ -70,7 +70,7 @@ impl Checkpoint {
         }
     }
 
-    /// Where its recommended sampling stands, for messages: `generation_config.json` or `general.sampling`.
+    /// The source of its recommended sampling, for messages: `generation_config.json` or `general.sampling`.
     pub fn generation_config_source(&self) -> &'static str {
         if self.metadata().is_some() { PREFIX.trim_end_matches('.') } else { FILE }
     }
@@ -174,7 +174,7 @@ fn from_json(file: &Path, json: &Value) -> Result<GenerationConfig, FileError> {
     })
 }
 
-/// Whether a value of generation_config.json changes anything.
+/// True if a value of generation_config.json changes anything.
 fn changes(key: &str, value: &Value, neutral: f64) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,

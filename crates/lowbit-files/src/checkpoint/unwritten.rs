@@ -16,7 +16,7 @@ use crate::{FileError, Stored, TensorView, Tensors};
 pub struct UnwrittenTensor {
     /// As the file will spell it.
     pub name: String,
-    /// What its bytes will be.
+    /// The storage type of its bytes.
     pub stored: Stored,
     /// Outermost first.
     pub shape: Vec<usize>,
@@ -24,7 +24,7 @@ pub struct UnwrittenTensor {
     pub bytes: Option<Vec<u8>>,
 }
 
-/// What will describe the tensors.
+/// The description that the tensors will have.
 #[derive(Clone, Debug)]
 pub enum Unwritten {
     /// `config.json` of a directory in MLX's layout.
@@ -34,7 +34,8 @@ pub enum Unwritten {
 }
 
 impl Checkpoint {
-    /// What [`Self::open`] will find at `path`, but for the tensors' values: these are zeros, which take up no memory.
+    /// The checkpoint that [`Self::open`] will find at `path`, but with zeros as the tensors' values; they take up no
+    /// memory.
     ///
     /// # Errors
     /// [`FileError::Io`] when not even addresses for the largest tensor are left, [`FileError::DuplicateTensor`].

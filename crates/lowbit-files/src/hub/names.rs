@@ -10,12 +10,12 @@ use ureq::http::HeaderValue;
 const PART: usize = 96;
 /// The most bytes of a file's name: below what file systems allow, with room for `.incomplete`.
 const FILE: usize = 200;
-/// Where chat templates with names are.
+/// The folder of named chat templates.
 pub(super) const TEMPLATES: &str = "additional_chat_templates/";
 /// The most bytes of an ETag.
 const ETAG: usize = 128;
 
-/// Where the hub's pages are.
+/// The hosts of the hub's pages.
 const HOSTS: [&str; 3] = ["huggingface.co/", "hf.co/", "www.huggingface.co/"];
 
 /// `org/name` or `org/name:tag`, also as the address of the hub's page or file: `https://huggingface.co/org/name`,
@@ -54,7 +54,7 @@ impl<'a> ModelName<'a> {
     }
 }
 
-/// What follows the hub's host in an address, which may lack its scheme.
+/// The part of an address after the hub's host. The address may lack its scheme.
 fn address(text: &str) -> Option<&str> {
     let schemes = ["https://", "http://", "hf://"];
     let scheme = schemes.iter().find_map(|scheme| text.strip_prefix(scheme));
@@ -117,7 +117,7 @@ impl FileName {
             && !is_device(name)
     }
 
-    /// Whether it is a chat template's in the folder of those.
+    /// True if it names a chat template in the templates' folder.
     pub fn is_template(&self) -> bool {
         self.0.starts_with(TEMPLATES)
     }

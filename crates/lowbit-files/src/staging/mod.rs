@@ -240,7 +240,7 @@ fn check_replaceable(output: &Path, metadata: &Metadata) -> Result<(), FileError
     }
 }
 
-/// Whether all that `folder` holds are chat templates, as checkpoints have them.
+/// True if `folder` holds only chat templates, as checkpoints have them.
 fn has_only_templates(folder: &Path) -> Result<bool, FileError> {
     for entry in std::fs::read_dir(folder).map_err(FileError::io(folder))? {
         let path = entry.map_err(FileError::io(folder))?.path();

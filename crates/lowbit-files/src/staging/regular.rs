@@ -1,4 +1,5 @@
-//! Which paths outputs may have. They are regular files: opening a FIFO waits for its other end, and a device may do anything.
+//! The paths that outputs may have. Outputs are regular files: opening a FIFO waits for its other end, and a device may
+//! do anything.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Seek};
@@ -89,14 +90,14 @@ pub(super) fn check_regular(path: &Path, metadata: &Metadata) -> Result<(), File
     Err(refuse(path, format!("is {what}; an output is a regular file")))
 }
 
-/// What stands beside an output under its name and `suffix`; slashes that its path may end with are not part of the name.
+/// The path beside an output with `suffix` after its name; slashes that its path may end with are not part of the name.
 pub fn beside(output: &Path, suffix: &str) -> PathBuf {
     let name = output.file_name().unwrap_or_default();
     output.with_file_name([name, suffix.as_ref()].join("".as_ref()))
 }
 
-/// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended. `None` where there is no
-/// working directory.
+/// The path with links resolved. It need not exist yet: the part that exists is resolved, the rest is appended. `None`
+/// where there is no working directory.
 pub fn resolved(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     let (existing, resolved) =

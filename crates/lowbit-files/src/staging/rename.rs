@@ -16,7 +16,7 @@ pub(super) struct Old {
 }
 
 impl Old {
-    /// What `handle` is of, now at `path`: nothing else is removed.
+    /// The file or directory of `handle`, now at `path`: nothing else is removed.
     fn new(path: PathBuf, handle: File) -> Result<Self, FileError> {
         match is_at(&path, &handle)? {
             true => Ok(Self { path, _handle: handle }),

@@ -210,7 +210,7 @@ fn many_at_once_make_one() {
     }
 }
 
-/// Whether there is a FIFO now under this name.
+/// Makes a FIFO at `path`.
 fn fifo(path: &Path) {
     assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
 }
@@ -229,7 +229,7 @@ fn outputs_are_regular_files() {
         fifo(&output);
         refused(existing, "file: is a FIFO; an output is a regular file");
         std::fs::remove_file(&output).unwrap();
-        // What lies under the name that it has meanwhile is nobody's leftover, and stays.
+        // A FIFO under the staging name is no leftover of an earlier run, and stays.
         let partial = folder.path().join("file.lowbit-partial");
         fifo(&partial);
         refused(existing, "file.lowbit-partial: is a FIFO; an output is a regular file");

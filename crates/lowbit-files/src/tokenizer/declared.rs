@@ -1,10 +1,11 @@
-//! What a directory's files say of its tokens beside tokenizer.json: more tokens, and which tokens have names such as
+//! A directory's declarations of tokens outside tokenizer.json: more tokens, and the tokens with names such as
 //! `bos_token`.
 //!
-//! Where tokenizer_config.json has `added_tokens_decoder`, no other file is read. Without it, special_tokens_map.json goes
-//! before tokenizer_config.json, and added_tokens.json has further tokens. Tokens that tokenizer.json lacks get the next free
-//! ids, in the order of the ids that these files give them; named tokens come next, then special ones without a name. Whether
-//! bos stands before a text, tokenizer.json alone says: `add_bos_token` in tokenizer_config.json does nothing beside it.
+//! If tokenizer_config.json has `added_tokens_decoder`, no other file is read. Without it, special_tokens_map.json goes
+//! before tokenizer_config.json, and added_tokens.json has further tokens. Tokens that tokenizer.json lacks get the
+//! next free ids, in the order of the ids that these files give them; named tokens come next, then special ones without
+//! a name. Only tokenizer.json decides if bos comes before a text: `add_bos_token` in tokenizer_config.json does
+//! nothing beside it.
 //!
 //! Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend.__init__`.
 
@@ -23,12 +24,12 @@ use crate::{Checkpoint, FileError, shown};
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What the files say.
+/// The tokens that the files declare.
 #[derive(Debug, Default)]
 pub(crate) struct Declared {
     /// Tokens by id.
     tokens: BTreeMap<i64, AddedToken>,
-    /// Whether tokenizer.json's own tokens are among them, too.
+    /// True if they include tokenizer.json's own tokens.
     with_own: bool,
     named: Vec<(String, AddedToken)>,
     unnamed: Vec<AddedToken>,
@@ -133,7 +134,7 @@ struct Special {
     /// The last file that names one counts, even if it names none (null).
     named: Vec<(String, Option<AddedToken>)>,
     extra: Vec<AddedToken>,
-    /// What older files call `extra`.
+    /// The name of `extra` in older files.
     additional: Option<Vec<AddedToken>>,
 }
 

@@ -1,5 +1,5 @@
-//! What a directory's files say of tokens and templates is the same where it runs, in the GGUF file that is made of it, in a
-//! copy of the directory and in a directory that is made of the GGUF file.
+//! Tokens and templates are the same in a directory, in the GGUF file made of it, in a copy of the directory and in a
+//! directory made of the GGUF file.
 
 use std::path::Path;
 
@@ -61,7 +61,7 @@ fn to_gguf(checkpoint: &Checkpoint) -> (Metadata, Vec<String>) {
     (metadata, made.warnings)
 }
 
-/// What a chat with and without tools is rendered to; a message where it is refused.
+/// A chat rendered without and with tools; the error's message where the template refuses it.
 fn rendered(template: Option<ChatTemplate>) -> [String; 2] {
     let Some(mut template) = template else { return ["none".into(), "none".into()] };
     let mut render = |tools: Json| {

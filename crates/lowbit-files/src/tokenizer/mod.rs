@@ -36,7 +36,7 @@ pub struct Tokenizer {
 pub struct GgufTokenizer {
     /// Metadata, by key.
     pub entries: Vec<(String, gguf_format::Value)>,
-    /// What the directory has that GGUF has no place for, a sentence each.
+    /// Things in the directory that GGUF has no place for, a sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -49,10 +49,10 @@ pub struct SpecialTokens {
     pub eos: Option<u32>,
     /// All that end a text or a turn, [`Self::eos`] among them; sorted.
     pub eos_ids: Vec<u32>,
-    /// What [`Tokenizer::encode`] puts around a text, where the tokenizer itself does not.
+    /// The tokens that [`Tokenizer::encode`] puts around a text if the tokenizer itself does not.
     before: Option<u32>,
     after: Option<u32>,
-    /// Whether it puts them around chats, too.
+    /// True if it puts them around chats, too.
     around_chats: bool,
 }
 
@@ -131,8 +131,9 @@ impl Tokenizer {
         before.into_iter().chain(ids).chain(after).collect()
     }
 
-    /// The ids of `text`, which a chat template made: as transformers has it for a directory, without tokens around it; as llama.cpp's
-    /// server has it for GGUF, with those that the file wants around every text, once, even if the template wrote them.
+    /// The ids of `text`, which a chat template made: as transformers has it for a directory, without tokens around it;
+    /// as llama.cpp's server has it for GGUF, with those that the file wants around every text, once, even if the
+    /// template wrote them.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -187,12 +188,12 @@ impl Tokenizer {
         self.engine.token(id)
     }
 
-    /// Whether `id` is a special token: one that stands for no text of a user's or a model's.
+    /// True if `id` is a special token: one that stands for no text of a user's or a model's.
     pub fn is_special(&self, id: u32) -> bool {
         self.engine.is_special(id)
     }
 
-    /// Whether `id` is an added token, special or not: [`Self::encode`] gives it wherever a text spells it.
+    /// True if `id` is an added token, special or not: [`Self::encode`] gives it wherever a text spells it.
     pub fn is_added(&self, id: u32) -> bool {
         self.engine.is_added(id)
     }

@@ -177,8 +177,9 @@ fn heavy_tailed() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    /// What is compared to find lost values is far from what encoders lose of others: the greatest value of a block, whatever its
-    /// magnitude, comes back as more than half of it. (`nvfp4` ends at 2688, and f16 scales of superblocks below 1e-3 at 0.)
+    /// The check for lost values has a wide margin over what encoders lose of other values: the greatest value of a
+    /// block, whatever its magnitude, comes back as more than half of it. (`nvfp4` ends at 2688, and f16 scales of
+    /// superblocks below 1e-3 at 0.)
     #[test]
     fn greatest_values_are_not_lost(format in format(), values in heavy_tailed()) {
         let decoded = decode(format, &format.encode(&values, 256).unwrap(), 256);

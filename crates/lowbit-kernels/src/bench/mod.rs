@@ -186,7 +186,7 @@ fn replayed(gpu: &crate::gpu::Gpu, runs: &mut [Run]) -> Result<Times, KernelErro
     Ok(Times::new(times))
 }
 
-/// How long runs of the same work took, in seconds.
+/// Times of runs of the same work, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Times {

@@ -176,8 +176,8 @@ pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// What stands before the layers' names: text models have `model.`, multimodal ones more, and what was saved without its output
-/// layer has less.
+/// Prefixes of the layers' names: text models have `model.`, multimodal ones more, and models saved without their
+/// output layer less.
 const TEXT_PREFIXES: [&str; 5] =
     ["model.language_model.", "language_model.model.", "model.", "language_model.", ""];
 
@@ -192,7 +192,7 @@ pub(crate) fn text_model<'a>(weights: &Weights<'a>) -> Weights<'a> {
     weights.below(text_prefix(|name| weights.has(name, "")), "")
 }
 
-/// What a tensor is that text generation does not need.
+/// Kinds of tensors that text generation does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extra {
     /// Of the layers that predict further tokens.
@@ -203,7 +203,7 @@ pub enum Extra {
     Constant,
 }
 
-/// How the names of constants end that exporters wrote: rotary tables, positions and causal masks.
+/// Name endings of constants that exporters wrote: rotary tables, positions and causal masks.
 const CONSTANTS: [&str; 6] = [
     "rotary_emb.inv_freq",
     "rotary_emb.cos_cached",
@@ -213,7 +213,7 @@ const CONSTANTS: [&str; 6] = [
     "attn.masked_bias",
 ];
 
-/// What the tensor `name` is, if it is none of the text model's `layers` layers and what is around them.
+/// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the tensors around them.
 pub fn extra(name: &str, layers: usize) -> Option<Extra> {
     let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     let predicts = || gguf_layer(name).is_some_and(|layer| layer >= layers);
@@ -230,7 +230,7 @@ pub(crate) fn gguf_layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// Whether text generation does not need the tensor: see [`extra`].
+/// True if text generation does not need the tensor: see [`extra`].
 pub fn is_extra(name: &str, layers: usize) -> bool {
     extra(name, layers).is_some()
 }

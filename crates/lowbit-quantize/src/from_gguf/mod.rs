@@ -18,7 +18,7 @@ struct Source<'a> {
     metadata: &'a Metadata,
 }
 
-/// What `computed`, a GGUF file with this metadata, is in MLX's layout.
+/// Converts `computed`, a GGUF file with this metadata, to MLX's layout.
 ///
 /// # Errors
 /// [`QuantizeError`] for what MLX's layout has no name for.
@@ -31,9 +31,9 @@ pub fn convert(computed: &Computed<'_>, metadata: &Metadata) -> Result<Converted
     Ok(Converted { config, tensors, warnings })
 }
 
-/// The type that the new checkpoint computes in: what most values of the file's matrices are in, or bf16 where these are blocks. (Blocks'
-/// scales are f16 in any case, and norms f32, whatever the model was trained in. Many models have activations beyond f16's
-/// range.)
+/// The type that the new checkpoint computes in: what most values of the file's matrices are in, or bf16 where these
+/// are blocks. (Blocks' scales are f16 in any case, and norms f32, whatever the model was trained in. Many models have
+/// activations beyond f16's range.)
 fn dtype(tensors: &[Tensor]) -> FloatType {
     let values = |is_counted: &dyn Fn(Format) -> bool| -> usize {
         let matrices = tensors.iter().filter(|tensor| tensor.shape.len() > 1);

@@ -33,8 +33,8 @@ const DELTA_NET: &[(&str, &str)] = &[
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
 ];
-/// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these architectures, so that readers refuse
-/// all values but its own.
+/// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these architectures, so that
+/// readers refuse all values but its own.
 const YARN: &[(&str, &str)] =
     &[("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")];
 
@@ -48,8 +48,8 @@ struct Builder<'a> {
     metadata: Metadata,
 }
 
-/// The metadata of a directory but for the tokenizer's, with `tensors` as the file will have them, and so many layers of multi-token
-/// prediction among them.
+/// The metadata of a directory but for the tokenizer's, with `tensors` as the file will have them, and so many layers
+/// of multi-token prediction among them.
 ///
 /// # Errors
 /// [`QuantizeError`] for values that are missing or malformed.
@@ -245,7 +245,7 @@ impl Builder<'_> {
         let floats = [
             ("top_p", generation.top_p),
             ("min_p", generation.min_p),
-            // What lowbit runs with, where llama.cpp has other defaults.
+            // The temperature that lowbit runs with: llama.cpp has other defaults.
             ("temp", generation.recommended_temperature()),
             ("penalty_repeat", generation.repetition_penalty),
         ];

@@ -83,11 +83,12 @@ pub fn quantize_to_gguf(
     Ok(summary)
 }
 
-/// As [`quantize_to_gguf`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
-/// types, with other scales, minimums and perhaps codes. Tensors in types without such (floats, IQ4 and MXFP4) stay as they were
-/// rounded, and are listed in the report. Both models, and what is learned in f32, are in memory
-/// (the source only while its targets are made, with [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded file is written
-/// first, under the output's temporary name, and is the student.
+/// As [`quantize_to_gguf`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token
+/// distributions: the same types, with other scales, minimums and perhaps codes. Tensors in types without such (floats,
+/// IQ4 and MXFP4) stay as they were rounded, and are listed in the report. Both models, and what is learned in f32, are
+/// in memory (the source only while its targets are made, with
+/// [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded file is written first, under the output's
+/// temporary name, and is the student.
 ///
 /// # Errors
 /// As [`quantize_to_gguf`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
@@ -117,7 +118,7 @@ pub fn quantize_to_gguf_and_learn(
     Ok((summary, report))
 }
 
-/// What [`quantize_to_gguf`] would write, as [`plan`](crate::plan()) says it.
+/// The summary of [`quantize_to_gguf`] without the rounding errors, as [`plan`](crate::plan()) for MLX's layout.
 ///
 /// # Errors
 /// As [`plan`](crate::plan()).
@@ -184,7 +185,8 @@ impl<'a> Plan<'a> {
         job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
     }
 
-    /// Writes the whole file, in place of what was written before: each tensor rounded to nearest, unless `learned` has its components.
+    /// Writes the whole file, in place of what was written before: each tensor rounded to nearest, unless `learned` has
+    /// its components.
     fn write(
         &self,
         staged: &mut Staged,
@@ -246,7 +248,8 @@ impl Job {
         Ok((Cow::Owned(components.into_iter().next().unwrap_or_default()), loss))
     }
 
-    /// What readers will find of it. Only the values of divisors say how the model computes.
+    /// The tensor as readers will find it. Only the values of the RoPE divisors are needed to tell how the model
+    /// computes.
     fn unwritten(&self) -> Result<UnwrittenTensor, QuantizeError> {
         let (name, (stored, shape)) = (self.name().to_string(), self.description());
         let bytes = (name == convert::ROPE_FREQS).then(|| self.encode(None)).transpose()?;
@@ -302,11 +305,11 @@ struct Converted {
     tensors: Vec<Planned>,
     /// With the tokenizer's.
     metadata: Metadata,
-    /// What is left out, a sentence each.
+    /// Things that are left out, a sentence each.
     warnings: Vec<String>,
 }
 
-/// What `computed`, a directory, is in GGUF.
+/// Converts `computed`, a directory, to GGUF.
 fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let Computed { checkpoint, config, architecture, .. } = computed;
     // MLX's norms have their 1 already, but not all of those that predict further tokens.

@@ -99,7 +99,7 @@ impl Order {
     /// Checks that these are windows of `windows`, each at most once.
     ///
     /// # Errors
-    /// What is wrong.
+    /// A message that says what is wrong.
     pub fn check(&self, windows: usize) -> Result<(), String> {
         let Self { rest, count, .. } = self;
         if *count != windows {

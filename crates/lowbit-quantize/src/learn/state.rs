@@ -4,7 +4,8 @@
 //! lowbit learning 3\n
 //! a line of JSON: what is learned from what (a run of something else is refused), what blocks have learned, and where it is
 //! of each weight of these blocks in the order of names: its components
-//! of each weight that learns now in the order of names, as it is now and as it was best: its numbers, f32, little-endian, and its components
+//! of each weight that learns now in the order of names, as it is now and as it was best: its numbers, f32,
+//!   little-endian, and its components
 //! SHA-256 of all before it
 //! ```
 
@@ -29,8 +30,8 @@ const DIGEST: usize = 32;
 /// States of all versions.
 const CONTENT: Content = Content { name: "the state of learning", begins: b"lowbit learning " };
 
-/// Where a run of learning saves its state: after each block that learned by itself, after each validation of the whole model, and when it is
-/// stopped.
+/// The file that a run of learning saves its state to: after each block that learned by itself, after each validation
+/// of the whole model, and when it is stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Saving<'a> {
     /// The file, which is gone when the run ends.
@@ -139,10 +140,11 @@ impl<'a> Saving<'a> {
         Ok(Some(Saved { saving: *self, header, numbers, read: 0 }))
     }
 
-    /// Whether there is a state that the run goes on from.
+    /// True if there is a state that the run resumes from.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a state that must not be there; [`QuantizeError::File`] for what is no regular file, or another's.
+    /// [`QuantizeError::Learn`] for a state that must not be there; [`QuantizeError::File`] for what is no regular
+    /// file, or another's.
     pub(super) fn resumes(&self) -> Result<bool, QuantizeError> {
         match std::fs::symlink_metadata(self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -213,7 +215,7 @@ pub(super) struct Saved<'a> {
 }
 
 impl Saved<'_> {
-    /// What the run had finished: at most so many blocks, of so many steps each. To be asked for first.
+    /// The finished part of the run: at most `blocks` blocks of at most `steps` steps each. Call this first.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for a damaged state.
@@ -232,8 +234,8 @@ impl Saved<'_> {
         finished.ok_or_else(|| self.saving.refuse("is damaged"))
     }
 
-    /// Where the run was in the phase that it had not finished, if it had begun. `weights` are those that the phase begins with, and become
-    /// the saved ones.
+    /// The run's position in the phase that it had not finished, if it had begun. `weights` are those that the phase
+    /// begins with, and become the saved ones.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for a damaged state, and one that cannot be of a run of `steps` over so many `windows`.
@@ -293,7 +295,8 @@ impl Learned {
 }
 
 impl LearnedWeight {
-    /// Hands over all that changes while it learns. Its components have the codes, and the scales that the next rounding depends on.
+    /// Hands over all that changes while it learns. Its components have the codes, and the scales that the next
+    /// rounding depends on.
     fn write<E>(&self, mut put: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         self.learned().try_for_each(|learned| learned.write(&mut put))?;
         self.components().iter().try_for_each(|bytes| put(bytes))

@@ -1,4 +1,4 @@
-//! What stands between the markers of calls, as calls.
+//! Parsers of the text between the markers of calls.
 
 use super::tools::Tools;
 use super::{Call, pythonic as python};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Reads a body.
 pub(super) type Body = fn(&str, &Tools) -> Parsed;
 
-/// What a body is.
+/// The result of reading a body.
 #[derive(Debug, PartialEq)]
 pub(super) enum Parsed {
     Calls(Vec<Call>),
@@ -152,7 +152,7 @@ fn is_name(text: &str) -> bool {
 struct Tags {
     call: [&'static str; 3],
     argument: [&'static str; 3],
-    /// What an argument's tag has behind its name where the value is text, and where it is JSON.
+    /// The text behind the name in an argument's tag: for values that are text, and for JSON.
     kinds: Option<[&'static str; 2]>,
     /// A line break on either side of a value is no part of it.
     lines: bool,
@@ -237,7 +237,7 @@ fn unless_begun(text: &str, tag: &str) -> Parsed {
 struct Argument<'a> {
     key: &'a str,
     text: &'a str,
-    /// Whether the value is text, where the tag says so.
+    /// True if the value is text, false if it is JSON; `None` if the tag does not say.
     is_text: Option<bool>,
     after: &'a str,
 }

@@ -1,5 +1,5 @@
-//! How model families spell reasoning and calls of tools. Another family is a line here, and a function in `bodies` if its
-//! calls have a form of their own.
+//! The spelling of reasoning and tool calls, by model family. Another family is a line here, and a function in `bodies`
+//! if its calls have a form of their own.
 
 use super::bodies::{self, Body};
 
@@ -11,16 +11,16 @@ pub(super) struct Reasoning {
 
 /// The markers around calls, and what stands between them.
 pub(super) struct Calls {
-    /// What a chat template with such calls mentions.
+    /// A text that chat templates with such calls contain.
     pub(super) mention: &'static str,
     pub(super) open: &'static str,
     pub(super) end: End,
     pub(super) body: Body,
-    /// Whether the markers are part of the body.
+    /// True if the markers are part of the body.
     pub(super) markers_are_body: bool,
 }
 
-/// Where a body ends.
+/// The end of a body.
 pub(super) enum End {
     /// Before this marker.
     Marker(&'static str),
@@ -114,7 +114,7 @@ pub(super) const CALLS: &[Calls] = &[
 ];
 
 const fn bare(open: &'static str) -> Calls {
-    // What templates of Llama 3 tell the model to write.
+    // Templates of Llama 3 tell the model to write this.
     Calls {
         mention: "{\"name\": function name, \"parameters\"",
         open,
@@ -124,7 +124,7 @@ const fn bare(open: &'static str) -> Calls {
     }
 }
 
-/// What Llama 3 begins a reply with that is a call without `<|python_tag|>`.
+/// The starts of Llama 3's replies that are a call without `<|python_tag|>`.
 pub(super) const BARE_JSON: &[Calls] = &[
     bare("{\"name\":"),
     bare("{ \"name\":"),
@@ -139,6 +139,6 @@ pub(super) mod harmony {
     pub(crate) const CHANNEL: &str = "<|channel|>";
     pub(crate) const CONSTRAIN: &str = "<|constrain|>";
     pub(crate) const MESSAGE: &str = "<|message|>";
-    /// What ends a message.
+    /// The ends of a message.
     pub(crate) const ENDS: [&str; 3] = ["<|end|>", "<|call|>", "<|return|>"];
 }

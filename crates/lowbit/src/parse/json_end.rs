@@ -8,7 +8,7 @@ pub(super) struct JsonEnd {
     head: Head,
 }
 
-/// What stands before the value.
+/// The text before the value, so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Head {
     #[default]
@@ -20,7 +20,7 @@ enum Head {
     Bracket,
 }
 
-/// What a character is.
+/// The role of a character.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Step {
     Part,

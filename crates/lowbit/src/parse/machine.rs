@@ -13,12 +13,12 @@ use super::{Call, Event, Syntax};
 pub struct ReplyParser<'s> {
     syntax: &'s Syntax,
     state: State,
-    /// What may be the start of a marker.
+    /// Symbols that may be the start of a marker.
     pending: Vec<Symbol>,
     out: Out,
 }
 
-/// Where in a reply the machine is.
+/// The machine's place in a reply.
 #[derive(Debug)]
 enum State {
     Content,
@@ -36,12 +36,12 @@ struct Raw {
     /// Of the markers.
     index: usize,
     text: String,
-    /// Where the body starts.
+    /// The offset of the body in `text`.
     body: usize,
     json: JsonEnd,
 }
 
-/// What a message of harmony is, by its header.
+/// The kind of a harmony message, by its header.
 #[derive(Debug)]
 enum Channel {
     Reasoning,
@@ -145,7 +145,7 @@ impl<'s> ReplyParser<'s> {
         let open = markers[index].symbols();
         let next = next.swap_remove(index);
         let is_call = matches!(&next, Some(State::Calls(raw)) if !syntax.calls[raw.index].at_start);
-        // What came with the marker may have begun the content.
+        // Text that came with the marker may have begun the content.
         if !is_call && !before.trim().is_empty() {
             let spelled = self.spelled(open);
             self.out.content(&spelled);
@@ -274,7 +274,7 @@ impl<'s> ReplyParser<'s> {
         }
     }
 
-    /// What the message after `header` is.
+    /// The kind of the message after `header`.
     fn channel(&mut self, header: String) -> Channel {
         let channel = channel(header);
         match channel {
@@ -350,7 +350,7 @@ impl<'s> ReplyParser<'s> {
     }
 }
 
-/// Where a reply to `prompt` starts, in harmony.
+/// The state at the start of a reply to `prompt`, in harmony.
 fn harmony_start(prompt: &str) -> State {
     let last = prompt.rfind(harmony::START).map_or("", |start| &prompt[start..]);
     match last.split_once(harmony::MESSAGE) {
@@ -359,7 +359,7 @@ fn harmony_start(prompt: &str) -> State {
     }
 }
 
-/// What the message after `header` is.
+/// The kind of the message after `header`.
 fn channel(header: String) -> Channel {
     let after = |marker: &str| {
         let rest = header.split_once(marker)?.1.trim_start();

@@ -26,9 +26,9 @@ use tools::Tools;
 /// A part of a reply, without the markers around it. Parts of the same kind that follow one another join to one text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// What the model thinks before it answers, without the white space around it.
+    /// The model's reasoning before its answer, without the white space around it.
     Reasoning(String),
-    /// What it answers. White space next to reasoning and calls is left out.
+    /// Its answer. White space next to reasoning and calls is left out.
     Content(String),
     /// A tool that it calls, once the call is whole.
     Call(Call),
@@ -71,7 +71,8 @@ impl Serialize for Call {
     }
 }
 
-/// How a model spells reasoning and calls: what its chat template mentions, and what its tokenizer has tokens for.
+/// A model's spelling of reasoning and calls: the markers that its chat template mentions or its tokenizer has tokens
+/// for.
 ///
 /// ```
 /// use lowbit::{Event, Syntax};
@@ -113,7 +114,7 @@ struct CallMarkers {
     close: Option<Marker>,
     body: Body,
     markers_are_body: bool,
-    /// Whether it only counts where nothing is written before it.
+    /// True if it only counts where nothing is written before it.
     at_start: bool,
 }
 
@@ -172,7 +173,7 @@ impl Syntax {
         Self::default()
     }
 
-    /// Whether a reply can hold anything but content.
+    /// True if a reply holds nothing but content.
     pub fn is_plain(&self) -> bool {
         self.reasoning.is_empty() && self.calls.is_empty() && self.harmony.is_none()
     }

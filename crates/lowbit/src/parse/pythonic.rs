@@ -41,7 +41,7 @@ pub(super) fn gemma(text: &str, quote: &str) -> Option<(String, Map<String, Valu
 
 struct Reader<'a> {
     rest: &'a str,
-    /// What is on either side of a text, in Gemma's spelling; keys have none.
+    /// The quote on either side of a text, in Gemma's spelling; keys have none.
     quote: Option<&'a str>,
 }
 

@@ -4,7 +4,7 @@ use lowbit_files::Tokenizer;
 
 /// A character of a reply, or a token that is part of a marker.
 ///
-/// Where the tokenizer has a token for `<think>`, only that token is the marker: the same characters, spelled by other
+/// If the tokenizer has a token for `<think>`, only that token is the marker: the same characters, spelled by other
 /// tokens, are text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Symbol {
@@ -68,7 +68,7 @@ fn bracketed(text: &str) -> Option<&str> {
     text.find(close).map(|end| &text[..=end])
 }
 
-/// What a search for markers found in symbols that go on.
+/// The result of a search for markers in symbols that go on.
 #[derive(Debug, PartialEq)]
 pub(super) enum Found {
     /// The marker of this index starts here.

@@ -28,7 +28,7 @@ fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}])
 }
 
-/// What a parser is told at a time.
+/// One input of a parser.
 #[derive(Clone, Debug)]
 enum Piece {
     Text(String),
@@ -88,7 +88,7 @@ fn show(events: &[Event]) -> String {
 /// A family's markers, how its prompts end, and replies with what they are.
 struct Family {
     mentions: &'static str,
-    /// Which of them are tokens in its tokenizers.
+    /// Those of them that are tokens in its tokenizers.
     tokens: &'static [&'static str],
     prompt: &'static str,
     replies: &'static [(&'static str, &'static str)],

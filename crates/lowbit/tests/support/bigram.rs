@@ -6,14 +6,15 @@ use std::collections::BTreeMap;
 use std::fs::write;
 use std::path::Path;
 
-/// What a model of bigrams is made of. Tokens are named by their text.
+/// The parts of a bigram model. Tokens are named by their text.
 #[derive(Default)]
 pub struct Bigram<'a> {
     /// Added tokens; those whose names start with `+` are no special ones, and are spelled without it.
     pub added: &'a [&'a str],
     /// Tokens of two bytes that the tokenizer merges.
     pub merged: &'a [&'a str],
-    /// What follows a token; the first of [`Self::added`], which ends texts, follows all others.
+    /// Pairs of a token and the one that follows it; the first of [`Self::added`], which ends texts, follows all
+    /// others.
     pub next: &'a [(&'a str, &'a str)],
     /// The chat template.
     pub template: &'a str,

@@ -77,7 +77,7 @@ impl Program {
         })
     }
 
-    /// Whether `text` stands in the source.
+    /// True if the source contains `text`.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
     }

@@ -161,7 +161,7 @@ pub(super) fn pre_name(patterns: &[String], whole_words: bool) -> Option<&'stati
     pre.names.first().copied()
 }
 
-/// Whether a text starts with bos where the metadata does not say, with this value of `tokenizer.ggml.pre`.
+/// True if a text starts with bos when the metadata does not say, for this value of `tokenizer.ggml.pre`.
 pub(super) fn adds_bos(name: &str) -> bool {
     PRES.iter().any(|pre| pre.add_bos && pre.names.contains(&name))
 }

@@ -1,5 +1,5 @@
-//! Which tokens of a GGUF vocabulary end a text or a turn: those that keys name, and those of well-known spellings, since
-//! converters leave many out.
+//! The tokens of a GGUF vocabulary that end a text or a turn: those that keys name, and those of well-known spellings,
+//! since converters leave many out.
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `llama-vocab.cpp`, `llama_vocab::impl::load`.
 
@@ -37,7 +37,7 @@ const ENDS: [&str; 22] = [
 struct Fill {
     keys: &'static [&'static str],
     spellings: &'static [&'static str],
-    /// Whether generation ends with it.
+    /// True if generation ends with it.
     ends: bool,
 }
 

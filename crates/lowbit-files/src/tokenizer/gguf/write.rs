@@ -205,7 +205,8 @@ impl Source<'_> {
             let known = ids.iter().any(|(other, _)| *other == key);
             ids.extend(in_config(name).filter(|_| !known).map(|id| (key, id)));
         }
-        // What tokenizer.json does not put around a text, running it does not either, whatever tokenizer_config.json says.
+        // Tokens that tokenizer.json does not put around a text are not added at run time either, whatever
+        // tokenizer_config.json says.
         for name in ["bos", "eos"] {
             let is_said = self.settings[format!("add_{name}_token")].is_boolean();
             let by_default = name == "bos" && byte_level::adds_bos(pre);

@@ -91,7 +91,7 @@ impl SampleParams {
         Ok(())
     }
 
-    /// Whether the history changes logits.
+    /// True if the history changes logits.
     fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }

@@ -1,10 +1,12 @@
-//! What a teacher says of each token, on the disk: it speaks once for all steps and runs, and need not be in memory beside its student.
+//! A teacher's targets for each token, on the disk: it computes them once for all steps and runs, and need not be in
+//! memory beside its student.
 //!
-//! Of each token the file has the `top_k` most likely next tokens at the temperature that is learned at, with the logarithms of their
-//! probabilities, and that of what is left for all others ([`ops::top_k_targets`](lowbit_kernels::ops::top_k_targets)). Logarithms are
-//! stored in f16 and the probabilities made to sum to 1 again when they are read: that changes a mean divergence by 2e-5 to 2e-4 of itself
-//! (`tests/learn_targets.rs` compares all tokens with the teacher). What is lost by knowing only `top_k` tokens is more: a sixth where 128
-//! tokens of a flat distribution are known.
+//! Of each token the file has the `top_k` most likely next tokens at the temperature that is learned at, with the
+//! logarithms of their probabilities, and that of what is left for all others
+//! ([`ops::top_k_targets`](lowbit_kernels::ops::top_k_targets)). Logarithms are stored in f16 and the probabilities
+//! made to sum to 1 again when they are read: that changes a mean divergence by 2e-5 to 2e-4 of itself
+//! (`tests/learn_targets.rs` compares all tokens with the teacher). What is lost by knowing only `top_k` tokens is
+//! more: a sixth where 128 tokens of a flat distribution are known.
 
 mod layout;
 
@@ -40,7 +42,7 @@ impl Targets {
         Self { path: path.into(), top_k: 128 }
     }
 
-    /// Whether the file is there.
+    /// True if the file exists.
     ///
     /// # Errors
     /// [`QuantizeError::File`] for what is no regular file; links to one are followed.
@@ -71,12 +73,13 @@ pub struct TargetsFile {
 }
 
 impl TargetsFile {
-    /// The file that the options name, for this teacher and data. Where it is not there or not finished, `load` gives the teacher that it is
-    /// made with; `progress` is then called with the number of windows that are on the disk, and of all.
+    /// The file that the options name, for this teacher and data. Where it is not there or not finished, `load` gives
+    /// the teacher that it is made with; `progress` is then called with the number of windows that are on the disk, and
+    /// of all.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a file that is damaged, or of another teacher, data or temperature, and a teacher that gives NaN;
-    /// [`QuantizeError::Interrupted`]; [`QuantizeError::Io`]; those of the teacher's passes.
+    /// [`QuantizeError::Learn`] for a file that is damaged, or of another teacher, data or temperature, and a teacher
+    /// that gives NaN; [`QuantizeError::Interrupted`]; [`QuantizeError::Io`]; those of the teacher's passes.
     pub fn open_or_make(
         checkpoint: &Checkpoint,
         learning: Learning<'_>,
@@ -124,8 +127,8 @@ impl TargetsFile {
         if model == teacher { Ok(()) } else { Err(ModelError::Vocabulary { model, teacher }) }
     }
 
-    /// What the teacher says of the tokens of these windows, one after the other, in `host`'s memory. Windows that are held out come
-    /// behind those to learn from.
+    /// The teacher's targets for the tokens of these windows, one after the other, in `host`'s memory. Windows that are
+    /// held out come behind those to learn from.
     ///
     /// # Errors
     /// [`QuantizeError::Io`]; [`QuantizeError::Learn`] for a window that the file does not have.
@@ -291,8 +294,8 @@ impl Layout {
     }
 }
 
-/// What a token's probabilities sum to when their logarithms were rounded to f16: above -32 these are off by 0.008 at most, and what is
-/// below hardly counts.
+/// The possible sums of a token's probabilities after their logarithms were rounded to f16: logarithms above -32 are
+/// off by 0.008 at most, and those below hardly count.
 const SUM: std::ops::RangeInclusive<f64> = 0.98..=1.02;
 
 /// Makes the probabilities sum to 1, which rounding has changed; their sum, where rounding cannot have changed it so much.
