@@ -38,7 +38,7 @@
 //!
 //! | feature | brings | needs at run time |
 //! |---|---|---|
-//! | `cuda` | `Device::cuda` | a driver for CUDA 13, the toolkit's headers and NVRTC |
+//! | `cuda` | `Device::cuda` | a driver for CUDA 12 or newer; NVRTC and CUDA's headers, see `CudaOptions` |
 //! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
 //! | `metal` | `Device::metal` | macOS with Metal Shading Language 3.2 (run by clang on a CPU, not on a Mac yet) |
 

@@ -1,6 +1,16 @@
-//! One folder per op: `mod.rs` has the contract and the checks, `cpu.rs` and `gpu.rs` the implementations,
-//! `gradient.rs` the derivatives, `reference.rs` the formula in f64 that tests compare with, `tests.rs`, `gpu_tests.rs` and `bench.rs` what they
-//! say.
+//! One folder per op:
+//!
+//! | file or folder | holds |
+//! |---|---|
+//! | `mod.rs` | the contract and the checks |
+//! | `cpu`, `gpu`, `cuda` | the implementations: on the CPU, on every GPU, on NVIDIA's alone |
+//! | `gradient` | the derivatives |
+//! | `policy.rs`, `plan.rs` | the choice among several kernels |
+//! | `reference.rs` | the formula in f64, with which tests compare |
+//! | `tests.rs`, `gpu_tests.rs` | the tests |
+//! | `bench.rs` | the benchmark cases, which register themselves |
+//!
+//! An op has those that it needs: one that is made of another op, or that runs on the CPU alone, has fewer.
 
 pub mod adam;
 pub mod add;

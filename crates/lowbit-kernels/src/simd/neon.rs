@@ -1,4 +1,4 @@
-#![allow(unsafe_code)] // Intrinsics; see STYLE in the module above: the value is the proof.
+#![allow(unsafe_code)] // Intrinsics; a value of the type proves that the processor has them.
 use super::{E4M3_BITS, Kernel, Simd};
 use half::{bf16, f16};
 use std::arch::aarch64::*;
