@@ -3,30 +3,34 @@ use crate::{BlockScales, Component, FloatType, Scheme, Unpacked};
 /// The longest [`Codec::RUN`]: a buffer of this many values holds a run of any format.
 pub const MAX_RUN: usize = 256;
 
-/// The bytes of a weight's component tensors (see [`crate::Format::components`]), borrowed. Unused ones are empty.
+/// The bytes of a weight's component tensors (see [`crate::Format::components`]), borrowed. Unused
+/// ones are empty.
 pub type Parts<'a> = [&'a [u8]; 3];
 
 /// Appends a block that is made of codes, one byte each, and of scales.
 pub type PackBlock = fn(&[u8], &BlockScales, &mut Vec<u8>);
 
-/// A format as a type: what its file says of it. Everything is known at compile time but what a checkpoint may choose.
+/// A format as a type. Everything is known at compile time, except for what a checkpoint may choose
+/// (affine's group size and its scales' type).
 ///
-/// Decoding is written as plain loops over fixed-size arrays and marked `#[inline(always)]`, so that a caller
-/// compiled for a wider instruction set vectorises it with that set.
+/// Decoding is written as plain loops over fixed-size arrays and marked `#[inline(always)]`, so
+/// that a caller compiled for a wider instruction set vectorises it with that set.
 pub trait Codec: Copy + Send + Sync + 'static {
-    /// Values that one decode step yields. Rows are whole numbers of runs; only [`crate::Float`], whose blocks are
-    /// single values, may end in a shorter one.
+    /// Values per call of `decode`. Rows are whole numbers of runs; only rows of [`crate::Float`],
+    /// whose blocks are single values, may end in a shorter run.
     const RUN: usize;
 
-    /// Takes one block's bytes apart, in formats that store codes and scales together in blocks. `None` in formats whose
-    /// components are codes, scales and biases already, with the codes of each row as one stream of bits, least
-    /// significant first.
+    /// Unpacks one block, in formats that store codes and scales together in blocks. `None` in
+    /// formats whose components are codes, scales and biases already; their rows of codes are
+    /// streams of bits, least significant first.
     const UNPACK: Option<fn(&[u8], &mut Unpacked)> = None;
 
-    /// The inverse of [`Codec::UNPACK`]: appends a block of the given codes and scales, which are the format's.
+    /// The inverse of [`Codec::UNPACK`]: appends a block with the given codes and scales, which
+    /// must be in the format's range.
     const PACK: Option<PackBlock> = None;
 
-    /// The least and the greatest integer that a sub-block's scale can be, in formats that have such; minima are of the same range.
+    /// The least and the greatest integer of a sub-block's scale, in formats that have sub-blocks;
+    /// minima have the same range.
     const SUB_SCALES: [i8; 2] = [0, 0];
 
     /// One row of weights.
@@ -38,7 +42,8 @@ pub trait Codec: Copy + Send + Sync + 'static {
     /// Values that share one block: a row's length is a multiple of it.
     fn block(&self) -> usize;
 
-    /// The tensors that hold rows of `k` values, `k` a multiple of [`Codec::block`], in the order of [`Parts`].
+    /// The tensors that hold rows of `k` values, `k` a multiple of [`Codec::block`], in the order
+    /// of [`Parts`].
     fn components(&self, k: usize) -> Vec<Component>;
 
     /// What codes and scales mean.
@@ -55,19 +60,19 @@ pub trait Codec: Copy + Send + Sync + 'static {
     /// Decodes run `index` of `row` into `out`, `[RUN]` (or what is left of the row), in f32.
     fn decode(&self, row: Self::Row<'_>, index: usize, out: &mut [f32]);
 
-    /// As [`Codec::decode`], but rounded as the peer rounds when it decodes to `float`.
+    /// As [`Codec::decode`], with the peer's roundings when it decodes to `float`.
     fn decode_as(&self, row: Self::Row<'_>, index: usize, float: FloatType, out: &mut [f32]) {
         self.decode(row, index, out);
         out.iter_mut().for_each(|y| *y = float.round(*y));
     }
 
-    /// Encodes one row of finite values that came as `source`, appending to its components. The peer's encoder, bit
-    /// for bit.
+    /// Encodes one row of finite values, which were stored as `source`, and appends it to the
+    /// components. This is the peer's encoder, bit for bit.
     fn encode(&self, values: &[f32], source: FloatType, components: &mut [Vec<u8>; 3]);
 }
 
-/// Keeps LLVM from vectorising across runs, with scattered stores, where it should vectorise each run: decoding is
-/// two to five times as fast for it. No instruction comes of it.
+/// Keeps LLVM from vectorising across runs, with scattered stores, where it should vectorise each
+/// run: decoding becomes two to five times as fast. It emits no instruction.
 #[inline(always)]
 pub(crate) fn vectorise_within_runs() {
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);

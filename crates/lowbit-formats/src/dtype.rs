@@ -62,7 +62,7 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// The floats that weights, scales and activations come in.
+/// The float types of weights, scales and activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum FloatType {
@@ -86,7 +86,7 @@ impl FloatType {
         }
     }
 
-    /// `None` for any other dtype.
+    /// The same type as a float; `None` for a dtype that is not one of the three.
     pub const fn from_dtype(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -153,9 +153,9 @@ fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) 
     }
 }
 
-/// Widens an IEEE 754 binary16 exactly, without branches, so that loops over it vectorise, and without arithmetic on
-/// subnormal f32, which takes some processors a hundred cycles.
-/// (NaN payloads pass through; `half::f16::to_f32` sets the quiet bit.)
+/// Widens an IEEE 754 binary16 exactly, without branches, so that loops over it vectorise, and
+/// without arithmetic on subnormal f32, which takes some processors a hundred cycles. (NaN payloads
+/// pass through; `half::f16::to_f32` sets the quiet bit.)
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     let magnitude = i32::from(bits & 0x7fff);

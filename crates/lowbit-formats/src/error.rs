@@ -1,6 +1,6 @@
 use crate::{DType, Format};
 
-/// What can be wrong with a format or with bytes said to be in it.
+/// An error in the choice of a format, or in data that should be in it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]

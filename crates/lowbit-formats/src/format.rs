@@ -3,7 +3,8 @@ use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, PackBlock, Pa
 /// One of the tensors that make up a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Component {
-    /// `weight`, `scales` or `biases`, as MLX names them; a format of one tensor has `weight` alone.
+    /// `weight`, `scales` or `biases`, as MLX names them; a format of one tensor has `weight`
+    /// alone.
     pub name: &'static str,
     /// Its element type.
     pub dtype: DType,
@@ -19,13 +20,14 @@ impl Component {
 }
 
 impl Format {
-    /// The group sizes that [`Format::Affine`] comes in. All are powers of two and multiples of 32.
+    /// The group sizes of [`Format::Affine`]. All are powers of two and multiples of 32.
     pub(crate) const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
 
     /// MLX affine at `bits` bits per code, with `group_size` values per scale and bias.
     ///
     /// # Errors
-    /// [`FormatError::Affine`] for bits or a group size that affine does not come in; its message lists those.
+    /// [`FormatError::Affine`] for bits or a group size that affine does not have; its message
+    /// lists those that it has.
     pub fn affine(bits: usize, group_size: usize, scales: FloatType) -> Result<Self, FormatError> {
         let width = Self::AFFINE_BITS.iter().find(|&&width| usize::from(width) == bits);
         match width {
@@ -36,12 +38,13 @@ impl Format {
         }
     }
 
-    /// The format of an MLX checkpoint's `quantization: {mode, bits, group_size}`. `scales` is the type of its
-    /// `scales` tensor, which only `affine` leaves open.
+    /// The format of an MLX checkpoint's `quantization: {mode, bits, group_size}`. `scales` is the
+    /// type of its `scales` tensor: affine formats store scales in any float, the other modes in
+    /// one type.
     ///
     /// # Errors
-    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or [`FormatError::ModeNumbers`] for bits or a
-    /// group size that the mode does not have.
+    /// [`FormatError::Mode`] for an unknown mode, [`FormatError::Affine`] or
+    /// [`FormatError::ModeNumbers`] for bits or a group size that the mode does not have.
     pub fn from_mlx(
         mode: &str,
         bits: usize,
@@ -59,7 +62,7 @@ impl Format {
         Ok(format)
     }
 
-    /// The format that `mx.quantize` makes in `mode` when it is given neither bits nor group size; affine with f32
+    /// The format of `mx.quantize` in `mode` with its default bits and group size; affine has f32
     /// scales.
     ///
     /// # Errors
@@ -72,7 +75,7 @@ impl Format {
         format.copied().ok_or_else(|| FormatError::Mode(mode.into()))
     }
 
-    /// The format that GGUF files number `number` (`enum ggml_type`).
+    /// The format with this number in GGUF files (`enum ggml_type`).
     ///
     /// # Errors
     /// [`FormatError::GgmlType`] for a number that is not supported.
@@ -97,8 +100,8 @@ impl Format {
         floats.into_iter().chain(affine).chain(blocks)
     }
 
-    /// The same format for weights of type `float`: affine with scales of that type, plain floats as that type;
-    /// the others do not depend on it.
+    /// The same format for weights of type `float`: affine with scales of that type, plain floats
+    /// as that type; the others do not depend on it.
     pub fn with_float(self, float: FloatType) -> Self {
         match self {
             Self::Float(_) => Self::Float(float),
@@ -112,13 +115,13 @@ impl Format {
         with_codec!(self, codec => codec.block())
     }
 
-    /// What codes and scales mean.
+    /// The meaning of codes and scales.
     pub fn scheme(self) -> Scheme {
         with_codec!(self, codec => codec.scheme())
     }
 
-    /// The function that takes one block's bytes apart; `None` for formats whose components are codes, scales and biases
-    /// already (see [`Codec::UNPACK`]). It panics when it is not given exactly one block.
+    /// The function that unpacks one block; `None` for formats whose components are codes, scales
+    /// and biases already (see [`Codec::UNPACK`]). It panics unless it is given exactly one block.
     pub fn unpack(self) -> Option<fn(&[u8], &mut Unpacked)> {
         fn of<C: Codec>(_: C) -> Option<fn(&[u8], &mut Unpacked)> {
             C::UNPACK
@@ -126,8 +129,9 @@ impl Format {
         with_codec!(self, codec => of(codec))
     }
 
-    /// The inverse of [`Self::unpack`]: appends the block that is made of one byte per code and of scales. Codes and integers beyond the
-    /// format's make a block of other ones. It panics when it is not given exactly one block's codes.
+    /// The inverse of [`Self::unpack`]: appends the block with these codes, one byte each, and
+    /// scales. Codes and integers out of the format's range are not checked: the block then holds
+    /// other values. It panics unless it is given exactly one block's codes.
     pub fn pack(self) -> Option<PackBlock> {
         fn of<C: Codec>(_: C) -> Option<PackBlock> {
             C::PACK
@@ -144,14 +148,14 @@ impl Format {
         with_codec!(self, codec => of(codec))
     }
 
-    /// The codes of some rows, one byte per code: `first` holds the rows' bytes of the first component, `codes` is
-    /// `[rows, k]`. [`Scheme::code_values`] says what they stand for.
+    /// Unpacks the codes of some rows into `codes`, `[rows, k]`, one byte per code; `first` holds
+    /// the rows' bytes of the first component. [`Scheme::code_values`] gives the codes' values.
     ///
     /// # Errors
     /// As [`Self::components`]; [`FormatError::Codes`] for plain floats.
     ///
     /// # Panics
-    /// When the two are not of the same number of whole rows.
+    /// Unless both hold the same number of whole rows.
     pub fn codes(self, first: &[u8], k: usize, codes: &mut [u8]) -> Result<(), FormatError> {
         let row_bytes = self.components(k)?[0].row_bytes();
         if let Self::Float(_) = self {
@@ -182,8 +186,8 @@ impl Format {
     /// The tensors that hold rows of `k` values, in the order of [`Parts`].
     ///
     /// # Errors
-    /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::TooLarge`] when a row's
-    /// bytes overflow.
+    /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`],
+    /// [`FormatError::TooLarge`] when a row's bytes overflow.
     pub fn components(self, k: usize) -> Result<Vec<Component>, FormatError> {
         if !k.is_multiple_of(self.block()) {
             return Err(FormatError::Block { format: self, block: self.block(), k });
@@ -212,8 +216,8 @@ impl Format {
         Ok(())
     }
 
-    /// Decodes `n` rows of `k` values into `out`, `[n, k]`, in f32. Any bytes of the right lengths decode; where a
-    /// scale is not finite, so are the values.
+    /// Decodes `n` rows of `k` values into `out`, `[n, k]`, in f32. Any bytes of the right lengths
+    /// decode; where a scale is not finite, its values are not finite either.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -227,8 +231,9 @@ impl Format {
         Ok(())
     }
 
-    /// As [`Self::decode`], but rounded where the peer rounds when it decodes to `float`: MLX affine computes in the
-    /// scales' type, its other modes in `float` (`mx.dequantize(.., dtype)`, mlx 0.32); ggml in f32.
+    /// As [`Self::decode`], with the peer's roundings when it decodes to `float`. MLX computes
+    /// affine in the scales' type and its other modes in `float` (`mx.dequantize(.., dtype)`, mlx
+    /// 0.32); ggml computes in f32.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -251,20 +256,23 @@ impl Format {
         Ok(())
     }
 
-    /// Encodes `values`, `[n, k]`, into the format's components, bit for bit as the peer does from f32 weights:
-    /// `mx.quantize` on its CPU backend (mlx 0.32), ggml's `quantize_*` without an importance matrix (ggml 0.25).
+    /// Encodes `values`, `[n, k]`, into the format's components, bit for bit as the peer does from
+    /// f32 weights: `mx.quantize` on its CPU backend (mlx 0.32), ggml's `quantize_*` without an
+    /// importance matrix (ggml 0.25).
     ///
     /// # Errors
-    /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::Rows`] when the values are
-    /// not whole rows, [`FormatError::NotFinite`] for a NaN or infinity among them, and for the greatest value of a block
-    /// that would decode to one, or to less than half of what it is: the peers' encoders write zeros or their largest scale
-    /// where sums overflow.
+    /// [`FormatError::Block`] when `k` is not a multiple of [`Self::block`], [`FormatError::Rows`]
+    /// when the values are not whole rows. [`FormatError::NotFinite`] for NaN or an infinity among
+    /// them, and for a block whose greatest value would decode to NaN, to an infinity, or to less
+    /// than half of itself: where sums overflow, the peers' encoders write zeros or their largest
+    /// scale.
     pub fn encode(self, values: &[f32], k: usize) -> Result<Vec<Vec<u8>>, FormatError> {
         self.encode_from(FloatType::F32, values, k)
     }
 
-    /// As [`Self::encode`], but as the peer encodes weights of type `source`, which the values are: MLX's modes
-    /// besides affine compute in that type. (Affine rounds its scales to it: [`Self::with_float`].)
+    /// As [`Self::encode`], with the peer's roundings for weights of type `source`, in which the
+    /// values were stored: MLX's modes other than affine compute in that type. (Affine rounds its
+    /// scales to it: [`Self::with_float`].)
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -289,12 +297,13 @@ impl Format {
     }
 }
 
-/// f16's greatest number. Above it a block whose greatest value comes back as less than half of it is refused. Below it no encoder's
-/// sums overflow, f16 scales become 0 for tiny values as in the peers, and `nvfp4` ends at 2688 as in MLX.
+/// f16's greatest number. A block with a greater value is refused if that value comes back as less
+/// than half of itself. Below it no encoder's sums overflow; f16 scales become 0 for tiny values as
+/// in the peers, and `nvfp4` ends at 2688 as in MLX.
 const OUTLIER: f32 = 65504.0;
 
-/// Appends rows of `k` values to `components`; the error is the index of a value that would be lost: the greatest one of a block that
-/// would decode to no number, or not even to half of that value.
+/// Appends rows of `k` values to `components`. The error is the index of a value that would be
+/// lost: the greatest one of a block, if it would not decode to at least half of itself.
 fn encode_rows<C: Codec>(
     codec: C,
     source: FloatType,
@@ -355,8 +364,8 @@ impl std::fmt::Display for Format {
 impl std::str::FromStr for Format {
     type Err = FormatError;
 
-    /// Reads what `Display` writes. The name does not say the type of affine's scales: they are bf16, and
-    /// [`Format::with_float`] changes that.
+    /// Parses the text that `Display` writes. It does not name the type of affine's scales: they
+    /// become bf16, and [`Format::with_float`] changes that.
     fn from_str(name: &str) -> Result<Self, FormatError> {
         let unknown = || FormatError::Unknown(name.into());
         Self::all().find(|format| format.to_string() == name).ok_or_else(unknown)

@@ -1,14 +1,17 @@
-//! Weight formats: how each stores, decodes and encodes a row of values. One file per format, under `mlx/` and `ggml/`.
-//! No I/O, no threads, no `unsafe`.
+//! Weight formats, and how each stores, decodes and encodes a row of values: one file per format,
+//! under `mlx/` and `ggml/`. No I/O, no threads, no `unsafe`.
 //!
-//! A [`Format`] is a value known at load (`affine` at 4 bits, group 64, f16 scales; `Q4_K`). Its [`Codec`] is the
-//! same thing as a type, so that code generic over `C: Codec` is compiled for each format with its bit widths
-//! known; `with_codec!(format, codec => ...)` goes from the one to the other.
+//! A [`Format`] is a value known at load (`affine` at 4 bits, group 64, f16 scales; `Q4_K`). Its
+//! [`Codec`] is the same thing as a type, so that code generic over `C: Codec` is compiled for each
+//! format with its bit widths known; `with_codec!(format, codec => ...)` goes from the one to the
+//! other.
 //!
-//! What codes and scales mean, apart from how a file packs them, is a format's [`Scheme`]; a format that packs them in
-//! blocks also unpacks these ([`Unpacked`]). Code that repacks weights for a GPU needs no more than these two.
+//! A format's [`Scheme`] says what its codes and scales mean, independent of how a file packs them.
+//! A format that packs them in blocks also unpacks these ([`Unpacked`]). Code that repacks weights
+//! for a GPU needs nothing but these two.
 //!
-//! To add a format: write its file, and list it in its folder's `mod.rs`. An affine width is a number in that list.
+//! To add a format: write its file, and list it in its folder's `mod.rs`. An affine width is a
+//! number in that list.
 
 // Formats are spelled as their peers spell them.
 #![allow(non_camel_case_types)]

@@ -1,11 +1,13 @@
-//! All formats: [`Format`] and [`with_codec!`], made of the lists in `mlx/mod.rs` and `ggml/mod.rs`.
+//! All formats: [`Format`] and [`with_codec!`], made of the lists in `mlx/mod.rs` and
+//! `ggml/mod.rs`.
 
 use crate::FloatType;
 use crate::ggml::ggml_list;
 use crate::mlx::mlx_list;
 
 /// Makes [`Format`] and [`with_codec!`]. A name stands for a variant of `Format` and for the
-/// [`Codec`](crate::Codec) in its file. (`$` is handed in because a macro that makes a macro cannot write it.)
+/// [`Codec`](crate::Codec) in its file. (`$` is handed in because a macro that makes a macro cannot
+/// write it.)
 macro_rules! formats {
     (
         $d:tt
@@ -15,13 +17,15 @@ macro_rules! formats {
     ) => {
         /// How a weight tensor is stored.
         ///
-        /// Not `#[non_exhaustive]`, on purpose: [`with_codec!`](crate::with_codec) and the layouts of other crates match
-        /// every format, and one that they forget must not compile. A new format is a new minor version before 1.0.
+        /// Not `#[non_exhaustive]`, on purpose: [`with_codec!`](crate::with_codec) and the layouts
+        /// of other crates match every format, and a match that forgets one must not compile.
+        /// Before 1.0 a new format is a new minor version.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Format {
             /// Plain floats.
             Float(FloatType),
-            /// MLX affine: `value = code * scale + bias`. Made by [`Format::affine`], which checks the numbers.
+            /// MLX affine: `value = code * scale + bias`. Made by [`Format::affine`], which checks
+            /// the numbers.
             #[allow(missing_docs)]
             #[non_exhaustive]
             Affine { bits: u8, group_size: u8, scales: FloatType },
@@ -30,7 +34,7 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// The bits that [`Format::Affine`] comes in.
+            /// The numbers of bits of [`Format::Affine`].
             pub(crate) const AFFINE_BITS: &[u8] = &[$($bits),*];
             /// MLX's modes besides affine.
             pub(crate) const MLX_MODES: &[Format] = &[$(Format::$mlx),*];
@@ -38,7 +42,8 @@ macro_rules! formats {
             pub(crate) const GGML_BLOCKS: &[Format] = &[$(Format::$ggml),*];
         }
 
-        /// Runs `$body` with `$codec` bound to the [`Codec`](crate::Codec) of a [`Format`](crate::Format).
+        /// Runs `$body` with `$codec` bound to the [`Codec`](crate::Codec) of a
+        /// [`Format`](crate::Format).
         #[macro_export]
         macro_rules! with_codec {
             ($d format:expr, $d codec:ident => $d body:expr) => {

@@ -10,7 +10,7 @@ pub trait Minifloat: Copy + Send + Sync + 'static {
     /// A code's value.
     fn decode(code: u8) -> f32;
 
-    /// The code for a value, rounded as MLX rounds it.
+    /// The code of a value, rounded as MLX rounds it.
     fn encode(value: f32) -> u8;
 }
 
@@ -38,7 +38,7 @@ impl Minifloat for E2M1 {
         E2M1_VALUES[usize::from(code & 15)]
     }
 
-    /// To nearest, ties to the smaller magnitude. Zero is encoded as 0, never as -0.
+    /// Rounds to nearest, ties to the smaller magnitude. Zero is encoded as 0, never as -0.
     #[inline(always)]
     fn encode(value: f32) -> u8 {
         let midpoints = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0];
@@ -62,7 +62,7 @@ impl Minifloat for E4M3 {
         f32::from_bits(value.to_bits() | sign)
     }
 
-    /// To nearest, ties to even; values beyond 448 become 448.
+    /// Rounds to nearest, ties to even; values beyond 448 become 448.
     #[inline(always)]
     fn encode(value: f32) -> u8 {
         let (magnitude, sign) = (value.abs(), (value.to_bits() >> 24) as u8 & 0x80);
@@ -89,7 +89,7 @@ impl Minifloat for E8M0 {
         f32::from_bits(if code == 0 { 1 << 22 } else { u32::from(code) << 23 })
     }
 
-    /// Up, to the smallest power of two that is at least `value`; 0 to 1.
+    /// Rounds up, to the smallest power of two that is at least `value`; zero becomes 1.
     #[inline(always)]
     fn encode(value: f32) -> u8 {
         match value.to_bits() {

@@ -1,4 +1,5 @@
-//! The scales of a GGML block that are nearest to given numbers: what learning rounds to in each step.
+//! The scales of a GGML block that are nearest to given numbers. Learning rounds to them in each
+//! step.
 
 use crate::{BlockScales, E8M0, Format, Minifloat, Scales};
 use half::f16;
@@ -7,12 +8,13 @@ use half::f16;
 const ENDS: i8 = 3;
 
 impl Format {
-    /// The block's scales whose [products](crate::Scheme::products) are nearest to `scales` and, where the format has them, `biases`:
-    /// one number per group. `previous` is what is kept where nothing is nearer, so that numbers which have not moved are
-    /// rounded to what they were.
+    /// The block's scales whose [products](crate::Scheme::products) are nearest to `scales` and,
+    /// where the format has them, `biases`: one number per group. Where nothing is nearer,
+    /// `previous` is kept, so that numbers that have not moved keep their roundings.
     ///
-    /// An f16 is the nearest one. Of an f16 times integers a few are tried: the previous one, those that make the largest number one of
-    /// the greatest integers, and for each the one of least squared error with the integers that it leads to. Biases that are
+    /// A plain f16 is rounded to nearest. For an f16 times integers a few f16s are tried: the
+    /// previous one, those with which the largest number becomes one of the greatest integers, and
+    /// for each of these the one with the least squared error for its integers. Biases that are
     /// subtracted cannot be above 0.
     ///
     /// # Panics

@@ -1,23 +1,23 @@
-//! What a format's codes and scales mean, however a file packs them. Code that repacks weights (the upload to a GPU)
-//! needs this and [`Unpacked`], and no match on formats.
+//! The meaning of a format's codes and scales, independent of how a file packs them. Code that
+//! repacks weights (the upload to a GPU) needs this and [`Unpacked`], and no match on formats.
 
 use crate::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, MAX_RUN, Minifloat};
 use half::f16;
 
-/// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a group's scale and bias
-/// are stored as these fields say.
+/// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a
+/// group's scale and bias are stored as these fields say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scheme {
     /// Bits per code.
     pub bits: usize,
-    /// What codes mean.
+    /// The meaning of codes.
     pub codes: Codes,
-    /// What multiplies them.
+    /// Their scales.
     pub scales: Scales,
 }
 
 impl Scheme {
-    /// Values that share a scale; none where nothing multiplies the codes.
+    /// Values that share a scale; `None` for formats without scales.
     pub fn group_size(&self) -> Option<usize> {
         match self.scales {
             Scales::One => None,
@@ -29,13 +29,13 @@ impl Scheme {
         }
     }
 
-    /// Whether something is added to a group's scaled codes.
+    /// True if groups have a bias.
     pub fn biased(&self) -> bool {
         matches!(self.scales, Scales::Group { biased: true, .. } | Scales::SuperWithMinima { .. })
     }
 
-    /// What each code stands for before it is scaled, by code; 0 for bytes that are no code. `None` for plain floats, whose
-    /// codes are the values.
+    /// The value of each code before it is scaled; 0 for bytes that are not codes. `None` for plain
+    /// floats, whose codes are the values.
     pub fn code_values(&self) -> Option<[f32; 256]> {
         let mut values = [0.0; 256];
         for (code, value) in (0..=u8::MAX).zip(&mut values).take(1 << self.bits.min(8)) {
@@ -50,8 +50,8 @@ impl Scheme {
         Some(values)
     }
 
-    /// What multiplies the codes of each of a block's groups, and what is added, as decoding computes them in f32. Groups that the
-    /// block does not have are zero, and so are biases of a scheme without.
+    /// The scale and bias of each of a block's groups, as decoding computes them in f32. Unused
+    /// groups are zero, and so are biases in a scheme without them.
     pub fn products(&self, block: &BlockScales) -> Products {
         let (scale, min) = (f16::from_bits(block.scale).to_f32(), f16::from_bits(block.min).to_f32());
         let mut products = Products::default();
@@ -71,10 +71,10 @@ impl Scheme {
         products
     }
 
-    /// Appends a row's codes, one byte each, to a stream as [`Self::unpack_stream`] takes it apart.
+    /// Appends a row's codes, one byte each, to a stream: the inverse of [`Self::unpack_stream`].
     ///
     /// # Panics
-    /// When the codes are no multiple of eight, or have more than 8 bits.
+    /// When the number of codes is not a multiple of eight, or codes have more than 8 bits.
     pub fn pack_stream(&self, codes: &[u8], stream: &mut Vec<u8>) {
         let (eights, rest) = codes.as_chunks::<8>();
         assert!(rest.is_empty() && self.bits <= 8, "eight codes fill a number of bytes");
@@ -84,11 +84,11 @@ impl Scheme {
         }
     }
 
-    /// Takes a row's stream of codes apart, one byte per code, least significant bits first: the first component of formats
-    /// without [`Codec::UNPACK`](crate::Codec::UNPACK).
+    /// Unpacks a row's stream of codes, least significant bits first, to one byte per code. Formats
+    /// without [`Codec::UNPACK`](crate::Codec::UNPACK) have such a stream as their first component.
     ///
     /// # Panics
-    /// When `codes` has room for fewer than the stream has, or codes have more than 8 bits.
+    /// When `codes` is shorter than the stream's number of codes, or codes have more than 8 bits.
     #[inline(always)]
     pub fn unpack_stream(&self, stream: &[u8], codes: &mut [u8]) {
         match self.bits {
@@ -131,7 +131,7 @@ fn unpack_words<const BITS: usize>(stream: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// What codes mean.
+/// The meaning of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codes {
     /// `code - zero`.
@@ -149,12 +149,12 @@ pub enum Codes {
     Float(FloatType),
 }
 
-/// What multiplies codes.
+/// The scales of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scales {
-    /// Nothing.
+    /// None.
     One,
-    /// A float per group and, if biased, another one that is added.
+    /// A float per group and, if biased, a second one, which is added.
     Group {
         /// The type of both.
         float: FloatType,
@@ -175,20 +175,21 @@ pub enum Scales {
         /// Values per sub-block.
         size: usize,
     },
-    /// `scale * sub_scale` per sub-block, and `min * sub_minimum` that is subtracted; the f16s `scale` and `min` per
-    /// superblock of 256 values.
+    /// Per sub-block `scale * sub_scale` multiplies and `min * sub_minimum` is subtracted; the f16s
+    /// `scale` and `min` are per superblock of 256 values.
     SuperWithMinima {
         /// Values per sub-block.
         size: usize,
     },
 }
 
-/// A GGML block taken apart into what its [`Scheme`] names. Fields that the scheme does not have are zero.
+/// A GGML block, unpacked into the parts that its [`Scheme`] names. Fields that the scheme does not
+/// have are zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Unpacked {
-    /// One code per value, in the order of the values; a block of 32 leaves the rest as it was.
+    /// One code per value, in the order of the values; a block of 32 leaves the rest unchanged.
     pub codes: [u8; MAX_RUN],
-    /// What multiplies them.
+    /// Their scales.
     pub scales: BlockScales,
 }
 
@@ -198,7 +199,7 @@ impl Default for Unpacked {
     }
 }
 
-/// What multiplies the codes of a block's groups, and what is added to them, with all factors in one.
+/// The scales and biases of a block's groups, with all factors multiplied out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct Products {
@@ -209,9 +210,9 @@ pub struct Products {
 /// A GGML block's scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockScales {
-    /// The block's scale, the bits of an f16; with [`Scales::E8M0`] the code.
+    /// The block's scale: the bits of an f16, or with [`Scales::E8M0`] the e8m0 code.
     pub scale: u16,
-    /// The bits of the f16 that is a biased group's bias, or that multiplies `sub_minima`.
+    /// The bits of an f16: a biased group's bias, or the factor of `sub_minima`.
     pub min: u16,
     /// One integer per sub-block; a superblock of 8 sub-blocks has the first 8.
     pub sub_scales: [i8; 16],
@@ -220,7 +221,7 @@ pub struct BlockScales {
 }
 
 impl BlockScales {
-    /// Of a block without sub-blocks: its scale, and what is added or 0, rounded to f16.
+    /// For a block without sub-blocks: its scale and its bias (or 0), rounded to f16.
     pub fn of(scale: f32, min: f32) -> Self {
         let [scale, min] = [scale, min].map(|x| f16::from_f32(x).to_bits());
         Self { scale, min, ..Self::default() }

@@ -6,7 +6,7 @@ use crate::{
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 
-/// A GGML block type: a struct of bytes that holds `Values`. Implementing it makes a [`Codec`].
+/// A GGML block type: a struct of bytes that holds `Values`. Every implementation is a [`Codec`].
 pub trait GgmlType: Copy + Send + Sync + 'static {
     /// The type's name in ggml.
     const NAME: &'static str;
@@ -20,20 +20,22 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
     type Values: Pod + AsMut<[f32]>;
     /// Their codes, `[u8; 32]` or `[u8; 256]`.
     type Codes: Pod;
-    /// The least and the greatest integer that a sub-block's scale can be; minima are of the same range.
+    /// The least and the greatest integer of a sub-block's scale; minima have the same range.
     const SUB_SCALES: [i8; 2] = [0, 0];
 
-    /// Calls `each(s, i, code)` for every code i, of sub-block s (0 in blocks that have none), in the order in which
-    /// the bytes are best read. What decodes and what repacks are both made of this.
+    /// Calls `each(s, i, code)` for every code i of sub-block s (0 in blocks without sub-blocks),
+    /// in the order in which the bytes are best read. Decoding and repacking are both made of this.
     fn for_each_code(block: &Self::Block, each: impl FnMut(usize, usize, u32));
 
     /// The block's scales.
     fn scales(block: &Self::Block) -> BlockScales;
 
-    /// Puts a block together: the inverse of [`Self::for_each_code`] and [`Self::scales`]. Codes and integers are the type's.
+    /// Packs a block: the inverse of [`Self::for_each_code`] and [`Self::scales`]. Codes and
+    /// integers must be in the type's range.
     fn pack(codes: &Self::Codes, scales: &BlockScales) -> Self::Block;
 
-    /// Decodes one block: the scheme's formula in f32, in the order of operations of ggml's `dequantize_row_*`.
+    /// Decodes one block: the scheme's formula in f32, in the order of operations of ggml's
+    /// `dequantize_row_*`.
     #[inline(always)]
     fn decode_block(block: &Self::Block, values: &mut Self::Values) {
         let BlockScales { scale, min, sub_scales, sub_minima } = Self::scales(block);
@@ -176,7 +178,8 @@ impl F16 {
     }
 }
 
-/// Widens exactly, with F16C where the processor has it: a block has one scale or two, not enough for a vector.
+/// Widens exactly, with F16C where the processor has it: a block has one scale or two, not enough
+/// for a vector.
 #[inline(always)]
 fn f16_to_f32(bits: u16) -> f32 {
     f16::from_bits(bits).to_f32()

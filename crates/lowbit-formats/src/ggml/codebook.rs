@@ -23,9 +23,10 @@ pub(super) fn nearest(value: f32) -> u8 {
     if value - low < high - value { above as u8 - 1 } else { above as u8 }
 }
 
-/// The scale of 32 values. Each of 16 grids codes them and solves for the scale of least squares with weights x^2; the
-/// solution that takes away most of the error wins. The first grid has the value of largest magnitude at the mirror image
-/// of the codebook's first, the other 15 are about the one that has it at the first itself.
+/// The scale of 32 values. Each of 16 grids codes them and solves for the scale of least squares
+/// with weights x^2; the solution that takes away most of the error wins. The first grid has the
+/// value of largest magnitude at the mirror image of the codebook's first, the other 15 are about
+/// the one that has it at the first itself.
 pub(super) fn fit(values: &[f32; 32]) -> f32 {
     let Some(largest) = largest_above_zero(values) else { return 0.0 };
     let mirrored = 1.0 / (-largest / VALUES[0]);

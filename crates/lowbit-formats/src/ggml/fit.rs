@@ -1,10 +1,12 @@
-//! How ggml's reference quantisers choose scales and codes. Bit-exactness rests on the order of these sums and
-//! products, all in f32, as the C code of `src/ggml-quants.c` (ggml 0.25) has them without contraction to FMA.
+//! How ggml's reference quantisers choose scales and codes. Bit-exactness rests on the order of
+//! these sums and products, all in f32, as the C code of `src/ggml-quants.c` (ggml 0.25) has them
+//! without contraction to FMA.
 
 /// Below this, K-quants and codebooks take a sub-block for zero.
 pub(super) const ZERO: f32 = 1e-15;
 
-/// The nearest integer, ties to even, found by adding 1.5 * 2^23; numbers of more than 22 bits wrap.
+/// The nearest integer, ties to even, found by adding 1.5 * 2^23; numbers of more than 22 bits
+/// wrap.
 pub(super) fn nearest_int(value: f32) -> i32 {
     ((value + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
@@ -31,13 +33,14 @@ pub(super) fn extremes(values: &[f32]) -> (f32, f32) {
     })
 }
 
-/// The integer part; 0 for what no integer holds, as x86 converts (blocks of subnormal values get there: the
-/// reciprocal of their scale is infinite).
+/// The integer part; 0 for what no integer holds, as x86 converts (blocks of subnormal values get
+/// there: the reciprocal of their scale is infinite).
 fn truncate(value: f32) -> i32 {
     if value.abs() < 2_147_483_648.0 { value as i32 } else { 0 }
 }
 
-/// Codes about `half`: the value of largest magnitude becomes code 0. Returns the scale and the codes.
+/// Codes about `half`: the value of largest magnitude becomes code 0. Returns the scale and the
+/// codes.
 pub(super) fn round_symmetric(values: &[f32; 32], half: u8) -> (f32, [u8; 32]) {
     let scale = largest(values) / -f32::from(half);
     let inverse = reciprocal(scale);
@@ -45,7 +48,8 @@ pub(super) fn round_symmetric(values: &[f32; 32], half: u8) -> (f32, [u8; 32]) {
     (scale, values.map(|value| code(value) as u8))
 }
 
-/// Codes from the least value, 0, to the largest, `max_code`. Returns the scale, the least value and the codes.
+/// Codes from the least value, 0, to the largest, `max_code`. Returns the scale, the least value
+/// and the codes.
 pub(super) fn round_between_extremes(values: &[f32; 32], max_code: u8) -> (f32, f32, [u8; 32]) {
     let (min, max) = extremes(values);
     let scale = (max - min) / f32::from(max_code);
@@ -54,7 +58,8 @@ pub(super) fn round_between_extremes(values: &[f32; 32], max_code: u8) -> (f32, 
     (scale, min, values.map(|value| code(value) as u8))
 }
 
-/// Codes rounded away from zero at ties, the largest magnitude becoming `max_code`. Returns the scale and the codes.
+/// Codes rounded away from zero at ties, the largest magnitude becoming `max_code`. Returns the
+/// scale and the codes.
 pub(super) fn round_to_signed(values: &[f32; 32], max_code: i8) -> (f32, [i8; 32]) {
     let scale = largest(values).abs() / f32::from(max_code);
     let inverse = reciprocal(scale);
@@ -67,8 +72,9 @@ fn products(value: f32, code: i32) -> (f32, f32) {
     (weight * value * code, weight * code * code)
 }
 
-/// Tries 19 scales about the one that maps the largest value to code 0, and keeps the one of least squared error.
-/// Returns it with the codes, 0 to `2 * half - 1` (ggml `make_qx_quants`, weights x^2).
+/// Tries 19 scales about the one that maps the largest value to code 0, and keeps the one of least
+/// squared error. Returns it with the codes, 0 to `2 * half - 1` (ggml `make_qx_quants`, weights
+/// x^2).
 pub(super) fn search_symmetric<const N: usize>(values: &[f32; N], half: i32) -> (f32, [u8; N]) {
     let Some(largest) = largest_above_zero(values) else { return (0.0, [0; N]) };
     let encode = |inverse: f32| values.map(|value| nearest_int(inverse * value).clamp(-half, half - 1));
@@ -92,8 +98,9 @@ pub(super) fn search_symmetric<const N: usize>(values: &[f32; N], half: i32) -> 
     (scale, codes.map(|code| (code + half) as u8))
 }
 
-/// Starts from the scale that maps the largest value to code 0, then, up to five times, moves single codes where that
-/// lessens the squared error. Returns the scale and the codes, 0 to `2 * half - 1` (ggml `make_q3_quants`).
+/// Starts from the scale that maps the largest value to code 0, then, up to five times, moves
+/// single codes where that lessens the squared error. Returns the scale and the codes, 0 to
+/// `2 * half - 1` (ggml `make_q3_quants`).
 pub(super) fn descend_symmetric<const N: usize>(values: &[f32; N], half: i32) -> (f32, [u8; N]) {
     let Some(largest) = largest_above_zero(values) else { return (0.0, [0; N]) };
     let inverse = -half as f32 / largest;
@@ -145,8 +152,8 @@ pub(super) struct MinSearch {
 }
 
 impl MinSearch {
-    /// For each grid, rounds to it and solves for the scale and minimum of least weighted squares; keeps the solution
-    /// of least loss.
+    /// For each grid, rounds to it and solves for the scale and minimum of least weighted squares;
+    /// keeps the solution of least loss.
     pub(super) fn fit<const N: usize>(&self, values: &[f32; N], weights: &[f32; N]) -> MinFit<N> {
         let (min, max) = extremes(values);
         let min = if min > 0.0 { 0.0 } else { min };

@@ -7,7 +7,8 @@ use bytemuck::{Pod, Zeroable};
 
 /// GGML `IQ4_NL`: `value = scale * CODEBOOK[code]`, 32 values per block.
 ///
-/// Source: `quantize_iq4_nl` without an importance matrix and `dequantize_row_iq4_nl`, ggml `src/ggml-quants.c`.
+/// Source: `quantize_iq4_nl` without an importance matrix and `dequantize_row_iq4_nl`, ggml
+/// `src/ggml-quants.c`.
 #[derive(Clone, Copy, Debug)]
 pub struct IQ4_NL;
 
@@ -58,7 +59,8 @@ impl GgmlType for IQ4_NL {
         BlockIQ4_NL { scale: F16::from_bits(scales.scale), codes: pack_nibbles(codes) }
     }
 
-    /// As `llama-quantize` does it, not `quantize_row_iq4_nl_ref`, which tries one grid alone and loses more.
+    /// As `llama-quantize` does it, not `quantize_row_iq4_nl_ref`, which tries one grid alone and
+    /// loses more.
     fn encode_block(values: &[f32; 32]) -> BlockIQ4_NL {
         let scale = codebook::fit(values);
         // Not with the scale as f16 rounds it.

@@ -1,8 +1,9 @@
-//! GGML's formats: one tensor of blocks, each a few bytes of scales and the packed codes of 32 or 256 values.
-//! Numbers are little-endian.
+//! GGML's formats: one tensor of blocks, each a few bytes of scales and the packed codes of 32 or
+//! 256 values. Numbers are little-endian.
 //!
-//! Each block type shows its bytes as a diagram: the fields and the offsets at which they start, and below them the bits
-//! of the packed fields. Columns are ranges of bits, as in `3:0`; `code j [3:0]` is bits 3 to 0 of code j.
+//! Each block type shows its bytes as a diagram: the fields and the offsets at which they start,
+//! and below them the bits of the packed fields. Columns are ranges of bits, as in `3:0`;
+//! `code j [3:0]` is bits 3 to 0 of code j.
 
 mod block;
 mod codebook;
@@ -39,7 +40,8 @@ pub use q5_k::{BlockQ5_K, Q5_K};
 pub use q6_k::{BlockQ6_K, Q6_K};
 pub use q8_0::{BlockQ8_0, Q8_0};
 
-/// The list of GGML's types: calls the macro `$next` with the tokens `$given`, followed by the list.
+/// The list of GGML's types: calls the macro `$next` with the tokens `$given`, followed by the
+/// list.
 macro_rules! ggml_list {
     ($next:ident $($given:tt)*) => {
         $next! {

@@ -81,7 +81,8 @@ const TWICE_E2M1: [f32; 16] =
 
 /// The code of `2^(floor(log2(largest)) - 2)`, which makes the largest code's value 6 of 4 to 8.
 fn scale_code(largest: f32) -> u8 {
-    // The logarithm is rounded to f32 before its integer part is taken: just below a power of two it may reach it.
+    // The logarithm is rounded to f32 before its integer part is taken: just below a power of two
+    // it may reach it.
     let exponent = (f64::from(largest).log2() as f32).floor() - 2.0;
     if largest == 0.0 { 0 } else { (exponent + 127.0).clamp(0.0, 255.0) as u8 }
 }

@@ -14,8 +14,8 @@ pub(super) fn unpack_nibbles(codes: &[u8; 16], mut each: impl FnMut(usize, u8)) 
     }
 }
 
-/// The 5-bit codes of Q5_0 and Q5_1: the low four bits as [`pack_nibbles`], the fifth of code j to bit j of a
-/// little-endian word.
+/// The 5-bit codes of Q5_0 and Q5_1: the low four bits as [`pack_nibbles`], the fifth of code j to
+/// bit j of a little-endian word.
 pub(super) fn pack_5_bits(codes: &[u8; 32]) -> ([u8; 16], [u8; 4]) {
     let high = codes.iter().rfold(0u32, |high, code| high << 1 | u32::from(code >> 4));
     (pack_nibbles(&codes.map(|code| code & 15)), high.to_le_bytes())
@@ -60,8 +60,8 @@ pub(super) fn pack_pairs(codes: &[u8; 256]) -> [u8; 64] {
     })
 }
 
-/// The inverse of [`pack_pairs`]: `each(h, j, l, code)` for every code 128 h + 32 j + l, 16 values of l at a time, which
-/// are of one sub-block.
+/// The inverse of [`pack_pairs`]: `each(h, j, l, code)` for every code 128 h + 32 j + l, 16 values
+/// of l at a time, which are of one sub-block.
 #[allow(clippy::needless_range_loop)] // An iterator over 16 of the 32 is not vectorised, which takes five times as long.
 #[inline(always)]
 pub(super) fn unpack_pairs(codes: &[u8; 64], mut each: impl FnMut(usize, usize, usize, u8)) {
@@ -76,8 +76,8 @@ pub(super) fn unpack_pairs(codes: &[u8; 64], mut each: impl FnMut(usize, usize, 
     }
 }
 
-/// The 6-bit scales and minima of Q4_K's and Q5_K's eight sub-blocks, the first 8 of 16 each, into 12 bytes; [`super::BlockQ4_K`] has the
-/// diagram.
+/// The 6-bit scales and minima of Q4_K's and Q5_K's eight sub-blocks, the first 8 of 16 each, into
+/// 12 bytes; [`super::BlockQ4_K`] has the diagram.
 pub(super) fn pack_scales_and_minima(scales: &[i8; 16], minima: &[i8; 16]) -> [u8; 12] {
     let [scales, minima] = [scales, minima].map(|integers| integers.map(|integer| integer as u8));
     let mut packed = [0; 12];

@@ -1,4 +1,5 @@
-//! What K-quants share: the encoding of a superblock's 256 values in sub-blocks whose scales are codes themselves.
+//! What K-quants share: the encoding of a superblock's 256 values in sub-blocks whose scales are
+//! codes themselves.
 
 use super::F16;
 use super::fit::{MinFit, MinSearch, largest, nearest_int};
@@ -24,8 +25,8 @@ impl<const COUNT: usize> WithMinima<COUNT> {
         scales
     }
 
-    /// Fits each sub-block of `SIZE` values, rounds the scales and minima to codes up to `max_scale`, and then each
-    /// value to what these codes say.
+    /// Fits each sub-block of `SIZE` values, rounds the scales and minima to codes up to
+    /// `max_scale`, and then each value to what these codes say.
     pub(super) fn encode<const SIZE: usize>(
         values: &[f32; 256],
         max_scale: u8,
@@ -87,8 +88,8 @@ pub(super) struct SymmetricSearch {
 }
 
 impl SymmetricSearch {
-    /// Fits each sub-block, rounds the scales to codes, and then each value to what these codes say. `None` where
-    /// the scales count as zero.
+    /// Fits each sub-block, rounds the scales to codes, and then each value to what these codes
+    /// say. `None` where the scales count as zero.
     pub(super) fn encode(&self, values: &[f32; 256]) -> Option<Symmetric> {
         let (half, max_scale) = (self.half, self.max_scale);
         let values = values.as_chunks::<16>().0;
@@ -115,7 +116,8 @@ impl SymmetricSearch {
     }
 }
 
-/// Q4_K's and Q5_K's weights of least squares: a value's magnitude, and the root mean square of all of them.
+/// Q4_K's and Q5_K's weights of least squares: a value's magnitude, and the root mean square of all
+/// of them.
 pub(super) fn magnitude_plus_rms(values: &[f32; 32]) -> [f32; 32] {
     let sum: f32 = values.iter().fold(0.0, |sum, value| sum + value * value);
     let rms = (sum / 32.0).sqrt();

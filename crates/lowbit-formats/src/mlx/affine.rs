@@ -1,4 +1,5 @@
-//! MLX affine: `value = code * scale + bias`; a group of 32, 64 or 128 values shares a scale and a bias.
+//! MLX affine: `value = code * scale + bias`; a group of 32, 64 or 128 values shares a scale and a
+//! bias.
 //!
 //! ```text
 //! weight  u32 [N, K*BITS/32]    each row one stream of codes, least significant bit first: code d is bits
@@ -12,8 +13,8 @@
 //!               +--------+--------+---                       +-----------+------------+----------+
 //!          bit   7..4 3..0                           bit       7,6 5..3 2..0
 //! ```
-//! Each number is a code's; with 3 bits, code 2 has its low two bits in byte 0 and its highest in bit 0 of byte 1.
-//! Source: `mx.quantize(mode="affine")`, mlx 0.32 `mlx/backend/cpu/quantized.cpp`.
+//! Each number is a code's; with 3 bits, code 2 has its low two bits in byte 0 and its highest in
+//! bit 0 of byte 1. Source: `mx.quantize(mode="affine")`, mlx 0.32 `mlx/backend/cpu/quantized.cpp`.
 
 use crate::codec::vectorise_within_runs;
 use crate::{Codec, Codes, Component, DType, FloatType, Parts, Scales, Scheme};
@@ -42,8 +43,8 @@ impl<const BITS: usize> Affine<BITS> {
         let codes = &row.codes[index * 4 * BITS..][..4 * BITS];
         // Not into `out`, which LLVM must assume to overlap the file's bytes.
         let mut decoded = [0.0; 32];
-        // Eight codes fill BITS bytes and are shifted out of one word, each lane by a constant: out of a
-        // u32 where they fit, since a vector has twice as many lanes of u32 as of u64.
+        // Eight codes fill BITS bytes and are shifted out of one word, each lane by a constant: out
+        // of a u32 where they fit, since a vector has twice as many lanes of u32 as of u64.
         for (i, values) in decoded.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             if BITS == 8 {
                 for (y, &code) in values.iter_mut().zip(&codes[i * 8..]) {
@@ -67,7 +68,8 @@ impl<const BITS: usize> Affine<BITS> {
     }
 }
 
-/// `N` bytes of `codes` from `first` on or, near the end, the last `N`; and how many bits of these lie before `first`.
+/// `N` bytes of `codes` from `first` on or, near the end, the last `N`; and how many bits of these
+/// lie before `first`.
 #[inline(always)]
 fn window<const N: usize>(codes: &[u8], first: usize) -> ([u8; N], usize) {
     let start = first.min(codes.len() - N);
@@ -155,7 +157,8 @@ fn max_code(bits: usize) -> f32 {
     ((1 << bits) - 1) as f32
 }
 
-/// A group's scale and bias: the extreme of larger magnitude is exactly one of the grid's values, and so is zero.
+/// A group's scale and bias: the extreme of larger magnitude is exactly one of the grid's values,
+/// and so is zero.
 fn fit(group: &[f32], bits: usize) -> (f32, f32) {
     let (min, max) = group.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), &value| {
         (if value < min { value } else { min }, if value > max { value } else { max })

@@ -1,7 +1,8 @@
 use crate::codec::vectorise_within_runs;
 use crate::{Codec, Component, DType, FloatType, Minifloat, Parts, Scheme};
 
-/// An MLX mode whose codes and scales are small floats: `value = code * scale`, one scale per group, no bias.
+/// An MLX mode whose codes and scales are small floats: `value = code * scale`, one scale per
+/// group, no bias.
 ///
 /// ```text
 /// weight  u32 [N, K*BITS/32]    each row's codes in order
@@ -13,17 +14,18 @@ use crate::{Codec, Component, DType, FloatType, Minifloat, Parts, Scheme};
 ///               +--------+--------+---                       +--------+--------+---
 ///          bit   7..4 3..0                           bit        7..0
 /// ```
-/// Source: `mx.quantize` and `mx.dequantize`, mlx 0.32 `mlx/ops.cpp` (no `global_scale`: a checkpoint has none).
+/// Source: `mx.quantize` and `mx.dequantize`, mlx 0.32 `mlx/ops.cpp` (no `global_scale`: a
+/// checkpoint has none).
 pub trait MicroscaledMode: Copy + Send + Sync + 'static {
     /// The mode's name in `mx.quantize` and in `config.json`.
     const NAME: &'static str;
     /// Values per scale.
     const GROUP: usize;
-    /// What codes and scales mean; agrees with `Code` and `Scale`.
+    /// The meaning of codes and scales, in agreement with `Code` and `Scale`.
     const SCHEME: Scheme;
-    /// What codes are.
+    /// The type of codes.
     type Code: Minifloat;
-    /// What scales are.
+    /// The type of scales.
     type Scale: Minifloat;
 }
 
@@ -110,8 +112,9 @@ impl<M: MicroscaledMode> Codec for Microscaled<M> {
         Self::decode_with(codes, scale, |y| float.round(y), out);
     }
 
-    /// `mx.quantize` divides in the weights' own type. It takes `largest / MAX` for a scale and encodes that. (Where
-    /// the scale would be below 2^-127 it lets the scale's byte wrap around; here it is 2^-127.)
+    /// `mx.quantize` divides in the weights' own type. Its scale is `largest / MAX`, encoded.
+    /// (Where the scale would be below 2^-127, MLX lets the scale's byte wrap around; here it is
+    /// 2^-127.)
     fn encode(&self, values: &[f32], source: FloatType, [weight, scales, _]: &mut [Vec<u8>; 3]) {
         for group in values.chunks_exact(M::GROUP) {
             let largest = group.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));

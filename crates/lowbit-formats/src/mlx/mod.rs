@@ -12,7 +12,8 @@ pub use mxfp4::Mxfp4;
 pub use mxfp8::Mxfp8;
 pub use nvfp4::Nvfp4;
 
-/// The list of MLX's formats: calls the macro `$next` with the tokens `$given`, followed by the list.
+/// The list of MLX's formats: calls the macro `$next` with the tokens `$given`, followed by the
+/// list.
 macro_rules! mlx_list {
     ($next:ident $($given:tt)*) => {
         $next! {

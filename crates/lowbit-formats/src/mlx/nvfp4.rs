@@ -1,6 +1,7 @@
 use crate::{Codes, E2M1, E4M3, MicroscaledMode, Scales, Scheme};
 
-/// MLX `nvfp4`: e2m1 codes, e4m3 scales, groups of 16. Values beyond 6 * 448 are encoded as 6 * 448, as MLX does.
+/// MLX `nvfp4`: e2m1 codes, e4m3 scales, groups of 16. Values beyond 6 * 448 are encoded as 6 *
+/// 448, as MLX does.
 #[derive(Clone, Copy, Debug)]
 pub struct Nvfp4;
 

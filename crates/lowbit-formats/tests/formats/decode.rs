@@ -66,7 +66,8 @@ fn affine_decodes_as_mlx_does() {
     }
 }
 
-/// f32 scales are the case in which `decode` itself, which computes in f32, is what `mx.dequantize` computes.
+/// f32 scales are the case in which `decode` itself, which computes in f32, is what `mx.dequantize`
+/// computes.
 #[test]
 fn affine_with_f32_scales_decodes_as_mlx_does() {
     let vectors = Vectors::open("formats/affine");
@@ -86,7 +87,8 @@ fn affine_with_f32_scales_decodes_as_mlx_does() {
     assert!(seen > affine().len(), "{seen}");
 }
 
-/// Compute decodes 16-bit scales in f32: the products and sums of the widened numbers, not rounded to 16 bits.
+/// Compute decodes 16-bit scales in f32: the products and sums of the widened numbers, not rounded
+/// to 16 bits.
 #[test]
 fn affine_with_16_bit_scales_decodes_in_f32() {
     for float in [FloatType::F16, FloatType::BF16] {

@@ -4,7 +4,8 @@ use numcheck::Vectors;
 
 const K: usize = 256;
 
-/// Encodes rows and compares their bytes with the peer's, but for the blocks that `skip` names by their values.
+/// Encodes rows and compares their bytes with the peer's, but for the blocks that `skip` names by
+/// their values.
 #[track_caller]
 fn assert_encodes(
     what: &str,

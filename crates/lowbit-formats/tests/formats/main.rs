@@ -1,4 +1,5 @@
-//! Every format against its peer's own values (`tools/peer_vectors.py formats`), and its properties.
+//! Every format against its peer's own values (`tools/peer_vectors.py formats`), and its
+//! properties.
 
 mod check;
 mod decode;

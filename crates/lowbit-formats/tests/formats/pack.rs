@@ -31,7 +31,8 @@ fn packing_is_the_inverse_of_unpacking_whatever_the_bytes() {
                 seen = [seen[0].min(integer), seen[1].max(integer)];
             }
         }
-        // Random bytes have all integers that a format can have; superblocks of 8 leave the others at 0.
+        // Random bytes have all integers that a format can have; superblocks of 8 leave the others
+        // at 0.
         assert_eq!(seen, format.sub_scales(), "{format}");
     }
     assert!(Format::all().all(|format| format.pack().is_some() == format.unpack().is_some()));
@@ -61,7 +62,8 @@ fn products_are_what_decoding_multiplies_and_adds() {
     }
 }
 
-/// A block as encoders make them: its f16s are of the size of weights' scales, and not below 0 where integers have no sign.
+/// A block as encoders make them: its f16s are of the size of weights' scales, and not below 0
+/// where integers have no sign.
 fn plausible(format: Format, rng: &mut Random) -> BlockScales {
     let (_, Unpacked { mut scales, .. }) = random(format, rng);
     let signed = format.sub_scales()[0] < 0 || matches!(format.scheme().scales, Scales::Group { .. });
@@ -90,8 +92,9 @@ fn scales_that_have_not_moved_are_the_previous_ones() {
     }
 }
 
-/// What products may be off by on average, in steps between two integers. Those that are wanted are up to 0.2 steps away from some
-/// that the format has, and what is found takes other factors than those.
+/// What products may be off by on average, in steps between two integers. Those that are wanted are
+/// up to 0.2 steps away from some that the format has, and what is found takes other factors than
+/// those.
 const ALLOWED: f32 = 0.35;
 
 #[test]

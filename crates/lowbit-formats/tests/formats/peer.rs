@@ -30,7 +30,8 @@ pub fn vectors(format: Format) -> Vectors {
     Vectors::open(&format!("formats/{format}"))
 }
 
-/// The rows that the peers encoded, by name: `values`, or `large`, which f16 cannot hold. `[n, 256]`.
+/// The rows that the peers encoded, by name: `values`, or `large`, which f16 cannot hold.
+/// `[n, 256]`.
 pub fn values(name: &str) -> Vec<f32> {
     Vectors::open("formats/values").get(name).f32s()
 }
@@ -46,7 +47,8 @@ pub fn parts(components: &[Vec<u8>]) -> Parts<'_> {
     std::array::from_fn(|i| components.get(i).map_or(&[][..], Vec::as_slice))
 }
 
-/// The same bits, but any NaN equals any NaN: which one a sum or product of NaN and infinity makes, IEEE 754 leaves open.
+/// The same bits, but any NaN equals any NaN: which one a sum or product of NaN and infinity makes,
+/// IEEE 754 leaves open.
 #[track_caller]
 pub fn assert_same(what: &str, got: &[f32], want: &[f32]) {
     let canonical = |values: &[f32]| -> Vec<f32> {

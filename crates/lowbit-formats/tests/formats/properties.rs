@@ -27,11 +27,12 @@ fn decode(format: Format, components: &[Vec<u8>], k: usize) -> Vec<f32> {
     out
 }
 
-/// How far `value`, in a block of the given extremes, may be from what it decodes to. `None` where sub-blocks' scales
-/// are codes themselves and there is no simple bound.
+/// How far `value`, in a block of the given extremes, may be from what it decodes to. `None` where
+/// sub-blocks' scales are codes themselves and there is no simple bound.
 fn bound(format: Format, value: f32, min: f32, max: f32) -> Option<f32> {
     let largest = min.abs().max(max.abs());
-    // Half a step; a whole one where the largest code may be one too small. f16 rounds scales by up to 2^-11.
+    // Half a step; a whole one where the largest code may be one too small. f16 rounds scales by up
+    // to 2^-11.
     let symmetric = |half: f32, steps: f32| largest / half * (steps + 2.0 * half / 2048.0);
     let ranged = |codes: f32| (max - min) / codes * (0.5 + codes / 2048.0) + min.abs() / 2048.0;
     let bound = match format {
@@ -44,10 +45,12 @@ fn bound(format: Format, value: f32, min: f32, max: f32) -> Option<f32> {
                 FloatType::F16 => 2f32.powi(-11),
                 FloatType::BF16 => 2f32.powi(-8),
             };
-            // The scale is stretched so that the larger end is a whole number of steps; the other may be cut by one.
+            // The scale is stretched so that the larger end is a whole number of steps; the other
+            // may be cut by one.
             (max - min) / (2f32.powi(bits.into()) - 1.0) + 4.0 * rounding * largest + 2f32.powi(-24)
         }
-        // e2m1 has 1 mantissa bit and its subnormals end at 1/2, a power-of-two scale is below `largest` / 3.
+        // e2m1 has 1 mantissa bit and its subnormals end at 1/2, a power-of-two scale is below
+        // `largest` / 3.
         Format::Mxfp4 | Format::Nvfp4 | Format::MXFP4 => (value.abs() / 4.0).max(largest / 12.0),
         // e4m3 has 3 and its subnormals 2^-9.
         Format::Mxfp8 => (value.abs() / 16.0).max(largest / 224.0 / 1024.0),
@@ -177,9 +180,9 @@ fn heavy_tailed() -> impl Strategy<Value = Vec<f32>> {
 }
 
 proptest! {
-    /// The check for lost values has a wide margin over what encoders lose of other values: the greatest value of a
-    /// block, whatever its magnitude, comes back as more than half of it. (`nvfp4` ends at 2688, and f16 scales of
-    /// superblocks below 1e-3 at 0.)
+    /// The check for lost values has a wide margin over what encoders lose of other values: the
+    /// greatest value of a block, whatever its magnitude, comes back as more than half of it.
+    /// (`nvfp4` ends at 2688, and f16 scales of superblocks below 1e-3 at 0.)
     #[test]
     fn greatest_values_are_not_lost(format in format(), values in heavy_tailed()) {
         let decoded = decode(format, &format.encode(&values, 256).unwrap(), 256);
@@ -194,8 +197,8 @@ proptest! {
     }
 }
 
-/// The greatest value of the block that is lost is named, whatever the peer's encoder makes of it: infinities, zeros, or its
-/// largest scale.
+/// The greatest value of the block that is lost is named, whatever the peer's encoder makes of it:
+/// infinities, zeros, or its largest scale.
 #[test]
 fn outliers_are_refused_or_stored() {
     let unlimited = |format: &Format| match format {
