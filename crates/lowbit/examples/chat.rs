@@ -1,4 +1,5 @@
-//! A conversation on standard input, a message per line, with answers that appear as they are written.
+//! A conversation on standard input, a message per line, with answers that appear as they are
+//! written.
 //!
 //!     cargo run --release -p lowbit --example chat -- [MODEL]
 

@@ -1,5 +1,6 @@
-//! Takes replies apart for `tools/compare_calls.py`: a line of standard input is a JSON object with `template`, `tools`, the text
-//! of the `prompt` and of the `reply`; a line of standard output has its `reasoning`, `content` and `calls`.
+//! Takes replies apart for `tools/compare_calls.py`: a line of standard input is a JSON object with
+//! `template`, `tools`, the text of the `prompt` and of the `reply`; a line of standard output has
+//! its `reasoning`, `content` and `calls`.
 
 use lowbit::{ChatTemplate, Event, FileError, Syntax};
 use serde_json::{Value, json};

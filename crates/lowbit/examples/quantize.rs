@@ -1,4 +1,5 @@
-//! A checkpoint in f32, f16 or bf16 to one in MLX's 4-bit layout, round-to-nearest, and a text from the new one.
+//! A checkpoint in f32, f16 or bf16 to one in MLX's 4-bit layout, round-to-nearest, and a text from
+//! the new one.
 //!
 //!     cargo run --release -p lowbit --example quantize -- [MODEL] OUTPUT
 

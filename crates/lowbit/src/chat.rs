@@ -5,9 +5,9 @@ use lowbit_files::{ChatTemplate, Message, Tokenizer};
 use lowbit_models::{Model, ModelError, Session};
 use std::ops::ControlFlow;
 
-/// A conversation: its messages, and the [`Session`] that has read them. Each turn runs only what is new: what a model wrote
-/// stays as the tokens that it drew, and where the template rewrites what was said before (most drop earlier reasoning), the
-/// session goes back to the longest common start.
+/// A conversation: its messages, and the [`Session`] that has read them. Each turn runs only new
+/// tokens. The model's answers stay as the tokens that it sampled; where the template rewrites
+/// earlier turns (most drop earlier reasoning), the session goes back to the longest common start.
 ///
 /// A model without a chat template continues what the user says as plain text.
 ///
@@ -33,39 +33,40 @@ pub struct Chat<'m> {
     template: Option<&'m ChatTemplate>,
     syntax: Syntax,
     messages: Vec<Message>,
-    /// For each message the tokens that were drawn for it, the one that ended it included; none for what others said.
+    /// For each of the model's messages its sampled tokens, the one that ended it included; empty
+    /// for other messages.
     drawn: Vec<Vec<u32>>,
     session: Session<'m>,
 }
 
 impl<'m> Chat<'m> {
-    /// A conversation in which nothing was said yet.
+    /// An empty conversation.
     pub fn new(model: &'m Model, tokenizer: &'m Tokenizer, template: Option<&'m ChatTemplate>) -> Self {
         let syntax = template.map_or_else(Syntax::plain, |template| Syntax::new(template, Some(tokenizer)));
         let session = Session::new(model);
         Self { tokenizer, template, syntax, messages: vec![], drawn: vec![], session }
     }
 
-    /// With a message in front that no turn answers, such as the system's: see [`Self::push`].
+    /// With a message in front that gets no answer, such as the system's: see [`Self::push`].
     #[must_use]
     pub fn with_message(mut self, message: Message) -> Self {
         self.push(message);
         self
     }
 
-    /// Adds a message without an answer, such as a tool's; [`Self::answer`] answers it. A model without a chat template does
-    /// not see it.
+    /// Adds a message without an answer, such as a tool's; [`Self::answer`] answers it. A model
+    /// without a chat template does not see it.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
         self.drawn.push(vec![]);
     }
 
-    /// The messages so far. They serialise, for files of conversations.
+    /// The messages so far. They serialise, so that a conversation can be kept in a file.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// Replaces all that was said. What of it the session has read is not read again.
+    /// Replaces all messages. The start that the session has read already is not read again.
     pub fn set_messages(&mut self, messages: Vec<Message>) {
         self.drawn = vec![vec![]; messages.len()];
         self.messages = messages;
@@ -88,21 +89,23 @@ impl<'m> Chat<'m> {
         }
     }
 
-    /// Forgets all but the messages before the first user's.
+    /// Removes all messages from the first user's on.
     pub fn clear(&mut self) {
         let start = self.first_turn();
         self.messages.truncate(start);
         self.drawn.truncate(start);
     }
 
-    /// Takes the last turn back: the user's last message, which is returned, and all after it.
+    /// Removes the last turn, which is the user's last message and all after it, and returns that
+    /// message.
     pub fn undo(&mut self) -> Option<String> {
         let last = self.messages.iter().rposition(|message| message.role == USER)?;
         self.drawn.truncate(last);
         self.messages.drain(last..).next().map(|message| message.content)
     }
 
-    /// Drops the oldest turn, but not the last one: where a context is full. Whether there was one.
+    /// Removes the oldest turn, for when a context is full, unless it is the only one. Returns true
+    /// if a turn was removed.
     pub fn drop_oldest(&mut self) -> bool {
         let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == USER);
         let Some(next) = users.map(|(index, _)| index).nth(1) else { return false };
@@ -116,7 +119,7 @@ impl<'m> Chat<'m> {
         self.messages.iter().position(|message| message.role == USER).unwrap_or(self.messages.len())
     }
 
-    /// What the model has read.
+    /// The session, with all that the model has read.
     pub fn session(&self) -> &Session<'m> {
         &self.session
     }
@@ -126,13 +129,14 @@ impl<'m> Chat<'m> {
         &self.syntax
     }
 
-    /// One turn: the user says `text`, the model answers. `each` is told what happens, and ends the answer when it returns
-    /// `Break`. After an error, or if the message was not read to its end ([`Reply::is_unread`]), the conversation is as it was
-    /// before the turn.
+    /// One turn: the user says `text`, the model answers. `each` is called with what happens, and
+    /// ends the answer by returning `Break`. After an error, or if the message was not read to its
+    /// end ([`Reply::is_unread`]), the conversation is as it was before the turn.
     ///
     /// # Errors
-    /// [`Error::Model`] when the message does not fit the context; [`Error::File`] when the chat template or the tokenizer
-    /// refuses it; [`Error::Kernel`] when a GPU fails, or for options of sampling that make no sense.
+    /// [`Error::Model`] when the message does not fit the context; [`Error::File`] when the chat
+    /// template or the tokenizer refuses it; [`Error::Kernel`] when a GPU fails, or for sampling
+    /// options that make no sense.
     pub fn say(
         &mut self,
         text: &str,
@@ -148,8 +152,8 @@ impl<'m> Chat<'m> {
         reply
     }
 
-    /// Answers the last message again: what was answered before is forgotten, unless this one fails or is not begun. `None`
-    /// where nothing was answered.
+    /// Answers the last message again, in place of its earlier answer, which stays if this one
+    /// fails or does not begin. `None` if there is no answer yet.
     ///
     /// # Errors
     /// As [`Self::say`].
@@ -172,7 +176,8 @@ impl<'m> Chat<'m> {
         reply.map(Some)
     }
 
-    /// Answers what was said so far, such as a tool's message. After an error, or if nothing was read, nothing is added.
+    /// Answers the messages so far, whose last may be a tool's. After an error, or if they were not
+    /// read to the end, nothing is added.
     ///
     /// # Errors
     /// As [`Self::say`].
@@ -210,15 +215,16 @@ impl<'m> Chat<'m> {
         Ok(reply)
     }
 
-    /// Goes back to the longest common start of what the session has read and of the conversation as it now reads. Returns the
-    /// tokens to run from there, and after how many of them the session marks its place.
+    /// Goes back to the longest common start of the session's tokens and the conversation's.
+    /// Returns the tokens to run from there, and the number of them after which the session marks
+    /// its place.
     fn prompt(&mut self) -> Result<(Vec<u32>, Option<usize>), Error> {
         let all = match self.template {
             Some(template) => self.rendered(template, &self.messages)?,
             None => self.plain()?,
         };
         let Some(last) = all.len().checked_sub(1) else { return Ok((all, None)) };
-        // At least one token runs: the reply's first token is drawn from its logits.
+        // At least one token runs: the reply's first token is sampled from its logits.
         let same = aligned(self.tokenizer, self.session.tokens(), &all, last)?;
         let mut wanted = same.within(usize::MAX);
         let start = loop {
@@ -240,7 +246,7 @@ impl<'m> Chat<'m> {
         Ok(self.tokenizer.encode_chat(&text)?)
     }
 
-    /// The conversation without a template: what the user said, and what was drawn after it.
+    /// The conversation without a template: the users' texts, and the tokens sampled after them.
     fn plain(&self) -> Result<Vec<u32>, Error> {
         let mut all = vec![];
         for (message, drawn) in self.messages.iter().zip(&self.drawn) {
@@ -253,8 +259,8 @@ impl<'m> Chat<'m> {
         Ok(all)
     }
 
-    /// Of the conversation's tokens `all`, those that the next turn will have, too: templates that write the start of an answer
-    /// (`<think>`) may not have it in answers that were given.
+    /// The number of the conversation's tokens `all` that the next turn will have, too: a template
+    /// that writes the start of an answer (`<think>`) may leave it out of earlier answers.
     fn kept(&self, all: &[u32]) -> Result<usize, Error> {
         let Some(template) = self.template else { return Ok(all.len()) };
         let next = [Message::new(ASSISTANT, "x"), Message::new(USER, "x")];

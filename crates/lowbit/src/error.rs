@@ -4,21 +4,22 @@ use lowbit_kernels::KernelError;
 use lowbit_models::ModelError;
 use lowbit_quantize::QuantizeError;
 
-/// Any error of lowbit. The crates' errors become one by `?`; an error that one crate only passes on stands under the
-/// crate that it comes from: a missing file is [`Error::File`] whether a checkpoint was opened, loaded or quantised.
+/// Any error of lowbit. `?` converts each crate's errors to this one. An error that a crate only
+/// passes on has the variant of the crate that it comes from: a missing file is [`Error::File`],
+/// whether a checkpoint was opened, loaded or quantised.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A model's files: missing, damaged, of another kind, or not downloaded.
     #[error(transparent)]
     File(FileError),
-    /// A weight format, or bytes that are said to be in it.
+    /// A weight format, or data that should be in it.
     #[error(transparent)]
     Format(FormatError),
     /// A device or an op.
     #[error(transparent)]
     Kernel(KernelError),
-    /// A checkpoint that does not become a model, or a model that does not answer.
+    /// A checkpoint that cannot become a model, or a model that cannot answer.
     #[error(transparent)]
     Model(ModelError),
     /// A checkpoint that cannot be quantised.

@@ -2,7 +2,8 @@
 
 use lowbit_files::{FileError, TokenStream, Tokenizer};
 
-/// Lengths of starts that say the same: in what a session has read, and in a conversation as it is tokenised now.
+/// Lengths of starts that say the same: in what a session has read, and in a conversation as it is
+/// tokenised now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Said {
     pub(crate) read: usize,
@@ -27,8 +28,9 @@ impl Aligned {
     }
 }
 
-/// Compares what a session has `read` with `all` tokens of the conversation, of which at most `most` are taken. A model
-/// draws a text in other tokens than the tokenizer would choose: that is no difference.
+/// Compares the tokens that a session has `read` with `all` tokens of the conversation, of which at
+/// most `most` are taken. A model may sample a text in other tokens than the tokenizer would
+/// choose: that is not a difference.
 pub(crate) fn aligned(
     tokenizer: &Tokenizer,
     read: &[u32],
@@ -56,7 +58,8 @@ pub(crate) fn aligned(
             }
             continue;
         }
-        // The one whose text is shorter goes on; one that waits for the rest of a character has no more text than it shows.
+        // The one whose text is shorter goes on; one that waits for the rest of a character has no
+        // more text than it shows.
         let shorter =
             usize::from(a.ahead.len() > b.ahead.len() || (a.ahead.len() == b.ahead.len() && a.is_whole));
         if !sides[shorter].step()? {

@@ -5,11 +5,13 @@ use lowbit_kernels::Device;
 use lowbit_models::{GenerationOptions, Model, Session, Target, dry_chat};
 use std::ops::ControlFlow::{self, Continue};
 
-/// Writes on from `prompt` with the model at `model`, on the CPU: greedily, up to 256 tokens. A model with a chat
-/// template gets the prompt as a user's message and answers it; a base model continues the text.
+/// Continues `prompt` with the model at `model`, on the CPU: greedily, up to 256 tokens. A model
+/// with a chat template gets the prompt as a user's message and answers it; a base model continues
+/// the text.
 ///
-/// `model` is a checkpoint's directory, a .gguf file, or `org/name` on the Hugging Face hub, which is downloaded unless
-/// huggingface_hub's cache has it. To ask more than once, open a [`LanguageModel`].
+/// `model` is a checkpoint's directory, a .gguf file, or `org/name` on the Hugging Face hub, which
+/// is downloaded unless huggingface_hub's cache has it. For more than one prompt open a
+/// [`LanguageModel`].
 ///
 /// ```
 /// # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))?;
@@ -54,8 +56,8 @@ impl LanguageModel {
     /// Opens `model` on the CPU, one thread per core. [`generate`] says what `model` can be.
     ///
     /// # Errors
-    /// [`Error::File`] when there is no such model, or its files are damaged; [`Error::Model`] for one that lowbit does
-    /// not compute.
+    /// [`Error::File`] when there is no such model, or its files are damaged; [`Error::Model`] for
+    /// one that lowbit does not compute.
     pub fn open(model: &str) -> Result<Self, Error> {
         Self::open_on(model, &Device::cpu(None)?)
     }
@@ -68,7 +70,7 @@ impl LanguageModel {
         Self::from_checkpoint(Checkpoint::open(&resolve(model)?)?, device)
     }
 
-    /// As [`Self::open_on`], of a checkpoint that is open already.
+    /// As [`Self::open_on`], for a checkpoint that is open already.
     ///
     /// # Errors
     /// As [`Self::open_on`].
@@ -82,19 +84,22 @@ impl LanguageModel {
         Ok(Self { checkpoint, tokenizer, template, syntax, model })
     }
 
-    /// The text that answers `prompt`, or continues it: see [`generate`]. Reasoning and calls of tools are part of it.
+    /// The text that answers `prompt`, or continues it: see [`generate`]. Reasoning and tool calls
+    /// are part of it.
     ///
     /// # Errors
-    /// [`Error::Model`] when the prompt is empty or does not fit the model's context; [`Error::File`] when the chat
-    /// template or the tokenizer refuses it; [`Error::Kernel`] when a GPU fails.
+    /// [`Error::Model`] when the prompt is empty or does not fit the model's context;
+    /// [`Error::File`] when the chat template or the tokenizer refuses it; [`Error::Kernel`] when a
+    /// GPU fails.
     pub fn generate(&self, prompt: &str) -> Result<String, Error> {
         Ok(self.stream(prompt, &GenerationOptions::default(), |_| Continue(()))?.text)
     }
 
-    /// As [`Self::generate`], with options; `each` is called with every piece of text as it comes, and can end it.
+    /// As [`Self::generate`], with options. `each` is called with every piece of text as it comes,
+    /// and ends the reply by returning `Break`.
     ///
     /// # Errors
-    /// Those of [`Self::generate`]; [`Error::Kernel`] for options of sampling that make no sense.
+    /// Those of [`Self::generate`]; [`Error::Kernel`] for sampling options that make no sense.
     pub fn stream(
         &self,
         prompt: &str,
@@ -107,8 +112,8 @@ impl LanguageModel {
         })
     }
 
-    /// As [`Self::stream`], with all that ends a reply; `each` is also told the parts of the reply: reasoning, content and calls
-    /// of tools.
+    /// As [`Self::stream`], with every option of a reply, stop texts among them. `each` also gets
+    /// the parts of the reply: reasoning, content and tool calls.
     ///
     /// # Errors
     /// Those of [`Self::stream`].
@@ -123,8 +128,8 @@ impl LanguageModel {
         reply(&mut Session::new(&self.model), syntax, &tokens, options, each)
     }
 
-    /// The sampling that the checkpoint's makers recommend, which the program `lowbit` takes by default; [`Self::generate`]
-    /// decodes greedily. The seed is 0.
+    /// The sampling that the checkpoint's publisher recommends, with seed 0. The program `lowbit`
+    /// takes it by default; [`Self::generate`] is greedy.
     ///
     /// # Errors
     /// [`Error::File`] when the recommendation cannot be read.
@@ -132,7 +137,8 @@ impl LanguageModel {
         Ok(GenerationOptions::recommended(&self.checkpoint.generation_config()?))
     }
 
-    /// The token ids of `prompt`: in the chat template as a user's message, if there is one, else of the plain text.
+    /// The token ids of `prompt`: as a user's message in the chat template if there is one, else as
+    /// plain text.
     ///
     /// # Errors
     /// [`Error::File`] when the chat template or the tokenizer refuses it.
@@ -150,7 +156,7 @@ impl LanguageModel {
         Chat::new(&self.model, &self.tokenizer, self.template.as_ref())
     }
 
-    /// The files.
+    /// The checkpoint's files.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
@@ -165,7 +171,7 @@ impl LanguageModel {
         self.template.as_ref()
     }
 
-    /// The model, for a [`Session`] of its own, logits or perplexity.
+    /// The model itself, for sessions, logits or perplexity.
     pub fn model(&self) -> &Model {
         &self.model
     }

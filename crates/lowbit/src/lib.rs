@@ -7,8 +7,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`LanguageModel`] answers more than once, streams and takes [`GenerationOptions`]; [`Chat`] is a conversation. Below
-//! them are the parts, for those who want logits, caches or tokens:
+//! A [`LanguageModel`] answers many prompts, streams and takes [`GenerationOptions`]; a [`Chat`] is
+//! a conversation. They are made of parts, for callers who want logits, caches or tokens:
 //!
 //! ```
 //! # std::env::set_current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
@@ -29,12 +29,14 @@
 //! # Ok::<(), lowbit::Error>(())
 //! ```
 //!
-//! Errors of all of it become one [`Error`]. Everything else that the crates below export is under [`files`],
-//! [`formats`], [`kernels`], [`models`] and [`quantize`](mod@quantize). The program is the crate `lowbit-cli`.
+//! All errors become one [`Error`]. Everything else that the crates below export is under
+//! [`files`], [`formats`], [`kernels`], [`models`] and [`quantize`](mod@quantize). The program is
+//! the crate `lowbit-cli`.
 //!
 //! # Features
 //!
-//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust; what they run on does.
+//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust;
+//! running them needs what the last column says.
 //!
 //! | feature | brings | needs at run time |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! A prompt through a session, and its answer: text, reasoning, content and calls of tools.
+//! Runs a prompt through a session and answers it: text, reasoning, content and tool calls.
 
 use crate::parse::{Call, Event, ReplyParser, Syntax};
 use crate::stop::StopTexts;
@@ -11,7 +11,8 @@ use std::ops::ControlFlow::{self, Break};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Options for sampling and ending a reply: [`ReplyOptions::default`], changed by its `with_` methods.
+/// Options for sampling and ending a reply: [`ReplyOptions::default`], changed by its `with_`
+/// methods.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ReplyOptions {
@@ -92,13 +93,14 @@ impl ReplyOptions {
 /// Events while a model answers, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Progress<'a> {
-    /// So many of the prompt's tokens were read, of so many; first none.
+    /// The number of the prompt's tokens that were read, and of all of them; the first event has
+    /// read none.
     Prompt(usize, usize),
     /// A token was sampled.
     Token(u32),
-    /// The text that is complete with it, as [`Reply::text`] has it.
+    /// The next piece of [`Reply::text`].
     Text(&'a str),
-    /// The part of the reply that is complete with it.
+    /// The next part of the reply.
     Event(&'a Event),
 }
 
@@ -106,7 +108,7 @@ pub enum Progress<'a> {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Reply {
-    /// All text, with special tokens as they are spelled, but without the token or text that ended it.
+    /// All text, with special tokens spelled out, but without the token or text that ended it.
     pub text: String,
     /// Its token ids, without the one that ended it.
     pub tokens: Vec<u32>,
@@ -114,17 +116,17 @@ pub struct Reply {
     pub reasoning: String,
     /// The text without reasoning and calls.
     pub content: String,
-    /// The tools that it calls.
+    /// The tool calls.
     pub tool_calls: Vec<Call>,
     /// Why it ended.
     pub finish: Finish,
-    /// The tokens that were read for it, after the [`Self::cached_tokens`].
+    /// The prompt's tokens that were read for this reply, after the [`Self::cached_tokens`].
     pub prompt_tokens: Vec<u32>,
     /// Tokens that the session had read before.
     pub cached_tokens: usize,
     /// The time that the prompt took.
     pub prompt_time: Duration,
-    /// The time that the reply took, from the prompt's end on: sampling, and the passes of all tokens but the first.
+    /// The time from the prompt's end on: sampling, and the passes of all tokens but the first.
     pub time: Duration,
 }
 
@@ -139,9 +141,9 @@ impl Reply {
 pub(crate) struct Asked<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) syntax: &'a Syntax,
-    /// Token ids that go on after the session's.
+    /// Token ids after the session's.
     pub(crate) prompt: &'a [u32],
-    /// The session marks the place after so many of these, see [`Session::mark`].
+    /// The number of these after which the session marks its place, see [`Session::mark`].
     pub(crate) mark: Option<usize>,
     /// Calls in the conversation so far.
     pub(crate) calls: usize,
@@ -150,12 +152,13 @@ pub(crate) struct Asked<'a> {
 /// Tokens before a reply that decide how its text starts.
 const TAIL: usize = 64;
 
-/// Runs `prompt` after what `session` holds and answers it in the syntax of its model. `each` is told what happens, and ends
-/// the prompt or the reply when it returns `Break`.
+/// Runs `prompt` after the tokens of `session`, and answers it in the syntax of its model. `each`
+/// is called with what happens, and ends the prompt or the reply by returning `Break`.
 ///
 /// # Errors
-/// [`Error::Model`] when the prompt is empty or does not fit the context, which is seen before any of it runs; [`Error::File`]
-/// when the tokenizer refuses to decode; [`Error::Kernel`] when a GPU fails, or for options of sampling that make no sense.
+/// [`Error::Model`] when the prompt is empty or does not fit the context, which is checked before
+/// any of it runs; [`Error::File`] when the tokenizer refuses to decode; [`Error::Kernel`] when a
+/// GPU fails, or for sampling options that make no sense.
 pub fn reply(
     session: &mut Session<'_>,
     (tokenizer, syntax): (&Tokenizer, &Syntax),
@@ -300,7 +303,7 @@ impl<F: FnMut(Progress<'_>) -> ControlFlow<()>> Writing<'_, F> {
         events.iter().try_for_each(|event| (self.each)(Progress::Event(event)))
     }
 
-    /// All parts, with what was held back, and the spelling of the token that ended the reply.
+    /// All parts, held-back text included, and the spelling of the token that ended the reply.
     fn end(mut self, end: Option<Result<String, FileError>>) -> Result<Parts, FileError> {
         if let Some(error) = self.failed {
             return Err(error);
@@ -315,12 +318,14 @@ impl<F: FnMut(Progress<'_>) -> ControlFlow<()>> Writing<'_, F> {
     }
 }
 
-/// The text on its way from the tokens through the stop texts to the parser, which sees markers' tokens as such.
+/// The text on its way from the tokens through the stop texts to the parser, which sees markers'
+/// tokens as such.
 struct Text<'a> {
     stops: StopTexts<'a>,
     /// Bytes that went into the stop texts.
     seen: usize,
-    /// The tokens of markers that the parser did not see yet: their places, counted in bytes from the start of `waiting`.
+    /// The tokens of markers that the parser did not see yet: their places, counted in bytes from
+    /// the start of `waiting`.
     markers: VecDeque<(Range<usize>, u32)>,
     /// Text that came out of the stop texts and that the parser did not see yet.
     waiting: String,
@@ -328,8 +333,8 @@ struct Text<'a> {
 }
 
 impl Text<'_> {
-    /// Takes the text of a token; `marker` is its id and length if it is a marker's, at the end of the text. Returns the text
-    /// that is no stop text's start, and its parts.
+    /// Takes the text of a token; `marker` is its id and length if it is a marker's, at the end of
+    /// the text. Returns the text that cannot be the start of a stop text, and its parts.
     fn push(&mut self, text: &str, marker: Option<(u32, usize)>) -> (String, Vec<Event>) {
         self.seen += text.len();
         // A tokenizer's decoder may change how a token is spelled where it stands.

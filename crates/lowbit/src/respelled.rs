@@ -6,8 +6,8 @@ use serde_json::Value;
 /// Changes that a template may need in messages that call tools.
 const CHANGES: [fn(&mut Value); 3] = [arguments_as_text, no_empty_content, content_without_reasoning];
 
-/// The text of `messages`, with the start of an answer. Messages that call tools are spelled otherwise where the
-/// template refuses them or leaves the calls out.
+/// The text of `messages`, with the start of an answer. Messages that call tools are spelled
+/// otherwise where the template refuses them or leaves the calls out.
 pub(crate) fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, FileError> {
     let plain = template.render(messages, true);
     let names: Vec<&str> =

@@ -1,7 +1,7 @@
 //! Texts that end a reply.
 
-/// Passes a text on piece by piece up to the first stop text, which may span pieces. The end of a piece that could be the
-/// start of a stop text is held back.
+/// Passes a text on piece by piece up to the first stop text, which may span pieces. The end of a
+/// piece that could be the start of a stop text is held back.
 pub struct StopTexts<'a> {
     stops: &'a [String],
     held: String,
@@ -40,8 +40,8 @@ impl<'a> StopTexts<'a> {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the stop text that is complete first begins; of several that end there, the longest. So the result does not depend
-    /// on how the text was cut into pieces.
+    /// Where the stop text that is complete first begins; of several that end there, the longest.
+    /// So the result does not depend on how the text was cut into pieces.
     fn first(&self) -> Option<usize> {
         let places = self.stops.iter().filter_map(|stop| {
             let start = self.held.find(stop.as_str())?;
@@ -85,7 +85,8 @@ mod tests {
     #[test]
     fn what_is_whole_first_counts_in_whatever_pieces_it_comes() {
         assert_eq!(pass(&["abcd", "c"], &["abcd"]), ("ab".into(), true));
-        // Every text of up to 7 of three letters, whole and cut at every place, against the plain definition.
+        // Every text of up to 7 of three letters, whole and cut at every place, against the plain
+        // definition.
         let stops = ["ab", "bca", "cc", "aabb"];
         for number in 0..3_usize.pow(7) {
             let letter = |index| ["a", "b", "c"][number / 3_usize.pow(index) % 3];

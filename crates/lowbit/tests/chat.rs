@@ -35,7 +35,8 @@ fn letters(folder: &Path) -> LanguageModel {
     LanguageModel::open(folder.to_str().unwrap()).unwrap()
 }
 
-/// What the template and the tokenizer make of the conversation so far, the next answer's start included.
+/// What the template and the tokenizer make of the conversation so far, the next answer's start
+/// included.
 fn ids(model: &LanguageModel, messages: &[Message]) -> Vec<u32> {
     let text = model.chat_template().unwrap().render(messages, true).unwrap();
     model.tokenizer().encode(&text, false).unwrap()
@@ -232,7 +233,8 @@ fn a_template_drops_or_keeps_what_was_thought() {
     }
 }
 
-/// DeepSeek's templates add arguments to a text, and leave out calls beside a content; gpt-oss's takes one of reasoning and content.
+/// DeepSeek's templates add arguments to a text, and leave out calls beside a content; gpt-oss's
+/// takes one of reasoning and content.
 #[test]
 fn a_template_that_refuses_calls_gets_them_as_it_takes_them() {
     let text = "{{ '<tool_call>' + call.function.arguments + 'f' }}";

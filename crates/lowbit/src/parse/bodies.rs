@@ -124,7 +124,8 @@ pub(super) fn tool_call(body: &str, tools: &Tools) -> Parsed {
     }
 }
 
-/// `NAME`, then `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, with white space between: GLM's.
+/// `NAME`, then `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, with white space between:
+/// GLM's.
 fn arg_keys(body: &str, tools: &Tools) -> Parsed {
     let (name, mut rest) = body.split_at(body.find("<arg_key>").unwrap_or(body.len()));
     let name = name.trim();
@@ -262,7 +263,8 @@ fn argument<'a>(inside: &'a str, tags: &Tags) -> Result<Argument<'a>, Parsed> {
         Some((name.strip_suffix(kinds[kind])?, kind == 0))
     });
     let key = kind.map_or(name, |(key, _)| key).trim().trim_end_matches('"');
-    // A value may spell the closing tag: the one that counts has another argument or the call's end behind it.
+    // A value may spell the closing tag: the one that counts has another argument or the call's end
+    // behind it.
     let ends = |&at: &usize| {
         let after = value[at + close.len()..].trim_start();
         after.starts_with(open) || after.starts_with(end)

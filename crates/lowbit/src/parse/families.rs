@@ -1,5 +1,5 @@
-//! The spelling of reasoning and tool calls, by model family. Another family is a line here, and a function in `bodies`
-//! if its calls have a form of their own.
+//! The spelling of reasoning and tool calls, by model family. Another family is a line here, and a
+//! function in `bodies` if its calls have a form of their own.
 
 use super::bodies::{self, Body};
 
@@ -54,7 +54,8 @@ pub(super) const REASONING: &[Reasoning] = &[
 ];
 
 pub(super) const CALLS: &[Calls] = &[
-    // Hermes, Qwen 2.5 and 3: JSON. Qwen3-Coder, Qwen 3.5, Nemotron 3: <function=NAME>. GLM: NAME and <arg_key>.
+    // Hermes, Qwen 2.5 and 3: JSON. Qwen3-Coder, Qwen 3.5, Nemotron 3: <function=NAME>. GLM: NAME
+    // and <arg_key>.
     Calls::new("<tool_call>", "</tool_call>", bodies::tool_call),
     Calls::new("<seed:tool_call>", "</seed:tool_call>", bodies::tool_call),
     Calls::new("<longcat_tool_call>", "</longcat_tool_call>", bodies::tool_call),
@@ -133,7 +134,8 @@ pub(super) const BARE_JSON: &[Calls] = &[
     bare("{\"function\":"),
 ];
 
-/// gpt-oss's: messages with a header each, `<|start|>assistant<|channel|>CHANNEL to=RECIPIENT<|message|>..<|end|>`.
+/// gpt-oss's: messages with a header each,
+/// `<|start|>assistant<|channel|>CHANNEL to=RECIPIENT<|message|>..<|end|>`.
 pub(super) mod harmony {
     pub(crate) const START: &str = "<|start|>";
     pub(crate) const CHANNEL: &str = "<|channel|>";

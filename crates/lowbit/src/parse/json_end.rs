@@ -14,7 +14,8 @@ enum Head {
     #[default]
     Nothing,
     Name,
-    /// White space after a name: only the value, or a word in brackets such as `[ARGS]`, may follow.
+    /// White space after a name: only the value, or a word in brackets such as `[ARGS]`, may
+    /// follow.
     Named,
     /// Next to a word in brackets.
     Bracket,

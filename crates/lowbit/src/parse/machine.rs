@@ -4,11 +4,12 @@ use super::json_end::{JsonEnd, Step};
 use super::symbols::{Found, Marker, Symbol, find};
 use super::{Call, Event, Syntax};
 
-/// Takes a reply piece by piece and gives its parts: see [`Syntax`]. Text that may be the start of a marker is held back until
-/// it is clear that it is none. The events do not depend on how the reply is cut into pieces.
+/// Takes a reply piece by piece and returns its parts: see [`Syntax`]. Text that may be the start
+/// of a marker is held back until it is clear that it is not. The events do not depend on how the
+/// reply is cut into pieces.
 ///
-/// Reasoning opens where nothing is written before it; later on its markers are text. What looks like a call but cannot
-/// be read stays content, markers included.
+/// Reasoning opens only at the start of a reply; later its markers are text. Text that looks like a
+/// call but cannot be read stays content, markers included.
 #[derive(Debug)]
 pub struct ReplyParser<'s> {
     syntax: &'s Syntax,
@@ -66,7 +67,7 @@ impl<'s> ReplyParser<'s> {
         Self { syntax, state, pending: vec![], out: Out::new(calls) }
     }
 
-    /// Takes text that is no marker's token.
+    /// Takes text that is not a marker's token.
     pub fn text(&mut self, text: &str) -> Vec<Event> {
         self.pending.extend(text.chars().map(Symbol::Char));
         self.go_on()
@@ -78,7 +79,7 @@ impl<'s> ReplyParser<'s> {
         self.go_on()
     }
 
-    /// The end of the reply: what was held back.
+    /// Ends the reply and returns the held-back parts.
     pub fn finish(&mut self) -> Vec<Event> {
         let mut events = self.go_on();
         let rest = std::mem::take(&mut self.pending);
@@ -323,8 +324,8 @@ impl<'s> ReplyParser<'s> {
         }
     }
 
-    /// Gives `out` what is before the first of `markers`, and what cannot be part of one. The text before a marker that was
-    /// found, and its index.
+    /// Gives `out` what is before the first of `markers`, and what cannot be part of one. The text
+    /// before a marker that was found, and its index.
     fn until(&mut self, markers: &[&Marker], out: fn(&mut Out, &str)) -> Option<(String, usize)> {
         let (end, found) = match find(&self.pending, markers) {
             Found::Marker { index, start } => (start, Some(index)),

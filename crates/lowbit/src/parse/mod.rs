@@ -1,7 +1,7 @@
-//! A reply as reasoning, content and calls of tools, while it is written.
+//! Splits a reply into reasoning, content and tool calls while it is written.
 //!
-//! One machine for all families: what differs between them is data in `families`, and how the text of a call is read
-//! (`bodies`).
+//! One machine serves all families. They differ by data (`families`), and by the parser of a call's
+//! text (`bodies`).
 
 mod bodies;
 mod families;
@@ -23,26 +23,28 @@ use std::collections::BTreeMap;
 use symbols::Marker;
 use tools::Tools;
 
-/// A part of a reply, without the markers around it. Parts of the same kind that follow one another join to one text.
+/// A part of a reply, without the markers around it. Consecutive parts of one kind are pieces of
+/// one text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The model's reasoning before its answer, without the white space around it.
     Reasoning(String),
-    /// Its answer. White space next to reasoning and calls is left out.
+    /// The answer. White space next to reasoning and calls is left out.
     Content(String),
-    /// A tool that it calls, once the call is whole.
+    /// A tool call, once it is complete.
     Call(Call),
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Call {
-    /// The model's own name for the call, or one made here; `None` only before the machine gave it one.
+    /// The call's id: the model's own, or one made by lowbit; `None` only before the machine has
+    /// numbered it.
     pub id: Option<String>,
-    /// The tool's.
+    /// The tool's name.
     pub name: String,
-    /// An object in JSON: as the model wrote it, where it wrote JSON.
+    /// A JSON object; as the model wrote it if it wrote JSON.
     pub arguments: String,
 }
 
@@ -59,7 +61,7 @@ impl Call {
     }
 }
 
-/// As OpenAI's chat completions: the arguments are JSON in a string.
+/// Serialises as in OpenAI's chat completions, with the arguments as JSON in a string.
 impl Serialize for Call {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let function = BTreeMap::from([("name", &self.name), ("arguments", &self.arguments)]);
@@ -71,8 +73,8 @@ impl Serialize for Call {
     }
 }
 
-/// A model's spelling of reasoning and calls: the markers that its chat template mentions or its tokenizer has tokens
-/// for.
+/// A model's spelling of reasoning and calls: the markers that its chat template mentions or its
+/// tokenizer has tokens for.
 ///
 /// ```
 /// use lowbit::{Event, Syntax};
@@ -129,7 +131,8 @@ struct Harmony {
 }
 
 impl Syntax {
-    /// The syntax of the model with this chat template; `tokenizer` says which markers are tokens, without one all are text.
+    /// The syntax of the model with this chat template. `tokenizer` says which markers are tokens;
+    /// without it all are text.
     pub fn new(template: &ChatTemplate, tokenizer: Option<&Tokenizer>) -> Self {
         let marker = |spelling| Marker::new(spelling, tokenizer);
         let is_token = |spelling| tokenizer.and_then(|tokenizer| symbols::added_token(tokenizer, spelling));
@@ -173,13 +176,13 @@ impl Syntax {
         Self::default()
     }
 
-    /// True if a reply holds nothing but content.
+    /// True if replies have nothing but content.
     pub fn is_plain(&self) -> bool {
         self.reasoning.is_empty() && self.calls.is_empty() && self.harmony.is_none()
     }
 
-    /// The machine for one reply to a prompt that ends with the text `prompt`: some templates open the reasoning there. Calls
-    /// without an id of their own are numbered from `calls` on.
+    /// The parser for one reply to a prompt that ends with the text `prompt`, since some templates
+    /// open the reasoning there. Calls without an id of their own are numbered from `calls` on.
     pub fn parser(&self, prompt: &str, calls: usize) -> ReplyParser<'_> {
         ReplyParser::new(self, prompt, calls)
     }

@@ -1,4 +1,5 @@
-//! Calls as Python spells them, `[f(x=1, y="a"), g()]`, with literals alone; and as Gemma does, `call:f{x:1,y:<|"|>a<|"|>}`.
+//! Calls as Python spells them, `[f(x=1, y="a"), g()]`, with literals alone; and as Gemma does,
+//! `call:f{x:1,y:<|"|>a<|"|>}`.
 
 use serde_json::{Map, Number, Value};
 
@@ -31,7 +32,8 @@ pub(super) fn calls(text: &str) -> Option<Vec<(String, Map<String, Value>)>> {
     ((!is_list || reader.eat("]")) && reader.rest.is_empty()).then_some(calls)
 }
 
-/// The call that `text` is in Gemma's spelling, with texts between two `quote`s; `None` if it is anything else.
+/// The call that `text` is in Gemma's spelling, with texts between two `quote`s; `None` if it is
+/// anything else.
 pub(super) fn gemma(text: &str, quote: &str) -> Option<(String, Map<String, Value>)> {
     let mut reader = Reader { rest: text.trim().strip_prefix("call:")?, quote: Some(quote) };
     let name = reader.name()?;

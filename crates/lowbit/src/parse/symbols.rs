@@ -4,8 +4,8 @@ use lowbit_files::Tokenizer;
 
 /// A character of a reply, or a token that is part of a marker.
 ///
-/// If the tokenizer has a token for `<think>`, only that token is the marker: the same characters, spelled by other
-/// tokens, are text.
+/// If the tokenizer has a token for `<think>`, only that token is the marker: the same characters,
+/// spelled by other tokens, are text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Symbol {
     Char(char),
@@ -21,7 +21,8 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// `spelling`, whose parts in brackets (`<..>` and `[..]`) are tokens where `tokenizer` has added ones for them.
+    /// `spelling`, whose parts in brackets (`<..>` and `[..]`) are tokens where `tokenizer` has
+    /// added ones for them.
     pub(super) fn new(spelling: &str, tokenizer: Option<&Tokenizer>) -> Self {
         let (mut symbols, mut tokens, mut rest) = (vec![], vec![], spelling);
         while let Some(first) = rest.chars().next() {

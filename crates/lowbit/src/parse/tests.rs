@@ -1,5 +1,5 @@
-//! Replies in the forms of each family, in every cut into two pieces and character by character, with markers that are text
-//! and with markers that are tokens.
+//! Replies in the forms of each family, in every cut into two pieces and character by character,
+//! with markers that are text and with markers that are tokens.
 
 use super::*;
 use serde_json::json;

@@ -24,7 +24,8 @@ impl Tools {
         functions.into_iter().find(|function| function["name"] == name)
     }
 
-    /// The value that `text` spells for the argument `key` of `name`: text where the schema says so, else JSON if it is that.
+    /// The value that `text` spells for the argument `key` of `name`: text where the schema says
+    /// so, else JSON if it is that.
     pub(super) fn value(&self, name: &str, key: &str, text: &str) -> Value {
         let schema = self.function(name).and_then(|function| function["parameters"]["properties"].get(key));
         let kind = schema.and_then(|schema| schema["type"].as_str()).unwrap_or_default();

@@ -1,5 +1,6 @@
-//! A llama of one layer that does nothing: its embedding is one-hot and its head a table, so that a token alone decides which
-//! one follows. Its tokenizer has a token for each byte, and what a test adds.
+//! A llama of one layer that does nothing: its embedding is one-hot and its head a table, so that a
+//! token alone decides which one follows. Its tokenizer has a token for each byte, and what a test
+//! adds.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -9,12 +10,13 @@ use std::path::Path;
 /// The parts of a bigram model. Tokens are named by their text.
 #[derive(Default)]
 pub struct Bigram<'a> {
-    /// Added tokens; those whose names start with `+` are no special ones, and are spelled without it.
+    /// Added tokens; those whose names start with `+` are no special ones, and are spelled without
+    /// it.
     pub added: &'a [&'a str],
     /// Tokens of two bytes that the tokenizer merges.
     pub merged: &'a [&'a str],
-    /// Pairs of a token and the one that follows it; the first of [`Self::added`], which ends texts, follows all
-    /// others.
+    /// Pairs of a token and the one that follows it; the first of [`Self::added`], which ends
+    /// texts, follows all others.
     pub next: &'a [(&'a str, &'a str)],
     /// The chat template.
     pub template: &'a str,
