@@ -72,7 +72,8 @@ impl<'a> Computed<'a> {
         Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)
     }
 
-    /// Refuses a checkpoint that readers would refuse, or compute otherwise than this one. `kind` is what it is.
+    /// Refuses a checkpoint that readers would refuse, or compute otherwise than this one. `kind`
+    /// is what it is.
     ///
     /// # Errors
     /// [`QuantizeError::Unreadable`], [`QuantizeError::Otherwise`].

@@ -1,6 +1,6 @@
-//! `config.json` of what a checkpoint computes, with all that lowbit, mlx-lm 0.32 and transformers 5 read: each key
-//! with the value that was computed with, also where the source relies on a default, which another reader may not
-//! share.
+//! `config.json` of what a checkpoint computes, with all that lowbit, mlx-lm 0.32 and transformers
+//! 5 read: each key with the value that was computed with, also where the source relies on a
+//! default, which another reader may not share.
 
 use crate::QuantizeError;
 use crate::computed::Computed;
@@ -140,7 +140,8 @@ impl TextConfig<'_> {
             let kind = config.layer_type(layer, layers, &kinds)?;
             types.push(kind.unwrap_or_else(|| by_interval(stored.unwrap_or(4).max(1), layer)));
         }
-        // mlx-lm reads the interval alone. llama.cpp's converter writes a wrong one where it has a list.
+        // mlx-lm reads the interval alone. llama.cpp's converter writes a wrong one where it has a
+        // list.
         let fits = |interval: &usize| (0..layers).all(|layer| types[layer] == by_interval(*interval, layer));
         let stored = stored.filter(|&interval| interval > 0);
         let interval = stored.into_iter().chain(1..=layers + 1).find(fits).ok_or_else(|| {
@@ -259,7 +260,8 @@ impl TextConfig<'_> {
         }
         if attention_factor != own_attention_factor(yarn.factor) as f32 {
             let factor = yarn.attention_factor.unwrap_or(attention_factor.into());
-            // transformers reads this one alone, and mlx-lm the others alone: it computes `0.1 mscale ln(factor) + 1`.
+            // transformers reads this one alone, and mlx-lm the others alone: it computes
+            // `0.1 mscale ln(factor) + 1`.
             section.insert("attention_factor".into(), self.number("attention_factor", factor)?);
             if yarn.factor > 1.0 {
                 let mscale = (factor - 1.0) / (0.1 * yarn.factor.ln());
@@ -279,7 +281,8 @@ pub fn own_attention_factor(factor: f64) -> f64 {
     1.0 + 0.1 * factor.max(1.0).ln()
 }
 
-/// The whole `config.json` around a text model's: mlx-lm and transformers have some of them inside a multimodal one.
+/// The whole `config.json` around a text model's: mlx-lm and transformers have some of them inside
+/// a multimodal one.
 pub fn wrapped(text: TextConfig<'_>) -> Map<String, Json> {
     let TextConfig { source, json } = text;
     let Some(wrapper) = source.architecture.model_types.iter().find(|model_type| model_type.wraps) else {

@@ -6,7 +6,7 @@ use lowbit_kernels::KernelError;
 use lowbit_models::{Difference, ModelError};
 use std::path::PathBuf;
 
-/// What can stop a checkpoint from being quantised.
+/// An error that stops a checkpoint from being quantised.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]
@@ -43,7 +43,7 @@ pub enum QuantizeError {
     Encode {
         name: String,
         error: FormatError,
-        /// Leaves the tensor in a type that has its values, where there is such a rule.
+        /// The rule that keeps the tensor in a type that holds its values, if there is one.
         rule: Option<String>,
     },
     #[error("tensor {name}: {error}", name = shown(.name))]
@@ -67,7 +67,8 @@ fn kept_by(rule: &Option<String>) -> String {
 }
 
 impl QuantizeError {
-    /// The same error, with the rule that keeps the tensor where one of its values is too great for its new type.
+    /// The same error, with the rule that keeps the tensor where one of its values is too great for
+    /// its new type.
     pub(crate) fn with_rule(self, rule: impl FnOnce() -> Option<String>) -> Self {
         match self {
             Self::Encode { name, error: error @ FormatError::NotFinite { value, .. }, .. }

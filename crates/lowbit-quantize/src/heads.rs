@@ -1,4 +1,5 @@
-//! In which order GGUF has the rows and columns of heads that MLX has in another one: said once, for both ways.
+//! In which order GGUF has the rows and columns of heads that MLX has in another one: said once,
+//! for both ways.
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/{llama,qwen}.py`.
 
@@ -14,7 +15,8 @@ use lowbit_models::names::{
 
 /// The sizes by which rows are reordered.
 pub struct Heads {
-    /// Query heads and key heads whose rows are permuted: Llama's, because GGUF rotates neighbours together.
+    /// Query heads and key heads whose rows are permuted: Llama's, because GGUF rotates neighbours
+    /// together.
     permuted: Option<[usize; 2]>,
     pub delta_net: Option<DeltaNet>,
 }
@@ -27,7 +29,8 @@ pub struct DeltaNet {
     ratio: usize,
     key_dim: usize,
     value_dim: usize,
-    /// Whether GGUF has value heads in another order: those of one key head are not neighbours, but `key_heads` apart.
+    /// Whether GGUF has value heads in another order: those of one key head are not neighbours, but
+    /// `key_heads` apart.
     tiled: bool,
 }
 
@@ -62,8 +65,8 @@ impl Heads {
         Ok(Self { permuted, delta_net })
     }
 
-    /// The order of the tensor that MLX calls `name` in its layer, of `n` rows (or values) and rows of `k` values; `None` where both
-    /// have the same.
+    /// The order of the tensor that MLX calls `name` in its layer, of `n` rows (or values) and rows
+    /// of `k` values; `None` where both have the same.
     ///
     /// # Errors
     /// [`Unfit`].
@@ -117,8 +120,8 @@ impl DeltaNet {
         Ok(Self { key_heads, ratio, key_dim, value_dim, tiled })
     }
 
-    /// The `rows` rows of all value heads, of `dim` each, in GGUF's order: new head `j * key_heads + k` is old head
-    /// `k * ratio + j`.
+    /// The `rows` rows of all value heads, of `dim` each, in GGUF's order: new head
+    /// `j * key_heads + k` is old head `k * ratio + j`.
     fn tiled_values(&self, rows: usize, dim: usize) -> Result<Vec<usize>, Unfit> {
         if self.ratio * self.key_heads * dim != rows {
             return Err(Unfit);
@@ -127,7 +130,8 @@ impl DeltaNet {
         Ok(heads.flat_map(|head| head * dim..(head + 1) * dim).collect())
     }
 
-    /// The rows of q, k and v, and those of z, in `in_proj_qkvz` of `rows` rows, which has them one key head after another.
+    /// The rows of q, k and v, and those of z, in `in_proj_qkvz` of `rows` rows, which has them one
+    /// key head after another.
     ///
     /// # Errors
     /// [`Unfit`].

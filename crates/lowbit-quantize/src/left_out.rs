@@ -4,7 +4,8 @@ use crate::computed::Computed;
 use lowbit_files::shown;
 use lowbit_models::arch::{Extra, extra};
 
-/// A sentence for each kind of tensor that is left out, with their number; `kept` are the kinds that are not.
+/// A sentence for each kind of tensor that is left out, with their number; `kept` are the kinds
+/// that are not.
 pub fn extras(computed: &Computed<'_>, kept: &[Extra]) -> Vec<String> {
     let layers = computed.decoder().num_hidden_layers;
     let path = computed.config.path().display();

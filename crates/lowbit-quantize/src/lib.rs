@@ -1,5 +1,5 @@
-//! Quantising checkpoints, round-to-nearest: into the layout that mlx-lm writes and reads, and into GGUF with the types
-//! that `llama-quantize` chooses.
+//! Quantising checkpoints, round-to-nearest: into the layout that mlx-lm writes and reads, and into
+//! GGUF with the types that `llama-quantize` chooses.
 
 mod computed;
 mod config_json;

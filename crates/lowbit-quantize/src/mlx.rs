@@ -1,5 +1,5 @@
-//! The names and shapes that mlx-lm gives a Hugging Face checkpoint's tensors: what the `sanitize` methods of
-//! mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
+//! The names and shapes that mlx-lm gives a Hugging Face checkpoint's tensors: what the `sanitize`
+//! methods of mlx-lm 0.32 `models/{qwen3_5,qwen3_5_moe,qwen3_next,qwen3_moe}.py` do.
 
 use crate::QuantizeError;
 use crate::computed::Computed;
@@ -302,8 +302,8 @@ impl Names<'_> {
     }
 }
 
-/// `..mlp.experts.3.up_proj.weight` as (`..mlp.`, 3, `up_proj.weight`), and so `..mlp.experts.up_proj.3.weight`, as ModelOpt has
-/// exported some.
+/// `..mlp.experts.3.up_proj.weight` as (`..mlp.`, 3, `up_proj.weight`), and so
+/// `..mlp.experts.up_proj.3.weight`, as ModelOpt has exported some.
 fn single_expert(name: &str) -> Option<(&str, usize, String)> {
     let (mlp, rest) = name.split_once("experts.")?;
     let (first, rest) = rest.split_once('.')?;

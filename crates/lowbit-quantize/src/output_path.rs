@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Checks that `output` is neither the checkpoint nor inside it nor, if it may be replaced, a folder that contains it.
+/// Checks that `output` is neither the checkpoint nor inside it nor, if it may be replaced, a
+/// folder that contains it.
 ///
 /// # Errors
 /// [`QuantizeError::Output`].
@@ -37,7 +38,8 @@ pub fn existing(replace: bool, content: Content) -> Existing {
     if replace { Existing::Replace(content) } else { Existing::Refuse }
 }
 
-/// Gives a checkpoint of so many tensors its name, once it is on the disk and `progress` has been told so.
+/// Gives a checkpoint of so many tensors its name, once it is on the disk and `progress` has been
+/// told so.
 ///
 /// # Errors
 /// [`QuantizeError::Interrupted`]; those of [`Staged`].

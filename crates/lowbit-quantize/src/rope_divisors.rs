@@ -1,4 +1,5 @@
-//! Llama 3's scaling of the rotary embedding, which GGUF has as divisors of the frequencies (`rope_freqs.weight`).
+//! Llama 3's scaling of the rotary embedding, which GGUF has as divisors of the frequencies
+//! (`rope_freqs.weight`).
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/llama.py`, `generate_extra_tensors`.
 
@@ -32,8 +33,9 @@ impl Llama3 {
         (0..dim / 2).map(divisor).collect()
     }
 
-    /// The parameters that give `divisors`; `None` where none of those do that models are published with: factors of 1 and 4, and
-    /// an original context of a power of two, Llama's 8192 if several fit.
+    /// The parameters that give `divisors`; `None` where none of those do that models are published
+    /// with: factors of 1 and 4, and an original context of a power of two, Llama's 8192 if several
+    /// fit.
     pub fn from_divisors(divisors: &[f32], theta: f64) -> Option<Self> {
         let factor = divisors.iter().copied().fold(1.0, f32::max);
         let contexts = [13].into_iter().chain(4..=24).map(|power| f64::from(1u32 << power));
@@ -45,7 +47,8 @@ impl Llama3 {
         };
         contexts.map(with).find(|candidate| {
             let own = candidate.divisors(theta, 2 * divisors.len());
-            // Far more than f32's rounding, and far less than another power of two makes of a pair between the two factors.
+            // Far more than f32's rounding, and far less than another power of two makes of a pair
+            // between the two factors.
             own.iter().zip(divisors).all(|(own, divisor)| (own - divisor).abs() <= 1e-4 * divisor)
         })
     }

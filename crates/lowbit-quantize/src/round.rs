@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// What to quantise to, round-to-nearest.
+/// The target of round-to-nearest quantisation into MLX's layout.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct QuantizeOptions {
@@ -20,20 +20,21 @@ pub struct QuantizeOptions {
     pub bits: usize,
     /// Values that share a scale.
     pub group_size: usize,
-    /// Modules that are quantised otherwise. Without a rule, routers and shared-expert gates have 8 bits in groups of 64.
+    /// Other formats for some modules. Without a rule, routers and shared-expert gates get 8 bits
+    /// in groups of 64.
     pub rules: Vec<Rule>,
-    /// Whether a checkpoint that has the output's name already is replaced.
+    /// True to replace a checkpoint that has the output's name already.
     pub replace: bool,
 }
 
 impl QuantizeOptions {
-    /// To `bits` bits per code in groups of `group_size`, with one of [`Self::mode`]'s names. [`quantize`] refuses numbers
-    /// that the mode does not have.
+    /// With `bits` bits per code in groups of `group_size`, in one of the modes of [`Self::mode`].
+    /// [`quantize`] refuses numbers that the mode does not have.
     pub fn new(mode: impl Into<String>, bits: usize, group_size: usize) -> Self {
         Self { mode: mode.into(), bits, group_size, rules: vec![], replace: false }
     }
 
-    /// With the bits and the group size that MLX takes for `mode` where none are given.
+    /// With MLX's default bits and group size for `mode`.
     pub fn for_mode(mode: impl Into<String>) -> Self {
         let mode = mode.into();
         let (bits, group_size) = match mode.as_str() {
@@ -63,7 +64,7 @@ impl QuantizeOptions {
         Self { rules, ..self }
     }
 
-    /// Whether a checkpoint that has the output's name already is replaced.
+    /// With or without replacing a checkpoint that has the output's name already.
     #[must_use]
     pub fn with_replace(self, replace: bool) -> Self {
         Self { replace, ..self }
@@ -77,24 +78,28 @@ impl Default for QuantizeOptions {
     }
 }
 
-/// Bits and group size of routers and shared-expert gates: they are small, and choosing a wrong expert costs most.
+/// Bits and group size of routers and shared-expert gates: they are small, and choosing a wrong
+/// expert costs most.
 const ROUTER: (usize, usize) = (8, 64);
 
 /// A file of a sharded checkpoint holds at most this many bytes, as mlx-lm has it.
 const SHARD_BYTES: u64 = 5 << 30;
 
-/// Quantises `checkpoint`, of any layout, round-to-nearest into a new directory `output` in
-/// MLX's layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU backend) bit
-/// for bit. Weights that are quantised already are decoded in f32 first; those whose format stays keep their bytes.
-/// `progress` is called with the number of tensors done and of all tensors after each one, and
-/// once more when everything is on the disk; returning `Break` stops.
+/// Quantises `checkpoint`, of any layout, round-to-nearest into a new directory `output` in MLX's
+/// layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU
+/// backend) bit for bit. Weights that are quantised already are decoded in f32 first; weights whose
+/// format stays keep their bytes. `progress` is called after each tensor, with the number of
+/// tensors done and of all tensors, and once more when everything is on the disk; it stops the run
+/// by returning `Break`.
 ///
-/// The directory is [`Staged`]: it gets its name once all of it is on the disk. If this ends earlier, for whatever
-/// reason, nothing has that name, or what was to be replaced still has it.
+/// The directory is [`Staged`]: it gets its name once all of it is on the disk. If the run ends
+/// earlier, for whatever reason, nothing has that name, or still the checkpoint that was to be
+/// replaced.
 ///
 /// # Errors
-/// [`QuantizeError`]: an output that exists or may not be replaced, a checkpoint of another kind, files beside it that
-/// may not be copied ([`Checkpoint::companions`]), a tensor that cannot be encoded because of NaN or infinity, say.
+/// [`QuantizeError`], for instance for an output that exists or may not be replaced, a checkpoint
+/// of another kind, files beside it that may not be copied ([`Checkpoint::companions`]), or a
+/// tensor with NaN or an infinity.
 pub fn quantize(
     checkpoint: &Checkpoint,
     output: &Path,
@@ -108,11 +113,11 @@ pub fn quantize(
     Ok(summary)
 }
 
-/// The summary of [`quantize`] without the rounding errors. Everything is checked, also that the output may be written,
-/// but nothing is encoded or written.
+/// The summary of [`quantize`] without rounding errors. Everything is checked, also that the output
+/// may be written, but nothing is encoded or written.
 ///
 /// # Errors
-/// As [`quantize`], but for those of values.
+/// As [`quantize`], except for errors in values.
 pub fn plan(
     checkpoint: &Checkpoint,
     output: &Path,
@@ -129,10 +134,11 @@ pub fn plan(
     Ok(summary)
 }
 
-/// As [`quantize`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token distributions: the same
-/// formats, with other scales, biases and perhaps codes. Both models, and what is learned in f32, are in memory
-/// (the source only while its targets are made, with [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded
-/// checkpoint is written first, below the output's temporary name, and is gone in the end.
+/// Quantises as [`quantize`] does, then learns scales, biases and perhaps codes on `data`, so that
+/// the model's next-token distributions come closer to those of `checkpoint`. Formats stay. Both
+/// models and the learned values in f32 are in memory (the source only while its targets are made,
+/// with [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded checkpoint is written
+/// first, below the output's temporary name, and removed in the end.
 ///
 /// # Errors
 /// As [`quantize`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
@@ -289,7 +295,7 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
     made.and_then(|()| std::fs::write(&path, bytes)).map_err(|error| QuantizeError::Io { path, error })
 }
 
-/// The path of the module that a tensor is the weight of, if it is a matrix that products read.
+/// The path of the module whose weight this tensor is, if it is a matrix of a product.
 fn module(tensor: &Tensor) -> Option<&str> {
     let path = tensor.name.strip_suffix(".weight").filter(|path| !path.ends_with("conv1d"))?;
     (tensor.shape.len() > 1).then_some(path)
@@ -300,7 +306,7 @@ pub(crate) fn is_router(module: &str) -> bool {
     module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
 }
 
-/// How a tensor is to be quantised, with scales in `scales`; `None` for what stays as it is.
+/// The format of a tensor, with scales in `scales`; `None` for tensors that are not quantised.
 fn wanted(
     tensor: &Tensor,
     options: &QuantizeOptions,
@@ -317,7 +323,8 @@ fn wanted(
     }))
 }
 
-/// `format`, or affine in the largest groups that make up rows of `k` values; `None` where there are none.
+/// `format`, or affine in the largest groups that divide rows of `k` values; `None` if no groups
+/// do.
 fn fitting(format: Format, k: usize) -> Option<Format> {
     if k.is_multiple_of(format.block()) {
         return Some(format);
@@ -327,7 +334,7 @@ fn fitting(format: Format, k: usize) -> Option<Format> {
     Format::affine(bits.into(), smaller, scales).ok()
 }
 
-/// The type that the configuration says the weights have.
+/// The weights' type according to the configuration.
 fn stored_dtype(config: &Value) -> Option<FloatType> {
     let text = config.get("text_config");
     let name = config.get("torch_dtype").or_else(|| config.get("dtype")).or_else(|| text?.get("dtype"));
@@ -339,13 +346,13 @@ fn stored_dtype(config: &Value) -> Option<FloatType> {
     }
 }
 
-/// Which types the new checkpoint's tensors have.
+/// The types of the new checkpoint's tensors.
 struct Types {
-    /// All of them, but for the decay rates, as mlx-lm converts a Hugging Face checkpoint, and in one of a GGUF file. MLX's keep
-    /// their own.
+    /// All of them, but for the decay rates, as mlx-lm converts a Hugging Face checkpoint, and in
+    /// one of a GGUF file. MLX's keep their own.
     all: Option<FloatType>,
-    /// Scales and biases of what was quantised in a mode that does not say which type the weights had: the norms', since
-    /// MLX computes in that type.
+    /// Scales and biases of what was quantised in a mode that does not say which type the weights
+    /// had: the norms', since MLX computes in that type.
     scales: FloatType,
 }
 
@@ -386,7 +393,8 @@ impl Job {
         fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self, QuantizeError> {
         let dtype = types.of(&tensor);
-        // The values of a quantised weight are what its format decodes to in f32: that is what the model computes with.
+        // The values of a quantised weight are what its format decodes to in f32: that is what the
+        // model computes with.
         if let Format::Float(own) = tensor.source.format {
             // mlx-lm adds in the stored type, before it converts.
             (tensor.change.sum, tensor.change.rounded) = (own, dtype);
@@ -449,8 +457,8 @@ impl Job {
         !matches!(self.format, Format::Float(_))
     }
 
-    /// The module's entry in the configuration, if it is quantised otherwise than most. As mlx-lm does it, routers have
-    /// one in any case.
+    /// The module's entry in the configuration, if it is quantised otherwise than most. As mlx-lm
+    /// does it, routers have one in any case.
     fn quantization(&self, options: &QuantizeOptions) -> Option<(String, Value)> {
         let QuantizeOptions { mode, bits, group_size, .. } = options;
         let usual = Format::from_mlx(mode, *bits, *group_size, self.dtype).ok();

@@ -2,11 +2,12 @@ use crate::QuantizeError;
 use lowbit_formats::{FloatType, Format};
 use std::str::FromStr;
 
-/// Which tensors get another format than the rest, as `PATTERN=FORMAT`.
+/// Another format for some tensors, as `PATTERN=FORMAT`.
 ///
-/// A pattern is a part of a tensor's name in the output (MLX's: of the module's path); `*` in it stands for any text. In MLX's
-/// layout a format is a number of bits (affine), `mxfp4`, `mxfp8`, `nvfp4`, or `none` for what stays as it is; in GGUF it is
-/// a GGML type. Of several rules that match, the first one holds.
+/// A pattern matches a part of a tensor's name in the output (in MLX's layout: of the module's
+/// path); `*` stands for any text. In MLX's layout a format is a number of bits (affine), `mxfp4`,
+/// `mxfp8`, `nvfp4`, or `none` to leave the tensor unquantised; in GGUF it is a GGML type. The
+/// first rule that matches holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pattern: String,
@@ -29,7 +30,7 @@ impl FromStr for Rule {
 }
 
 impl Rule {
-    /// The module of this name, affine with `bits` bits.
+    /// The rule for the module of this name: affine with `bits` bits.
     pub(crate) fn exactly(name: &str, bits: usize) -> Self {
         Self { pattern: name.into(), format: bits.to_string(), whole: true }
     }
@@ -39,7 +40,7 @@ impl Rule {
         rules.iter().find(|rule| rule.matches(name))
     }
 
-    /// Refuses rules that match none of `names`, the names of what is quantised.
+    /// Refuses rules that match none of `names`, the names of the quantised tensors.
     pub(crate) fn check<'n>(
         rules: &[Self],
         names: impl Iterator<Item = &'n str> + Clone,
@@ -68,7 +69,8 @@ impl Rule {
         QuantizeError::Rule { rule: format!("{}={}", self.pattern, self.format), problem }
     }
 
-    /// The format in MLX's layout, affine in groups of `group_size` with scales in `scales`; `None` for none.
+    /// The format in MLX's layout, affine in groups of `group_size` with scales in `scales`; `None`
+    /// for none.
     pub(crate) fn mlx(&self, group_size: usize, scales: FloatType) -> Result<Option<Format>, QuantizeError> {
         if self.format == "none" {
             return Ok(None);

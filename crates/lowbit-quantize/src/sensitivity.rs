@@ -1,12 +1,13 @@
-//! Which weight gets how many bits: more where rounding costs more.
+//! Gives weights bits by what their rounding costs.
 //!
-//! To second order, rounding the values w of a weight to w + d costs `1/2 sum of F[i] d[i]^2` nats a token, where F is the diagonal of the
-//! Fisher information: the mean over tokens of the squared gradient of `ln p(token)`. It is estimated from the gradients of whole
-//! windows, since gradients of different tokens hardly correlate at the model's own weights, and at these weights rounded to 8 bits: so
-//! they have the names that they are quantised under.
+//! To second order, rounding the values w of a weight to w + d costs `1/2 sum of F[i] d[i]^2` nats
+//! per token, where F is the diagonal of the Fisher information: the mean over tokens of the
+//! squared gradient of `ln p(token)`. It is estimated from the gradients of whole windows, since
+//! gradients of different tokens hardly correlate at the model's own weights. They are taken at the
+//! weights rounded to 8 bits, which have the names under which weights are quantised.
 //!
-//! Source: LeCun, Denker, Solla, "Optimal Brain Damage" (1990), for the cost; mlx-lm 0.32 `quant/dynamic_quant.py` for choosing bits by
-//! sensitivity.
+//! Source: LeCun, Denker, Solla, "Optimal Brain Damage" (1990), for the cost; mlx-lm 0.32
+//! `quant/dynamic_quant.py` for choosing bits by sensitivity.
 
 use crate::learn::Data;
 use crate::round::{Job, Plan, QuantizeOptions, is_router};
@@ -24,20 +25,20 @@ use std::rc::Rc;
 
 /// Windows whose gradients are taken.
 const WINDOWS: usize = 32;
-/// What a weight's codes may have.
+/// The numbers of bits that codes may have.
 const BITS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 
-/// What bits are shared out by.
+/// The number of bits to share out, and the data by which they are.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Budget<'a> {
-    /// Bits per weight, scales and biases with them, over everything that is quantised.
+    /// Bits per weight over everything that is quantised, scales and biases included.
     pub bits_per_weight: f64,
     pub data: &'a Data,
     pub device: &'a Device,
 }
 
-/// A way to store a weight: its rule, its bits in all, and what it costs per token, in nats.
+/// A way to store a weight: its rule, its bits in all, and its cost per token, in nats.
 #[derive(Clone, Debug)]
 struct Choice {
     bits: usize,
@@ -45,14 +46,17 @@ struct Choice {
     cost: f64,
 }
 
-/// Rules for [`quantize`](crate::quantize()) with `options`, affine: a number of bits for each weight that has no rule and is no router, so
-/// that all together have at most [`Budget::bits_per_weight`] and rounding costs as little as it can, to second order. The options' own rules
-/// come first. `progress` is called with the number of windows done, and of all, also while weights are rounded. A checkpoint of 8 bits is written for it below `output`'s
-/// temporary name, and is gone in the end.
+/// Rules for [`quantize`](crate::quantize()) with `options` in mode `affine`: a number of bits for
+/// each weight that has no rule of its own and is not a router. All weights together have at most
+/// [`Budget::bits_per_weight`], and rounding costs as little as possible, to second order. The
+/// options' own rules come first. `progress` is called with the number of windows done and of all
+/// windows, also while weights are rounded. A checkpoint of 8 bits is written below `output`'s
+/// temporary name for this, and removed in the end.
 ///
 /// # Errors
-/// [`QuantizeError::Learn`] for another mode than `affine`, and for fewer bits per weight than 2-bit codes have;
-/// [`QuantizeError::Interrupted`]; as [`quantize`](crate::quantize()) and [`likelihood_gradients`].
+/// [`QuantizeError::Learn`] for another mode than `affine`, and for fewer bits per weight than
+/// 2-bit codes have; [`QuantizeError::Interrupted`]; as [`quantize`](crate::quantize()) and
+/// [`likelihood_gradients`].
 pub fn allocate_bits(
     checkpoint: &Checkpoint,
     output: &Path,
@@ -162,8 +166,9 @@ fn choices(job: &Job, fisher: &[f32]) -> Result<Vec<Choice>, QuantizeError> {
     Ok(choices)
 }
 
-/// For each weight which of its choices, so that all sizes are at most `size` and the costs are small: from the smallest on, always the
-/// change that saves most per bit. `None` if the smallest are too large already.
+/// A choice for each weight, so that all sizes together are at most `size` and the costs are small:
+/// starts from the smallest and always takes the change that saves most per bit. `None` if the
+/// smallest are too large already.
 fn share_out(weights: &[(&str, Vec<Choice>)], size: f64) -> Option<Vec<usize>> {
     let mut chosen = vec![0; weights.len()];
     let mut left = size - weights.iter().map(|(_, choices)| choices[0].size).sum::<f64>();
@@ -198,7 +203,8 @@ mod tests {
 
     #[test]
     fn bits_go_where_they_save_most() {
-        // Each bit divides a cost by four, so that a weight 16 times as sensitive gets two bits more.
+        // Each bit divides a cost by four, so that a weight 16 times as sensitive gets two bits
+        // more.
         let weights = [weight(10.0, 1.0), weight(10.0, 16.0), weight(10.0, 1.0)];
         assert_eq!(share_out(&weights, 80.0).unwrap(), [0, 2, 0]);
         assert_eq!(share_out(&weights, 60.0).unwrap(), [0, 0, 0]);

@@ -4,10 +4,12 @@ use lowbit_files::{Stored, TensorView};
 use lowbit_formats::{Component, FloatType, Format, FormatError, Parts};
 use std::ops::Range;
 
-/// The rows of a tensor, of `k` values each, in the files that they are read from and in any format.
+/// The rows of a tensor, of `k` values each, in the files that they are read from and in any
+/// format.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// That of the first rows. Others have another one where a tensor is put together from several of a GGUF file.
+    /// That of the first rows. Others have another one where a tensor is put together from several
+    /// of a GGUF file.
     pub format: Format,
     pub k: usize,
     pieces: Vec<Piece>,
@@ -156,7 +158,8 @@ impl Source {
         Ok(encoded)
     }
 
-    /// Calls `visit` with the format, the components and the number of rows that lie together, until it has seen `rows` rows from `first` on.
+    /// Calls `visit` with the format, the components and the number of rows that lie together,
+    /// until it has seen `rows` rows from `first` on.
     fn each<'s>(
         &'s self,
         mut first: usize,

@@ -1,9 +1,9 @@
-//! What quantising made, for people.
+//! The result of quantising, for people.
 
 use crate::tensor::Loss;
 use lowbit_formats::Format;
 
-/// What quantising made.
+/// The result of quantising.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -11,11 +11,12 @@ pub struct Summary {
     pub parameters: u64,
     /// Bytes of all tensors.
     pub bytes: u64,
-    /// The kinds of tensors that there are.
+    /// The tensors by kind.
     pub kinds: Vec<KindSummary>,
-    /// Tensors that got another format than was asked for, because their rows are no whole groups or blocks of that.
+    /// Tensors that got another format than was asked for, because its groups or blocks do not
+    /// divide their rows.
     pub fallbacks: Vec<Fallback>,
-    /// What the old checkpoint says that the new one does not, a sentence each.
+    /// Settings and tensors of the source that the output does not have, a sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -23,26 +24,26 @@ pub struct Summary {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KindSummary {
-    /// Which.
+    /// The kind.
     pub kind: Kind,
     /// Their formats, and how many tensors have each.
     pub formats: Vec<(String, usize)>,
-    /// Their values.
+    /// The number of their values.
     pub parameters: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The sums of squares of the errors and of the values, of those that were encoded.
+    /// The sums of squares of the errors and of the values, over the encoded tensors.
     loss: Loss,
 }
 
 impl KindSummary {
-    /// How many there are.
+    /// The number of tensors.
     pub fn tensors(&self) -> usize {
         self.formats.iter().map(|(_, count)| count).sum()
     }
 
-    /// The root of the errors' mean square, divided by that of the values: `sqrt(sum (y - x)^2 / sum x^2)`, y being
-    /// what is read back.
+    /// The RMS of the rounding error divided by the RMS of the values:
+    /// `sqrt(sum (y - x)^2 / sum x^2)`, where y are the decoded values.
     pub fn relative_error(&self) -> f64 {
         if self.loss.errors == 0.0 { 0.0 } else { (self.loss.errors / self.loss.values).sqrt() }
     }
@@ -56,13 +57,13 @@ pub struct Fallback {
     pub tensor: String,
     /// The length of its rows.
     pub k: usize,
-    /// What was asked for.
+    /// The format that was asked for.
     pub wanted: Format,
-    /// What it got.
+    /// The format that it got.
     pub taken: Format,
 }
 
-/// What a tensor does in a model.
+/// The part of a model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 #[non_exhaustive]
@@ -110,7 +111,7 @@ impl Kind {
         KINDS.iter().find(|(part, _)| tensor.contains(part)).map_or(Self::Other, |(_, kind)| *kind)
     }
 
-    /// In words.
+    /// The kind in words.
     pub fn name(self) -> &'static str {
         match self {
             Self::Embedding => "embedding",

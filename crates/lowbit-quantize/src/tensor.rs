@@ -1,4 +1,5 @@
-//! A tensor of the new checkpoint: where its values come from, and what is done to them before they are encoded.
+//! A tensor of the new checkpoint: where its values come from, and what is done to them before they
+//! are encoded.
 
 use crate::source::Source;
 use crate::{QuantizeError, threads};
@@ -30,7 +31,8 @@ pub struct Change {
     pub rounded: FloatType,
 }
 
-/// What a value becomes. Computed in f64, so that the result is the nearest f32 however a library computes it.
+/// What a value becomes. Computed in f64, so that the result is the nearest f32 however a library
+/// computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// Itself.
@@ -140,8 +142,9 @@ impl Tensor {
         Self { change: Change::default(), ..self.clone() }.all_values()
     }
 
-    /// Encodes all rows on all cores, as values of the type that they are rounded to ([`Format::encode_from`]). A quantised weight
-    /// whose format stays keeps its bytes: rounding again may choose other scales.
+    /// Encodes all rows on all cores, as values of the type that they are rounded to
+    /// ([`Format::encode_from`]). A quantised weight whose format stays keeps its bytes: rounding
+    /// again may choose other scales.
     ///
     /// # Errors
     /// Those of [`Format::encode_from`], with the tensor's name; a thread that cannot be had.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
-/// `f` of each item, in their order. After an error no more items are begun; those before it are, so that the first error is the one that
-/// is told.
+/// `f` of each item, in their order. After an error no more items are begun; those before it are,
+/// so that the first error is the one that is told.
 ///
 /// # Errors
 /// The first of `f`'s; [`KernelError::ThreadPool`] when the system refuses a thread.

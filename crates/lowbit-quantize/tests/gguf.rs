@@ -230,7 +230,8 @@ fn checkpoint_path(name: &str) -> PathBuf {
     root().join(if name == "demo" { "models" } else { "tests/vectors/models" }).join(name)
 }
 
-/// A copy of the directory without layers that predict further tokens, under the same name; the directory itself where there are none.
+/// A copy of the directory without layers that predict further tokens, under the same name; the
+/// directory itself where there are none.
 fn without_predictors(directory: &Path, folder: &Path) -> PathBuf {
     let checkpoint = Checkpoint::open(directory).unwrap();
     if !checkpoint.tensors().names().any(|name| name.starts_with("mtp.")) {
@@ -269,8 +270,8 @@ fn directories_become_what_llama_cpps_converter_and_quantiser_make_of_them() {
         keys.sort_unstable();
         want_keys.sort_unstable();
         assert_eq!(keys, want_keys, "{model}");
-        // The converter writes its default where config.json has no list of layers, whatever config.json says; and
-        // sections that do not cover all pairs.
+        // The converter writes its default where config.json has no list of layers, whatever
+        // config.json says; and sections that do not cover all pairs.
         let wrong = |key: &str| match model.as_str() {
             "qwen3_next" => key == "qwen3next.full_attention_interval",
             "demo" => key == "qwen35moe.rope.dimension_sections",
@@ -299,8 +300,9 @@ fn directories_become_what_llama_cpps_converter_and_quantiser_make_of_them() {
     }
 }
 
-/// What a GGUF file of an MLX checkpoint at 8 bits holds differs from the unquantised weights by MLX's rounding alone: half
-/// a step of at most `(max - min) / 255`, and the rounding of scales, biases and norms to bf16 (2^-9 of them).
+/// What a GGUF file of an MLX checkpoint at 8 bits holds differs from the unquantised weights by
+/// MLX's rounding alone: half a step of at most `(max - min) / 255`, and the rounding of scales,
+/// biases and norms to bf16 (2^-9 of them).
 #[test]
 fn mlx_checkpoints_become_what_they_stand_for() {
     let folder = tempfile::tempdir().unwrap();

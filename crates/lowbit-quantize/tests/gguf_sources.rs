@@ -30,7 +30,8 @@ const ORIGINALS: [(&str, &str); 11] = [
     ("qwen3_next", "BF16"),
 ];
 
-/// A checkpoint of the vectors without a sliding window, which llama.cpp does not read for these architectures.
+/// A checkpoint of the vectors without a sliding window, which llama.cpp does not read for these
+/// architectures.
 fn windowless(name: &str, folder: &Path) -> PathBuf {
     let (from, copy) = (original(name), folder.join(format!("{name}-original")));
     let Ok(config) = std::fs::read_to_string(from.join("config.json")) else { return from };
@@ -134,7 +135,8 @@ fn a_file_becomes_what_its_original_becomes_bit_for_bit() {
         for (want, got) in direct.tensors().iter().zip(made.tensors()) {
             assert_eq!(want.shape, got.shape, "{name}: {}", got.name);
             if got.name.ends_with("A_log") {
-                // GGUF has -exp(A_log) rounded to f32: half an ulp of it moves its logarithm by 2^-24, and that is rounded.
+                // GGUF has -exp(A_log) rounded to f32: half an ulp of it moves its logarithm by
+                // 2^-24, and that is rounded.
                 logarithms += 1;
                 for (want, got) in values(want).into_iter().zip(values(got)) {
                     assert!(
@@ -170,8 +172,8 @@ fn difference(want: &[f32], got: &[f32]) -> f32 {
     want.iter().zip(got).fold(0f32, |most, (want, got)| most.max((want - got).abs())) / most
 }
 
-/// The rotary embedding's settings and each tensor's place: nothing is rounded, so that only f32 sums in another order are left (of
-/// at most 256 products, through at most 8 layers).
+/// The rotary embedding's settings and each tensor's place: nothing is rounded, so that only f32
+/// sums in another order are left (of at most 256 products, through at most 8 layers).
 #[test]
 fn what_is_made_computes_what_the_file_computes() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +187,8 @@ fn what_is_made_computes_what_the_file_computes() {
     }
 }
 
-/// Files of llama.cpp's own, quantised ones among them. Blocks become what their values become: the same as by way of a file of f32.
+/// Files of llama.cpp's own, quantised ones among them. Blocks become what their values become: the
+/// same as by way of a file of f32.
 #[test]
 fn blocks_are_decoded_in_f32_and_rounded_once() {
     let folder = tempfile::tempdir().unwrap();

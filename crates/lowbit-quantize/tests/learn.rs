@@ -1,4 +1,5 @@
-//! Learning on tiny checkpoints with random weights: what it takes to show that all parts work together, not how much it wins back.
+//! Learning on tiny checkpoints with random weights: what it takes to show that all parts work
+//! together, not how much it wins back.
 
 mod support;
 
@@ -58,7 +59,8 @@ fn every_architecture_learns_scales_and_codes() {
     }
 }
 
-/// The teacher is what the quantised source stands for, and so are the values that codes begin with.
+/// The teacher is what the quantised source stands for, and so are the values that codes begin
+/// with.
 #[test]
 fn quantised_checkpoints_teach() {
     for (name, what) in [("qwen3_5-mlx-8bit", Learn::Scales), ("qwen3_next-mlx-4bit", Learn::Codes)] {
@@ -252,7 +254,8 @@ fn states_that_cannot_be_gone_on_from() {
     assert!(output.exists() && !state.exists());
 }
 
-/// Whoever writes a state can give it a right digest, so its numbers are compared with the data and the options.
+/// Whoever writes a state can give it a right digest, so its numbers are compared with the data and
+/// the options.
 #[test]
 fn counts_of_a_state_are_those_of_the_data() {
     let folder = tempfile::tempdir().unwrap();

@@ -92,7 +92,8 @@ fn every_block_of_every_architecture_learns() {
     }
 }
 
-/// A name for what a run is interrupted in, the run's last step, and the step after the one that was saved.
+/// A name for what a run is interrupted in, the run's last step, and the step after the one that
+/// was saved.
 type Interruption = (&'static str, u32, u32);
 
 #[test]
@@ -115,7 +116,8 @@ fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
             assert!(written(output) == written(&whole) && !state.exists(), "{what}");
         };
 
-        // Stopped again and again: in the first block, at a block's last step, in the middle of one, and while the whole model learns.
+        // Stopped again and again: in the first block, at a block's last step, in the middle of
+        // one, and while the whole model learns.
         let stopped = folder.path().join(format!("stopped{end}"));
         for last in [3, 7, 9, 7 * blocks, 7 * blocks + 3] {
             let error = learn(name, &stopped, &options, saving, |(step, ..)| step == last).unwrap_err();
@@ -130,7 +132,8 @@ fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
         assert_eq!(first, Some(7 * blocks + 4));
         same(&stopped, &report.unwrap(), "stopped");
 
-        // Killed: what is on the disk is of the last block that was finished, or of the whole model's last validation.
+        // Killed: what is on the disk is of the last block that was finished, or of the whole
+        // model's last validation.
         let killed: [Interruption; 2] =
             [("in a block", 13, 8), ("in the whole model", 7 * blocks + 5, 7 * blocks + 5)];
         for (what, last, next) in killed {

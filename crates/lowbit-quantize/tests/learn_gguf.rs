@@ -1,4 +1,5 @@
-//! Learning GGML's types, on a small checkpoint with random weights whose rows are whole superblocks.
+//! Learning GGML's types, on a small checkpoint with random weights whose rows are whole
+//! superblocks.
 
 use lowbit_files::{Checkpoint, Stored, safetensors};
 use lowbit_formats::{DType, Format};
@@ -125,7 +126,8 @@ fn every_type_learns_scales_and_codes() {
         for what in [Learn::Scales, Learn::Codes] {
             let output = folder.path().join(format!("{mix}-{what:?}.gguf"));
             let mut options = options(what, 12);
-            // Eight bits lose so little that few steps of the usual rate on random weights are noise.
+            // Eight bits lose so little that few steps of the usual rate on random weights are
+            // noise.
             options.rate = (mix == "Q8_0").then_some(5e-7);
             let report = learn(&checkpoint, &output, mix, &options);
             println!("{mix} {what:?}: {report:?}");
@@ -143,7 +145,8 @@ fn every_type_learns_scales_and_codes() {
     assert_eq!(learned.iter().map(String::as_str).collect::<Vec<_>>(), all);
 }
 
-/// Experts, delta nets and permuted heads have other names and shapes in GGUF than where they come from.
+/// Experts, delta nets and permuted heads have other names and shapes in GGUF than where they come
+/// from.
 #[test]
 fn every_architecture_learns() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models");

@@ -37,8 +37,8 @@ fn learn(
     (result.map(|(_, report)| report), losses)
 }
 
-/// Scales stay on the GPU from step to step there: a run learns what the CPU's does, and one that was interrupted between two
-/// validations ends in the same bytes.
+/// Scales stay on the GPU from step to step there: a run learns what the CPU's does, and one that
+/// was interrupted between two validations ends in the same bytes.
 #[test]
 fn gpu_learns_as_the_cpu_and_goes_on_where_it_stopped() {
     let folder = tempfile::tempdir().unwrap();

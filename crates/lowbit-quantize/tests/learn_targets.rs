@@ -248,7 +248,8 @@ fn targets_that_are_no_probabilities_are_refused() {
         let begin = format!("learning: {} is damaged: window ", path.display());
         error.strip_prefix(&begin).unwrap_or_else(|| panic!("{error}")).split_once(": ").unwrap().1.to_owned()
     };
-    // The third token of the first window in the file: its ids, its logarithms (NaN, infinity and 1 in f16), and the rest's.
+    // The third token of the first window in the file: its ids, its logarithms (NaN, infinity and 1
+    // in f16), and the rest's.
     let (ids, ln_p, ln_rest) = (2 * 7 * 2, 32 * 7 * 2 + 2 * 7 * 2, 32 * 7 * 4 + 2 * 4);
     assert!(ln_rest + 4 <= window);
     assert!(refused(ids, &[0xff, 0xff]).starts_with("token id 65535 is in no vocabulary of "));

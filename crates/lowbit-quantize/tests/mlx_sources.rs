@@ -155,7 +155,8 @@ fn a_dense_checkpoint_becomes_what_its_original_becomes() {
     }
 }
 
-/// Asserts that `made` has every key of `old`, with the same value. It may also state what `old` leaves to defaults.
+/// Asserts that `made` has every key of `old`, with the same value. It may also state what `old`
+/// leaves to defaults.
 #[track_caller]
 fn assert_has(made: &serde_json::Value, old: &serde_json::Value) {
     match old.as_object() {
@@ -178,7 +179,8 @@ fn the_demo_model_of_4_bits_stays_as_it_is_and_of_8_bits_becomes_4() {
     quantised(&root().join("models/demo"), &fine, &fine_options);
     let coarse = quantised(&fine, &folder.path().join("4"), &options);
     assert_has(coarse.config().unwrap(), demo.config().unwrap());
-    // Errors of both roundings are independent, so their squares add up: sqrt(1 + (15 / 255)^2) = 1.002.
+    // Errors of both roundings are independent, so their squares add up: sqrt(1 + (15 / 255)^2) =
+    // 1.002.
     let original = Checkpoint::open(&root().join("models/demo")).unwrap();
     let name = "language_model.model.layers.0.mlp.switch_mlp.down_proj.weight";
     let [direct, twice] =
@@ -202,8 +204,8 @@ fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     logits.as_slice::<f32>().unwrap().to_vec()
 }
 
-/// For each token, how far its logits `got` are from `want`, by their size: the median, since another expert may be
-/// chosen where two were nearly as good.
+/// For each token, how far its logits `got` are from `want`, by their size: the median, since
+/// another expert may be chosen where two were nearly as good.
 fn median_error(want: &[f32], got: &[f32], vocab_size: usize) -> f64 {
     let relative = |(want, got): (&[f32], &[f32])| {
         let pairs = want.iter().zip(got).map(|(&want, &got)| (f64::from(want), f64::from(got)));
@@ -216,8 +218,9 @@ fn median_error(want: &[f32], got: &[f32], vocab_size: usize) -> f64 {
     errors[errors.len() / 2]
 }
 
-/// The steps of 8 bits are 255 / 7 = 36 times as fine as those of 3 bits, so logits move much less, however sensitive a
-/// model is. A norm that was shifted twice, or a convolution that was turned, would move both alike.
+/// The steps of 8 bits are 255 / 7 = 36 times as fine as those of 3 bits, so logits move much less,
+/// however sensitive a model is. A norm that was shifted twice, or a convolution that was turned,
+/// would move both alike.
 #[test]
 fn what_is_made_computes_what_its_source_computes() {
     let folder = tempfile::tempdir().unwrap();
@@ -303,7 +306,8 @@ fn rules_and_rows_that_do_not_fit_leave_a_weight_as_it_is() {
     }
 }
 
-/// Single experts, as Hugging Face has them, but quantised: lowbit stacks them when it loads them, and here.
+/// Single experts, as Hugging Face has them, but quantised: lowbit stacks them when it loads them,
+/// and here.
 #[test]
 fn single_experts_that_are_quantised_are_stacked() {
     let folder = tempfile::tempdir().unwrap();

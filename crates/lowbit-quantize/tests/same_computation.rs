@@ -1,5 +1,5 @@
-//! A conversion writes what lowbit, llama.cpp and mlx-lm read and compute as the source says, or nothing; and names
-//! what it leaves out.
+//! A conversion writes what lowbit, llama.cpp and mlx-lm read and compute as the source says, or
+//! nothing; and names what it leaves out.
 
 use lowbit_files::{Checkpoint, safetensors};
 use lowbit_formats::{DType, FloatType};

@@ -71,7 +71,8 @@ impl Builder<'_> {
         self.source.computed.config.refuse(key, got, want).into()
     }
 
-    /// The flags of biases. One stands for all of a kind, so that a file with some of them cannot be described.
+    /// The flags of biases. One stands for all of a kind, so that a file with some of them cannot
+    /// be described.
     fn biases(&mut self) -> Result<(), QuantizeError> {
         let attention: Vec<Name<'_>> = ATTENTION.iter().copied().filter(|name| *name != INPUT_NORM).collect();
         let tables = self.source.computed.architecture.model_types[0].tables;

@@ -1,5 +1,5 @@
-//! A GGUF file as MLX has it: its configuration and its tensors. (The tokenizer's files are `lowbit-files`'s: they are
-//! [`Checkpoint::companions`].)
+//! A GGUF file as MLX has it: its configuration and its tensors. (The tokenizer's files are
+//! `lowbit-files`'s: they are [`Checkpoint::companions`].)
 
 mod config;
 mod left_out;
@@ -31,9 +31,9 @@ pub fn convert(computed: &Computed<'_>, metadata: &Metadata) -> Result<Converted
     Ok(Converted { config, tensors, warnings })
 }
 
-/// The type that the new checkpoint computes in: what most values of the file's matrices are in, or bf16 where these
-/// are blocks. (Blocks' scales are f16 in any case, and norms f32, whatever the model was trained in. Many models have
-/// activations beyond f16's range.)
+/// The type that the new checkpoint computes in: what most values of the file's matrices are in, or
+/// bf16 where these are blocks. (Blocks' scales are f16 in any case, and norms f32, whatever the
+/// model was trained in. Many models have activations beyond f16's range.)
 fn dtype(tensors: &[Tensor]) -> FloatType {
     let values = |is_counted: &dyn Fn(Format) -> bool| -> usize {
         let matrices = tensors.iter().filter(|tensor| tensor.shape.len() > 1);

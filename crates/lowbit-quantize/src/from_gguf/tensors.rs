@@ -118,7 +118,8 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// Makes of q, k and v, and of z beside them, the one matrix that MLX has, one key head after another.
+    /// Makes of q, k and v, and of z beside them, the one matrix that MLX has, one key head after
+    /// another.
     fn fuse(&self, qkv: &TensorView, tensor: &mut Tensor) -> Result<(), QuantizeError> {
         let name = qkv.name.replace(IN_PROJ_QKV.1, IN_PROJ_Z.1);
         let missing = || QuantizeError::Missing { name: name.clone() };
@@ -154,7 +155,8 @@ fn split(name: &str) -> (Option<usize>, &str) {
     }
 }
 
-/// How many dimensions the tensor has that MLX calls `name` in its layer; of a convolution without its last one.
+/// How many dimensions the tensor has that MLX calls `name` in its layer; of a convolution without
+/// its last one.
 fn rank(name: &str) -> usize {
     match name.strip_suffix(".weight") {
         Some(module) if module.contains("switch_mlp.") => 3,

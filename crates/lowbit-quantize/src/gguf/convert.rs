@@ -17,7 +17,8 @@ use lowbit_models::names::{
     A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE,
 };
 
-/// All tensors of a directory as GGUF has them, in `llama-quantize`'s order, `predictors` layers of multi-token prediction among them.
+/// All tensors of a directory as GGUF has them, in `llama-quantize`'s order, `predictors` layers of
+/// multi-token prediction among them.
 ///
 /// # Errors
 /// [`QuantizeError`] for sizes that are missing, and tensors that do not have them.
@@ -120,7 +121,8 @@ fn select_rows(tensor: &mut Tensor, order: Vec<usize>) -> Result<(), Unfit> {
     Ok(())
 }
 
-/// The type of a tensor that is not quantised: f32 for all but matrices that only some converters keep.
+/// The type of a tensor that is not quantised: f32 for all but matrices that only some converters
+/// keep.
 pub(super) fn unquantised(tensor: &Tensor) -> Format {
     let Tensor { name, shape, source, .. } = tensor;
     let kept = [SHARED_EXPERT_GATE.1, ROUTER.1, CONV1D.1];

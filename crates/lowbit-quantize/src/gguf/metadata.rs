@@ -1,7 +1,8 @@
 //! A directory's configuration as GGUF metadata.
 //!
-//! Source: llama.cpp (llama-cpp-python 0.3.36) `set_gguf_parameters` of `conversion/{base,llama,qwen}.py`, and
-//! `gguf-py/gguf/{metadata,utility}.py`. What the converter takes from a model card (README.md) is left out.
+//! Source: llama.cpp (llama-cpp-python 0.3.36) `set_gguf_parameters` of
+//! `conversion/{base,llama,qwen}.py`, and `gguf-py/gguf/{metadata,utility}.py`. What the converter
+//! takes from a model card (README.md) is left out.
 
 use super::Planned;
 use crate::QuantizeError;
@@ -17,7 +18,8 @@ use lowbit_models::layers::sections_cover;
 use lowbit_models::names::{A_LOG, ROUTER, SHARED_EXPERT_GATE};
 use serde_json::Value as Json;
 
-/// Keys of `config.json` and the keys below the architecture's name that they become, in the converter's order.
+/// Keys of `config.json` and the keys below the architecture's name that they become, in the
+/// converter's order.
 const BEFORE_HEADS: &[(&str, &str)] = &[
     ("max_position_embeddings", "context_length"),
     ("hidden_size", "embedding_length"),
@@ -33,8 +35,8 @@ const DELTA_NET: &[(&str, &str)] = &[
     ("linear_num_key_heads", "ssm.group_count"),
     ("linear_num_value_heads", "ssm.time_step_rank"),
 ];
-/// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these architectures, so that
-/// readers refuse all values but its own.
+/// Inside the object for the rotary embedding, for YaRN. llama.cpp does not read them for these
+/// architectures, so that readers refuse all values but its own.
 const YARN: &[(&str, &str)] =
     &[("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")];
 
@@ -48,8 +50,8 @@ struct Builder<'a> {
     metadata: Metadata,
 }
 
-/// The metadata of a directory but for the tokenizer's, with `tensors` as the file will have them, and so many layers
-/// of multi-token prediction among them.
+/// The metadata of a directory but for the tokenizer's, with `tensors` as the file will have them,
+/// and so many layers of multi-token prediction among them.
 ///
 /// # Errors
 /// [`QuantizeError`] for values that are missing or malformed.
@@ -190,9 +192,9 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The pairs of each kind of position in the multimodal embedding. In a text all positions are the same, but llama.cpp
-    /// gives pairs beyond these sections position 0. So sections that do not cover all pairs, as the converter writes some,
-    /// are replaced by ones that do.
+    /// The pairs of each kind of position in the multimodal embedding. In a text all positions are
+    /// the same, but llama.cpp gives pairs beyond these sections position 0. So sections that do
+    /// not cover all pairs, as the converter writes some, are replaced by ones that do.
     fn sections(&self, stored: Option<&[Json]>, pairs: usize) -> Result<Vec<i32>, QuantizeError> {
         // What transformers takes where none are given.
         let stored = stored.map_or(vec![11, 11, 10], |stored| {
@@ -285,8 +287,8 @@ fn title(name: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// How many parameters there are, as names of models have it: `7.1B`, or `8x1.2B` for what a token of such a mixture sees
-/// of one expert.
+/// How many parameters there are, as names of models have it: `7.1B`, or `8x1.2B` for what a token
+/// of such a mixture sees of one expert.
 fn size_label(tensors: &[Planned]) -> String {
     let (mut shared, mut of_one_expert, mut counts) = (0, 0, vec![]);
     for tensor in tensors {

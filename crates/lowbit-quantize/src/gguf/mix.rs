@@ -1,7 +1,8 @@
-//! The types of file that `llama-quantize` makes, and which tensor gets which type in each.
+//! The types of file that `llama-quantize` makes, and the types of the tensors in each.
 //!
-//! Source: `llama_ftype`, `llama_tensor_get_type_impl` and `tensor_type_fallback`, llama.cpp (llama-cpp-python 0.3.36)
-//! `src/llama-quant.cpp`, without an importance matrix, for the architectures that lowbit has.
+//! Source: `llama_ftype`, `llama_tensor_get_type_impl` and `tensor_type_fallback`, llama.cpp
+//! (llama-cpp-python 0.3.36) `src/llama-quant.cpp`, without an importance matrix, for the
+//! architectures that lowbit has.
 
 use lowbit_formats::{FloatType, Format};
 
@@ -24,10 +25,10 @@ struct Rule {
     format: Format,
 }
 
-/// The tensors that mixes treat apart.
+/// The tensors for which mixes have rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// `attn_v`, and `attn_qkv`, where it is in there.
+    /// `attn_v`, and `attn_qkv`, which contains it.
     Value,
     Key,
     AttentionOutput,
@@ -60,9 +61,9 @@ impl Part {
 #[derive(Clone, Copy, Debug)]
 enum When {
     Always,
-    /// For the first so many of the part.
+    /// For this many tensors of the part, from the first on.
     First(usize),
-    /// For the first so manieth of the layers.
+    /// For the first 1/N of the layers.
     FirstFraction(usize),
     /// For the first and last eighth of the layers, and every third one between them.
     Spread,
@@ -72,7 +73,7 @@ enum When {
     EightExperts,
 }
 
-/// What the choice of types depends on besides the tensor.
+/// The properties of the model that the choice of types depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
     pub layers: usize,
@@ -87,11 +88,11 @@ pub(super) struct Facts {
     pub is_70b: bool,
 }
 
-/// Which of its part a tensor is.
+/// The position of a tensor among those of its part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub part: Part,
-    /// The number of those of its part before it, or of its layer.
+    /// The number of tensors of its part before it, or its layer.
     pub index: usize,
     /// Whether it is a stack of matrices.
     pub stacked: bool,
@@ -120,7 +121,7 @@ const fn rule(part: Part, when: When, format: Format) -> Rule {
     Rule { part, when, format }
 }
 
-/// What all mixes share is in [`Mix::format`].
+/// Rules that all mixes share are in [`Mix::format`].
 const MIXES: [Mix; 20] = {
     use Format::{IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
     use Part::{AttentionOutput, Down, Value};
@@ -239,7 +240,7 @@ impl Mix {
     }
 }
 
-/// `format`, or what takes its place in rows of `k` values that are no whole blocks.
+/// `format`, or its replacement if its blocks do not divide rows of `k` values.
 pub(super) fn fitting(format: Format, k: usize) -> Format {
     let fits = |format: &Format| k.is_multiple_of(format.block());
     let smaller = match format {

@@ -25,15 +25,15 @@ use std::io::{BufWriter, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// What GGUF file to make.
+/// Options for writing a GGUF file.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GgufOptions {
-    /// Which types its tensors get.
+    /// The mix, which says the types of the tensors.
     pub mix: Mix,
-    /// Tensors that get other types.
+    /// Other types for some tensors.
     pub rules: Vec<Rule>,
-    /// Whether a file that has the output's name already is replaced.
+    /// True to replace a file that has the output's name already.
     pub replace: bool,
 }
 
@@ -49,7 +49,7 @@ impl GgufOptions {
         Self { rules, ..self }
     }
 
-    /// Whether a file that has the output's name already is replaced.
+    /// With or without replacing a file that has the output's name already.
     #[must_use]
     pub fn with_replace(self, replace: bool) -> Self {
         Self { replace, ..self }
@@ -61,15 +61,17 @@ const QUANTIZATION_VERSION: u32 = 2;
 const FILE_TYPE: &str = "general.file_type";
 const VERSION: &str = "general.quantization_version";
 
-/// Quantises `checkpoint`, round-to-nearest without an importance matrix, into the new GGUF file `output`. Types and
-/// bytes of all tensors are those that `llama-quantize` writes (llama.cpp of llama-cpp-python 0.3.36), of a directory those
-/// that it writes after `convert_hf_to_gguf.py`. A checkpoint that is quantised already is decoded first.
+/// Quantises `checkpoint`, round-to-nearest without an importance matrix, into the new GGUF file
+/// `output`. Types and bytes of all tensors are those of `llama-quantize` (llama.cpp of
+/// llama-cpp-python 0.3.36), for a directory after `convert_hf_to_gguf.py`. A checkpoint that is
+/// quantised already is decoded first.
 ///
-/// `progress` and the output's name are as in [`quantize`](crate::quantize()), but that the output is a file.
+/// `progress` and the output's name are as in [`quantize`](crate::quantize()); the output is a
+/// file.
 ///
 /// # Errors
-/// [`QuantizeError`]: an output that exists or may not be replaced, an architecture that is not supported, a tensor that
-/// cannot be encoded because of NaN or infinity, say.
+/// [`QuantizeError`], for instance for an output that exists or may not be replaced, an
+/// architecture that is not supported, or a tensor with NaN or an infinity.
 pub fn quantize_to_gguf(
     checkpoint: &Checkpoint,
     output: &Path,
@@ -83,12 +85,13 @@ pub fn quantize_to_gguf(
     Ok(summary)
 }
 
-/// As [`quantize_to_gguf`], and then learns from `data` what the rounded model lost of `checkpoint`'s next-token
-/// distributions: the same types, with other scales, minimums and perhaps codes. Tensors in types without such (floats,
-/// IQ4 and MXFP4) stay as they were rounded, and are listed in the report. Both models, and what is learned in f32, are
-/// in memory (the source only while its targets are made, with
-/// [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded file is written first, under the output's
-/// temporary name, and is the student.
+/// Quantises as [`quantize_to_gguf`] does, then learns scales, minimums and perhaps codes on
+/// `data`, so that the model's next-token distributions come closer to those of `checkpoint`. Types
+/// stay. Tensors in types without scales to learn (floats, IQ4 and MXFP4) stay as they were
+/// rounded, and are listed in the report. Both models and the learned values in f32 are in memory
+/// (the source only while its targets are made, with
+/// [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded file is written first,
+/// under the output's temporary name, and is the student.
 ///
 /// # Errors
 /// As [`quantize_to_gguf`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
@@ -118,7 +121,8 @@ pub fn quantize_to_gguf_and_learn(
     Ok((summary, report))
 }
 
-/// The summary of [`quantize_to_gguf`] without the rounding errors, as [`plan`](crate::plan()) for MLX's layout.
+/// The summary of [`quantize_to_gguf`] without the rounding errors, as [`plan`](crate::plan()) for
+/// MLX's layout.
 ///
 /// # Errors
 /// As [`plan`](crate::plan()).
@@ -185,8 +189,8 @@ impl<'a> Plan<'a> {
         job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
     }
 
-    /// Writes the whole file, in place of what was written before: each tensor rounded to nearest, unless `learned` has
-    /// its components.
+    /// Writes the whole file, in place of what was written before: each tensor rounded to nearest,
+    /// unless `learned` has its components.
     fn write(
         &self,
         staged: &mut Staged,
@@ -231,7 +235,8 @@ impl Job {
         }
     }
 
-    /// Its bytes, and what they lost: as it is in the old file, rounded to nearest, or what `learned` has.
+    /// Its bytes, and what they lost: as it is in the old file, rounded to nearest, or what
+    /// `learned` has.
     fn encode(&self, learned: Option<Vec<Vec<u8>>>) -> Result<(Cow<'_, [u8]>, Loss), QuantizeError> {
         let encoded = match (self, learned) {
             (Self::Copy(view), None) => return Ok((Cow::Borrowed(&view.bytes), Loss::default())),
@@ -248,8 +253,8 @@ impl Job {
         Ok((Cow::Owned(components.into_iter().next().unwrap_or_default()), loss))
     }
 
-    /// The tensor as readers will find it. Only the values of the RoPE divisors are needed to tell how the model
-    /// computes.
+    /// The tensor as readers will find it. Only the values of the RoPE divisors are needed to tell
+    /// how the model computes.
     fn unwritten(&self) -> Result<UnwrittenTensor, QuantizeError> {
         let (name, (stored, shape)) = (self.name().to_string(), self.description());
         let bytes = (name == convert::ROPE_FREQS).then(|| self.encode(None)).transpose()?;

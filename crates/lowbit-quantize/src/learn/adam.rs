@@ -2,7 +2,8 @@
 
 use lowbit_kernels::ops::{AdamStep, adam_slices};
 
-/// Numbers that are learned, f32, with the averages that Adam keeps of their gradients and of the squares of these.
+/// Numbers that are learned, f32, with the averages that Adam keeps of their gradients and of the
+/// squares of these.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learned {
     pub values: Vec<f32>,
@@ -21,8 +22,8 @@ impl Learned {
     }
 }
 
-/// The rate of step `count`, from 1, of `steps`: it rises for the first `warmup` steps, and falls along
-/// a cosine, which would be 0 at the step after the last.
+/// The rate of step `count`, from 1, of `steps`: it rises for the first `warmup` steps, and falls
+/// along a cosine, which would be 0 at the step after the last.
 pub fn rate(peak: f32, count: u32, warmup: u32, steps: u32) -> f32 {
     if count <= warmup {
         return peak * count as f32 / warmup as f32;

@@ -1,8 +1,9 @@
-//! Learning one block at a time, each from what the teacher's block gives: only one block's latent weights, gradients and averages exist at
-//! a time.
+//! Learning one block at a time, each from what the teacher's block gives: only one block's latent
+//! weights, gradients and averages exist at a time.
 //!
-//! Source: EfficientQAT (Chen et al., 2024), "Block-wise training of all parameters": a block reads what the quantised blocks before it give,
-//! and is to give what the teacher's block gives of its own input.
+//! Source: EfficientQAT (Chen et al., 2024), "Block-wise training of all parameters": a block reads
+//! what the quantised blocks before it give, and is to give what the teacher's block gives of its
+//! own input.
 
 use super::objective::{Lost, Objective, Pass, windows_per_pass};
 use super::on_device::OnDevice;
@@ -18,11 +19,11 @@ use lowbit_models::tape::{Gradients, Kept, Named, Parameter, Parameters, Tape, V
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-/// Learns the codes of all blocks that `run` has not finished yet. `rounded` are the student's weights, in the host's memory; `original`
-/// gives a weight's values before they were rounded.
+/// Learns the codes of all blocks that `run` has not finished yet. `rounded` are the student's
+/// weights, in the host's memory; `original` gives a weight's values before they were rounded.
 ///
-/// In the host's memory are, besides one block's weights in f32, the states of all windows that are learned from or held out, of both models:
-/// `2 * tokens * hidden_size` values in bf16.
+/// In the host's memory are, besides one block's weights in f32, the states of all windows that are
+/// learned from or held out, of both models: `2 * tokens * hidden_size` values in bf16.
 ///
 /// # Errors
 /// [`QuantizeError::Interrupted`]; those of the models' passes and of the state.
@@ -70,16 +71,17 @@ pub(super) fn learn<P: FnMut(&LearnProgress) -> ControlFlow<()>>(
     Ok(())
 }
 
-/// The windows that `most` draws learn from, and those held out behind them; how many are to learn from. Not more than are drawn, since
-/// their states take memory.
+/// The windows that `most` draws learn from, and those held out behind them; how many are to learn
+/// from. Not more than are drawn, since their states take memory.
 fn chosen(data: &Data, most: usize, seed: u64) -> (Vec<&[u32]>, usize) {
     let drawn = data.drawn(most, seed);
     let windows = drawn.iter().map(|&window| &data.train()[window]).chain(data.held_out());
     (windows.map(Vec::as_slice).collect(), drawn.len())
 }
 
-/// What one block of the student loses against the teacher's: the squared error of a token's state, as a share of the square of the
-/// teacher's. What reads a state norms it first, so that its size does not matter.
+/// What one block of the student loses against the teacher's: the squared error of a token's state,
+/// as a share of the square of the teacher's. What reads a state norms it first, so that its size
+/// does not matter.
 struct OneBlock<'a> {
     student: &'a Model,
     index: usize,
@@ -90,8 +92,8 @@ struct OneBlock<'a> {
 }
 
 impl OneBlock<'_> {
-    /// The sum of the tokens' losses, and their number. `each` gets the output of each pass and the gradient of the mean loss by it, and
-    /// a tape that kept this of the pass.
+    /// The sum of the tokens' losses, and their number. `each` gets the output of each pass and the
+    /// gradient of the mean loss by it, and a tape that kept this of the pass.
     fn lost(
         &self,
         windows: &[usize],
@@ -136,8 +138,9 @@ impl Objective for OneBlock<'_> {
     }
 }
 
-/// The sum over rows of `|got - want|^2 / |want|^2`, and its gradient by `got` times `scale * width`: values of states, not of whole rows, are
-/// what is of the order of 1, so that gradients stay far above Adam's eps for rows of any width.
+/// The sum over rows of `|got - want|^2 / |want|^2`, and its gradient by `got` times
+/// `scale * width`: values of states, not of whole rows, are what is of the order of 1, so that
+/// gradients stay far above Adam's eps for rows of any width.
 fn relative_error(got: &[f32], want: &[f32], width: usize, scale: f32) -> (f64, Vec<f32>) {
     let (mut sum, mut dy) = (0.0, Vec::with_capacity(got.len()));
     for (got, want) in got.chunks_exact(width).zip(want.chunks_exact(width)) {
@@ -154,8 +157,8 @@ fn relative_error(got: &[f32], want: &[f32], width: usize, scale: f32) -> (f64, 
     (sum, dy)
 }
 
-/// The states of windows between two blocks, bf16 `[tokens, hidden_size]` each, in the host's memory: several times as exact as what
-/// quantising changes in them, in half of the memory.
+/// The states of windows between two blocks, bf16 `[tokens, hidden_size]` each, in the host's
+/// memory: several times as exact as what quantising changes in them, in half of the memory.
 struct States {
     windows: Vec<Tensor>,
     /// Tokens that go together through a block.

@@ -9,17 +9,18 @@ pub struct Data {
     held_out: Vec<Vec<u32>>,
 }
 
-/// Of so many windows one is held out,
+/// One in this many windows is held out.
 const SHARE: usize = 20;
-/// but no more than this.
+/// The most windows that are held out.
 const MOST_HELD_OUT: usize = 64;
 
 impl Data {
-    /// Cuts each text into windows of `length` tokens; what is left of it is a shorter one. The last twentieth of all windows, one
-    /// at least and 64 at most, are held out.
+    /// Cuts each text into windows of `length` tokens; the rest of a text is a shorter window. The
+    /// last twentieth of all windows, at least one and at most 64, is held out.
     ///
     /// # Errors
-    /// [`QuantizeError::Data`] for a length below 2, and for texts that do not make two windows of at least 2 tokens.
+    /// [`QuantizeError::Data`] for a length below 2, and for texts that do not make two windows of
+    /// at least 2 tokens.
     pub fn new(texts: &[Vec<u32>], length: usize) -> Result<Self, QuantizeError> {
         if length < 2 {
             return Err(QuantizeError::Data(format!(
@@ -42,24 +43,25 @@ impl Data {
         Ok(Self { train, held_out })
     }
 
-    /// What is learned from.
+    /// The windows to learn from.
     pub fn train(&self) -> &[Vec<u32>] {
         &self.train
     }
 
-    /// Which of the windows that are learned from `draws` draws see, in the order in which they first see them.
+    /// The windows that `draws` draws see, in the order in which they first see them.
     pub(super) fn drawn(&self, draws: usize, seed: u64) -> Vec<usize> {
         let mut order = Order::new(self.train.len(), seed);
         (0..self.train.len().min(draws)).map(|_| order.next()).collect()
     }
 
-    /// What is not.
+    /// The held-out windows.
     pub fn held_out(&self) -> &[Vec<u32>] {
         &self.held_out
     }
 }
 
-/// Which windows are learned from in which order: all of them once, shuffled, then all again in another order.
+/// The order in which windows are learned from: all of them once, shuffled, then all again in
+/// another order.
 #[derive(Clone, Debug)]
 pub struct Order {
     /// The state of SplitMix64.
@@ -86,7 +88,8 @@ impl Order {
         self.rest.pop().expect("there are windows")
     }
 
-    /// The random numbers' state, the windows that are still to come before all come again, and how many there are in all.
+    /// The random numbers' state, the windows that are still to come before all come again, and how
+    /// many there are in all.
     pub fn parts(&self) -> (u64, &[usize], usize) {
         (self.random, &self.rest, self.count)
     }

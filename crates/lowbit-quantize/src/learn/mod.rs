@@ -1,6 +1,8 @@
-//! Learning what rounding lost: a quantised model's scales, biases and codes by distillation from the model that it was made from.
+//! Learns back what rounding lost: a quantised model's scales, biases and codes, by distillation
+//! from its source.
 //!
-//! Source: mlx-lm 0.32 `quant/dwq.py` (scales); EfficientQAT (Chen et al., 2024), end to end and block by block (codes).
+//! Source: mlx-lm 0.32 `quant/dwq.py` (scales); EfficientQAT (Chen et al., 2024), end to end and
+//! block by block (codes).
 
 mod adam;
 mod blocks;
@@ -25,23 +27,24 @@ use crate::QuantizeError;
 use lowbit_formats::{FloatType, Format, Scales};
 use lowbit_kernels::Device;
 
-/// What is learned.
+/// The parts of a weight that learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learn {
-    /// Scales and biases; codes stay as they were rounded.
+    /// Scales and biases; codes stay as rounded.
     Scales,
     /// Codes too, through weights in f32 that are rounded in each step.
     Codes,
 }
 
-/// How a model learns.
+/// Options for learning.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct LearnOptions {
-    /// What is learned.
+    /// The parts of weights that learn.
     pub learn: Learn,
-    /// Codes one block at a time, each from the teacher's block, and then scales and biases of the whole model: for models whose latent
-    /// weights do not fit in memory together. Codes of embeddings and of the output layer stay as they were rounded.
+    /// True to learn codes one block at a time, each from the teacher's block, and then scales and
+    /// biases of the whole model: for models whose latent weights do not fit in memory together.
+    /// Codes of embeddings and of the output layer stay as rounded.
     pub by_block: bool,
     /// Steps, each of which sees [`Self::batch`] windows.
     pub steps: u32,
@@ -49,24 +52,29 @@ pub struct LearnOptions {
     pub batch: usize,
     /// Windows per step of a block that learns by itself, see [`Self::for_blocks`].
     pub block_batch: usize,
-    /// The highest rate of Adam's while a block learns by itself; `None` for each weight's own, see [`default_rate`].
+    /// Adam's highest learning rate while a block learns by itself; `None` for the [`default_rate`]
+    /// of each weight's format.
     pub block_rate: Option<f32>,
-    /// The highest rate of Adam's; `None` for each weight's own: [`default_rate`], or a tenth of it where blocks have learned before.
+    /// Adam's highest learning rate; `None` for the [`default_rate`] of each weight's format, or a
+    /// tenth of it where blocks have learned before.
     pub rate: Option<f32>,
-    /// The logits of both models are divided by this.
+    /// The temperature: the logits of both models are divided by it.
     pub temperature: f32,
-    /// Of the order of the windows.
+    /// The seed of the windows' order.
     pub seed: u64,
-    /// Steps between validations, of which the best is kept.
+    /// Steps between validations. The weights of the best validation are kept.
     pub validate_every: u32,
-    /// The type of both models' activations; `None` for the [device's](lowbit_models::Target::for_gradients).
+    /// The type of both models' activations; `None` for the
+    /// [device's](lowbit_models::Target::for_gradients).
     pub activations: Option<FloatType>,
-    /// The file with what the teacher says of all windows, which the student then learns from in the teacher's place. It is made where it
-    /// is not there; the teacher is in memory only while it is. `None` to ask the teacher in each step.
+    /// The file with the teacher's output for all windows, from which the student learns in the
+    /// teacher's place. It is made if it does not exist, and only then the teacher is in memory.
+    /// `None` to run the teacher in each step.
     pub targets: Option<Targets>,
 }
 
-/// On the demo model, from the same 480 windows at 3 bits, steps of 4, 2 and 1 windows left 0.0497, 0.0484 and 0.0475 of a block's error.
+/// On the demo model, from the same 480 windows at 3 bits, steps of 4, 2 and 1 windows left 0.0497,
+/// 0.0484 and 0.0475 of a block's error.
 const BLOCK_BATCH: usize = 1;
 
 impl LearnOptions {
@@ -88,7 +96,8 @@ impl LearnOptions {
         }
     }
 
-    /// How a block learns by itself: from as many windows as the whole model, in steps of [`Self::block_batch`].
+    /// The options for a block that learns by itself: as many windows as for the whole model, in
+    /// steps of [`Self::block_batch`].
     #[must_use]
     pub fn for_blocks(&self) -> Self {
         let batch = self.block_batch.max(1);
@@ -100,7 +109,7 @@ impl LearnOptions {
     }
 
     /// # Errors
-    /// [`QuantizeError::Learn`] for numbers that nothing can be learned with.
+    /// [`QuantizeError::Learn`] for numbers with which nothing can learn, such as 0 steps.
     pub(crate) fn check(&self) -> Result<(), QuantizeError> {
         let refuse = |name, value: &dyn std::fmt::Display, want| {
             Err(QuantizeError::Learn(format!("{name} is {value}, but {want} is wanted")))
@@ -131,8 +140,9 @@ impl LearnOptions {
     }
 }
 
-/// The highest rate for weights of a format: what was best on the demo model, whose weights are about 0.06. Few codes lie far apart, and
-/// take longer steps. Those of GGML's types are from short runs; longer ones were not compared.
+/// The highest learning rate for weights of a format: the best one on the demo model, whose weights
+/// are about 0.06. The fewer codes, the farther they lie apart, and the longer steps they take.
+/// Rates of GGML's types are from short runs; longer ones were not compared.
 pub fn default_rate(learn: Learn, format: Format) -> f32 {
     let scheme = format.scheme();
     match (scheme.bits, scheme.scales, learn) {
@@ -151,14 +161,14 @@ pub fn default_rate(learn: Learn, format: Format) -> f32 {
     }
 }
 
-/// What is learned from what, and where.
+/// A run of learning: data, options, device and saved state.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Learning<'a> {
     pub data: &'a Data,
     pub options: &'a LearnOptions,
     pub device: &'a Device,
-    /// Where the state is saved that an interrupted run goes on from.
+    /// The file for the state from which an interrupted run goes on.
     pub saving: Option<Saving<'a>>,
 }
 
@@ -166,8 +176,9 @@ impl Learning<'_> {
     /// Checks all that can be checked before anything is computed.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for numbers that nothing can be learned with, and for a state that must not be there;
-    /// [`QuantizeError::File`] for a state and targets that are no regular files, or another's.
+    /// [`QuantizeError::Learn`] for numbers that nothing can be learned with, and for a state that
+    /// must not be there; [`QuantizeError::File`] for a state and targets that are no regular
+    /// files, or another's.
     pub(crate) fn check(&self) -> Result<(), QuantizeError> {
         self.options.check()?;
         self.options.targets.as_ref().map_or(Ok(()), Targets::check)?;
@@ -175,70 +186,75 @@ impl Learning<'_> {
     }
 }
 
-/// What [`quantize_and_learn`](crate::quantize_and_learn) and [`quantize_to_gguf_and_learn`](crate::quantize_to_gguf_and_learn) say while they work.
+/// The progress of [`quantize_and_learn`](crate::quantize_and_learn) and
+/// [`quantize_to_gguf_and_learn`](crate::quantize_to_gguf_and_learn).
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// Tensors written, and all.
     Tensors(usize, usize),
-    /// Windows of which the teacher's targets are on the disk, and all.
+    /// Windows whose targets are on the disk, and all.
     Targets(usize, usize),
     /// A step of learning.
     Learning(&'a LearnProgress),
 }
 
-/// Where learning is.
+/// The progress of learning, after a step.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct LearnProgress {
-    /// Steps done, of all, those of blocks included.
+    /// Steps done, those of blocks included.
     pub step: u32,
     pub steps: u32,
-    /// The block that learns, from 1, and how many there are, while one learns by itself.
+    /// While a block learns by itself: its number, from 1, and the number of blocks.
     pub block: Option<(usize, usize)>,
-    /// The mean loss of the tokens of this step's windows: the divergence from the teacher, in nats, at [`LearnOptions::temperature`]; of a
-    /// block, the squared error of a token's state as a share of the square of the teacher's.
+    /// The mean loss of the tokens of this step's windows: the divergence from the teacher, in
+    /// nats, at [`LearnOptions::temperature`]; of a block, the squared error of a token's state as
+    /// a share of the square of the teacher's.
     pub loss: f64,
-    /// That of the windows held out, if they were scored after this step.
+    /// The loss of the held-out windows, if they were scored after this step.
     pub validation: Option<f64>,
-    /// Whether that was so bad that the weights went back to the best ones, and rates were halved.
+    /// True if that loss was so bad that the weights went back to the best ones, and rates were
+    /// halved.
     pub went_back: bool,
-    /// Tokens learned from so far, also before the run was interrupted, and in this step.
+    /// Tokens learned from so far, those before an interruption included; `step_tokens` of them in
+    /// this step.
     pub tokens: u64,
     pub step_tokens: u64,
 }
 
-/// What a block learned by itself: losses as in [`LearnProgress::loss`].
+/// The result of a block that learned by itself; losses as in [`LearnProgress::loss`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct BlockReport {
-    /// The mean loss of the tokens held out, as the block was rounded and the blocks before it had learned,
+    /// The mean loss of the held-out tokens with the block as rounded, after the blocks before it
+    /// had learned.
     pub before: f64,
-    /// and as it learned. Never more.
+    /// The same as learned: at most `before`.
     pub after: f64,
-    /// The step of the block's own after which it was this; 0 if rounding was the best.
+    /// The block's step after which it was `after`; 0 if rounding was best.
     pub best_step: u32,
-    /// How often weights went back.
+    /// The number of times that weights went back to the best ones.
     pub went_back: u32,
 }
 
-/// What was learned.
+/// The result of learning.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct LearnReport {
-    /// The mean divergence of the tokens held out, in nats, as weights were rounded,
+    /// The mean divergence from the teacher on the held-out tokens, in nats, as rounded.
     pub before: f64,
-    /// and as they are written. Never more.
+    /// The same as written: at most `before`.
     pub after: f64,
-    /// What blocks learned by themselves, from the first to the last.
+    /// The results of blocks that learned by themselves, from the first to the last.
     pub blocks: Vec<BlockReport>,
-    /// The divergence then, before the whole model learned.
+    /// The divergence after blocks had learned, before the whole model did.
     pub after_blocks: Option<f64>,
-    /// The step of the whole model's after which it was `after`; 0 if that is how it began.
+    /// The whole model's step after which it was `after`; 0 if no step was better than the start.
     pub best_step: u32,
     /// Weights that learned.
     pub weights: usize,
-    /// Names of those that have no scales and biases to learn.
+    /// Names of weights without scales and biases to learn.
     pub skipped: Vec<String>,
-    /// How often weights went back.
+    /// The number of times that weights went back to the best ones.
     pub went_back: u32,
 }

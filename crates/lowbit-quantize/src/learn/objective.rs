@@ -10,16 +10,19 @@ use std::rc::Rc;
 
 /// Tokens that are in one pass on the CPU: what layers keep for their gradients grows with them.
 const PASS: usize = 2048;
-/// On a GPU more tokens take fewer launches, and products of more rows. Layers keep about so many values of the hidden size per token,
+/// On a GPU more tokens take fewer launches, and products of more rows. Layers keep about so many
+/// values of the hidden size per token,
 const KEPT_VALUES: usize = 48;
-/// for which there is half of the memory that the models and what works on the logits leave. Where the device does not tell how much it
-/// has, it is taken for this. What others use does not count: sums depend on how texts are put together, and a run is to be repeatable.
+/// for which there is half of the memory that the models and what works on the logits leave. Where
+/// the device does not tell how much it has, it is taken for this. What others use does not count:
+/// sums depend on how texts are put together, and a run is to be repeatable.
 const GPU_MEMORY: usize = 8 << 30;
 const LOGITS: usize = 12 << 30;
 /// More tokens than this do not make products faster.
 const GPU_PASS: usize = 1 << 15;
-/// With fewer, blocks are computed twice instead: a pass decodes all weights, and sums up gradients of all weights, whatever its tokens. On an
-/// H200 a step of Qwen3.5-9B's shapes took 2.4 times as long in passes of 512 tokens as in passes of 4096.
+/// With fewer, blocks are computed twice instead: a pass decodes all weights, and sums up gradients
+/// of all weights, whatever its tokens. On an H200 a step of Qwen3.5-9B's shapes took 2.4 times as
+/// long in passes of 512 tokens as in passes of 4096.
 const FEW: usize = 1 << 12;
 
 /// Windows of text, and how badly weights do on them.
@@ -70,7 +73,8 @@ enum FromSource<'a> {
 
 impl<'a> WholeModel<'a> {
     /// # Errors
-    /// [`ModelError::Vocabulary`](lowbit_models::ModelError::Vocabulary) where the student's is not that of what it learns from.
+    /// [`ModelError::Vocabulary`](lowbit_models::ModelError::Vocabulary) where the student's is not
+    /// that of what it learns from.
     pub fn new(
         source: Source<'a>,
         student: &'a Model,

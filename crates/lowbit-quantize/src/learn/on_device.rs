@@ -1,5 +1,5 @@
-//! Weights on the model's device while they learn, so that neither codes that are constants nor gradients go to the host and back in each
-//! step.
+//! Weights on the model's device while they learn, so that neither codes that are constants nor
+//! gradients go to the host and back in each step.
 
 use super::LearnedWeight;
 use super::trainer::Weights;
@@ -20,7 +20,8 @@ pub(super) struct OnDevice(RefCell<HashMap<Arc<str>, There>>);
 struct There {
     codes: Arc<[u8]>,
     weight: QuantizedTensor,
-    /// Scales, and biases where the format has them, once they have learned there: newer than those of the host, until they are fetched.
+    /// Scales, and biases where the format has them, once they have learned there: newer than those
+    /// of the host, until they are fetched.
     learned: Vec<Adam>,
 }
 
@@ -61,7 +62,8 @@ impl OnDevice {
         there.weight.with_scale_tensors(&rounded.collect::<Result<Vec<_>, _>>()?).map(Some)
     }
 
-    /// Takes a step of a weight here, if that is where it learns: on a GPU, scales that are floats in a component of their own.
+    /// Takes a step of a weight here, if that is where it learns: on a GPU, scales that are floats
+    /// in a component of their own.
     pub fn step(
         &self,
         name: &str,

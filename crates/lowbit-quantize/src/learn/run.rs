@@ -1,4 +1,5 @@
-//! A run of learning: one phase, or one per block and another for the whole model. What it has done, says and saves.
+//! A run of learning: one phase, or one per block and another for the whole model. What it has
+//! done, says and saves.
 
 use super::objective::Objective;
 use super::state::{Identity, Saved};
@@ -33,11 +34,13 @@ pub(super) struct Run<'a, P> {
 }
 
 impl<'a, P: FnMut(&LearnProgress) -> ControlFlow<()>> Run<'a, P> {
-    /// At its beginning, or where it was interrupted. `rounded` are the weights that learn, in the host's memory; `targets` is the digest
-    /// of the file with what the teacher says, where there is one.
+    /// At its beginning, or where it was interrupted. `rounded` are the weights that learn, in the
+    /// host's memory; `targets` is the digest of the file with what the teacher says, where there
+    /// is one.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another run.
+    /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another
+    /// run.
     pub fn new(
         learning: Learning<'a>,
         blocks: usize,

@@ -4,12 +4,13 @@ use super::adam::Learned;
 use lowbit_formats::{BlockScales, Format, Scales, Unpacked};
 use lowbit_kernels::ops::AdamStep;
 
-/// A number in f32 for what multiplies a group's codes, all factors together, and one for what is added, if the format has that; and
-/// what the format makes of them, which is what a model computes with. Rounding is straight through: the gradients are those of what it
-/// makes.
+/// A number in f32 for what multiplies a group's codes, all factors together, and one for what is
+/// added, if the format has that; and what the format makes of them, which is what a model computes
+/// with. Rounding is straight through: the gradients are those of what it makes.
 ///
-/// Floats are rounded by themselves. In K-quants an f16 per superblock times an integer per group is the scale, and so are minimums:
-/// both factors are chosen anew in each step ([`Format::nearest_scales`]), which depends on the ones before.
+/// Floats are rounded by themselves. In K-quants an f16 per superblock times an integer per group
+/// is the scale, and so are minimums: both factors are chosen anew in each step
+/// ([`Format::nearest_scales`]), which depends on the ones before.
 #[derive(Clone, Debug)]
 pub struct GroupScales {
     format: Format,
@@ -112,7 +113,8 @@ impl GroupScales {
         &self.used
     }
 
-    /// Takes a step against the gradients by group, and rounds anew. Those of biases count where the format has them.
+    /// Takes a step against the gradients by group, and rounds anew. Those of biases count where
+    /// the format has them.
     pub fn step(&mut self, dscales: &[f32], dbiases: Option<&[f32]>, step: AdamStep) {
         self.scales.step(dscales, step);
         if let (Some(biases), Some(dbiases)) = (&mut self.biases, dbiases) {

@@ -30,24 +30,24 @@ const DIGEST: usize = 32;
 /// States of all versions.
 const CONTENT: Content = Content { name: "the state of learning", begins: b"lowbit learning " };
 
-/// The file that a run of learning saves its state to: after each block that learned by itself, after each validation
-/// of the whole model, and when it is stopped.
+/// The file that a run of learning saves its state to: after each block that learned by itself,
+/// after each validation of the whole model, and when it is stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Saving<'a> {
     /// The file, which is gone when the run ends.
     pub path: &'a Path,
-    /// What to do with one that is there.
+    /// What to do with a state that exists already.
     pub found: Found,
 }
 
 /// What to do with the state of an earlier run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// It is an error: neither lost nor taken without being asked.
+    /// Refuse it, so that it is neither lost nor used unasked.
     Refuse,
-    /// Go on from it. The result is what an uninterrupted run gives, bit for bit.
+    /// Go on from it. The result is that of an uninterrupted run, bit for bit.
     Resume,
-    /// Begin anew.
+    /// Replace it and start from the beginning.
     Replace,
 }
 
@@ -116,7 +116,8 @@ impl<'a> Saving<'a> {
     /// The state to go on from.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another run.
+    /// [`QuantizeError::Learn`] for a state that must not be there, that is damaged, or of another
+    /// run.
     pub(super) fn load(&self, identity: &Identity) -> Result<Option<Saved<'a>>, QuantizeError> {
         if !self.resumes()? {
             return Ok(None);
@@ -143,8 +144,8 @@ impl<'a> Saving<'a> {
     /// True if there is a state that the run resumes from.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a state that must not be there; [`QuantizeError::File`] for what is no regular
-    /// file, or another's.
+    /// [`QuantizeError::Learn`] for a state that must not be there; [`QuantizeError::File`] for
+    /// what is no regular file, or another's.
     pub(super) fn resumes(&self) -> Result<bool, QuantizeError> {
         match std::fs::symlink_metadata(self.path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -215,7 +216,8 @@ pub(super) struct Saved<'a> {
 }
 
 impl Saved<'_> {
-    /// The finished part of the run: at most `blocks` blocks of at most `steps` steps each. Call this first.
+    /// The finished part of the run: at most `blocks` blocks of at most `steps` steps each. Call
+    /// this first.
     ///
     /// # Errors
     /// [`QuantizeError::Learn`] for a damaged state.
@@ -234,11 +236,12 @@ impl Saved<'_> {
         finished.ok_or_else(|| self.saving.refuse("is damaged"))
     }
 
-    /// The run's position in the phase that it had not finished, if it had begun. `weights` are those that the phase
-    /// begins with, and become the saved ones.
+    /// The run's position in the phase that it had not finished, if it had begun. `weights` are
+    /// those that the phase begins with, and become the saved ones.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a damaged state, and one that cannot be of a run of `steps` over so many `windows`.
+    /// [`QuantizeError::Learn`] for a damaged state, and one that cannot be of a run of `steps`
+    /// over so many `windows`.
     pub fn position(
         self,
         weights: &mut Weights,
@@ -295,8 +298,8 @@ impl Learned {
 }
 
 impl LearnedWeight {
-    /// Hands over all that changes while it learns. Its components have the codes, and the scales that the next
-    /// rounding depends on.
+    /// Hands over all that changes while it learns. Its components have the codes, and the scales
+    /// that the next rounding depends on.
     fn write<E>(&self, mut put: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         self.learned().try_for_each(|learned| learned.write(&mut put))?;
         self.components().iter().try_for_each(|bytes| put(bytes))

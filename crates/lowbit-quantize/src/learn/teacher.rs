@@ -26,8 +26,8 @@ enum Says {
 }
 
 impl<'a> Teacher<'a> {
-    /// Loads `checkpoint`, or opens the file with what it has said, which is made where it is not there. `progress` is called while that
-    /// is made, with the windows done and of all.
+    /// Loads `checkpoint`, or opens the file with what it has said, which is made where it is not
+    /// there. `progress` is called while that is made, with the windows done and of all.
     ///
     /// # Errors
     /// As [`Model::load_for`] and [`TargetsFile::open_or_make`].
@@ -47,11 +47,13 @@ impl<'a> Teacher<'a> {
         Ok(Self { says, learning })
     }
 
-    /// Learns the weights of the checkpoint `rounded`, by the names that modules have there. `original` gives a module's values before
-    /// they were rounded. Nothing of that checkpoint is in use in the end.
+    /// Learns the weights of the checkpoint `rounded`, by the names that modules have there.
+    /// `original` gives a module's values before they were rounded. Nothing of that checkpoint is
+    /// in use in the end.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a student without anything to learn; as [`Model::load_for`], [`WholeModel::new`] and [`Run::learn`].
+    /// [`QuantizeError::Learn`] for a student without anything to learn; as [`Model::load_for`],
+    /// [`WholeModel::new`] and [`Run::learn`].
     pub fn teach(
         &self,
         rounded: &Path,
@@ -61,7 +63,8 @@ impl<'a> Teacher<'a> {
         let Learning { data, options, device, .. } = self.learning;
         let checkpoint = Checkpoint::open(rounded)?;
         let student = Model::load_for(&checkpoint, Target::for_gradients(device, options.activations)?)?;
-        // On a GPU weights have a layout of their own: what is learned begins with what the file has.
+        // On a GPU weights have a layout of their own: what is learned begins with what the file
+        // has.
         let mapped = Model::load_for(&checkpoint, Target::for_gradients(student.host(), None)?)?;
         let weights = mapped.inventory().weights;
         let (weights, skipped): (Vec<_>, Vec<_>) =

@@ -59,7 +59,8 @@ pub(super) struct Trainer<'a, O> {
 }
 
 impl<O: Objective> Trainer<'_, O> {
-    /// Before the first step. `rounded` are the weights as they were rounded, if they have learned since.
+    /// Before the first step. `rounded` are the weights as they were rounded, if they have learned
+    /// since.
     ///
     /// # Errors
     /// The objective's.

@@ -14,12 +14,15 @@ use std::sync::Arc;
 /// ```text
 /// z = clamp((w - b) / s + zero, first code, last code)     y = s * (round(z) - zero) + b
 /// ```
-/// with a scale s and perhaps a bias b per group, which are rounded to what the format has where they are used, and the code of value 0.
-/// Rounding is straight through: `y = s * (z + c - zero) + b` is differentiated with `c = round(z) - z` as a constant. Where codes are not
-/// learned, they are constants, and there is no w; and so they are in a group whose scale is 0.
+/// with a scale s and perhaps a bias b per group, which are rounded to what the format has where
+/// they are used, and the code of value 0. Rounding is straight through:
+/// `y = s * (z + c - zero) + b` is differentiated with `c = round(z) - z` as a constant. Where
+/// codes are not learned, they are constants, and there is no w; and so they are in a group whose
+/// scale is 0.
 ///
-/// Source: Bengio, Léonard, Courville, "Estimating or Propagating Gradients Through Stochastic Neurons" (2013); Esser et al., "Learned Step Size
-/// Quantization" (2020), for the scale's gradient.
+/// Source: Bengio, Léonard, Courville, "Estimating or Propagating Gradients Through Stochastic
+/// Neurons" (2013); Esser et al., "Learned Step Size Quantization" (2020), for the scale's
+/// gradient.
 #[derive(Clone, Debug)]
 pub struct LearnedWeight {
     format: Format,
@@ -55,7 +58,8 @@ impl Range {
     fn of(format: Format) -> Self {
         let scheme = format.scheme();
         let Codes::Integer { zero } = scheme.codes else { unreachable!("such a format does not learn") };
-        // Q8_0's encoder never makes a -128, and a peer's kernels may take a code's magnitude for a signed byte.
+        // Q8_0's encoder never makes a -128, and a peer's kernels may take a code's magnitude for a
+        // signed byte.
         let first = if zero == 128 { 1.0 } else { 0.0 };
         Self { first, last: ((1u32 << scheme.bits) - 1) as f32, zero: zero as f32 }
     }
@@ -265,7 +269,8 @@ mod tests {
 
     const K: usize = 256;
 
-    /// A weight of two rows, whose values before rounding are taken for `factor` times as large as they were.
+    /// A weight of two rows, whose values before rounding are taken for `factor` times as large as
+    /// they were.
     fn learned(format: Format, learn: Learn, factor: f32) -> (LearnedWeight, QuantizedTensor) {
         let values: Vec<f32> = (0..2 * K).map(|i| ((i * 37 % 101) as f32 - 50.0) / 60.0).collect();
         let device = Device::cpu(Some(1)).unwrap();
@@ -372,10 +377,12 @@ mod tests {
                 learned.step(&WeightGradient::Values(shape), AdamStep { rate: 3e-4, count }).unwrap();
             }
             let after = error(&learned, &target, &device).0;
-            // Codes that lie 1.7 / 2^bits apart are off by that / sqrt(12), squared and for each value.
+            // Codes that lie 1.7 / 2^bits apart are off by that / sqrt(12), squared and for each
+            // value.
             let step = 1.7 / 2f32.powi(format.scheme().bits as i32);
             let rounding = step * step / 12.0 * 2.0 * K as f32;
-            // Steps of a fixed length stay a little away, which shows where codes are fine or scales are few.
+            // Steps of a fixed length stay a little away, which shows where codes are fine or
+            // scales are few.
             let coarse = matches!(format, Format::Affine { bits: ..=5, .. });
             let most = 1.5 * rounding + if coarse { 0.0 } else { 0.15 };
             assert!(before > 2.0 && after < most, "{format}: {before} {after} {most}");

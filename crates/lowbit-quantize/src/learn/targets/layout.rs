@@ -5,7 +5,8 @@
 //! a line of JSON: what the targets are of (another run's are refused), how many tokens are known, and of which vocabulary
 //! of each chunk of 16 windows: the windows, and SHA-256 of the header, the chunk's number (u64) and the windows
 //! ```
-//! The windows are those to learn from, in the order of the data, then those held out. Each is, little-endian, with `K` for `top_k`:
+//! The windows are those to learn from, in the order of the data, then those held out. Each is,
+//! little-endian, with `K` for `top_k`:
 //! ```text
 //! ids      [tokens, K]  u16, or u32 where the vocabulary is more than 65536
 //! ln_p     [tokens, K]  f16
@@ -28,7 +29,8 @@ const MAGIC: &[u8] = b"lowbit targets 1\n";
 /// More than any header has.
 const HEADER: u64 = 4096;
 const DIGEST: usize = 32;
-/// An interrupted run loses at most the work on one chunk: 16 windows of 512 tokens at a `K` of 128 are 6 MB.
+/// An interrupted run loses at most the work on one chunk: 16 windows of 512 tokens at a `K` of 128
+/// are 6 MB.
 pub const WINDOWS_PER_CHUNK: usize = 16;
 
 /// What the targets of a file are of: in the order in which differences are told.
@@ -38,7 +40,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// `windows` are those of the file, and whether there are others to learn from, which are not drawn.
+    /// `windows` are those of the file, and whether there are others to learn from, which are not
+    /// drawn.
     pub fn new(
         checkpoint: &Checkpoint,
         options: &LearnOptions,

@@ -1,12 +1,13 @@
-//! A teacher's targets for each token, on the disk: it computes them once for all steps and runs, and need not be in
-//! memory beside its student.
+//! A teacher's targets for each token, on the disk: it computes them once for all steps and runs,
+//! and need not be in memory beside its student.
 //!
-//! Of each token the file has the `top_k` most likely next tokens at the temperature that is learned at, with the
-//! logarithms of their probabilities, and that of what is left for all others
-//! ([`ops::top_k_targets`](lowbit_kernels::ops::top_k_targets)). Logarithms are stored in f16 and the probabilities
-//! made to sum to 1 again when they are read: that changes a mean divergence by 2e-5 to 2e-4 of itself
-//! (`tests/learn_targets.rs` compares all tokens with the teacher). What is lost by knowing only `top_k` tokens is
-//! more: a sixth where 128 tokens of a flat distribution are known.
+//! Of each token the file has the `top_k` most likely next tokens at the temperature that is
+//! learned at, with the logarithms of their probabilities, and that of what is left for all others
+//! ([`ops::top_k_targets`](lowbit_kernels::ops::top_k_targets)). Logarithms are stored in f16 and
+//! the probabilities made to sum to 1 again when they are read: that changes a mean divergence by
+//! 2e-5 to 2e-4 of itself (`tests/learn_targets.rs` compares all tokens with the teacher). What is
+//! lost by knowing only `top_k` tokens is more: a sixth where 128 tokens of a flat distribution are
+//! known.
 
 mod layout;
 
@@ -27,12 +28,13 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Where the teacher's targets are, or will be.
+/// A file of the teacher's targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets {
-    /// The file. While it is made it is called `PATH.lowbit-partial`, and what an interrupted run has made of it is gone on with.
+    /// The file. While it is made it is called `PATH.lowbit-partial`; after an interruption the
+    /// next run goes on with it.
     pub path: PathBuf,
-    /// How many tokens are known by themselves: at most the vocabulary.
+    /// The number of most likely next tokens that it has per token, at most the vocabulary.
     pub top_k: usize,
 }
 
@@ -67,19 +69,21 @@ pub struct TargetsFile {
     file: File,
     path: PathBuf,
     layout: Layout,
-    /// The place of each window in the file: of those to learn from, where they are drawn, and behind them of those held out.
+    /// The place of each window in the file: of those to learn from, where they are drawn, and
+    /// behind them of those held out.
     places: Vec<Option<usize>>,
     digest: String,
 }
 
 impl TargetsFile {
-    /// The file that the options name, for this teacher and data. Where it is not there or not finished, `load` gives
-    /// the teacher that it is made with; `progress` is then called with the number of windows that are on the disk, and
-    /// of all.
+    /// The file that the options name, for this teacher and data. Where it is not there or not
+    /// finished, `load` gives the teacher that it is made with; `progress` is then called with the
+    /// number of windows that are on the disk, and of all.
     ///
     /// # Errors
-    /// [`QuantizeError::Learn`] for a file that is damaged, or of another teacher, data or temperature, and a teacher
-    /// that gives NaN; [`QuantizeError::Interrupted`]; [`QuantizeError::Io`]; those of the teacher's passes.
+    /// [`QuantizeError::Learn`] for a file that is damaged, or of another teacher, data or
+    /// temperature, and a teacher that gives NaN; [`QuantizeError::Interrupted`];
+    /// [`QuantizeError::Io`]; those of the teacher's passes.
     pub fn open_or_make(
         checkpoint: &Checkpoint,
         learning: Learning<'_>,
@@ -127,8 +131,8 @@ impl TargetsFile {
         if model == teacher { Ok(()) } else { Err(ModelError::Vocabulary { model, teacher }) }
     }
 
-    /// The teacher's targets for the tokens of these windows, one after the other, in `host`'s memory. Windows that are
-    /// held out come behind those to learn from.
+    /// The teacher's targets for the tokens of these windows, one after the other, in `host`'s
+    /// memory. Windows that are held out come behind those to learn from.
     ///
     /// # Errors
     /// [`QuantizeError::Io`]; [`QuantizeError::Learn`] for a window that the file does not have.
@@ -294,11 +298,12 @@ impl Layout {
     }
 }
 
-/// The possible sums of a token's probabilities after their logarithms were rounded to f16: logarithms above -32 are
-/// off by 0.008 at most, and those below hardly count.
+/// The possible sums of a token's probabilities after their logarithms were rounded to f16:
+/// logarithms above -32 are off by 0.008 at most, and those below hardly count.
 const SUM: std::ops::RangeInclusive<f64> = 0.98..=1.02;
 
-/// Makes the probabilities sum to 1, which rounding has changed; their sum, where rounding cannot have changed it so much.
+/// Makes the probabilities sum to 1, which rounding has changed; their sum, where rounding cannot
+/// have changed it so much.
 fn normalise(ln_p: &mut [f32], ln_rest: &mut f32) -> Result<(), f64> {
     let sum: f64 = ln_p.iter().chain([&*ln_rest]).map(|&x| f64::from(x).exp()).sum();
     // NaN is in no range.
