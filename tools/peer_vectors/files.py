@@ -10,7 +10,6 @@ LLAMA_CPP_LIB_PATH its Python part uses a libllama built elsewhere).
   cut. ids.json has llama.cpp's ids under every `tokenizer.ggml.pre` that lowbit knows; where llama.cpp approximates a
   published pattern, tokenizers' with that pattern.
 - tokenizer/: the byte-level one as tokenizer.json, with transformers' ids in ids.json.
-- jinja.json: what Jinja2 makes of small templates in transformers' environment (jinja.py has them).
 - chat/*.jinja: templates in the styles of published ones, written for these tests; chat.json has what transformers
   renders from them.
 """
@@ -27,8 +26,6 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers.utils.chat_template_utils import render_jinja_template
-
-from . import jinja
 
 EVAL = Path(__file__).resolve().parents[2] / "models" / "demo" / "eval.txt"
 PRES = ["default", "gpt-2", "llama-bpe", "qwen2", "qwen35", "smollm", "tekken"]
@@ -94,7 +91,6 @@ def write(folder: Path, options):
     ids["tokenizer"] = save_tokenizer(folder / "tokenizer", tokenizer)
     ids["sentencepiece"] = sentencepiece_gguf(folder / "sentencepiece.gguf")
     (folder / "ids.json").write_text(as_lines(ids), encoding="utf-8")
-    (folder / "jinja.json").write_text(json.dumps(jinja.vectors(), ensure_ascii=False, indent=1) + "\n")
     (folder / "chat.json").write_text(json.dumps(chats(folder / "chat"), ensure_ascii=False, indent=1) + "\n")
 
 

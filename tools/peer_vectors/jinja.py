@@ -1,7 +1,11 @@
 """Small templates, written for these tests, and what Jinja2 makes of them in transformers' environment.
 
-Each exercises a construct that chat templates use, or a corner of it. Where Jinja2 raises, lowbit has to refuse.
+Each exercises a construct that chat templates use, or a corner of it. Where Jinja2 raises, lowbit has to refuse. Packages:
+transformers. They go to crates/lowbit-jinja/tests, since that crate is published with them.
 """
+
+import json
+from pathlib import Path
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -158,6 +162,17 @@ SOURCES = r"""
 {{ 'x' if missing is not defined and none is none else 'y' }}{{ 1 is not none }}{{ missing is not defined }}{{ not missing is defined }}{{ 2 is gt 1 and 1 is lt 2 }}
 {{ ('a' ~ 1 ~ none ~ true ~ 1.0 ~ [1] ~ missing) }} {{ 5 ~ '' | length }} {{ 'abc' | length + 1 }} {{ 10 - 3 - 2 }} {{ 2 * 3 % 4 }} {{ - 3 + 5 }} {{ +3 }} {{ not true == false }}
 """
+
+
+FILE = Path(__file__).resolve().parents[2] / "crates" / "lowbit-jinja" / "tests" / "vectors.json"
+
+
+def arguments(parser):
+    pass
+
+
+def write(_folder, _options):
+    FILE.write_text(json.dumps(vectors(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def vectors() -> dict:

@@ -17,7 +17,7 @@ pub mod limit {
     /// tokenizer.json.
     pub const TOKENIZER: u64 = 128 << 20;
     /// A chat template.
-    pub const TEMPLATE: u64 = 1 << 20;
+    pub const TEMPLATE: u64 = lowbit_jinja::MAX_SOURCE as u64;
     /// A text that the user names, to be read whole.
     pub const TEXT: u64 = 256 << 20;
 }

@@ -1,7 +1,6 @@
 //! Chat templates: Jinja, in the environment that transformers gives them.
 
 mod input;
-mod jinja;
 mod message;
 pub(crate) mod named;
 #[cfg(test)]
@@ -11,6 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use lowbit_jinja::Template;
 use serde::Serialize;
 use serde_json::Value as Json;
 
@@ -18,7 +18,6 @@ use crate::gguf::Metadata;
 use crate::read::{limit, read};
 use crate::tokenizer::Declared;
 use crate::{Checkpoint, FileError};
-use jinja::Program;
 pub use message::{Message, ToolCall};
 use named::Named;
 
@@ -50,13 +49,13 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct Parsed {
     /// One that chats do not need may be no valid Jinja.
-    program: Result<Program, String>,
+    program: Result<Template, lowbit_jinja::Error>,
     file: Arc<Path>,
 }
 
 impl Parsed {
     fn new(source: &str, file: &Path) -> Self {
-        Self { program: Program::parse(source), file: file.into() }
+        Self { program: Template::parse(source), file: file.into() }
     }
 }
 
@@ -112,7 +111,7 @@ impl ChatTemplate {
             }
         }
         if let Some(Parsed { program: Err(problem), file }) = &this.default {
-            return Err(template_error(file, problem.clone()));
+            return Err(template_error(file, problem));
         }
         Ok(Some(this.with_all(special_tokens()?)))
     }
@@ -133,7 +132,7 @@ impl ChatTemplate {
     /// # Errors
     /// [`FileError::Template`].
     pub fn new(source: &str, file: &Path) -> Result<Self, FileError> {
-        let program = Program::parse(source).map_err(|problem| template_error(file, problem))?;
+        let program = Template::parse(source).map_err(|problem| template_error(file, problem))?;
         let default = Some(Parsed { program: Ok(program), file: file.into() });
         Ok(Self { default, ..Self::without_programs(file) })
     }
@@ -154,7 +153,9 @@ impl ChatTemplate {
     /// calls.
     pub fn mentions(&self, text: &str) -> bool {
         let parsed = [&self.default, &self.tool_use].into_iter().flatten();
-        parsed.filter_map(|parsed| parsed.program.as_ref().ok()).any(|program| program.mentions(text))
+        parsed
+            .filter_map(|parsed| parsed.program.as_ref().ok())
+            .any(|program| program.source().contains(text))
     }
 
     /// The names of the templates that there are: `default` and `tool_use` first.
@@ -176,7 +177,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String, FileError> {
         let (program, file) = self.chosen()?;
-        let refuse = |problem| template_error(file, problem);
+        let refuse = |problem: String| template_error(file, problem);
         let mut variables = BTreeMap::new();
         for (name, value) in &self.variables {
             let value = value
@@ -188,7 +189,7 @@ impl ChatTemplate {
         messages.as_array_mut().into_iter().flatten().for_each(name_reasoning);
         variables.insert("messages".into(), messages);
         variables.insert("add_generation_prompt".into(), add_generation_prompt.into());
-        program.render(&variables).map_err(refuse)
+        program.render(&variables).map_err(|error| template_error(file, error))
     }
 
     /// True if the text rendered for a short chat begins with `text`; `None` if the template refuses that chat.
@@ -198,7 +199,7 @@ impl ChatTemplate {
     }
 
     /// The template for a chat with the variables at hand.
-    fn chosen(&self) -> Result<(&Program, &Path), FileError> {
+    fn chosen(&self) -> Result<(&Template, &Path), FileError> {
         let has_tools = !matches!(self.variables.get("tools"), None | Some(Ok(Json::Null)));
         let tool_use = self.tool_use.as_ref().filter(|_| has_tools);
         let Some(Parsed { program, file }) = tool_use.or(self.default.as_ref()) else {
@@ -208,7 +209,7 @@ impl ChatTemplate {
         };
         match program {
             Ok(program) => Ok((program, file)),
-            Err(problem) => Err(template_error(file, problem.clone())),
+            Err(problem) => Err(template_error(file, problem)),
         }
     }
 }
@@ -249,6 +250,6 @@ fn gguf_tokens(metadata: &Metadata) -> Result<Vec<(String, String)>, FileError> 
     Ok(named)
 }
 
-fn template_error(file: &Path, problem: String) -> FileError {
-    FileError::Template { file: file.into(), problem }
+fn template_error(file: &Path, problem: impl ToString) -> FileError {
+    FileError::Template { file: file.into(), problem: problem.to_string() }
 }

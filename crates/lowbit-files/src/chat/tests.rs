@@ -75,12 +75,6 @@ fn tojson_is_pythons() {
 }
 
 #[test]
-fn the_date_is_todays() {
-    assert_eq!(render("{{ strftime_now('%Y') }}"), jiff::Zoned::now().year().to_string());
-    assert!(refused("{{ strftime_now('%!') }}").contains("template.jinja: chat template: "));
-}
-
-#[test]
 fn generation_blocks_render_their_body() {
     assert_eq!(render("a\n{%- generation -%}\n b {% endgeneration %}c"), "ab c");
     assert_eq!(render("{% if generation is defined %}x{% endif %}{{ '{% generation' }}"), "{% generation");

@@ -2,6 +2,7 @@
 
 use super::meter::{Fallible, Fault};
 use super::run::{Passed, Run};
+use super::show::shown;
 use super::text::float;
 use super::value::{Kind, Value};
 
@@ -48,7 +49,7 @@ impl Run<'_> {
                     name.split_once(')').ok_or_else(|| Fault::new("incomplete format key"))?;
                 let Value::Dict(dict) = values else { return Err(Fault::new("format requires a mapping")) };
                 let found = dict.get(name).cloned();
-                value = Some(found.ok_or_else(|| Fault::new(format!("'{}'", crate::shown(name))))?);
+                value = Some(found.ok_or_else(|| Fault::new(format!("'{}'", shown(name))))?);
                 named = true;
                 rest = after;
             }
@@ -119,7 +120,7 @@ impl Run<'_> {
                     let name = value.kind().name();
                     return Err(Fault::new(format!(
                         "%{} format: a number is required, not {name}",
-                        crate::shown(kind)
+                        shown(kind)
                     )));
                 }
                 if spec.align == Some('<') {
@@ -197,7 +198,7 @@ impl Run<'_> {
             Some(index) => passed.positional.get(index),
             None => passed.keyword.iter().find(|(key, _)| **key == *name).map(|(_, value)| value),
         };
-        let missing = || Fault::new(format!("format: there is no argument {}", crate::shown(field)));
+        let missing = || Fault::new(format!("format: there is no argument {}", shown(field)));
         let mut value = found.ok_or_else(missing)?.clone();
         while !path.is_empty() {
             self.meter.step(1)?;
@@ -333,7 +334,7 @@ fn parse(text: &str) -> Fallible<Spec> {
     spec.kind = rest.chars().next();
     match rest.chars().count() {
         0 | 1 => Ok(spec),
-        _ => Err(Fault::new(format!("Invalid format specifier '{}'", crate::shown(text)))),
+        _ => Err(Fault::new(format!("Invalid format specifier '{}'", shown(text)))),
     }
 }
 
@@ -351,7 +352,7 @@ fn radix(value: u128, kind: Option<char>) -> String {
 fn magnitude(value: &Value, spec: &Spec) -> Fallible<(bool, String)> {
     let unknown = |kind: char| {
         let name = value.kind().name();
-        Fault::new(format!("Unknown format code '{}' for object of type '{name}'", crate::shown(kind)))
+        Fault::new(format!("Unknown format code '{}' for object of type '{name}'", shown(kind)))
     };
     if let (Some(int), None | Some('d' | 'n' | 'x' | 'X' | 'o' | 'b')) = (value.as_int(), spec.kind) {
         return Ok((int < 0, radix(int.unsigned_abs(), spec.kind)));

@@ -7,6 +7,7 @@ use super::ast::Operator;
 use super::filters::not;
 use super::meter::{Fallible, Fault};
 use super::run::{Passed, Run};
+use super::show::shown;
 use super::strings::int;
 use super::value::{Key, List, Value};
 
@@ -57,7 +58,7 @@ impl Run<'_> {
                 Ok(sum)
             }
             "batch" | "slice" => self.chunks(name, &input, passed),
-            _ => Err(Fault::new(format!("No filter named '{}'.", crate::shown(name)))),
+            _ => Err(Fault::new(format!("No filter named '{}'.", shown(name)))),
         }
     }
 

@@ -7,6 +7,7 @@ use super::eval::undefined;
 use super::meter::{Fallible, Fault};
 use super::operators::iterable;
 use super::run::{Passed, Run};
+use super::show::shown;
 use super::strings::int;
 use super::value::{Kind, Value, chars};
 
@@ -384,7 +385,7 @@ impl Run<'_> {
             );
         }
         if !TESTS.contains(&name) {
-            return Err(Fault::new(format!("No test named '{}'.", crate::shown(name))));
+            return Err(Fault::new(format!("No test named '{}'.", shown(name))));
         }
         let comparison = match name {
             "eq" | "equalto" | "==" => Some(Comparison::Eq),

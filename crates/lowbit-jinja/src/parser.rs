@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::ast::{Action, Body, Expression, For, Macro, Node, Statement, Symbol, Target};
 use super::lexer::Token;
 use super::meter::{Fallible, Fault};
+use super::show::shown;
 
 /// Nested blocks, parentheses, lists and prefix operators. CPython takes 200 parentheses and 20 blocks.
 const SOURCE_DEPTH: usize = 120;
@@ -102,7 +103,7 @@ impl<'s> Parser<'s> {
             Token::BlockEnd => "'%}'".into(),
             Token::PrintBegin => "'{{'".into(),
             Token::PrintEnd => "'}}'".into(),
-            Token::Name(name) => format!("'{}'", crate::shown(name)),
+            Token::Name(name) => format!("'{}'", shown(name)),
             Token::Text(_) => "a string".into(),
             Token::Int(_) | Token::Float(_) => "a number".into(),
             Token::Operator(operator) => format!("'{operator}'"),
@@ -247,7 +248,7 @@ impl<'s> Parser<'s> {
             "include" | "import" | "from" | "extends" => {
                 return Err(Fault::new(format!("'{name}' has no other template to load")).at(line));
             }
-            _ => return Err(Fault::new(format!("Encountered unknown tag '{}'", crate::shown(name))).at(line)),
+            _ => return Err(Fault::new(format!("Encountered unknown tag '{}'", shown(name))).at(line)),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// A name of the template, as an index into [`super::Program::names`].
+/// A name of the template, as an index into [`super::Template::names`].
 pub(super) type Symbol = u32;
 
 pub(super) struct Node {

@@ -1,6 +1,7 @@
 //! A template's source to tokens, with `trim_blocks` and `lstrip_blocks`.
 
 use super::meter::{Fallible, Fault};
+use super::show::shown;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token<'s> {
@@ -225,9 +226,7 @@ impl<'s> Lexer<'s> {
                 _ => {
                     let Some(operator) = OPERATORS.iter().find(|operator| rest.starts_with(**operator))
                     else {
-                        return Err(
-                            self.fault(format!("unexpected char {}", crate::shown(format!("{first:?}"))))
-                        );
+                        return Err(self.fault(format!("unexpected char {}", shown(format!("{first:?}")))));
                     };
                     self.balance(operator, &mut open)?;
                     self.push(Token::Operator(operator));

@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
-use super::Program;
+use super::Template;
 use super::ast::{Action, Body, For, Macro, Node, Statement, Symbol, Target};
 use super::meter::{Fallible, Fault, Meter, OUTPUT};
+use super::show::shown;
 use super::value::{Key, List, Loop, Value};
 
 /// One rendering. What changes lies here, so that values cannot hold each other in a circle.
 pub(super) struct Run<'p> {
-    pub(super) program: &'p Program,
+    pub(super) template: &'p Template,
     pub(super) meter: Meter,
     pub(super) namespaces: RefCell<Vec<IndexMap<Key, Value>>>,
     pub(super) macros: RefCell<Vec<(&'p Macro, Rc<Scope>)>>,
@@ -83,7 +84,7 @@ impl Passed {
             let Some(at) = names.iter().position(|known| **known == *name) else {
                 return Err(Fault::new(format!(
                     "{what} got an unexpected keyword argument '{}'",
-                    crate::shown(name)
+                    shown(name)
                 )));
             };
             if bound[at].replace(value).is_some() {
@@ -102,9 +103,9 @@ pub(super) enum Flow {
 }
 
 impl<'p> Run<'p> {
-    pub(super) fn new(program: &'p Program) -> Self {
+    pub(super) fn new(template: &'p Template) -> Self {
         Self {
-            program,
+            template,
             meter: Meter::new(),
             namespaces: RefCell::default(),
             macros: RefCell::default(),
@@ -218,7 +219,7 @@ impl<'p> Run<'p> {
             }
             scope = here.parent.as_ref();
         }
-        Ok(Value::Undefined(self.program.names[symbol as usize].clone(), None))
+        Ok(Value::Undefined(self.template.names[symbol as usize].clone(), None))
     }
 
     /// Assigns in `scope`; a namespace is looked up in `from`.
@@ -288,7 +289,7 @@ impl<'p> Run<'p> {
         for (index, item) in state.items.items.iter().enumerate() {
             state.index.set(index);
             let inside = self.scope(scope)?;
-            if let Some(symbol) = self.program.loop_symbol {
+            if let Some(symbol) = self.template.loop_symbol {
                 inside.set(symbol, Value::Loop(state.clone()));
             }
             self.assign(&node.target, item.clone(), &inside, scope)?;
@@ -326,14 +327,14 @@ impl<'p> Run<'p> {
         let _level = self.meter.deeper()?;
         let (node, scope) = self.macros.borrow()[id].clone();
         let inside = self.scope(&scope)?;
-        let name = crate::shown(&node.name);
+        let name = shown(&node.name);
         let caller = passed.take("caller");
         let given = passed.positional.len().min(node.parameters.len());
         let rest = passed.positional.split_off(given);
         let mut positional = passed.positional.drain(..);
         let first_default = node.parameters.len() - node.defaults.len();
         for (index, symbol) in node.parameters.iter().enumerate() {
-            let parameter = &self.program.names[*symbol as usize];
+            let parameter = &self.template.names[*symbol as usize];
             let value = match positional.next() {
                 Some(value) => Some(value),
                 None => passed
@@ -361,12 +362,12 @@ impl<'p> Run<'p> {
             return Err(Fault::new(format!("macro '{name}' takes not more than {most} argument(s)")));
         }
         if let Some((key, _)) = passed.keyword.first().filter(|_| !uses_kwargs) {
-            let key = crate::shown(key);
+            let key = shown(key);
             return Err(Fault::new(format!("macro '{name}' takes no keyword argument '{key}'")));
         }
         let kwargs = passed.keyword.into_iter().map(|(key, value)| (Key::Text(key), value)).collect();
         let specials = [caller, Some(Value::tuple(rest)?), Some(Value::dict(kwargs)?)];
-        for (symbol, value) in self.program.special_symbols.iter().zip(specials) {
+        for (symbol, value) in self.template.special_symbols.iter().zip(specials) {
             if let (Some(symbol), Some(value)) = (symbol, value) {
                 // A parameter of that name has its own value.
                 if !node.parameters.contains(symbol) {
@@ -398,7 +399,7 @@ fn check_attribute(name: &str) -> Fallible<()> {
     match name.starts_with('_') {
         true => Err(Fault::new(format!(
             "a namespace's attribute may not begin with an underscore: {}",
-            crate::shown(name)
+            shown(name)
         ))),
         false => Ok(()),
     }

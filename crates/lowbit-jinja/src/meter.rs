@@ -1,10 +1,11 @@
-//! What a template may use: steps, bytes, depth and time. Everything that costs counts here before it is done.
+//! What a template may use: steps, bytes, depth and time. Everything that costs counts here before
+//! it is done.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Evaluated nodes and visited elements; bytes count in [`Meter::take`] and [`Meter::scan`]. A chat of a thousand messages
-/// takes about a hundredth of it.
+/// Evaluated nodes and visited elements; bytes count in [`Meter::take`] and [`Meter::scan`]. A chat
+/// of a thousand messages takes about a hundredth of it.
 const STEPS: u64 = 10_000_000;
 /// All that a rendering allocates, freed or not.
 const BYTES: u64 = 256 << 20;
@@ -33,14 +34,13 @@ impl Fault {
         self.0.1.get_or_insert(line);
         self
     }
-}
 
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0.1 {
-            Some(line) => write!(f, "{} (line {line})", self.0.0),
-            None => f.write_str(&self.0.0),
-        }
+    pub(super) fn message(&self) -> &str {
+        &self.0.0
+    }
+
+    pub(super) fn line(&self) -> Option<u32> {
+        self.0.1
     }
 }
 

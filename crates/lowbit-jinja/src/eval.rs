@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 use super::ast::{Arguments, Expression, Node};
 use super::meter::{Fallible, Fault};
 use super::run::{Passed, Run, Scope};
+use super::show::shown;
 use super::value::{Function, Key, Kind, Loop, Value, chars};
 
 /// What `range` may give: Jinja2's sandbox takes no more.
@@ -123,7 +124,7 @@ impl<'p> Run<'p> {
             // As many as the source says: compared with each other.
             self.meter.step(keyword.len())?;
             if keyword.iter().any(|(known, _)| known == name) {
-                return Err(Fault::new(format!("keyword argument repeated: {}", crate::shown(name))));
+                return Err(Fault::new(format!("keyword argument repeated: {}", shown(name))));
             }
             keyword.push((name.clone(), self.eval(node, scope)?));
         }
@@ -145,7 +146,7 @@ impl<'p> Run<'p> {
                 let Key::Text(name) = key else { return Err(Fault::new("keywords must be strings")) };
                 self.meter.step(arguments.keyword.len())?;
                 if arguments.keyword.iter().any(|(known, _)| known == name) {
-                    let name = crate::shown(name);
+                    let name = shown(name);
                     return Err(Fault::new(format!("got multiple values for keyword argument '{name}'")));
                 }
                 keyword.push((name.clone(), value.clone()));
@@ -421,7 +422,7 @@ fn loop_attribute(state: &Loop, name: &str) -> Option<Value> {
 /// Why an undefined value cannot be used.
 pub(super) fn undefined(value: &Value) -> Fault {
     let Value::Undefined(name, of) = value else { return Fault::new("a value is undefined") };
-    let name = crate::shown(name);
+    let name = shown(name);
     Fault::new(match of {
         None => format!("'{name}' is undefined"),
         Some(Kind::None) => format!("'None' has no attribute '{name}'"),
