@@ -21,6 +21,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 MODEL_TYPES = [
     "llama",
     "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
@@ -28,6 +31,12 @@ MODEL_TYPES = [
     "qwen3_5_text",
     "qwen3_5_moe",
     "qwen3_5_moe_text",
+    "qwen3_vl",
+    "qwen3_vl_text",
+    "phi3",
+    "glm4",
+    "smollm3",
+    "seed_oss",
 ]
 # What code asks of the object, not of config.json.
 METHODS = {"get_text_config", "is_heterogeneous"}

@@ -391,6 +391,232 @@ def qwen3_5_moe(value_dim: int = 16) -> Tiny:
     return Tiny("qwen3_5_moe", config, keep_f32=("A_log",), shard_size="260KB", gguf_pre_tokenizer="qwen35")
 
 
+def qwen2() -> Tiny:
+    """Biases on q, k and v, which config.json does not mention."""
+    return Tiny(
+        "qwen2",
+        dense(
+            "Qwen2ForCausalLM",
+            "qwen2",
+            vocab_size=269,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_theta=1000000.0,
+            sliding_window=4096,
+            use_sliding_window=False,
+            max_window_layers=3,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+        ),
+    )
+
+
+def qwen2_moe() -> Tiny:
+    """A shared expert with a gate; weights of experts that are not divided by their sum."""
+    return Tiny(
+        "qwen2_moe",
+        dense(
+            "Qwen2MoeForCausalLM",
+            "qwen2_moe",
+            decoder_sparse_step=1,
+            vocab_size=273,
+            hidden_size=64,
+            intermediate_size=96,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+            num_experts=6,
+            num_experts_per_tok=3,
+            norm_topk_prob=False,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_theta=1000000.0,
+            sliding_window=4096,
+            use_sliding_window=False,
+            max_window_layers=3,
+            output_router_logits=False,
+            router_aux_loss_coef=0.001,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+    )
+
+
+def mixtral() -> Tiny:
+    """Experts one by one, as w1, w2 and w3."""
+    return Tiny(
+        "mixtral",
+        dense(
+            "MixtralForCausalLM",
+            "mixtral",
+            vocab_size=287,
+            hidden_size=32,
+            intermediate_size=96,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            rope_theta=1000000.0,
+            sliding_window=None,
+            output_router_logits=False,
+            router_aux_loss_coef=0.02,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="llama-bpe",
+    )
+
+
+def qwen3_vl() -> Tiny:
+    """Carries a vision tower, which adds to some layers."""
+    text = dense(
+        "Qwen3VLTextModel",
+        "qwen3_vl_text",
+        attention_bias=False,
+        vocab_size=285,
+        hidden_size=32,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=40,
+        rope_scaling={"mrope_interleaved": True, "mrope_section": [8, 6, 6], "rope_type": "default"},
+        rope_theta=5000000.0,
+        dtype="bfloat16",
+    )
+    del text["architectures"]
+    vision = {"model_type": "qwen3_vl", "out_hidden_size": 32, **VISION, "deepstack_visual_indexes": [0]}
+    config = {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "text_config": text,
+        "tie_word_embeddings": True,
+        "vision_config": vision,
+    }
+    return Tiny("qwen3_vl", config)
+
+
+def phi3() -> Tiny:
+    """q, k and v in one matrix, gate and up in another."""
+    return Tiny(
+        "phi3",
+        dense(
+            "Phi3ForCausalLM",
+            "phi3",
+            vocab_size=289,
+            pad_token_id=0,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            original_max_position_embeddings=512,
+            rope_theta=10000.0,
+            rope_scaling=None,
+            sliding_window=None,
+            attention_bias=False,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="dbrx",
+    )
+
+
+def glm4() -> Tiny:
+    """Norms around attention and MLP; half of each head rotated, in pairs of neighbours."""
+    return Tiny(
+        "glm4",
+        dense(
+            "Glm4ForCausalLM",
+            "glm4",
+            attention_bias=True,
+            pad_token_id=0,
+            vocab_size=291,
+            hidden_size=32,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=32,
+            rms_norm_eps=1e-5,
+            partial_rotary_factor=0.5,
+            rope_theta=10000.0,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="glm4",
+    )
+
+
+def smollm3() -> Tiny:
+    """One layer of three without positions."""
+    return Tiny(
+        "smollm3",
+        dense(
+            "SmolLM3ForCausalLM",
+            "smollm3",
+            attention_bias=False,
+            pad_token_id=0,
+            mlp_bias=False,
+            vocab_size=293,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            no_rope_layer_interval=2,
+            no_rope_layers=[1, 0, 1],
+            layer_types=["full_attention"] * 3,
+            max_window_layers=3,
+            pretraining_tp=1,
+            rope_scaling=None,
+            rope_theta=5000000.0,
+            sliding_window=None,
+            use_sliding_window=False,
+            tie_word_embeddings=True,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="smaug-bpe",
+    )
+
+
+def seed_oss() -> Tiny:
+    """Biases on q, k and v, and wide queries."""
+    return Tiny(
+        "seed_oss",
+        dense(
+            "SeedOssForCausalLM",
+            "seed_oss",
+            attention_bias=True,
+            attention_out_bias=False,
+            mlp_bias=False,
+            vocab_size=295,
+            hidden_size=32,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=24,
+            pretraining_tp=1,
+            residual_dropout=0.1,
+            rope_scaling={"rope_type": "default"},
+            rope_theta=10000000.0,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="seed-coder",
+    )
+
+
 def all_tiny() -> list[Tiny]:
     return [
         qwen3(),
@@ -403,4 +629,12 @@ def all_tiny() -> list[Tiny]:
         qwen3_next(),
         qwen3_5(),
         qwen3_5_moe(),
+        qwen2(),
+        qwen2_moe(),
+        mixtral(),
+        qwen3_vl(),
+        phi3(),
+        glm4(),
+        smollm3(),
+        seed_oss(),
     ]

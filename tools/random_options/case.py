@@ -17,6 +17,14 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "qwen3_next": tiny.qwen3_next,
     "qwen3_5": tiny.qwen3_5,
     "qwen3_5_moe": tiny.qwen3_5_moe,
+    "qwen2": tiny.qwen2,
+    "qwen2_moe": tiny.qwen2_moe,
+    "mixtral": tiny.mixtral,
+    "qwen3_vl": tiny.qwen3_vl,
+    "phi3": tiny.phi3,
+    "glm4": tiny.glm4,
+    "smollm3": tiny.smollm3,
+    "seed_oss": tiny.seed_oss,
 }
 
 

@@ -9,8 +9,12 @@ from . import files, rope, spelling
 from .case import Case
 
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe")
-WINDOWED = ("mistral", "qwen3", "qwen3_moe")
+EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral")
+WINDOWED = ("mistral", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
+# Those whose configuration need not say how wide a head is.
+HEADS_FROM_HIDDEN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
+# Those that have layers with windows and others.
+MIXED = ("qwen3", "qwen2", "smollm3")
 ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
 ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gelu_accurate", "gelu_10", "hardswish"]
 
@@ -21,7 +25,11 @@ def sizes(case: Case, r: random.Random) -> None:
     text["vocab_size"] = r.choice([261, 264, 277, 288, 300])
     text["num_hidden_layers"] = layers = r.choice([1, 2, 2, 3, 4, 5])
     if "layer_types" in text:
-        text["layer_types"] = [r.choice(["linear_attention", "full_attention"]) for _ in range(layers)]
+        kinds = ["linear_attention", "full_attention"] if case.architecture in HYBRIDS else ["full_attention"]
+        text["layer_types"] = [r.choice(kinds) for _ in range(layers)]
+    if "no_rope_layers" in text:
+        text["no_rope_layers"] = r.choice([None, [r.choice([0, 1]) for _ in range(layers)]])
+        text["no_rope_layer_interval"] = r.choice([2, 3, 4])
     if "max_window_layers" in text:
         text["max_window_layers"] = layers
     if "intermediate_size" in text:
@@ -34,9 +42,9 @@ def heads(case: Case, r: random.Random) -> None:
     text["num_key_value_heads"] = kv_heads
     text["num_attention_heads"] = kv_heads * r.choice([1, 2, 3, 4])
     text["head_dim"] = r.choice([4, 8, 12, 16, 24, 32, 40, 64])
-    if case.architecture in ("llama", "mistral") and r.random() < 0.5:
+    if case.architecture in HEADS_FROM_HIDDEN and r.random() < 0.5:
         text["head_dim"] = None
-        if r.random() < 0.5:
+        if case.architecture not in ("llama", "mistral") or r.random() < 0.5:
             del text["head_dim"]
     if case.architecture == "llama" and r.random() < 0.3:
         text["num_key_value_heads"] = None
@@ -54,10 +62,14 @@ def biases(case: Case, r: random.Random) -> None:
     """Mistral has no such key: there it is without effect."""
     if r.random() < (0.1 if case.architecture == "mistral" else 0.4):
         case.text["attention_bias"] = r.choice([True, True, False])
-    if case.architecture == "llama" and r.random() < 0.4:
+    if case.architecture in ("llama", "smollm3", "seed_oss") and r.random() < 0.4:
         case.text["mlp_bias"] = True
     elif r.random() < 0.03:
         case.text["mlp_bias"] = True
+    if case.architecture == "seed_oss" and r.random() < 0.4:
+        case.text["attention_out_bias"] = True
+    if case.architecture == "qwen2_moe" and r.random() < 0.3:
+        case.text["qkv_bias"] = r.choice([True, False])
 
 
 def context(case: Case, r: random.Random) -> None:
@@ -70,10 +82,10 @@ def windows(case: Case, r: random.Random) -> None:
     if stray and r.random() < 0.8:
         return
     text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
-    if case.architecture != "mistral":
+    if case.architecture not in ("mistral", "mixtral", "phi3"):
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])
-    if case.architecture == "qwen3" and r.random() < 0.4:
+    if case.architecture in MIXED and r.random() < 0.4:
         kinds = ["sliding_attention", "full_attention"]
         text["layer_types"] = [r.choice(kinds) for _ in range(text["num_hidden_layers"])]
     elif case.architecture in ("llama", "mistral", "qwen3_moe") and r.random() < 0.15:
@@ -118,8 +130,12 @@ def experts(case: Case, r: random.Random) -> None:
         return
     text = case.text
     count = r.choice([1, 2, 4, 5, 8, 16, 0 if r.random() < 0.1 else 3])
-    text["num_experts"] = count
+    mixtral = case.architecture == "mixtral"
+    text["num_local_experts" if mixtral else "num_experts"] = count
     text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= max(count, 1)])
+    case.save_original_format = r.random() < 0.5
+    if mixtral:
+        return
     text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
     if case.architecture != "qwen3_moe" or r.random() < 0.1:
         text["shared_expert_intermediate_size"] = r.choice([16, 32, 96])
@@ -127,7 +143,6 @@ def experts(case: Case, r: random.Random) -> None:
     if r.random() < 0.2:
         text["norm_topk_prob"] = None
         del text["norm_topk_prob"]
-    case.save_original_format = r.random() < 0.5
 
 
 def sparse_layers(case: Case, r: random.Random) -> None:

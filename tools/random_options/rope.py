@@ -6,7 +6,7 @@ from .case import Case
 
 KINDS = ["default"] * 6 + ["linear"] * 3 + ["llama3"] * 4 + ["yarn"] * 7 + ["dynamic", "longrope", "proportional"]
 NESTED = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4", "phi3")
 
 
 def option(case: Case, r: random.Random) -> None:
@@ -14,7 +14,7 @@ def option(case: Case, r: random.Random) -> None:
     old = text.get("rope_parameters") or {}
     for key in NESTED:
         text.pop(key, None)
-    kind = r.choice(KINDS)
+    kind = r.choice(["default", "default", "longrope"] if case.architecture == "phi3" else KINDS)
     # Only these models rotate a part of a head; for the others the factor is without effect, or does not fit.
     chance = 0.6 if case.architecture in PARTIAL else 0.15
     partial = r.choice([0.25, 0.25, 0.3, 0.5, 0.75, 1.0, 1]) if r.random() < chance else None
@@ -53,7 +53,7 @@ def scaling(text: dict, kind: str, partial: float | None, architecture: str, r: 
 def longrope_pairs(text: dict, partial: float | None, architecture: str) -> int:
     head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if partial is None:
-        partial = 0.25 if architecture in PARTIAL else 1.0
+        partial = {"glm4": 0.5, "phi3": 1.0}.get(architecture, 0.25 if architecture in PARTIAL else 1.0)
     return (int(head_dim * partial) + 1) // 2
 
 

@@ -41,7 +41,8 @@ impl<'a> Config<'a> {
         let path = checkpoint.path().to_path_buf();
         if let Some(metadata) = checkpoint.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?.to_string();
-            let tables = arch::gguf(&architecture).map_or(&[][..], |found| found.gguf_keys);
+            let experts = has_experts(metadata, &architecture)?;
+            let tables = arch::gguf(&architecture, experts).map_or(&[][..], |found| found.gguf_keys);
             return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables } });
         }
         let root = object(&path, "config.json", checkpoint.config()?)?;
@@ -71,9 +72,26 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// The `model_type` of `config.json`, or of the `text_config` in it.
+    pub fn text_type(&self) -> Option<&'a str> {
+        let Source::Json { text, model_type, .. } = &self.source else { return None };
+        text.get("model_type").and_then(Value::as_str).or(*model_type)
+    }
+
     /// Whether this is a GGUF file's.
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf { .. })
+    }
+
+    /// Whether a GGUF file says that there are experts.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] when their number is no size.
+    pub fn has_experts(&self) -> Result<bool, ModelError> {
+        match &self.source {
+            Source::Json { .. } => Ok(false),
+            Source::Gguf { metadata, architecture, .. } => has_experts(metadata, architecture),
+        }
     }
 
     /// Whether mlx-lm made the checkpoint.
@@ -504,6 +522,11 @@ type Visit<'v> = dyn FnMut(&str, Option<Role>, Found<'_>) -> Result<(), ModelErr
 enum Found<'a> {
     Json(&'a Value),
     Gguf(&'a gguf::Metadata),
+}
+
+fn has_experts(metadata: &gguf::Metadata, architecture: &str) -> Result<bool, ModelError> {
+    let experts = metadata.find::<usize>(&format!("{architecture}.expert_count"))?;
+    Ok(experts.is_some_and(|experts| experts > 0))
 }
 
 fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {

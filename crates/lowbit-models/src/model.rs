@@ -53,7 +53,8 @@ impl Model {
     pub fn load_for(checkpoint: &Checkpoint, target: Target) -> Result<Self, ModelError> {
         let config = Config::new(checkpoint)?;
         let weights = Weights::new(checkpoint, &target);
-        let (decoder_config, decoder) = arch::load(&config, &weights)?;
+        let (spec, decoder) = arch::load(&config, &weights)?;
+        let decoder_config = spec.config;
         let architecture = config.architecture()?;
         let warnings = crate::warnings(checkpoint)?;
         Ok(Self { architecture, config: decoder_config, decoder, target, warnings })

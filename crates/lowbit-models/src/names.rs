@@ -22,11 +22,18 @@ pub const FFN_NORM: Name<'_> = ("post_attention_layernorm", "ffn_norm");
 /// and as the hybrids do.
 pub const POST_ATTENTION_NORM: Name<'_> = ("post_attention_layernorm", "post_attention_norm");
 
+/// GLM-4's norms of what attention and the MLP give.
+pub const POST_SELF_ATTN_NORM: Name<'_> = ("post_self_attn_layernorm", "post_attention_norm");
+pub const POST_MLP_NORM: Name<'_> = ("post_mlp_layernorm", "post_ffw_norm");
+
 pub const Q_PROJ: Name<'_> = ("self_attn.q_proj", "attn_q");
 pub const K_PROJ: Name<'_> = ("self_attn.k_proj", "attn_k");
 pub const V_PROJ: Name<'_> = ("self_attn.v_proj", "attn_v");
 pub const O_PROJ: Name<'_> = ("self_attn.o_proj", "attn_output");
 pub const ATTENTION: Names = &[INPUT_NORM, Q_PROJ, K_PROJ, V_PROJ, O_PROJ];
+
+/// q's rows, k's and v's after each other.
+pub const FUSED_QKV: Name<'_> = ("self_attn.qkv_proj", "attn_qkv");
 
 pub const Q_NORM: Name<'_> = ("self_attn.q_norm", "attn_q_norm");
 pub const K_NORM: Name<'_> = ("self_attn.k_norm", "attn_k_norm");
@@ -35,6 +42,9 @@ pub const HEAD_NORMS: Names = &[Q_NORM, K_NORM];
 /// Gate, up and down.
 pub const MLP: [Name<'_>; 3] =
     [("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down")];
+
+/// Gate's rows and up's after each other, with GGUF's name for up alone.
+pub const FUSED_MLP: Name<'_> = ("mlp.gate_up_proj", "ffn_up");
 
 pub const ROUTER: Name<'_> = ("mlp.gate", "ffn_gate_inp");
 /// MLX's names; Hugging Face stores one matrix per expert or other stacks.

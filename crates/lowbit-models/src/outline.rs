@@ -1,4 +1,4 @@
-use crate::layers::DecoderConfig;
+use crate::layers::{DecoderConfig, DecoderSpec};
 use crate::{Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
@@ -7,7 +7,7 @@ use lowbit_kernels::Device;
 /// and the same outline compute the same.
 #[derive(Clone, Debug)]
 pub struct Outline {
-    config: DecoderConfig,
+    spec: DecoderSpec,
     settings: Vec<(String, Setting)>,
 }
 
@@ -66,13 +66,14 @@ impl Outline {
     pub fn new(checkpoint: &Checkpoint) -> Result<Self, ModelError> {
         let target = Target::outline(&Device::cpu(Some(1))?)?;
         let (checked, weights) = (Config::new(checkpoint)?, Weights::new(checkpoint, &target));
-        let (config, decoder) = arch::load(&checked, &weights)?;
-        let mut outline = Self { config, settings: vec![] };
-        let DecoderConfig { hidden_size, num_hidden_layers, vocab_size, rms_norm_eps, .. } = outline.config;
+        let (spec, decoder) = arch::load(&checked, &weights)?;
+        let mut outline = Self { spec, settings: vec![] };
+        let DecoderConfig { hidden_size, num_hidden_layers, vocab_size, rms_norm_eps, .. } =
+            outline.spec.config;
         outline.word("hidden_size", hidden_size);
         outline.word("num_hidden_layers", num_hidden_layers);
         outline.word("vocab_size", vocab_size);
-        outline.word("max_position_embeddings", outline.config.max_position_embeddings);
+        outline.word("max_position_embeddings", outline.spec.config.max_position_embeddings);
         outline.numbers("rms_norm_eps", &[rms_norm_eps]);
         for (index, block) in decoder.blocks().iter().enumerate() {
             let before = outline.settings.len();
@@ -86,7 +87,12 @@ impl Outline {
 
     /// Sizes.
     pub fn config(&self) -> &DecoderConfig {
-        &self.config
+        &self.spec.config
+    }
+
+    /// The layers.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
     }
 
     /// The first setting that is not the same in `other`, which is made of this one. (Pairs that this one does not

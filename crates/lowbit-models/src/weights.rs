@@ -1,5 +1,5 @@
 use crate::ModelError;
-use crate::arch::{Architecture, OffsetNorms};
+use crate::arch::Architecture;
 use crate::layers::{Linear, MergedLinear};
 use crate::names::Name;
 use crate::tape::Named;
@@ -17,7 +17,10 @@ use std::rc::Rc;
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a Target,
-    offset_norms: Option<OffsetNorms>,
+    /// Whose checkpoint it is.
+    architecture: Option<&'static Architecture>,
+    /// Whether its tensors have the names of [`Architecture::aliases`].
+    aliased: bool,
     prefix: String,
     /// Whether weights stay as the file has them, for products in f32.
     exact: bool,
@@ -113,6 +116,11 @@ pub(crate) struct Placement<'a> {
 }
 
 impl Placement<'_> {
+    /// Whether weights are repacked on the CPU, after which their rows cannot be taken apart.
+    pub fn repacks(self) -> bool {
+        self.repack && matches!(self.device, Device::Cpu(_))
+    }
+
     /// A weight that was read through the map, as products read it.
     pub fn weight(self, weight: &QuantizedTensor) -> Result<QuantizedTensor, KernelError> {
         let weight = weight.to_device(self.device)?;
@@ -125,7 +133,7 @@ impl<'a> Weights<'a> {
     pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
         let (prefix, exact) = (String::new(), target.exact);
         let (used, read) = (Rc::default(), Rc::default());
-        Self { checkpoint, target, offset_norms: None, prefix, exact, used, read }
+        Self { checkpoint, target, architecture: None, aliased: false, prefix, exact, used, read }
     }
 
     /// The tensors below `json` or `gguf`, whichever this checkpoint has.
@@ -135,10 +143,15 @@ impl<'a> Weights<'a> {
     }
 
     /// The same tensors, with what is special about this architecture's checkpoints.
-    pub(crate) fn of(&self, architecture: &Architecture) -> Self {
-        let offset_norms = architecture.offset_norms;
+    pub(crate) fn of(&self, architecture: &'static Architecture) -> Self {
         let (used, read) = (self.used.clone(), self.read.clone());
-        Self { offset_norms, prefix: self.prefix.clone(), used, read, ..*self }
+        let is_alias = |name: &str| {
+            let in_layer = name.split_once("layers.").and_then(|(_, rest)| rest.split_once('.'));
+            in_layer.is_some_and(|(_, name)| architecture.known_name(name) != name)
+        };
+        let aliased = !self.is_gguf() && !architecture.aliases.is_empty() && self.names().any(is_alias);
+        let (architecture, prefix) = (Some(architecture), self.prefix.clone());
+        Self { architecture, aliased, prefix, used, read, ..*self }
     }
 
     /// Layer `index`: `layers.{index}.` or `blk.{index}.`.
@@ -214,10 +227,13 @@ impl<'a> Weights<'a> {
 
     /// Whether a module of this name has a weight.
     pub fn has_module(&self, (json, gguf): Name<'_>) -> bool {
-        let has = |name: &str| self.checkpoint.tensors().get(&format!("{}{name}", self.prefix)).is_some();
+        let has = |name: &str| self.checkpoint.tensors().get(name).is_some();
         match self.choose(json, gguf) {
             "" => false,
-            name => has(name) || has(&format!("{name}.weight")),
+            _ => {
+                let name = self.name(json, gguf);
+                has(&name) || has(&format!("{name}.weight"))
+            }
         }
     }
 
@@ -296,6 +312,23 @@ impl<'a> Weights<'a> {
         let linears = linears.try_into().expect("one per part");
         let (name, _) = parts[0];
         self.placed(|placement| MergedLinear::new(linears, placement))
+            .map_err(|error| self.weight_error(&self.name(name.0, name.1), error))
+    }
+
+    /// As [`Self::merged`], from one matrix that has the rows of all: the name of the whole, and the n of each part.
+    ///
+    /// # Errors
+    /// As [`Self::linear`].
+    pub fn fused<const N: usize>(
+        &self,
+        name: Name<'_>,
+        parts: [usize; N],
+        k: usize,
+    ) -> Result<MergedLinear<N>, ModelError> {
+        let n = parts.iter().sum();
+        let weight = self.named(name, self.mapped_matrix(name, &[n, k])?);
+        let whole = Linear::new(weight, self.bias(name, n, &self.target.host)?);
+        self.placed(|placement| MergedLinear::fused(whole, parts, placement))
             .map_err(|error| self.weight_error(&self.name(name.0, name.1), error))
     }
 
@@ -505,7 +538,8 @@ impl<'a> Weights<'a> {
         let module = format!("{}{json}", self.prefix);
         let (json, gguf) = (format!("{json}.weight"), format!("{gguf}.weight"));
         let mut values = self.values((&json, &gguf), len)?;
-        if self.offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module)) {
+        let offset_norms = self.architecture.and_then(|architecture| architecture.offset_norms);
+        if offset_norms.is_some_and(|norms| norms.contain(self.layout(), &module)) {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         Ok(self.named((&json, &gguf), Tensor::new(&values, &[len], self.device())?))
@@ -543,8 +577,13 @@ impl<'a> Weights<'a> {
         if self.is_gguf() { gguf } else { json }
     }
 
+    /// The full name in the checkpoint of what layers call `json`, or `gguf`.
     fn name(&self, json: &str, gguf: &str) -> String {
-        format!("{}{}", self.prefix, self.choose(json, gguf))
+        let name = self.choose(json, gguf);
+        match self.architecture.filter(|_| self.aliased) {
+            Some(architecture) => format!("{}{}", self.prefix, architecture.stored_name(name)),
+            None => format!("{}{name}", self.prefix),
+        }
     }
 
     fn view(&self, name: &str) -> Result<TensorView, ModelError> {

@@ -51,7 +51,7 @@ fn what_is_not_computed_is_refused() {
         ("qwen3", "qwen3.rope.scaling.attn_factor", Value::F32(0.5)),
         ("qwen3-yarn", "qwen3.rope.scaling.yarn_beta_fast", Value::F32(16.0)),
         ("qwen3-yarn", "qwen3.rope.scaling.yarn_attn_factor", Value::F32(0.5)),
-        ("llama3", "llama.expert_count", Value::U32(8)),
+        ("llama3", "llama.expert_used_count", Value::U32(8)),
         ("qwen3_moe-gguf", "qwen3moe.expert_gating_func", Value::U32(2)),
         ("qwen3_moe-gguf", "qwen3moe.expert_weights_scale", Value::F32(2.5)),
         ("qwen3_moe-gguf", "qwen3moe.expert_weights_norm", Value::Bool(false)),

@@ -4,7 +4,8 @@ use crate::QuantizeError;
 use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::{RopeLayout, RopeParams};
-use lowbit_models::arch::{self, Architecture};
+use lowbit_models::arch::{self, Architecture, ModelType};
+use lowbit_models::keys::{self, Role};
 use lowbit_models::layers::{DecoderConfig, rope_params};
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -26,6 +27,21 @@ impl<'a> Computed<'a> {
         let config = Config::new(checkpoint)?;
         let architecture = arch::find(&config)?;
         Ok(Self { checkpoint, config, architecture, outline: Outline::new(checkpoint)? })
+    }
+
+    /// The `model_type` that describes its text model in `config.json`.
+    pub fn text_type(&self) -> &'static ModelType {
+        self.architecture.text_type(self.config.text_type())
+    }
+
+    /// Whether `config.json` of such a model has `key`.
+    pub fn computes(&self, key: &str) -> bool {
+        matches!(keys::role(self.text_type().tables, key), Some(Role::Computed(_)))
+    }
+
+    /// The key of `config.json` for the number of experts.
+    pub fn experts_key(&self) -> &'static str {
+        if self.computes("num_local_experts") { "num_local_experts" } else { "num_experts" }
     }
 
     /// Its sizes.

@@ -6,7 +6,7 @@ use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{HeadMap, Rope, RopeParams, RopeScaling, Yarn};
 use lowbit_models::keys::{self, Absent, Role};
-use lowbit_models::layers::{DeltaNetConfig, MoeConfig};
+use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, MoeConfig};
 use lowbit_models::names::{A_LOG, Name, ROUTER};
 use serde_json::{Map, Value as Json, json};
 
@@ -46,7 +46,7 @@ impl TextConfig<'_> {
 
     /// The defaults of keys that the source leaves out.
     pub fn fill_in(&mut self) {
-        for key in self.source.architecture.model_types[0].tables.iter().copied().flatten() {
+        for key in self.source.text_type().tables.iter().copied().flatten() {
             let Role::Computed(Absent::Is(default) | Absent::Disputed(default)) = key.role else { continue };
             // In the section for the rotary embedding.
             if !["rope_theta", "partial_rotary_factor"].contains(&key.name) {
@@ -90,17 +90,30 @@ impl TextConfig<'_> {
 
     fn experts(&mut self) -> Result<(), QuantizeError> {
         let Computed { config, architecture, checkpoint, .. } = self.source;
-        // llama.cpp divides by the sum in all of these models, transformers always does in Qwen3.5.
-        let moe = MoeConfig::new(config, config.is_gguf() || architecture.gguf != "qwen3moe")?;
-        self.put("num_experts", moe.num_experts);
-        self.json.remove("num_local_experts");
-        self.put("num_experts_per_tok", moe.num_experts_per_tok);
-        self.put("moe_intermediate_size", moe.moe_intermediate_size);
-        if moe.shared_expert_intermediate_size > 0 {
-            self.put("shared_expert_intermediate_size", moe.shared_expert_intermediate_size);
+        let sparse = self.source.outline.spec().layers.iter().find_map(|layer| match &layer.feedforward {
+            FeedforwardSpec::Sparse(moe) => Some(moe.clone()),
+            FeedforwardSpec::Dense(_) => None,
+        });
+        // Where no layer has experts, whether their weights are divided is without effect.
+        let moe = sparse.map_or_else(|| MoeConfig::new(config, true), Ok)?;
+        let computes = |key| self.source.computes(key);
+        let count = self.source.experts_key();
+        let own = computes("moe_intermediate_size");
+        let size = if own { "moe_intermediate_size" } else { "intermediate_size" };
+        let (shared, divided) = (moe.shared_expert_intermediate_size, computes("norm_topk_prob"));
+        for other in ["num_experts", "num_local_experts"].into_iter().filter(|key| *key != count) {
+            self.json.remove(other);
         }
-        self.put("norm_topk_prob", moe.norm_topk_prob || architecture.gguf == "qwen35moe");
-        if config.is_gguf() {
+        self.put(count, moe.num_experts);
+        self.put("num_experts_per_tok", moe.num_experts_per_tok);
+        self.put(size, moe.moe_intermediate_size);
+        if shared > 0 {
+            self.put("shared_expert_intermediate_size", shared);
+        }
+        if divided {
+            self.put("norm_topk_prob", moe.norm_topk_prob);
+        }
+        if config.is_gguf() && self.source.computes("mlp_only_layers") {
             let layers = 0..self.source.decoder().num_hidden_layers;
             let tensors = checkpoint.tensors();
             let dense = |layer: &usize| tensors.get(&format!("blk.{layer}.{}.weight", ROUTER.1)).is_none();
@@ -208,7 +221,7 @@ impl TextConfig<'_> {
     /// The rotated fraction of a head, if the architecture has a key for it.
     fn rotary_fraction(&self, rotary_dim: usize) -> Result<Option<f64>, QuantizeError> {
         let head_dim = self.source.head_dim()?;
-        let tables = self.source.architecture.model_types[0].tables;
+        let tables = self.source.text_type().tables;
         let fraction = rotary_dim as f64 / head_dim as f64;
         let want = match keys::role(tables, "partial_rotary_factor") {
             Some(Role::Computed(_)) if (head_dim as f64 * fraction) as usize == rotary_dim => {

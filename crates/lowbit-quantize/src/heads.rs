@@ -50,13 +50,13 @@ impl Heads {
     /// # Errors
     /// [`QuantizeError::Model`] for sizes that are missing or do not go together.
     pub fn new(config: &Config<'_>, architecture: &Architecture) -> Result<Self, QuantizeError> {
-        let permuted = match architecture.gguf {
-            "llama" => {
+        let permuted = match architecture.conversion.like_llama {
+            true => {
                 let heads = config.size("num_attention_heads", "attention.head_count")?;
                 let keys = config.optional_size("num_key_value_heads", "attention.head_count_kv")?;
                 Some([heads, keys.unwrap_or(heads)])
             }
-            _ => None,
+            false => None,
         };
         let delta_net = match architecture.gguf_name(A_LOG.0).is_some() {
             true => Some(DeltaNet::new(config, architecture)?),
@@ -116,7 +116,7 @@ impl DeltaNet {
                 .refuse("linear_value_head_dim", &got, "that is more than memory can hold")
                 .into());
         }
-        let tiled = architecture.gguf != "qwen3next" && ratio > 1;
+        let tiled = architecture.conversion.tiled_value_heads && ratio > 1;
         Ok(Self { key_heads, ratio, key_dim, value_dim, tiled })
     }
 

@@ -12,6 +12,7 @@ use lowbit_files::{Checkpoint, Layout, Stored, TensorView};
 use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::arch::{self, Architecture, Extra, extra};
 use serde_json::Value as Json;
+use std::borrow::Cow;
 
 /// A checkpoint in MLX's layout, without the tokenizer.
 pub struct Converted {
@@ -30,11 +31,13 @@ pub fn convert(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let checkpoint = computed.checkpoint;
     let Converted { config, tensors, mut warnings } = match checkpoint.metadata() {
         Some(metadata) => from_gguf::convert(computed, metadata)?,
-        None => Converted {
-            config: config(computed)?,
-            tensors: targets(checkpoint, &Known::new(computed)?)?,
-            warnings: extras(computed, &[]),
-        },
+        None => {
+            let mut tensors = targets(checkpoint, &Known::new(computed)?)?;
+            for tensor in &mut tensors {
+                tensor.name = in_layer(&tensor.name, |name| computed.architecture.stored_name(name));
+            }
+            Converted { config: config(computed)?, tensors, warnings: extras(computed, &[]) }
+        }
     };
     warnings.extend(not_in_mlx_lm(computed)?);
     Ok(Converted { config, tensors, warnings })
@@ -109,8 +112,9 @@ impl Known {
     /// As [`lowbit_models::Config::size`].
     pub fn new(computed: &Computed<'_>) -> Result<Self, QuantizeError> {
         let decoder = computed.decoder();
-        let experts = match computed.config.computes("num_experts") {
-            true => computed.config.optional_size("num_experts", "")?,
+        let key = computed.experts_key();
+        let experts = match computed.config.computes(key) {
+            true => computed.config.optional_size(key, "")?,
             false => None,
         };
         let (layers, tied) = (decoder.num_hidden_layers, decoder.tie_word_embeddings);
@@ -126,7 +130,20 @@ struct Names<'a> {
     text_prefix: &'static str,
 }
 
-/// All tensors of a directory as MLX has them, sorted by name.
+/// `name` with what follows its layer's number as `rename` makes it.
+fn in_layer(name: &str, rename: impl FnOnce(&str) -> Cow<'_, str>) -> String {
+    let of_layer = |(before, rest): (&str, &str)| {
+        let (index, rest) = rest.split_once('.')?;
+        index.parse::<usize>().ok()?;
+        Some(name.len() - rest.len()).filter(|_| before.is_empty() || before.ends_with('.'))
+    };
+    match name.split_once("layers.").and_then(of_layer) {
+        Some(start) => format!("{}{}", &name[..start], rename(&name[start..])),
+        None => name.into(),
+    }
+}
+
+/// All tensors of a directory by the names that layers ask for, in MLX's shapes, sorted by name.
 ///
 /// # Errors
 /// [`QuantizeError`] for shapes that do not split, and experts that are missing or surplus.
@@ -153,6 +170,7 @@ impl Names<'_> {
     fn rename(&self, view: &TensorView, targets: &mut Vec<Tensor>) -> Result<(), QuantizeError> {
         let predicted = predictor(&view.name, self.known.layers);
         let name = predicted.clone().unwrap_or_else(|| self.nest(&view.name));
+        let name = in_layer(&name, |name| self.known.architecture.known_name(name));
         if self.is_part_of_another(view) {
             return Ok(());
         }

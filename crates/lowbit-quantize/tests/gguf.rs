@@ -191,11 +191,9 @@ fn what_is_not_possible_is_refused_before_anything_is_written() {
     writer.entry("general.architecture", Entry::String("falcon".into())).unwrap();
     writer.begin(std::fs::File::create(&other).unwrap()).unwrap().finish().unwrap();
     let error = refusal(&Checkpoint::open(&other).unwrap(), &folder.path().join("new.gguf"));
-    let want = format!(
-        "{}: architecture \"falcon\" is not supported; supported are llama, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe",
-        other.display()
-    );
-    assert_eq!(error, want);
+    let want =
+        format!("{}: architecture \"falcon\" is not supported; supported are llama, ", other.display());
+    assert!(error.starts_with(&want) && error.contains("qwen35moe"), "{error}");
     for end in 1..4 {
         let output = folder.path().join("new.gguf");
         let result = quantize_to_gguf(&checkpoint, &output, &options("Q4_0"), |done, _| {

@@ -1,14 +1,15 @@
 //! Llama 2 and 3, and Mistral: grouped-query attention and SwiGLU, no norms inside.
 //! Source: transformers 5 `models/{llama,mistral}`; llama.cpp `src/models/llama.cpp`.
 
-use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model, window};
+use super::biases::BY_FLAGS;
+use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
 use crate::keys::Fixed::{Flag, Int};
 use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, PreNormBlock,
+    AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig,
 };
-use crate::names::{ATTENTION, FFN_NORM, MLP, TOP};
-use crate::{Config, Weights};
+use crate::names::{ATTENTION, FFN_NORM, INPUT_NORM, MLP, TOP};
+use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
 pub const LLAMA: Architecture = Architecture {
@@ -20,9 +21,12 @@ pub const LLAMA: Architecture = Architecture {
     gguf_keys: &[GGUF_KEYS, GGUF],
     offset_norms: None,
     names: &[TOP, ATTENTION, &MLP, &[FFN_NORM]],
+    aliases: &[],
+    biases: BY_FLAGS,
+    conversion: Conversion { like_llama: true, rope_divisors: true, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault { transformers: false, mlx_lm: true },
-    load,
+    describe,
 };
 
 const LLAMA_KEYS: &[Key] = &[
@@ -60,23 +64,23 @@ const GGUF_KEYS: &[Key] = &[
     Key::only("expert_used_count", &[Int(0)]),
 ];
 
-fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
-    let decoder = DecoderConfig::new(config, weights)?;
+fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
+    let sizes = DecoderConfig::new(config, weights)?;
     // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
     let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
-    let mut attention = AttentionConfig::new(config, weights, decoder.hidden_size, layout)?;
+    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, layout)?;
     if !config.is_gguf() {
         attention.sliding_window = window(config)?;
     }
-    let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    let block = |index: usize, weights: &Weights<'_>| {
+    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    let layers = sizes.num_hidden_layers;
+    decoder(sizes, |index| {
         // Windows of some layers alone are mlx-lm's, not transformers'.
-        config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
-        let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
-        let mlp = Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?;
-        PreNormBlock::load(weights, &decoder, FFN_NORM, mixer, Feedforward::Dense(mlp.into()))
-    };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
-    weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
-    Ok((decoder, model))
+        config.layer_type(index, layers, &["full_attention"])?;
+        Ok(LayerSpec {
+            norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
+            mixer: MixerSpec::Attention(attention.clone()),
+            feedforward: FeedforwardSpec::Dense(mlp),
+        })
+    })
 }

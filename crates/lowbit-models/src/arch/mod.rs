@@ -2,20 +2,34 @@
 //! about each, and its line in [`ARCHITECTURES`]. Everything that is special about a model's checkpoints stands here.
 
 mod biases;
+pub use biases::{Biases, Promise};
+mod glm4;
 mod llama;
+mod mixtral;
+mod phi3;
+mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_vl;
+mod seed_oss;
+mod smollm3;
 
 use crate::keys::Tables;
-use crate::layers::{Decoder, DecoderConfig};
+use crate::layers::{
+    AttentionConfig, Decoder, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec,
+    MlpConfig,
+};
 use crate::names::Names;
+use crate::names::ROUTER;
 use crate::{Config, ModelError, Weights};
 use lowbit_files::{Layout, shown};
+use std::borrow::Cow;
 
-/// An architecture's sizes and its decoder.
-pub type Loaded = Result<(DecoderConfig, Decoder), ModelError>;
+/// A description, and the decoder that it describes.
+pub type Loaded = Result<(DecoderSpec, Decoder), ModelError>;
 
 /// How a family of checkpoints is recognised and loaded.
 pub struct Architecture {
@@ -29,15 +43,67 @@ pub struct Architecture {
     pub offset_norms: Option<OffsetNorms>,
     /// The names of its tensors, but for what its file says.
     pub names: &'static [Names],
+    /// Modules of a layer that its checkpoints, but for GGUF, call otherwise than [`names`](crate::names) does.
+    pub aliases: &'static [Alias],
+    /// Which modules have biases.
+    pub biases: &'static [Biases],
+    /// Facts for conversions.
+    pub conversion: Conversion,
     /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in a multimodal one.
     pub mlx_prefix: &'static str,
     /// What a missing `tie_word_embeddings` means.
     pub tied_by_default: TiedByDefault,
-    /// Builds the decoder from its configuration and its weights.
-    pub load: fn(&Config<'_>, &Weights<'_>) -> Loaded,
+    /// The layers, of a configuration and the names and shapes of weights.
+    pub describe: fn(&Config<'_>, &Weights<'_>) -> Result<DecoderSpec, ModelError>,
+}
+
+/// A module's name in a layer as the layers here call it, and as the checkpoint does. `{}` stands for a number. What follows
+/// the name stays.
+pub type Alias = (&'static str, &'static str);
+
+/// What conversions between layouts must know of an architecture besides its names.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion {
+    /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are neighbours, and writes `vocab_size`
+    /// and `rope.dimension_count`.
+    pub like_llama: bool,
+    /// llama.cpp reads divisors of the rotary frequencies.
+    pub rope_divisors: bool,
+    /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
+    pub rotary_dimension: bool,
+    /// GGUF always has the sections of multimodal positions.
+    pub sections: bool,
+    /// GGUF has value heads that read one key head apart from each other.
+    pub tiled_value_heads: bool,
+    /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in another.
+    pub fused_delta_nets: bool,
+}
+
+impl Conversion {
+    /// None of them.
+    pub const PLAIN: Self = Self {
+        like_llama: false,
+        rope_divisors: false,
+        rotary_dimension: false,
+        sections: false,
+        tiled_value_heads: false,
+        fused_delta_nets: false,
+    };
 }
 
 impl Architecture {
+    /// What the checkpoint calls the tensor that layers call `name`, below its layer.
+    pub fn stored_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        let renamed = |(ours, theirs): &Alias| renamed(name, ours, theirs);
+        self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
+    }
+
+    /// The inverse of [`Self::stored_name`].
+    pub fn known_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        let renamed = |(ours, theirs): &Alias| renamed(name, theirs, ours);
+        self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
+    }
+
     /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without what stands before
     /// `embed_tokens` or the name in a layer.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
@@ -64,6 +130,20 @@ impl Architecture {
         ["weight", "bias"].contains(&parameter).then_some(())?;
         Some(format!("{}.{parameter}", find(module)?))
     }
+}
+
+/// `name` with `to` for `from`, which it is or is below; `{}` is the same number in both.
+fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
+    let (number, rest) = match from.split_once("{}") {
+        None => ("", name.strip_prefix(from)?),
+        Some((before, after)) => {
+            let rest = name.strip_prefix(before)?;
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|&digits| digits > 0)?;
+            let (number, rest) = rest.split_at(digits);
+            (number, rest.strip_prefix(after)?)
+        }
+    };
+    (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", to.replacen("{}", number, 1)))
 }
 
 /// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other checkpoints of the
@@ -109,19 +189,42 @@ pub struct ModelType {
     pub wraps: bool,
 }
 
+impl Architecture {
+    /// The `model_type` of its text models that is `name`, or the first one.
+    pub fn text_type(&self, name: Option<&str>) -> &'static ModelType {
+        let mut types = self.model_types.iter().filter(|model_type| !model_type.wraps);
+        let first = types.clone().next().unwrap_or(&self.model_types[0]);
+        types.find(|model_type| Some(model_type.name) == name).unwrap_or(first)
+    }
+}
+
 /// The one list.
 pub const ARCHITECTURES: &[Architecture] = &[
     llama::LLAMA,
+    // Called llama in GGUF, too.
+    mixtral::MIXTRAL,
+    qwen2::QWEN2,
+    qwen2_moe::QWEN2_MOE,
     qwen3::QWEN3,
     qwen3_moe::QWEN3_MOE,
     qwen3_next::QWEN3_NEXT,
     qwen3_5::QWEN3_5,
     qwen3_5::QWEN3_5_MOE,
+    qwen3_vl::QWEN3_VL,
+    phi3::PHI3,
+    glm4::GLM4,
+    smollm3::SMOLLM3,
+    seed_oss::SEED_OSS,
 ];
 
-/// The architecture that GGUF calls `name`.
-pub fn gguf(name: &str) -> Option<&'static Architecture> {
-    ARCHITECTURES.iter().find(|architecture| architecture.gguf == name)
+/// The architecture that GGUF calls `name`, with experts or without: Mixtral has Llama's name.
+pub fn gguf(name: &str, experts: bool) -> Option<&'static Architecture> {
+    let mut named = ARCHITECTURES.iter().filter(|architecture| architecture.gguf == name);
+    let first = named.next()?;
+    match experts && first.gguf_name(ROUTER.0).is_none() {
+        true => named.next().or(Some(first)),
+        false => Some(first),
+    }
 }
 
 /// The architecture whose `model_type` is `name`, and that type.
@@ -140,17 +243,19 @@ pub fn model_type(name: &str) -> Option<(&'static Architecture, &'static ModelTy
 pub fn find(config: &Config<'_>) -> Result<&'static Architecture, ModelError> {
     let name = config.architecture()?;
     let found = match config.is_gguf() {
-        true => gguf(&name),
+        true => gguf(&name, config.has_experts()?),
         false => model_type(&name).map(|(architecture, _)| architecture),
     };
     found.ok_or_else(|| {
-        let names: Vec<&str> = match config.is_gguf() {
+        let mut names: Vec<&str> = match config.is_gguf() {
             true => ARCHITECTURES.iter().map(|architecture| architecture.gguf).collect(),
             false => {
                 let types = ARCHITECTURES.iter().flat_map(|architecture| architecture.model_types);
                 types.map(|model_type| model_type.name).collect()
             }
         };
+        // Two architectures may have one name in GGUF.
+        names.dedup();
         let (found, supported) = (shown(name).to_string(), names.join(", "));
         ModelError::Architecture { path: config.path().clone(), found, supported }
     })
@@ -163,9 +268,36 @@ pub fn find(config: &Config<'_>) -> Result<&'static Architecture, ModelError> {
 pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     let architecture = find(config)?;
     config.check()?;
-    let (decoder_config, decoder) = (architecture.load)(config, &weights.of(architecture))?;
-    biases::check(config, weights, decoder_config.num_hidden_layers)?;
-    Ok((decoder_config, decoder))
+    let weights = weights.of(architecture);
+    let spec = (architecture.describe)(config, &weights)?;
+    let decoder = Decoder::load(&weights, &text_model(&weights), &spec)?;
+    let layers = spec.config.num_hidden_layers;
+    weights.finish(|name| is_extra(name, layers))?;
+    biases::check(config, &weights, architecture, layers)?;
+    Ok((spec, decoder))
+}
+
+/// The decoder of these sizes whose layer `i` has the attention `attention(i)` and a SwiGLU MLP.
+pub(crate) fn dense(
+    config: &Config<'_>,
+    sizes: DecoderConfig,
+    norms: LayerNorms,
+    attention: impl Fn(usize) -> Result<AttentionConfig, ModelError>,
+) -> Result<DecoderSpec, ModelError> {
+    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    decoder(sizes, |index| {
+        let mixer = MixerSpec::Attention(attention(index)?);
+        Ok(LayerSpec { norms, mixer, feedforward: FeedforwardSpec::Dense(mlp) })
+    })
+}
+
+/// The decoder of these sizes whose layer `i` is `layer(i)`.
+pub(crate) fn decoder(
+    config: DecoderConfig,
+    layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
+) -> Result<DecoderSpec, ModelError> {
+    let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?;
+    Ok(DecoderSpec { config, layers })
 }
 
 /// `config.json`'s `sliding_window`, if there is one.

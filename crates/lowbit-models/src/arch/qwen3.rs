@@ -1,12 +1,13 @@
 //! Qwen3: Llama's block with RMSNorm on each query and key head.
 //! Source: transformers 5 `models/qwen3`; mlx-lm 0.32 `models/qwen3.py`.
 
-use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model, window};
+use super::biases::BY_FLAGS;
+use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
 use crate::keys::{BASE, DECODER, GGUF, Key};
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, PreNormBlock,
+    AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig,
 };
-use crate::names::{ATTENTION, FFN_NORM, HEAD_NORMS, MLP, TOP};
+use crate::names::{ATTENTION, FFN_NORM, HEAD_NORMS, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::RopeLayout;
 
@@ -16,9 +17,12 @@ pub const QWEN3: Architecture = Architecture {
     gguf_keys: &[GGUF_KEYS, GGUF],
     offset_norms: None,
     names: &[TOP, ATTENTION, HEAD_NORMS, &MLP, &[FFN_NORM]],
+    aliases: &[],
+    biases: BY_FLAGS,
+    conversion: Conversion::PLAIN,
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
-    load,
+    describe,
 };
 
 const KEYS: &[Key] = &[
@@ -36,58 +40,56 @@ const KEYS: &[Key] = &[
 
 const GGUF_KEYS: &[Key] = &[Key::required("feed_forward_length")];
 
-fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
-    let decoder = DecoderConfig::new(config, weights)?;
-    let full = attention(config, weights, &decoder)?;
-    let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    let block = |index: usize, weights: &Weights<'_>| {
-        let mixer =
-            Mixer::Attention(Attention::load(weights, &windowed(config, &decoder, &full, index)?)?.into());
-        let mlp = Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?;
-        PreNormBlock::load(weights, &decoder, FFN_NORM, mixer, Feedforward::Dense(mlp.into()))
-    };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
-    weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
-    Ok((decoder, model))
+fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
+    let sizes = DecoderConfig::new(config, weights)?;
+    let full = attention(config, weights, &sizes)?;
+    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    let layers = sizes.num_hidden_layers;
+    decoder(sizes, |index| {
+        let sliding_window = layer_window(config, layers, index)?;
+        Ok(LayerSpec {
+            norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
+            mixer: MixerSpec::Attention(AttentionConfig { sliding_window, ..full.clone() }),
+            feedforward: FeedforwardSpec::Dense(mlp),
+        })
+    })
 }
 
 /// Attention with norms of the heads, as all of Qwen3 has it.
 pub(super) fn attention(
     config: &Config<'_>,
     weights: &Weights<'_>,
-    decoder: &DecoderConfig,
+    sizes: &DecoderConfig,
 ) -> Result<AttentionConfig, ModelError> {
-    let plain = AttentionConfig::new(config, weights, decoder.hidden_size, RopeLayout::HalfSplit)?;
-    Ok(AttentionConfig { head_norm: Some(decoder.rms_norm_eps), ..plain })
+    let plain = AttentionConfig::new(config, weights, sizes.hidden_size, RopeLayout::HalfSplit)?;
+    Ok(AttentionConfig { head_norm: Some(sizes.rms_norm_eps), ..plain })
 }
 
-/// The same for layer `index`: with the window where `layer_types`, or without it `max_window_layers`, says so.
-fn windowed(
+/// The window of layer `index`, where `layer_types`, or without it `max_window_layers`, says that it has one.
+pub(super) fn layer_window(
     config: &Config<'_>,
-    decoder: &DecoderConfig,
-    full: &AttentionConfig,
+    layers: usize,
     index: usize,
-) -> Result<AttentionConfig, ModelError> {
+) -> Result<Option<usize>, ModelError> {
     if config.is_gguf() {
-        return Ok(full.clone());
+        return Ok(None);
     }
     let window = match config.flag("use_sliding_window", false)? {
         true => window(config)?,
         false => None,
     };
     let kinds = &["full_attention", "sliding_attention"];
-    let sliding = match config.layer_type(index, decoder.num_hidden_layers, kinds)? {
+    let sliding = match config.layer_type(index, layers, kinds)? {
         Some(kind) => kind == "sliding_attention",
         None => window.is_some() && index >= config.optional_size("max_window_layers", "")?.unwrap_or(0),
     };
-    let sliding_window = match (sliding, window) {
+    match (sliding, window) {
         (true, None) => {
             let key = format!("layer_types[{index}]");
             let want = "use_sliding_window is false, or sliding_window null";
-            return Err(config.refuse(&key, "sliding_attention", want));
+            Err(config.refuse(&key, "sliding_attention", want))
         }
-        (true, window) => window,
-        (false, _) => None,
-    };
-    Ok(AttentionConfig { sliding_window, ..full.clone() })
+        (true, window) => Ok(window),
+        (false, _) => Ok(None),
+    }
 }

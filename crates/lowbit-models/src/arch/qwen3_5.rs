@@ -1,13 +1,16 @@
 //! Qwen3.5 (and 3.6), dense and with experts: Qwen3-Next's blocks, with separate projections.
 //! Source: transformers 5 `models/{qwen3_5,qwen3_5_moe}`; llama.cpp `src/models/{qwen35,qwen35moe}.cpp`.
 
+use super::biases::BY_FLAGS;
 use super::qwen3_next::{Hybrid, OFFSET_NORMS};
-use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder};
 use crate::keys::Fixed::Int;
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key, Tables, WRAPPER};
-use crate::layers::{Decoder, DecoderConfig, Feedforward, Mlp, MoeConfig, PreNormBlock, SparseMoe};
+use crate::layers::{
+    DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MlpConfig, MoeConfig,
+};
 use crate::names::{
-    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, NEXTN, POST_ATTENTION_NORM, SHARED_EXPERT,
+    self, ATTENTION, DELTA_NET, HEAD_NORMS, INPUT_NORM, MLP, NEXTN, POST_ATTENTION_NORM, SHARED_EXPERT,
     SHARED_EXPERT_GATE, TOP,
 };
 use crate::{Config, ModelError, Weights};
@@ -22,9 +25,12 @@ pub const QWEN3_5: Architecture = Architecture {
     gguf_keys: &[GGUF_KEYS, GGUF_HYBRID, GGUF],
     offset_norms: Some(OFFSET_NORMS),
     names: &[TOP, ATTENTION, HEAD_NORMS, DELTA_NET, &MLP, &[POST_ATTENTION_NORM], NEXTN],
+    aliases: &[],
+    biases: BY_FLAGS,
+    conversion: CONVERSION,
     mlx_prefix: "language_model.",
     tied_by_default: TiedByDefault::NO,
-    load: load_dense,
+    describe: describe_dense,
 };
 
 pub const QWEN3_5_MOE: Architecture = Architecture {
@@ -45,10 +51,15 @@ pub const QWEN3_5_MOE: Architecture = Architecture {
         &[SHARED_EXPERT_GATE, POST_ATTENTION_NORM],
         NEXTN,
     ],
+    aliases: &[],
+    biases: BY_FLAGS,
+    conversion: CONVERSION,
     mlx_prefix: "language_model.",
     tied_by_default: TiedByDefault::NO,
-    load: load_moe,
+    describe: describe_moe,
 };
+
+const CONVERSION: Conversion = Conversion { sections: true, tiled_value_heads: true, ..Conversion::PLAIN };
 
 const DENSE_TABLES: Tables = &[DENSE_KEYS, HYBRID, DECODER, BASE, WRAPPER];
 const MOE_TABLES: Tables = &[MOE_KEYS, HYBRID, EXPERTS, DECODER, BASE, WRAPPER];
@@ -76,41 +87,35 @@ const MOE_KEYS: &[Key] = &[
 
 const GGUF_KEYS: &[Key] = &[Key::required("feed_forward_length")];
 
-fn load_dense(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
-    let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    load(config, weights, |weights, decoder| {
-        let mlp = Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?;
-        Ok(Feedforward::Dense(mlp.into()))
-    })
+fn describe_dense(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
+    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
+    describe(config, weights, &FeedforwardSpec::Dense(mlp))
 }
 
-fn load_moe(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
+fn describe_moe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let mut moe = MoeConfig::new(config, true)?;
     if config.is_mlx() && !moe.norm_topk_prob {
         let want = "mlx-lm does not divide by the chosen experts' sum then, but transformers always does";
         return Err(config.refuse("norm_topk_prob", "false", want));
     }
     moe.norm_topk_prob = true;
-    load(config, weights, |weights, decoder| {
-        Ok(Feedforward::Sparse(SparseMoe::load(weights, &moe, decoder.hidden_size)?.into()))
-    })
+    describe(config, weights, &FeedforwardSpec::Sparse(moe))
 }
 
-fn load(
+fn describe(
     config: &Config<'_>,
     weights: &Weights<'_>,
-    feedforward: impl Fn(&Weights<'_>, &DecoderConfig) -> Result<Feedforward, ModelError>,
-) -> Loaded {
-    let decoder = DecoderConfig::new(config, weights)?;
+    feedforward: &FeedforwardSpec,
+) -> Result<DecoderSpec, ModelError> {
+    let sizes = DecoderConfig::new(config, weights)?;
     // The GGUF converter reorders value heads so that they tile the key heads.
     let head_map = if config.is_gguf() { HeadMap::Tiled } else { HeadMap::Grouped };
-    let hybrid = Hybrid::new(config, weights, &decoder, head_map)?;
-    let block = |index: usize, weights: &Weights<'_>| {
-        let mixer = hybrid.mixer(config, weights, index)?;
-        let feedforward = feedforward(weights, &decoder)?;
-        PreNormBlock::load(weights, &decoder, POST_ATTENTION_NORM, mixer, feedforward)
-    };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
-    weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
-    Ok((decoder, model))
+    let hybrid = Hybrid::new(config, weights, &sizes, head_map)?;
+    decoder(sizes, |index| {
+        Ok(LayerSpec {
+            norms: LayerNorms::before(INPUT_NORM, POST_ATTENTION_NORM),
+            mixer: hybrid.mixer(config, index)?,
+            feedforward: feedforward.clone(),
+        })
+    })
 }

@@ -1,13 +1,14 @@
 //! Qwen3-MoE: Qwen3 with a mixture of experts in most layers.
 //! Source: transformers 5 `models/qwen3_moe`; llama.cpp `src/models/qwen3moe.cpp`.
 
+use super::biases::BY_FLAGS;
 use super::qwen3::attention;
-use super::{Architecture, Loaded, ModelType, TiedByDefault, is_extra, text_model, window};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, Key, Role};
 use crate::layers::{
-    Attention, Decoder, DecoderConfig, Feedforward, Mixer, Mlp, MoeConfig, PreNormBlock, SparseMoe,
+    DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, MoeConfig,
 };
-use crate::names::{self, ATTENTION, FFN_NORM, HEAD_NORMS, MLP, TOP};
+use crate::names::{self, ATTENTION, FFN_NORM, HEAD_NORMS, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
 
 pub const QWEN3_MOE: Architecture = Architecture {
@@ -16,9 +17,12 @@ pub const QWEN3_MOE: Architecture = Architecture {
     gguf_keys: &[GGUF_EXPERTS, GGUF],
     offset_norms: None,
     names: &[TOP, ATTENTION, HEAD_NORMS, &MLP, names::EXPERTS, &[FFN_NORM]],
+    aliases: &[],
+    biases: BY_FLAGS,
+    conversion: Conversion::PLAIN,
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
-    load,
+    describe,
 };
 
 const KEYS: &[Key] = &[
@@ -45,43 +49,42 @@ const KEYS: &[Key] = &[
     Key::optional("mlp_only_layers"),
 ];
 
-fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
-    let decoder = DecoderConfig::new(config, weights)?;
-    let mut attention = attention(config, weights, &decoder)?;
+fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
+    let sizes = DecoderConfig::new(config, weights)?;
+    let mut attention = attention(config, weights, &sizes)?;
     if !config.is_gguf() && config.flag("use_sliding_window", false)? {
         attention.sliding_window = window(config)?;
     }
     // llama.cpp always normalises here; transformers' default is not to.
     let moe = MoeConfig::new(config, config.is_gguf())?;
-    let block = |index: usize, weights: &Weights<'_>| {
-        config.layer_type(index, decoder.num_hidden_layers, &["full_attention"])?;
-        let mixer = Mixer::Attention(Attention::load(weights, &attention)?.into());
-        let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
-        PreNormBlock::load(weights, &decoder, FFN_NORM, mixer, feedforward)
-    };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
-    weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
-    Ok((decoder, model))
+    let layers = sizes.num_hidden_layers;
+    decoder(sizes, |index| {
+        config.layer_type(index, layers, &["full_attention"])?;
+        Ok(LayerSpec {
+            norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
+            mixer: MixerSpec::Attention(attention.clone()),
+            feedforward: feedforward(config, weights, &moe, index)?,
+        })
+    })
 }
 
 /// Layer `index`'s experts, or the plain MLP that `mlp_only_layers` and `decoder_sparse_step` leave it.
 pub(super) fn feedforward(
     config: &Config<'_>,
     weights: &Weights<'_>,
-    decoder: &DecoderConfig,
     moe: &MoeConfig,
     index: usize,
-) -> Result<Feedforward, ModelError> {
+) -> Result<FeedforwardSpec, ModelError> {
     let sparse = match config.is_gguf() {
-        true => weights.has("", "ffn_gate_inp.weight"),
+        true => weights.layer(index).has("", "ffn_gate_inp.weight"),
         false => {
             let step = config.size("decoder_sparse_step", "")?;
             !config.sizes("mlp_only_layers")?.contains(&index) && (index + 1).is_multiple_of(step)
         }
     };
     if sparse {
-        return Ok(Feedforward::Sparse(SparseMoe::load(weights, moe, decoder.hidden_size)?.into()));
+        return Ok(FeedforwardSpec::Sparse(moe.clone()));
     }
     let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
-    Ok(Feedforward::Dense(Mlp::load(weights, MLP, decoder.hidden_size, intermediate_size)?.into()))
+    Ok(FeedforwardSpec::Dense(MlpConfig::new(intermediate_size)))
 }

@@ -1,17 +1,17 @@
 //! Qwen3-Next: gated delta nets with gated full attention every fourth layer, and a mixture of experts.
 //! Source: transformers 5 `models/qwen3_next`; llama.cpp `src/models/qwen3next.cpp`.
 
+use super::biases::BY_FLAGS;
 use super::qwen3::attention;
 use super::qwen3_moe::feedforward;
-use super::{Architecture, Loaded, ModelType, OffsetNorms, TiedByDefault, is_extra, text_model};
+use super::{Architecture, Conversion, ModelType, OffsetNorms, TiedByDefault, decoder, text_model};
 use crate::keys::Fixed::Flag;
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_EXPERTS, GGUF_HYBRID, HYBRID, Key};
 use crate::layers::{
-    Attention, AttentionConfig, Decoder, DecoderConfig, DeltaNetConfig, GatedDeltaNet, Mixer, MoeConfig,
-    PreNormBlock,
+    AttentionConfig, DecoderConfig, DecoderSpec, DeltaNetConfig, LayerNorms, LayerSpec, MixerSpec, MoeConfig,
 };
 use crate::names::{
-    self, ATTENTION, DELTA_NET, HEAD_NORMS, MLP, NEXTN, POST_ATTENTION_NORM, SHARED_EXPERT,
+    self, ATTENTION, DELTA_NET, HEAD_NORMS, INPUT_NORM, MLP, NEXTN, POST_ATTENTION_NORM, SHARED_EXPERT,
     SHARED_EXPERT_GATE, TOP,
 };
 use crate::{Config, ModelError, Weights};
@@ -38,9 +38,12 @@ pub const QWEN3_NEXT: Architecture = Architecture {
         &[SHARED_EXPERT_GATE, POST_ATTENTION_NORM],
         NEXTN,
     ],
+    aliases: &[],
+    biases: BY_FLAGS,
+    conversion: Conversion { fused_delta_nets: true, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
-    load,
+    describe,
 };
 
 /// All norms of Qwen3-Next and Qwen3.5 except those inside gated delta nets. mlx-lm and llama.cpp's converter add the 1.
@@ -72,18 +75,17 @@ const KEYS: &[Key] = &[
     Key::optional("mlp_only_layers"),
 ];
 
-fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
-    let decoder = DecoderConfig::new(config, weights)?;
-    let hybrid = Hybrid::new(config, weights, &decoder, HeadMap::Grouped)?;
+fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
+    let sizes = DecoderConfig::new(config, weights)?;
+    let hybrid = Hybrid::new(config, weights, &sizes, HeadMap::Grouped)?;
     let moe = MoeConfig::new(config, true)?;
-    let block = |index: usize, weights: &Weights<'_>| {
-        let mixer = hybrid.mixer(config, weights, index)?;
-        let feedforward = feedforward(config, weights, &decoder, &moe, index)?;
-        PreNormBlock::load(weights, &decoder, POST_ATTENTION_NORM, mixer, feedforward)
-    };
-    let model = Decoder::load(weights, &text_model(weights), &decoder, block)?;
-    weights.finish(|name| is_extra(name, decoder.num_hidden_layers))?;
-    Ok((decoder, model))
+    decoder(sizes, |index| {
+        Ok(LayerSpec {
+            norms: LayerNorms::before(INPUT_NORM, POST_ATTENTION_NORM),
+            mixer: hybrid.mixer(config, index)?,
+            feedforward: feedforward(config, weights, &moe, index)?,
+        })
+    })
 }
 
 /// What Qwen3-Next and Qwen3.5 share: which layers mix how.
@@ -97,22 +99,17 @@ impl Hybrid {
     pub(super) fn new(
         config: &Config<'_>,
         weights: &Weights<'_>,
-        decoder: &DecoderConfig,
+        sizes: &DecoderConfig,
         head_map: HeadMap,
     ) -> Result<Self, ModelError> {
         let delta_net = DeltaNetConfig::new(config, head_map)?;
-        check_convolutions(weights, decoder, delta_net.linear_conv_kernel_dim)?;
-        let mut attention = attention(config, weights, decoder)?;
+        check_convolutions(weights, sizes, delta_net.linear_conv_kernel_dim)?;
+        let mut attention = attention(config, weights, sizes)?;
         attention.gated = true;
-        Ok(Self { attention, delta_net, layers: decoder.num_hidden_layers })
+        Ok(Self { attention, delta_net, layers: sizes.num_hidden_layers })
     }
 
-    pub(super) fn mixer(
-        &self,
-        config: &Config<'_>,
-        weights: &Weights<'_>,
-        index: usize,
-    ) -> Result<Mixer, ModelError> {
+    pub(super) fn mixer(&self, config: &Config<'_>, index: usize) -> Result<MixerSpec, ModelError> {
         let kinds = &["full_attention", "linear_attention"];
         let full = match config.layer_type(index, self.layers, kinds)? {
             Some(kind) => kind == "full_attention",
@@ -126,26 +123,22 @@ impl Hybrid {
             }
         };
         Ok(match full {
-            true => Mixer::Attention(Attention::load(weights, &self.attention)?.into()),
-            false => Mixer::DeltaNet(GatedDeltaNet::load(weights, &self.delta_net)?.into()),
+            true => MixerSpec::Attention(self.attention.clone()),
+            false => MixerSpec::DeltaNet(self.delta_net.clone()),
         })
     }
 }
 
 /// Checks that the convolutions have the shape that goes with the checkpoint's layout: mlx-lm transposes `[C, 1, W]` to
 /// `[C, W, 1]` when it adds 1 to the norms. A checkpoint with only one of the two changes would be computed wrongly.
-fn check_convolutions(
-    weights: &Weights<'_>,
-    decoder: &DecoderConfig,
-    width: usize,
-) -> Result<(), ModelError> {
+fn check_convolutions(weights: &Weights<'_>, sizes: &DecoderConfig, width: usize) -> Result<(), ModelError> {
     let (name, model) = ("linear_attn.conv1d.weight", text_model(weights));
     let (kind, want) = match weights.layout() {
         Layout::Gguf => return Ok(()),
         Layout::HuggingFace => ("as published, not mlx-lm's", [1, width]),
         Layout::Mlx => ("mlx-lm's", [width, 1]),
     };
-    for layer in 0..decoder.num_hidden_layers {
+    for layer in 0..sizes.num_hidden_layers {
         let Some(shape) = model.layer(layer).shape(name, "") else { continue };
         if shape.len() != 3 || shape[1..] != want {
             return Err(ModelError::Tensor {

@@ -33,6 +33,9 @@ pub const GGUF: &[Key] = &[
     Key::optional("nextn_predict_layers"),
 ];
 
+/// With an MLP in every layer.
+pub const GGUF_DENSE: &[Key] = &[Key::required("feed_forward_length")];
+
 /// With experts.
 pub const GGUF_EXPERTS: &[Key] = &[
     Key::optional("feed_forward_length"),

@@ -63,7 +63,15 @@ fn missing_keys_mean_what_they_mean_in_transformers() {
 
 #[test]
 fn tables_name_each_key_once() {
-    let shadowed: HashSet<&str> = ["mlp_bias", "rope_theta", "feed_forward_length"].into();
+    let shadowed: HashSet<&str> = [
+        "mlp_bias",
+        "rope_theta",
+        "feed_forward_length",
+        "rms_norm_eps",
+        "original_max_position_embeddings",
+        "rope_traditional",
+    ]
+    .into();
     let check = |tables: Tables| {
         let mut seen = HashSet::new();
         for Key { name, .. } in tables.iter().copied().flatten() {

@@ -1,12 +1,12 @@
 use super::{Linear, MergedLinear, RmsNorm, Step, rope_params, wrong_cache};
 use crate::cache::{KvCache, LayerCache};
-use crate::names::{K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
+use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
 use crate::outline::FREQUENCIES;
 use crate::tape::ops::{AddRmsNorm, Input};
 use crate::tape::{Heads, Inventory, Var, attention, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout};
+use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout, RopeParams, RopeScaling};
 use lowbit_kernels::{Device, KernelError};
 use std::sync::Arc;
 
@@ -24,6 +24,8 @@ pub struct AttentionConfig {
     pub head_norm: Option<f32>,
     /// Whether the query projection also gives each head's output gate, `[query | gate]` per head.
     pub gated: bool,
+    /// Whether the checkpoint has q's rows, k's and v's in one matrix.
+    pub fused: bool,
 }
 
 impl AttentionConfig {
@@ -65,7 +67,25 @@ impl AttentionConfig {
             sliding_window: None,
             head_norm: None,
             gated: false,
+            fused: false,
         })
+    }
+
+    /// The same, whose queries and keys have no positions.
+    ///
+    /// # Errors
+    /// As [`Rope::new`].
+    pub fn without_rope(&self) -> Result<Self, ModelError> {
+        let rotary_dim = self.rope.rotary_dim();
+        let params = RopeParams {
+            theta: 1.0,
+            rotary_dim,
+            layout: self.rope.layout(),
+            scaling: RopeScaling::None,
+            // Angles of zero.
+            freq_factors: Some(vec![f32::INFINITY; rotary_dim / 2]),
+        };
+        Ok(Self { rope: Arc::new(Rope::new(&params)?), ..self.clone() })
     }
 }
 
@@ -97,12 +117,14 @@ impl Attention {
                 Some([RmsNorm::load(weights, Q_NORM, dim, eps)?, RmsNorm::load(weights, K_NORM, dim, eps)?])
             }
         };
+        let rows = [if config.gated { 2 * queries } else { queries }, keys, keys];
+        let qkv_proj = match config.fused {
+            true => weights.fused(FUSED_QKV, rows, hidden)?,
+            false => weights.merged([(Q_PROJ, rows[0]), (K_PROJ, rows[1]), (V_PROJ, rows[2])], hidden)?,
+        };
         Ok(Self {
             exact: weights.is_exact(),
-            qkv_proj: weights.merged(
-                [(Q_PROJ, if config.gated { 2 * queries } else { queries }), (K_PROJ, keys), (V_PROJ, keys)],
-                hidden,
-            )?,
+            qkv_proj,
             o_proj: weights.linear(O_PROJ, hidden, queries)?,
             norms,
             config: config.clone(),

@@ -1,6 +1,9 @@
-use super::{Attention, DecoderConfig, GatedDeltaNet, Mlp, RmsNorm, SparseMoe};
+use super::{
+    Attention, DecoderConfig, FeedforwardSpec, GatedDeltaNet, LayerNorms, LayerSpec, MixerSpec, Mlp, RmsNorm,
+    SparseMoe,
+};
 use crate::cache::LayerCache;
-use crate::names::{INPUT_NORM, Name};
+use crate::names::MLP;
 use crate::tape::ops::AddRmsNorm;
 use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Outline, Weights};
@@ -8,31 +11,35 @@ use lowbit_formats::DType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::Range;
 
-/// One layer of a decoder. Most architectures' are a [`PreNormBlock`]; one whose layers are put together in another way
-/// has its own in its file.
-pub trait Block: std::fmt::Debug + Send + Sync {
-    /// An empty cache for this layer, keys and values in `dtype`.
-    ///
-    /// # Errors
-    /// [`KernelError::Gpu`] when a GPU has no such memory left.
-    fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError>;
+/// One layer of a decoder, as a [`LayerSpec`] describes it.
+#[derive(Clone, Debug)]
+pub struct Block {
+    norms: BlockNorms,
+    mixer: Mixer,
+    feedforward: Feedforward,
+}
 
-    /// Appends the layer's weights to `all`.
-    fn list(&self, all: &mut Inventory);
+/// As [`LayerNorms`](super::LayerNorms).
+#[derive(Clone, Debug)]
+struct BlockNorms {
+    mixer: RmsNorm,
+    after_mixer: Option<RmsNorm>,
+    feedforward: RmsNorm,
+    after_feedforward: Option<RmsNorm>,
+}
 
-    /// Notes what the layer computes with besides its weights.
-    fn outline(&self, outline: &mut Outline);
+/// What mixes tokens in a block.
+#[derive(Clone, Debug)]
+enum Mixer {
+    Attention(Box<Attention>),
+    DeltaNet(Box<GatedDeltaNet>),
+}
 
-    /// T tokens through the layer, with each sequence's cache, which [`Self::cache`] made.
-    ///
-    /// # Errors
-    /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
-    fn forward(
-        &self,
-        x: Residual,
-        step: &Step,
-        caches: &mut [&mut LayerCache],
-    ) -> Result<Residual, KernelError>;
+/// What works on each token alone.
+#[derive(Clone, Debug)]
+enum Feedforward {
+    Dense(Box<Mlp>),
+    Sparse(Box<SparseMoe>),
 }
 
 /// The error for a cache that another kind of layer made.
@@ -41,71 +48,64 @@ pub fn wrong_cache() -> KernelError {
     KernelError::Value { op: "block", operand: "cache", got, want }
 }
 
-/// What mixes tokens in a block.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub enum Mixer {
-    Attention(Box<Attention>),
-    DeltaNet(Box<GatedDeltaNet>),
-}
-
-/// What works on each token alone.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub enum Feedforward {
-    Dense(Box<Mlp>),
-    Sparse(Box<SparseMoe>),
-}
-
-/// `h = x + mixer(norm1(x)); y = h + feedforward(norm2(h))`.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub struct PreNormBlock {
-    pub input_norm: RmsNorm,
-    pub mixer: Mixer,
-    pub post_norm: RmsNorm,
-    pub feedforward: Feedforward,
-}
-
-impl PreNormBlock {
-    /// The block's two norms around `mixer` and `feedforward`; `post` is the name of the second one.
+impl Block {
+    /// The layer whose tensors are `weights`.
     ///
     /// # Errors
-    /// As [`RmsNorm::load`].
-    pub fn load(
-        weights: &Weights<'_>,
-        config: &DecoderConfig,
-        post: Name<'_>,
-        mixer: Mixer,
-        feedforward: Feedforward,
-    ) -> Result<Box<dyn Block>, ModelError> {
-        let norm = |names| RmsNorm::load(weights, names, config.hidden_size, config.rms_norm_eps);
-        Ok(Box::new(Self { input_norm: norm(INPUT_NORM)?, post_norm: norm(post)?, mixer, feedforward }))
+    /// As [`Weights::linear`].
+    pub fn load(weights: &Weights<'_>, config: &DecoderConfig, spec: &LayerSpec) -> Result<Self, ModelError> {
+        let mixer = match &spec.mixer {
+            MixerSpec::Attention(attention) => Mixer::Attention(Attention::load(weights, attention)?.into()),
+            MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
+        };
+        let hidden = config.hidden_size;
+        let feedforward = match &spec.feedforward {
+            FeedforwardSpec::Dense(mlp) => Feedforward::Dense(Mlp::load(weights, MLP, hidden, *mlp)?.into()),
+            FeedforwardSpec::Sparse(moe) => {
+                Feedforward::Sparse(SparseMoe::load(weights, moe, hidden)?.into())
+            }
+        };
+        let norm = |name| RmsNorm::load(weights, name, hidden, config.rms_norm_eps);
+        let LayerNorms { mixer: before, after_mixer, feedforward: between, after_feedforward } = spec.norms;
+        let norms = BlockNorms {
+            mixer: norm(before)?,
+            after_mixer: after_mixer.map(norm).transpose()?,
+            feedforward: norm(between)?,
+            after_feedforward: after_feedforward.map(norm).transpose()?,
+        };
+        Ok(Self { norms, mixer, feedforward })
     }
-}
 
-impl Block for PreNormBlock {
-    fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError> {
+    /// An empty cache for this layer, keys and values in `dtype`.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn cache(&self, dtype: DType, device: &Device) -> Result<LayerCache, KernelError> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.cache(dtype, device).map(LayerCache::Attention),
             Mixer::DeltaNet(net) => net.cache(device).map(LayerCache::DeltaNet),
         }
     }
 
-    fn list(&self, all: &mut Inventory) {
-        self.input_norm.list(all);
+    /// Appends the layer's weights to `all`.
+    pub(crate) fn list(&self, all: &mut Inventory) {
+        let BlockNorms { mixer, after_mixer, feedforward, after_feedforward } = &self.norms;
+        mixer.list(all);
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.list(all),
             Mixer::DeltaNet(mixer) => mixer.list(all),
         }
-        self.post_norm.list(all);
+        after_mixer.iter().for_each(|norm| norm.list(all));
+        feedforward.list(all);
         match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.list(all),
             Feedforward::Sparse(moe) => moe.list(all),
         }
+        after_feedforward.iter().for_each(|norm| norm.list(all));
     }
 
-    fn outline(&self, outline: &mut Outline) {
+    /// Notes the layer's settings.
+    pub(crate) fn outline(&self, outline: &mut Outline) {
         match &self.mixer {
             Mixer::Attention(mixer) => mixer.outline(outline),
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
@@ -114,21 +114,27 @@ impl Block for PreNormBlock {
             Feedforward::Dense(_) => outline.word("feedforward", "dense"),
             Feedforward::Sparse(moe) => moe.outline(outline),
         }
+        outline.word("norm after the mixer", self.norms.after_mixer.is_some());
+        outline.word("norm after the feed-forward part", self.norms.after_feedforward.is_some());
     }
 
-    fn forward(
+    /// T tokens through the layer, with each sequence's cache, which [`Self::cache`] made.
+    ///
+    /// # Errors
+    /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.
+    pub fn forward(
         &self,
         x: Residual,
         step: &Step,
         caches: &mut [&mut LayerCache],
     ) -> Result<Residual, KernelError> {
-        let normed = x.normed(&self.input_norm);
+        let normed = x.normed(&self.norms.mixer);
         let (stream, update) = match &self.mixer {
             Mixer::Attention(mixer) => mixer.forward(normed, step, caches)?,
             Mixer::DeltaNet(mixer) => mixer.forward(normed, step, caches)?,
         };
-        let x = Residual { stream, update };
-        let normed = x.normed(&self.post_norm);
+        let x = Residual { stream, update: after(self.norms.after_mixer.as_ref(), update)? };
+        let normed = x.normed(&self.norms.feedforward);
         let (stream, update) = match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
             Feedforward::Sparse(moe) => {
@@ -136,8 +142,13 @@ impl Block for PreNormBlock {
                 (stream, moe.forward(&normed)?)
             }
         };
-        Ok(Residual { stream, update })
+        Ok(Residual { stream, update: after(self.norms.after_feedforward.as_ref(), update)? })
     }
+}
+
+/// `norm(x)`, or x where there is none.
+fn after(norm: Option<&RmsNorm>, x: Var) -> Result<Var, KernelError> {
+    norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))
 }
 
 /// The residual stream and what the last layer adds to it: the sum is taken together with the norm that follows, by the

@@ -1,5 +1,5 @@
 use super::tied::{head_prefix, is_tied};
-use super::{Block, Embedding, Linear, Residual, RmsNorm, Step};
+use super::{Block, DecoderSpec, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
 use crate::tape::ops::add;
@@ -73,7 +73,7 @@ fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
 #[derive(Clone, Debug)]
 pub struct Decoder {
     embedding: Embedding,
-    blocks: Arc<[Box<dyn Block>]>,
+    blocks: Arc<[Block]>,
     norm: RmsNorm,
     head: Linear,
     activations: FloatType,
@@ -82,17 +82,13 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Loads the embedding, the final norm and the output layer, and calls `block` for each layer. `weights` is the whole
-    /// checkpoint, `model` the part of it that contains the layers.
+    /// Loads the embedding, the final norm and the output layer, and the layers that `spec` describes. `weights` is the
+    /// whole checkpoint, `model` the part of it that contains the layers.
     ///
     /// # Errors
     /// Those of the parts.
-    pub fn load(
-        weights: &Weights<'_>,
-        model: &Weights<'_>,
-        config: &DecoderConfig,
-        block: impl Fn(usize, &Weights<'_>) -> Result<Box<dyn Block>, ModelError>,
-    ) -> Result<Self, ModelError> {
+    pub fn load(weights: &Weights<'_>, model: &Weights<'_>, spec: &DecoderSpec) -> Result<Self, ModelError> {
+        let config = &spec.config;
         let embedding = Embedding::load(model, config.vocab_size, config.hidden_size)?;
         let top = weights.below(head_prefix(weights), "");
         let head = if config.tie_word_embeddings {
@@ -101,15 +97,15 @@ impl Decoder {
         } else {
             top.linear(LM_HEAD, config.vocab_size, config.hidden_size)?
         };
-        let blocks =
-            (0..config.num_hidden_layers).map(|i| block(i, &model.layer(i))).collect::<Result<_, _>>()?;
+        let block = |(i, layer)| Block::load(&model.layer(i), config, layer);
+        let blocks = spec.layers.iter().enumerate().map(block).collect::<Result<_, _>>()?;
         let norm = RmsNorm::load(model, NORM, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
         Ok(Self { embedding, blocks, norm, head, activations, cache })
     }
 
     /// All layers.
-    pub(crate) fn blocks(&self) -> &[Box<dyn Block>] {
+    pub(crate) fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 

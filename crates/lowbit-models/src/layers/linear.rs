@@ -4,6 +4,7 @@ use crate::tape::{Inventory, Named, Tape, Var, shapes};
 use crate::weights::Placement;
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
+use lowbit_kernels::ops::concat;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::sync::Arc;
 
@@ -18,6 +19,13 @@ impl Linear {
     /// `weight` is `[N, K]`, `bias` `[N]`.
     pub fn new(weight: Named<QuantizedTensor>, bias: Option<Named<Tensor>>) -> Self {
         Self { weight: Arc::new(weight), bias }
+    }
+
+    /// Moves the layer, which is on the CPU, to its place.
+    fn placed(self, placement: Placement<'_>) -> Result<Self, KernelError> {
+        let bias = self.bias.map(|bias| bias.value.to_device(placement.device).map(|moved| bias.with(moved)));
+        let weight = self.weight.with(placement.weight(&self.weight.value)?);
+        Ok(Self::new(weight, bias.transpose()?))
     }
 
     /// The weight, if there is no bias.
@@ -62,7 +70,9 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub struct MergedLinear<const N: usize> {
     parts: [Linear; N],
-    whole: Option<Named<QuantizedTensor>>,
+    whole: Option<Linear>,
+    /// Whether the checkpoint has the whole, and no parts.
+    fused: bool,
 }
 
 impl<const N: usize> MergedLinear<N> {
@@ -74,12 +84,12 @@ impl<const N: usize> MergedLinear<N> {
         let device = placement.device;
         let mut moved = Vec::with_capacity(N);
         for part in parts {
-            let bias = part.bias.map(|bias| bias.value.to_device(device).map(|moved| bias.with(moved)));
-            let bias = bias.transpose()?;
-            moved.push(Linear::new(part.weight.with(placement.weight(&part.weight.value)?), bias));
+            moved.push(part.placed(placement)?);
         }
         let format = moved[0].weight.value.format();
-        let alike = moved.iter().all(|part| part.bias.is_none() && part.weight.value.format() == format);
+        let has_bias = moved[0].bias.is_some();
+        let alike =
+            moved.iter().all(|part| part.bias.is_some() == has_bias && part.weight.value.format() == format);
         // Results start at multiples of 32 bytes in every type: kernels can load whole vectors of them, and Metal binds them.
         let aligned = moved[..N - 1].iter().all(|part| part.weight.value.n().is_multiple_of(16));
         let mut whole = None;
@@ -89,16 +99,49 @@ impl<const N: usize> MergedLinear<N> {
             let mut start = 0;
             for part in &mut moved {
                 let end = start + part.weight.value.n();
-                *part = Linear::new(part.weight.with(joined.slice(start, end)?), None);
+                *part = Linear::new(part.weight.with(joined.slice(start, end)?), part.bias.take());
                 start = end;
             }
-            whole = Some(moved[0].weight.with(joined));
+            let biases: Vec<&Tensor> =
+                moved.iter().flat_map(|part| &part.bias).map(|bias| &bias.value).collect();
+            let bias = moved[0].bias.as_ref().map(|first| Ok::<_, KernelError>(first.with(concat(&biases)?)));
+            whole = Some(Linear::new(moved[0].weight.with(joined), bias.transpose()?));
         }
-        Ok(Self { parts: moved.try_into().expect("as many as there were"), whole })
+        let parts = moved.try_into().expect("as many as there were");
+        Ok(Self { parts, whole, fused: false })
+    }
+
+    /// The layers of `rows` rows each that `whole`, which is on the CPU, holds one after the other.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left or fails.
+    pub(crate) fn fused(
+        whole: Linear,
+        rows: [usize; N],
+        placement: Placement<'_>,
+    ) -> Result<Self, KernelError> {
+        // Rows of a repacked weight cannot be taken apart.
+        let repacked = placement.repacks();
+        let whole = if repacked { whole } else { whole.placed(placement)? };
+        let mut start = 0;
+        let parts = rows.map(|rows| {
+            let end = start + rows;
+            let weight = whole.weight.with(whole.weight.value.slice(start, end)?);
+            let rows = |bias: &Named<Tensor>| bias.value.rows(start, end).map(|rows| bias.with(rows));
+            let bias = whole.bias.as_ref().map(rows);
+            start = end;
+            let part = Linear::new(weight, bias.transpose()?);
+            if repacked { part.placed(placement) } else { Ok(part) }
+        });
+        let whole = (!repacked).then_some(whole);
+        Ok(Self { parts: shapes::each(parts)?, whole, fused: true })
     }
 
     pub(crate) fn list(&self, all: &mut Inventory) {
-        self.parts.iter().for_each(|part| part.list(all));
+        match &self.whole {
+            Some(whole) if self.fused => whole.list(all),
+            _ => self.parts.iter().for_each(|part| part.list(all)),
+        }
     }
 
     /// The layers.
@@ -112,7 +155,7 @@ impl<const N: usize> MergedLinear<N> {
     /// As [`Linear::forward`].
     pub fn forward(&self, x: &Var) -> Result<[Var; N], KernelError> {
         match self.whole_for(x.dim(0), x.tape().is_some()) {
-            Some(whole) => self.split(&ops::quantized_matmul(x.into(), whole, None)?),
+            Some(whole) => self.split(&whole.forward(x)?),
             None => {
                 let products =
                     ops::quantized_matmul_each(x, self.parts.each_ref().map(|part| &*part.weight))?;
@@ -129,24 +172,25 @@ impl<const N: usize> MergedLinear<N> {
     /// As [`Linear::forward`].
     pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, [Var; N]), KernelError> {
         match self.whole_for(x.x.dim(0), x.is_recorded()) {
-            Some(whole) => {
-                let (sum, y) = ops::quantized_matmul_and_sum(x, whole)?;
-                Ok((sum, self.split(&y)?))
+            Some(whole) if !x.is_recorded() => {
+                let (sum, y) = ops::quantized_matmul_and_sum(x, &whole.weight)?;
+                Ok((sum, self.split(&whole.biased(y)?)?))
             }
-            // Several products read the norm.
-            None => {
+            // Several products read the norm, or a tape records it.
+            _ => {
                 let (sum, x) = x.vars()?;
                 Ok((sum, self.forward(&x)?))
             }
         }
     }
 
-    /// The concatenated weight, where one product with it is all that is to be done.
-    fn whole_for(&self, rows: usize, recorded: bool) -> Option<&Named<QuantizedTensor>> {
-        self.whole.as_ref().filter(|_| rows == 1 && !recorded)
+    /// The concatenated weight, where one product with it is all that is to be done. What learns is a tensor of the
+    /// checkpoint's.
+    fn whole_for(&self, rows: usize, recorded: bool) -> Option<&Linear> {
+        self.whole.as_ref().filter(|_| if recorded { self.fused } else { rows == 1 })
     }
 
-    /// The parts of one row's results, which lie one after the other.
+    /// The parts of a result's columns, which lie one after the other.
     fn split(&self, y: &Var) -> Result<[Var; N], KernelError> {
         shapes::split_columns(y, self.parts.each_ref().map(|part| part.weight.value.n()))
     }

@@ -1,5 +1,5 @@
-use super::{Linear, MergedLinear};
-use crate::names::Name;
+use super::{Linear, MergedLinear, MlpConfig};
+use crate::names::{FUSED_MLP, Name};
 use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
@@ -13,7 +13,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The projections `names`: gate, up and down.
+    /// The projections `names`: gate, up and down ([`FUSED_MLP`] for the first two where they are fused).
     ///
     /// # Errors
     /// As [`Weights::linear`].
@@ -21,13 +21,15 @@ impl Mlp {
         weights: &Weights<'_>,
         names: [Name<'_>; 3],
         hidden_size: usize,
-        intermediate_size: usize,
+        config: MlpConfig,
     ) -> Result<Self, ModelError> {
+        let MlpConfig { intermediate_size, fused } = config;
         let [gate, up, down] = names;
-        Ok(Self {
-            gate_up: weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
-            down: weights.linear(down, hidden_size, intermediate_size)?,
-        })
+        let gate_up = match fused {
+            true => weights.fused(FUSED_MLP, [intermediate_size; 2], hidden_size)?,
+            false => weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
+        };
+        Ok(Self { gate_up, down: weights.linear(down, hidden_size, intermediate_size)? })
     }
 
     /// The weights of gate, up and down, if there are no biases.

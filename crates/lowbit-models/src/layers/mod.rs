@@ -9,10 +9,11 @@ mod mlp;
 mod moe;
 mod norm;
 mod rope;
+mod spec;
 mod tied;
 
 pub use attention::{Attention, AttentionConfig};
-pub use block::{Block, Feedforward, Mixer, PreNormBlock, Residual, Step, wrong_cache};
+pub use block::{Block, Residual, Step, wrong_cache};
 pub use decoder::{Decoder, DecoderConfig};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};
 pub use linear::{Embedding, Linear, MergedLinear};
@@ -20,3 +21,4 @@ pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;
 pub use rope::{rope_params, sections_cover};
+pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig};

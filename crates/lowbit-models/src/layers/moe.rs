@@ -1,4 +1,4 @@
-use super::{Linear, MergedLinear, Mlp};
+use super::{Linear, MergedLinear, Mlp, MlpConfig};
 use crate::names::{
     EXPERTS_DOWN, EXPERTS_GATE, EXPERTS_UP, FUSED_DOWN, FUSED_GATE_UP, Name, ROUTER, SHARED_EXPERT,
     SHARED_EXPERT_GATE,
@@ -29,19 +29,37 @@ impl MoeConfig {
     /// As [`Config::size`]; [`ModelError::Config`] for more chosen experts than there are.
     pub fn new(config: &Config<'_>, norm_topk_prob: bool) -> Result<Self, ModelError> {
         let num_experts = config.size("num_experts", "expert_count")?;
+        let inner = config.size("moe_intermediate_size", "expert_feed_forward_length")?;
+        let shared =
+            config.optional_size("shared_expert_intermediate_size", "expert_shared_feed_forward_length")?;
+        Ok(Self {
+            shared_expert_intermediate_size: shared.unwrap_or(0),
+            norm_topk_prob: config.flag("norm_topk_prob", norm_topk_prob)?,
+            ..Self::of(config, num_experts, inner)?
+        })
+    }
+
+    /// `num_experts` experts of `moe_intermediate_size` rows, of which none is shared, with weights that are divided by their
+    /// sum.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn of(
+        config: &Config<'_>,
+        num_experts: usize,
+        moe_intermediate_size: usize,
+    ) -> Result<Self, ModelError> {
         let num_experts_per_tok = config.size("num_experts_per_tok", "expert_used_count")?;
         if num_experts_per_tok > num_experts {
             let want = format!("there are {num_experts} experts");
             return Err(config.refuse("num_experts_per_tok", &num_experts_per_tok.to_string(), &want));
         }
-        let shared =
-            config.optional_size("shared_expert_intermediate_size", "expert_shared_feed_forward_length")?;
         Ok(Self {
             num_experts,
             num_experts_per_tok,
-            moe_intermediate_size: config.size("moe_intermediate_size", "expert_feed_forward_length")?,
-            shared_expert_intermediate_size: shared.unwrap_or(0),
-            norm_topk_prob: config.flag("norm_topk_prob", norm_topk_prob)?,
+            moe_intermediate_size,
+            shared_expert_intermediate_size: 0,
+            norm_topk_prob: true,
         })
     }
 }
@@ -93,7 +111,7 @@ impl SparseMoe {
         let router = match config.shared_expert_intermediate_size {
             0 => Router::Alone(weights.exactly().linear(router.0, router.1, hidden_size)?),
             inner => {
-                let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, inner)?;
+                let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, MlpConfig::new(inner))?;
                 let gate = (SHARED_EXPERT_GATE, 1);
                 if let (true, Some(shared)) = (weights.joins_experts(), expert.weights()) {
                     experts = experts.with_shared(shared)?;

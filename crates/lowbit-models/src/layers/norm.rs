@@ -1,8 +1,8 @@
 use crate::names::Name;
-use crate::tape::ops::{AddRmsNorm, Input};
+use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
-use lowbit_kernels::Tensor;
+use lowbit_kernels::{KernelError, Tensor};
 
 /// `x * rsqrt(mean(x^2) + eps) * w`.
 #[derive(Clone, Debug)]
@@ -37,6 +37,14 @@ impl RmsNorm {
 
     pub(crate) fn list(&self, all: &mut Inventory) {
         all.tensors.push(self.weight.clone());
+    }
+
+    /// The norm of each row of `x`, `[.., D]`.
+    ///
+    /// # Errors
+    /// As [`lowbit_kernels::ops::rms_norm()`].
+    pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
+        ops::rms_norm(x, self)
     }
 
     /// The norm of `h + x` in x's dtype, with that sum in h's.

@@ -279,6 +279,20 @@ pub(crate) fn sigmoid_mul(x: &Var, gate: &Var) -> Result<Var> {
     }))
 }
 
+/// [`ops::rms_norm()`].
+pub(crate) fn rms_norm(x: &Var, norm: &RmsNorm) -> Result<Var> {
+    let (weight, eps) = norm.parts();
+    let Some(tape) = x.tape() else { return Ok(ops::rms_norm(&x.tensor, weight, eps)?.into()) };
+    let (weight, name) = tape.tensor(norm.weight());
+    let y = ops::rms_norm(&x.tensor, &weight, eps)?;
+    let (x, slot) = (x.tensor.clone(), x.slot());
+    Ok(tape.record_one(y, move |dy, gradients| {
+        let ops::RmsNormGradient { dx, dweight } = ops::rms_norm_backward(&x, &weight, eps, dy)?;
+        gradients.add_tensor(name.as_ref(), dweight)?;
+        gradients.add(slot, dx)
+    }))
+}
+
 /// [`ops::gated_rms_norm()`].
 fn gated_rms_norm(x: &Var, gate: &Var, norm: &RmsNorm) -> Result<Var> {
     let (weight, eps) = norm.parts();

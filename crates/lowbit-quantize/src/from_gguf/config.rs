@@ -7,8 +7,9 @@ use crate::rope_divisors::Llama3;
 use lowbit_files::Tokenizer;
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{RopeParams, RopeScaling};
-use lowbit_models::names::{ATTENTION, DT_BIAS, INPUT_NORM, MLP, Name};
-use lowbit_models::{ModelError, keys};
+use lowbit_models::ModelError;
+use lowbit_models::arch::{Biases, Promise};
+use lowbit_models::names::DT_BIAS;
 use serde_json::{Map, Value as Json, json};
 
 /// The configuration; what it cannot say, but what is harmless, goes to `warnings`.
@@ -22,8 +23,7 @@ pub(super) fn config(
 ) -> Result<Json, QuantizeError> {
     let computed = &source.computed;
     let mut text = TextConfig { source: computed, json: Map::new() };
-    let model_type = computed.architecture.model_types.iter().find(|model_type| !model_type.wraps);
-    text.put("model_type", model_type.map_or("", |model_type| model_type.name));
+    text.put("model_type", computed.text_type().name);
     text.sizes()?;
     let mut builder = Builder { source, text };
     builder.biases()?;
@@ -71,39 +71,40 @@ impl Builder<'_> {
         self.source.computed.config.refuse(key, got, want).into()
     }
 
-    /// The flags of biases. One stands for all of a kind, so that a file with some of them cannot
-    /// be described.
+    /// The flags of biases. One stands for all of its modules, so that a file with some of them
+    /// cannot be described.
     fn biases(&mut self) -> Result<(), QuantizeError> {
-        let attention: Vec<Name<'_>> = ATTENTION.iter().copied().filter(|name| *name != INPUT_NORM).collect();
-        let tables = self.source.computed.architecture.model_types[0].tables;
+        let architecture = self.source.computed.architecture;
         let mut known = vec![DT_BIAS.1.to_string()];
-        for (key, modules) in [("attention_bias", &attention[..]), ("mlp_bias", &MLP)] {
+        for Biases { promise, modules } in architecture.biases {
+            let modules: Vec<_> =
+                modules.iter().filter_map(|name| architecture.gguf_name(&format!("{name}.weight"))).collect();
             let (mut some, mut missing) = (None, None);
-            let ends: Vec<_> = modules.iter().map(|(_, gguf)| format!(".{gguf}.weight")).collect();
             for view in self.source.computed.checkpoint.tensors() {
-                let Some(module) = view.name.strip_suffix(".weight") else { continue };
-                if ends.iter().any(|end| view.name.ends_with(end)) {
-                    let bias = format!("{module}.bias");
+                if modules.iter().any(|name| view.name.ends_with(&format!(".{name}"))) {
+                    let bias = format!("{}.bias", view.name.trim_end_matches(".weight"));
                     match self.source.computed.checkpoint.tensors().get(&bias) {
                         Some(_) => some = Some(bias),
                         None => missing = Some(bias),
                     }
                 }
             }
-            let computed = matches!(keys::role(tables, key), Some(keys::Role::Computed(_)));
-            match (some, missing) {
-                (Some(_), Some(name)) => {
-                    let names = self.source.computed.checkpoint.tensors().names();
-                    return Err(
-                        ModelError::missing_tensor(self.source.computed.config.path(), &name, names).into()
-                    );
-                }
-                (Some(_), None) if computed => {
-                    known.extend(modules.iter().map(|(_, gguf)| format!("{gguf}.bias")));
-                    self.text.put(key, true);
-                }
-                _ if computed => self.text.put(key, false),
-                _ => {}
+            let wanted = some.is_some() || matches!(promise, Promise::Always);
+            if let Some(name) = missing.filter(|_| wanted) {
+                let names = self.source.computed.checkpoint.tensors().names();
+                let path = self.source.computed.config.path();
+                return Err(ModelError::missing_tensor(path, &name, names).into());
+            }
+            let flag = match promise {
+                Promise::Flag(key) if self.source.computed.computes(key) => Some(key),
+                Promise::Flag(_) => continue,
+                Promise::Always => None,
+            };
+            if wanted {
+                known.extend(modules.iter().map(|name| name.replace(".weight", ".bias")));
+            }
+            if let Some(key) = flag {
+                self.text.put(key, wanted);
             }
         }
         let is_surplus = |name: &&str| {

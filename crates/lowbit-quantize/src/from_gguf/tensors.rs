@@ -86,7 +86,7 @@ impl Names<'_> {
 
     /// Whether MLX has q, k, v and z of a gated delta net in one matrix, and b and a in another.
     fn has_fused_projections(&self) -> bool {
-        self.gguf.computed.architecture.gguf == "qwen3next"
+        self.gguf.computed.architecture.conversion.fused_delta_nets
     }
 
     /// The full name of what is called `name` in a layer or outside of them.
@@ -94,7 +94,10 @@ impl Names<'_> {
         let prefix = self.gguf.computed.architecture.mlx_prefix;
         let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
         match layer {
-            Some(layer) => format!("{prefix}model.layers.{layer}.{name}"),
+            Some(layer) => {
+                let name = self.gguf.computed.architecture.stored_name(name);
+                format!("{prefix}model.layers.{layer}.{name}")
+            }
             None if [EMBED_TOKENS.0, NORM.0].contains(&module) => format!("{prefix}model.{name}"),
             None => format!("{prefix}{name}"),
         }

@@ -25,8 +25,7 @@ const BEFORE_HEADS: &[(&str, &str)] = &[
     ("hidden_size", "embedding_length"),
     ("intermediate_size", "feed_forward_length"),
 ];
-const EXPERT_COUNTS: &[(&str, &str)] =
-    &[("num_experts", "expert_count"), ("num_experts_per_tok", "expert_used_count")];
+const EXPERTS_PER_TOKEN: &[(&str, &str)] = &[("num_experts_per_tok", "expert_used_count")];
 const EXPERTS: &[(&str, &str)] = &[("moe_intermediate_size", "expert_feed_forward_length")];
 const SHARED: &[(&str, &str)] = &[("shared_expert_intermediate_size", "expert_shared_feed_forward_length")];
 const DELTA_NET: &[(&str, &str)] = &[
@@ -84,7 +83,8 @@ pub(super) fn metadata(
     )?;
     builder.rope()?;
     builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
-    builder.sizes(EXPERT_COUNTS)?;
+    builder.sizes(&[(computed.experts_key(), "expert_count")])?;
+    builder.sizes(EXPERTS_PER_TOKEN)?;
     let dim = u32_value(config, "head_dim", computed.head_dim()?)?;
     builder.put_own("attention.key_length", dim.clone())?;
     builder.put_own("attention.value_length", dim.clone())?;
@@ -98,9 +98,12 @@ pub(super) fn metadata(
     if architecture.gguf_name(A_LOG.0).is_some() {
         builder.delta_net(tensors.len(), predictors)?;
     }
-    if architecture.gguf == "llama" {
+    if architecture.conversion.like_llama {
         builder.sizes(&[("vocab_size", "vocab_size")])?;
         builder.put_own("rope.dimension_count", dim)?;
+    } else if architecture.conversion.rotary_dimension {
+        let rotary = u32_value(config, "partial_rotary_factor", computed.rope()?.rotary_dim)?;
+        builder.put_own("rope.dimension_count", rotary)?;
     }
     if predictors > 0 {
         builder.put_own("nextn_predict_layers", u32_value(config, "mtp_num_hidden_layers", predictors)?)?;
@@ -162,8 +165,7 @@ impl Builder<'_> {
             self.yarn(yarn, Rope::new(&rope)?.attention_factor())?;
         }
         let sections = self.rope_parameter("mrope_section").and_then(Json::as_array).cloned();
-        let hybrid = ["qwen35", "qwen35moe"].contains(&self.architecture.gguf);
-        if hybrid
+        if self.architecture.conversion.sections
             || sections.is_some()
                 && keys::role(self.architecture.gguf_keys, "rope.dimension_sections").is_some()
         {

@@ -337,7 +337,7 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     warnings.extend(extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] }));
     warnings.extend(tokenizer.warnings);
     let divisors = tensors.iter().any(|planned| planned.name_and_shape().0 == convert::ROPE_FREQS);
-    if divisors && architecture.gguf != "llama" {
+    if divisors && !architecture.conversion.rope_divisors {
         warnings.push(format!(
             "{}: llama.cpp reads {} for the architecture llama alone, and refuses a file of {} with it",
             checkpoint.path().display(),

@@ -1,0 +1,75 @@
+//! A decoder as data. An architecture's file makes a [`DecoderSpec`] of a checkpoint's configuration;
+//! [`Decoder::load`](super::Decoder::load) builds the layers from it.
+
+use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig};
+use crate::names::Name;
+
+/// A whole decoder.
+#[derive(Clone, Debug)]
+pub struct DecoderSpec {
+    /// Sizes.
+    pub config: DecoderConfig,
+    /// One per layer.
+    pub layers: Vec<LayerSpec>,
+}
+
+/// A layer: `h = x + after_mixer(mixer(norm(x)))`, `y = h + after_feedforward(feedforward(norm(h)))`.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct LayerSpec {
+    pub norms: LayerNorms,
+    pub mixer: MixerSpec,
+    pub feedforward: FeedforwardSpec,
+}
+
+/// The names of a layer's RMSNorms. All have the decoder's size and eps.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNorms {
+    /// Before the mixer.
+    pub mixer: Name<'static>,
+    /// Of the mixer's output, if there is one.
+    pub after_mixer: Option<Name<'static>>,
+    /// Before the feed-forward part.
+    pub feedforward: Name<'static>,
+    /// Of its output, if there is one.
+    pub after_feedforward: Option<Name<'static>>,
+}
+
+impl LayerNorms {
+    /// Norms before the mixer and before the feed-forward part alone.
+    pub const fn before(mixer: Name<'static>, feedforward: Name<'static>) -> Self {
+        Self { mixer, after_mixer: None, feedforward, after_feedforward: None }
+    }
+}
+
+/// What mixes tokens in a layer.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum MixerSpec {
+    Attention(AttentionConfig),
+    DeltaNet(DeltaNetConfig),
+}
+
+/// What works on each token alone.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum FeedforwardSpec {
+    Dense(MlpConfig),
+    Sparse(MoeConfig),
+}
+
+/// The sizes of a SwiGLU MLP.
+#[derive(Clone, Copy, Debug)]
+pub struct MlpConfig {
+    /// Rows of gate, and of up.
+    pub intermediate_size: usize,
+    /// Whether the checkpoint has gate's rows and up's in one matrix.
+    pub fused: bool,
+}
+
+impl MlpConfig {
+    /// Gate and up apart, as most checkpoints have them.
+    pub const fn new(intermediate_size: usize) -> Self {
+        Self { intermediate_size, fused: false }
+    }
+}
