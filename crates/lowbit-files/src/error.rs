@@ -7,7 +7,7 @@ use crate::safetensors::SafetensorsError;
 use crate::show::{LONG, shown_path};
 use crate::{shown, shown_message};
 
-/// What can be wrong with a model's files. Every variant names the file.
+/// An error in a model's files. Every variant names the file.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]

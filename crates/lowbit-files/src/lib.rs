@@ -1,9 +1,10 @@
-//! Model files as named tensor views: safetensors (single and sharded), GGUF, and the directories that Hugging Face
-//! and MLX checkpoints come in, with their configuration, tokenizer and chat template.
+//! Model files as named tensor views: safetensors (single and sharded), GGUF, and Hugging Face's
+//! and MLX's directories, with their configuration, tokenizer and chat template.
 //!
-//! [`Checkpoint::open`] is the entry point. Files are memory-mapped once and nothing is copied: a [`TensorView`]
-//! holds a reference-counted range of the map. Every length and offset in a file is checked before it is used, so
-//! that no file makes this crate panic or allocate more than a small multiple of the file's own size.
+//! [`Checkpoint::open`] is the entry point. Files are memory-mapped once and nothing is copied: a
+//! [`TensorView`] holds a reference-counted range of the map. Every length and offset in a file is
+//! checked before it is used, so that no file makes this crate panic or allocate more than a small
+//! multiple of the file's own size.
 
 mod chat;
 mod checkpoint;

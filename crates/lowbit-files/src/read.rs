@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::FileError;
 use crate::checkpoint::foreign::is_pointer;
 
-/// The most bytes that a file of each kind may have: several times the largest published one, and little enough that
-/// parsing it cannot take a machine's memory.
+/// The most bytes that a file of each kind may have: several times the largest published one, and
+/// little enough that parsing it cannot take a machine's memory.
 pub mod limit {
     /// config.json and the other settings; the largest list how each module is quantised.
     pub const CONFIG: u64 = 16 << 20;
@@ -22,7 +22,8 @@ pub mod limit {
     pub const TEXT: u64 = 256 << 20;
 }
 
-/// Opens a regular file, or a link to one: opening a FIFO waits for a writer, and reading a device may never end.
+/// Opens a regular file, or a link to one: opening a FIFO waits for a writer, and reading a device
+/// may never end.
 ///
 /// # Errors
 /// [`FileError::Io`].
@@ -65,8 +66,9 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// What JSON may hold: a value takes up to a hundred times its bytes in memory, so that their number counts, not the
-/// file's size. The largest published configuration (of 6,000 added tokens) has a quarter.
+/// What JSON may hold: a value takes up to a hundred times its bytes in memory, so that their
+/// number counts, not the file's size. The largest published configuration (of 6,000 added tokens)
+/// has a quarter.
 const VALUES: usize = 1 << 19;
 
 /// The JSON value of `bytes`, which are in `file`.
@@ -74,7 +76,8 @@ const VALUES: usize = 1 << 19;
 /// # Errors
 /// [`FileError::Json`], also for more values than any configuration has.
 pub fn json(bytes: &[u8], file: &Path) -> Result<serde_json::Value, FileError> {
-    // Those in strings are counted, too: no configuration has as many. An object takes as much as several numbers.
+    // Those in strings are counted, too: no configuration has as many. An object takes as much as
+    // several numbers.
     let weight = |&byte: &u8| match byte {
         b',' | b'[' | b':' => 1,
         b'{' => 4,

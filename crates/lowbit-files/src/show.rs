@@ -7,15 +7,17 @@ const VALUE: usize = 200;
 /// Characters of what a library says is wrong, and of a path.
 pub(crate) const LONG: usize = 1000;
 
-/// A value from a file, a server or the command line as messages print it: control characters, invisible ones and those
-/// that change a terminal's direction are escaped, and what is longer than 200 characters is cut.
+/// A value from a file, a server or the command line in the form that messages print: control
+/// characters, invisible ones and those that change a terminal's direction are escaped, and longer
+/// values are cut at 200 characters.
 ///
 /// Every message that prints untrusted text goes through here: a terminal obeys escape sequences.
 pub fn shown<T: Display>(value: T) -> Shown<T> {
     Shown { value, limit: VALUE, keep_lines: false }
 }
 
-/// A whole message for a terminal: as [`shown()`], but with its line breaks and up to `limit` characters.
+/// A whole message for a terminal: as [`shown()`], but with its line breaks and up to `limit`
+/// characters.
 pub fn shown_message<T: Display>(message: T, limit: usize) -> Shown<T> {
     Shown { value: message, limit, keep_lines: true }
 }

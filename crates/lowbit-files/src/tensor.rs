@@ -6,10 +6,11 @@ use lowbit_formats::{DType, Format, FormatError};
 
 use crate::FileError;
 
-/// What a file says a tensor's bytes are.
+/// The type of a tensor's bytes according to its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stored {
-    /// One little-endian element per value: everything in safetensors, and GGUF's floats and integers.
+    /// One little-endian element per value: everything in safetensors, and GGUF's floats and
+    /// integers.
     Plain(DType),
     /// GGML blocks along the innermost dimension.
     Blocks(Format),
@@ -24,17 +25,18 @@ impl std::fmt::Display for Stored {
     }
 }
 
-/// A tensor in a mapped file. Its bytes have been checked to be exactly what [`Self::stored`] and [`Self::shape`] take.
+/// A tensor in a mapped file. It has exactly the number of bytes of [`Self::stored`] and
+/// [`Self::shape`].
 #[derive(Clone)]
 pub struct TensorView {
     /// As the file spells it.
     pub name: String,
-    /// What the bytes are.
+    /// The type of the bytes.
     pub stored: Stored,
     /// Outermost first, as safetensors has it (GGUF's dimensions, reversed). Empty for a scalar.
     pub shape: Vec<usize>,
-    /// The tensor's bytes in the map. safetensors promises no alignment beyond a byte's, GGUF promises
-    /// `general.alignment`.
+    /// The tensor's bytes in the map. safetensors promises no alignment beyond a byte's, GGUF
+    /// promises `general.alignment`.
     pub bytes: Bytes,
     /// The file that it is in, for errors.
     pub file: Arc<Path>,
@@ -46,8 +48,8 @@ impl TensorView {
         self.shape.iter().product()
     }
 
-    /// Says that the bytes are not needed for now: the system may use their memory, and reads them from the file again if
-    /// they are.
+    /// Gives the memory of the bytes back to the system, which reads them from the file again when
+    /// they are needed.
     pub fn release(&self) {
         crate::map::release(&self.bytes);
     }
@@ -98,12 +100,12 @@ impl Tensors {
         self.sorted.iter().map(|view| view.name.as_str())
     }
 
-    /// How many there are.
+    /// The number of tensors.
     pub fn len(&self) -> usize {
         self.sorted.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.sorted.is_empty()
     }
@@ -118,8 +120,8 @@ impl<'a> IntoIterator for &'a Tensors {
     }
 }
 
-/// The number of elements of `shape`, and the bytes that they take at `element_bytes` each. A size of 0 does not make the
-/// others fit: whoever multiplies some of a tensor's sizes cannot overflow.
+/// The number of elements of `shape`, and the bytes that they take at `element_bytes` each. A size
+/// of 0 does not make the others fit: whoever multiplies some of a tensor's sizes cannot overflow.
 pub(crate) fn elements_and_bytes(shape: &[usize], element_bytes: usize) -> Option<(usize, usize)> {
     shape.iter().try_fold(element_bytes.max(1), |product, &dim| product.checked_mul(dim.max(1)))?;
     let elements: usize = shape.iter().product();
@@ -133,7 +135,8 @@ pub(crate) fn bytes_of(stored: Stored, shape: &[usize]) -> Result<Option<usize>,
         Stored::Blocks(format) => format,
     };
     let (&k, rows) = shape.split_last().unwrap_or((&1, &[]));
-    // No block is larger than its values in f64, so a row whose length passes here has an addressable size.
+    // No block is larger than its values in f64, so a row whose length passes here has an
+    // addressable size.
     if elements_and_bytes(shape, 8).is_none() {
         return Ok(None);
     }

@@ -11,8 +11,8 @@ const DEPTH: usize = 120;
 /// A message, all messages, or all tools.
 const BYTES: usize = 256 << 20;
 
-/// The value as JSON. It is written and read again because a writer can be stopped: a value that nests endlessly would
-/// overflow the stack first.
+/// The value as JSON. It is written and read again because a writer can be stopped: a value that
+/// nests endlessly would overflow the stack first.
 pub(super) fn json(value: impl Serialize) -> Result<Json, String> {
     let mut serializer = serde_json::Serializer::with_formatter(Limited(vec![]), Shallow(0));
     value.serialize(&mut serializer).map_err(|error| error.to_string())?;

@@ -1,8 +1,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-/// One message of a chat, as templates see it and as `chat --json` and files of conversations spell it. What is absent is
-/// not serialised, since templates test for what is defined.
+/// One message of a chat, in the form in which templates see it and files of conversations have it.
+/// Absent fields are not serialised, since templates test whether they are defined.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Message {
@@ -14,13 +14,13 @@ pub struct Message {
     /// The assistant's reasoning before its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The tools that an assistant calls.
+    /// The assistant's tool calls.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// The call that a tool's message answers.
+    /// In a tool's message: the id of the call that it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// The tool that answers, or who speaks.
+    /// The name of the tool that answers, or of the speaker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -45,8 +45,8 @@ impl Message {
     }
 }
 
-/// A call of a tool: `{"type": "function", "id": .., "function": {"name": .., "arguments": {..}}}`, as OpenAI's and
-/// transformers' messages have it.
+/// A tool call: `{"type": "function", "id": .., "function": {"name": .., "arguments": {..}}}`, as
+/// in OpenAI's and transformers' messages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "function")]
 #[non_exhaustive]

@@ -21,16 +21,17 @@ use crate::{Checkpoint, FileError};
 pub use message::{Message, ToolCall};
 use named::Named;
 
-/// Turns a chat into the text that the model was trained on.
+/// Renders a chat in the form that the model was trained on.
 ///
-/// Templates see `messages`, `add_generation_prompt`, `tools` and `documents` (none), the special tokens (`bos_token`,
-/// `eos_token` and all that the checkpoint gives a name) and what [`Self::with`] adds; they may call
-/// Python's string and list methods, `raise_exception`, `strftime_now` and `tojson`, and use `break`, `continue` and
-/// `generation` blocks. A template is an untrusted program: its source, steps, memory, text, depth and time are limited,
-/// and beyond them rendering is an error.
+/// Templates see `messages`, `add_generation_prompt`, `tools` and `documents` (none), the special
+/// tokens (`bos_token`, `eos_token` and all others that the checkpoint names) and the variables of
+/// [`Self::with`]. They may call Python's string and list methods, `raise_exception`,
+/// `strftime_now` and `tojson`, and use `break`, `continue` and `generation` blocks. A template is
+/// an untrusted program: its source, steps, memory, text, depth and time are limited, and exceeding
+/// a limit is an error.
 ///
-/// A checkpoint may have several, by name: the one called `tool_use` renders chats with tools (`tools` is not null), the one
-/// called `default` all others.
+/// A checkpoint may have several templates: the one named `tool_use` renders chats with tools
+/// (`tools` is not null), the one named `default` all others.
 ///
 /// Source: transformers 5.24 `render_jinja_template` and `get_chat_template`.
 #[derive(Debug)]
@@ -60,12 +61,14 @@ impl Parsed {
 }
 
 impl ChatTemplate {
-    /// The templates of `checkpoint`: chat_template.jinja and additional_chat_templates/NAME.jinja; or `chat_template` in
-    /// tokenizer_config.json, else in chat_template.json (a template, or several by name); or GGUF's
-    /// `tokenizer.chat_template` and `tokenizer.chat_template.NAME`. `None` for a base model.
+    /// The templates of `checkpoint`: chat_template.jinja and additional_chat_templates/NAME.jinja;
+    /// or `chat_template` in tokenizer_config.json, else in chat_template.json (a template, or
+    /// several by name); or GGUF's `tokenizer.chat_template` and `tokenizer.chat_template.NAME`.
+    /// `None` for a base model.
     ///
     /// # Errors
-    /// [`FileError::Template`] when the default is no valid Jinja; [`FileError`] when the files that hold it are malformed.
+    /// [`FileError::Template`] when the default is not valid Jinja; [`FileError`] when the files
+    /// that hold it are malformed.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Option<Self>, FileError> {
         Self::of(named::all(checkpoint)?, || special_tokens(checkpoint))
     }
@@ -73,7 +76,8 @@ impl ChatTemplate {
     /// The template in `file`, with the special tokens of `checkpoint`.
     ///
     /// # Errors
-    /// [`FileError`] when the file cannot be read, [`FileError::Template`] when it is no valid Jinja.
+    /// [`FileError`] when the file cannot be read, [`FileError::Template`] when it is not valid
+    /// Jinja.
     pub fn from_file(file: &Path, checkpoint: &Checkpoint) -> Result<Self, FileError> {
         let source = String::from_utf8(read(file, limit::TEMPLATE)?);
         let source = source.map_err(|error| template_error(file, error.to_string()))?;
@@ -83,12 +87,14 @@ impl ChatTemplate {
     /// The template `source`, with the special tokens of `checkpoint`; messages call it `name`.
     ///
     /// # Errors
-    /// [`FileError`] when the checkpoint's special tokens cannot be read, [`FileError::Template`] when it is no valid Jinja.
+    /// [`FileError`] when the checkpoint's special tokens cannot be read, [`FileError::Template`]
+    /// when the source is not valid Jinja.
     pub fn from_source(source: &str, name: &Path, checkpoint: &Checkpoint) -> Result<Self, FileError> {
         Ok(Self::new(source, name)?.with_all(special_tokens(checkpoint)?))
     }
 
-    /// The templates in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`, if there are any.
+    /// The templates in `tokenizer.chat_template` and `tokenizer.chat_template.NAME`, if there are
+    /// any.
     ///
     /// # Errors
     /// [`FileError::Gguf`] and [`FileError::Template`].
@@ -122,12 +128,13 @@ impl ChatTemplate {
     }
 
     fn without_programs(file: &Path) -> Self {
-        // transformers passes None for these without tools or documents, and templates test for that.
+        // transformers passes None for these without tools or documents, and templates test for
+        // that.
         let variables = ["tools", "documents"].map(|name| (name.to_string(), Ok(Json::Null)));
         Self { default: None, tool_use: None, others: vec![], variables: variables.into(), file: file.into() }
     }
 
-    /// Parses `source`, which errors say is in `file`, for all chats.
+    /// Parses `source` as the template for all chats; errors name `file`.
     ///
     /// # Errors
     /// [`FileError::Template`].
@@ -144,13 +151,13 @@ impl ChatTemplate {
         self
     }
 
-    /// The variable `name`, if the template is given one.
+    /// The value of the variable `name`, if it was set.
     pub fn variable(&self, name: &str) -> Option<&Json> {
         self.variables.get(name)?.as_ref().ok()
     }
 
-    /// True if the source of a template for chats contains `text`. Templates show how their models spell reasoning and
-    /// calls.
+    /// True if the source of a template for chats contains `text`. Templates show how their models
+    /// spell reasoning and calls.
     pub fn mentions(&self, text: &str) -> bool {
         let parsed = [&self.default, &self.tool_use].into_iter().flatten();
         parsed
@@ -158,19 +165,19 @@ impl ChatTemplate {
             .any(|program| program.source().contains(text))
     }
 
-    /// The names of the templates that there are: `default` and `tool_use` first.
+    /// The names of all templates, `default` and `tool_use` first.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let default = self.default.iter().map(|_| named::DEFAULT);
         let tool_use = self.tool_use.iter().map(|_| named::TOOL_USE);
         default.chain(tool_use).chain(self.others.iter().map(String::as_str))
     }
 
-    /// The text of `messages` ([`Message`]s, or whatever serialises to objects with more fields). With
-    /// `add_generation_prompt` it ends with the start of the assistant's next message.
+    /// The text of `messages` ([`Message`]s, or values that serialise to objects with more fields).
+    /// With `add_generation_prompt` it ends with the start of the assistant's next message.
     ///
     /// # Errors
-    /// [`FileError::Template`] with what the template itself says when it refuses the messages (roles that do not
-    /// alternate, say), or when no template is for this chat.
+    /// [`FileError::Template`] with the template's own message when it refuses the chat (for roles
+    /// that do not alternate, for instance), or when the checkpoint has no template for this chat.
     pub fn render<M: Serialize>(
         &self,
         messages: &[M],
@@ -192,7 +199,8 @@ impl ChatTemplate {
         program.render(&variables).map_err(|error| template_error(file, error))
     }
 
-    /// True if the text rendered for a short chat begins with `text`; `None` if the template refuses that chat.
+    /// True if the text rendered for a short chat begins with `text`; `None` if the template
+    /// refuses that chat.
     pub(crate) fn begins_with(&self, text: &str) -> Option<bool> {
         let rendered = self.render(&[Message::new("user", "x")], true).ok()?;
         Some(rendered.starts_with(text))
@@ -214,7 +222,8 @@ impl ChatTemplate {
     }
 }
 
-/// Reasoning has had several names; as in transformers, templates find it under the usual one and gpt-oss's.
+/// Reasoning has had several names; as in transformers, templates find it under the usual one and
+/// gpt-oss's.
 fn name_reasoning(message: &mut Json) {
     let Some(message) = message.as_object_mut() else { return };
     let names = ["reasoning_content", "thinking", "reasoning"];

@@ -1,9 +1,11 @@
 //! A checkpoint's chat templates by name: what runs, and what is written in other formats.
 //!
-//! Of a directory, chat_template.jinja and the files in additional_chat_templates/ stand for all that tokenizer_config.json has,
-//! and that for chat_template.json. In GGUF they are `tokenizer.chat_template` and `tokenizer.chat_template.NAME`.
+//! Of a directory, chat_template.jinja and the files in additional_chat_templates/ stand for all
+//! that tokenizer_config.json has, and that for chat_template.json. In GGUF they are
+//! `tokenizer.chat_template` and `tokenizer.chat_template.NAME`.
 //!
-//! Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`; llama.cpp's `llama_model_chat_template`.
+//! Source: transformers 5.24, `PreTrainedTokenizerBase._from_pretrained`; llama.cpp's
+//! `llama_model_chat_template`.
 
 use std::path::{Path, PathBuf};
 
@@ -40,7 +42,8 @@ pub(crate) struct Named {
     pub file: PathBuf,
 }
 
-/// All templates of `checkpoint`; the default is the first, if there is one, and no two have the same name.
+/// All templates of `checkpoint`; the default is the first, if there is one, and no two have the
+/// same name.
 ///
 /// # Errors
 /// [`FileError`] when a file or a key that has one is malformed.
@@ -101,7 +104,8 @@ fn of_files(directory: &Path) -> Result<Vec<Named>, FileError> {
     Ok(templates)
 }
 
-/// The names of a directory's further templates, sorted: those of the files in its folder, without `.jinja`.
+/// The names of a directory's further templates, sorted: those of the files in its folder, without
+/// `.jinja`.
 ///
 /// # Errors
 /// [`FileError::Io`]; [`FileError::Template`] for a name that is none, or more than any model has.
@@ -185,7 +189,8 @@ impl<'a> Templates<'a> {
     }
 }
 
-/// A name is to be part of a key in GGUF and of a file's name: no path, and nothing that a terminal obeys.
+/// A name is to be part of a key in GGUF and of a file's name: no path, and nothing that a terminal
+/// obeys.
 fn check_name(name: &str, file: &Path) -> Result<(), FileError> {
     let is_plain =
         |c: char| c.is_alphanumeric() && c.escape_debug().len() == 1 || "-_.+=()[],@~#& ".contains(c);

@@ -1,4 +1,5 @@
-//! What a directory holds besides config.json and weights: read whole and checked, to be written beside new weights.
+//! A directory's files besides config.json and weights, read whole and checked, to be written
+//! beside new weights.
 
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -14,9 +15,10 @@ use crate::{FileError, Tokenizer};
 /// A file that a model needs besides its configuration and weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Companion {
-    /// Its name, or its path from the checkpoint's directory: `additional_chat_templates/tool_use.jinja`.
+    /// Its name, or its path from the checkpoint's directory:
+    /// `additional_chat_templates/tool_use.jinja`.
     pub name: String,
-    /// All of it.
+    /// Its content.
     pub bytes: Vec<u8>,
 }
 
@@ -29,8 +31,8 @@ enum Content {
     Bytes,
 }
 
-/// The files that this crate, transformers and mlx-lm read to make tokens and chats. Code (`*.py`) is left behind: nothing
-/// here needs it, and what a checkpoint brings along should not run somewhere else.
+/// The files from which this crate, transformers and mlx-lm make tokens and chats. Code (`*.py`) is
+/// left behind: nothing here needs it, and a checkpoint's code should not spread.
 const COMPANIONS: &[(&str, Content, u64)] = &[
     ("tokenizer.json", Content::Object, limit::TOKENIZER),
     ("tokenizer_config.json", Content::Object, limit::CONFIG),
@@ -45,14 +47,15 @@ const COMPANIONS: &[(&str, Content, u64)] = &[
 ];
 
 impl Checkpoint {
-    /// Tokenizer, chat template and generation settings, for a copy of this checkpoint. Each is what its name says, and
-    /// lies in the checkpoint's directory (in the hub's cache also in the blobs of the same repository): a link
-    /// to any other file, such as one with passwords, is refused. So is such a link in the place of config.json. Those of a GGUF
-    /// file are made of its metadata.
+    /// Tokenizer, chat template and generation settings, for a copy of this checkpoint. Each is of
+    /// the kind that its name says, and lies in the checkpoint's directory (in the hub's cache also
+    /// in the blobs of the same repository): a link to any other file, such as one with passwords,
+    /// is refused, and so is such a link in place of config.json. A GGUF file's companions are made
+    /// from its metadata.
     ///
     /// # Errors
-    /// [`FileError::Outside`]; [`FileError::TooLarge`]; [`FileError::Json`]; [`FileError::Io`]; for GGUF those of
-    /// [`Tokenizer::companions`] and [`Self::generation_config`].
+    /// [`FileError::Outside`]; [`FileError::TooLarge`]; [`FileError::Json`]; [`FileError::Io`]; for
+    /// GGUF those of [`Tokenizer::companions`] and [`Self::generation_config`].
     pub fn companions(&self) -> Result<Vec<Companion>, FileError> {
         if let Some(metadata) = self.metadata() {
             return from_gguf(self, metadata);
@@ -116,7 +119,8 @@ fn own_file(directory: &Path, name: &str) -> Result<Option<PathBuf>, FileError> 
     }
 }
 
-/// Whether `target` is `models--org--name/blobs/..`, for the `models--org--name/snapshots/..` of the hub's cache.
+/// Whether `target` is `models--org--name/blobs/..`, for the `models--org--name/snapshots/..` of
+/// the hub's cache.
 fn is_blob_of(target: &Path, directory: &Path) -> bool {
     let Some(snapshots) = directory.parent().filter(|parent| parent.ends_with("snapshots")) else {
         return false;

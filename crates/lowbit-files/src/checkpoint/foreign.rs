@@ -1,4 +1,5 @@
-//! Files and folders that people mistake for a checkpoint: errors say what they are and what to do about it.
+//! Files and folders that people mistake for a checkpoint: errors say what they are and what to do
+//! about it.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -11,7 +12,8 @@ use super::part::{Part, file_names};
 use crate::gguf::Metadata;
 use crate::{FileError, INDEX, SINGLE, shown};
 
-/// The directory that `file` is the model of: config.json, model.safetensors, its parts and its index stand for it.
+/// The directory that `file` is the model of: config.json, model.safetensors, its parts and its
+/// index stand for it.
 ///
 /// # Errors
 /// [`FileError::NotACheckpoint`] for a safetensors file that its directory's model does not have.
@@ -126,7 +128,8 @@ fn contains(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|window| window == what)
 }
 
-/// Whether these are the bytes of a git-lfs pointer, which stands for a file in a clone that has not fetched it.
+/// Whether these are the bytes of a git-lfs pointer, which stands for a file in a clone that has
+/// not fetched it.
 pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs.github.com/spec/") && bytes.len() < 1024
 }

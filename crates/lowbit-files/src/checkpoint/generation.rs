@@ -6,13 +6,13 @@ use super::{Checkpoint, mismatch};
 use crate::FileError;
 use crate::gguf::{self, Metadata};
 
-/// What a checkpoint recommends for generation: generation_config.json, or GGUF's `general.sampling.*`. What it does
-/// not say is `None`.
+/// A checkpoint's recommendations for generation: generation_config.json, or GGUF's
+/// `general.sampling.*`. Missing settings are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct GenerationConfig {
     pub bos_token_id: Option<u32>,
-    /// Any of these ends a text. From config.json where generation_config.json names none.
+    /// The tokens that end a text; from config.json if generation_config.json names none.
     pub eos_token_ids: Vec<u32>,
     /// `false` means greedy decoding, whatever the other fields say.
     pub do_sample: Option<bool>,
@@ -23,11 +23,12 @@ pub struct GenerationConfig {
     pub repetition_penalty: Option<f32>,
     /// The number of last tokens that the repetition penalty looks at: GGUF's `penalty_last_n`.
     pub repetition_context: Option<usize>,
-    /// The names of what else is recommended and changes which tokens are chosen.
+    /// The names of other recommended settings that change which tokens are sampled.
     pub unused: Vec<String>,
 }
 
-/// Keys of generation_config.json that change what transformers writes, with the number that changes nothing.
+/// Keys of generation_config.json that change what transformers writes, with the number that
+/// changes nothing.
 const UNUSED: [(&str, f64); 21] = [
     ("bad_words_ids", 0.0),
     ("begin_suppress_tokens", 0.0),
@@ -62,7 +63,8 @@ impl Checkpoint {
     /// The recommended sampling and the tokens that end a text.
     ///
     /// # Errors
-    /// [`FileError::Json`], [`FileError::Value`] or [`FileError::Gguf`] when a value is not of its type.
+    /// [`FileError::Json`], [`FileError::Value`] or [`FileError::Gguf`] when a value is not of its
+    /// type.
     pub fn generation_config(&self) -> Result<GenerationConfig, FileError> {
         match self.metadata() {
             Some(metadata) => from_gguf(metadata),
@@ -70,7 +72,8 @@ impl Checkpoint {
         }
     }
 
-    /// The source of its recommended sampling, for messages: `generation_config.json` or `general.sampling`.
+    /// The source of its recommended sampling, for messages: `generation_config.json` or
+    /// `general.sampling`.
     pub fn generation_config_source(&self) -> &'static str {
         if self.metadata().is_some() { PREFIX.trim_end_matches('.') } else { FILE }
     }
@@ -95,11 +98,12 @@ impl Checkpoint {
 }
 
 impl GenerationConfig {
-    /// The recommended temperature: 0, which is greedy, where `do_sample` is false, and 1 where something is recommended
-    /// for sampling but no temperature, as in transformers. `None` where nothing is.
+    /// The recommended temperature: 0 (greedy) where `do_sample` is false, and 1 where other
+    /// sampling settings are recommended, but no temperature, as in transformers. `None` if nothing
+    /// is recommended.
     ///
-    /// A configuration without `do_sample` that recommends something for sampling is taken at its word, as by
-    /// llama.cpp's converter; transformers decodes greedily there.
+    /// Sampling settings count also without `do_sample`, as for llama.cpp's converter; transformers
+    /// is greedy there.
     pub fn recommended_temperature(&self) -> Option<f32> {
         let filters = self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some();
         match self.do_sample {
@@ -109,7 +113,8 @@ impl GenerationConfig {
         }
     }
 
-    /// generation_config.json; `None` where there is nothing to say. `file` is where it is from.
+    /// The content of generation_config.json; `None` if nothing is recommended. `file` is the
+    /// source, for errors.
     ///
     /// # Errors
     /// [`FileError::Value`] for a number that JSON does not have.

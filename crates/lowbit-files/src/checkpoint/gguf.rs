@@ -27,7 +27,8 @@ pub(super) fn only_model(directory: &Path) -> Result<Option<PathBuf>, FileError>
     }
 }
 
-/// Maps all tensors of the model in `file`, or of which `file` is one part. The metadata is the first part's.
+/// Maps all tensors of the model in `file`, or of which `file` is one part. The metadata is the
+/// first part's.
 pub(super) fn open(file: &Path) -> Result<(Metadata, Tensors), FileError> {
     let Some((directory, part)) = named_part(file) else {
         let Gguf { metadata, tensors } = gguf::read(file)?;

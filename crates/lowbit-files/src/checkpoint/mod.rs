@@ -1,4 +1,4 @@
-//! A model on disk: a directory as Hugging Face and MLX lay it out, or GGUF.
+//! A model on disk: a directory in Hugging Face's or MLX's layout, or GGUF.
 
 mod companion;
 pub(crate) mod foreign;
@@ -28,7 +28,7 @@ use crate::gguf::Metadata;
 use crate::read::{json, limit, read};
 use crate::{FileError, Tensors, shown};
 
-/// Who wrote a checkpoint, and so how its tensors are named and what conventions they follow.
+/// A checkpoint's layout: the names of its tensors and the conventions that they follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// As transformers saves it: plain floats.
@@ -49,7 +49,7 @@ impl std::fmt::Display for Layout {
     }
 }
 
-/// A model on disk: its tensors, mapped, and what describes them.
+/// A model on disk: its mapped tensors, and its configuration.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -64,13 +64,14 @@ enum Description {
 }
 
 impl Checkpoint {
-    /// Opens a directory that holds config.json and safetensors (one file or shards, with or without an index), a
-    /// .gguf file, any part of a split one, or a directory that holds one GGUF model. A directory's config.json,
-    /// tokenizer.json, index and safetensors files stand for it.
+    /// Opens a directory that holds config.json and safetensors (one file or shards, with or
+    /// without an index), a .gguf file, any part of a split one, or a directory that holds one GGUF
+    /// model. The path of a directory's config.json, tokenizer.json, index or safetensors file
+    /// opens the directory.
     ///
     /// # Errors
-    /// [`FileError`]: files that are missing, malformed or disagree, and quantization by methods other than MLX's
-    /// and GGUF's.
+    /// [`FileError`] for files that are missing, malformed or disagree, and for quantization by
+    /// methods other than MLX's and GGUF's.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let metadata = std::fs::metadata(path).map_err(FileError::io(path))?;
         if !metadata.is_dir() {
@@ -119,7 +120,7 @@ impl Checkpoint {
         Ok(Self { path: path.into(), tensors, description: Description::Gguf(metadata) })
     }
 
-    /// Who wrote it.
+    /// The layout.
     pub fn layout(&self) -> Layout {
         match self.description {
             Description::Directory { layout, .. } => layout,
@@ -158,7 +159,7 @@ impl Checkpoint {
         self.tensors.iter().map(|view| view.bytes.len() as u64).sum()
     }
 
-    /// What was opened.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -6,12 +6,13 @@ use serde_json::Value;
 use super::{CONFIG, Checkpoint, mismatch};
 use crate::{FileError, shown};
 
-/// How MLX quantised a module's weight, as config.json says it: a format, but for the type of affine's scales.
+/// MLX's quantization of a module's weight according to config.json: a format without the type of
+/// affine's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantization(Format);
 
 impl Quantization {
-    /// The format of a weight quantised so, whose `scales` tensor is of type `scales`.
+    /// The format of a weight with this quantization, whose `scales` tensor has the type `scales`.
     ///
     /// # Errors
     /// [`FormatError::Type`] when the scales are of a type that the mode does not have.
@@ -28,14 +29,16 @@ impl Quantization {
 }
 
 impl Checkpoint {
-    /// How the weight of module `path` (`model.layers.0.mlp.gate`) is quantised; `None` when it is not. An entry for
-    /// the path overrides the general settings, which apply to the modules that have `scales`.
+    /// The quantization of the weight of module `path` (`model.layers.0.mlp.gate`); `None` if it is
+    /// not quantised. An entry for the path overrides the general settings, which apply to modules
+    /// that have `scales`.
     ///
-    /// Source: mlx-lm 0.32 `load_model`, mlx 0.32 `nn.quantize`. In particular an override starts from the mode's own
-    /// defaults, not from the general settings.
+    /// Source: mlx-lm 0.32 `load_model`, mlx 0.32 `nn.quantize`. In particular an override starts
+    /// from the mode's own defaults, not from the general settings.
     ///
     /// # Errors
-    /// [`FileError::Value`] for settings that are malformed, [`FileError::Format`] for those that MLX does not have.
+    /// [`FileError::Value`] for settings that are malformed, [`FileError::Format`] for those that
+    /// MLX does not have.
     pub fn quantization(&self, path: &str) -> Result<Option<Quantization>, FileError> {
         let Some((key, settings)) = self.config().ok().and_then(find) else { return Ok(None) };
         let file = self.path().join(CONFIG);
@@ -52,7 +55,8 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    /// The names of entries in MLX's quantization that are neither general settings nor about a module of this checkpoint.
+    /// The names of entries in MLX's quantization that are neither general settings nor about a
+    /// module of this checkpoint.
     pub fn surplus_quantization(&self) -> Vec<String> {
         let Some((_, settings)) = self.config().ok().and_then(find) else { return vec![] };
         let is_surplus = |key: &&String| {

@@ -1,5 +1,5 @@
-//! The tensors of a directory: `model.safetensors`, or `model.safetensors.index.json` and the shards that it names,
-//! or all parts of `model-00001-of-0000N.safetensors`.
+//! The tensors of a directory: `model.safetensors`, or `model.safetensors.index.json` and the
+//! shards that it names, or all parts of `model-00001-of-0000N.safetensors`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,8 @@ use crate::{FileError, INDEX, SINGLE, Tensors, shown};
 /// Maps all tensors. Also returns `format` of the first file's metadata.
 pub(super) fn open(directory: &Path) -> Result<(Tensors, Option<String>), FileError> {
     let index = directory.join(INDEX);
-    // As in transformers, an index beside the single file is not looked at: it may describe another state of the model.
+    // As in transformers, an index beside the single file is not looked at: it may describe another
+    // state of the model.
     let files = if index.exists() && !directory.join(SINGLE).exists() {
         open_index(directory, &index)?
     } else {
@@ -55,8 +56,8 @@ struct Index {
     weight_map: WeightMap,
 }
 
-/// The tensors of each shard, or the first entry whose shard cannot be one. Shards' names are kept once each: a file may
-/// say anything, and its memory is to stay a small multiple of its size.
+/// The tensors of each shard, or the first entry whose shard cannot be one. Shards' names are kept
+/// once each: a file may say anything, and its memory is to stay a small multiple of its size.
 #[derive(Default)]
 struct WeightMap {
     shards: BTreeMap<String, Vec<String>>,

@@ -1,4 +1,4 @@
-//! A checkpoint as readers will find it once it is written.
+//! A checkpoint as readers will see it once it is written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct UnwrittenTensor {
     pub stored: Stored,
     /// Outermost first.
     pub shape: Vec<usize>,
-    /// Its bytes, where they matter to whoever looks; zeros otherwise.
+    /// Its bytes if a reader looks at them; `None` for zeros.
     pub bytes: Option<Vec<u8>>,
 }
 
@@ -34,11 +34,12 @@ pub enum Unwritten {
 }
 
 impl Checkpoint {
-    /// The checkpoint that [`Self::open`] will find at `path`, but with zeros as the tensors' values; they take up no
-    /// memory.
+    /// The checkpoint that [`Self::open`] will find at `path`, with zeros as the tensors' values,
+    /// which take up no memory.
     ///
     /// # Errors
-    /// [`FileError::Io`] when not even addresses for the largest tensor are left, [`FileError::DuplicateTensor`].
+    /// [`FileError::Io`] when the system has no addresses for the largest tensor,
+    /// [`FileError::DuplicateTensor`].
     pub fn unwritten(
         path: &Path,
         description: Unwritten,

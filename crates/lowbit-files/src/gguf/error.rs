@@ -2,7 +2,7 @@ use lowbit_formats::FormatError;
 
 use crate::shown;
 
-/// What can be wrong with a GGUF file or with a key of its metadata.
+/// An error in a GGUF file or in a key of its metadata.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]

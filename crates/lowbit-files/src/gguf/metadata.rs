@@ -14,7 +14,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// No entries yet; errors will name `file`.
+    /// Without entries; errors will name `file`.
     pub fn new(file: Arc<Path>) -> Self {
         Self { file, entries: Vec::new(), index: HashMap::new() }
     }
@@ -34,7 +34,8 @@ impl Metadata {
     /// The value of `key` as a `T`: `metadata.get::<usize>("qwen3.block_count")?`.
     ///
     /// # Errors
-    /// [`FileError::Gguf`] when there is no such key or its value is no `T`; both types are named.
+    /// [`FileError::Gguf`] when there is no such key or its value is not a `T`; both types are
+    /// named.
     pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, FileError> {
         let missing = || FileError::gguf(&self.file)(GgufError::MissingKey(key.into()));
         self.find(key)?.ok_or_else(missing)
@@ -43,7 +44,7 @@ impl Metadata {
     /// The value of `key` as a `T`, or `None` when there is no such key.
     ///
     /// # Errors
-    /// [`FileError::Gguf`] when its value is no `T`.
+    /// [`FileError::Gguf`] when its value is not a `T`.
     pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FileError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         T::convert(key, value).map(Some).map_err(FileError::gguf(&self.file))

@@ -1,4 +1,5 @@
-//! GGUF: typed metadata, then tensor descriptions, then the tensors' bytes at aligned offsets. Little-endian.
+//! GGUF: typed metadata, then tensor descriptions, then the tensors' bytes at aligned offsets.
+//! Little-endian.
 //!
 //! ```text
 //! "GGUF" | version u32 | tensors u64 | entries u64
@@ -6,8 +7,8 @@
 //! tensor: name string | rank u32 | dims u64, innermost first | ggml type u32 | offset u64 from the data's start
 //! padding to general.alignment (32 when absent), then the data
 //! ```
-//! Source: ggml's `docs/gguf.md` and `gguf.cpp`. Versions 2 and 3 are read (they differ in nothing on a
-//! little-endian machine), version 3 is written.
+//! Source: ggml's `docs/gguf.md` and `gguf.cpp`. Versions 2 and 3 are read (they differ in nothing
+//! on a little-endian machine), version 3 is written.
 
 mod error;
 mod metadata;

@@ -32,10 +32,11 @@ pub fn read(path: &Path) -> Result<Gguf, FileError> {
     parse(&map(path)?, &path.into()).map_err(FileError::gguf(path))
 }
 
-/// Parses `bytes`, which errors and views say are in `file`.
+/// Parses `bytes`, the content of `file` in errors and views.
 ///
 /// # Errors
-/// [`GgufError`]: whatever is truncated, of an unknown type, named twice, misaligned, past the end or overlapping.
+/// [`GgufError`] for data that is truncated, of an unknown type, named twice, misaligned, past the
+/// end or overlapping.
 pub fn parse(bytes: &Bytes, file: &Arc<Path>) -> Result<Gguf, GgufError> {
     let mut reader = Reader { bytes, offset: 0 };
     let (tensor_count, entry_count) = reader.header()?;
@@ -108,7 +109,8 @@ impl Description {
     }
 }
 
-/// A cursor over the file. Nothing is allocated before it is known that the file is long enough for it.
+/// A cursor over the file. Nothing is allocated before it is known that the file is long enough for
+/// it.
 struct Reader<'a> {
     bytes: &'a [u8],
     offset: usize,

@@ -4,12 +4,12 @@ use lowbit_formats::{DType, FloatType, Format};
 
 use crate::Stored;
 
-/// ggml's plain types that weights do not come in, and so have no [`Format`].
+/// ggml's plain types that are not used for weights, and so have no [`Format`].
 const PLAIN: [(u32, DType); 5] =
     [(24, DType::I8), (25, DType::I16), (26, DType::I32), (27, DType::I64), (28, DType::F64)];
 
-/// ggml's block types that have no [`Format`], to name them in errors. (A type that has one by now is found there
-/// first.)
+/// ggml's block types that have no [`Format`], to name them in errors. (A type that has one by now
+/// is found there first.)
 const UNSUPPORTED: [(u32, &str); 22] = [
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -35,7 +35,7 @@ const UNSUPPORTED: [(u32, &str); 22] = [
     (42, "Q2_0"),
 ];
 
-/// What tensor type `ggml_type` is.
+/// The tensor type with the number `ggml_type`.
 ///
 /// # Errors
 /// Its name when it is known but not supported, else its number.
@@ -52,7 +52,7 @@ pub(super) fn stored(ggml_type: u32) -> Result<Stored, String> {
     Err(name.map_or_else(|| ggml_type.to_string(), str::to_string))
 }
 
-/// The number of the type that holds what is `stored`, if there is one.
+/// The number of the type of `stored`, if GGUF has one.
 pub(super) fn number(stored: Stored) -> Option<u32> {
     match stored {
         Stored::Plain(dtype) => match FloatType::from_dtype(dtype) {

@@ -151,17 +151,17 @@ impl Array {
         }
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         with_array!(self, values => values.len())
     }
 
-    /// Whether there are none.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The elements as another type of integer, without anything larger in between.
+    /// The elements as another integer type, converted without a larger intermediate copy.
     fn integers<T: TryFrom<i128>>(&self) -> Option<Vec<T>> {
         fn convert<S: Copy + Into<i128>, T: TryFrom<i128>>(values: &[S]) -> Option<Vec<T>> {
             let mut converted = Vec::with_capacity(values.len());
@@ -204,7 +204,7 @@ impl Value {
         }
     }
 
-    /// The type and, for what is short, the value: `u32 7`, `array of 3 strings`.
+    /// The type and, if it is short, the value: `u32 7`, `array of 3 strings`.
     pub fn describe(&self) -> String {
         match self {
             Self::Array(array) => format!("array of {} {}", array.len(), array.element_type().name()),
@@ -239,10 +239,10 @@ impl Value {
     }
 }
 
-/// What [`super::Metadata::get`] can return. Integers come from any integer type that holds a value in range
-/// (writers disagree on widths), floats from `f32` and `f64`.
+/// A type that [`super::Metadata::get`] can return. Integers come from any integer type whose value
+/// is in range (writers disagree on widths), floats from `f32` and `f64`.
 pub trait FromValue<'a>: Sized {
-    /// What errors call it.
+    /// The type's name in errors.
     const NAME: &'static str;
 
     /// `None` when the value is of another type or out of range.

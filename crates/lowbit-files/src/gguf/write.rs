@@ -7,9 +7,9 @@ use crate::tensor::bytes_of;
 
 const VERSION: u32 = 3;
 
-/// Writes a GGUF file: all metadata and descriptions first, then the tensors' bytes one after another, so that none
-/// needs to be in memory for longer than it takes to write it. The bytes are those that the `gguf` package on PyPI
-/// writes for the same content (0.19, `GGUFWriter`).
+/// Writes a GGUF file: all metadata and descriptions first, then the tensors' bytes one after
+/// another, so that none needs to be in memory for longer than it takes to write it. The bytes are
+/// those that the `gguf` package on PyPI writes for the same content (0.19, `GGUFWriter`).
 ///
 /// ```
 /// # use lowbit_files::gguf::{Value, Writer};
@@ -40,7 +40,7 @@ struct Planned {
 }
 
 impl Writer {
-    /// Nothing planned yet.
+    /// An empty file.
     pub fn new() -> Self {
         Self::default()
     }
@@ -48,8 +48,8 @@ impl Writer {
     /// Appends a metadata entry. `general.alignment` sets the alignment.
     ///
     /// # Errors
-    /// [`GgufError::DuplicateKey`]; [`GgufError::Alignment`] or [`GgufError::Type`] for an alignment that is not a
-    /// power of two or not a u32.
+    /// [`GgufError::DuplicateKey`]; [`GgufError::Alignment`] or [`GgufError::Type`] for an
+    /// alignment that is not a power of two or not a u32.
     pub fn entry(&mut self, key: &str, value: Value) -> Result<(), GgufError> {
         if self.entries.iter().any(|(known, _)| known == key) {
             return Err(GgufError::DuplicateKey(key.into()));
@@ -61,11 +61,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends the description of a tensor of `shape`, outermost first. Returns how many bytes it takes.
+    /// Appends the description of a tensor of `shape`, outermost first, and returns its number of
+    /// bytes.
     ///
     /// # Errors
-    /// [`GgufError::DuplicateTensor`], [`GgufError::Rank`], [`GgufError::Overflow`], [`GgufError::Blocks`], and
-    /// [`GgufError::NoType`] when GGUF has no type for what is stored.
+    /// [`GgufError::DuplicateTensor`], [`GgufError::Rank`], [`GgufError::Overflow`],
+    /// [`GgufError::Blocks`], and [`GgufError::NoType`] when GGUF has no type for what is stored.
     pub fn tensor(&mut self, name: &str, stored: Stored, shape: &[usize]) -> Result<usize, GgufError> {
         let tensor = name.to_string();
         if self.tensors.iter().any(|planned| planned.name == name) {
@@ -129,8 +130,8 @@ impl<W: Write> Body<W> {
     /// Writes the bytes of the next tensor.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when there is no next tensor or it takes another number of bytes; what the
-    /// writer says.
+    /// [`io::ErrorKind::InvalidInput`] when there is no next tensor or it has another number of
+    /// bytes; the writer's errors.
     pub fn tensor(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some(planned) = self.tensors.next() else {
             return Err(invalid(format!("{} bytes after the last tensor", bytes.len())));
@@ -146,7 +147,7 @@ impl<W: Write> Body<W> {
     /// Flushes.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] when tensors are left; what the writer says.
+    /// [`io::ErrorKind::InvalidInput`] when tensors are missing; the writer's errors.
     pub fn finish(mut self) -> io::Result<W> {
         if let Some(planned) = self.tensors.next() {
             return Err(invalid(format!("the bytes of tensor {} are missing", planned.name)));

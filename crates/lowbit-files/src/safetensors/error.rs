@@ -2,7 +2,7 @@ use lowbit_formats::DType;
 
 use crate::shown;
 
-/// What can be wrong with a safetensors file.
+/// An error in a safetensors file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]

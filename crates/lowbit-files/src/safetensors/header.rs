@@ -5,12 +5,13 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use crate::shown;
 
-/// The most dimensions of a tensor, and entries of `__metadata__`: many more than published, and few enough that a header
-/// takes no more memory than a small multiple of its size.
+/// The most dimensions of a tensor, and entries of `__metadata__`: many more than published, and
+/// few enough that a header takes no more memory than a small multiple of its size.
 const DIMENSIONS: usize = 16;
 const METADATA_ENTRIES: usize = 1 << 16;
 
-/// The JSON header, in its own order. Names that occur twice are an error: a JSON map would keep one of the two.
+/// The JSON header, in its own order. Names that occur twice are an error: a JSON map would keep
+/// one of the two.
 pub(super) struct Header {
     pub metadata: Vec<(String, String)>,
     pub entries: Vec<(String, Entry)>,

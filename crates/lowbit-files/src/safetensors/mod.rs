@@ -1,8 +1,9 @@
-//! safetensors: a u64 length, a JSON header of that length (`{"name": {"dtype", "shape", "data_offsets"}, ...}` and
-//! an optional `__metadata__` of strings), then the tensors' bytes, without holes. Little-endian.
+//! safetensors: a u64 length, a JSON header of that length
+//! (`{"name": {"dtype", "shape", "data_offsets"}, ...}` and an optional `__metadata__` of strings),
+//! then the tensors' bytes, without holes. Little-endian.
 //!
-//! Source: the format's description in the `safetensors` package, 0.8. The header is parsed here rather than with
-//! that crate, whose errors name neither the tensor nor the sizes.
+//! Source: the format's description in the `safetensors` package, 0.8. The header is parsed here
+//! rather than with that crate, whose errors name neither the tensor nor the sizes.
 
 mod error;
 mod header;
@@ -53,11 +54,11 @@ pub fn read(path: &Path) -> Result<Safetensors, FileError> {
     parse(&map(path)?, &path.into()).map_err(FileError::safetensors(path))
 }
 
-/// Parses `bytes`, which errors and views say are in `file`.
+/// Parses `bytes`, the content of `file` in errors and views.
 ///
 /// # Errors
-/// [`SafetensorsError`]: whatever in the header is not JSON of the right form, and tensors whose bytes are past the
-/// end, overlap, leave a hole, or are not as many as dtype and shape take.
+/// [`SafetensorsError`] for a header that is not JSON of the right form, and for tensors whose
+/// bytes are past the end, overlap, leave a hole, or do not match dtype and shape.
 pub fn parse(bytes: &Bytes, file: &Arc<Path>) -> Result<Safetensors, SafetensorsError> {
     let (header, data) = split(bytes)?;
     if header.first() != Some(&b'{') {

@@ -9,12 +9,12 @@ use super::{METADATA, SafetensorsError, dtype_name};
 use crate::tensor::elements_and_bytes;
 use crate::{FileError, INDEX, SINGLE};
 
-/// Writes the tensors of a checkpoint: `model.safetensors`, or shards and an index where one file would be too large.
-/// All tensors are planned first, then their bytes are written one after another, so that none needs to be in memory
-/// for longer than it takes to write it.
+/// Writes the tensors of a checkpoint: `model.safetensors`, or shards and an index where one file
+/// would be too large. All tensors are planned first, then their bytes are written one after
+/// another, so that none needs to be in memory for longer than it takes to write it.
 ///
-/// The bytes of a file are those that the `safetensors` package writes for the same tensors in the same order (0.8);
-/// shards are cut as mlx-lm cuts them (0.32, `make_shards`).
+/// The bytes of a file are those that the `safetensors` package writes for the same tensors in the
+/// same order (0.8); shards are cut as mlx-lm cuts them (0.32, `make_shards`).
 #[derive(Debug, Default)]
 pub struct Writer {
     metadata: Vec<(String, String)>,
@@ -30,7 +30,7 @@ struct Planned {
 }
 
 impl Writer {
-    /// Nothing planned yet.
+    /// Without tensors.
     pub fn new() -> Self {
         Self::default()
     }
@@ -40,7 +40,7 @@ impl Writer {
         self.metadata.push((key.into(), value.into()));
     }
 
-    /// Plans the next tensor. Returns how many bytes it takes.
+    /// Plans the next tensor, and returns its number of bytes.
     ///
     /// # Errors
     /// [`SafetensorsError::Name`] for a name that is taken, [`SafetensorsError::Overflow`].
@@ -55,7 +55,8 @@ impl Writer {
         Ok(bytes)
     }
 
-    /// Starts writing to `directory`, with at most `max_shard_bytes` of tensors per file (a larger tensor gets its own).
+    /// Starts writing to `directory`, with at most `max_shard_bytes` of tensors per file (a larger
+    /// tensor gets its own).
     ///
     /// # Errors
     /// [`FileError::Io`].
