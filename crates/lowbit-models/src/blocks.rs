@@ -1,4 +1,4 @@
-//! A model one block at a time: what learning computes with where a model does not fit end to end.
+//! Runs a model one block at a time, for learning models that do not fit end to end.
 
 use crate::layers::Step;
 use crate::tape::{Inventory, Var};
@@ -6,7 +6,8 @@ use crate::{Model, ModelError};
 use lowbit_kernels::{KernelError, Tensor};
 
 impl Model {
-    /// The states before the first block, f32 `[T, hidden_size]`: the embeddings of the tokens of `batch`, one sequence after the other.
+    /// The states before the first block, f32 `[T, hidden_size]`: the embeddings of the tokens of
+    /// `batch`, one sequence after the other.
     ///
     /// # Errors
     /// As [`Self::forward_batch`].
@@ -17,13 +18,15 @@ impl Model {
         Ok(self.decoder().embed(&ids, None)?.into_tensor())
     }
 
-    /// The states after block `index`, from those before it: f32 `[T, hidden_size]`, the whole sequences of these lengths one after the
-    /// other. A tape that recorded `x` records the block, and computes with its parameters. All blocks in turn give what a pass of the
-    /// whole model gives. For models in f32, see [`Target::for_gradients`](crate::Target::for_gradients).
+    /// The states after block `index`, from those before it: f32 `[T, hidden_size]`, whole
+    /// sequences of these lengths one after the other. A tape that recorded `x` records the block,
+    /// and computes with its parameters. All blocks in turn compute what a pass of the whole model
+    /// computes. For models in f32, see [`Target::for_gradients`](crate::Target::for_gradients).
     ///
     /// # Errors
-    /// [`KernelError::Value`] for a block that the model does not have, [`KernelError::Shape`] where `x` has other rows than the
-    /// sequences, [`ModelError::ContextLength`] for a sequence that does not fit; those of the ops.
+    /// [`KernelError::Value`] for a block that the model does not have, [`KernelError::Shape`]
+    /// where `x` has other rows than the sequences, [`ModelError::ContextLength`] for a sequence
+    /// that does not fit; those of the ops.
     pub fn block(&self, index: usize, x: &Var, lengths: &[usize]) -> Result<Var, ModelError> {
         self.check_block(index)?;
         let (tokens, limit) = (lengths.iter().sum::<usize>(), self.config().max_position_embeddings);
@@ -39,7 +42,8 @@ impl Model {
         Ok(self.decoder().block(index, x, &step)?)
     }
 
-    /// The logits of states `[T, hidden_size]`, f32 `[T, vocab_size]`: those of a whole pass where the states are the last block's.
+    /// The logits of states `[T, hidden_size]`, f32 `[T, vocab_size]`: those of a whole pass where
+    /// the states are the last block's.
     ///
     /// # Errors
     /// Those of the ops.
@@ -48,7 +52,7 @@ impl Model {
         Ok(self.decoder().logits(&hidden)?.into_tensor())
     }
 
-    /// Everything of block `index` that has a name.
+    /// The named tensors of block `index`.
     ///
     /// # Errors
     /// [`KernelError::Value`] for a block that the model does not have.

@@ -3,7 +3,8 @@ use lowbit_formats::DType;
 use lowbit_kernels::ops::{self, RmsNormRope};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
-/// The state of one sequence in each layer. A clone is a fork: both share memory until one of them writes.
+/// The state of one sequence in each layer. A clone is a fork: both share memory until one of them
+/// writes.
 #[derive(Clone, Debug, Default)]
 pub struct Cache {
     /// None before the first token.
@@ -19,15 +20,16 @@ pub enum LayerCache {
     DeltaNet(DeltaCache),
 }
 
-/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, of [`Target::cache`](crate::Target::cache)'s type.
+/// Keys and values of all tokens so far, `[Hkv, capacity, head_dim]` each, of
+/// [`Target::cache`](crate::Target::cache)'s type.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     keys: Tensor,
     values: Tensor,
 }
 
-/// A gated delta net's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the recurrence's matrix, f32
-/// `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1.
+/// A gated delta net's state: the convolution's last inputs, f32 `[S, C, W - 1]`, and the
+/// recurrence's matrix, f32 `[S, Hv, Dk, Dv]`. In a [`Cache`], which is one sequence's, S is 1.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DeltaCache {
@@ -35,8 +37,9 @@ pub struct DeltaCache {
     pub state: Tensor,
 }
 
-/// The data that a [`Cache`] needs to go back to a place: its delta nets' states there, one per such layer, which it
-/// shares until it writes. Keys and values need nothing: those of later tokens are not read, and are overwritten.
+/// The data that a [`Cache`] needs to go back to a place: its delta nets' states there, one per
+/// such layer, which it shares until it writes. Keys and values need nothing: those of later tokens
+/// are not read, and are overwritten.
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     position: usize,
@@ -110,7 +113,8 @@ impl Cache {
         })
     }
 
-    /// Forgets all tokens and keeps the memory. Keys and values are not cleared: attention only reads those written since.
+    /// Forgets all tokens and keeps the memory. Keys and values are not cleared: attention only
+    /// reads those written since.
     pub(crate) fn clear(&mut self) -> Result<(), KernelError> {
         self.position = 0;
         for layer in &mut self.layers {
@@ -195,8 +199,9 @@ impl KvCache {
         Ok(Self { keys: empty()?, values: empty()? })
     }
 
-    /// Writes `k`, normed and rotated as `keys` says, and `v`, both `[T, Hkv, head_dim]`, to `positions` of the cache.
-    /// Returns `q`, normed and rotated as `queries` says, and the whole cache.
+    /// Writes `k`, normed and rotated as `keys` says, and `v`, both `[T, Hkv, head_dim]`, to
+    /// `positions` of the cache. Returns `q`, normed and rotated as `queries` says, and the whole
+    /// cache.
     pub(crate) fn append(
         &mut self,
         qkv: [&Tensor; 3],

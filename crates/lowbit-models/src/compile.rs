@@ -1,5 +1,5 @@
-//! Kernels compiled before they are launched: the model is loaded and run once on a device that only lists them
-//! ([`DryRun`](lowbit_kernels::gpu::DryRun)), so what is compiled is what the ops launch, by their own choice.
+//! Compiles kernels before they are launched. The model is loaded and run once on a device that
+//! only lists them ([`DryRun`](lowbit_kernels::gpu::DryRun)), so the list is the ops' own choice.
 
 use crate::{GenerationOptions, Model, ModelError, Session, Target};
 use lowbit_files::Checkpoint;
@@ -7,14 +7,17 @@ use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
 impl Model {
-    /// As [`Self::load_for`], and meanwhile compiles the kernels that `work` will launch on the loaded model, as far as they are not in
-    /// the device's cache on the disk: several at a time, where launching them would compile one after the other. `work` is called with a
-    /// model that computes nothing and takes no memory; whatever is read from its device is zeros. [`dry_generation`] and
-    /// [`dry_perplexity`](crate::dry_perplexity) are such work. `progress` is told how many of how many kernels are compiled, if there are any to compile. On a CPU this is
-    /// [`Self::load_for`].
+    /// Loads as [`Self::load_for`] does, and meanwhile compiles the kernels that `work` will launch
+    /// on the loaded model and that are not in the device's cache on the disk: several at a time,
+    /// where launching them would compile one after the other. `work` is called with a model that
+    /// computes nothing and takes no memory; all data read from its device is zeros.
+    /// [`dry_generation`] and [`dry_perplexity`](crate::dry_perplexity) are such work. `progress`
+    /// is called with the number of compiled kernels and of all kernels to compile, if there are
+    /// any. On a CPU this is [`Self::load_for`].
     ///
     /// # Errors
-    /// As [`Self::load_for`]; what `work` gives; [`KernelError::Kernel`](lowbit_kernels::KernelError::Kernel) for a kernel that does not
+    /// As [`Self::load_for`]; those of `work`;
+    /// [`KernelError::Kernel`](lowbit_kernels::KernelError::Kernel) for a kernel that does not
     /// compile.
     // A build without a device has no GPU to go on with.
     #[cfg_attr(
@@ -47,8 +50,9 @@ impl Model {
     }
 }
 
-/// For [`Model::load_compiled`]: messages of several lengths and the start of each reply. Messages of other lengths rarely need other
-/// kernels; these are compiled when they come.
+/// Work for [`Model::load_compiled`]: messages of several lengths and the start of each reply.
+/// Messages of other lengths rarely need other kernels, which are then compiled when they are
+/// launched.
 ///
 /// # Errors
 /// As [`Session::generate`].
@@ -56,8 +60,8 @@ pub fn dry_chat(model: &Model, options: &GenerationOptions) -> Result<(), ModelE
     dry_generation(model, &[12, 24, 48, 96, 192, 384], options)
 }
 
-/// For [`Model::load_compiled`]: prompts of these lengths one after the other in one session, each with the start of a reply. Prompts for
-/// which the model's context has no room are left out.
+/// Work for [`Model::load_compiled`]: prompts of these lengths one after the other in one session,
+/// each with the start of a reply. Prompts that do not fit the model's context are left out.
 ///
 /// # Errors
 /// As [`Session::generate`].
@@ -66,7 +70,8 @@ pub fn dry_generation(
     prompts: &[usize],
     options: &GenerationOptions,
 ) -> Result<(), ModelError> {
-    /// Tokens of a reply: the first is sampled after the prompt, the second in the step that is captured, the third in its replay.
+    /// Tokens of a reply: the first is sampled after the prompt, the second in the step that is
+    /// captured, the third in its replay.
     const REPLY: usize = 3;
     let limit = model.config().max_position_embeddings;
     let mut session = Session::new(model);

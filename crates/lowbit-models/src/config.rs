@@ -6,9 +6,10 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-/// A model's hyper-parameters, from `config.json` or from GGUF metadata. Getters take the key's name in each:
-/// `size("hidden_size", "embedding_length")`. GGUF keys stand below the architecture's name. A key is read as the
-/// architecture's table says ([`keys`]): one that the peers ignore is not there, and a missing one has its default.
+/// A model's hyper-parameters, from `config.json` or from GGUF metadata. Getters take the key's
+/// name in each: `size("hidden_size", "embedding_length")`. GGUF keys stand below the
+/// architecture's name. A key is read as the architecture's table says ([`keys`]): a key that the
+/// peers ignore counts as missing, and a missing key has its default.
 pub struct Config<'a> {
     path: PathBuf,
     source: Source<'a>,
@@ -17,7 +18,7 @@ pub struct Config<'a> {
 enum Source<'a> {
     /// `config.json`.
     Json {
-        /// What describes the text model: the whole, or a multimodal model's `text_config`.
+        /// The text model's part: the whole, or a multimodal model's `text_config`.
         text: &'a Map<String, Value>,
         tables: Tables,
         /// The whole around a `text_config`.
@@ -36,7 +37,7 @@ impl<'a> Config<'a> {
     /// The configuration of `checkpoint`.
     ///
     /// # Errors
-    /// [`ModelError::File`] and [`ModelError::Config`] when it is missing or no object.
+    /// [`ModelError::File`] and [`ModelError::Config`] when it is missing or not an object.
     pub fn new(checkpoint: &'a Checkpoint) -> Result<Self, ModelError> {
         let path = checkpoint.path().to_path_buf();
         if let Some(metadata) = checkpoint.metadata() {
@@ -78,15 +79,15 @@ impl<'a> Config<'a> {
         text.get("model_type").and_then(Value::as_str).or(*model_type)
     }
 
-    /// Whether this is a GGUF file's.
+    /// True for a GGUF file's configuration.
     pub fn is_gguf(&self) -> bool {
         matches!(self.source, Source::Gguf { .. })
     }
 
-    /// Whether a GGUF file says that there are experts.
+    /// True if this is a GGUF file's configuration with experts.
     ///
     /// # Errors
-    /// [`ModelError::File`] when their number is no size.
+    /// [`ModelError::File`] when their number is not a size.
     pub fn has_experts(&self) -> Result<bool, ModelError> {
         match &self.source {
             Source::Json { .. } => Ok(false),
@@ -94,7 +95,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Whether mlx-lm made the checkpoint.
+    /// True if mlx-lm made the checkpoint.
     pub fn is_mlx(&self) -> bool {
         matches!(self.source, Source::Json { layout: Layout::Mlx, .. })
     }
@@ -104,12 +105,12 @@ impl<'a> Config<'a> {
         &self.path
     }
 
-    /// What `key` is, or is taken for when it is missing; `None` when that is nothing, when it is null, when the peers
-    /// ignore it, and when this is GGUF.
+    /// The value of `key`, or its default when it is missing; `None` if it has no default, if it is
+    /// null, if the peers ignore it, and for GGUF.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is missing and the peers disagree what that means, or when it contradicts the other
-    /// name that it has.
+    /// [`ModelError::Config`] when it is missing and the peers have different defaults, or when it
+    /// contradicts the key's other name.
     pub fn json(&self, key: &str) -> Result<Option<Cow<'a, Value>>, ModelError> {
         let Source::Json { text, tables, .. } = &self.source else { return Ok(None) };
         let role = keys::role(tables, key);
@@ -144,10 +145,11 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// `tie_word_embeddings` as the file has it, at the top and, where there is one, in `text_config`.
+    /// `tie_word_embeddings` as the file has it, at the top and, where there is one, in
+    /// `text_config`.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when one is no flag.
+    /// [`ModelError::Config`] when one is not a flag.
     pub fn tied(&self) -> Result<[Option<bool>; 2], ModelError> {
         let Source::Json { text, wrapper, .. } = &self.source else { return Ok([None, None]) };
         let flag = |map: &Map<String, Value>| match map.get("tie_word_embeddings") {
@@ -171,7 +173,7 @@ impl<'a> Config<'a> {
     /// A size that may be absent.
     ///
     /// # Errors
-    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no size.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is present but not a size.
     pub fn optional_size(&self, json: &str, gguf: &str) -> Result<Option<usize>, ModelError> {
         match &self.source {
             Source::Json { .. } => self.json(json)?.map(|value| self.to_size(json, &value)).transpose(),
@@ -182,7 +184,7 @@ impl<'a> Config<'a> {
     /// A size.
     ///
     /// # Errors
-    /// [`ModelError::ConfigMissing`], or [`ModelError::Config`] when it is zero or no size.
+    /// [`ModelError::ConfigMissing`], or [`ModelError::Config`] when it is zero or not a size.
     pub fn size(&self, json: &str, gguf: &str) -> Result<usize, ModelError> {
         let key = if self.is_gguf() { gguf } else { json };
         match self.optional_size(json, gguf)? {
@@ -195,7 +197,7 @@ impl<'a> Config<'a> {
     /// A number that may be absent.
     ///
     /// # Errors
-    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no number.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is present but not a number.
     pub fn optional_float(&self, json: &str, gguf: &str) -> Result<Option<f64>, ModelError> {
         match &self.source {
             Source::Json { .. } => self.json(json)?.map(|value| self.to_float(json, &value)).transpose(),
@@ -218,7 +220,8 @@ impl<'a> Config<'a> {
     /// A string that may be absent.
     ///
     /// # Errors
-    /// As [`Self::json`]; [`ModelError::Config`] or [`ModelError::File`] when it is there and no string.
+    /// As [`Self::json`]; [`ModelError::Config`] or [`ModelError::File`] when it is present but not
+    /// a string.
     pub fn text(&self, json: &str, gguf: &str) -> Result<Option<String>, ModelError> {
         match &self.source {
             Source::Json { .. } => match self.json(json)?.as_deref() {
@@ -235,7 +238,7 @@ impl<'a> Config<'a> {
     /// A JSON flag; `default` where it is null or the peers ignore it.
     ///
     /// # Errors
-    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no flag.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is present but not a flag.
     pub fn flag(&self, json: &str, default: bool) -> Result<bool, ModelError> {
         match self.json(json)?.as_deref() {
             None => Ok(default),
@@ -247,7 +250,7 @@ impl<'a> Config<'a> {
     /// A JSON list of sizes, empty where it is absent.
     ///
     /// # Errors
-    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no list of sizes.
+    /// As [`Self::json`]; [`ModelError::Config`] when it is present but not a list of sizes.
     pub fn sizes(&self, json: &str) -> Result<Vec<usize>, ModelError> {
         match self.json(json)?.as_deref() {
             None => Ok(vec![]),
@@ -256,12 +259,12 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// What kind layer `layer` of `layers` is, where the configuration lists that: one of `kinds`. transformers' older
-    /// names are taken for the newer ones. GGUF lists which layers are recurrent.
+    /// The kind of layer `layer` of `layers` where the configuration lists kinds: one of `kinds`.
+    /// transformers' older names are read as the newer ones. GGUF lists the recurrent layers.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a list of another length, and when it holds other kinds; [`ModelError::File`] when
-    /// GGUF's holds no bools.
+    /// [`ModelError::Config`] for a list of another length, and when it holds other kinds;
+    /// [`ModelError::File`] when GGUF's holds no bools.
     pub fn layer_type(
         &self,
         layer: usize,
@@ -309,7 +312,7 @@ impl<'a> Config<'a> {
     /// A GGUF array of whole numbers.
     ///
     /// # Errors
-    /// [`ModelError::File`] when it is there and no such array.
+    /// [`ModelError::File`] when it is present but not such an array.
     pub fn gguf_sizes(&self, gguf: &str) -> Result<Option<Vec<usize>>, ModelError> {
         match &self.source {
             Source::Json { .. } => Ok(None),
@@ -317,10 +320,10 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The tokens that have an embedding; `None` where nothing says it.
+    /// The number of tokens with an embedding; `None` if the configuration does not have it.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is no size.
+    /// [`ModelError::Config`] when it is not a size.
     pub fn vocab_size(&self, checkpoint: &Checkpoint) -> Result<Option<usize>, ModelError> {
         match &self.source {
             Source::Gguf { .. } => {
@@ -332,10 +335,11 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// `rope_parameters` or `rope_scaling` as a configuration of its own; `None` when it is absent or empty.
+    /// `rope_parameters` or `rope_scaling` as a configuration of its own; `None` when it is absent
+    /// or empty.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is no object.
+    /// [`ModelError::Config`] when it is not an object.
     pub fn section(&self, json: &str) -> Result<Option<Config<'a>>, ModelError> {
         let Source::Json { text, model_type, layout, .. } = self.source else { return Ok(None) };
         let Some(value) = text.get(json).filter(|value| !value.is_null()) else { return Ok(None) };
@@ -365,15 +369,15 @@ impl<'a> Config<'a> {
         matches!(keys::role(tables, key), Some(Role::Computed(_)))
     }
 
-    /// Whether `config.json` has `key`, with a value.
+    /// True if `config.json` has `key` with a value.
     pub fn has(&self, key: &str) -> bool {
         self.stored(key).is_some()
     }
 
-    /// A number as the file has it, even if the architecture ignores the key.
+    /// The number in the file, even if the architecture ignores the key.
     ///
     /// # Errors
-    /// [`ModelError::Config`] when it is there and no number.
+    /// [`ModelError::Config`] when it is present but not a number.
     pub fn stored_float(&self, key: &str) -> Result<Option<f64>, ModelError> {
         self.stored(key).map(|value| self.to_float(key, value)).transpose()
     }
@@ -383,10 +387,10 @@ impl<'a> Config<'a> {
         text.get(key).filter(|value| !value.is_null())
     }
 
-    /// Refuses values that change what the peers compute, but not what lowbit does.
+    /// Refuses values that the peers compute with and lowbit does not.
     ///
     /// # Errors
-    /// [`ModelError::Config`] names the key, its value and those that are computed.
+    /// [`ModelError::Config`], which names the key, its value and the supported values.
     pub fn check(&self) -> Result<(), ModelError> {
         self.each(&mut |key, role, value| {
             let Some(Role::Only(values)) = role else { return Ok(()) };
@@ -423,8 +427,8 @@ impl<'a> Config<'a> {
         Err(self.refuse("text_config.model_type", &inner.to_string(), &want))
     }
 
-    /// The keys that are in no table, as errors spell them: what they mean is not computed. None for an unknown
-    /// architecture.
+    /// The keys that are in no table, in the spelling of errors: lowbit does not know what they
+    /// change. None for an unknown architecture.
     pub fn unknown_keys(&self) -> Vec<String> {
         let mut unknown = vec![];
         let collected = self.each(&mut |key, role, value| {
@@ -437,7 +441,8 @@ impl<'a> Config<'a> {
         unknown
     }
 
-    /// Calls `visit` for each key at the top, in `text_config` and in the objects for the rotary embedding.
+    /// Calls `visit` for each key at the top, in `text_config` and in the objects for the rotary
+    /// embedding.
     fn each(&self, visit: &mut Visit<'_>) -> Result<(), ModelError> {
         match &self.source {
             Source::Gguf { tables: [], .. } | Source::Json { tables: [], .. } => Ok(()),
@@ -502,7 +507,8 @@ impl<'a> Config<'a> {
         self.in_f32(key, number, &value.to_string())
     }
 
-    /// `number`, which the file spells `got`, if it is still one in f32, the type that the peers compute in.
+    /// `number`, which the file spells `got`, if it is still one in f32, the type that the peers
+    /// compute in.
     fn in_f32(&self, key: &str, number: f64, got: &str) -> Result<f64, ModelError> {
         let narrow = number as f32;
         let want = match () {

@@ -8,13 +8,14 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Logits that exist at a time, of the student, of the teacher, and their gradients: 64 MB each on the CPU, 2 GB each on a GPU, whose
-/// products want many rows.
+/// Logits that exist at a time, of the student, of the teacher, and their gradients: 64 MB each on
+/// the CPU, 2 GB each on a GPU, whose products want many rows.
 const LOGITS: usize = 1 << 24;
 const GPU_LOGITS: usize = 1 << 29;
 
-/// Distillation of one model into another: the mean over tokens of the Kullback-Leibler divergence of the student's next-token
-/// distribution from the teacher's, see [`distillation_loss`](ops::distillation_loss()).
+/// Distillation of one model into another: the mean over tokens of the Kullback-Leibler divergence
+/// of the student's next-token distribution from the teacher's, see
+/// [`distillation_loss`](ops::distillation_loss()).
 #[derive(Clone, Copy, Debug)]
 pub struct Distillation<'a> {
     student: &'a Model,
@@ -32,7 +33,7 @@ pub struct Distilled {
 }
 
 impl<'a> Distillation<'a> {
-    /// Logits are divided by `temperature`.
+    /// Distillation at this temperature, by which logits are divided.
     ///
     /// # Errors
     /// [`ModelError::Vocabulary`] for models of different vocabularies.
@@ -44,18 +45,18 @@ impl<'a> Distillation<'a> {
         Ok(Self { student, teacher, temperature, kept: Kept::Ops })
     }
 
-    /// The same, with tapes that keep no more than this of the student's passes.
+    /// With tapes that keep no more than this of the student's passes.
     #[must_use]
     pub fn keeping(self, kept: Kept) -> Self {
         Self { kept, ..self }
     }
 
-    /// What the student's parameters change, over the texts of `batch`: the gradients of `dkl` times the sum of the tokens'
-    /// divergences. `parameters` are the student's current ones.
+    /// The gradients, by the student's `parameters` (with their current values), of `dkl` times the
+    /// sum of the tokens' divergences over the texts of `batch`.
     ///
     /// # Errors
-    /// As [`Model::forward_batch`]; those of the ops' gradients: [`KernelError::Unsupported`] for a student that was not loaded
-    /// [for gradients](crate::Target::for_gradients).
+    /// As [`Model::forward_batch`]; those of the ops' gradients: [`KernelError::Unsupported`] for a
+    /// student that was not loaded [for gradients](crate::Target::for_gradients).
     ///
     /// # Panics
     /// As [`Tape::backward`].
@@ -80,8 +81,9 @@ impl<'a> Distillation<'a> {
     }
 }
 
-/// Distillation from what a teacher said of each token before ([`top_k_targets`]), see
-/// [`distillation_loss_top_k`](ops::distillation_loss_top_k()): the teacher itself need not be there.
+/// Distillation from a teacher's stored targets ([`top_k_targets`]), see
+/// [`distillation_loss_top_k`](ops::distillation_loss_top_k()). The teacher itself need not be in
+/// memory.
 #[derive(Clone, Copy, Debug)]
 pub struct TargetDistillation<'a> {
     student: &'a Model,
@@ -90,7 +92,8 @@ pub struct TargetDistillation<'a> {
 }
 
 impl<'a> TargetDistillation<'a> {
-    /// The student's logits are divided by `temperature`, which the targets must have been made with.
+    /// Distillation at this temperature, by which the student's logits are divided. The targets
+    /// must have been made with the same one.
     pub fn new(student: &'a Model, temperature: f32) -> Self {
         Self { student, temperature, kept: Kept::Ops }
     }
@@ -101,10 +104,12 @@ impl<'a> TargetDistillation<'a> {
         Self { kept, ..self }
     }
 
-    /// As [`Distillation::gradients`]; `targets` are those of all tokens of `batch`, on the student's device.
+    /// As [`Distillation::gradients`]; `targets` are those of all tokens of `batch`, on the
+    /// student's device.
     ///
     /// # Errors
-    /// As [`Distillation::gradients`] and [`distillation_loss_top_k`](ops::distillation_loss_top_k()).
+    /// As [`Distillation::gradients`] and
+    /// [`distillation_loss_top_k`](ops::distillation_loss_top_k()).
     pub fn gradients(
         &self,
         (batch, targets): (&[&[u32]], &TopKTargets),
@@ -132,8 +137,8 @@ fn of_rows(targets: &TopKTargets, rows: &Range<usize>) -> Result<DistillationTar
     Ok(DistillationTarget::TopK(targets.rows(rows.start, rows.end)?))
 }
 
-/// What `teacher` says of the tokens of `batch`, in the host's memory: its `k` most likely next tokens at a temperature, and what is left,
-/// see [`ops::top_k_targets`].
+/// The targets of `teacher` for the tokens of `batch`, in the host's memory: its `k` most likely
+/// next tokens at a temperature, and the rest, see [`ops::top_k_targets`].
 ///
 /// # Errors
 /// As [`Model::forward_batch`] and [`ops::top_k_targets`].
@@ -183,7 +188,7 @@ impl<'a> TeacherLogits<'a> {
     }
 }
 
-/// The gradients, by `parameters`, of the sum over `batch` of -ln p of each text's next tokens.
+/// The gradients, by `parameters`, of the sum over `batch` of `-ln p` of each text's next tokens.
 ///
 /// # Errors
 /// As [`Distillation::gradients`].
@@ -208,7 +213,8 @@ pub fn likelihood_gradients(
     Ok(gradients(model, batch, &Tape::new(parameters.clone()), (&weights, 1.0), logits)?.gradients)
 }
 
-/// The gradients of the sum of each token's divergence from what the teacher says of it, times its weight.
+/// The gradients of the sum of each token's divergence from the teacher's distribution, times its
+/// weight.
 fn gradients(
     student: &Model,
     batch: &[&[u32]],

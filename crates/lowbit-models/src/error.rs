@@ -3,7 +3,7 @@ use lowbit_formats::FormatError;
 use lowbit_kernels::KernelError;
 use std::path::{Path, PathBuf};
 
-/// What can stop a checkpoint from becoming a model, or a model from answering.
+/// An error that stops a checkpoint from becoming a model, or a model from answering.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]

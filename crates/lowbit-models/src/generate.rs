@@ -15,14 +15,15 @@ fn chunk(device: &Device) -> usize {
     }
 }
 
-/// Places that a session remembers at most: each takes the memory of the model's delta nets' states.
+/// Places that a session remembers at most: each takes the memory of the model's delta nets'
+/// states.
 const MARKS: usize = 4;
 
-/// A model with a text in progress: the prompts, and all tokens sampled after them. A clone is a fork: both continue from
-/// the same text, independently.
+/// A model with a text in progress: the prompts, and all tokens sampled after them. A clone is a
+/// fork: both continue from the same text, independently.
 ///
-/// The last sampled token may not have run through the model yet; the next [`Self::prefill`] then starts with it. After a
-/// device error the text cannot be continued: [`Self::clear`] starts over.
+/// The last sampled token may not have run through the model yet; the next [`Self::prefill`] then
+/// starts with it. After a device error the text cannot be continued: [`Self::clear`] starts over.
 #[derive(Debug)]
 pub struct Session<'m> {
     model: &'m Model,
@@ -42,19 +43,21 @@ impl Clone for Session<'_> {
     }
 }
 
-/// How tokens are sampled and when a generation ends: [`GenerationOptions::default`], changed by its `with_` methods.
+/// Options for sampling tokens and ending a generation: [`GenerationOptions::default`], changed by
+/// its `with_` methods.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GenerationOptions {
-    /// How tokens are chosen.
+    /// Sampling.
     pub sampling: SampleParams,
-    /// Tokens to write at most.
+    /// The most tokens to sample.
     pub max_tokens: usize,
     /// Ids that end the text; they are not part of it.
     pub stop_ids: Vec<u32>,
-    /// The penalties look at this many last tokens; more than the model's context are all.
+    /// The number of last tokens that penalties look at; more than the model's context means all.
     pub repetition_context: usize,
-    /// Added to the logits of these ids before any penalty, see [`logit_bias`](lowbit_kernels::ops::logit_bias()).
+    /// Added to the logits of these ids before any penalty, see
+    /// [`logit_bias`](lowbit_kernels::ops::logit_bias()).
     pub logit_bias: Vec<(u32, f32)>,
 }
 
@@ -72,7 +75,7 @@ impl Default for GenerationOptions {
 }
 
 impl GenerationOptions {
-    /// The default with the sampling that a checkpoint recommends: greedy where it recommends to decode so or says
+    /// The default with a checkpoint's recommended sampling: greedy if it recommends that or
     /// nothing, see [`GenerationConfig::recommended_temperature`].
     pub fn recommended(config: &GenerationConfig) -> Self {
         let default = Self::default();
@@ -89,7 +92,7 @@ impl GenerationOptions {
         Self { sampling, repetition_context, ..default }
     }
 
-    /// With this choice of tokens.
+    /// With this sampling.
     #[must_use]
     pub fn with_sampling(self, sampling: SampleParams) -> Self {
         Self { sampling, ..self }
@@ -120,7 +123,7 @@ impl GenerationOptions {
     }
 }
 
-/// What a generation wrote.
+/// The result of a generation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Generation {
@@ -133,9 +136,9 @@ pub struct Generation {
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model wrote a stop id.
+    /// The model sampled a stop id.
     Stop,
-    /// `max_tokens` were written, or the context is full.
+    /// `max_tokens` were sampled, or the context is full.
     Length,
     /// The caller interrupted it.
     Interrupted,
@@ -147,7 +150,7 @@ impl<'m> Session<'m> {
         Self { model, cache: model.cache(), tokens: vec![], marks: vec![], steps: None }
     }
 
-    /// An empty text again, in the same memory, and with the step that the last reply captured.
+    /// Empties the text, and keeps the memory and the step that the last reply captured.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] when a GPU fails.
@@ -157,7 +160,8 @@ impl<'m> Session<'m> {
         Ok(self.cache.clear()?)
     }
 
-    /// True if [`Self::go_back`] reaches every place without a [mark](Self::mark), as in models of attention alone.
+    /// True if [`Self::go_back`] reaches every place without a [mark](Self::mark), as in models of
+    /// attention alone.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] when a GPU fails.
@@ -166,8 +170,9 @@ impl<'m> Session<'m> {
         Ok(self.cache.goes_back_anywhere())
     }
 
-    /// Remembers this place for [`Self::go_back`], where the model has states that do not go back by themselves (gated delta
-    /// nets'), and else does nothing. Four places are kept: the first, often the end of a long system message, and the last ones.
+    /// Marks this place for [`Self::go_back`]. Only models with states that cannot go back by
+    /// themselves (gated delta nets') need marks; for others this does nothing. Four places are
+    /// kept: the first, often the end of a long system message, and the last three.
     pub fn mark(&mut self) {
         let position = self.cache.position();
         let is_known = self.marks.iter().any(|mark| mark.position() == position);
@@ -180,8 +185,9 @@ impl<'m> Session<'m> {
         self.marks.push(self.cache.mark());
     }
 
-    /// Goes back to the first `tokens` tokens of the text, or to the last place before that it can reach: a
-    /// [mark](Self::mark), or the start. Returns the number of tokens that the text then has.
+    /// Goes back to the first `tokens` tokens of the text, or to the last place before that it can
+    /// reach: a [mark](Self::mark), or the start. Returns the number of tokens that the text then
+    /// has.
     ///
     /// # Errors
     /// [`ModelError::Kernel`] when a GPU fails.
@@ -206,27 +212,29 @@ impl<'m> Session<'m> {
         Ok(self.tokens.len())
     }
 
-    /// All tokens of the text so far: prompts and all sampled tokens, the ids that ended replies included.
+    /// All tokens of the text so far: prompts and all sampled tokens, the ids that ended replies
+    /// included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Tokens that the text may have: the model's context.
+    /// The most tokens that the text may have: the model's context.
     pub fn context(&self) -> usize {
         self.model.config().max_position_embeddings
     }
 
-    /// The caches behind it, which have seen all tokens, or all but the one drawn last.
+    /// The session's caches, which have seen all tokens, or all but the last sampled one.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Runs the prompt through the model in chunks and returns the logits after its last token. `progress` is told
-    /// the prompt tokens done after each chunk; if it returns `Break`, the result is `None`.
+    /// Runs the prompt through the model in chunks and returns the logits after its last token.
+    /// `progress` is called after each chunk with the number of prompt tokens done; if it returns
+    /// `Break`, the result is `None`.
     ///
     /// # Errors
-    /// As [`Model::forward`], also for an empty prompt after a reply; a prompt that cannot be run is refused before any
-    /// of it is.
+    /// As [`Model::forward`], also for an empty prompt after a reply. A prompt that cannot run is
+    /// refused before any of it runs.
     pub fn prefill(
         &mut self,
         prompt: &[u32],
@@ -243,7 +251,8 @@ impl<'m> Session<'m> {
         let pending = self.tokens.get(self.cache.position()..).unwrap_or_default();
         let (before, tokens) = (pending.len(), [pending, prompt].concat());
         if !self.cache.has_room(tokens.len()) {
-            // The caches are about to be reallocated: the captured step is useless, and would keep the old memory alive.
+            // The caches are about to be reallocated: the captured step is useless, and would keep
+            // the old memory alive.
             self.steps = None;
         }
         let mut chunks = tokens.chunks(chunk(self.model.device())).peekable();
@@ -259,12 +268,13 @@ impl<'m> Session<'m> {
         Ok(logits)
     }
 
-    /// Generates tokens from `logits` (the last [`Self::prefill`]'s) and calls `each` with every one. All sampled tokens
-    /// become part of the text, stop ids too. A GPU already samples the next token while `each` runs.
+    /// Generates tokens from `logits` (the last [`Self::prefill`]'s) and calls `each` with every
+    /// one. All sampled tokens become part of the text, stop ids too. A GPU already samples the
+    /// next token while `each` runs.
     ///
     /// # Errors
-    /// Those of [`Model::forward`]; [`ModelError::Draw`] with those of sampling, for logits that are NaN or infinite, for example
-    /// (-inf beside finite logits is allowed, and never sampled).
+    /// Those of [`Model::forward`]; [`ModelError::Draw`] with those of sampling, for instance for
+    /// logits that are NaN or infinite (-inf beside finite logits is allowed, and never sampled).
     pub fn generate(
         &mut self,
         logits: Tensor,
@@ -284,7 +294,8 @@ impl<'m> Session<'m> {
         let finish = loop {
             let drawn = steps.drawn()?;
             let goes_on = tokens.len() + 1 < options.max_tokens && self.tokens.len() < limit;
-            // The next step is queued before the host waits for this one's token, so that the device does not wait.
+            // The next step is queued before the host waits for this one's token, so that the
+            // device does not wait.
             let ahead = goes_on && steps.is_captured(&self.cache);
             if ahead {
                 // It runs the token that is still being sampled.
@@ -329,7 +340,7 @@ mod gpu_tests {
     use lowbit_formats::FloatType;
     use std::ops::ControlFlow::Continue;
 
-    /// Whether the next reply's first step is a replay.
+    /// True if the next reply's first step is a replay.
     fn replays(session: &mut Session<'_>, options: &GenerationOptions) -> bool {
         let (last, text) = (session.steps.take(), (&session.tokens[..], &session.cache));
         let steps = Steps::new(last, session.model, text, options).unwrap();

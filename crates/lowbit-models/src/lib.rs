@@ -1,9 +1,11 @@
-//! Language models over the ops of `lowbit-kernels`: loading a [`Checkpoint`](lowbit_files::Checkpoint) into a
-//! [`Model`], its caches, generation, and gradients ([`tape`], [`Distillation`]). One file per architecture, under [`arch`].
+//! Language models over the ops of `lowbit-kernels`. A [`Checkpoint`](lowbit_files::Checkpoint) is
+//! loaded into a [`Model`], which has caches, generation, and gradients ([`tape`],
+//! [`Distillation`]). Each architecture is a file under [`arch`].
 //!
 //! # Features
 //!
-//! `cuda`, `vulkan` and `metal` bring the devices of these names, as in `lowbit-kernels`; the default build runs on the CPU.
+//! `cuda`, `vulkan` and `metal` bring the devices of these names, as in `lowbit-kernels`; the
+//! default build runs on the CPU.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

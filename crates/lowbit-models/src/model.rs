@@ -16,7 +16,7 @@ pub struct Model {
     warnings: Vec<String>,
 }
 
-/// New tokens of one text, and the state after those before them.
+/// New tokens of one text, and the caches that have seen the tokens before them.
 #[derive(Debug)]
 #[allow(missing_docs)]
 pub struct Sequence<'a> {
@@ -24,7 +24,7 @@ pub struct Sequence<'a> {
     pub cache: &'a mut Cache,
 }
 
-/// Which tokens' logits a forward pass computes.
+/// The tokens whose logits a forward pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
     /// None: the pass only fills the cache.
@@ -36,12 +36,12 @@ pub enum Logits {
 }
 
 impl Model {
-    /// Loads `checkpoint` for `device`. On the CPU weights are repacked and activations rounded to 8 bits, see
-    /// [`Target::with_exact`].
+    /// Loads `checkpoint` for `device`. On the CPU weights are repacked and activations rounded to
+    /// 8 bits, see [`Target::with_exact`].
     ///
     /// # Errors
-    /// [`ModelError`]: an unknown architecture or quantisation, a missing, surplus or misshapen tensor, a
-    /// configuration that lacks a key or contradicts itself.
+    /// [`ModelError`] for an unknown architecture or quantisation, a missing, surplus or misshapen
+    /// tensor, and a configuration that lacks a key or contradicts itself.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Self, ModelError> {
         Self::load_for(checkpoint, Target::new(device, None)?)
     }
@@ -65,7 +65,7 @@ impl Model {
         &self.architecture
     }
 
-    /// What lowbit ignores in the checkpoint, see [`warnings`](crate::warnings()).
+    /// Parts of the checkpoint that lowbit ignores, see [`warnings`](crate::warnings()).
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -80,17 +80,17 @@ impl Model {
         &self.target.device
     }
 
-    /// The type of what its layers exchange, except the residual stream and the logits, which are f32.
+    /// The type of the activations, except for the residual stream and the logits, which are f32.
     pub fn activations(&self) -> FloatType {
         self.target.activations
     }
 
-    /// The device that its logits can be copied to and read on.
+    /// The host: the device on which its logits can be read.
     pub fn host(&self) -> &Device {
         &self.target.host
     }
 
-    /// Waits for the device to finish what it was given.
+    /// Waits until the device has finished its work.
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when some of it failed.
@@ -111,12 +111,12 @@ impl Model {
         Ok(CacheSize::of(&self.decoder.layer_caches(self.device())?))
     }
 
-    /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32 `[.., vocab_size]`, on the
-    /// model's device.
+    /// Runs `tokens` after those that `cache` has seen, and returns the logits asked for, f32
+    /// `[.., vocab_size]`, on the model's device.
     ///
     /// # Errors
-    /// [`ModelError::Token`] for an id outside the vocabulary, [`ModelError::ContextLength`] when the tokens do not
-    /// fit, [`ModelError::NoTokens`] for none. The cache is unchanged then.
+    /// [`ModelError::Token`] for an id outside the vocabulary, [`ModelError::ContextLength`] when
+    /// the tokens do not fit, [`ModelError::NoTokens`] for none. The cache is unchanged then.
     pub fn forward(
         &self,
         tokens: &[u32],
@@ -127,12 +127,13 @@ impl Model {
         self.run(&mut [Sequence { tokens, cache }], logits)
     }
 
-    /// As [`Self::forward`] for several sequences in one pass, each with its own length and cache: logits are the sequences' one
-    /// after the other, those of [`Logits::Last`] `[sequences, vocab_size]`.
+    /// As [`Self::forward`] for several sequences in one pass, each with its own length and cache.
+    /// The logits of the sequences follow one another; with [`Logits::Last`] they are
+    /// `[sequences, vocab_size]`.
     ///
     /// # Errors
-    /// [`ModelError::InSequence`] with the error of [`Self::forward`], [`ModelError::NoTokens`] without sequences. No cache is
-    /// changed then.
+    /// [`ModelError::InSequence`] with the error of [`Self::forward`], [`ModelError::NoTokens`]
+    /// without sequences. No cache is changed then.
     pub fn forward_batch(
         &self,
         batch: &mut [Sequence<'_>],
@@ -161,8 +162,8 @@ impl Model {
         Ok(self.decoder.run(&ids, step, &mut caches)?)
     }
 
-    /// What the output layer reads for all tokens of `batch`, f32 `[T, hidden_size]`, each sequence from its beginning, recorded on
-    /// `tape` where there is one.
+    /// The input of the output layer for all tokens of `batch`, f32 `[T, hidden_size]`, each
+    /// sequence from its start, recorded on `tape` if there is one.
     ///
     /// # Errors
     /// As [`Self::forward_batch`].
@@ -188,7 +189,7 @@ impl Model {
         self.hidden(&mut sequences, &step)
     }
 
-    /// Everything that has a name: what can be a parameter.
+    /// All named tensors, which can be parameters.
     pub fn inventory(&self) -> Inventory {
         self.decoder.inventory()
     }

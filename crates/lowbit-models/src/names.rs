@@ -1,10 +1,11 @@
-//! What a tensor is called in each layout. Loading asks for tensors by these names, and conversion from one layout to the
-//! other renames by them ([`Architecture::gguf_name`](crate::arch::Architecture::gguf_name)).
+//! The names of tensors in each layout. Loading asks for tensors by these names, and conversion
+//! from one layout to the other renames by them
+//! ([`Architecture::gguf_name`](crate::arch::Architecture::gguf_name)).
 
 #![allow(missing_docs)]
 
-/// The name in Hugging Face's and MLX's checkpoints, and GGUF's. Those of a layer are below `layers.N.` and `blk.N.`;
-/// those of modules are without `.weight`.
+/// The name in Hugging Face's and MLX's checkpoints, and GGUF's. Those of a layer are below
+/// `layers.N.` and `blk.N.`; those of modules are without `.weight`.
 pub type Name<'a> = (&'a str, &'a str);
 
 /// The names of one layer type.
@@ -68,7 +69,8 @@ pub const IN_PROJ_QKV: Name<'_> = ("linear_attn.in_proj_qkv", "attn_qkv");
 pub const IN_PROJ_Z: Name<'_> = ("linear_attn.in_proj_z", "attn_gate");
 pub const IN_PROJ_B: Name<'_> = ("linear_attn.in_proj_b", "ssm_beta");
 pub const IN_PROJ_A: Name<'_> = ("linear_attn.in_proj_a", "ssm_alpha");
-/// Qwen3-Next's, rows grouped by key head; GGUF has what is in it as [`IN_PROJ_QKV`] and [`IN_PROJ_Z`].
+/// Qwen3-Next's, rows grouped by key head; GGUF has what is in it as [`IN_PROJ_QKV`] and
+/// [`IN_PROJ_Z`].
 pub const IN_PROJ_QKVZ: Name<'_> = ("linear_attn.in_proj_qkvz", "");
 pub const IN_PROJ_BA: Name<'_> = ("linear_attn.in_proj_ba", "ssm_ba");
 pub const OUT_PROJ: Name<'_> = ("linear_attn.out_proj", "ssm_out");
@@ -80,8 +82,9 @@ pub const A_LOG: Name<'_> = ("linear_attn.A_log", "ssm_a");
 pub const DELTA_NET: Names =
     &[IN_PROJ_QKV, IN_PROJ_Z, IN_PROJ_B, IN_PROJ_A, IN_PROJ_BA, OUT_PROJ, DELTA_NORM, CONV1D, DT_BIAS, A_LOG];
 
-/// Of the layer that predicts a further token, which follows the others in GGUF, as llama.cpp's converter calls them before and after.
-/// (In Hugging Face's checkpoints they are below `mtp.`, under other names.)
+/// Of the layer that predicts a further token, which follows the others in GGUF, as llama.cpp's
+/// converter calls them before and after. (In Hugging Face's checkpoints they are below `mtp.`,
+/// under other names.)
 pub const NEXTN: Names = &[
     ("eh_proj", "nextn.eh_proj"),
     ("enorm", "nextn.enorm"),

@@ -3,8 +3,8 @@ use crate::{Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
 
-/// The parameters of a model besides its weights: sizes, frequencies, windows. Two checkpoints with the same weights
-/// and the same outline compute the same.
+/// The parameters of a model besides its weights: sizes, frequencies, windows. Two checkpoints with
+/// the same weights and the same outline compute the same.
 #[derive(Clone, Debug)]
 pub struct Outline {
     spec: DecoderSpec,
@@ -22,7 +22,8 @@ enum Setting {
 /// The setting with a number for each pair of a head.
 pub(crate) const FREQUENCIES: &str = "rotary frequencies";
 
-/// The tolerance between the frequencies of two spellings: f32 rounding does not make it a different computation.
+/// The tolerance between the frequencies of two spellings: f32 rounding does not make it a
+/// different computation.
 const TOLERANCE: f32 = 2e-6;
 
 impl Setting {
@@ -49,17 +50,17 @@ impl std::fmt::Display for Setting {
 /// The first setting in which two checkpoints differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// As `config.json` calls it, with its layer.
+    /// Its name in `config.json`, with its layer.
     pub setting: String,
-    /// In the one.
+    /// Its value in the one.
     pub one: String,
-    /// In the other.
+    /// Its value in the other.
     pub other: String,
 }
 
 impl Outline {
-    /// The outline of `checkpoint`. All tensors are looked up, and their types and shapes checked, as in loading, but
-    /// no weights are read.
+    /// The outline of `checkpoint`. All tensors are looked up and their types and shapes checked as
+    /// in loading, but no weights are read.
     ///
     /// # Errors
     /// As [`Model::load`](crate::Model::load).
@@ -95,8 +96,8 @@ impl Outline {
         &self.spec
     }
 
-    /// The first setting that is not the same in `other`, which is made of this one. (Pairs that this one does not
-    /// rotate, the other may.)
+    /// The first setting that differs in `other`, which is made from this one. (`other` may rotate
+    /// pairs that this one does not.)
     pub fn difference(&self, other: &Self) -> Option<Difference> {
         let find = |outline: &Self, name: &str| {
             outline.settings.iter().find(|(own, _)| own == name).map(|(_, setting)| setting.clone())
@@ -108,7 +109,8 @@ impl Outline {
             let another = find(other, name).unwrap_or_else(none);
             let is_rotary = name.ends_with(FREQUENCIES);
             let close = |a: f32, b: f32| {
-                // Pairs that a GGUF file's sections leave where they are, transformers and mlx-lm rotate.
+                // Pairs that a GGUF file's sections leave where they are, transformers and mlx-lm
+                // rotate.
                 is_rotary && a == 0.0 || (a - b).abs() <= TOLERANCE * b.abs()
             };
             if !one.is_like(&another, close) {

@@ -4,8 +4,8 @@ use lowbit_kernels::gpu::Pass;
 use lowbit_kernels::ops::{self, DecodeState, Drawn, LogitBias, SampleParams};
 use lowbit_kernels::{Device, KernelError, Tensor};
 
-/// Decode steps: each runs the model on the last token and samples the next one, all on the device. On a GPU the step is
-/// captured once and replayed, also in later replies if it still fits them.
+/// Decode steps: each runs the model on the last token and samples the next one, all on the device.
+/// On a GPU the step is captured once and replayed, also in later replies if it still fits them.
 #[derive(Debug)]
 pub(crate) struct Steps {
     sampling: SampleParams,
@@ -19,8 +19,8 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Steps after `tokens`. The step that `last`, those of the previous reply, captured is replayed if it still fits: same
-    /// sampling, same memory of `cache`, which no fork shares.
+    /// Steps after `tokens`. The step that `last`, those of the previous reply, captured is
+    /// replayed if it still fits: same sampling, same memory of `cache`, which no fork shares.
     pub(crate) fn new(
         last: Option<Self>,
         model: &Model,

@@ -4,8 +4,9 @@ use lowbit_files::{Checkpoint, shown};
 /// Names in one warning.
 const NAMES: usize = 8;
 
-/// What lowbit ignores in `checkpoint`, and harmless contradictions in it, one sentence for the user per item: keys in no
-/// table, quantization overrides of modules that do not exist, adapters, stop ids outside the vocabulary.
+/// Warnings about `checkpoint`, a sentence for the user each: parts that lowbit ignores, and
+/// harmless contradictions. They name keys in no table, quantization overrides of modules that do
+/// not exist, adapters, and stop ids outside the vocabulary.
 ///
 /// # Errors
 /// Those of [`Config::new`] and of [`Checkpoint::generation_config`].

@@ -3,7 +3,8 @@ use super::Key;
 
 /// What llama.cpp reads for every architecture here, below its name.
 ///
-/// Source: llama.cpp (llama-cpp-python 0.3.36) `llama_model_base::load_hparams` and `src/models/*.cpp`.
+/// Source: llama.cpp (llama-cpp-python 0.3.36) `llama_model_base::load_hparams` and
+/// `src/models/*.cpp`.
 pub const GGUF: &[Key] = &[
     Key::required("context_length"),
     Key::required("embedding_length"),
@@ -22,7 +23,8 @@ pub const GGUF: &[Key] = &[
     Key::optional("rope.scaling.original_context_length"),
     Key::optional("rope.scaling.attn_factor"),
     Key::no_effect("rope.scaling.finetuned"),
-    // The converter writes these, but llama.cpp does not read them for these models: only what it takes instead.
+    // The converter writes these, but llama.cpp does not read them for these models: only what it
+    // takes instead.
     Key::only("rope.scaling.yarn_ext_factor", &[Float(1.0)]),
     Key::only("rope.scaling.yarn_beta_fast", &[Float(32.0)]),
     Key::only("rope.scaling.yarn_beta_slow", &[Float(1.0)]),
@@ -43,7 +45,8 @@ pub const GGUF_EXPERTS: &[Key] = &[
     Key::required("expert_used_count"),
     Key::required("expert_feed_forward_length"),
     Key::optional("expert_shared_feed_forward_length"),
-    // llama.cpp computes softmax, norm and no scale or groups for these models, whatever the file says.
+    // llama.cpp computes softmax, norm and no scale or groups for these models, whatever the file
+    // says.
     Key::only("expert_weights_scale", &[Float(0.0), Float(1.0)]),
     Key::only("expert_weights_norm", &[Flag(true)]),
     Key::only("expert_gating_func", &[Int(1)]),

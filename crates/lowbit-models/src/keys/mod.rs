@@ -1,9 +1,10 @@
-//! What lowbit does about every key that a configuration may have. The tables drive reading ([`Config`]'s getters),
-//! refusals ([`Config::check`]) and warnings ([`Config::unknown_keys`]), so that no key is ignored silently. Each
-//! architecture's file has its own table; this folder has what they share.
+//! The role of every key that a configuration may have. The tables drive reading ([`Config`]'s
+//! getters), refusals ([`Config::check`]) and warnings ([`Config::unknown_keys`]), so that no key
+//! is ignored silently. Each architecture's file has its own table; this folder has the shared
+//! ones.
 //!
-//! Source: the configuration classes of transformers 5.23; `tests/vectors/config_keys` lists their keys, and a test
-//! compares. For GGUF the keys that llama.cpp reads.
+//! Source: the configuration classes of transformers 5.23; `tests/vectors/config_keys` lists their
+//! keys, and a test compares. For GGUF the keys that llama.cpp reads.
 //!
 //! [`Config`]: crate::Config
 //! [`Config::check`]: crate::Config::check
@@ -23,32 +24,34 @@ use serde_json::Value;
 /// Lists of keys, one after the other.
 pub type Tables = &'static [&'static [Key]];
 
-/// A key and what lowbit does about it.
+/// A key and its role.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     /// As the file spells it; in GGUF, what follows the architecture's name.
     pub name: &'static str,
-    /// What is done.
+    /// Its role.
     pub role: Role,
 }
 
-/// What lowbit does about a key.
+/// The role of a key.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
-    /// The value is computed with, or checked where it is read.
+    /// lowbit computes with the value, or checks it where it is read.
     Computed(Absent),
     /// Another name of a computed key, which it overrides.
     Alias(&'static str),
     /// Only these values are computed; all others are refused. A missing key means one of them.
     Only(&'static [Fixed]),
-    /// The peers compute the same for every value: training, outputs, other parts of a multimodal model.
+    /// The peers compute the same for every value: training, outputs, other parts of a multimodal
+    /// model.
     NoEffect,
 }
 
-/// What a missing key means.
+/// The meaning of a missing key.
 #[derive(Clone, Copy, Debug)]
 pub enum Absent {
-    /// An error. (transformers has defaults for sizes, but a file that relies on them is cut or damaged.)
+    /// An error. (transformers has defaults for sizes, but a file that relies on them is cut or
+    /// damaged.)
     Required,
     /// Nothing, or what other keys imply.
     Nothing,
@@ -85,7 +88,7 @@ impl Fixed {
         }
     }
 
-    /// Whether `value` is this one, however a number is written.
+    /// True if `value` is this one, whatever form a number has.
     pub fn is(self, value: &Value) -> bool {
         match self {
             Self::Flag(flag) => value.as_bool() == Some(flag),
@@ -99,7 +102,7 @@ impl Fixed {
         }
     }
 
-    /// Whether `key` of GGUF's metadata is this.
+    /// True if `key` of GGUF's metadata has this value.
     ///
     /// # Errors
     /// [`FileError::Gguf`] when it is of another type.

@@ -2,7 +2,7 @@ use super::{Scoring, each_row, log_sum_exp, windows};
 use crate::{Model, ModelError};
 use std::ops::ControlFlow;
 
-/// How a model and its teacher predict one token.
+/// A model's and its teacher's prediction of one token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ComparedToken {
     /// Tokens of the window before it.
@@ -11,25 +11,29 @@ pub struct ComparedToken {
     pub nll: f64,
     /// The teacher's.
     pub teacher_nll: f64,
-    /// `KL(teacher || model) = sum_i p_i ln(p_i / q_i)` over the vocabulary, in nats; p are the teacher's probabilities.
+    /// `KL(teacher || model) = sum_i p_i ln(p_i / q_i)` over the vocabulary, in nats; p are the
+    /// teacher's probabilities.
     pub kl: f64,
-    /// Whether both give the same token the greatest probability; of equal ones the first counts.
+    /// True if both give the same token the greatest probability; of equal ones the first counts.
     pub same_top: bool,
 }
 
 impl ComparedToken {
-    /// What the model gives the token more in probability than the teacher: `exp(-nll) - exp(-teacher_nll)`.
+    /// The token's probability in the model less that in the teacher:
+    /// `exp(-nll) - exp(-teacher_nll)`.
     pub fn probability_difference(&self) -> f64 {
         (-self.nll).exp() - (-self.teacher_nll).exp()
     }
 }
 
-/// Runs a model and its teacher side by side over `tokens`, in the windows of [`super::perplexity`], and compares what they say
-/// about each scored token. Logits of one chunk of a window are held at a time, and 40 bytes per scored token are kept.
+/// Runs a model and its teacher side by side over `tokens`, in the windows of
+/// [`super::perplexity`], and compares their predictions of each scored token. Logits of one chunk
+/// of a window are held at a time, and 40 bytes per scored token are kept.
 ///
 /// # Errors
-/// Those of [`super::perplexity`], the teacher's within [`ModelError::Teacher`]; [`ModelError::Vocabulary`] for vocabularies of
-/// different sizes; [`ModelError::Divergence`] where the model excludes what the teacher does not.
+/// Those of [`super::perplexity`], the teacher's within [`ModelError::Teacher`];
+/// [`ModelError::Vocabulary`] for vocabularies of different sizes; [`ModelError::Divergence`] where
+/// the model gives a token a probability of 0 and the teacher does not.
 pub fn compare(
     model: &Model,
     teacher: &Model,
@@ -72,7 +76,8 @@ pub fn compare(
     Ok(compared)
 }
 
-/// `KL(p || q)` of the softmax of two rows of checked logits, in f64. The error is a token with `q = 0 < p`, and its p.
+/// `KL(p || q)` of the softmax of two rows of checked logits, in f64. The error is a token with
+/// `q = 0 < p`, and its p.
 pub(super) fn divergence(p_logits: &[f32], q_logits: &[f32]) -> Result<f64, (usize, f64)> {
     let (p_norm, q_norm) = (log_sum_exp(p_logits), log_sum_exp(q_logits));
     let mut sum = 0.0;
@@ -117,7 +122,8 @@ mod tests {
         (0..count).map(|_| 12.0 * next() - 6.0).collect()
     }
 
-    /// `sum p ln(p / q)` of probabilities that are normalised first: no logarithm of a sum, no shift by the greatest.
+    /// `sum p ln(p / q)` of probabilities that are normalised first: no logarithm of a sum, no
+    /// shift by the greatest.
     fn reference(p_logits: &[f32], q_logits: &[f32]) -> f64 {
         let softmax = |logits: &[f32]| -> Vec<f64> {
             let exps: Vec<_> = logits.iter().map(|&logit| f64::from(logit).exp()).collect();
@@ -132,7 +138,8 @@ mod tests {
         for (count, seed) in [(2, 1), (7, 2), (256, 3), (5003, 4)] {
             let (p, q) = (logits(seed, count), logits(seed + 100, count));
             let (got, want) = (divergence(&p, &q).unwrap(), reference(&p, &q));
-            // Each term is p times a difference of logarithms below 12 + ln(count), each within a few roundings of sums of `count`.
+            // Each term is p times a difference of logarithms below 12 + ln(count), each within a
+            // few roundings of sums of `count`.
             let bound = 4.0 * count as f64 * f64::EPSILON * (12.0 + (count as f64).ln());
             assert!(want > 0.01 && (got - want).abs() <= bound, "{count}: {got} for {want}");
             assert_eq!(divergence(&p, &p), Ok(0.0));

@@ -6,16 +6,19 @@ use std::ops::Range;
 /// Logits that are copied to the host at a time: 16 MB.
 const LOGITS: usize = 1 << 22;
 
-/// For each layer the mean over `tokens`, one text from its beginning, of `KL(teacher || model)` of what both would say of the next token if
-/// it were the last: its states through the final norm and the output layer. In nats. It shows in which layers a quantised model leaves its
-/// teacher; the last layer's is the mean of [`compare`](super::compare())'s divergences.
+/// For each layer the mean over `tokens`, one text from its start, of `KL(teacher || model)`, in
+/// nats, between the next-token distributions that both would have if the layer were the last: its
+/// states go through the final norm and the output layer. This shows in which layers a quantised
+/// model departs from its teacher. The last layer's value is the mean of
+/// [`compare`](super::compare())'s divergences.
 ///
 /// Source: nostalgebraist, "interpreting GPT: the logit lens" (2020).
 ///
 /// # Errors
-/// [`ModelError::TooShort`] for less than two tokens; [`ModelError::Vocabulary`] for vocabularies of different sizes, [`ModelError::Layers`] for different numbers of layers; as
-/// [`Model::forward`], the teacher's within [`ModelError::Teacher`]; [`ModelError::Divergence`] where the model excludes what the teacher
-/// does not.
+/// [`ModelError::TooShort`] for less than two tokens; [`ModelError::Vocabulary`] for vocabularies
+/// of different sizes, [`ModelError::Layers`] for different numbers of layers; as
+/// [`Model::forward`], the teacher's within [`ModelError::Teacher`]; [`ModelError::Divergence`]
+/// where the model gives a token a probability of 0 and the teacher does not.
 pub fn compare_layers(model: &Model, teacher: &Model, tokens: &[u32]) -> Result<Vec<f64>, ModelError> {
     let config = [model, teacher].map(Model::config);
     let (vocabularies, layers) = (config.map(|of| of.vocab_size), config.map(|of| of.num_hidden_layers));

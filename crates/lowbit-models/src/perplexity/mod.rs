@@ -10,16 +10,16 @@ use crate::{Cache, Logits, Model, ModelError};
 use lowbit_kernels::Tensor;
 use std::ops::ControlFlow;
 
-/// Which tokens of a window are scored.
+/// The tokens of a window that are scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
-    /// All but the first; what is left of the text after whole windows is scored too.
+    /// All but the first, also in the shorter window at the end of the text.
     All,
     /// The second half, over whole windows only, as llama-perplexity does.
     SecondHalf,
 }
 
-/// How well a model predicts a text.
+/// A model's perplexity on a text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Perplexity {
     /// Tokens scored.
@@ -35,13 +35,15 @@ impl Perplexity {
     }
 }
 
-/// Scores `tokens` in windows of `context` that do not overlap, each from an empty cache. With
-/// [`Scoring::SecondHalf`] and the id of BOS in `scoring`, each window's first token is replaced by it, as llama-perplexity does
-/// for models that start with one. `progress` is called with the number of tokens done; `Break` stops.
+/// Scores `tokens` in windows of `context` tokens that do not overlap, each from an empty cache.
+/// With [`Scoring::SecondHalf`] and the id of BOS in `scoring`, each window's first token is
+/// replaced by it, as llama-perplexity does for models that start with one. `progress` is called
+/// with the number of tokens done, and stops the run by returning `Break`.
 ///
 /// # Errors
-/// [`ModelError::Window`] and [`ModelError::TooShort`]; [`ModelError::Logits`] for logits that are NaN or infinite (-inf beside
-/// finite ones is allowed) and [`ModelError::Impossible`] for a token whose logit is -inf; those of [`Model::forward`].
+/// [`ModelError::Window`] and [`ModelError::TooShort`]; [`ModelError::Logits`] for logits that are
+/// NaN or infinite (-inf beside finite ones is allowed) and [`ModelError::Impossible`] for a token
+/// whose logit is -inf; those of [`Model::forward`].
 pub fn perplexity(
     model: &Model,
     tokens: &[u32],
@@ -68,10 +70,11 @@ pub fn perplexity(
     Ok(Perplexity { tokens: scored, nll: sum / scored as f64 })
 }
 
-/// For [`Model::load_compiled`]: what [`perplexity`] and [`compare`] run for a text of so many tokens, one window of each length.
+/// Work for [`Model::load_compiled`]: runs what [`perplexity`] and [`compare`] run for a text of
+/// this many tokens, one window of each length.
 ///
 /// # Errors
-/// As [`Model::forward`]. What a score of the text is refused for is left out.
+/// As [`Model::forward`], but without those for texts that cannot be scored.
 pub fn dry_perplexity(
     model: &Model,
     tokens: usize,
@@ -99,7 +102,8 @@ fn chunk<const N: usize>(models: [&Model; N]) -> usize {
 
 /// A part of a text that is read from an empty cache.
 struct Window<'a> {
-    /// What the models read: all tokens but the last, the first of them replaced by BOS where that is asked for.
+    /// What the models read: all tokens but the last, the first of them replaced by BOS where that
+    /// is asked for.
     input: Vec<u32>,
     /// What follows each of them.
     targets: &'a [u32],
@@ -155,8 +159,9 @@ fn windows(
 /// The most logits per forward pass of one model: a gigabyte.
 const MOST_LOGITS: usize = 1 << 28;
 
-/// Runs models side by side over a window and calls `visit` with each scored position and every model's logits there. The
-/// logits of all positions are checked. Models after the first are named as teachers in errors.
+/// Runs models side by side over a window and calls `visit` with each scored position and every
+/// model's logits there. The logits of all positions are checked. Models after the first are named
+/// as teachers in errors.
 fn each_row<const N: usize>(
     models: [&Model; N],
     window: &Window<'_>,
@@ -200,7 +205,8 @@ fn all_logits(model: &Model, cache: &mut Cache, chunk: &[u32]) -> Result<Tensor,
     Ok(logits.to_device(model.host())?)
 }
 
-/// Checks that no logit is NaN or +inf and that at least one is finite. The error is the offending token and its logit.
+/// Checks that no logit is NaN or +inf and that at least one is finite. The error is the offending
+/// token and its logit.
 fn check(logits: &[f32]) -> Result<(), (usize, String)> {
     let is_bad = |logit: &f32| logit.is_nan() || *logit == f32::INFINITY;
     if let Some(token) = logits.iter().position(is_bad) {

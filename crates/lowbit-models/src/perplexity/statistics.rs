@@ -36,8 +36,8 @@ impl Quantiles {
         (!values.is_empty()).then_some(Self(values))
     }
 
-    /// The value at `fraction * (n - 1)` of the sorted values, counted from 0, interpolated between its neighbours: 0 is the
-    /// minimum, 0.5 the median, 1 the maximum.
+    /// The value at `fraction * (n - 1)` of the sorted values, counted from 0, interpolated between
+    /// its neighbours: 0 is the minimum, 0.5 the median, 1 the maximum.
     pub fn at(&self, fraction: f64) -> f64 {
         let last = self.0.len() - 1;
         let place = fraction.clamp(0.0, 1.0) * last as f64;
@@ -46,8 +46,9 @@ impl Quantiles {
     }
 }
 
-/// What llama-perplexity prints for `--kl-divergence` (llama.cpp, tools/perplexity/perplexity.cpp), by its definitions, with Q for the
-/// model and base for its teacher. Sums are in f64 over deviations from the mean.
+/// The statistics that llama-perplexity prints for `--kl-divergence` (llama.cpp,
+/// tools/perplexity/perplexity.cpp), by its definitions, with Q for the model and base for its
+/// teacher. Sums are in f64 over deviations from the mean.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
     /// Tokens scored.
@@ -79,14 +80,15 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Those of `tokens`; none for none.
+    /// The statistics of `tokens`; `None` without tokens.
     pub fn new(tokens: &[ComparedToken]) -> Option<Self> {
         let each = |value: fn(&ComparedToken) -> f64| -> Vec<f64> { tokens.iter().map(value).collect() };
         let (nll, teacher_nll) = (each(|token| token.nll), each(|token| token.teacher_nll));
         let log = (Estimate::mean(&nll), Estimate::mean(&teacher_nll));
         let (perplexity, teacher_perplexity) = (log.0.exp(), log.1.exp());
         let log_ratio = Estimate::mean(&each(|token| token.nll - token.teacher_nll));
-        // The first order of the difference of both exponentials, so that what the two have in common cancels.
+        // The first order of the difference of both exponentials, so that what the two have in
+        // common cancels.
         let scaled = nll.iter().zip(&teacher_nll);
         let scaled: Vec<_> =
             scaled.map(|(a, b)| perplexity.value * a - teacher_perplexity.value * b).collect();
@@ -151,7 +153,8 @@ mod tests {
 
     #[track_caller]
     fn close(got: f64, want: f64) {
-        // A few hundred values of about 1: sums of powers lose up to their count in roundings, a variance its square root.
+        // A few hundred values of about 1: sums of powers lose up to their count in roundings, a
+        // variance its square root.
         assert!((got - want).abs() <= 1e-10 * want.abs().max(1e-3), "{got} for {want}");
     }
 
