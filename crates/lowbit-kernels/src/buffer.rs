@@ -4,15 +4,16 @@ use crate::Cpu;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Cache lines: storage is aligned to them, so that it can be viewed as any element type and vector loads do not straddle lines.
+/// Cache lines: storage is aligned to them, so that it can be viewed as any element type and vector
+/// loads do not straddle lines.
 struct Lines {
     memory: Memory,
     count: usize,
 }
 
 enum Memory {
-    /// Not of an alignment of 64, with which the allocator writes zeros itself, on one thread, instead of asking the system for
-    /// memory that is zero when it is first touched.
+    /// Not of an alignment of 64, with which the allocator writes zeros itself, on one thread,
+    /// instead of asking the system for memory that is zero when it is first touched.
     Allocated(Vec<u128>),
     /// In huge pages, the first of which begins at this byte.
     #[cfg(target_os = "linux")]
@@ -33,8 +34,9 @@ impl Lines {
         Some(Self { memory: Memory::Allocated(bytemuck::allocation::try_zeroed_vec(words).ok()?), count })
     }
 
-    /// Zeros, in huge pages where the system has them, but for the rest that is no whole one: large tensors are read from end to
-    /// end, and the processor's table of pages has few entries. None where the system does not give as many.
+    /// Zeros, in huge pages where the system has them, but for the rest that is no whole one: large
+    /// tensors are read from end to end, and the processor's table of pages has few entries. None
+    /// where the system does not give as many.
     #[cfg(target_os = "linux")]
     fn huge(count: usize) -> Option<Self> {
         let bytes = count.checked_mul(Self::SIZE)?;
@@ -82,8 +84,9 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// At least `bytes` bytes with anything in them. In debug builds they are all ones (NaN in every float, an absurd
-    /// id), so that an element left unwritten shows. None where the system does not give as many.
+    /// At least `bytes` bytes with anything in them. In debug builds they are all ones (NaN in
+    /// every float, an absurd id), so that an element left unwritten shows. None where the system
+    /// does not give as many.
     pub fn any(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         let count = bytes.div_ceil(Lines::SIZE);
         let lines = match home.spares.take(count) {
@@ -99,8 +102,9 @@ impl Buffer {
         Some(buffer)
     }
 
-    /// As [`Self::any`], for what is used once and read over and over meanwhile: whole huge pages, unless that is over four times as
-    /// much. Small ones may fall on each other in the second-level cache.
+    /// As [`Self::any`], for what is used once and read over and over meanwhile: whole huge pages,
+    /// unless that is over four times as much. Small ones may fall on each other in the
+    /// second-level cache.
     // What multiplies tiles has such.
     #[cfg(any(test, target_arch = "x86_64"))]
     pub fn any_cached(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
@@ -108,8 +112,8 @@ impl Buffer {
         Self::any(if whole <= 4 * bytes { whole } else { bytes }, home)
     }
 
-    /// At least `bytes` bytes of zeros, in small pages: of a cache that grows, most may never be touched. None where the system does
-    /// not give as many.
+    /// At least `bytes` bytes of zeros, in small pages: of a cache that grows, most may never be
+    /// touched. None where the system does not give as many.
     pub fn zeros(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         // Fresh memory: the system has zeroed it, and takes it from no one before it is touched.
         let lines = Lines::zeros(bytes.div_ceil(Lines::SIZE))?;
@@ -146,8 +150,8 @@ impl Drop for Buffer {
     }
 }
 
-/// Buffers for the next tensors: the first touch of fresh memory costs a page fault every few kilobytes, which is
-/// more than what most ops do with it.
+/// Buffers for the next tensors: the first touch of fresh memory costs a page fault every few
+/// kilobytes, which is more than what most ops do with it.
 #[derive(Default)]
 pub(crate) struct Spares(Mutex<BySize>);
 
@@ -169,7 +173,8 @@ impl std::fmt::Debug for Spares {
 impl Spares {
     /// Smaller buffers come from the allocator's own lists without a page fault.
     const SMALLEST: usize = (4 << 10) / Lines::SIZE;
-    /// Lines kept in all: what a prompt of 512 tokens needs at once in a model of some 30 billion parameters.
+    /// Lines kept in all: what a prompt of 512 tokens needs at once in a model of some 30 billion
+    /// parameters.
     const MOST: usize = (256 << 20) / Lines::SIZE;
 
     fn spares(&self) -> MutexGuard<'_, BySize> {

@@ -45,7 +45,8 @@ impl Float for f16 {
     fn narrow(x: f32) -> Self {
         let bits = x.to_bits();
         let magnitude = bits & 0x7fff_ffff;
-        // Normal results: move the exponent's bias from 127 to 15 and round the 13 bits that go. Smaller ones wrap around.
+        // Normal results: move the exponent's bias from 127 to 15 and round the 13 bits that go.
+        // Smaller ones wrap around.
         let round = 0x0fff + (magnitude >> 13 & 1);
         let normal = magnitude.wrapping_sub(112 << 23).wrapping_add(round) >> 13;
         // Subnormal results: beside 0.5, the last place is 2^-24, and the addition rounds.
@@ -118,8 +119,8 @@ impl<X: Float, Y: Float> Kernel for Cast<'_, X, Y> {
 }
 
 impl Tensor {
-    /// The same values as `dtype`, rounded to nearest, ties to even. A tensor that has that type already shares its
-    /// storage: no copy.
+    /// The same values as `dtype`, rounded to nearest, ties to even. A tensor that has that type
+    /// already shares its storage: no copy.
     ///
     /// # Errors
     /// [`KernelError::Value`] when either type is not f32, f16 or bf16.
@@ -153,7 +154,8 @@ mod tests {
     use super::*;
     use crate::{Device, simd::Isa};
 
-    /// Every f16 and bf16 with its neighbours half a step away, and one f32 to each side of both: all the places where rounding turns.
+    /// Every f16 and bf16 with its neighbours half a step away, and one f32 to each side of both:
+    /// all the places where rounding turns.
     fn turning_points() -> Vec<f32> {
         let mut points = vec![];
         for bits in 0..=u16::MAX {

@@ -2,7 +2,7 @@ use crate::{KernelError, buffer::Spares, gpu::Gpu, pool::Pool, simd::Isa};
 use lowbit_formats::FloatType;
 use std::sync::{Arc, Mutex};
 
-/// Where tensors live and ops run.
+/// A device, in whose memory tensors are and on which ops run.
 #[derive(Clone, Debug)]
 pub enum Device {
     /// This machine's processor.
@@ -23,13 +23,14 @@ impl Device {
     /// The CPU with `threads` threads, or one a core.
     ///
     /// # Errors
-    /// [`KernelError::Threads`] for 0, or more than 16 for each that the machine runs at once;
+    /// [`KernelError::Threads`] for 0 threads, or more than 16 per hardware thread;
     /// [`KernelError::ThreadPool`] when the system refuses them.
     pub fn cpu(threads: Option<usize>) -> Result<Self, KernelError> {
         Self::cpu_with(threads, Isa::detect())
     }
 
-    /// The CPU with a chosen instruction set, so that tests reach every implementation that this machine can run.
+    /// The CPU with a chosen instruction set, so that tests reach every implementation that this
+    /// machine can run.
     ///
     /// # Errors
     /// As [`Self::cpu`].
@@ -48,18 +49,19 @@ impl Device {
     /// CUDA device `ordinal`.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is no driver or no such device; [`KernelError::Gpu`] when it cannot be used, or when
-    /// there is no compiler for its kernels.
+    /// [`KernelError::NoGpu`] when there is no driver or no such device; [`KernelError::Gpu`] when
+    /// it cannot be used, or when there is no compiler for its kernels.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize, options: &crate::gpu::CudaOptions) -> Result<Self, KernelError> {
         crate::gpu::start_threads()?;
         Gpu::cuda(ordinal, options).map(Self::Gpu)
     }
 
-    /// The best Vulkan device that is there.
+    /// The machine's best Vulkan device.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the
+    /// kernels.
     #[cfg(feature = "vulkan")]
     pub fn vulkan(options: &crate::gpu::VulkanOptions) -> Result<Self, KernelError> {
         crate::gpu::start_threads()?;
@@ -69,14 +71,16 @@ impl Device {
     /// The Metal device.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal Shading Language 3.2.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal
+    /// Shading Language 3.2.
     #[cfg(feature = "metal")]
     pub fn metal() -> Result<Self, KernelError> {
         crate::gpu::start_threads()?;
         Gpu::metal().map(Self::Gpu)
     }
 
-    /// What Metal is given, run on the processor by clang: for tests. Each call is a device of its own, for one thread.
+    /// A device for tests, which compiles Metal's kernels with clang and runs them on the
+    /// processor. Each call makes a device of its own, for one thread.
     #[cfg(feature = "msl")]
     #[doc(hidden)]
     pub fn msl() -> Self {
@@ -91,7 +95,7 @@ impl Device {
         }
     }
 
-    /// Where the host can read and write: the device itself where that is a processor.
+    /// A device that the host can read and write: this one if it is a CPU, else the CPU.
     ///
     /// # Errors
     /// As [`Self::cpu`].
@@ -102,8 +106,9 @@ impl Device {
         }
     }
 
-    /// The type of activations that serves best: f32 where there are no matrix units to feed; else f16, which is as fast as
-    /// bf16 and rounds eight times finer. Models keep what could grow past its range, the residual stream, in f32.
+    /// The default type of activations: f32 without matrix units; else f16, which is as fast as
+    /// bf16 and rounds eight times finer. Models keep the residual stream, which could grow past
+    /// f16's range, in f32.
     pub fn activations(&self) -> FloatType {
         match self {
             Self::Cpu(_) => FloatType::F32,
@@ -113,8 +118,8 @@ impl Device {
         }
     }
 
-    /// The type of activations that serves best where a model learns: bf16 where tensor cores of NVIDIA's multiply it, since gradients
-    /// are too small for f16; else f32.
+    /// The default type of activations of a model that learns: bf16 on NVIDIA's tensor cores, since
+    /// gradients are too small for f16; else f32.
     pub fn activations_for_gradients(&self) -> FloatType {
         match self {
             Self::Cpu(_) => FloatType::F32,
@@ -124,7 +129,7 @@ impl Device {
         }
     }
 
-    /// Bytes of memory that a GPU has, whoever uses it; `None` where its interface does not tell, and for a CPU.
+    /// A GPU's total memory in bytes; `None` if its interface does not tell, and for a CPU.
     pub fn gpu_memory(&self) -> Option<usize> {
         match self {
             Self::Cpu(_) => None,
@@ -132,7 +137,7 @@ impl Device {
         }
     }
 
-    /// Waits for all that was recorded; on the CPU nothing is left to wait for.
+    /// Waits until the device has finished all recorded work; on the CPU there is none.
     ///
     /// # Errors
     /// [`KernelError::Gpu`] when some of it failed.
@@ -146,7 +151,7 @@ impl Device {
         }
     }
 
-    /// Whether tensors on both can be operands of one op.
+    /// True if tensors on both can be operands of one op.
     pub fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Cpu(_), Self::Cpu(_)) => true,
@@ -166,10 +171,10 @@ impl std::fmt::Display for Device {
     }
 }
 
-/// Fewer simple operations than this are no task of their own.
+/// The least number of simple operations in a task.
 const GRAIN: usize = 1 << 15;
 
-/// Simple operations, in vectors, that a thread does in a nanosecond, about.
+/// Simple operations, in vectors, per thread and nanosecond, approximately.
 const OPERATIONS: usize = 16;
 
 impl Cpu {
@@ -183,8 +188,9 @@ impl Cpu {
         self.pool.threads()
     }
 
-    /// Cuts `y` into rows of `row` elements and calls `f(first_row, rows)` on runs of whole rows, on all threads.
-    /// `cost` is the work of one row in simple operations; small jobs stay on the calling thread.
+    /// Cuts `y` into rows of `row` elements and calls `f(first_row, rows)` on runs of whole rows,
+    /// on all threads. `cost` is the work of one row in simple operations; small jobs stay on the
+    /// calling thread.
     pub fn for_each_rows<T: Send>(
         &self,
         y: &mut [T],
@@ -205,7 +211,7 @@ impl Cpu {
         self.for_each_of(work, rows, |(task, rows)| f(task * per_task, rows));
     }
 
-    /// How many of `rows` rows that cost as much each are a task.
+    /// Rows per task, of `rows` rows of which each costs `cost` simple operations.
     pub(crate) fn rows_per_task(&self, rows: usize, cost: usize) -> usize {
         match self.threads() {
             1 => rows.max(1),
@@ -213,13 +219,14 @@ impl Cpu {
         }
     }
 
-    /// Nanoseconds that a thread takes for so many simple operations in vectors, about.
+    /// Nanoseconds of one thread for this many simple operations in vectors, approximately.
     pub(crate) fn work(operations: usize) -> usize {
         operations / OPERATIONS
     }
 
-    /// Calls `f` on every one of `tasks`, on all threads; a single task stays on the calling thread. It is for work of milliseconds:
-    /// where it may be less, [`Self::for_each_of`] says how much there is.
+    /// Calls `f` on each of `tasks`, on all threads; a single task stays on the calling thread.
+    /// This is for work of milliseconds; for less, use [`Self::for_each_of`], which is told the
+    /// amount of work.
     ///
     /// # Panics
     /// With what a call panicked with, after the others have ended.
@@ -227,7 +234,8 @@ impl Cpu {
         self.for_each_of(usize::MAX, tasks, f);
     }
 
-    /// As [`Self::for_each`], where one thread takes about `work` nanoseconds for all tasks: too little stays on the calling thread.
+    /// As [`Self::for_each`], for tasks that take one thread about `work` nanoseconds together: if
+    /// that is little, they stay on the calling thread.
     ///
     /// # Panics
     /// With what a call panicked with, after the others have ended.

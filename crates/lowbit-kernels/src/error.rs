@@ -1,6 +1,6 @@
 use lowbit_formats::{DType, FormatError};
 
-/// What an op, a tensor or a device can refuse.
+/// An error of an op, a tensor or a device.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 #[non_exhaustive]

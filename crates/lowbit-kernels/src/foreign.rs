@@ -1,4 +1,4 @@
-//! Tensors over memory that is not lowbit's, so that another engine can call an op on what it holds already.
+//! Tensors over memory that is not lowbit's, so that another engine can call an op on its own data.
 //!
 //! | memory | how | copied |
 //! |---|---|---|
@@ -7,8 +7,9 @@
 //! | of a file, as [`Bytes`] | [`Tensor::mapped`] | no |
 //! | of a CUDA device | `Tensor::from_cuda_ptr` (feature `cuda`), on a `Device::cuda_on_stream` | no |
 //!
-//! On a GPU the first three are copied into its memory. A weight is a [`QuantizedTensor`](crate::QuantizedTensor) of such
-//! tensors on the CPU; for a GPU, `QuantizedTensor::to_device` repacks it.
+//! On a GPU the first three are copied to its memory. On the CPU a weight is a
+//! [`QuantizedTensor`](crate::QuantizedTensor) of such tensors; `QuantizedTensor::to_device`
+//! repacks it for a GPU.
 
 use crate::{Device, Element, KernelError, Tensor};
 use bytes::Bytes;
@@ -28,12 +29,13 @@ impl<T: Element, O: AsRef<[T]>> AsRef<[u8]> for Owner<T, O> {
 }
 
 impl Tensor {
-    /// A tensor over the elements of `owner`, which is dropped when no tensor sees them any more. On the CPU nothing is
-    /// copied, and nothing is written: an op that writes in place takes a copy first. On a GPU it is a copy in its memory.
+    /// A tensor over the elements of `owner`, which is dropped with the last tensor over them. On
+    /// the CPU nothing is copied, and the elements are never written: an op that writes in place
+    /// makes a copy first. On a GPU it is a copy in its memory.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when `owner` has not as many elements as `shape`; [`KernelError::Gpu`] when a GPU has no
-    /// such memory left.
+    /// [`KernelError::Shape`] when `owner` has another number of elements than `shape`;
+    /// [`KernelError::Gpu`] when a GPU has too little memory left.
     pub fn from_owner<T: Element>(
         owner: impl AsRef<[T]> + Send + 'static,
         shape: &[usize],
@@ -43,18 +45,20 @@ impl Tensor {
         Self::mapped(bytes, shape, T::DTYPE, device)
     }
 
-    /// A tensor over the host's memory at `start`, of `shape` and `dtype`, which lowbit neither frees nor writes: an op
-    /// that writes in place takes a copy first. On a GPU it is a copy in its memory.
+    /// A tensor of `shape` and `dtype` over the host's memory at `start`, which lowbit neither
+    /// frees nor writes: an op that writes in place makes a copy first. On a GPU it is a copy in
+    /// its memory.
     ///
     /// # Errors
-    /// [`KernelError::Value`] for a null pointer, or one that is no multiple of `dtype`'s size;
-    /// [`KernelError::TooLarge`] when the bytes of `shape` overflow; [`KernelError::Gpu`] when a GPU has no such memory
-    /// left.
+    /// [`KernelError::Value`] for a null pointer, or one that is not a multiple of `dtype`'s size;
+    /// [`KernelError::TooLarge`] when the bytes of `shape` overflow; [`KernelError::Gpu`] when a
+    /// GPU has too little memory left.
     ///
     /// # Safety
-    /// The bytes of `shape` from `start` on must be initialised, readable and unchanged until the last tensor over them is
-    /// gone: this one, its clones, and what shares storage with it ([`Tensor::rows`], [`Tensor::reshape`], a cast to the
-    /// same type, an op's result that is documented as a view).
+    /// The bytes of `shape` from `start` on must be initialised, readable and unchanged until the
+    /// last tensor over them is dropped: this one, its clones, and tensors that share its storage
+    /// ([`Tensor::rows`], [`Tensor::reshape`], a cast to the same type, an op's result that is
+    /// documented as a view).
     #[allow(unsafe_code)]
     pub unsafe fn from_host_ptr(
         start: *const u8,
@@ -64,7 +68,8 @@ impl Tensor {
     ) -> Result<Self, KernelError> {
         check_address(start.addr() as u64, dtype)?;
         let len = crate::tensor::size(shape, dtype)?;
-        // SAFETY: the caller promises as many bytes for as long as there is a tensor, and `Bytes` is in no other place.
+        // SAFETY: the caller promises as many bytes for as long as there is a tensor, and `Bytes`
+        // is in no other place.
         let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(start, len) };
         Self::mapped(Bytes::from_static(bytes), shape, dtype, device)
     }

@@ -1,14 +1,16 @@
-//! Small dense f32 products inside kernels: operands that fit a near cache, any rows, columns in whole vectors.
+//! Small dense f32 products inside kernels: operands that fit a near cache, any rows, columns in
+//! whole vectors.
 
 use crate::simd::Simd;
 use bytemuck::{Pod, Zeroable};
 use std::ops::{Deref, DerefMut, Range};
 
-/// Terms of a sum that are added together: rows of a right operand that a near cache holds whatever their stride.
+/// Terms of a sum that are added together: rows of a right operand that a near cache holds whatever
+/// their stride.
 pub(crate) const DEPTH: usize = 64;
 
-/// Numbers that start at a cache line's start: of rows of whole lines, no vector crosses into the next line, which costs
-/// a second access.
+/// Numbers that start at a cache line's start: of rows of whole lines, no vector crosses into the
+/// next line, which costs a second access.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lines(Vec<Line>);
 
@@ -37,7 +39,8 @@ impl DerefMut for Lines {
     }
 }
 
-/// A matrix packed for products: blocks of [`DEPTH`] columns, each block row after row, zeros at the end.
+/// A matrix packed for products: blocks of [`DEPTH`] columns, each block row after row, zeros at
+/// the end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Packed {
     blocks: Vec<Block>,
@@ -107,7 +110,8 @@ pub(crate) trait Left: Copy {
     fn rows<const M: usize>(self, first: usize, start: usize) -> impl Columns<M>;
 }
 
-/// `M` rows of some columns. (Not closures: kernels' vectors may only pass through what is always inlined.)
+/// `M` rows of some columns. (Not closures: kernels' vectors may only pass through what is always
+/// inlined.)
 pub(crate) trait Columns<const M: usize> {
     /// Column `p`.
     fn column(&self, p: usize) -> [f32; M];
@@ -167,7 +171,8 @@ pub(crate) struct Extent {
     pub rows: usize,
     /// Terms of each sum.
     pub depth: usize,
-    /// Columns, a multiple of the lanes: the rows of the right operand and of the result lie this far apart.
+    /// Columns, a multiple of the lanes: the rows of the right operand and of the result lie this
+    /// far apart.
     pub columns: usize,
 }
 
@@ -204,7 +209,8 @@ pub(crate) struct Rows<'a> {
     pub count: usize,
 }
 
-/// `sums[i][j] += sum over p of a[i][p] * b[p][j]`, for at most `N` rows of `b`: as many as `a` has columns.
+/// `sums[i][j] += sum over p of a[i][p] * b[p][j]`, for at most `N` rows of `b`: as many as `a` has
+/// columns.
 #[inline(always)]
 pub(crate) fn accumulate<S: Simd, const M: usize, const V: usize, const N: usize>(
     simd: S,

@@ -9,12 +9,12 @@ pub(crate) fn formats(names: &[&str]) -> Vec<Format> {
     Format::all().filter(|format| names.contains(&format.to_string().as_str())).collect()
 }
 
-/// Distinct rows of a [`weight`]: making more would take longer than using them. No tile's width divides it, so that
-/// a misplaced row shows.
+/// Distinct rows of a [`weight`]: making more would take longer than using them. No tile's width
+/// divides it, so that a misplaced row shows.
 pub(crate) const DISTINCT: usize = 61;
 
-/// A weight of `shape`, `[.., N, K]`, whose values are roughly normal with variance 1/K. Row `i` equals row
-/// `i % DISTINCT`.
+/// A weight of `shape`, `[.., N, K]`, whose values are roughly normal with variance 1/K. Row `i`
+/// equals row `i % DISTINCT`.
 pub(crate) fn weight(
     format: Format,
     shape: &[usize],
@@ -72,8 +72,8 @@ pub(crate) fn operand(
     Ok((x.to_device(device)?, x.cast(DType::F32)?.as_slice()?.to_vec()))
 }
 
-/// The most that rounding a result of magnitude `value` to `dtype` can change it; nothing for f32, whose rounding is
-/// part of the sums' own bound.
+/// The most that rounding a result of magnitude `value` to `dtype` can change it; nothing for f32,
+/// whose rounding is part of the sums' own bound.
 pub(crate) fn rounding(dtype: FloatType, value: f64) -> f64 {
     // Half a unit in the last place, and half the smallest subnormal.
     let (relative, absolute) = match dtype {

@@ -1,13 +1,15 @@
-//! The ops of low-bit language models: each folder of [`ops`] holds one op's contract, its f64 reference, its
-//! implementations, its tests and its benchmark cases. What they stand on ([`Device`], [`Tensor`],
-//! [`QuantizedTensor`], [`simd`]) names no op.
+//! The ops of low-bit language models. Each folder of [`ops`] has an op's contract, its f64
+//! reference, its implementations, its tests and its benchmark cases. The modules below the ops
+//! ([`Device`], [`Tensor`], [`QuantizedTensor`], [`simd`]) name no op.
 //!
-//! Another engine calls an op on memory of its own by [`Tensor::from_owner`], [`Tensor::from_host_ptr`] and, on a CUDA
-//! device, by `Tensor::from_cuda_ptr`; the example `foreign_memory` shows all of it.
+//! Another engine calls an op on its own memory through [`Tensor::from_owner`],
+//! [`Tensor::from_host_ptr`] and, on a CUDA device, `Tensor::from_cuda_ptr`; the example
+//! `foreign_memory` shows all three.
 //!
 //! # Features
 //!
-//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust; what they run on does.
+//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust;
+//! running them needs what the last column says.
 //!
 //! | feature | brings | needs at run time |
 //! |---|---|---|

@@ -1,14 +1,16 @@
-//! The CPU's threads. A decoded token is some hundred products of about 0.1 ms each, one after the other, and a thread that
-//! sleeps in the system takes longer to wake than its part of one takes. So threads look for the next job for a while before
-//! they sleep.
+//! The CPU's threads. A decoded token is some hundred products of about 0.1 ms each, one after the
+//! other, and a thread that sleeps in the system takes longer to wake than its part of one takes.
+//! So threads look for the next job for a while before they sleep.
 //!
-//! A job is cut into pieces, which the threads and the caller take one by one: a thread that another process holds up takes
-//! fewer. The caller takes them from the front and the threads from the back, so that each core meets the same weights and states
-//! again at the next token. The caller waits for pieces that have begun, never for a thread to come, and takes part in nothing
+//! A job is cut into pieces, which the threads and the caller take one by one: a thread that
+//! another process holds up takes fewer. The caller takes them from the front and the threads from
+//! the back, so that each core meets the same weights and states again at the next token. The
+//! caller waits for pieces that have begun, never for a thread to come, and takes part in nothing
 //! but its own job: jobs may start jobs, and any number of callers may share a pool.
 //!
-//! Small jobs stay with their caller ([`HANDOVER`]), and threads that sleep are woken once what they miss is worth it ([`WAKE`]): a
-//! model of small products is then as fast as with one thread, and a larger one has all threads after its first products.
+//! Small jobs stay with their caller ([`HANDOVER`]), and threads that sleep are woken once what
+//! they miss is worth it ([`WAKE`]): a model of small products is then as fast as with one thread,
+//! and a larger one has all threads after its first products.
 #![allow(unsafe_code)] // `Job` keeps a closure whose lifetime the compiler cannot follow.
 
 use std::any::Any;
@@ -19,15 +21,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for the next job, and a caller for the end of its own, before it sleeps: longer than a model's
-/// steps between products, and too short to be seen in a process that rests.
+/// How long a thread looks for the next job, and a caller for the end of its own, before it sleeps:
+/// longer than a model's steps between products, and too short to be seen in a process that rests.
 const PATIENCE: Duration = Duration::from_micros(200);
 
-/// Nanoseconds of work below which a job stays with its caller. Handing one to a thread that looks for jobs takes 400 (Zen 5).
+/// Nanoseconds of work below which a job stays with its caller. Handing one to a thread that looks
+/// for jobs takes 400 (Zen 5).
 const HANDOVER: u64 = 2_000;
 
-/// Nanoseconds of work that a sleeping thread may miss before it is woken. Waking one costs the caller 3,000, and 13,000 where other
-/// processes keep the cores busy; the thread comes 3,000 or 30,000 after that (Zen 5, in a virtual machine).
+/// Nanoseconds of work that a sleeping thread may miss before it is woken. Waking one costs the
+/// caller 3,000, and 13,000 where other processes keep the cores busy; the thread comes 3,000 or
+/// 30,000 after that (Zen 5, in a virtual machine).
 const WAKE: u64 = 200_000;
 
 /// Threads that run the pieces of jobs.
@@ -53,7 +57,8 @@ struct State {
     /// Threads that sleep, and those among them that shall wake and have not yet.
     asleep: usize,
     woken: usize,
-    /// Nanoseconds of work done since a thread was woken that sleeping ones could have taken part in.
+    /// Nanoseconds of work done since a thread was woken that sleeping ones could have taken part
+    /// in.
     missed: u64,
     stop: bool,
 }
@@ -89,8 +94,8 @@ impl Pool {
         !self.threads.is_empty() && work >= HANDOVER
     }
 
-    /// Calls `piece` with every number below `pieces`, on all threads and in no order, and returns when all have ended. Together
-    /// they take one thread about `work` nanoseconds.
+    /// Calls `piece` with every number below `pieces`, on all threads and in no order, and returns
+    /// when all have ended. Together they take one thread about `work` nanoseconds.
     ///
     /// # Panics
     /// With what a piece panicked with, after the others have ended.
@@ -130,7 +135,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Offers `job`, of `work` nanoseconds, to `threads` threads. False if all of them sleep on: then nobody was told.
+    /// Offers `job`, of `work` nanoseconds, to `threads` threads. False if all of them sleep on:
+    /// then nobody was told.
     fn begin(&self, job: &Arc<Job>, work: u64, threads: usize) -> bool {
         let mut state = self.state();
         let awake = threads - (state.asleep - state.woken);
@@ -166,7 +172,8 @@ impl Shared {
         loop {
             let begun = self.begun.load(Ordering::Acquire);
             let state = self.state();
-            // `Some` of what a thread goes on with. Others take pieces meanwhile: a job is looked at once.
+            // `Some` of what a thread goes on with. Others take pieces meanwhile: a job is looked
+            // at once.
             let found = |state: &State| match state.stop {
                 true => Some(None),
                 false => state.jobs.iter().find(|job| job.is_open()).cloned().map(Some),
@@ -224,8 +231,8 @@ struct Job {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `piece` is the only field that is not Send and Sync by itself. It points to a closure that is Sync, and it is read in
-// `take_part` alone, whose comment says why the closure lives.
+// SAFETY: `piece` is the only field that is not Send and Sync by itself. It points to a closure
+// that is Sync, and it is read in `take_part` alone, whose comment says why the closure lives.
 unsafe impl Send for Job {}
 // SAFETY: as above.
 unsafe impl Sync for Job {}
@@ -271,8 +278,8 @@ impl Job {
     /// Runs pieces until all are taken.
     fn take_part(&self, next: impl Fn(&Self) -> Option<usize>) {
         while let Some(index) = next(self) {
-            // SAFETY: this piece has not ended, so `Pool::run`, which borrows the closure, still waits in `Job::wait`: nothing
-            // before that panics or returns.
+            // SAFETY: this piece has not ended, so `Pool::run`, which borrows the closure, still
+            // waits in `Job::wait`: nothing before that panics or returns.
             let piece = unsafe { &*self.piece };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| piece(index))) {
                 *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);

@@ -2,7 +2,8 @@ use crate::tensor::elements;
 use crate::{Device, KernelError, Tensor, panels};
 use lowbit_formats::{DType, Format, Parts};
 
-/// A weight `[.., N, K]` in some [`Format`]: the format's component tensors, each row after row.
+/// A weight `[.., N, K]` in some [`Format`]: the format's component tensors, each stored row by
+/// row.
 #[derive(Clone, Debug)]
 pub struct QuantizedTensor {
     format: Format,
@@ -13,7 +14,7 @@ pub struct QuantizedTensor {
 }
 
 impl QuantizedTensor {
-    /// Puts `components` (see [`Format::components`]) together to a weight of `shape`.
+    /// The weight of `shape` with these `components` (see [`Format::components`]).
     ///
     /// # Errors
     /// [`KernelError::Shape`] for fewer than two dimensions or a wrong number of components;
@@ -57,7 +58,8 @@ impl QuantizedTensor {
         Ok(weight)
     }
 
-    /// Floats in whole runs lie on a GPU as anywhere; other formats do not, see [`Self::to_device`].
+    /// Floats in whole runs lie on a GPU as anywhere; other formats do not, see
+    /// [`Self::to_device`].
     #[cfg(feature = "gpu")]
     fn laid_out(self, gpu: &crate::gpu::Gpu, n: usize) -> Result<Self, KernelError> {
         let Format::Float(_) = self.format else {
@@ -75,16 +77,18 @@ impl QuantizedTensor {
         }
     }
 
-    /// A weight of floats on a GPU whose rows are `values`, padded to whole runs as [`layout`](crate::gpu::layout) says.
+    /// A weight of floats on a GPU whose rows are `values`, padded to whole runs as
+    /// [`layout`](crate::gpu::layout) says.
     #[cfg(feature = "gpu")]
     pub(crate) fn of_runs(float: lowbit_formats::FloatType, shape: &[usize], values: Tensor) -> Self {
         Self { format: Format::Float(float), shape: shape.to_vec(), components: vec![values], panels: None }
     }
 
-    /// The same weight on another device. A GPU has it in a layout of its own, which does not come back.
+    /// The same weight on another device. For a GPU it is repacked, and cannot be copied back.
     ///
     /// # Errors
-    /// [`KernelError::Gpu`] when a GPU has no such memory left or fails; [`KernelError::Unsupported`] from a GPU.
+    /// [`KernelError::Gpu`] when a GPU has too little memory left or fails;
+    /// [`KernelError::Unsupported`] for a weight on a GPU.
     pub fn to_device(&self, device: &Device) -> Result<Self, KernelError> {
         if self.device().is(device) {
             return Ok(self.clone());
@@ -110,12 +114,12 @@ impl QuantizedTensor {
         Err(KernelError::Unsupported { op: "moving a weight", device: self.device().to_string() })
     }
 
-    /// The same codes with other scales and biases: `components` are the bytes of all components but the first, for a format of which the
-    /// first is the codes and nothing else. The codes' memory is shared.
+    /// The same codes with other scales and biases: `components` are the bytes of all components
+    /// but the first, which must be the codes alone. The codes' memory is shared.
     ///
     /// # Errors
-    /// [`KernelError::Format`] for components of other sizes; [`KernelError::Unsupported`] for a repacked weight and for a format whose scales
-    /// lie among its codes; [`KernelError::Gpu`].
+    /// [`KernelError::Format`] for components of other sizes; [`KernelError::Unsupported`] for a
+    /// repacked weight and for a format that stores scales among its codes; [`KernelError::Gpu`].
     pub fn with_scales(&self, components: &[Vec<u8>]) -> Result<Self, KernelError> {
         self.by_rows("other scales")?;
         let (n, k, device) = (self.rows(), self.k(), self.device());
@@ -157,11 +161,12 @@ impl QuantizedTensor {
         Ok(Self { format: self.format, shape: self.shape.clone(), components, panels: None })
     }
 
-    /// As [`Self::with_scales`], of tensors on the weight's device in the types that the format has: `K / group` values for each row.
+    /// As [`Self::with_scales`], with tensors on the weight's device in the format's types, which
+    /// have `K / group` values per row.
     ///
     /// # Errors
-    /// As [`Self::with_scales`]; [`KernelError::Device`]; [`KernelError::Unsupported`] on a GPU for rows that are no multiple of 32 values,
-    /// which are padded there.
+    /// As [`Self::with_scales`]; [`KernelError::Device`]; [`KernelError::Unsupported`] on a GPU for
+    /// rows that are not multiples of 32 values, which are padded there.
     pub fn with_scale_tensors(&self, scales: &[Tensor]) -> Result<Self, KernelError> {
         self.by_rows("other scales")?;
         let wanted = self.format.components(self.k())?;
@@ -191,7 +196,8 @@ impl QuantizedTensor {
         Ok(Self { components: components.collect::<Result<_, _>>()?, ..self.clone() })
     }
 
-    /// Whether its components' rows lie as the format has them, one after the other. On a GPU they may be padded, or taken apart.
+    /// Whether its components' rows lie as the format has them, one after the other. On a GPU they
+    /// may be padded, or taken apart.
     pub fn has_plain_rows(&self) -> bool {
         match self.device() {
             Device::Cpu(_) => !self.is_repacked(),
@@ -204,13 +210,14 @@ impl QuantizedTensor {
         }
     }
 
-    /// The same weight repacked for the CPU's products in integers (`panels/`), which round x to 8 bits per group of values
-    /// that share a scale, or on a processor with AMX x and the weight to bf16. Codes that are small floats are multiplied in f32
-    /// instead, which rounds nothing. Weights that these do not compute (floats, those with scales of 2^100 and more, and those with a NaN) stay as
-    /// they are, and so do those on a GPU. Products of a weight that is not repacked are in f32.
+    /// The same weight repacked into panels, for the CPU's products in integers. These round x to 8
+    /// bits per 32 values; with many rows on a processor with AMX, x and the weight are rounded to
+    /// bf16 instead. Codes that are small floats (e4m3) are multiplied in f32, which rounds
+    /// nothing. Other weights stay as they are: floats, weights with NaN or with scales of 2^100
+    /// and more, and weights on a GPU. Products of a weight that is not repacked are in f32.
     ///
     /// # Errors
-    /// [`KernelError::TooLarge`] when there is no memory for it.
+    /// [`KernelError::TooLarge`] when there is too little memory.
     pub fn to_panels(&self) -> Result<Self, KernelError> {
         let (Device::Cpu(cpu), None) = (self.device(), self.panels) else { return Ok(self.clone()) };
         let Some(layout) = panels::Layout::of(self.format, self.n(), self.k()) else {
@@ -234,13 +241,13 @@ impl QuantizedTensor {
         self.panels.map(|layout| panels::Unpack::new(layout, self.parts()))
     }
 
-    /// The components of two weights as one whose panels are those of both in turn; `None` where either is not in panels, or they
-    /// lie in different ways.
+    /// The components of two weights as one whose panels are those of both in turn; `None` where
+    /// either is not in panels, or they lie in different ways.
     pub(crate) fn panels_in_turn<'a>(&'a self, other: &'a Self) -> Option<panels::Unpack<'a>> {
         self.panels()?.in_turn(other.panels()?)
     }
 
-    /// Whether it is in panels.
+    /// True if it is in panels.
     pub(crate) fn is_repacked(&self) -> bool {
         self.panels.is_some()
     }
@@ -256,7 +263,8 @@ impl QuantizedTensor {
     /// Parts `start..end` of the outermost dimension, sharing storage.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when they are not there; [`KernelError::Unsupported`] for rows of a repacked weight.
+    /// [`KernelError::Shape`] when they do not exist; [`KernelError::Unsupported`] for rows of a
+    /// repacked weight.
     pub fn slice(&self, start: usize, end: usize) -> Result<Self, KernelError> {
         if self.shape.len() == 2 {
             self.by_rows("a part of the rows")?;
@@ -275,8 +283,8 @@ impl QuantizedTensor {
     /// The same rows as a weight of `shape`, sharing storage.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for another K or another number of rows; [`KernelError::Unsupported`] for another N of a
-    /// repacked weight.
+    /// [`KernelError::Shape`] for another K or another number of rows; [`KernelError::Unsupported`]
+    /// for another N of a repacked weight.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
         if shape.get(shape.len().wrapping_sub(2)) != Some(&self.n()) {
             self.by_rows("another number of rows")?;
@@ -302,7 +310,7 @@ impl QuantizedTensor {
         Ok(Self { format: self.format, shape, components, panels: self.panels })
     }
 
-    /// How the values are stored.
+    /// The format.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -312,12 +320,12 @@ impl QuantizedTensor {
         &self.shape
     }
 
-    /// Outputs: the last dimension but one.
+    /// N, the outputs: the last dimension but one.
     pub fn n(&self) -> usize {
         self.shape[self.shape.len() - 2]
     }
 
-    /// Inputs: the last dimension.
+    /// K, the inputs: the last dimension.
     pub fn k(&self) -> usize {
         self.shape[self.shape.len() - 1]
     }
@@ -327,12 +335,13 @@ impl QuantizedTensor {
         self.shape[..self.shape.len() - 1].iter().product()
     }
 
-    /// Where it lives.
+    /// The device whose memory holds it.
     pub fn device(&self) -> &Device {
         self.components[0].device()
     }
 
-    /// The component tensors, in the format's order; on a GPU and after [`Self::to_panels`] in a layout of their own.
+    /// The component tensors, in the format's order; on a GPU and after [`Self::to_panels`]
+    /// repacked.
     pub fn components(&self) -> &[Tensor] {
         &self.components
     }

@@ -1,7 +1,8 @@
 use crate::Cpu;
 use std::ops::Range;
 
-/// How an op that carries state along sequences is cut into independent pieces: a sequence and a block of columns.
+/// How an op that carries state along sequences is cut into independent pieces: a sequence and a
+/// block of columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scan<'a> {
     /// The tokens of each sequence, one after another.
@@ -27,8 +28,8 @@ pub(crate) struct Piece<'r, 'y> {
 }
 
 impl Scan<'_> {
-    /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`; an element of it takes `cost` simple
-    /// operations.
+    /// Calls `f` for each piece that has tokens, on all threads. `y` is `[tokens, width]`; an
+    /// element of it takes `cost` simple operations.
     pub fn run(
         &self,
         cpu: &Cpu,
@@ -41,7 +42,8 @@ impl Scan<'_> {
         self.cut(y, state, |pieces| cpu.for_each_of(work, pieces, f));
     }
 
-    /// As [`Self::run`], with the pieces of a sequence in one call whose blocks have the same `key`.
+    /// As [`Self::run`], with the pieces of a sequence in one call whose blocks have the same
+    /// `key`.
     pub fn run_together(
         &self,
         cpu: &Cpu,

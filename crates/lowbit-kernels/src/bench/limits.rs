@@ -1,4 +1,4 @@
-//! What a device can do at most, measured: the bandwidth of its memory and the rates of its arithmetic.
+//! Measures a device's limits: the bandwidth of its memory and the rates of its arithmetic.
 
 use super::Case;
 use crate::{
@@ -10,7 +10,8 @@ use crate::{
 };
 use std::time::Instant;
 
-/// What a case multiplies. On a GPU all cases are compared with one rate, that of the vendor BLAS in bf16.
+/// The arithmetic of a case. On a GPU all cases are compared with one rate, that of the vendor BLAS
+/// in bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arithmetic {
     /// f32, in fused multiply-adds.
@@ -24,16 +25,20 @@ pub enum Arithmetic {
     Tiles,
 }
 
-/// The device's measured limits. A rate is in additions and multiplications per second, of all threads together.
+/// The device's measured limits. A rate is in additions and multiplications per second, of all
+/// threads together.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Bandwidth of reading memory that is in no cache; on a GPU, of reading and writing in a copy.
     pub bytes_per_second: f64,
-    /// The rate of f32 multiply-adds in registers; on a GPU that of the vendor BLAS in bf16, or infinite without one.
+    /// The rate of f32 multiply-adds in registers; on a GPU that of the vendor BLAS in bf16, or
+    /// infinite without one.
     pub f32_per_second: f64,
-    /// The rate of bf16 products, on a CPU that of its unit for tiles; `None` where the device has none, or where it is not measured.
+    /// The rate of bf16 products, on a CPU that of its unit for tiles; `None` where the device has
+    /// none, or where it is not measured.
     pub bf16_per_second: Option<f64>,
-    /// The rate of int8 dot products; `None` where the device has none, or where it is not measured.
+    /// The rate of int8 dot products; `None` where the device has none, or where it is not
+    /// measured.
     pub int8_per_second: Option<f64>,
 }
 
@@ -77,15 +82,16 @@ impl Limits {
         }
     }
 
-    /// The least time that `case` takes: for moving its bytes or for its arithmetic, whichever is longer.
+    /// The least time that `case` takes: for moving its bytes or for its arithmetic, whichever is
+    /// longer.
     pub fn seconds(&self, case: &Case) -> f64 {
         let moving = case.bytes as f64 / self.bytes_per_second;
         moving.max(case.flops as f64 / self.operations_per_second(case.arithmetic))
     }
 }
 
-/// A function that measures the operations per second of the best dense product on a GPU: infinite where there is nothing
-/// to compare with. The op of dense products registers it.
+/// A function that measures the operations per second of the best dense product on a GPU: infinite
+/// where there is nothing to compare with. The op of dense products registers it.
 #[cfg(feature = "gpu")]
 pub struct DenseProduct(pub fn(&Device) -> Result<f64, KernelError>);
 #[cfg(feature = "gpu")]
@@ -101,7 +107,8 @@ fn vendor_product(device: &Device) -> Result<f64, KernelError> {
 pub(super) fn cold(device: &Device) -> usize {
     match device {
         Device::Cpu(_) => past_caches(),
-        // Several times the largest that GPUs have; as many copies on all of them, so that their figures can be compared.
+        // Several times the largest that GPUs have; as many copies on all of them, so that their
+        // figures can be compared.
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => (4 * gpu.caps().cache).max(400 << 20),
         #[cfg(not(feature = "gpu"))]
@@ -119,8 +126,8 @@ pub fn last_level_cache() -> usize {
     sizes.max().unwrap_or(32 << 20)
 }
 
-/// Bytes of which the last-level cache holds little when they are read over and over: a cache that does not replace the oldest line
-/// first still holds a third of twice its size.
+/// Bytes of which the last-level cache holds little when they are read over and over: a cache that
+/// does not replace the oldest line first still holds a third of twice its size.
 fn past_caches() -> usize {
     let cache = last_level_cache();
     (4 * cache).min((1 << 30).max(2 * cache))
@@ -144,7 +151,8 @@ fn on_all_threads(cpu: &Cpu, rate: fn(Isa) -> f64) -> f64 {
     (0..RUNS).map(run).fold(0.0, f64::max)
 }
 
-/// Bytes per second of all threads reading at the same time, by the best number of streams per thread.
+/// Bytes per second of all threads reading at the same time, by the best number of streams per
+/// thread.
 fn read_bandwidth(cpu: &Cpu) -> f64 {
     let part = (2 * past_caches() / size_of::<f32>()).div_ceil(cpu.threads()).next_multiple_of(1 << 12);
     let memory = vec![1.0f32; part * cpu.threads()];

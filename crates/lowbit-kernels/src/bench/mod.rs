@@ -1,5 +1,5 @@
-//! Benchmarks: each op's folder registers [`Case`]s; [`run`] checks a case's answer against its reference and then
-//! times it on cold weights.
+//! Benchmarks: each op's folder registers [`Case`]s; [`run`] checks a case's answer against its
+//! reference and then times it on cold weights.
 //!
 //! ```ignore
 //! inventory::submit!(bench::Cases(|| vec![Case { op: "rms_norm", .. }]));
@@ -33,10 +33,10 @@ pub struct Case {
     pub bytes: usize,
     /// Additions and multiplications.
     pub flops: usize,
-    /// What they are done in on the CPU.
+    /// The arithmetic that does them on the CPU.
     pub arithmetic: Arithmetic,
-    /// Bytes of the operands that a model reads once per step and so finds in no cache, such as weights; 0 if all
-    /// operands come from the previous op.
+    /// Bytes of the operands that a model reads once per step and so finds in no cache, such as
+    /// weights; 0 if all operands come from the previous op.
     pub cold_bytes: usize,
     /// Makes the operands.
     pub prepare: Prepare,
@@ -78,7 +78,8 @@ impl Prepared {
 }
 
 impl Expected {
-    /// Expects all elements `want`, each within `bound`, with the error of rounding to `dtype` on top.
+    /// Expects all elements `want`, each within `bound`, with the error of rounding to `dtype` on
+    /// top.
     pub(crate) fn all(want: &[f64], dtype: FloatType, bound: impl Fn(usize) -> f64) -> Vec<Self> {
         let expected = |(index, &value): (usize, &f64)| Self {
             index,
@@ -93,7 +94,8 @@ impl Expected {
 pub struct Cases(pub fn() -> Vec<Case>);
 inventory::collect!(Cases);
 
-/// A function that lists an op's cases for GPUs only: their sizes and types would take too long on a CPU.
+/// A function that lists an op's cases for GPUs only: their sizes and types would take too long on
+/// a CPU.
 pub struct GpuCases(pub fn() -> Vec<Case>);
 inventory::collect!(GpuCases);
 
@@ -109,7 +111,8 @@ pub fn scaling_cases(filter: &str) -> Vec<Case> {
     cases
 }
 
-/// All cases for a device like `device` whose description has every word of `filter`, sorted by op and dtype.
+/// All cases for a device like `device` whose description has every word of `filter`, sorted by op
+/// and dtype.
 pub fn cases(filter: &str, device: &Device) -> Vec<Case> {
     let mut cases: Vec<_> = inventory::iter::<Cases>.into_iter().flat_map(|cases| cases.0()).collect();
     if let Device::Gpu(_) = device {
@@ -137,11 +140,12 @@ const TIME: Duration = Duration::from_millis(300);
 /// A case is timed at least this many times.
 const RUNS: usize = 15;
 
-/// Checks `case` on `device`, then times it: the median of many runs, which cycle through the copies of the cold
-/// operands. All copies together exceed the last-level cache.
+/// Checks `case` on `device`, then times it: the median of many runs, which cycle through the
+/// copies of the cold operands. All copies together exceed the last-level cache.
 ///
 /// # Errors
-/// [`KernelError::Value`] when the answer is outside its bound; the errors of preparing and running the case.
+/// [`KernelError::Value`] when the answer is outside its bound; the errors of preparing and running
+/// the case.
 pub fn run(case: &Case, device: &Device, limits: &Limits) -> Result<Row, KernelError> {
     let copies = limits::cold(device).checked_div(case.cold_bytes).map_or(1, |copies| copies + 2);
     let Prepared { mut runs, expected } = (case.prepare)(device, copies)?;

@@ -2,7 +2,8 @@
 
 use lowbit_formats::FloatType;
 
-/// Sizes of a product of cooperative matrices, which the units of a plane compute together: `[m, k]` times `[k, n]`.
+/// Sizes of a product of cooperative matrices, which the units of a plane compute together:
+/// `[m, k]` times `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Matrices {
     pub m: usize,
@@ -19,24 +20,26 @@ pub(crate) struct Caps {
     pub largest_plane: usize,
     /// The most units of a cube.
     pub units: usize,
-    /// Multiprocessors, which run cubes at the same time. Where the device does not say, those of a large GPU, or of a CPU.
+    /// Multiprocessors, which run cubes at the same time. Where the device does not say, those of a
+    /// large GPU, or of a CPU.
     pub multiprocessors: usize,
     /// Bytes that a cube's units can share.
     pub shared_memory: usize,
     /// Bytes of the last-level cache; 0 where the device does not say.
     pub cache: usize,
-    /// Cooperative matrices of f16 whose sums are f32 (Vulkan's `VK_KHR_cooperative_matrix`, Metal's `simdgroup_matrix`), if the
-    /// device reports such.
+    /// Cooperative matrices of f16 whose sums are f32 (Vulkan's `VK_KHR_cooperative_matrix`,
+    /// Metal's `simdgroup_matrix`), if the device reports such.
     pub f16_matrices: Option<Matrices>,
     /// The same of bf16.
     pub bf16_matrices: Option<Matrices>,
-    /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they multiply f16 and bf16.
+    /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they
+    /// multiply f16 and bf16.
     pub tensor_cores: bool,
     /// Whether four planes can multiply matrices together (`wgmma`): Hopper alone.
     pub warp_groups: bool,
     /// Whether a launch may begin before the one before it has ended: kernels then wait themselves.
     pub overlaps: bool,
-    /// Whether the vendor's library of dense products is there.
+    /// True if the vendor BLAS is there.
     pub vendor_blas: bool,
 }
 

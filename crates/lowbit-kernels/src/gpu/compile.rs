@@ -56,8 +56,8 @@ impl CudaDevice {
         Self { capability: 121, ..Self::H100 }.like(capability).expect("a compute capability")
     }
 
-    /// Compute capabilities, and the KiB of shared memory that a cube may ask for there: "Technical specifications per compute
-    /// capability" in the CUDA C++ programming guide 13.0.
+    /// Compute capabilities, and the KiB of shared memory that a cube may ask for there: "Technical
+    /// specifications per compute capability" in the CUDA C++ programming guide 13.0.
     const GENERATIONS: [(u32, usize); 10] = [
         (75, 64),
         (80, 163),
@@ -129,7 +129,8 @@ impl Target {
         &self.caps
     }
 
-    /// Bytes that a bound buffer's start is a multiple of: more than 1 on Metal alone, where wgpu does not take addresses.
+    /// Bytes that a bound buffer's start is a multiple of: more than 1 on Metal alone, where wgpu
+    /// does not take addresses.
     pub fn binding(&self) -> usize {
         self.binding
     }
@@ -164,8 +165,8 @@ impl Target {
         self.properties.hardware.plane_size_min as usize
     }
 
-    /// A kernel's first arguments, for cubes of `units` along x. Kernels guard their own accesses, and index with
-    /// 32 bits.
+    /// A kernel's first arguments, for cubes of `units` along x. Kernels guard their own accesses,
+    /// and index with 32 bits.
     pub fn start(&self, units: u32) -> Start {
         let settings =
             KernelSettings::new(*CubeDim::new_1d(units), ExecutionMode::Unchecked, AddressType::U32);
@@ -224,9 +225,9 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
     Ok(source)
 }
 
-/// CubeCL's source with `__restrict__` at the buffers alone that are read [`early`]. CubeCL has no option for it. What is
-/// restricted and only read is taken for constant as long as the kernel runs, and loaded before it waits. `None` where
-/// pointers are restricted in another way.
+/// CubeCL's source with `__restrict__` at the buffers alone that are read [`early`]. CubeCL has no
+/// option for it. What is restricted and only read is taken for constant as long as the kernel
+/// runs, and loaded before it waits. `None` where pointers are restricted in another way.
 #[cfg(feature = "cuda")]
 fn without_restrict(source: &str) -> Option<String> {
     const RESTRICT: &str = "__restrict__ ";
@@ -243,26 +244,27 @@ fn without_restrict(source: &str) -> Option<String> {
 /// What [`early`] leaves in a kernel's source.
 const EARLY: &str = "// early buffers: ";
 
-/// Lets CUDA's assembler load a kernel's first `count` buffers, up to 9, whenever it likes: those that are read before the
-/// last launch has ended, too, in every launch of the kernel.
+/// Lets CUDA's assembler load a kernel's first `count` buffers, up to 9, whenever it likes: those
+/// that are read before the last launch has ended, too, in every launch of the kernel.
 #[cube]
 pub(crate) fn early(#[comptime] count: usize) {
     gpu_asm!("{early}{count}", early = const EARLY, count = const count, options(nomem));
 }
 
-/// Waits for the end of the launch before, then lets the next launch begin. So all launches but the last have ended when
-/// one begins.
+/// Waits for the end of the launch before, then lets the next launch begin. So all launches but the
+/// last have ended when one begins.
 pub(crate) const OVERLAP: &str = "griddepcontrol.wait; griddepcontrol.launch_dependents;";
 
-/// On Hopper and later, where a launch may begin before the one before it has ended: waits for that end, and lets the next
-/// launch begin. A kernel may read before it only what it says is [read early](super::launch::kernel).
+/// On Hopper and later, where a launch may begin before the one before it has ended: waits for that
+/// end, and lets the next launch begin. A kernel may read before it only what it says is
+/// [read early](super::launch::kernel).
 #[cube]
 pub(crate) fn overlap() {
     gpu_asm!("{both}", both = const OVERLAP);
 }
 
-/// What every kernel begins with that does not wait later: [`overlap`] where there is something to wait for, and on Metal a
-/// block of floats as IEEE 754 has them.
+/// What every kernel begins with that does not wait later: [`overlap`] where there is something to
+/// wait for, and on Metal a block of floats as IEEE 754 has them.
 #[cube]
 pub(crate) fn begin() {
     let properties = comptime::device_properties();
@@ -283,13 +285,14 @@ pub(crate) fn end() {
     }
 }
 
-/// Bytes that wgpu wants a buffer's start to be a multiple of on Metal: `min_storage_buffer_offset_alignment` in wgpu-hal 30.0.1's
-/// `metal/adapter.rs`.
+/// Bytes that wgpu wants a buffer's start to be a multiple of on Metal:
+/// `min_storage_buffer_offset_alignment` in wgpu-hal 30.0.1's `metal/adapter.rs`.
 #[cfg(feature = "metal")]
 pub(crate) const METAL_BINDING: usize = 32;
 
-/// By default Metal's compiler takes all floats for finite, and wgpu 30 has no option for it: the source says otherwise. The
-/// pragma must stand at the start of a block, and CubeCL puts statements of its own at the start of a kernel's.
+/// By default Metal's compiler takes all floats for finite, and wgpu 30 has no option for it: the
+/// source says otherwise. The pragma must stand at the start of a block, and CubeCL puts statements
+/// of its own at the start of a kernel's.
 const SAFE_FLOATS: &str = "floats may be NaN */ {\n#pragma METAL fp math_mode(safe)\n/*";
 const END_OF_BLOCK: &str = "*/ }\n/* of floats that may be NaN";
 
@@ -307,8 +310,8 @@ fn is_metal(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == METAL
 }
 
-/// Whether kernels are compiled for a device whose launches overlap: Hopper or later. That it has a tensor memory accelerator says so: all
-/// devices with one are Hopper or later.
+/// Whether kernels are compiled for a device whose launches overlap: Hopper or later. That it has a
+/// tensor memory accelerator says so: all devices with one are Hopper or later.
 pub(crate) fn overlaps(properties: &DeviceProperties) -> bool {
     properties.features.tma.contains(Tma::Base)
 }
@@ -321,7 +324,8 @@ fn float_kind(dtype: FloatType) -> FloatKind {
     }
 }
 
-/// The largest of the device's cooperative matrices of `dtype` with sums in f32, of those that whole tiles are made of.
+/// The largest of the device's cooperative matrices of `dtype` with sums in f32, of those that
+/// whole tiles are made of.
 fn matrices(properties: &DeviceProperties, dtype: FloatType) -> Option<Matrices> {
     /// What divides the tiles of a plane, and a run.
     const SIZES: [usize; 2] = [8, 16];
@@ -381,7 +385,8 @@ pub(crate) fn spirv(
     Ok(Code { entry, shared: compiled.shared_size, bytes })
 }
 
-/// Code compiled for a device, on disk: one file a kernel, named by its type and compile-time values.
+/// Code compiled for a device, on disk: one file a kernel, named by its type and compile-time
+/// values.
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 #[derive(Debug)]
 pub(crate) struct DiskCache {
@@ -400,7 +405,8 @@ pub(crate) struct Code {
 
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 impl DiskCache {
-    /// A cache in `folder` for code of this build for one `architecture`, in files with this extension.
+    /// A cache in `folder` for code of this build for one `architecture`, in files with this
+    /// extension.
     pub fn new(folder: &std::path::Path, architecture: &str, extension: &'static str) -> Self {
         Self { folder: folder.join(format!("{}-{architecture}", env!("LOWBIT_KERNELS"))), extension }
     }
@@ -411,8 +417,8 @@ impl DiskCache {
         let mut lines = file.splitn(5, |&byte| byte == b'\n');
         let mut line = || lines.next();
         let (stored, entry, shared, digest, bytes) = (line()?, line()?, line()?, line()?, line()?);
-        // Names are cut to a hash in the file's name. A file that was not on the disk when the machine went down has its
-        // length at best.
+        // Names are cut to a hash in the file's name. A file that was not on the disk when the
+        // machine went down has its length at best.
         if stored != name.as_bytes() || digest != hash(bytes).as_bytes() {
             return None;
         }

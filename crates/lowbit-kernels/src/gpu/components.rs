@@ -5,8 +5,8 @@ use crate::{KernelError, QuantizedTensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The component tensors of a weight that was repacked for GPUs, see [`layout`](super::layout). A layout without scales or
-/// biases does not read them.
+/// The component tensors of a weight that was repacked for GPUs, see [`layout`](super::layout). A
+/// layout without scales or biases does not read them.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 pub(crate) struct Components<S: Int, B: Int, V: Size> {
     pub codes: Box<[Vector<u32, V>]>,
@@ -15,7 +15,8 @@ pub(crate) struct Components<S: Int, B: Int, V: Size> {
 }
 
 impl QuantizedTensor {
-    /// The component tensors as an argument of a launch. The codes' buffer stands for those that the layout has not.
+    /// The component tensors as an argument of a launch. The codes' buffer stands for those that
+    /// the layout has not.
     pub(crate) fn buffers(&self) -> Result<ComponentsArgs<'_>, KernelError> {
         let components = self.components();
         let codes = components[0].buffer()?;

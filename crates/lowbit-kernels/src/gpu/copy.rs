@@ -14,7 +14,8 @@ use lowbit_formats::FloatType;
 /// Units of a cube of kernels that work on each element alone.
 pub(crate) const UNITS: usize = 256;
 
-/// Cubes of [`UNITS`] that go through `len` elements together, each unit stepping over what all take at once.
+/// Cubes of [`UNITS`] that go through `len` elements together, each unit stepping over what all
+/// take at once.
 pub(crate) fn cubes(len: usize) -> [u32; 3] {
     [len.div_ceil(UNITS).clamp(1, CUBES) as u32, 1, 1]
 }
@@ -156,8 +157,8 @@ impl Gpu {
         unsafe { self.launch(CopyFill::kernel(self.target(), UNITS), cubes(words), arguments) }
     }
 
-    /// The bandwidth of copies by a kernel, in bytes read and written a second: several at a time, since the host's clock may
-    /// be all that there is.
+    /// The bandwidth of copies by a kernel, in bytes read and written a second: several at a time,
+    /// since the host's clock may be all that there is.
     pub(super) fn kernel_copy_bandwidth(&self) -> Result<f64, KernelError> {
         const AT_A_TIME: usize = 16;
         // More than caches hold. A program for the processor takes long for as much.

@@ -8,9 +8,10 @@ use cubecl_core::prelude::*;
 use half::f16;
 use lowbit_formats::FloatType;
 
-/// `2^23` as f32: from there on, the last place of the mantissa is 1, so that an integer of 23 bits can be put there.
-/// Kernels take it as an argument: CUDA's compiler folds a literal into its three-way logic, and then loads the code's
-/// mask again for every value (a tenth of a mat-vec's time on an H200).
+/// `2^23` as f32: from there on, the last place of the mantissa is 1, so that an integer of 23 bits
+/// can be put there. Kernels take it as an argument: CUDA's compiler folds a literal into its
+/// three-way logic, and then loads the code's mask again for every value (a tenth of a mat-vec's
+/// time on an H200).
 pub(crate) const INTEGERS: u32 = 0x4B00_0000;
 
 /// The bits that code `i` is shifted by when [`code`] gives it: it gives `2^shift` times the value.
@@ -29,8 +30,8 @@ pub(crate) fn unshift(layout: Layout, i: usize) -> f32 {
     1.0 / (1u32 << shift(layout, i)) as f32
 }
 
-/// What [`code`]'s values must be multiplied with, beside [`unshift`], to be the format's: as f16, e2m1's exponent of 2 bits lies 14
-/// lower.
+/// What [`code`]'s values must be multiplied with, beside [`unshift`], to be the format's: as f16,
+/// e2m1's exponent of 2 bits lies 14 lower.
 pub(crate) fn code_factor(layout: Layout) -> f32 {
     if layout.codes == Codes::E2M1 { 16384.0 } else { 1.0 }
 }
@@ -112,8 +113,8 @@ pub(crate) fn field(
     }
 }
 
-/// The value of code `i` of the run whose words start at `first`, times `2^shift / factor`, without its scale.
-/// `integers` is [`INTEGERS`].
+/// The value of code `i` of the run whose words start at `first`, times `2^shift / factor`, without
+/// its scale. `integers` is [`INTEGERS`].
 #[cube]
 pub(crate) fn code(
     words: &Array<u32>,
@@ -208,8 +209,8 @@ pub(crate) fn scale<S: Int, B: Int>(
     }
 }
 
-/// The scale of group `group` of a run whose elements of the scales and the biases are these: half of one of e8m0 that is never infinite,
-/// for which [`factor`] makes up.
+/// The scale of group `group` of a run whose elements of the scales and the biases are these: half
+/// of one of e8m0 that is never infinite, for which [`factor`] makes up.
 #[cube]
 pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
     match comptime!(layout.scales) {

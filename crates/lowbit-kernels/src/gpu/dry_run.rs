@@ -1,6 +1,6 @@
-//! A GPU that launches nothing: it keeps a list of the kernels that ops ask it for. A model that was loaded on it and run once names
-//! all kernels that it needs, which are then compiled on all cores before the model runs on the GPU itself. Its memory holds nothing,
-//! and what is read from it is zeros.
+//! A GPU that launches nothing: it lists the kernels that ops ask for. A model that is loaded and
+//! run on it once thereby lists all kernels that it needs, which are then compiled on all cores
+//! before the model runs on the GPU itself. It has no memory: all data read from it is zeros.
 
 #![allow(unsafe_code)] // The driver's interface.
 
@@ -21,7 +21,7 @@ pub struct DryRun(Arc<Recorder>);
 /// The driver of [`DryRun::device`].
 #[derive(Debug)]
 struct Recorder {
-    /// Whose kernels it lists.
+    /// The GPU whose kernels it lists.
     gpu: Listed,
     needed: Mutex<Needed>,
 }
@@ -30,7 +30,7 @@ struct Recorder {
 #[derive(Debug)]
 enum Listed {
     Here(Gpu),
-    /// One of NVIDIA's that need not be there, with its maker's library.
+    /// An NVIDIA GPU that need not exist on this machine, with the vendor BLAS.
     #[cfg(feature = "cuda")]
     Cuda(Target),
 }
@@ -63,18 +63,20 @@ impl std::fmt::Debug for Needed {
 struct Nothing;
 
 impl Gpu {
-    /// A device like this one for which ops record the kernels that they need, and nothing else: it takes no memory, launches nothing,
-    /// and whatever is read from it is zeros. Weights that are moved to it are not read.
+    /// A device like this one on which ops only record the kernels that they need: it takes no
+    /// memory, launches nothing, and all data read from it is zeros. Weights that are moved to it
+    /// are not read.
     pub fn dry_run(&self) -> DryRun {
         DryRun(Arc::new(Recorder { gpu: Listed::Here(self.clone()), needed: Mutex::default() }))
     }
 
-    /// Whether this is the device of a [`DryRun`].
+    /// True for the device of a [`DryRun`].
     pub fn is_dry_run(&self) -> bool {
         self.0.is_dry_run()
     }
 
-    /// How many kernels were compiled on this device until now. Those that were found on the disk do not count.
+    /// The number of kernels that were compiled on this device so far. Kernels found on the disk do
+    /// not count.
     #[doc(hidden)]
     pub fn compilations(&self) -> usize {
         self.0.compilations()
@@ -82,10 +84,11 @@ impl Gpu {
 }
 
 impl DryRun {
-    /// That of an NVIDIA GPU of this compute capability, as in 90, which need not be there.
+    /// The dry run of an NVIDIA GPU of this compute capability, as in 90, which need not exist on
+    /// this machine.
     ///
     /// # Panics
-    /// When there is no such capability.
+    /// For an unknown capability.
     #[cfg(feature = "cuda")]
     #[doc(hidden)]
     pub fn of_cuda(capability: u32) -> Self {
@@ -99,20 +102,20 @@ impl DryRun {
         lock(&self.0.needed).kernels.iter().map(|needed| needed.kernel.id().to_string()).collect()
     }
 
-    /// What the work to come is called with.
+    /// The device on which the work runs.
     pub fn device(&self) -> Device {
         Device::Gpu(Gpu(self.0.clone()))
     }
 
-    /// Compiles those of the recorded kernels that neither the process nor its cache on the disk has, several at a time where the
-    /// device's compiler can. `progress` is told how many of how many are done, first of none; where there is nothing to compile it is
-    /// not called.
+    /// Compiles the recorded kernels that are neither in the process nor in its cache on the disk,
+    /// several at a time if the device's compiler can. `progress` is called with the number of
+    /// kernels done, from 0 on, and of all; it is not called if there is nothing to compile.
     ///
-    /// Kernels of a device that is not there are not compiled.
+    /// Kernels of a device that does not exist on this machine are not compiled.
     ///
     /// # Errors
-    /// [`KernelError::Kernel`] for a kernel that does not compile, [`KernelError::Gpu`] when the device fails; the other kernels that
-    /// were begun are finished.
+    /// [`KernelError::Kernel`] for a kernel that does not compile, [`KernelError::Gpu`] when the
+    /// device fails; the other kernels that were begun are finished.
     pub fn compile(self, mut progress: impl FnMut(usize, usize)) -> Result<(), KernelError> {
         let Some(driver) = self.0.gpu.driver() else { return Ok(()) };
         let mut missing = std::mem::take(&mut lock(&self.0.needed).kernels);

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 /// A GPU and its queue. Clones share them.
 ///
-/// Ops record their dispatches in order; the driver submits them together, at the latest when something is read.
+/// Ops record their dispatches in order; the driver submits them together, at the latest when
+/// something is read.
 #[derive(Clone, Debug)]
 pub struct Gpu(pub(super) Arc<dyn Driver>);
 
-/// A range of device memory, freed when no tensor has it and no captured pass uses it. Clones share it. Only the
-/// driver that made it can use it.
+/// A range of device memory, freed when no tensor has it and no captured pass uses it. Clones share
+/// it. Only the driver that made it can use it.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory {
     range: Range,
@@ -102,11 +103,12 @@ pub(crate) enum Form {
     Rows,
     /// `y[m, n] = sum over k of x[m, k] * weight[k, n]`
     Columns,
-    /// `y[m, n] = sum over k of x[k, m] * weight[k, n]`, with so many elements from a row of x to the next.
+    /// `y[m, n] = sum over k of x[k, m] * weight[k, n]`, with so many elements from a row of x to
+    /// the next.
     Outer(usize),
 }
 
-/// Dense products for the maker's library, which sums in f32.
+/// Dense products for the vendor BLAS, which sums in f32.
 pub(crate) struct Dense<'a> {
     pub form: Form,
     /// How many products, the operands of each behind those of the one before.
@@ -144,12 +146,14 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
         self.write(&memory, 0, bytes)?;
         Ok(memory)
     }
-    /// Writes `bytes` over what `memory` holds from byte `start` on, once all that was recorded is done.
+    /// Writes `bytes` over what `memory` holds from byte `start` on, once all that was recorded is
+    /// done.
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError>;
-    /// Asks for the word at byte `start` as it is when all that was recorded is done. What is recorded after that does
-    /// not wait for the host to have it, where the driver has such reads; the others wait here.
+    /// Asks for the word at byte `start` as it is when all that was recorded is done. What is
+    /// recorded after that does not wait for the host to have it, where the driver has such reads;
+    /// the others wait here.
     fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
         let mut word = [0; 4];
         self.download(memory, start, &mut word)?;
@@ -158,10 +162,12 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     /// Records a launch.
     ///
     /// # Safety
-    /// Buffers and scalars are the kernel's, in its order, and with them it stays within its buffers.
+    /// Buffers and scalars are the kernel's, in its order, and with them it stays within its
+    /// buffers.
     #[allow(unsafe_code)]
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
-    /// Whether launching the kernel compiles nothing, because this process or its cache on the disk has the code.
+    /// Whether launching the kernel compiles nothing, because this process or its cache on the disk
+    /// has the code.
     fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool;
     /// Compiles a kernel, so that launching it need not. Called from several threads.
     fn compile(&self, kernel: Unlaunched) -> Result<(), KernelError>;
@@ -190,16 +196,16 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError>;
     /// The device's time for what `work` records.
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
-    /// The bandwidth of the driver's own copies within the device's memory, in bytes read and written a second; `None` where it has
-    /// none that are timed.
+    /// The bandwidth of the driver's own copies within the device's memory, in bytes read and
+    /// written a second; `None` where it has none that are timed.
     fn copy_bandwidth(&self) -> Result<Option<f64>, KernelError> {
         Ok(None)
     }
-    /// Bytes of memory that the device has, where its maker says.
+    /// The device's total memory in bytes, if its interface tells.
     fn total_memory(&self) -> Option<usize> {
         None
     }
-    /// The maker's library of dense products, where one was found when the device was opened.
+    /// The vendor BLAS, if one was found when the device was opened.
     fn library(&self) -> Option<&'static str> {
         None
     }
@@ -213,7 +219,7 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn address(&self, (_memory, _start): (&Memory, usize)) -> Result<u64, KernelError> {
         Err(KernelError::Unsupported { op: "cuda_ptr", device: self.name() })
     }
-    /// Records a dense product by the library.
+    /// Records a dense product by the vendor BLAS.
     fn multiply(&self, _: Dense<'_>) -> Result<(), KernelError> {
         Err(KernelError::Unsupported { op: "matmul by a library", device: self.name() })
     }
@@ -238,8 +244,8 @@ pub(crate) trait Replay: std::fmt::Debug + Send + Sync {
     fn replay(&self) -> Result<(), KernelError>;
 }
 
-/// The launches of a pass, captured once: a replay costs the host one call. What they read and wrote when captured is
-/// what a replay reads and writes; the pass keeps that memory alive.
+/// The launches of a pass, captured once: a replay costs the host one call. What they read and
+/// wrote when captured is what a replay reads and writes; the pass keeps that memory alive.
 #[derive(Clone, Debug)]
 pub struct Pass {
     launches: Arc<dyn Replay>,
@@ -263,7 +269,8 @@ impl Pass {
         self.launches.replay()
     }
 
-    /// Whether the pass reads or writes this tensor's memory, and no other tensor sees what it writes there.
+    /// Whether the pass reads or writes this tensor's memory, and no other tensor sees what it
+    /// writes there.
     pub fn uses(&self, tensor: &Tensor) -> bool {
         let Ok((memory, _)) = tensor.memory() else { return false };
         !memory.is_shared() && self.memory.binary_search_by_key(&memory.address(), address).is_ok()
@@ -271,8 +278,8 @@ impl Pass {
 }
 
 impl Gpu {
-    /// Runs `work` twice, first to compile its kernels and fill the memory pool, then to capture what it records.
-    /// `work` must only record: reading a result inside it is refused.
+    /// Runs `work` twice, first to compile its kernels and fill the memory pool, then to capture
+    /// what it records. `work` must only record: reading a result inside it is refused.
     ///
     /// # Errors
     /// What `work` gives; [`KernelError::Gpu`] when it does what cannot be captured.
@@ -307,12 +314,12 @@ impl Gpu {
         }
     }
 
-    /// Bytes of memory that the device has, whoever uses it; `None` where the interface does not tell.
+    /// The device's total memory in bytes; `None` if its interface does not tell.
     pub fn total_memory(&self) -> Option<usize> {
         self.0.total_memory()
     }
 
-    /// The maker's library of dense products that large products go through, if one was found when the device was
+    /// The vendor BLAS, which multiplies large products, if one was found when the device was
     /// opened.
     pub fn library(&self) -> Option<&'static str> {
         self.0.library()
@@ -340,7 +347,8 @@ impl Gpu {
         self.0.product()
     }
 
-    /// Whether it is no GPU, but a program that does its work on the processor, such as Mesa's lavapipe.
+    /// Whether it is no GPU, but a program that does its work on the processor, such as Mesa's
+    /// lavapipe.
     pub fn is_software(&self) -> bool {
         self.0.is_software()
     }

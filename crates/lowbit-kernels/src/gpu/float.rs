@@ -1,5 +1,5 @@
-//! Floats in kernels. Buffers hold them as unsigned integers of their size, because not every device stores f16 and
-//! bf16; registers hold f32.
+//! Floats in kernels. Buffers hold them as unsigned integers of their size, because not every
+//! device stores f16 and bf16; registers hold f32.
 
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
@@ -32,7 +32,8 @@ pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
     }
 }
 
-/// f32 rounded to nearest, ties to even, as an `E` of 16 bits, which is `float`. How Vulkan converts to bf16 is the driver's choice.
+/// f32 rounded to nearest, ties to even, as an `E` of 16 bits, which is `float`. How Vulkan
+/// converts to bf16 is the driver's choice.
 #[cube]
 pub(crate) fn rounded<E: Float>(x: f32, #[comptime] float: FloatType) -> E {
     if comptime!(float == FloatType::BF16) {
@@ -85,8 +86,8 @@ pub(crate) fn pack<S: Int, V: Size>(
     vector
 }
 
-/// Evaluates `$body` with the type `$storage` standing for the unsigned integer that a buffer holds a [`FloatType`]
-/// in.
+/// Evaluates `$body` with the type `$storage` standing for the unsigned integer that a buffer holds
+/// a [`FloatType`] in.
 macro_rules! with_storage {
     ($float:expr, $storage:ident => $body:expr) => {
         match $float {

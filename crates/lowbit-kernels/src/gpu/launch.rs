@@ -1,5 +1,5 @@
-//! Typed launches. `#[kernel]` makes a struct of a kernel's signature, with one named field per argument; launching binds
-//! its fields in the signature's order.
+//! Typed launches. `#[kernel]` makes a struct of a kernel's signature, with one named field per
+//! argument; launching binds its fields in the signature's order.
 
 use super::copy::Columns;
 use super::encoder::Dispatch;
@@ -132,13 +132,15 @@ impl Unbound for BufferCompilationArg {
 }
 
 impl Gpu {
-    /// Records a launch of `kernel` in cubes (CUDA's blocks, Vulkan's workgroups) along x, y and z. A tensor that starts where
-    /// the device binds no buffer ([`Target::binding`](super::compile::Target::binding)) is copied, and copied back if the kernel
-    /// writes it.
+    /// Records a launch of `kernel` in cubes (CUDA's blocks, Vulkan's workgroups) along x, y and z.
+    /// A tensor that starts where the device binds no buffer
+    /// ([`Target::binding`](super::compile::Target::binding)) is copied, and copied back if the
+    /// kernel writes it.
     ///
     /// # Safety
-    /// Kernels do not check what they index: with these cubes, sizes and compile-time values the kernel must stay within
-    /// its buffers. What tensors hold (ids, positions, offsets) may be anything: kernels check that themselves.
+    /// Kernels do not check what they index: with these cubes, sizes and compile-time values the
+    /// kernel must stay within its buffers. What tensors hold (ids, positions, offsets) may be
+    /// anything: kernels check that themselves.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn launch<'a, A: Arguments<'a>>(
         &self,

@@ -1,5 +1,5 @@
-//! How weights lie on a GPU. Every format is repacked at upload into the same three components, so that kernels know one
-//! way to load:
+//! How weights lie on a GPU. Every format is repacked at upload into the same three components, so
+//! that kernels know one way to load:
 //!
 //! ```text
 //! codes   u32 [N, K/32 * bits]  each row one stream of codes, least significant bit first, as MLX affine has it
@@ -7,9 +7,10 @@
 //! biases  [N, ..]               what is added to a group; or, in superblocks, the scale of the scales
 //! ```
 //!
-//! MLX's formats lie so already and are uploaded as they are. GGML's blocks are taken apart: their 18, 34 or 210 bytes
-//! keep a GPU from loading 16 aligned bytes per unit. What a block's bits mean, `lowbit-formats` says ([`Unpacked`]); here
-//! stands where they go. Rows are padded with zeros to whole runs of [`RUN`].
+//! MLX's formats lie so already and are uploaded as they are. GGML's blocks are taken apart: their
+//! 18, 34 or 210 bytes keep a GPU from loading 16 aligned bytes per unit. What a block's bits mean,
+//! `lowbit-formats` says ([`Unpacked`]); here stands where they go. Rows are padded with zeros to
+//! whole runs of [`RUN`].
 
 use lowbit_formats::{BlockScales, Format, Parts, Scheme, Unpacked};
 pub(crate) use lowbit_formats::{Codes, Scales};
@@ -156,8 +157,8 @@ impl Repack {
         }
     }
 
-    /// One block's elements of the scales and biases, as [`super::decode::scale_of`] and [`super::decode::bias_of`] read
-    /// them.
+    /// One block's elements of the scales and biases, as [`super::decode::scale_of`] and
+    /// [`super::decode::bias_of`] read them.
     fn push_scales(&self, block: &BlockScales, scales: &mut Vec<u8>, biases: &mut Vec<u8>) {
         let BlockScales { scale, min, sub_scales, sub_minima } = block;
         match self.layout.scales {
@@ -189,7 +190,8 @@ impl Repack {
     }
 }
 
-/// Evaluates `$body` with the types `$s` and `$b` standing for the elements of a layout's scales and biases.
+/// Evaluates `$body` with the types `$s` and `$b` standing for the elements of a layout's scales
+/// and biases.
 macro_rules! with_components {
     ($layout:expr, $s:ident, $b:ident => $body:expr) => {{
         macro_rules! with {
@@ -215,7 +217,8 @@ mod tests {
     use super::*;
     use lowbit_formats::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, Minifloat};
 
-    /// Value `i` of a row, read from the row's components as kernels do, but with a host's arithmetic.
+    /// Value `i` of a row, read from the row's components as kernels do, but with a host's
+    /// arithmetic.
     fn value(layout: Layout, [codes, scales, biases]: [&[u8]; 3], i: usize) -> f32 {
         let bit = |b: usize| u32::from(codes[b / 8] >> (b % 8) & 1);
         let code = (0..layout.bits).map(|b| bit(i * layout.bits + b) << b).sum::<u32>();
@@ -260,7 +263,8 @@ mod tests {
         floats.into_iter().flat_map(|float| Format::all().map(move |format| format.with_float(float)))
     }
 
-    /// Of random bytes, so that every bit of a block counts. nvfp4's and plain floats' rows are no whole runs.
+    /// Of random bytes, so that every bit of a block counts. nvfp4's and plain floats' rows are no
+    /// whole runs.
     #[test]
     fn repacked_weights_decode_as_their_formats_do() {
         for format in formats() {

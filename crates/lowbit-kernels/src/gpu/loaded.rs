@@ -1,4 +1,5 @@
-//! Runs of a weight that a unit has loaded and not yet decoded, so that loads are under way while it multiplies others.
+//! Runs of a weight that a unit has loaded and not yet decoded, so that loads are under way while
+//! it multiplies others.
 
 use super::components::Components;
 use super::decode::{bias_of, code, factor, load, scale_of, unshift};
@@ -88,7 +89,8 @@ pub(crate) fn fetch<S: Int, B: Int, V: Size>(
     }
 }
 
-/// What multiplies group `group` of the run in place `place`, and what is added to it: 0 where the layout adds nothing.
+/// What multiplies group `group` of the run in place `place`, and what is added to it: 0 where the
+/// layout adds nothing.
 #[cube]
 pub(crate) fn scaling<S: Int, B: Int>(
     loaded: &Loaded<S, B>,

@@ -1,4 +1,5 @@
-//! What kernels on cooperative matrices share: operands of 16 bits come to shared memory in vectors, and planes multiply them there.
+//! What kernels on cooperative matrices share: operands of 16 bits come to shared memory in
+//! vectors, and planes multiply them there.
 
 use super::caps::Matrices;
 use cubecl_core as cubecl;
@@ -32,7 +33,8 @@ pub(crate) fn all_zeros(#[comptime] count: usize, #[comptime] matrices: Matrices
     sums
 }
 
-/// Writes 16 bytes of a buffer, eight elements, to two vectors of shared memory from vector `at` on: zeros, if they are not there.
+/// Writes 16 bytes of a buffer, eight elements, to two vectors of shared memory from vector `at`
+/// on: zeros, if they are not there.
 #[cube]
 pub(crate) fn put<E: Float>(
     words: Vector<u32, Const<4>>,

@@ -1,5 +1,5 @@
-//! GPUs: kernels are written once, in CubeCL, and launched through an encoder over three drivers. Nothing here
-//! names an op.
+//! GPUs: kernels are written once, in CubeCL, and launched through an encoder over three drivers.
+//! Nothing here names an op.
 //!
 //! | file | holds |
 //! |---|---|
@@ -90,7 +90,8 @@ pub(crate) fn start_threads() -> Result<(), crate::KernelError> {
     }
 }
 
-/// A GPU and its queue. This build has none: the features `cuda`, `vulkan` and `metal` compile them in.
+/// A GPU and its queue. This build has none: the features `cuda`, `vulkan` and `metal` compile them
+/// in.
 #[cfg(not(feature = "gpu"))]
 #[derive(Clone, Debug)]
 pub enum Gpu {}

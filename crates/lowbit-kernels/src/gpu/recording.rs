@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 /// What the launches of a running capture use, which the pass must keep alive.
 ///
-/// Were each intermediate given a range of its own, a pass would need more memory than the same launches outside, and on Metal
-/// cubecl-wgpu's pool cannot grow while a pass is recorded. So the capture reuses its own ranges, as a pool does outside. The launches
-/// run in the order in which they were recorded, in a replay too.
+/// Were each intermediate given a range of its own, a pass would need more memory than the same
+/// launches outside, and on Metal cubecl-wgpu's pool cannot grow while a pass is recorded. So the
+/// capture reuses its own ranges, as a pool does outside. The launches run in the order in which
+/// they were recorded, in a replay too.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
     /// What the capture allocated, with its size in bytes.
@@ -37,7 +38,8 @@ impl Recording {
         }
     }
 
-    /// The sizes of what the warm-up allocated and tensors still have: the recording needs as much again.
+    /// The sizes of what the warm-up allocated and tensors still have: the recording needs as much
+    /// again.
     #[cfg(feature = "metal")]
     pub fn kept(&self) -> Vec<usize> {
         self.own.iter().filter(|(_, range)| !is_free(range)).map(|(bytes, _)| *bytes).collect()

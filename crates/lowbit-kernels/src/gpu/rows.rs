@@ -1,10 +1,11 @@
-//! Rows whose elements belong together, as in norms: how many units share a row, which vectors of it each unit loads,
-//! and how the units' values are reduced to one.
+//! Rows whose elements belong together, as in norms: how many units share a row, which vectors of
+//! it each unit loads, and how the units' values are reduced to one.
 //!
-//! [`Rows`] is chosen on the host and compiled into the kernel: a row gets a whole cube, or one of the planes of a
-//! cube. The units of a row are its lanes: lane `i` of `n` takes vectors `i`, `i + n`, `i + 2 n`, and so on. Where
-//! planes have one size, the order of every sum follows from [`Rows`] alone, so results are the same in every launch;
-//! change it and they change in their last bits.
+//! [`Rows`] is chosen on the host and compiled into the kernel: a row gets a whole cube, or one of
+//! the planes of a cube. The units of a row are its lanes: lane `i` of `n` takes vectors `i`,
+//! `i + n`, `i + 2 n`, and so on. Where planes have one size, the order of every sum follows from
+//! [`Rows`] alone, so results are the same in every launch; change it and they change in their last
+//! bits.
 
 use super::CUBES;
 use super::compile::Target;
@@ -35,8 +36,8 @@ pub(crate) struct Rows {
     pub rows: usize,
     /// Elements of a vector.
     pub vector: usize,
-    /// Whether no unit has more than one vector of a row: it then keeps it in registers between two passes over the
-    /// row.
+    /// Whether no unit has more than one vector of a row: it then keeps it in registers between two
+    /// passes over the row.
     pub preloads: bool,
 }
 
@@ -79,14 +80,14 @@ impl Rows {
     }
 }
 
-/// At least `count` cubes, in two dimensions that every device can launch. `CUBE_POS` numbers them from 0; kernels must
-/// ignore those from `count` on.
+/// At least `count` cubes, in two dimensions that every device can launch. `CUBE_POS` numbers them
+/// from 0; kernels must ignore those from `count` on.
 pub(crate) fn cubes(count: usize) -> [u32; 3] {
     [count.clamp(1, CUBES) as u32, count.div_ceil(CUBES).max(1) as u32, 1]
 }
 
-/// The length of the vectors in which rows of `width` elements can be loaded from all `tensors`: at most `most`, and at
-/// most 16 bytes of the narrowest element type.
+/// The length of the vectors in which rows of `width` elements can be loaded from all `tensors`: at
+/// most `most`, and at most 16 bytes of the narrowest element type.
 pub(crate) fn vector(target: &Target, most: usize, width: usize, tensors: &[&Tensor]) -> usize {
     let fits = |vector: usize| {
         let aligned = |tensor: &&Tensor| {
@@ -121,9 +122,9 @@ pub(crate) fn lanes_per_row(rows: Rows) -> usize {
     rows.units / rows.rows
 }
 
-/// Loads this unit's one vector of a row of x, if units have no more ([`Rows::preloads`]), so that the load overlaps
-/// with what comes before its first use. Zeros otherwise: [`preloaded_or_load`] then loads at each use. The row has
-/// `end` vectors from vector `first` of x on.
+/// Loads this unit's one vector of a row of x, if units have no more ([`Rows::preloads`]), so that
+/// the load overlaps with what comes before its first use. Zeros otherwise: [`preloaded_or_load`]
+/// then loads at each use. The row has `end` vectors from vector `first` of x on.
 #[allow(clippy::collapsible_if)] // The outer one is decided when the kernel is compiled.
 #[cube]
 pub(crate) fn preload<X: Int, V: Size>(
@@ -152,9 +153,9 @@ pub(crate) fn preloaded_or_load<X: Int, V: Size>(
     if comptime!(rows.preloads) { preloaded } else { x[i] }
 }
 
-/// The sum of the squares of a row of x, for all units that share it. The row has `end` vectors from vector `first`
-/// of x on; `preloaded` is what [`preload()`] gave for it. Every unit of the cube must call this, those past the last
-/// row with an `end` of 0.
+/// The sum of the squares of a row of x, for all units that share it. The row has `end` vectors
+/// from vector `first` of x on; `preloaded` is what [`preload()`] gave for it. Every unit of the
+/// cube must call this, those past the last row with an `end` of 0.
 #[cube]
 pub(crate) fn sum_of_squares<X: Int, V: Size>(
     preloaded: Vector<X, V>,
@@ -273,7 +274,8 @@ impl Reduce<u32> for Minimum {
     }
 }
 
-/// Reduces the `x` of all units that share a row, for all of them. Every unit of the cube must call this.
+/// Reduces the `x` of all units that share a row, for all of them. Every unit of the cube must call
+/// this.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] rows: Rows) -> T {
@@ -295,7 +297,8 @@ pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] rows: Rows) -> 
                 all = R::combine(all, partial[i]);
             }
         } else {
-            // A cube has no more planes than a plane has units: each plane reduces the results of all planes.
+            // A cube has no more planes than a plane has units: each plane reduces the results of
+            // all planes.
             let planes = comptime!(rows.units / rows.plane);
             let lane = unit % plane;
             all = select(lane < planes, partial[min(lane, planes - 1)], R::identity());
@@ -307,14 +310,15 @@ pub(crate) fn reduce<T: Numeric, R: Reduce<T>>(x: T, #[comptime] rows: Rows) -> 
     }
 }
 
-/// Reduces the `x` of `plane` neighbouring units, for all of them: of a plane, or of an aligned part of one. 0 stands
-/// for a plane whose size differs from launch to launch.
+/// Reduces the `x` of `plane` neighbouring units, for all of them: of a plane, or of an aligned
+/// part of one. 0 stands for a plane whose size differs from launch to launch.
 #[cube]
 pub(crate) fn reduce_plane<T: Numeric, R: Reduce<T>>(x: T, #[comptime] plane: usize) -> T {
     if comptime!(plane == 0) {
         R::plane(x)
     } else {
-        // CubeCL's `plane_sum` would be a loop over the plane's size, which CUDA asks for at run time.
+        // CubeCL's `plane_sum` would be a loop over the plane's size, which CUDA asks for at run
+        // time.
         let mut x = x;
         #[unroll]
         for i in 0..comptime!(plane.ilog2()) {

@@ -1,10 +1,11 @@
-//! Which tokens belong to which of several sequences, computed in kernels from the offsets `cu_seqlens` on the
-//! device: a captured pass may replay with other lengths.
+//! Which tokens belong to which of several sequences, computed in kernels from the offsets
+//! `cu_seqlens` on the device: a captured pass may replay with other lengths.
 //!
-//! Sequence `s` is tokens `offsets[s]..offsets[s + 1]`. It is cut into pieces of `size` tokens, the last one shorter.
-//! Piece `i` of sequence `s` has slot `offsets[s] / size + s + i`: no two pieces share a slot, and
-//! `tokens / size + sequences` slots are enough whatever the offsets are. So the host can launch work for every slot
-//! without knowing the lengths. Offsets may be wrong: all functions here stay within `tokens` even then.
+//! Sequence `s` is tokens `offsets[s]..offsets[s + 1]`. It is cut into pieces of `size` tokens, the
+//! last one shorter. Piece `i` of sequence `s` has slot `offsets[s] / size + s + i`: no two pieces
+//! share a slot, and `tokens / size + sequences` slots are enough whatever the offsets are. So the
+//! host can launch work for every slot without knowing the lengths. Offsets may be wrong: all
+//! functions here stay within `tokens` even then.
 
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;

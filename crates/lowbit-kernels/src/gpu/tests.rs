@@ -1,4 +1,5 @@
-//! Every kernel, compiled for every language without a device: one that no longer compiles fails here by name.
+//! Every kernel, compiled for every language without a device: one that no longer compiles fails
+//! here by name.
 
 #[cfg(feature = "vulkan")]
 use super::caps::Matrices;
@@ -25,8 +26,8 @@ use std::sync::Mutex;
 #[cfg(feature = "vulkan")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of Python's packages, and with
-/// the kernels of the compute capability `LOWBIT_CUDA_ARCH`, as in 80.
+/// CUDA as tests use it: with the compiler and headers in `CUDA_HOME`, a toolkit or a folder of
+/// Python's packages, and with the kernels of the compute capability `LOWBIT_CUDA_ARCH`, as in 80.
 #[cfg(feature = "cuda")]
 pub(crate) fn options() -> super::CudaOptions {
     let architecture = std::env::var("LOWBIT_CUDA_ARCH").ok();
@@ -47,8 +48,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels
 }
 
-/// Compiles all kernels for `target`, each with its place in the list, and fails with the names of those that `compile`
-/// refuses.
+/// Compiles all kernels for `target`, each with its place in the list, and fails with the names of
+/// those that `compile` refuses.
 fn all(target: &Target, compile: impl Fn(usize, &dyn CubeKernel) -> Result<(), KernelError> + Sync) {
     let kernels = kernels(target);
     let refusals: Vec<String> = kernels
@@ -76,7 +77,8 @@ fn every_kernel_compiles_to_msl() {
     });
 }
 
-/// SPIR-V for a device that promises no more than Vulkan 1.3 does, with the shared memory that CubeCL lays out.
+/// SPIR-V for a device that promises no more than Vulkan 1.3 does, with the shared memory that
+/// CubeCL lays out.
 #[cfg(feature = "vulkan")]
 fn words(kernel: &dyn CubeKernel) -> Result<Vec<u32>, KernelError> {
     let mut options =
@@ -88,8 +90,8 @@ fn words(kernel: &dyn CubeKernel) -> Result<Vec<u32>, KernelError> {
     Ok(bytemuck::pod_collect_to_vec(&compile::spirv(kernel, &options)?.bytes))
 }
 
-/// For each size of planes the kernels that are chosen there. The size itself decides nothing of a kernel but what its
-/// compile-time values say, so that a kernel of several sizes is compiled once.
+/// For each size of planes the kernels that are chosen there. The size itself decides nothing of a
+/// kernel but what its compile-time values say, so that a kernel of several sizes is compiled once.
 #[cfg(feature = "vulkan")]
 #[test]
 fn every_kernel_compiles_to_spirv() {
@@ -104,8 +106,8 @@ fn every_kernel_compiles_to_spirv() {
     }
 }
 
-/// Those that multiply cooperative matrices, as an NVIDIA GPU, an AMD GPU and an Intel GPU get them: with the instruction
-/// `OpCooperativeMatrixMulAddKHR`. The others are as without matrices.
+/// Those that multiply cooperative matrices, as an NVIDIA GPU, an AMD GPU and an Intel GPU get
+/// them: with the instruction `OpCooperativeMatrixMulAddKHR`. The others are as without matrices.
 #[cfg(feature = "vulkan")]
 #[test]
 fn every_kernel_with_matrices_compiles_to_spirv() {
@@ -146,9 +148,10 @@ const CAPABILITIES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 #[cfg(feature = "cuda")]
 const OWN_INSTRUCTIONS: [&str; 2] = ["wgmma", "setmaxnreg"];
 
-/// For each of [`CAPABILITIES`] the kernels that are chosen there. Needs NVRTC and its headers. A program that compiled for an
-/// older device compiles for certain, and is not compiled again: all but those with [`OWN_INSTRUCTIONS`] are compiled without the
-/// instructions that no later device has.
+/// For each of [`CAPABILITIES`] the kernels that are chosen there. Needs NVRTC and its headers. A
+/// program that compiled for an older device compiles for certain, and is not compiled again: all
+/// but those with [`OWN_INSTRUCTIONS`] are compiled without the instructions that no later device
+/// has.
 #[cfg(feature = "cuda")]
 #[test]
 fn every_kernel_compiles_to_machine_code() {
@@ -198,9 +201,10 @@ fn every_kernel_compiles_to_machine_code() {
     }
 }
 
-/// What decides whether a source compiles, the same for the same kernel on devices with and without launches that overlap: without
-/// the instructions that wait for the launch before, with pointers through which all may be written (CubeCL says `const` where it
-/// sees that nothing is), and with variables (`v7`) counted as they come (CubeCL's numbers are others each time).
+/// What decides whether a source compiles, the same for the same kernel on devices with and without
+/// launches that overlap: without the instructions that wait for the launch before, with pointers
+/// through which all may be written (CubeCL says `const` where it sees that nothing is), and with
+/// variables (`v7`) counted as they come (CubeCL's numbers are others each time).
 #[cfg(feature = "cuda")]
 fn program(source: &str) -> String {
     let wait = format!("asm volatile(\"{}\" :  :  : \"memory\");", compile::OVERLAP);
@@ -240,8 +244,9 @@ fn programs_are_the_same_whatever_their_variables_are_called() {
     assert_ne!(program("v1 = v2; asm(\"a;\");"), program("v1 = v2;"));
 }
 
-/// Leaves each kernel's source and machine code for Hopper, or for [`options`]' architecture, in `folder` under its place in the list, with one name for all
-/// entries, so that `tools/compare_kernels` can compare those of two commits.
+/// Leaves each kernel's source and machine code for Hopper, or for [`options`]' architecture, in
+/// `folder` under its place in the list, with one name for all entries, so that
+/// `tools/compare_kernels` can compare those of two commits.
 #[cfg(feature = "cuda")]
 fn leave_code(folder: &std::path::Path) {
     let options = options();
@@ -261,8 +266,8 @@ fn leave_code(folder: &std::path::Path) {
     });
 }
 
-/// Compiles with NVRTC as this machine has it, which says why it refuses: with headers that lack `nv/target`, for which ours
-/// stands in, and for drivers and devices that it does not serve.
+/// Compiles with NVRTC as this machine has it, which says why it refuses: with headers that lack
+/// `nv/target`, for which ours stands in, and for drivers and devices that it does not serve.
 #[cfg(feature = "cuda")]
 #[test]
 fn a_compiler_is_chosen_by_driver_and_device() {

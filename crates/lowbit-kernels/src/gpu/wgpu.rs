@@ -99,7 +99,8 @@ impl Gpu {
     /// The Metal device.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal Shading Language 3.2.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it does not take Metal
+    /// Shading Language 3.2.
     #[allow(unsafe_code)]
     pub fn metal() -> Result<Self, KernelError> {
         let mut known = lock(&DEVICE);
@@ -107,13 +108,14 @@ impl Gpu {
             return Ok(gpu.clone());
         }
         let (mut client, adapter) = set_up()?;
-        // cubecl-wgpu's WGSL is never taken: it has no 8-bit and 16-bit storage, and some of its faults give wrong numbers without
-        // an error.
+        // cubecl-wgpu's WGSL is never taken: it has no 8-bit and 16-bit storage, and some of its
+        // faults give wrong numbers without an error.
         if client.name() != "wgpu<msl>" {
             let problem = format!("it runs {} alone, and {NEEDED} is needed", client.name());
             return Err(KernelError::Gpu { device: NAME.into(), problem });
         }
-        // SAFETY: all of this device's work goes through this client and its clones, so one stream orders it.
+        // SAFETY: all of this device's work goes through this client and its clones, so one stream
+        // orders it.
         unsafe { client.set_stream(StreamId { value: 0 }) };
         let target = Target::new(client.properties_shared(), client.target_properties_shared()).on_metal();
         let gpu = Self(Arc::new(Wgpu {
@@ -280,7 +282,8 @@ impl Driver for Wgpu {
         self.compiled().contains(&kernel.id())
     }
 
-    /// Captures a launch of the kernel and replays it never: cubecl-wgpu compiles at launches alone.
+    /// Captures a launch of the kernel and replays it never: cubecl-wgpu compiles at launches
+    /// alone.
     fn compile(&self, Unlaunched { kernel, buffers, scalars }: Unlaunched) -> Result<(), KernelError> {
         let name = compile::name(&*kernel);
         let buffers = (0..buffers).map(|_| self.allocate(256)).collect::<Result<Vec<_>, _>>()?;
@@ -340,7 +343,8 @@ impl Replay for Captured {
     #[allow(unsafe_code)]
     fn replay(&self) -> Result<(), KernelError> {
         let _entered = self.gate.enter();
-        // SAFETY: the pass keeps all memory of its launches alive, and one stream orders everything.
+        // SAFETY: the pass keeps all memory of its launches alive, and one stream orders
+        // everything.
         unsafe { self.graph.replay() }
             .map_err(|error| KernelError::Gpu { device: self.device.clone(), problem: error.to_string() })
     }

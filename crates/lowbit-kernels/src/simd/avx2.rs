@@ -260,7 +260,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             if VNNI {
                 return _mm256_dpbusd_avx_epi32(sum, u, s);
             }
-            // Two products of bytes below 128 fit 16 bits, and those of magnitudes up to 128, one of them with the other's sign.
+            // Two products of bytes below 128 fit 16 bits, and those of magnitudes up to 128, one
+            // of them with the other's sign.
             let pairs = if NARROW {
                 _mm256_maddubs_epi16(u, s)
             } else {

@@ -3,7 +3,8 @@ use super::{E4M3_BITS, Kernel, Simd};
 use half::{bf16, f16};
 use std::arch::{asm, x86_64::*};
 
-/// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C, and AVX512-BF16 if so said.
+/// Sixteen lanes: AVX-512 F, BW, DQ, VL, VBMI and VNNI, over AVX2, FMA and F16C, and AVX512-BF16 if
+/// so said.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx512<const BF16: bool>(());
 
@@ -44,7 +45,8 @@ impl<const BF16: bool> Avx512<BF16> {
 }
 
 impl Avx512<true> {
-    /// The same without AVX512-BF16, for kernels that gain nothing by it: they are then compiled once for both.
+    /// The same without AVX512-BF16, for kernels that gain nothing by it: they are then compiled
+    /// once for both.
     pub(super) fn without_bf16(self) -> Avx512<false> {
         Avx512(())
     }
@@ -292,7 +294,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     fn byte_fractions<const FIRST: usize>(self, bytes: __m512i) -> [__m512; 2] {
-        // SAFETY: `self` proves the features. In bits 16 to 22 of an f32 of 1/2, a number below 128 counts 256ths.
+        // SAFETY: `self` proves the features. In bits 16 to 22 of an f32 of 1/2, a number below 128
+        // counts 256ths.
         unsafe {
             let half = _mm512_set1_epi32(0x3f00_0000);
             self.pairs::<FIRST, 2>(bytes, half).map(|pairs| _mm512_castsi512_ps(pairs))
@@ -325,7 +328,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             }
             order
         };
-        // SAFETY: `self` proves the features, AVX512-BF16 among them; the arrays are whole vectors, and so are 32 bf16.
+        // SAFETY: `self` proves the features, AVX512-BF16 among them; the arrays are whole vectors,
+        // and so are 32 bf16.
         unsafe {
             let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(second, first));
             let order = _mm512_loadu_si512(ORDER.as_ptr().cast());
@@ -370,8 +374,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             for (a, row) in a.iter_mut().zip(tile.iter()) {
                 *a = _mm512_loadu_si512(row.as_ptr().cast());
             }
-            // Within each 128 bits: pairs of elements, then of pairs. After that, `a[4 * i + c]` has column `4 * q + c` of rows
-            // `4 * i` to `4 * i + 3` in quarter q.
+            // Within each 128 bits: pairs of elements, then of pairs. After that, `a[4 * i + c]`
+            // has column `4 * q + c` of rows `4 * i` to `4 * i + 3` in quarter q.
             for i in 0..8 {
                 b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
                 b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
@@ -407,8 +411,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         let v: &[__m512; 16] = v.first_chunk().expect("a vector per lane");
         // SAFETY: `self` proves the features.
         unsafe {
-            // Each step puts halves of two vectors side by side and adds them up. `pairs[i]`: in each quarter, v[2 i]'s
-            // and v[2 i + 1]'s two halves of it in turn.
+            // Each step puts halves of two vectors side by side and adds them up. `pairs[i]`: in
+            // each quarter, v[2 i]'s and v[2 i + 1]'s two halves of it in turn.
             let mut pairs = [_mm512_setzero_ps(); 8];
             for (i, pair) in pairs.iter_mut().enumerate() {
                 let (a, b) = (v[2 * i], v[2 * i + 1]);
@@ -421,7 +425,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                 let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
                 *four = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
             }
-            // Quarters 0, 2, then 1, 3 of a and of b: what is left of each vector's four quarters is two.
+            // Quarters 0, 2, then 1, 3 of a and of b: what is left of each vector's four quarters
+            // is two.
             let halves = |a, b| {
                 let (low, high) = (
                     _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b),
@@ -435,7 +440,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 }
 
 impl<const BF16: bool> Avx512<BF16> {
-    /// `into`, and in byte `TO` of its lanes bytes `FIRST` and `FIRST + 1` of each lane of `bytes`, as [`Simd::byte_pairs`] orders them.
+    /// `into`, and in byte `TO` of its lanes bytes `FIRST` and `FIRST + 1` of each lane of `bytes`,
+    /// as [`Simd::byte_pairs`] orders them.
     #[inline(always)]
     fn pairs<const FIRST: usize, const TO: usize>(self, bytes: __m512i, into: __m512i) -> [__m512i; 2] {
         const { assert!(FIRST < 3 && TO < 4) };
@@ -456,8 +462,8 @@ impl<const BF16: bool> Avx512<BF16> {
     }
 }
 
-/// `into`, and where `mask` says so the bytes of `bytes` that `from` says: what LLVM makes of the intrinsic is VPERMT2B, of three
-/// operations instead of one.
+/// `into`, and where `mask` says so the bytes of `bytes` that `from` says: what LLVM makes of the
+/// intrinsic is VPERMT2B, of three operations instead of one.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn permuted(mut into: __m512i, mask: u64, from: __m512i, bytes: __m512i) -> __m512i {

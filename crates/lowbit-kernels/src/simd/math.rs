@@ -1,5 +1,5 @@
-//! Functions that processors have no instruction for. None of them branches, so that loops over one number at a time
-//! are vectorised inside a [`super::Kernel`] too.
+//! Functions that processors have no instruction for. None of them branches, so that loops over one
+//! number at a time are vectorised inside a [`super::Kernel`] too.
 
 use super::{Lanes, Simd};
 
@@ -7,15 +7,16 @@ use super::{Lanes, Simd};
 pub trait Math: Simd {
     /// `e^x`, within 1 ulp; 0 below -103.98, infinity above 88.73, NaN for NaN.
     ///
-    /// `x = n ln 2 + r` with `|r| <= ln(2)/2` and ln 2 in two parts (Cody and Waite); `e^r` by a polynomial.
+    /// `x = n ln 2 + r` with `|r| <= ln(2)/2` and ln 2 in two parts (Cody and Waite); `e^r` by a
+    /// polynomial.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
         // Adding 1.5 * 2^23 rounds to a whole number: the sum's last place is 1.
         const ROUND: f32 = 12_582_912.0;
         // The first part has 9 bits, so that its product with n is exact.
         const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-        // r^2 times these, highest power first: (e^r - 1 - r) / r^2 on |r| <= ln(2)/2, minimax in e^r's relative
-        // error (3.1e-9).
+        // r^2 times these, highest power first: (e^r - 1 - r) / r^2 on |r| <= ln(2)/2, minimax in
+        // e^r's relative error (3.1e-9).
         const FIT: [f32; 5] = [1.381_459_9e-3, 8.368_717e-3, 4.166_839e-2, 1.666_652_1e-1, 4.999_999_4e-1];
         let x = self.min(self.splat(89.0), self.max(self.splat(-104.0), x));
         let n = self
@@ -30,8 +31,8 @@ pub trait Math: Simd {
         self.scale_exp2(power, n)
     }
 
-    /// `2^x` for x up to 0, with a relative error of at most `1.02e-4`, and less than `2^-125` for x below -126: for what is
-    /// rounded to bf16. NaN for NaN.
+    /// `2^x` for x up to 0, with a relative error of at most `1.02e-4`, and less than `2^-125` for
+    /// x below -126: for what is rounded to bf16. NaN for NaN.
     #[inline(always)]
     fn exp2_for_bf16(self, x: Self::V) -> Self::V {
         // Adding 1.5 * 2^23 rounds to a whole number: the sum's last place is 1.
@@ -58,7 +59,8 @@ pub trait Math: Simd {
         self.div(numerator, self.add(self.splat(1.0), e))
     }
 
-    /// `x / (1 + e^-x)`, within 3.5 ulp of the result or of 2^-119: x scales up what a subnormal sigmoid has lost.
+    /// `x / (1 + e^-x)`, within 3.5 ulp of the result or of 2^-119: x scales up what a subnormal
+    /// sigmoid has lost.
     #[inline(always)]
     fn silu(self, x: Self::V) -> Self::V {
         self.mul(x, self.sigmoid(x))
@@ -125,7 +127,8 @@ mod tests {
         isas.chain([("Scalar".into(), with(&|all| all.run(Lanes::<1>)))]).collect()
     }
 
-    /// The distance between `got` and `want` in units of the last place of `want`, or of `2^least` if that is more.
+    /// The distance between `got` and `want` in units of the last place of `want`, or of `2^least`
+    /// if that is more.
     fn ulps(got: f32, want: f64, least: f64) -> f64 {
         let exponent = want.abs().log2().floor().max(least);
         (f64::from(got) - want).abs() / (exponent - 23.0).exp2()
@@ -133,7 +136,8 @@ mod tests {
 
     #[test]
     fn errors_over_the_whole_range() {
-        // Every 613th float of either sign (a prime: all low bits come up), where the results are finite.
+        // Every 613th float of either sign (a prime: all low bits come up), where the results are
+        // finite.
         let step = 613usize;
         let x: Vec<f32> = (0..1u32 << 31).step_by(step).map(f32::from_bits).filter(|x| *x < 120.0).collect();
         let x: Vec<f32> = x.iter().copied().chain(x.iter().map(|x| -x)).collect();

@@ -1,8 +1,10 @@
-//! Vectors of f32 and of bytes for kernels that are written once and compiled for each instruction set.
+//! Vectors of f32 and of bytes for kernels that are written once and compiled for each instruction
+//! set.
 //!
-//! A kernel implements [`Kernel`], generic over [`Simd`]; [`Isa::dispatch`] runs it with the instruction set that
-//! the [`Isa`] value proves to be there. Everything marked `#[inline(always)]` below the kernel's `run` is compiled
-//! with that instruction set, plain loops included: that is how format decoders come to be vectorised.
+//! A kernel implements [`Kernel`], generic over [`Simd`]; [`Isa::dispatch`] runs it with the
+//! instruction set whose presence the [`Isa`] value proves. Everything marked `#[inline(always)]`
+//! below the kernel's `run` is compiled with that instruction set, plain loops included: so the
+//! format decoders are vectorised.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -30,29 +32,33 @@ pub use tiles::Amx;
 use crate::cast::Float;
 use half::{bf16, f16};
 
-/// A vector type and its operations. A value of an implementing type proves that the processor has them.
+/// A vector type and its operations. A value of an implementing type proves that the processor has
+/// them.
 pub trait Simd: Copy + Send + Sync + 'static {
-    /// Lanes a vector.
+    /// Lanes per vector.
     const LANES: usize;
-    /// Vectors that the register file holds: what a kernel's tile must fit.
+    /// Vectors that the register file holds, which a kernel's tile must fit.
     const REGISTERS: usize;
-    /// Whether [`Simd::dot4`] is as fast for any unsigned bytes as for those below 128.
+    /// True if [`Simd::dot4`] is as fast for any unsigned bytes as for those below 128.
     const WIDE_DOT4: bool;
-    /// What `dot4::<false>` subtracts from each unsigned byte: 128 where the processor only multiplies signed bytes. The
-    /// caller adds it to the sum's start, times the sum of the signed bytes. 0 where `WIDE_DOT4`.
+    /// The number that `dot4::<false>` subtracts from each unsigned byte: 128 where the processor
+    /// only multiplies signed bytes. The caller adds it, times the sum of the signed bytes, to the
+    /// sum's start. 0 where `WIDE_DOT4`.
     const DOT4_OFFSET: i32 = 0;
-    /// Whether [`Simd::short_dot4`] takes fewer instructions than [`Simd::dot4`].
+    /// True if [`Simd::short_dot4`] takes fewer instructions than [`Simd::dot4`].
     const SHORT_SUMS: bool = false;
     /// `LANES` f32.
     type V: Copy;
     /// `LANES` i32, or four bytes for each of them.
     type I: Copy;
 
-    /// Runs `kernel` in a function of its own, compiled for these instructions. A kernel that has many variants calls them by this:
-    /// a function with all of them inside takes the compiler minutes.
+    /// Runs `kernel` in a function of its own, compiled for these instructions. A kernel that has
+    /// many variants calls them by this: a function with all of them inside takes the compiler
+    /// minutes.
     fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// Asks for the cache line `offset` bytes after the start of `bytes`, past their end or not; a hint.
+    /// Asks for the cache line `offset` bytes after the start of `bytes`, past their end or not; a
+    /// hint.
     #[inline(always)]
     fn prefetch(self, bytes: &[u8], offset: usize) {
         let _ = (bytes, offset);
@@ -119,8 +125,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn sum(self, v: Self::V) -> f32;
     /// The greatest lane.
     fn max_lane(self, v: Self::V) -> f32;
-    /// Lane i is the sum of the lanes of `v[i]`: one vector for `LANES` sums, by fewer instructions than as many
-    /// [`sum`](Self::sum)s.
+    /// Lane i is the sum of the lanes of `v[i]`: one vector for `LANES` sums, by fewer instructions
+    /// than as many [`sum`](Self::sum)s.
     ///
     /// # Panics
     /// When there are not `LANES` vectors.
@@ -140,17 +146,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bytes(self, bytes: Self::I, y: &mut [u8]);
     /// The bits that either has.
     fn or(self, a: Self::I, b: Self::I) -> Self::I;
-    /// All bits of a byte moved `up` places up, or down where it is negative, and of those the ones in `mask`, which must not have
-    /// what other bytes' bits are moved to. Both are to be constants.
+    /// The bits of each byte moved up by `up` places, or down where it is negative, and masked with
+    /// `mask`, which must exclude bits moved in from other bytes. Both must be constants.
     fn move_bits(self, bytes: Self::I, up: i32, mask: u8) -> Self::I;
     /// Each byte, which is below 16, becomes the table's element.
     fn lookup(self, table: &[u8; 16], codes: Self::I) -> Self::I;
-    /// In lane i: `sum[i] + u[4i] * s[4i] + .. + u[4i + 3] * s[4i + 3]`, of unsigned bytes `u` and signed bytes `s`, none of
-    /// which is -128. `NARROW` promises that no byte of `u` is above 127; without it,
-    /// [`Simd::DOT4_OFFSET`] is subtracted from each.
+    /// In lane i: `sum[i] + u[4i] * s[4i] + .. + u[4i + 3] * s[4i + 3]`, of unsigned bytes `u` and
+    /// signed bytes `s`, none of which is -128. `NARROW` promises that no byte of `u` is above 127;
+    /// without it, [`Simd::DOT4_OFFSET`] is subtracted from each.
     fn dot4<const NARROW: bool>(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I;
-    /// What a short sum begins with: [`Simd::short_dot4`]s, in 16 bits where that is faster, which [`Simd::end_short_sum`] adds to
-    /// `start`. How many there are, times the greatest of their bytes `u`, must not be above 128.
+    /// The start of a short sum of [`Simd::short_dot4`]s, in 16 bits where that is faster, which
+    /// [`Simd::end_short_sum`] adds to `start`. The number of products times the greatest of their
+    /// bytes `u` must not be above 128.
     #[inline(always)]
     fn begin_short_sum(self, start: Self::I) -> Self::I {
         start
@@ -160,7 +167,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn short_dot4(self, sum: Self::I, u: Self::I, s: Self::I) -> Self::I {
         self.dot4::<true>(sum, u, s)
     }
-    /// What a short sum comes to, with the `start` that it was begun with.
+    /// The result of a short sum, with the `start` that it was begun with.
     #[inline(always)]
     fn end_short_sum(self, start: Self::I, sum: Self::I) -> Self::I {
         let _ = start;
@@ -182,8 +189,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn f32_from_bits(self, bits: Self::I) -> Self::V;
     /// Byte `I` of each lane, unsigned.
     fn byte<const I: u32>(self, bytes: Self::I) -> Self::V;
-    /// Byte `I` of each lane as an e4m3, times 2^-120: its bits in the places of an f32's, subnormals too. What is NaN as an e4m3
-    /// becomes a number.
+    /// Byte `I` of each lane as an e4m3, times 2^-120: its bits in the places of an f32's,
+    /// subnormals too. An e4m3's NaN becomes a number.
     fn e4m3<const I: u32>(self, bytes: Self::I) -> Self::V;
     /// Each lane of `v` twice: lanes 2i and 2i + 1 of the two vectors are lane i.
     #[inline(always)]
@@ -192,7 +199,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
         self.store(v, &mut lanes);
         load_two(self, |i| lanes[i / 2])
     }
-    /// Bytes `FIRST` and `FIRST + 1` of each lane, unsigned: lanes 2i and 2i + 1 of the two vectors are from lane i.
+    /// Bytes `FIRST` and `FIRST + 1` of each lane, unsigned: lanes 2i and 2i + 1 of the two vectors
+    /// are from lane i.
     #[inline(always)]
     fn byte_pairs<const FIRST: usize>(self, bytes: Self::I) -> [Self::V; 2] {
         let mut lanes = [0.0; MAX_LANES];
@@ -204,7 +212,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn byte_fractions<const FIRST: usize>(self, bytes: Self::I) -> [Self::V; 2] {
         self.byte_pairs::<FIRST>(bytes).map(|v| self.mul_add(v, self.splat(1.0 / 256.0), self.splat(0.5)))
     }
-    /// Element i of `y` becomes lane i of both, each rounded to the nearest bf16, ties to even. Subnormals may become zero.
+    /// Element i of `y` becomes lane i of both, each rounded to the nearest bf16, ties to even.
+    /// Subnormals may become zero.
     ///
     /// # Panics
     /// When `y` has fewer than `LANES` elements.
@@ -212,7 +221,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_bf16_pairs(self, first: Self::V, second: Self::V, y: &mut [[bf16; 2]]) {
         round_pairs(self, first, second, y);
     }
-    /// Writes the first `LANES` elements, each rounded to the nearest bf16, ties to even. Subnormals may become zero.
+    /// Writes the first `LANES` elements, each rounded to the nearest bf16, ties to even.
+    /// Subnormals may become zero.
     ///
     /// # Panics
     /// When there are fewer.
@@ -265,7 +275,8 @@ fn load_two<S: Simd>(simd: S, lane: impl Fn(usize) -> f32) -> [S::V; 2] {
     [simd.load(&lanes), simd.load(&lanes[S::LANES..])]
 }
 
-/// An e4m3's bits where an f32 has its sign, the lower half of its exponent and the upper part of its mantissa.
+/// An e4m3's bits where an f32 has its sign, the lower half of its exponent and the upper part of
+/// its mantissa.
 const E4M3_BITS: u32 = 0x87f0_0000;
 
 /// [`Simd::store_bf16`] where the processor has no instruction for it.
@@ -381,7 +392,7 @@ impl Isa {
         }
     }
 
-    /// Lanes a vector.
+    /// Lanes per vector.
     pub fn lanes(self) -> usize {
         self.vectors().0
     }
@@ -404,7 +415,7 @@ impl Isa {
         self.dispatch(Vectors)
     }
 
-    /// Whether it has a unit that multiplies tiles of bf16.
+    /// True if it has a unit that multiplies tiles of bf16.
     pub(crate) fn has_tiles(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return self.tiles().is_some();
@@ -421,8 +432,9 @@ impl Isa {
         }
     }
 
-    /// Runs `kernel` compiled for this instruction set; what multiplies tiles runs by `tiles::TileUnit`. Not `#[inline]`: each unit
-    /// of code that calls it would compile the portable kernel again.
+    /// Runs `kernel` compiled for this instruction set; kernels that multiply tiles run by
+    /// `tiles::TileUnit`. Not `#[inline]`: each unit of code that calls it would compile the
+    /// portable kernel again.
     pub fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             Self::Portable(simd) => kernel.run(simd),

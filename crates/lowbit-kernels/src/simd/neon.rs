@@ -11,8 +11,8 @@ pub const DOTPROD: u8 = 1;
 /// With `usdot` besides, which multiplies unsigned bytes by signed ones.
 pub const I8MM: u8 = 2;
 
-/// Eight lanes in two registers: NEON and, by `LEVEL`, what multiplies bytes. An integer product's tile wants 16 rows of a
-/// weight in two vectors, hence pairs.
+/// Eight lanes in two registers: NEON and, by `LEVEL`, what multiplies bytes. An integer product's
+/// tile wants 16 rows of a weight in two vectors, hence pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Neon<const LEVEL: u8>(());
 
@@ -93,7 +93,8 @@ fn widening_dot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
 #[target_feature(enable = "neon")]
 fn widen_f16(x: uint16x8_t) -> [float32x4_t; 2] {
     let (low, high);
-    // SAFETY: only registers are read and written, and every aarch64 processor with NEON has the instructions.
+    // SAFETY: only registers are read and written, and every aarch64 processor with NEON has the
+    // instructions.
     unsafe {
         asm!("fcvtl {low:v}.4s, {x:v}.4h", "fcvtl2 {high:v}.4s, {x:v}.8h",
             low = out(vreg) low, high = lateout(vreg) high, x = in(vreg) x,
@@ -318,7 +319,8 @@ impl<const LEVEL: u8> Simd for Neon<LEVEL> {
                 if LEVEL >= I8MM {
                     return usdot(sum, u, s);
                 }
-                // With its highest bit flipped, an unsigned byte is the signed one that is 128 less.
+                // With its highest bit flipped, an unsigned byte is the signed one that is 128
+                // less.
                 let u = if NARROW { u } else { veorq_s8(u, vdupq_n_s8(-128)) };
                 if LEVEL >= DOTPROD { sdot(sum, u, s) } else { widening_dot(sum, u, s) }
             }

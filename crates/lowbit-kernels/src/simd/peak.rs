@@ -1,10 +1,13 @@
-//! What the processor's own instructions can do at most: loops that touch registers alone and memory alone.
+//! What the processor's own instructions can do at most: loops that touch registers alone and
+//! memory alone.
 use super::{Isa, Kernel, Simd};
 use std::time::Instant;
 
-/// Operations per second of one thread's fused multiply-adds: of each loop as many as its vectors, the best of all.
+/// Operations per second of one thread's fused multiply-adds: of each loop as many as its vectors,
+/// the best of all.
 pub fn f32_operations_per_second(isa: Isa) -> f64 {
-    // A sum waits for itself: processors need 4 to 10 at once, and a portable vector is several registers.
+    // A sum waits for itself: processors need 4 to 10 at once, and a portable vector is several
+    // registers.
     let rates =
         [isa.dispatch(MultiplyAdd::<4>), isa.dispatch(MultiplyAdd::<8>), isa.dispatch(MultiplyAdd::<12>)];
     rates.into_iter().fold(0.0, f64::max)
@@ -40,7 +43,8 @@ pub fn int8_operations_per_second(isa: Isa) -> f64 {
     rates.into_iter().fold(0.0, f64::max)
 }
 
-/// Sums of products of bytes, of which one is below 16, again and again, in `N` vectors: operations per second.
+/// Sums of products of bytes, of which one is below 16, again and again, in `N` vectors: operations
+/// per second.
 struct DotBytes<const N: usize>;
 
 impl<const N: usize> Kernel for DotBytes<N> {
@@ -74,7 +78,8 @@ impl<const N: usize> Kernel for DotBytes<N> {
     }
 }
 
-/// As [`f32_operations_per_second`], of products of tiles of bf16; `None` without a unit that multiplies them.
+/// As [`f32_operations_per_second`], of products of tiles of bf16; `None` without a unit that
+/// multiplies them.
 pub fn bf16_operations_per_second(isa: Isa) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     return isa.tiles().map(super::tiles::operations_per_second);
@@ -85,8 +90,8 @@ pub fn bf16_operations_per_second(isa: Isa) -> Option<f64> {
     }
 }
 
-/// Sums all numbers, reading this many parts of them at the same time and asking for each part's lines so many bytes ahead; 0
-/// leaves that to the processor.
+/// Sums all numbers, reading this many parts of them at the same time and asking for each part's
+/// lines so many bytes ahead; 0 leaves that to the processor.
 pub struct Read<'a, const STREAMS: usize, const AHEAD: usize>(pub &'a [f32]);
 
 impl<const STREAMS: usize, const AHEAD: usize> Kernel for Read<'_, STREAMS, AHEAD> {

@@ -2,7 +2,8 @@ use super::{E4M3_BITS, Kernel, Simd};
 use crate::cast::Float;
 use half::{bf16, f16};
 
-/// `N` lanes, a power of two, in plain Rust: what the compiler makes of them on the target's baseline.
+/// `N` lanes, a power of two, in plain Rust: what the compiler makes of them on the target's
+/// baseline.
 #[derive(Clone, Copy, Debug)]
 pub struct Lanes<const N: usize>;
 
@@ -103,7 +104,8 @@ impl<const N: usize> Simd for Lanes<N> {
     #[inline(always)]
     fn scale_exp2(self, a: [f32; N], n: [f32; N]) -> [f32; N] {
         std::array::from_fn(|i| {
-            // Two factors, because 2^n itself may not be a normal number. Wrapping, for the NaN lanes' sake.
+            // Two factors, because 2^n itself may not be a normal number. Wrapping, for the NaN
+            // lanes' sake.
             let n = n[i] as i32;
             let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
             a[i] * power(n >> 1) * power(n - (n >> 1))

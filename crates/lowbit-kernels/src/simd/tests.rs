@@ -106,7 +106,8 @@ impl Kernel for Widening {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let mut got = vec![f32::NAN; S::LANES];
-        // Every f16 and bf16, subnormals, infinities and NaN among them; one element more than is loaded.
+        // Every f16 and bf16, subnormals, infinities and NaN among them; one element more than is
+        // loaded.
         for bits in (0..=u16::MAX).step_by(S::LANES) {
             let all = (0..=S::LANES as u16).map(|i| bits.wrapping_add(i));
             let halves: Vec<f16> = all.clone().map(f16::from_bits).collect();

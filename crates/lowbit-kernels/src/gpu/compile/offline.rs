@@ -13,8 +13,8 @@ use lowbit_formats::FloatType;
 use std::sync::Arc;
 
 impl Target {
-    /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units and vectors of up
-    /// to `vector` elements.
+    /// A device that is not here, with planes (CUDA's warps, Vulkan's subgroups) of `plane` units
+    /// and vectors of up to `vector` elements.
     pub fn offline(plane: u32, vector: usize) -> Self {
         let hardware = HardwareProperties {
             load_width: 128,
@@ -46,7 +46,8 @@ impl Target {
         Self { properties: Arc::new(properties), registers: Arc::default(), caps, binding: 1 }
     }
 
-    /// The same with cooperative matrices of these sizes and types, whose sums are f32, for devices that are not here.
+    /// The same with cooperative matrices of these sizes and types, whose sums are f32, for devices
+    /// that are not here.
     #[cfg(any(feature = "msl", test))]
     pub fn with_matrices(mut self, of: Matrices, dtypes: &[FloatType]) -> Self {
         let properties = Arc::make_mut(&mut self.properties);
@@ -60,7 +61,8 @@ impl Target {
         self
     }
 
-    /// What Metal tells of an Apple GPU: the matrices that CubeCL lists there, and the least threadgroup memory.
+    /// What Metal tells of an Apple GPU: the matrices that CubeCL lists there, and the least
+    /// threadgroup memory.
     #[cfg(all(feature = "metal", any(feature = "msl", test)))]
     pub fn apple() -> Self {
         let mut target = Self::offline(32, 4).on_metal();

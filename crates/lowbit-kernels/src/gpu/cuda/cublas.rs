@@ -26,7 +26,8 @@ pub(super) fn is_installed() -> bool {
     unsafe { is_culib_present() }
 }
 
-/// What the library chooses by: how operands lie; how many products; `m`, `n`, `k`; the types of the operands and of the result.
+/// What the library chooses by: how operands lie; how many products; `m`, `n`, `k`; the types of
+/// the operands and of the result.
 type Kind = (Form, usize, [usize; 3], [FloatType; 2]);
 
 /// The library in one context.
@@ -64,7 +65,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// The library counts columns first: `y^T = weight x^T`, where a matrix of rows is transposed as it lies.
+    /// The library counts columns first: `y^T = weight x^T`, where a matrix of rows is transposed
+    /// as it lies.
     fn new((form, count, [m, n, k], dtypes): Kind) -> Result<Self, CublasError> {
         let [operands, y] = dtypes.map(|dtype| match dtype {
             FloatType::F32 => cudaDataType::CUDA_R_32F,
@@ -137,7 +139,8 @@ impl Plan {
 impl Drop for Plan {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        // SAFETY: created once, destroyed once; the library has copied what a running product needs.
+        // SAFETY: created once, destroyed once; the library has copied what a running product
+        // needs.
         unsafe {
             let _ = result::destroy_matmul_desc(self.product);
             for layout in [self.weight, self.x, self.y] {
@@ -209,7 +212,8 @@ impl Cublas {
     /// Records a product; `workspace` has [`WORKSPACE`] bytes.
     ///
     /// # Safety
-    /// The addresses are the operands' of `product`, in memory of the bound context, aligned to [`ALIGNMENT`].
+    /// The addresses are the operands' of `product`, in memory of the bound context, aligned to
+    /// [`ALIGNMENT`].
     #[allow(unsafe_code)]
     pub unsafe fn multiply(
         &self,
@@ -236,7 +240,8 @@ impl Cublas {
         };
         let (one, zero) = (1.0f32, 0.0f32);
         let address = |address: CUdeviceptr| address as *const c_void;
-        // SAFETY: the caller's, and the descriptions are valid; the scalars are read before the call returns.
+        // SAFETY: the caller's, and the descriptions are valid; the scalars are read before the
+        // call returns.
         unsafe {
             result::matmul(
                 self.handle.0,

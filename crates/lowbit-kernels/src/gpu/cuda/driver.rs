@@ -1,4 +1,5 @@
-//! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool; graphs.
+//! CUDA: cudarc's driver calls, loaded when first used; code from NVRTC; memory from a pool;
+//! graphs.
 
 mod calls;
 mod foreign;
@@ -58,7 +59,8 @@ struct Loaded {
     units: [u32; 3],
 }
 
-/// Freed blocks by size. Work on them is ordered by the one stream, so a block can be used again at once.
+/// Freed blocks by size. Work on them is ordered by the one stream, so a block can be used again at
+/// once.
 #[derive(Debug)]
 struct Pool {
     context: Arc<CudaContext>,
@@ -90,8 +92,8 @@ impl Drop for Block {
     }
 }
 
-/// Pinned host memory that one word arrives in, and the event behind its copy. It is used again without waiting: the
-/// one stream orders copies and events.
+/// Pinned host memory that one word arrives in, and the event behind its copy. It is used again
+/// without waiting: the one stream orders copies and events.
 #[derive(Debug)]
 struct Slot {
     word: NonNull<u32>,
@@ -151,8 +153,8 @@ impl Gpu {
     /// CUDA device `ordinal`.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is no driver or no such device; [`KernelError::Gpu`] when it cannot be used, or when
-    /// there is no compiler for its kernels.
+    /// [`KernelError::NoGpu`] when there is no driver or no such device; [`KernelError::Gpu`] when
+    /// it cannot be used, or when there is no compiler for its kernels.
     pub fn cuda(ordinal: usize, options: &CudaOptions) -> Result<Self, KernelError> {
         Self::open_cuda(ordinal, options, CudaContext::new_stream)
     }
@@ -299,7 +301,8 @@ impl Cuda {
     }
 }
 
-/// Sizes are rounded up, so that blocks find new users: to powers of two below a MiB, above to whole MiB.
+/// Sizes are rounded up, so that blocks find new users: to powers of two below a MiB, above to
+/// whole MiB.
 fn rounded(bytes: usize) -> usize {
     if bytes < 1 << 20 { bytes.next_power_of_two().max(256) } else { bytes.next_multiple_of(1 << 20) }
 }
@@ -353,8 +356,8 @@ impl Driver for Cuda {
         self.forbid_in_capture("memory was written")?;
         let place = Self::range(memory, start, bytes.len());
         self.check(self.context.bind_to_thread())?;
-        // SAFETY: the range was checked; the driver has read the bytes when the call returns, because they are not
-        // pinned.
+        // SAFETY: the range was checked; the driver has read the bytes when the call returns,
+        // because they are not pinned.
         self.check(unsafe { result::memcpy_htod_async(place, bytes, self.stream.cu_stream()) })
     }
 
@@ -376,8 +379,8 @@ impl Driver for Cuda {
             None => self.check(Slot::new(&self.context))?,
         };
         self.check(self.context.bind_to_thread())?;
-        // SAFETY: the range was checked, and the slot has room for a word. It lives until the copy is done: only a slot's
-        // drop frees its memory, and waits for the event.
+        // SAFETY: the range was checked, and the slot has room for a word. It lives until the copy
+        // is done: only a slot's drop frees its memory, and waits for the event.
         self.check(unsafe {
             let to = slot.word.as_ptr().cast();
             sys::cuMemcpyDtoHAsync_v2(to, place, size_of::<u32>(), self.stream.cu_stream()).result()
@@ -424,8 +427,8 @@ impl Driver for Cuda {
             attrs: &raw mut overlap,
             numAttrs: overlaps.into(),
         };
-        // SAFETY: the arguments are the buffers in the kernel's order and then its info struct, as CubeCL's CUDA C++
-        // declares them; the caller answers for what the kernel indexes.
+        // SAFETY: the arguments are the buffers in the kernel's order and then its info struct, as
+        // CubeCL's CUDA C++ declares them; the caller answers for what the kernel indexes.
         self.check(unsafe {
             let function = loaded.function.cu_function();
             sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut())
@@ -438,7 +441,8 @@ impl Driver for Cuda {
         lock(&self.kernels).contains_key(&kernel.id()) || self.disk.as_ref().is_some_and(on_disk)
     }
 
-    /// NVRTC has locks per stage instead of a global one since CUDA 11.5. In 13.0 two threads are as fast as two processes.
+    /// NVRTC has locks per stage instead of a global one since CUDA 11.5. In 13.0 two threads are
+    /// as fast as two processes.
     fn compile(&self, Unlaunched { kernel, .. }: Unlaunched) -> Result<(), KernelError> {
         self.load(&*kernel).map(drop)
     }
@@ -546,8 +550,8 @@ impl Drop for Pool {
     }
 }
 
-/// The struct that follows the buffers among a kernel's arguments: the numbers, then the buffers' lengths, which
-/// no kernel asks for.
+/// The struct that follows the buffers among a kernel's arguments: the numbers, then the buffers'
+/// lengths, which no kernel asks for.
 fn info(scalars: &[u32], buffers: usize) -> Vec<u64> {
     let mut builder = InfoBuilder::default();
     scalars.iter().for_each(|&scalar| builder.scalars.push(scalar));

@@ -1,5 +1,6 @@
-//! CUDA: the driver, NVIDIA's compiler and its dense products, all loaded when first used, and the PTX that kernels for
-//! NVIDIA's hardware are written with. The kernels themselves stand in `ops/<op>/cuda/`.
+//! CUDA: the driver, NVIDIA's compiler and its dense products, all loaded when first used, and the
+//! PTX that kernels for NVIDIA's hardware are written with. The kernels themselves stand in
+//! `ops/<op>/cuda/`.
 
 #[cfg(feature = "cuda")]
 mod cublas;

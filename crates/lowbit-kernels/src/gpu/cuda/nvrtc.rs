@@ -1,5 +1,5 @@
-//! CUDA C++ to machine code, through NVIDIA's run-time compiler. It is opened by its path: Python's packages and
-//! `lowbit setup cuda` put it where the loader does not look.
+//! CUDA C++ to machine code, through NVIDIA's run-time compiler. It is opened by its path: Python's
+//! packages and `lowbit setup cuda` put it where the loader does not look.
 
 use super::toolkit::{self, CudaOptions, Found, Headers, LIBRARIES};
 use crate::KernelError;
@@ -16,8 +16,8 @@ pub(crate) struct Architecture {
     pub capability: u32,
     /// The newest CUDA that the driver knows, major and minor.
     pub driver: (u32, u32),
-    /// With the instructions that only this generation has, from Hopper on. What compiles without them compiles for every later
-    /// generation.
+    /// With the instructions that only this generation has, from Hopper on. What compiles without
+    /// them compiles for every later generation.
     pub own_instructions: bool,
 }
 
@@ -29,7 +29,8 @@ impl Architecture {
     }
 }
 
-/// NVRTC and headers for a device. Nothing is loaded before the first kernel is compiled: as a rule all are cached.
+/// NVRTC and headers for a device. Nothing is loaded before the first kernel is compiled: as a rule
+/// all are cached.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     architecture: Architecture,
@@ -37,8 +38,9 @@ pub(crate) struct Compiler {
     chosen: OnceLock<Result<Chosen, String>>,
 }
 
-/// Compiles a kernel that includes CUDA's headers, for an Ampere device and with what `options` name, and says which
-/// library did it: whether kernels can be compiled, also where there is no device.
+/// Compiles a kernel that includes CUDA's headers, for an Ampere device and with what `options`
+/// name, and says which library did it: whether kernels can be compiled, also where there is no
+/// device.
 ///
 /// `driver` is the newest CUDA that the driver knows, major and minor.
 ///
@@ -82,7 +84,8 @@ impl Compiler {
         let has = |name: &str| Nvrtc::open(Path::new(name)).is_ok();
         let found = Found::look(places, has)?;
         let compiler = Self { architecture, found, chosen: OnceLock::new() };
-        // To load a library takes a tenth of a second or more; its name tells most of what there is to refuse.
+        // To load a library takes a tenth of a second or more; its name tells most of what there is
+        // to refuse.
         let libraries = &compiler.found.libraries;
         let refusals: Vec<_> = libraries.iter().filter_map(|path| compiler.refusal_by_name(path)).collect();
         let by_loader = || {
@@ -225,7 +228,8 @@ impl Nvrtc {
         let library = unsafe { Library::new(path.as_os_str()) }.map_err(|error| error.to_string())?;
         let library: &'static Library = Box::leak(Box::new(library));
         let (mut major, mut minor, mut count) = (0, 0, 0);
-        // SAFETY: the functions have these types in all versions, and the numbers are variables of their types.
+        // SAFETY: the functions have these types in all versions, and the numbers are variables of
+        // their types.
         unsafe {
             let version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status =
                 symbol(library, c"nvrtcVersion")?;
@@ -263,7 +267,8 @@ impl Nvrtc {
             (targets.as_ref().map_or(null(), |targets| targets.as_ptr()), c"nv/target".as_ptr());
         let count = c_int::from(targets.is_some());
         let mut program = null_mut();
-        // SAFETY: all texts end with a zero and live until the call returns, which copies them; there are `count` headers.
+        // SAFETY: all texts end with a zero and live until the call returns, which copies them;
+        // there are `count` headers.
         let status = unsafe {
             (self.create)(
                 &raw mut program,
@@ -277,7 +282,8 @@ impl Nvrtc {
         self.check(status)?;
         let program = Owned(self, program);
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program is valid and this thread's alone, and the options are as many as are said.
+        // SAFETY: the program is valid and this thread's alone, and the options are as many as are
+        // said.
         let status = unsafe { (self.compile)(program.1, options.len() as c_int, options.as_ptr()) };
         self.check(status).map_err(|problem| {
             let log = self.output(&program, self.log_size, self.log).unwrap_or_default();
@@ -323,7 +329,8 @@ unsafe fn symbol<F: Copy>(library: &'static Library, name: &CStr) -> Result<F, S
     symbol.map(|symbol| *symbol).map_err(|_| format!("it has no {}", name.to_string_lossy()))
 }
 
-/// The library that NVRTC in `folder` opens itself: `libnvrtc-builtins.so.13.0`, and not `libnvrtc-builtins.alt.so.13.0`.
+/// The library that NVRTC in `folder` opens itself: `libnvrtc-builtins.so.13.0`, and not
+/// `libnvrtc-builtins.alt.so.13.0`.
 fn builtins(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let is_builtins = |path: &PathBuf| {

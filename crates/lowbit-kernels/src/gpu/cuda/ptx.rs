@@ -1,5 +1,6 @@
-//! What kernels for CUDA's tensor cores share of PTX: addresses of shared memory, 16-bit floats in pairs, and products of
-//! tiles (compute capability 8.0); barriers and bulk copies into shared memory (9.0).
+//! What kernels for CUDA's tensor cores share of PTX: addresses of shared memory, 16-bit floats in
+//! pairs, and products of tiles (compute capability 8.0); barriers and bulk copies into shared
+//! memory (9.0).
 
 pub(crate) mod attention;
 pub(crate) mod wgmma;
@@ -31,14 +32,16 @@ pub(crate) fn address<E: CubePrimitive>(memory: &Shared<[E]>) -> u32 {
     address
 }
 
-/// A value in a register: variables and other statements' results would go into a statement by their address.
+/// A value in a register: variables and other statements' results would go into a statement by
+/// their address.
 #[allow(clippy::identity_op)]
 #[cube]
 pub(crate) fn register(value: u32) -> u32 {
     value | 0u32
 }
 
-/// A value in a register that keeps it: the compiler would compute again what takes few instructions, for every use.
+/// A value in a register that keeps it: the compiler would compute again what takes few
+/// instructions, for every use.
 #[cube]
 pub(crate) fn kept(value: u32) -> u32 {
     let kept: u32;
@@ -47,8 +50,8 @@ pub(crate) fn kept(value: u32) -> u32 {
     kept
 }
 
-/// Elements of 32 bits, `offset` bytes past `at` in shared memory. The offset is a part of the instruction: an index that is
-/// computed takes instructions of its own.
+/// Elements of 32 bits, `offset` bytes past `at` in shared memory. The offset is a part of the
+/// instruction: an index that is computed takes instructions of its own.
 #[cube]
 pub(crate) fn shared<E: Scalar, N: Size>(
     at: u32,
@@ -159,7 +162,8 @@ impl PairArithmetic {
         }
     }
 
-    /// The instruction that multiplies two operands, and what follows them: -0, which changes no product.
+    /// The instruction that multiplies two operands, and what follows them: -0, which changes no
+    /// product.
     fn multiply(self) -> (String, &'static str) {
         let ty = name(self.dtype);
         if self.fused {
@@ -205,8 +209,8 @@ pub(crate) fn scaled(
     packed
 }
 
-/// `1 / (1 + e^-x)`, within 2^-17 of the result or 2^-119: enough for 16 bits, and a quarter of the instructions of
-/// [`sigmoid`](crate::gpu::math::sigmoid).
+/// `1 / (1 + e^-x)`, within 2^-17 of the result or 2^-119: enough for 16 bits, and a quarter of the
+/// instructions of [`sigmoid`](crate::gpu::math::sigmoid).
 #[cube]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     let sigmoid: f32;
@@ -218,7 +222,8 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     sigmoid
 }
 
-/// Four of the eight bytes of `low` and `high`: those that the lowest four nibbles of `which` number.
+/// Four of the eight bytes of `low` and `high`: those that the lowest four nibbles of `which`
+/// number.
 #[cube]
 pub(crate) fn permute(low: u32, high: u32, which: u32) -> u32 {
     let bytes: u32;
@@ -242,7 +247,8 @@ pub(crate) fn e4m3_pair(codes: u32) -> u32 {
     pair
 }
 
-/// `left - right`, by whichever pipe has less to do: the compiler would make a mask of what masks cancel.
+/// `left - right`, by whichever pipe has less to do: the compiler would make a mask of what masks
+/// cancel.
 #[cube]
 pub(crate) fn subtract(left: u32, right: u32) -> u32 {
     let difference: u32;
@@ -284,8 +290,8 @@ pub(crate) fn least(x: u32) -> u32 {
     y
 }
 
-/// `sums[at..at + 4] += left right`, of a left operand of 16 by 16 in `left[tile..tile + 4]` and the halves of a right one
-/// of 16 by 8 along the depth.
+/// `sums[at..at + 4] += left right`, of a left operand of 16 by 16 in `left[tile..tile + 4]` and
+/// the halves of a right one of 16 by 8 along the depth.
 #[cube]
 pub(crate) fn multiply(
     left: &Array<u32>,
@@ -330,7 +336,8 @@ pub(crate) fn publish() {
     gpu_asm!("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;");
 }
 
-/// Four planes give up all but `count` registers per unit, which others then [take](take_registers).
+/// Four planes give up all but `count` registers per unit, which others then
+/// [take](take_registers).
 #[cube]
 pub(crate) fn leave_registers(#[comptime] count: usize) {
     gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {count};", count = const count);
@@ -342,7 +349,8 @@ pub(crate) fn take_registers(#[comptime] count: usize) {
     gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {count};", count = const count);
 }
 
-/// Lets tensor cores and bulk copies see what this unit has written to shared memory, or knows to have been written.
+/// Lets tensor cores and bulk copies see what this unit has written to shared memory, or knows to
+/// have been written.
 #[cube]
 pub(crate) fn show_writes() {
     gpu_asm!("fence.proxy.async.shared::cta;");
@@ -379,7 +387,8 @@ pub(crate) fn expect(barrier: u32, bytes: u32) {
     );
 }
 
-/// Begins a copy of `bytes` bytes, from byte `from * unit` of `data` on, that completes at `barrier`.
+/// Begins a copy of `bytes` bytes, from byte `from * unit` of `data` on, that completes at
+/// `barrier`.
 #[cube]
 pub(crate) fn copy<E: CubePrimitive>(
     data: &[E],
@@ -408,8 +417,8 @@ pub(crate) fn wait(barrier: u32, phase: u32) {
     );
 }
 
-// Compute capability 8.0: asynchronous copies of 16 bytes, and tiles of 8 by 8 values of 16 bits. Unit `l` of a plane has
-// the places `(l / 4, 2 (l % 4))` and `(l / 4, 2 (l % 4) + 1)` of a tile.
+// Compute capability 8.0: asynchronous copies of 16 bytes, and tiles of 8 by 8 values of 16 bits.
+// Unit `l` of a plane has the places `(l / 4, 2 (l % 4))` and `(l / 4, 2 (l % 4) + 1)` of a tile.
 
 /// Begins a copy of vector `from` of `x` to address `to` of shared memory.
 #[cube]
@@ -420,8 +429,8 @@ pub(crate) fn copy_vector(x: &[Vector<u32, Const<4>>], from: u32, to: u32) {
     );
 }
 
-/// The same of the vector that is `offset` vectors past a [`pointer`], to `to_offset` bytes past `to`. Offsets are a part of the
-/// instruction.
+/// The same of the vector that is `offset` vectors past a [`pointer`], to `to_offset` bytes past
+/// `to`. Offsets are a part of the instruction.
 #[allow(clippy::identity_op)]
 #[cube]
 pub(crate) fn copy_from(pointer: u64, #[comptime] offset: usize, to: u32, #[comptime] to_offset: usize) {
@@ -469,8 +478,8 @@ pub(crate) fn wait_copies() {
     gpu_asm!("cp.async.wait_all;");
 }
 
-/// A plane loads 4 tiles, `offset` bytes past the rows' addresses: unit `l` names row `l % 8` of tile `l / 8`. Each tile is
-/// transposed where `transposed`.
+/// A plane loads 4 tiles, `offset` bytes past the rows' addresses: unit `l` names row `l % 8` of
+/// tile `l / 8`. Each tile is transposed where `transposed`.
 #[cube]
 pub(crate) fn load_tiles(
     row: u32,

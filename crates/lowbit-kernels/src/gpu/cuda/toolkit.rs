@@ -1,24 +1,25 @@
-//! NVIDIA's run-time compiler and CUDA's headers: where they are, and which of them a driver can use.
+//! Finds NVIDIA's run-time compiler and CUDA's headers, and chooses those that a driver can use.
 
 use std::path::{Path, PathBuf};
 
-/// What CUDA finds and keeps on the disk. The program decides; nothing is read from the environment.
+/// The files that CUDA uses: the compiler and headers, and the cache of kernels. The program
+/// decides; nothing is read from the environment.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CudaOptions {
     /// Keeps compiled kernels between runs.
     pub cache: Option<PathBuf>,
-    /// Where NVIDIA's compiler (NVRTC) and CUDA's headers are looked for, in this order: folders of the CUDA toolkit, of
-    /// conda, and of Python's packages (`site-packages`). They need not exist.
+    /// Where NVIDIA's compiler (NVRTC) and CUDA's headers are looked for, in this order: folders of
+    /// the CUDA toolkit, of conda, and of Python's packages (`site-packages`). They need not exist.
     pub places: Vec<PathBuf>,
-    /// An older compute capability, as in 80 for 8.0, whose kernels the device is to run, instead of its own: to test and time
-    /// them. They are chosen and written as for a device that has no more than the older one, and compiled to machine code of
-    /// this one, which does not run any other's.
+    /// An older compute capability, as in 80 for 8.0, whose kernels the device runs instead of its
+    /// own, to test and time them. They are chosen and written as for the older device, and
+    /// compiled to machine code of this one, since it runs no other.
     pub architecture: Option<u32>,
 }
 
 impl CudaOptions {
-    /// With NVRTC and headers from the first of `places` that serves, and no cache.
+    /// With NVRTC and headers from the first usable one of `places`, and without a cache.
     pub fn new(places: impl IntoIterator<Item: Into<PathBuf>>) -> Self {
         Self { places: places.into_iter().map(Into::into).collect(), ..Self::default() }
     }
@@ -36,7 +37,7 @@ impl CudaOptions {
     }
 }
 
-/// What brings the missing part.
+/// The remedy for missing files.
 const REMEDY: &str = "`lowbit setup cuda` brings NVRTC and the headers; so do NVIDIA's CUDA toolkit, and pip's \
                       nvidia-cuda-nvrtc and nvidia-cuda-runtime (nvidia-cuda-nvrtc-cu12 and nvidia-cuda-runtime-cu12 \
                       for CUDA 12)";
@@ -58,7 +59,8 @@ pub(super) struct Headers {
     pub folder: PathBuf,
     /// Major and minor.
     pub version: (u32, u32),
-    /// The folder that has `nv/target`, which `cuda_fp16.h` includes. Python's `nvidia-cuda-runtime` lacks it.
+    /// The folder that has `nv/target`, which `cuda_fp16.h` includes. Python's
+    /// `nvidia-cuda-runtime` lacks it.
     pub targets: Option<PathBuf>,
 }
 
@@ -71,8 +73,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Looks for files alone. `loader_has` says whether the loader finds a library by name, and is only asked where no
-    /// place has one.
+    /// Looks for files alone. `loader_has` says whether the loader finds a library by name, and is
+    /// only asked where no place has one.
     ///
     /// # Errors
     /// What is missing, where it was looked for, and what brings it.
@@ -168,7 +170,8 @@ pub(super) fn split(version: u32) -> (u32, u32) {
     (version / 1000, version % 1000 / 10)
 }
 
-/// Our own `nv/target`, for places that have none: CUDA's headers choose code by it. `capability` is the device's, as in
+/// Our own `nv/target`, for places that have none: CUDA's headers choose code by it. `capability`
+/// is the device's, as in
 /// 90. Host code is never compiled here.
 pub(super) fn targets(capability: u32) -> String {
     const CAPABILITIES: [u32; 22] =

@@ -1,4 +1,5 @@
-//! Kernels that clang compiled for this processor: a shared library each, kept on the disk under a hash of its source.
+//! Kernels that clang compiled for this processor: a shared library each, kept on the disk under a
+//! hash of its source.
 
 #![allow(unsafe_code)] // Loading code.
 
@@ -21,8 +22,8 @@ const HEADERS: [(&str, &str); 4] = [
 /// What runs the threads of all kernels.
 const RUNTIME: &str = include_str!("shim/threads.cpp");
 
-/// MSL is C++17 without exceptions and run-time types; its literals are float, halves are rounded after every operation, and
-/// products and sums may be fused within an expression.
+/// MSL is C++17 without exceptions and run-time types; its literals are float, halves are rounded
+/// after every operation, and products and sums may be fused within an expression.
 const LANGUAGE: &[&str] = &[
     "-std=c++17",
     "-nostdinc",
@@ -47,7 +48,8 @@ fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/msl"))
 }
 
-/// How clang optimises, unless `LOWBIT_MSL_FLAGS` says otherwise: as Metal does by default, with all floats taken for finite.
+/// How clang optimises, unless `LOWBIT_MSL_FLAGS` says otherwise: as Metal does by default, with
+/// all floats taken for finite.
 const OPTIMISE: &str = "-O1 -ffast-math";
 
 fn flags() -> Vec<String> {
@@ -94,7 +96,8 @@ fn make(to: &Path, arguments: &[&OsStr]) -> Result<(), String> {
     rename(&part, to)
 }
 
-/// Other threads write the same, while clang may be reading it: it would crash if the file were cut.
+/// Other threads write the same, while clang may be reading it: it would crash if the file were
+/// cut.
 fn write(file: &Path, text: &str) -> Result<(), String> {
     let part = part(file);
     std::fs::write(&part, text).map_err(|error| format!("{}: {error}", part.display()))?;
@@ -161,7 +164,8 @@ impl Shim {
         Library::open(&library, RTLD_LOCAL)
     }
 
-    /// Whether `kernel` compiles: clang reads all of it, which takes it a fifth of the time, where the disk has no library.
+    /// Whether `kernel` compiles: clang reads all of it, which takes it a fifth of the time, where
+    /// the disk has no library.
     #[cfg(test)]
     pub fn check(&self, kernel: &Translated) -> Result<(), String> {
         let (source, library) = self.files(kernel)?;
@@ -203,12 +207,13 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Loads a library. With `RTLD_GLOBAL`, what it has is there for those loaded after it; kernels are kept apart, for many
-    /// have one name.
+    /// Loads a library. With `RTLD_GLOBAL`, what it has is there for those loaded after it; kernels
+    /// are kept apart, for many have one name.
     fn open(path: &Path, visibility: c_int) -> Result<Self, String> {
         const RTLD_NOW: c_int = 2;
         let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-        // SAFETY: the name ends with a zero. The library is one that clang made of our source, without constructors.
+        // SAFETY: the name ends with a zero. The library is one that clang made of our source,
+        // without constructors.
         let library = unsafe { dlopen(name.as_ptr(), RTLD_NOW | visibility) };
         if library.is_null() {
             Err(format!("{} cannot be loaded", path.display()))

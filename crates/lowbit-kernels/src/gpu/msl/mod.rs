@@ -1,6 +1,7 @@
-//! What Metal would be given, on this machine's processor: kernels in the Metal Shading Language, compiled by clang, whose threads
-//! run one after the other. For tests alone (`LOWBIT_GPU=msl`): it shows what kernels compute and that they keep to Metal's and
-//! wgpu's limits, not how fast they are, nor what Apple's compiler makes of them.
+//! What Metal would be given, on this machine's processor: kernels in the Metal Shading Language,
+//! compiled by clang, whose threads run one after the other. For tests alone (`LOWBIT_GPU=msl`): it
+//! shows what kernels compute and that they keep to Metal's and wgpu's limits, not how fast they
+//! are, nor what Apple's compiler makes of them.
 //!
 //! | file | holds |
 //! |---|---|
@@ -114,8 +115,9 @@ impl Launch {
         let machine = Machine::take()?;
         let reverse = std::env::var_os("LOWBIT_MSL_REVERSE").is_some();
         let Code { thread, shared, .. } = self.code;
-        // SAFETY: the machine is ours alone, the kernel is compiled from what the op launches, the buffers are in its order and
-        // alive, and `Gpu::launch`'s caller answers for what it indexes.
+        // SAFETY: the machine is ours alone, the kernel is compiled from what the op launches, the
+        // buffers are in its order and alive, and `Gpu::launch`'s caller answers for what it
+        // indexes.
         let problem = unsafe {
             let problem =
                 (machine.run)(machine.address, thread, buffers.as_mut_ptr(), sizes.as_ptr(), shared, reverse);
@@ -201,7 +203,8 @@ fn code(kernel: &dyn CubeKernel) -> Result<Code, KernelError> {
 }
 
 impl Gpu {
-    /// Metal's kernels on this processor, for tests: each call is a device of its own, for one thread.
+    /// Metal's kernels on this processor, for tests: each call is a device of its own, for one
+    /// thread.
     pub fn msl() -> Self {
         let target = Target::apple();
         Self(Arc::new(Msl { target, captured: Mutex::new(None) }))
@@ -241,7 +244,8 @@ impl Driver for Msl {
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError> {
         self.forbid_in_capture("a read")?;
         let from = memory.range::<Block>().at(start, bytes.len());
-        // SAFETY: the block has as many bytes, all of which were written, and launches that use it are done.
+        // SAFETY: the block has as many bytes, all of which were written, and launches that use it
+        // are done.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from, bytes.len()) };
         Ok(())
     }

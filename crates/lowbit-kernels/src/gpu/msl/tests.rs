@@ -25,7 +25,8 @@ fn refusal(source: &Source) -> String {
     library::entry(source).unwrap_err()
 }
 
-/// Runs a kernel of one buffer, of ones, in one cube; the buffer's words after that, or what went wrong.
+/// Runs a kernel of one buffer, of ones, in one cube; the buffer's words after that, or what went
+/// wrong.
 fn run(source: &Source, units: u32, words: usize) -> Result<Vec<u32>, String> {
     let (thread, shared) = library::entry(source)?;
     // SAFETY: it is the type of the entry that the translation writes.
@@ -98,7 +99,8 @@ fn gpu_msl_finds_threads_that_part() {
     assert_eq!(half[20], u32::MAX);
 }
 
-/// clang takes floats for finite here, as Metal's compiler does, but in the blocks that kernels open.
+/// clang takes floats for finite here, as Metal's compiler does, but in the blocks that kernels
+/// open.
 #[test]
 fn gpu_msl_keeps_nan_where_kernels_ask_for_it() {
     // Buffers start as NaN.
@@ -110,7 +112,8 @@ fn gpu_msl_keeps_nan_where_kernels_ask_for_it() {
     assert_eq!(run(&format!("{{\n#pragma METAL fp math_mode(safe)\n{compare}\n}}")), [1; 64]);
 }
 
-/// CubeCL's order of the parameters that say where a thread is, and with it the numbers of variables, is another in each process.
+/// CubeCL's order of the parameters that say where a thread is, and with it the numbers of
+/// variables, is another in each process.
 #[test]
 fn gpu_msl_text_is_the_same_in_every_process() {
     let text = |unit: u32, plane: u32| {

@@ -1,5 +1,6 @@
-//! A generated kernel in the Metal Shading Language as C++ for clang. MSL is C++ with attributes, so little changes: threadgroup
-//! memory, which C++ does not have, and an entry that gives a kernel its arguments. Refuses what breaks a limit of Metal or wgpu.
+//! A generated kernel in the Metal Shading Language as C++ for clang. MSL is C++ with attributes,
+//! so little changes: threadgroup memory, which C++ does not have, and an entry that gives a kernel
+//! its arguments. Refuses what breaks a limit of Metal or wgpu.
 
 use crate::gpu::compile::Source;
 use std::collections::HashMap;
@@ -7,10 +8,12 @@ use std::collections::HashMap;
 /// Metal's limits on every Apple GPU ("Metal feature set tables").
 const THREADS: u32 = 1024;
 const SHARED: usize = 32 << 10;
-/// Of Metal's 31 buffers wgpu keeps two (`MAX_USABLE_BUFFERS` in wgpu-hal 30.0.1's `metal/adapter.rs`).
+/// Of Metal's 31 buffers wgpu keeps two (`MAX_USABLE_BUFFERS` in wgpu-hal 30.0.1's
+/// `metal/adapter.rs`).
 const BUFFERS: usize = 29;
 
-/// What keeps floats from being taken for finite, for Metal and for clang. Both want it at the start of a block.
+/// What keeps floats from being taken for finite, for Metal and for clang. Both want it at the
+/// start of a block.
 const SAFE: [&str; 2] = ["#pragma METAL fp math_mode(safe)", "#pragma float_control(precise, on)"];
 
 /// What the entry is called, of whatever kernel.
@@ -24,8 +27,9 @@ pub(super) struct Translated {
     pub shared: usize,
 }
 
-/// The C++ of `source`, the same for the same kernel in every process. CubeCL orders the parameters for positions in the grid by
-/// chance, and numbers variables in that order: here they are sorted, and numbered as they come.
+/// The C++ of `source`, the same for the same kernel in every process. CubeCL orders the parameters
+/// for positions in the grid by chance, and numbers variables in that order: here they are sorted,
+/// and numbered as they come.
 ///
 /// # Errors
 /// Which limit the kernel breaks, or what of its text is unknown here.
@@ -86,7 +90,8 @@ impl<'a> Parameter<'a> {
     }
 }
 
-/// The body with pointers in place of `alignas(16) threadgroup char name[64];`, and the bytes of all of them.
+/// The body with pointers in place of `alignas(16) threadgroup char name[64];`, and the bytes of
+/// all of them.
 fn with_shared(body: &str) -> Result<(String, usize), String> {
     let (mut text, mut rest, mut size) = (String::with_capacity(body.len()), body, 0usize);
     while let Some((before, after)) = rest.split_once("alignas(") {

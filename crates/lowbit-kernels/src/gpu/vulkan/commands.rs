@@ -1,5 +1,5 @@
-//! A command buffer as it is recorded: launches and copies, with a barrier before each that touches what an earlier one wrote, or
-//! writes what an earlier one touched.
+//! A command buffer as it is recorded: launches and copies, with a barrier before each that touches
+//! what an earlier one wrote, or writes what an earlier one touched.
 
 use super::device::{Context, checked};
 use super::memory::{HostMemory, Use};
@@ -206,7 +206,8 @@ impl Commands {
     /// Records a launch.
     ///
     /// # Safety
-    /// The kernel takes these arguments, and stays within its buffers, which live until the device is done.
+    /// The kernel takes these arguments, and stays within its buffers, which live until the device
+    /// is done.
     pub unsafe fn launch(
         &mut self,
         layout: vk::PipelineLayout,
@@ -218,7 +219,8 @@ impl Commands {
         constants.push(info);
         let [x, y, z] = launch.cubes;
         let device = &self.context.device;
-        // SAFETY: the buffer is being recorded, pipeline and layout live as long as the device; the caller answers for the rest.
+        // SAFETY: the buffer is being recorded, pipeline and layout live as long as the device; the
+        // caller answers for the rest.
         unsafe {
             device.cmd_bind_pipeline(self.buffer, vk::PipelineBindPoint::COMPUTE, launch.pipeline.handle());
             let constants = bytemuck::cast_slice(&constants);
@@ -246,7 +248,8 @@ impl Commands {
     /// Records a copy of `size` bytes from one buffer to another, with the addresses of both.
     ///
     /// # Safety
-    /// The ranges lie in the buffers and do not overlap, and the buffers live until the device is done.
+    /// The ranges lie in the buffers and do not overlap, and the buffers live until the device is
+    /// done.
     pub unsafe fn copy(
         &mut self,
         from: (vk::Buffer, u64),
@@ -265,8 +268,8 @@ impl Commands {
     /// Records that `bytes` are written to a buffer at `start`.
     ///
     /// # Safety
-    /// They lie in the buffer, which lives until the device is done; `start` and their number are multiples of 4, and they are at
-    /// most 65536.
+    /// They lie in the buffer, which lives until the device is done; `start` and their number are
+    /// multiples of 4, and they are at most 65536.
     pub unsafe fn update(&mut self, buffer: vk::Buffer, start: u64, range: Range, bytes: &[u8]) {
         self.transfer();
         self.touch(&[(range, true)]);
@@ -279,7 +282,8 @@ impl Commands {
         self.host_reads = true;
     }
 
-    /// Records that timestamp `index` of `queries` is taken when all before is done; the first one resets both.
+    /// Records that timestamp `index` of `queries` is taken when all before is done; the first one
+    /// resets both.
     ///
     /// # Safety
     /// The queries are the device's, two, and live until it is done.

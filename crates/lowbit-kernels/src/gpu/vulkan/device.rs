@@ -68,10 +68,12 @@ impl Drop for Instance {
 }
 
 impl Context {
-    /// The best device that is there: a card of its own, else a part of the processor, else a virtual one, else a program.
+    /// The best device that is there: a card of its own, else a part of the processor, else a
+    /// virtual one, else a program.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] without a loader, a driver or a device; [`KernelError::Gpu`] when a device lacks what is needed.
+    /// [`KernelError::NoGpu`] without a loader, a driver or a device; [`KernelError::Gpu`] when a
+    /// device lacks what is needed.
     pub fn open() -> Result<Self, KernelError> {
         // SAFETY: the system's Vulkan loader is what it says.
         let entry = unsafe { ash::Entry::load() }.map_err(|_| {
@@ -210,7 +212,8 @@ impl Context {
         Some(budget.heap_budget[heap].saturating_sub(budget.heap_usage[heap]))
     }
 
-    /// Memory of the first type among `bits` that has all of the first of `wanted`, else of the next.
+    /// Memory of the first type among `bits` that has all of the first of `wanted`, else of the
+    /// next.
     pub fn allocate(
         &self,
         requirements: &vk::MemoryRequirements,
@@ -232,7 +235,8 @@ impl Context {
             .allocation_size(requirements.size)
             .memory_type_index(index as u32)
             .push_next(&mut flags);
-        // SAFETY: the type is one of the device's, and what `info` points at lives until the call is done.
+        // SAFETY: the type is one of the device's, and what `info` points at lives until the call
+        // is done.
         let memory = unsafe { self.device.allocate_memory(&info, None) }?;
         self.allocations.fetch_add(1, Ordering::Relaxed);
         Ok(memory)

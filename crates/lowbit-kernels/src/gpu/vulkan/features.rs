@@ -1,4 +1,5 @@
-//! What a Vulkan device has of what kernels can use: asked for once, enabled when the device is opened, and told to CubeCL.
+//! What a Vulkan device has of what kernels can use: asked for once, enabled when the device is
+//! opened, and told to CubeCL.
 
 use super::device::checked;
 use crate::KernelError;
@@ -185,7 +186,8 @@ impl Features {
         if self.pipeline_executables {
             info = info.push_next(&mut chain.executables);
         }
-        // SAFETY: the device has the extensions and features; all that `info` points at lives until the call is done.
+        // SAFETY: the device has the extensions and features; all that `info` points at lives until
+        // the call is done.
         checked("vkCreateDevice", unsafe { instance.create_device(device, &info, None) })
     }
 

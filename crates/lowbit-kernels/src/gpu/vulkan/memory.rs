@@ -1,8 +1,9 @@
-//! The device's memory: a few large allocations, cut into blocks; and the host's, which the device reads and writes.
+//! The device's memory: a few large allocations, cut into blocks; and the host's, which the device
+//! reads and writes.
 //!
-//! A driver need not give more than 4096 allocations, so tensors share them. Work on the device is in the order of one queue, and a
-//! launch that touches what an earlier one touched waits for it, whoever had the memory then: so a freed block can be used again at
-//! once.
+//! A driver need not give more than 4096 allocations, so tensors share them. Work on the device is
+//! in the order of one queue, and a launch that touches what an earlier one touched waits for it,
+//! whoever had the memory then: so a freed block can be used again at once.
 
 use super::device::{Context, described, refused};
 use crate::KernelError;
@@ -18,7 +19,8 @@ use vk::MemoryPropertyFlags as Kind;
 /// Bytes that blocks are rounded up to, and begin at multiples of.
 pub(super) const ALIGNMENT: u64 = 256;
 
-/// Bytes of an allocation that blocks share: at the least, and at the most. Larger blocks have one of their own.
+/// Bytes of an allocation that blocks share: at the least, and at the most. Larger blocks have one
+/// of their own.
 const SHARED: [u64; 2] = [16 << 20, 256 << 20];
 
 /// A buffer with all of an allocation.
@@ -39,8 +41,8 @@ impl Buffer {
                 | vk::BufferUsageFlags::TRANSFER_DST,
         );
         let device = &context.device;
-        // SAFETY: the buffer is bound to memory of the size that it asks for before anything else is done with it; on an
-        // error what was made is destroyed, and nothing has used it.
+        // SAFETY: the buffer is bound to memory of the size that it asks for before anything else
+        // is done with it; on an error what was made is destroyed, and nothing has used it.
         unsafe {
             let buffer = device.create_buffer(&info, None)?;
             let requirements = device.get_buffer_memory_requirements(buffer);
@@ -225,8 +227,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Blocks hold the pool, and so do captured passes by their blocks: nothing uses it any more.
-        // SAFETY: the device is the pool's own.
+        // Blocks hold the pool, and so do captured passes by their blocks: nothing uses it any
+        // more. SAFETY: the device is the pool's own.
         let _ = unsafe { self.context.device.device_wait_idle() };
         self.release();
     }
@@ -251,7 +253,8 @@ fn rounded(bytes: u64) -> u64 {
 pub(super) enum Use {
     /// The host writes, and a copy reads.
     Staging,
-    /// The host writes a little, and kernels read: the device's own memory, where the host reaches it.
+    /// The host writes a little, and kernels read: the device's own memory, where the host reaches
+    /// it.
     Numbers,
     /// A copy writes, and the host reads.
     Reading,
@@ -268,7 +271,8 @@ pub(super) struct HostMemory {
 
 // SAFETY: the mapping is its own, and calls may come from any thread.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above. What is written to it goes through `&mut`, or through calls whose callers answer for it.
+// SAFETY: as above. What is written to it goes through `&mut`, or through calls whose callers
+// answer for it.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
@@ -312,8 +316,8 @@ impl HostMemory {
     /// Writes `bytes` at `start`.
     pub fn write(&mut self, start: usize, bytes: &[u8]) {
         assert!(start + bytes.len() <= self.size, "they fit");
-        // SAFETY: the range was checked, and nothing else is mapped there. That the device does not read it now, its user knows;
-        // otherwise it reads other numbers.
+        // SAFETY: the range was checked, and nothing else is mapped there. That the device does not
+        // read it now, its user knows; otherwise it reads other numbers.
         unsafe {
             let to = self.mapped.as_ptr().add(start);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

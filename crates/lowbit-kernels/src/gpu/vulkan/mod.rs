@@ -1,5 +1,6 @@
-//! Vulkan: a driver on `ash`, which loads the system's Vulkan when it is first used. CubeCL's SPIR-V takes the addresses of its
-//! buffers as push constants, the numbers' last: there are no descriptor sets.
+//! Vulkan: a driver on `ash`, which loads the system's Vulkan when it is first used. CubeCL's
+//! SPIR-V takes the addresses of its buffers as push constants, the numbers' last: there are no
+//! descriptor sets.
 //!
 //! | file | holds |
 //! |---|---|
@@ -39,7 +40,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// What Vulkan keeps on the disk. The program decides; nothing is read from the environment, but what the loader itself reads.
+/// Vulkan's cache of kernels. The program decides; nothing is read from the environment, except by
+/// Vulkan's loader itself.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct VulkanOptions {
@@ -74,10 +76,12 @@ struct Capture {
 }
 
 impl Gpu {
-    /// The best Vulkan device that is there: a card of its own before a part of the processor, a program for the processor last.
+    /// The machine's best Vulkan device: a discrete GPU before an integrated one, a software driver
+    /// last.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the kernels.
+    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the
+    /// kernels.
     pub fn vulkan(options: &VulkanOptions) -> Result<Self, KernelError> {
         let context = Arc::new(Context::open()?);
         let properties =
@@ -193,8 +197,8 @@ impl Driver for Vulkan {
             }
             None => {
                 drop(captures);
-                // SAFETY: the caller answers for it. Freed blocks are only given to what comes later in the queue, or, when all
-                // before is done, to the driver.
+                // SAFETY: the caller answers for it. Freed blocks are only given to what comes
+                // later in the queue, or, when all before is done, to the driver.
                 unsafe { self.queue.launch(&launch) }
             }
         }
@@ -315,7 +319,8 @@ struct Captured {
 
 impl Replay for Captured {
     fn replay(&self) -> Result<(), KernelError> {
-        // SAFETY: it was ended when it was captured, and is dropped when the device is done with it.
+        // SAFETY: it was ended when it was captured, and is dropped when the device is done with
+        // it.
         unsafe { self.queue.replay(self.buffer, self.launches) }
     }
 }

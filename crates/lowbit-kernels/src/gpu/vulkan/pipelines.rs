@@ -84,7 +84,8 @@ impl Pipelines {
         self.compilations.load(Ordering::Relaxed)
     }
 
-    /// How many buffers a kernel can take: their addresses and that of its numbers are all that is pushed.
+    /// How many buffers a kernel can take: their addresses and that of its numbers are all that is
+    /// pushed.
     pub fn most_buffers(&self) -> usize {
         self.options.vulkan.push_constant_size / size_of::<vk::DeviceAddress>() - 1
     }
@@ -120,7 +121,8 @@ impl Pipelines {
         Ok(pipeline)
     }
 
-    /// The pipeline of a kernel's SPIR-V: with what the driver compiled of it before, or compiled and kept.
+    /// The pipeline of a kernel's SPIR-V: with what the driver compiled of it before, or compiled
+    /// and kept.
     fn pipeline(&self, name: &str, code: &Code) -> Result<Pipeline, KernelError> {
         let refuse = |call: &str, error: vk::Result| KernelError::Kernel {
             name: name.into(),
@@ -130,8 +132,8 @@ impl Pipelines {
         let kept = self.kept.as_ref().and_then(|kept| kept.machine.get(name));
         let kept = kept.map_or(vec![], |kept| kept.bytes);
         let info = vk::PipelineCacheCreateInfo::default().initial_data(&kept);
-        // SAFETY: the data is what this driver gave (its digest was checked, and the file is named by the driver); the driver
-        // checks its header.
+        // SAFETY: the data is what this driver gave (its digest was checked, and the file is named
+        // by the driver); the driver checks its header.
         let cache = unsafe { device.create_pipeline_cache(&info, None) };
         let cache = cache.map_err(|error| refuse("vkCreatePipelineCache", error))?;
         let made = self.create(cache, code);
@@ -180,7 +182,8 @@ impl Pipelines {
             .stage(stage)
             .layout(self.layout)
             .push_next(&mut told)];
-        // SAFETY: all that `info` points at lives until the call is done; the module is used by it alone.
+        // SAFETY: all that `info` points at lives until the call is done; the module is used by it
+        // alone.
         let made = unsafe {
             let made = device.create_compute_pipelines(cache, &info, None);
             device.destroy_shader_module(module, None);

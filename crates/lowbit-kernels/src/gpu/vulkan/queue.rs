@@ -1,4 +1,5 @@
-//! The one queue: commands are recorded as they come, submitted in batches, and done in their order.
+//! The one queue: commands are recorded as they come, submitted in batches, and done in their
+//! order.
 
 use super::commands::{Commands, Launch};
 use super::device::{Context, checked};
@@ -135,7 +136,8 @@ impl Queue {
         let mut state = lock(&self.state);
         let commands = self.current(&mut state)?;
         let ranges = [from.range(), to.range()];
-        // SAFETY: the blocks hold so many bytes, and are two. The memory of blocks lives until the device is done.
+        // SAFETY: the blocks hold so many bytes, and are two. The memory of blocks lives until the
+        // device is done.
         unsafe { commands.copy((from.buffer, from.offset), (to.buffer, to.offset), ranges, size) };
         Ok(())
     }
@@ -146,8 +148,8 @@ impl Queue {
     /// As [`Commands::timestamp`].
     pub unsafe fn timestamp(&self, queries: vk::QueryPool, index: u32) -> Result<(), KernelError> {
         let mut state = lock(&self.state);
-        // It is submitted together with what is timed: the device must not wait for the host in between.
-        // SAFETY: the caller answers for it.
+        // It is submitted together with what is timed: the device must not wait for the host in
+        // between. SAFETY: the caller answers for it.
         unsafe { self.current(&mut state)?.timestamp(queries, index) };
         Ok(())
     }
@@ -158,7 +160,8 @@ impl Queue {
         let mut state = lock(&self.state);
         if bytes.len() <= SHORT && (start | bytes.len()).is_multiple_of(4) {
             let commands = self.current(&mut state)?;
-            // SAFETY: the range was checked; blocks begin at multiples of 4, and their memory lives until the device is done.
+            // SAFETY: the range was checked; blocks begin at multiples of 4, and their memory lives
+            // until the device is done.
             unsafe { commands.update(block.buffer, block.offset + start as u64, block.range(), bytes) };
             return Ok(());
         }
@@ -173,14 +176,16 @@ impl Queue {
             let to = (block.buffer, block.offset + (start + done) as u64);
             let ranges = [[0, 0], block.range()];
             let commands = self.current(&mut state)?;
-            // SAFETY: the piece lies in both buffers. The part is not used again until the copy is done.
+            // SAFETY: the piece lies in both buffers. The part is not used again until the copy is
+            // done.
             unsafe { commands.copy((from, filled as u64), to, ranges, piece.len() as u64) };
             done += piece.len();
         }
         Ok(())
     }
 
-    /// The part of the staging memory that is filled now, with room for more; where it is full, the next one.
+    /// The part of the staging memory that is filled now, with room for more; where it is full, the
+    /// next one.
     fn part(&self, state: &mut State) -> Result<usize, KernelError> {
         if state.staging.filled >= PART {
             let submitted = self.submit(state)?;
@@ -215,7 +220,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Submits a copy of `size` bytes of the block to the host's memory; gives the count that it is done with.
+    /// Submits a copy of `size` bytes of the block to the host's memory; gives the count that it is
+    /// done with.
     fn fetch(
         &self,
         block: &Block,
@@ -230,7 +236,8 @@ impl Queue {
         let to = memory.address() + at as u64;
         let ranges = [block.range(), [to, to + size as u64]];
         let from = (block.buffer, block.offset + start as u64);
-        // SAFETY: the caller checked the block's range, the host's is checked above, and both live until the copy is done.
+        // SAFETY: the caller checked the block's range, the host's is checked above, and both live
+        // until the copy is done.
         unsafe { commands.copy(from, (memory.buffer(), at as u64), ranges, size as u64) };
         commands.for_the_host();
         self.submit(&mut state)
@@ -334,7 +341,8 @@ impl Queue {
         self.submit(state).map(drop)
     }
 
-    /// Submits what was recorded; gives the count that the timeline reaches when all that was submitted is done.
+    /// Submits what was recorded; gives the count that the timeline reaches when all that was
+    /// submitted is done.
     fn submit(&self, state: &mut State) -> Result<u64, KernelError> {
         self.end(state)?;
         if state.ended.is_empty() {
@@ -352,7 +360,8 @@ impl Queue {
             .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
         let info =
             [vk::SubmitInfo2::default().command_buffer_infos(&buffers).signal_semaphore_infos(&signals)];
-        // SAFETY: the buffers were ended, and live until the count is reached; the queue is used under the state's lock.
+        // SAFETY: the buffers were ended, and live until the count is reached; the queue is used
+        // under the state's lock.
         let done = unsafe { self.context.device.queue_submit2(state.queue, &info, vk::Fence::null()) };
         let owned = std::mem::take(&mut state.owned);
         state.launches = 0;
@@ -378,8 +387,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // What was recorded and not submitted is nobody's any more.
-        // SAFETY: the device is the queue's own, and passes hold the queue: nothing else uses the semaphore.
+        // What was recorded and not submitted is nobody's any more. SAFETY: the device is the
+        // queue's own, and passes hold the queue: nothing else uses the semaphore.
         unsafe {
             let _ = self.context.device.device_wait_idle();
             self.context.device.destroy_semaphore(self.timeline, None);

@@ -67,7 +67,8 @@ fn memory_is_used_again_and_has_limits() {
     assert!(message.ends_with(": out of memory"), "{message}");
 }
 
-/// A pass reads and writes the same memory at each replay, in the order of its launches, whatever was freed meanwhile.
+/// A pass reads and writes the same memory at each replay, in the order of its launches, whatever
+/// was freed meanwhile.
 #[test]
 fn a_pass_is_replayed_while_other_threads_launch() {
     const LEN: usize = 1 << 16;

@@ -14,7 +14,7 @@ fn dense_product(device: &Device) -> Result<f64, KernelError> {
     }
 }
 
-/// The best of some bf16 products by the vendor's library.
+/// The best of some bf16 products by the vendor BLAS.
 fn by_vendor(gpu: &crate::gpu::Gpu, device: &Device) -> Result<f64, KernelError> {
     let (m, n, k) = (4096, 8192, 4096);
     if gpu.library().is_none() {

@@ -13,7 +13,8 @@ use std::sync::OnceLock;
 pub struct Amx(Avx512<true>);
 
 impl Amx {
-    /// `None` when this processor lacks any of them, or when the system does not let this process use tiles.
+    /// `None` when this processor lacks any of them, or when the system does not let this process
+    /// use tiles.
     pub fn detect() -> Option<Self> {
         static FOUND: OnceLock<bool> = OnceLock::new();
         let simd = Avx512::<true>::detect()?;
@@ -32,7 +33,8 @@ fn has_tiles() -> bool {
     __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & bits == bits
 }
 
-/// Whether the system saves tiles and their configuration when it switches threads: bits 17 and 18 of XCR0.
+/// Whether the system saves tiles and their configuration when it switches threads: bits 17 and 18
+/// of XCR0.
 fn saves_tiles() -> bool {
     /// # Safety
     /// The processor must have XGETBV.
@@ -53,7 +55,8 @@ fn permits_tiles() -> bool {
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const XFEATURE_XTILEDATA: i64 = 18;
     let status: i64;
-    // SAFETY: this call of the system reads and writes no memory of the process; the clobbered registers are named.
+    // SAFETY: this call of the system reads and writes no memory of the process; the clobbered
+    // registers are named.
     unsafe {
         asm!(
             "syscall",
@@ -113,7 +116,8 @@ struct Registers(PhantomData<*const ()>);
 
 impl Registers {
     fn configure(_: Amx) -> Self {
-        // SAFETY: `Amx` proves the instruction and the system's permission; the configuration is valid and 64 bytes long.
+        // SAFETY: `Amx` proves the instruction and the system's permission; the configuration is
+        // valid and 64 bytes long.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(readonly, nostack, preserves_flags))
         };
@@ -123,15 +127,16 @@ impl Registers {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        // SAFETY: there are tiles, or there would be no value. Released, they cost a switch of threads nothing.
+        // SAFETY: there are tiles, or there would be no value. Released, they cost a switch of
+        // threads nothing.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }
 
 impl Tiles for Registers {
-    /// Tiles 0 to 3 are sums, 4 and 5 are of a, 6 and 7 of b. Loads stand between products, so that they are done while the unit
-    /// multiplies. What is loaded once per call, a and the sums, comes by TILELOADDT1, which leaves b in the first-level cache:
-    /// measured a fifth faster.
+    /// Tiles 0 to 3 are sums, 4 and 5 are of a, 6 and 7 of b. Loads stand between products, so that
+    /// they are done while the unit multiplies. What is loaded once per call, a and the sums, comes
+    /// by TILELOADDT1, which leaves b in the first-level cache: measured a fifth faster.
     #[inline(always)]
     fn multiply<const M: usize, const N: usize>(
         &mut self,
@@ -153,8 +158,9 @@ impl Tiles for Registers {
         // What is at hand costs nothing to ask for.
         let sums = ahead.sums.map_or(c.as_ptr(), |sums| sums.as_ptr());
         let operand = ahead.operand.map_or(a[0].as_ptr(), std::ptr::from_ref);
-        // SAFETY: tiles are configured in full size; each operand has `steps` tiles, which is not 0, of 1024 bytes each, and
-        // the sums are four tiles, [i][j]. The assembly reads and writes nothing else; asking for memory reads none.
+        // SAFETY: tiles are configured in full size; each operand has `steps` tiles, which is not
+        // 0, of 1024 bytes each, and the sums are four tiles, [i][j]. The assembly reads and writes
+        // nothing else; asking for memory reads none.
         unsafe {
             asm!(
                 "test {zero:e}, {zero:e}",

@@ -8,9 +8,10 @@
 //! b [16][16][2]  bf16, pair p of the values of row n of the weight
 //! ```
 //!
-//! What is relied on, from TDPBF16PS's description in Intel's manual: the first elements of the pairs are summed apart from the
-//! second ones, in the order of p, each from zero and each product added with one rounding; the two sums are added, and that is
-//! added to c. Everything rounds to nearest even, takes subnormal operands for zero and gives zero for a subnormal result.
+//! What is relied on, from TDPBF16PS's description in Intel's manual: the first elements of the
+//! pairs are summed apart from the second ones, in the order of p, each from zero and each product
+//! added with one rounding; the two sums are added, and that is added to c. Everything rounds to
+//! nearest even, takes subnormal operands for zero and gives zero for a subnormal result.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -55,8 +56,9 @@ pub(crate) enum Start {
     Sums,
 }
 
-/// What a later product reads, to be asked for during this one: in each step [`Ahead::SUMS`] bytes of sums, for the nearest cache, and
-/// [`Ahead::OPERAND`] bytes of an operand, for the second-level one.
+/// What a later product reads, to be asked for during this one: in each step [`Ahead::SUMS`] bytes
+/// of sums, for the nearest cache, and [`Ahead::OPERAND`] bytes of an operand, for the second-level
+/// one.
 #[derive(Clone, Copy, Debug, Default)]
 // The model asks for nothing.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -74,9 +76,11 @@ impl Ahead<'_> {
 
 /// A unit's tiles, ready on this thread.
 pub(crate) trait Tiles {
-    /// `c[i][j] += sum over steps s of a[i][s] * b[j][s]` for `i` below `M` and `j` below `N`, both 1 or 2.
+    /// `c[i][j] += sum over steps s of a[i][s] * b[j][s]` for `i` below `M` and `j` below `N`, both
+    /// 1 or 2.
     ///
-    /// One call has loads, products and stores, because between two `asm!` blocks no register may hold anything.
+    /// One call has loads, products and stores, because between two `asm!` blocks no register may
+    /// hold anything.
     ///
     /// # Panics
     /// When the operands have not all the same number of steps.
@@ -100,7 +104,8 @@ pub(crate) trait TileKernel {
 
 /// A unit that multiplies tiles. A value proves that the processor has it.
 pub(crate) trait TileUnit: Copy + Send + Sync {
-    /// Runs `kernel` with this unit's tiles, compiled for the instruction set that comes with the unit, or else for `isa`.
+    /// Runs `kernel` with this unit's tiles, compiled for the instruction set that comes with the
+    /// unit, or else for `isa`.
     fn dispatch<K: TileKernel>(self, isa: Isa, kernel: K) -> K::Output;
 }
 

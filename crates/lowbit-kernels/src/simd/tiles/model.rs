@@ -4,7 +4,8 @@ use super::{Ahead, Block, Pairs, Start, Sums, TILE, TileKernel, TileUnit, Tiles,
 use crate::simd::{Isa, Kernel, Lanes, Simd};
 use half::bf16;
 
-/// A unit that every processor has. Tests multiply with it, and compare the others with it bit for bit.
+/// A unit that every processor has. Tests multiply with it, and compare the others with it bit for
+/// bit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Model;
 
@@ -18,7 +19,8 @@ impl TileUnit for Model {
                 self.0.run(simd, &mut Model)
             }
         }
-        // Vectors of two widths: with every instruction set the tests would take the compiler twice as long.
+        // Vectors of two widths: with every instruction set the tests would take the compiler twice
+        // as long.
         #[cfg(target_arch = "x86_64")]
         if let Isa::Avx512(simd) = isa {
             return simd.run(Modelled(kernel));

@@ -10,13 +10,14 @@ pub(super) fn describe(error: DriverError) -> String {
     text.unwrap_or_else(|_| format!("{error:?}"))
 }
 
-/// Milliseconds between two events that have happened. cudarc calls a function that drivers have from CUDA 12.8 on; this one all
-/// drivers have.
+/// Milliseconds between two events that have happened. cudarc calls a function that drivers have
+/// from CUDA 12.8 on; this one all drivers have.
 #[allow(unsafe_code)]
 pub(super) fn elapsed(start: &CudaEvent, end: &CudaEvent) -> Result<f32, DriverError> {
     type Elapsed = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
     let mut milliseconds = 0.0;
-    // SAFETY: the function has this type in every driver; the events are of one context, and the number is a variable.
+    // SAFETY: the function has this type in every driver; the events are of one context, and the
+    // number is a variable.
     unsafe {
         let function = sys::culib().get::<Elapsed>(b"cuEventElapsedTime\0");
         let function = function.map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED))?;

@@ -1,12 +1,15 @@
-//! Attention's products by four planes together (`wgmma`, Hopper), as PTX. Scores, weights and sums of values are registers that
-//! one statement declares and others name: as operands they would be copied in and out of each, and the assembler would no
-//! longer see which of them a product in flight still uses.
+//! Attention's products by four planes together (`wgmma`, Hopper), as PTX. Scores, weights and sums
+//! of values are registers that one statement declares and others name: as operands they would be
+//! copied in and out of each, and the assembler would no longer see which of them a product in
+//! flight still uses.
 //!
-//! Four planes have 64 query rows, 16 each. Unit `l` of a plane has, of each 8 columns, columns `2 (l % 4)` and the next of rows
-//! `l / 4` and `l / 4 + 8`: registers `4n` and `4n + 1` are of the first row, `4n + 2` and `4n + 3` of the second.
+//! Four planes have 64 query rows, 16 each. Unit `l` of a plane has, of each 8 columns, columns
+//! `2 (l % 4)` and the next of rows `l / 4` and `l / 4 + 8`: registers `4n` and `4n + 1` are of the
+//! first row, `4n + 2` and `4n + 3` of the second.
 //!
-//! Matrices in shared memory are panels of 64 columns. A panel's rows have 128 bytes, of which vector (16 bytes) `c` of row `r`
-//! lies at `c ^ (r % 8)`: the swizzle of 128 bytes. Panels start at multiples of 1024 bytes.
+//! Matrices in shared memory are panels of 64 columns. A panel's rows have 128 bytes, of which
+//! vector (16 bytes) `c` of row `r` lies at `c ^ (r % 8)`: the swizzle of 128 bytes. Panels start
+//! at multiples of 1024 bytes.
 
 use super::{name, register};
 use cubecl_core as cubecl;
@@ -32,7 +35,8 @@ pub(crate) const PANEL_ROW: usize = 128;
 /// The upper half of a matrix's description: the swizzle, and 1024 bytes from 8 rows to the next 8.
 const UPPER: u32 = 0x4000_0040;
 
-/// The lower half: the address, and `apart` bytes from a panel to the next, for matrices whose rows are what is summed over.
+/// The lower half: the address, and `apart` bytes from a panel to the next, for matrices whose rows
+/// are what is summed over.
 #[cube]
 fn lower(at: u32, #[comptime] apart: usize) -> u32 {
     register(((at & 0x3ffffu32) >> 4u32) | comptime!((apart as u32 / 16) << 16))
@@ -104,7 +108,8 @@ impl Products {
         text
     }
 
-    /// Scores to weights `2^(score scale - shift)`, and their sums into `a0` and `a1`, in two chains per row.
+    /// Scores to weights `2^(score scale - shift)`, and their sums into `a0` and `a1`, in two
+    /// chains per row.
     fn weigh(self) -> String {
         let mut text = String::new();
         for i in 0..self.scores() {
@@ -147,7 +152,8 @@ pub(crate) fn begin(#[comptime] products: Products) {
     gpu_asm!("{declarations}", declarations = const products.declarations(), options(nomem));
 }
 
-/// Begins the products of 64 query rows at `q` with the keys at `k`: their scores are there when it has ended.
+/// Begins the products of 64 query rows at `q` with the keys at `k`: their scores are there when it
+/// has ended.
 #[cube]
 pub(crate) fn multiply_keys(q: u32, k: u32, #[comptime] products: Products) {
     let (q, k) = (lower(q, 16usize), lower(k, 16usize));
@@ -188,7 +194,8 @@ pub(crate) fn greatest_scores(#[comptime] products: Products) -> Vector<f32, Con
     greatest
 }
 
-/// Makes the scores weights `2^(score scale - shift)`, not rounded, and gives their sum in each of this unit's rows.
+/// Makes the scores weights `2^(score scale - shift)`, not rounded, and gives their sum in each of
+/// this unit's rows.
 #[cube]
 pub(crate) fn weigh(scale: f32, shift: (f32, f32), #[comptime] products: Products) -> Vector<f32, Const<2>> {
     let sums: Vector<f32, Const<2>>;
@@ -203,7 +210,8 @@ pub(crate) fn weigh(scale: f32, shift: (f32, f32), #[comptime] products: Product
     sums
 }
 
-/// Rounds the weights, and multiplies the sums of values in this unit's rows by `by`. No product may be under way.
+/// Rounds the weights, and multiplies the sums of values in this unit's rows by `by`. No product
+/// may be under way.
 #[cube]
 pub(crate) fn round_weights(by: (f32, f32), #[comptime] products: Products) {
     let (by0, by1) = by;

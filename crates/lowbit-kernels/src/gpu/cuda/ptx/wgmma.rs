@@ -1,13 +1,13 @@
-//! Hopper's products of matrices by four planes together (`wgmma`), and its bulk copies into shared memory, as PTX.
-//! Shared memory is touched by these alone, through 32-bit addresses.
+//! Hopper's products of matrices by four planes together (`wgmma`), and its bulk copies into shared
+//! memory, as PTX. Shared memory is touched by these alone, through 32-bit addresses.
 
 use super::{name, register};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// The accumulators are registers that one statement declares and others name: as operands they would be copied in
-/// and out of each.
+/// The accumulators are registers that one statement declares and others name: as operands they
+/// would be copied in and out of each.
 fn accumulators(rows: usize) -> String {
     (0..rows / 2).map(|i| format!("sum{i}")).collect::<Vec<_>>().join(", ")
 }
@@ -33,8 +33,9 @@ pub(crate) fn sum(#[comptime] i: usize) -> f32 {
     value
 }
 
-/// Adds the product of 64 by 16 values (or twice as many, for two `steps`) in registers with 16 by `rows` in shared
-/// memory at `tile` to the sums. It has begun when this ends, and the one before has ended.
+/// Adds the product of 64 by 16 values (or twice as many, for two `steps`) in registers with 16 by
+/// `rows` in shared memory at `tile` to the sums. It has begun when this ends, and the one before
+/// has ended.
 ///
 /// One statement: between the fence and the product no register may be written.
 #[cube]
@@ -45,8 +46,8 @@ pub(crate) fn multiply(
     #[comptime] rows: usize,
     #[comptime] dtype: FloatType,
 ) {
-    // The lower half of the matrix's description: its address, and 128 bytes from 8 values along K to the next 8. The
-    // upper half: 256 bytes from 8 rows to the next 8.
+    // The lower half of the matrix's description: its address, and 128 bytes from 8 values along K
+    // to the next 8. The upper half: 256 bytes from 8 rows to the next 8.
     let low = ((tile & 0x3ffffu32) >> 4u32) | 0x0008_0000u32;
     let a0 = register(pairs[0]);
     let a1 = register(pairs[1]);
@@ -107,8 +108,8 @@ pub(crate) fn take(from: u32, #[comptime] i: usize) {
     );
 }
 
-/// A plane begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at `barrier`: what
-/// [`expect`](super::expect) and [`copy`](super::copy()) do, by one election.
+/// A plane begins a copy of `bytes` bytes, from vector `from` of `x` on, that completes at
+/// `barrier`: what [`expect`](super::expect) and [`copy`](super::copy()) do, by one election.
 #[cube]
 pub(crate) fn copy(x: &[Vector<u32, Const<4>>], from: u32, to: u32, barrier: u32, #[comptime] bytes: usize) {
     gpu_asm!(
