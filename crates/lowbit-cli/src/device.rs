@@ -10,7 +10,8 @@ use lowbit_kernels::simd::Isa;
 use std::ffi::OsStr;
 use std::fmt::{self, Display, Formatter};
 
-/// The kinds of GPUs, the preferred one first: its name, which is also the cargo feature's, and whether this build has it.
+/// The kinds of GPUs, the preferred one first: its name, which is also the cargo feature's, and
+/// whether this build has it.
 const GPUS: [(&str, bool); 3] = [
     ("cuda", cfg!(feature = "cuda")),
     ("metal", cfg!(feature = "metal")),
@@ -126,20 +127,24 @@ impl TypedValueParser for DeviceParser {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
-    /// Device to run on; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build and this machine have,
-    /// cuda:1 the second CUDA device; `lowbit devices` lists all [default: auto; cpu with --threads, --isa or --exact].
+    /// Device to run on; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build
+    /// and this machine have, cuda:1 the second CUDA device; `lowbit devices` lists all
+    /// [default: auto; cpu with --threads, --isa or --exact].
     #[arg(long, value_parser = DeviceParser)]
     device: Option<Named>,
-    /// Run the kernels of an older CUDA device, as in 80 for compute capability 8.0, to test or time them; means --device cuda.
+    /// Run the kernels of an older CUDA device, as in 80 for compute capability 8.0, to test or
+    /// time them; means --device cuda.
     #[arg(long, value_name = "N", value_parser = cuda_arch)]
     cuda_arch: Option<u32>,
     /// CPU threads [default: one per core].
     #[arg(long, short)]
     pub threads: Option<usize>,
-    /// The CPU's instruction set [default: the best that it has; `inspect --device cpu` lists them].
+    /// The CPU's instruction set
+    /// [default: the best that it has; `inspect --device cpu` lists them].
     #[arg(long, value_name = "ISA", value_parser = isa)]
     isa: Option<Isa>,
-    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has, with all layers.
+    /// As llama.cpp's -ngl: 0 runs on the CPU, anything else on the GPU that this build has, with
+    /// all layers.
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", value_parser = GpuLayers::parse)]
     n_gpu_layers: Option<GpuLayers>,
 }
@@ -187,7 +192,7 @@ impl DeviceOptions {
         }
     }
 
-    /// Whether a device is named.
+    /// True if a device is named.
     pub fn is_named(&self) -> bool {
         self.device.is_some() || self.cuda_arch.is_some() || self.n_gpu_layers.is_some()
     }
@@ -197,11 +202,12 @@ impl DeviceOptions {
         Ok(Device::cpu_with(Some(threads), self.isa.unwrap_or_else(Isa::detect))?)
     }
 
-    /// The device that the flags name, or the best that is there; `exact` is --exact. Where this build has several, a line on
-    /// standard error says which one it is.
+    /// The device that the flags name, or the best that is there; `exact` is --exact. Where this
+    /// build has several, a line on standard error says which one it is.
     ///
     /// # Errors
-    /// A device that is named cannot be used. Without a name, what cannot be used is said on standard error instead.
+    /// A device that is named cannot be used. Without a name, what cannot be used is said on
+    /// standard error instead.
     pub fn device(&self, exact: bool) -> Result<Device, Failure> {
         Ok(self.find(exact)?.told())
     }
@@ -320,7 +326,8 @@ fn described(device: &Device) -> String {
     }
 }
 
-/// The first device that is there, works and is no program for the processor. What is there and does not work is noted.
+/// The first device that is there, works and is no program for the processor. What is there and
+/// does not work is noted.
 fn best(
     devices: impl Iterator<Item = Result<Device, KernelError>>,
     notes: &mut Vec<String>,

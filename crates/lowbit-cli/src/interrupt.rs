@@ -9,8 +9,9 @@
 //! | saving a checkpoint | stops it, so that what was written is removed, and ends the program in a second; a second one ends it at once |
 //! | learning | stops it after the step that it is in, so that its state is saved; a second one ends the program at once |
 //!
-//! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was found; while a
-//! checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is an error, not a signal.
+//! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was
+//! found; while a checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is
+//! an error, not a signal.
 
 use crate::{Failure, out};
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
@@ -36,14 +37,15 @@ pub enum Doing {
     Editing,
     /// Something that can be stopped. A second Ctrl-C within `patience` is ignored.
     Writing { patience: Duration },
-    /// Something that any signal stops and that cleans up its files then; after that it calls [`Interrupts::obey`]. What has not done so
-    /// in [`PATIENCE`] ends without it.
+    /// Something that any signal stops and that cleans up its files then; after that it calls
+    /// [`Interrupts::obey`]. What has not done so in [`PATIENCE`] ends without it.
     Saving,
     /// The same, but it takes its time: there is a state to save.
     Learning,
 }
 
-/// The time that a save may take to stop, before the program removes its files and ends: below a second in all.
+/// The time that a save may take to stop, before the program removes its files and ends: below a
+/// second in all.
 const PATIENCE: Duration = Duration::from_millis(700);
 
 /// Listens to signals from its creation on.
@@ -109,12 +111,13 @@ impl Interrupts {
         self.0.lock().0 = doing;
     }
 
-    /// Whether what is being written should stop.
+    /// True if what is being written should stop.
     pub fn stop(&self) -> bool {
         self.0.stop.load(Ordering::Relaxed)
     }
 
-    /// Ends the program as the signal that asked to stop does by default, so that the parent process sees that signal.
+    /// Ends the program as the signal that asked to stop does by default, so that the parent
+    /// process sees that signal.
     pub fn obey(&self) {
         if let Some(asked) = self.0.lock().1 {
             let _ = low_level::emulate_default_handler(asked.signal);
@@ -134,7 +137,7 @@ impl State {
         true
     }
 
-    /// Whether the program goes on after `signal`.
+    /// True if the program goes on after `signal`.
     fn absorbs(&self, signal: i32) -> bool {
         let (doing, asked) = &mut *self.lock();
         match *doing {
@@ -143,15 +146,16 @@ impl State {
                 None => self.ask(asked, signal),
             },
             Doing::Saving | Doing::Learning => asked.is_none() && self.ask(asked, signal),
-            // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a key.
+            // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a
+            // key.
             Doing::Editing => signal == SIGINT && !tcgetattr(std::io::stdin()).is_ok_and(|now| is_raw(&now)),
             _ => false,
         }
     }
 }
 
-/// The signals that the program was started with ignored, a bit each from the lowest on; `None` where the system does not
-/// say.
+/// The signals that the program was started with ignored, a bit each from the lowest on; `None`
+/// where the system does not say.
 struct Ignored(Option<u64>);
 
 impl Ignored {
@@ -167,7 +171,8 @@ impl Ignored {
     }
 }
 
-/// Ends the program after a while if what is being saved has not stopped by then: a single product may take longer.
+/// Ends the program after a while if what is being saved has not stopped by then: a single product
+/// may take longer.
 fn end_later(state: &Arc<State>) {
     let state = state.clone();
     // Without a thread for it, the work itself stops as soon as it can.

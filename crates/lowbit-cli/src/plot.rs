@@ -17,11 +17,12 @@ pub struct Series {
     pub name: String,
     /// x and y; finite.
     pub points: Vec<(f64, f64)>,
-    /// Whether a line joins the points.
+    /// True if a line joins the points.
     pub joined: bool,
 }
 
-/// Colours that people with any colour vision tell apart (Okabe and Ito, "Color Universal Design", 2008).
+/// Colours that people with any colour vision tell apart (Okabe and Ito, "Color Universal Design",
+/// 2008).
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 const WIDTH: f64 = 800.0;
 const PLOT_HEIGHT: f64 = 260.0;
@@ -57,7 +58,8 @@ struct Axis {
 }
 
 impl Axis {
-    /// The shortest axis of whole steps of 1, 2 or 5 times a power of ten that holds `values`, in eight steps at most.
+    /// The shortest axis of whole steps of 1, 2 or 5 times a power of ten that holds `values`, in
+    /// eight steps at most.
     fn new(values: impl Iterator<Item = f64>) -> Self {
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| (a.min(v), b.max(v)));
         let (low, high) = if low <= high { (low, high) } else { (0.0, 1.0) };
@@ -156,7 +158,8 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Checks that elements are closed in order and that nothing but entities begins with `&`. Returns how many there are of `name`.
+    /// Checks that elements are closed in order and that nothing but entities begins with `&`.
+    /// Returns how many there are of `name`.
     fn count(svg: &str, name: &str) -> usize {
         let (mut open, mut found) = (vec![], 0);
         let svg = svg.strip_prefix(COMMENT).expect("it begins with what lowbit's plots begin with");

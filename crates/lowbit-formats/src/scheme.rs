@@ -160,12 +160,12 @@ pub enum Scales {
         float: FloatType,
         /// Values per group.
         size: usize,
-        /// Whether there is a bias.
+        /// True if there is a bias.
         biased: bool,
     },
     /// `2^(code - 127)` per 32 values.
     E8M0 {
-        /// Whether code 255 means infinity; otherwise it is `2^128`.
+        /// True if code 255 means infinity; otherwise it is `2^128`.
         infinite: bool,
     },
     /// e4m3 per 16 values.

@@ -54,7 +54,7 @@ pub fn expand(item: ItemStruct) -> Result<TokenStream> {
     })
 }
 
-/// Whether a field is a `Box` of a slice.
+/// True if a field is a `Box` of a slice.
 fn is_buffer(field: &Type) -> bool {
     matches!(field, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == "Box"))
 }

@@ -10,7 +10,7 @@ use syn::{
 
 /// What stands in the attribute's parentheses.
 pub struct Options {
-    /// Whether the kernel itself says where it waits for the launch before it.
+    /// True if the kernel itself says where it waits for the launch before it.
     waits: bool,
 }
 
@@ -33,7 +33,7 @@ struct Argument {
     /// The type of its field.
     field: TokenStream,
     early: bool,
-    /// Whether the kernel writes it.
+    /// True if the kernel writes it.
     written: bool,
 }
 

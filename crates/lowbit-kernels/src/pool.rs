@@ -89,7 +89,7 @@ impl Pool {
         self.threads.len() + 1
     }
 
-    /// Whether there are threads to share a job of `work` nanoseconds with.
+    /// True if there are threads to share a job of `work` nanoseconds with.
     pub fn shares(&self, work: u64) -> bool {
         !self.threads.is_empty() && work >= HANDOVER
     }

@@ -196,7 +196,7 @@ impl QuantizedTensor {
         Ok(Self { components: components.collect::<Result<_, _>>()?, ..self.clone() })
     }
 
-    /// Whether its components' rows lie as the format has them, one after the other. On a GPU they
+    /// True if its components' rows lie as the format has them, one after the other. On a GPU they
     /// may be padded, or taken apart.
     pub fn has_plain_rows(&self) -> bool {
         match self.device() {

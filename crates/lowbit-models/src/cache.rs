@@ -170,7 +170,7 @@ impl Cache {
         Ok(&mut self.layers)
     }
 
-    /// Whether `tokens` more fit without reallocation.
+    /// True if `tokens` more fit without reallocation.
     pub(crate) fn has_room(&self, tokens: usize) -> bool {
         self.layers.iter().all(|layer| match layer {
             LayerCache::Attention(cache) => self.position + tokens <= cache.keys.dim(1),

@@ -62,7 +62,7 @@ impl Steps {
         Ok(self.state.drawn()?)
     }
 
-    /// Whether [`Self::next`] only queues a replay, without waiting for anything.
+    /// True if [`Self::next`] only queues a replay, without waiting for anything.
     pub(crate) fn is_captured(&self, cache: &Cache) -> bool {
         self.pass.is_some() && cache.has_room(1)
     }

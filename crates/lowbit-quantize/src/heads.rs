@@ -29,7 +29,7 @@ pub struct DeltaNet {
     ratio: usize,
     key_dim: usize,
     value_dim: usize,
-    /// Whether GGUF has value heads in another order: those of one key head are not neighbours, but
+    /// True if GGUF has value heads in another order: those of one key head are not neighbours, but
     /// `key_heads` apart.
     tiled: bool,
 }

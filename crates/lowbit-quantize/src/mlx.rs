@@ -210,7 +210,7 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// Whether these are the scales or biases of a quantised weight.
+    /// True if these are the scales or biases of a quantised weight.
     fn is_part_of_another(&self, view: &TensorView) -> bool {
         let module = view.name.strip_suffix(".scales").or_else(|| view.name.strip_suffix(".biases"));
         module.is_some_and(|module| {

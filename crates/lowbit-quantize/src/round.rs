@@ -301,7 +301,7 @@ fn module(tensor: &Tensor) -> Option<&str> {
     (tensor.shape.len() > 1).then_some(path)
 }
 
-/// Whether a module chooses or weighs experts.
+/// True if a module chooses or weighs experts.
 pub(crate) fn is_router(module: &str) -> bool {
     module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
 }

@@ -12,7 +12,7 @@ use std::str::FromStr;
 pub struct Rule {
     pattern: String,
     format: String,
-    /// Whether the pattern is a whole name.
+    /// True if the pattern is a whole name.
     whole: bool,
 }
 

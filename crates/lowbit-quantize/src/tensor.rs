@@ -191,7 +191,7 @@ impl Tensor {
         QuantizeError::Encode { name: self.name.clone(), error, rule: None }
     }
 
-    /// Whether what is stored is quantised in `format` already, and nothing is done to its values.
+    /// True if what is stored is quantised in `format` already, and nothing is done to its values.
     fn keeps_bytes(&self, format: Format) -> bool {
         let Change { rows, columns, add_one, function, .. } = &self.change;
         let changes = rows.is_some() || columns.is_some() || *add_one || *function != Function::Same;

@@ -14,7 +14,7 @@ impl<'a> StopTexts<'a> {
         Self { stops, held: String::new(), found: false }
     }
 
-    /// Whether a stop text was found: nothing is passed on any more.
+    /// True if a stop text was found: nothing is passed on any more.
     pub fn found(&self) -> bool {
         self.found
     }

@@ -19,10 +19,10 @@ use std::ops::ControlFlow::Continue;
 pub struct Comparison<'a> {
     pub text: &'a str,
     pub context: usize,
-    /// Whether the second halves of windows alone are scored.
+    /// True if the second halves of windows alone are scored.
     pub second_half: bool,
     pub target: Target,
-    /// Whether divergences by layer are wanted.
+    /// True if divergences by layer are wanted.
     pub by_layer: bool,
 }
 
@@ -52,7 +52,8 @@ pub struct Outcome {
 }
 
 impl Comparison<'_> {
-    /// Compares each of `students` with the teacher. All are opened, and their token ids compared, before any model runs.
+    /// Compares each of `students` with the teacher. All are opened, and their token ids compared,
+    /// before any model runs.
     pub fn run(&self, teacher: &Checkpoint, students: &[Student]) -> Result<Vec<Outcome>, Failure> {
         let tokenizer = Tokenizer::from_checkpoint(teacher)?;
         let scoring = if self.second_half { Scoring::SecondHalf } else { Scoring::All };
@@ -106,7 +107,7 @@ impl Comparison<'_> {
 }
 
 impl Comparison<'_> {
-    /// Whether layers can be compared one by one; if not, this is said.
+    /// True if layers can be compared one by one; if not, this is said.
     fn has_layers_of(model: &Model, teacher: &Model, name: &str) -> bool {
         let [mine, other] = [model, teacher].map(|model| model.config().num_hidden_layers);
         if mine != other {
@@ -217,7 +218,8 @@ fn print_rows(outcomes: &[Outcome]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The same as one object. Divergences are in nats, differences of probabilities and shares in parts of 1.
+/// The same as one object. Divergences are in nats, differences of probabilities and shares in
+/// parts of 1.
 pub fn to_json(outcomes: &[Outcome], of: &Comparison<'_>) -> Value {
     let (device, context) = (of.target.device.to_string(), of.context);
     let pair = |of: Estimate| json!({ "value": of.value, "error": of.error });
@@ -251,8 +253,8 @@ pub fn to_json(outcomes: &[Outcome], of: &Comparison<'_>) -> Value {
 pub const CSV: Content = Content { name: "a table of lowbit perplexity's", begins: CSV_HEADER.as_bytes() };
 const CSV_HEADER: &str = "model,by,index,tokens,kl,kl_median,kl_99,nll,teacher_nll,same_top";
 
-/// Divergences by position in the window, of all windows together, and by layer, of the first window, a line each. What a layer does not have
-/// is empty.
+/// Divergences by position in the window, of all windows together, and by layer, of the first
+/// window, a line each. What a layer does not have is empty.
 pub fn to_csv(outcomes: &[Outcome]) -> String {
     let mut csv = format!("{CSV_HEADER}\n");
     for Outcome { name, tokens, layers, .. } in outcomes {
@@ -335,8 +337,8 @@ fn lines(outcome: &Outcome, context: usize, alone: bool) -> Vec<Series> {
     lines
 }
 
-/// Divergences in at most [`BINS`] bins of equally many positions of a window, each with the mean of the positions that it has;
-/// bins without a token are left out.
+/// Divergences in at most [`BINS`] bins of equally many positions of a window, each with the mean
+/// of the positions that it has; bins without a token are left out.
 fn by_position(tokens: &[ComparedToken], context: usize) -> Vec<(f64, Vec<f64>)> {
     let width = context.div_ceil(BINS).max(1);
     // Not by `context`: it may be any number, while positions are those of tokens that were scored.

@@ -66,12 +66,13 @@ impl Lines {
         Ok(Self { editor: Some(editor), history, is_terminal })
     }
 
-    /// Whether a user types in a terminal.
+    /// True if a user types in a terminal.
     pub fn is_terminal(&self) -> bool {
         self.is_terminal
     }
 
-    /// The next line, without its end. In a terminal it may be several, which a \ at their ends joined.
+    /// The next line, without its end. In a terminal it may be several, which a \ at their ends
+    /// joined.
     pub fn next(&mut self, interrupts: &Interrupts) -> Result<Line, Failure> {
         let Some(editor) = &mut self.editor else {
             interrupts.enter(Doing::Work);
@@ -97,8 +98,8 @@ impl Lines {
     }
 }
 
-/// The file of the history, in a folder that exists; `None` where the environment names no folder, or a file cannot be
-/// there.
+/// The file of the history, in a folder that exists; `None` where the environment names no folder,
+/// or a file cannot be there.
 fn history_file() -> Option<PathBuf> {
     let folder = crate::cache::state(&|name| std::env::var_os(name))?;
     std::fs::create_dir_all(&folder).ok()?;

@@ -1,4 +1,5 @@
-//! The message for a mapped file that became shorter than its map: reading past its end raises SIGBUS.
+//! The message for a mapped file that became shorter than its map: reading past its end raises
+//! SIGBUS.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +10,8 @@ use libc::{c_int, c_void, siginfo_t};
 
 use crate::shown;
 
-/// The most maps in the table; a fault in any other ends the process as without a handler. Published models have up to 200 files.
+/// The most maps in the table; a fault in any other ends the process as without a handler.
+/// Published models have up to 200 files.
 const MAPS: usize = 512;
 /// The most bytes of a file's path that are kept: its end.
 const NAME: usize = 200;
@@ -76,14 +78,15 @@ fn find(address: usize) -> Option<&'static Slot> {
     })
 }
 
-/// Whether `bytes` lie in one map of the table.
+/// True if `bytes` lie in one map of the table.
 pub(super) fn contains(bytes: &[u8]) -> bool {
     let end = bytes.as_ptr_range().end.addr();
     find(bytes.as_ptr().addr()).is_some_and(|slot| end <= slot.end.load(Ordering::Relaxed))
 }
 
-/// From now on the process says which file it was, and ends with status 1, when a mapped model file has been cut or its
-/// disk fails while it is read. For programs: a library's user decides about signals.
+/// From now on the process says which file it was, and ends with status 1, when a mapped model file
+/// has been cut or its disk fails while it is read. For programs: a library's user decides about
+/// signals.
 ///
 /// # Errors
 /// When the system refuses a signal handler.
@@ -94,8 +97,8 @@ pub fn report_cut_files() -> io::Result<()> {
     action.sa_sigaction = handle as *const () as usize;
     // The stack may be what has overflowed: some systems say that by this signal.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: both pointers are to whole structs, and `handle` only reads atomics and calls functions that POSIX allows in
-    // a handler.
+    // SAFETY: both pointers are to whole structs, and `handle` only reads atomics and calls
+    // functions that POSIX allows in a handler.
     if unsafe { libc::sigaction(libc::SIGBUS, &action, &mut before) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -105,13 +108,15 @@ pub fn report_cut_files() -> io::Result<()> {
 
 #[allow(unsafe_code)]
 extern "C" fn handle(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
-    // SAFETY: with SA_SIGINFO the system passes a valid pointer, whose address is that of the access.
+    // SAFETY: with SA_SIGINFO the system passes a valid pointer, whose address is that of the
+    // access.
     let (address, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
     // Codes outside of this range say that a process sent the signal.
     let slot = if (1..=0xffff).contains(&code) { find(address) } else { None };
     let Some(slot) = slot else {
-        // Not ours. The access runs again, into what was done about the signal before.
-        // SAFETY: zeros are SIG_DFL; sigaction may be called in a handler, and what was there before is as good as it was.
+        // Not ours. The access runs again, into what was done about the signal before. SAFETY:
+        // zeros are SIG_DFL; sigaction may be called in a handler, and what was there before is as
+        // good as it was.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGBUS, BEFORE.get().unwrap_or(&default), std::ptr::null_mut());

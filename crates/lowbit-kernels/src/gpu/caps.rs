@@ -32,12 +32,12 @@ pub(crate) struct Caps {
     pub f16_matrices: Option<Matrices>,
     /// The same of bf16.
     pub bf16_matrices: Option<Matrices>,
-    /// Whether kernels may ask for tensor cores in PTX: from compute capability 8.0 on they
+    /// True if kernels may ask for tensor cores in PTX: from compute capability 8.0 on they
     /// multiply f16 and bf16.
     pub tensor_cores: bool,
-    /// Whether four planes can multiply matrices together (`wgmma`): Hopper alone.
+    /// True if four planes can multiply matrices together (`wgmma`): Hopper alone.
     pub warp_groups: bool,
-    /// Whether a launch may begin before the one before it has ended: kernels then wait themselves.
+    /// True if a launch may begin before the one before it has ended: kernels then wait themselves.
     pub overlaps: bool,
     /// True if the vendor BLAS is there.
     pub vendor_blas: bool,
@@ -53,7 +53,7 @@ impl Caps {
         }
     }
 
-    /// Whether products run on matrix units of some kind.
+    /// True if products run on matrix units of some kind.
     pub fn has_matrix_units(&self) -> bool {
         self.tensor_cores || self.f16_matrices.is_some()
     }

@@ -310,7 +310,7 @@ fn is_metal(properties: &DeviceProperties) -> bool {
     properties.identity.fingerprint == METAL
 }
 
-/// Whether kernels are compiled for a device whose launches overlap: Hopper or later. That it has a
+/// True if kernels are compiled for a device whose launches overlap: Hopper or later. That it has a
 /// tensor memory accelerator says so: all devices with one are Hopper or later.
 pub(crate) fn overlaps(properties: &DeviceProperties) -> bool {
     properties.features.tma.contains(Tma::Base)
@@ -426,7 +426,7 @@ impl DiskCache {
         Some(Code { entry, shared: std::str::from_utf8(shared).ok()?.parse().ok()?, bytes: bytes.to_vec() })
     }
 
-    /// Whether there is a file for the kernel of this name. It may still turn out to be of no use.
+    /// True if there is a file for the kernel of this name. It may still turn out to be of no use.
     pub fn has(&self, name: &str) -> bool {
         self.path(name).is_file()
     }

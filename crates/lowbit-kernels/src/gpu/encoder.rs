@@ -53,7 +53,7 @@ impl Memory {
         address(&self.range)
     }
 
-    /// Whether another tensor has it too.
+    /// True if another tensor has it too.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.tensors) > 1
     }
@@ -128,11 +128,11 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn name(&self) -> String;
     /// As its maker calls it; empty if it does not say.
     fn product(&self) -> String;
-    /// Whether it is a program for the processor, such as Mesa's lavapipe.
+    /// True if it is a program for the processor, such as Mesa's lavapipe.
     fn is_software(&self) -> bool {
         false
     }
-    /// Whether it only lists kernels: see [`Gpu::dry_run`].
+    /// True if it only lists kernels: see [`Gpu::dry_run`].
     fn is_dry_run(&self) -> bool {
         false
     }
@@ -166,7 +166,7 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     /// buffers.
     #[allow(unsafe_code)]
     unsafe fn launch(&self, dispatch: Dispatch<'_>) -> Result<(), KernelError>;
-    /// Whether launching the kernel compiles nothing, because this process or its cache on the disk
+    /// True if launching the kernel compiles nothing, because this process or its cache on the disk
     /// has the code.
     fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool;
     /// Compiles a kernel, so that launching it need not. Called from several threads.
@@ -179,7 +179,7 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn compilations(&self) -> usize;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
-    /// Whether a pass is captured, by this thread where others may launch meanwhile.
+    /// True if a pass is captured, by this thread where others may launch meanwhile.
     fn is_capturing(&self) -> bool {
         false
     }
@@ -269,7 +269,7 @@ impl Pass {
         self.launches.replay()
     }
 
-    /// Whether the pass reads or writes this tensor's memory, and no other tensor sees what it
+    /// True if the pass reads or writes this tensor's memory, and no other tensor sees what it
     /// writes there.
     pub fn uses(&self, tensor: &Tensor) -> bool {
         let Ok((memory, _)) = tensor.memory() else { return false };
@@ -347,7 +347,7 @@ impl Gpu {
         self.0.product()
     }
 
-    /// Whether it is no GPU, but a program that does its work on the processor, such as Mesa's
+    /// True if it is no GPU, but a program that does its work on the processor, such as Mesa's
     /// lavapipe.
     pub fn is_software(&self) -> bool {
         self.0.is_software()
@@ -397,7 +397,7 @@ impl Gpu {
         unsafe { self.0.launch(dispatch) }
     }
 
-    /// Whether both are the same device with the same queue.
+    /// True if both are the same device with the same queue.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -55,7 +55,7 @@ impl Layout {
         size.min(values)
     }
 
-    /// Whether something is added to groups.
+    /// True if something is added to groups.
     pub fn biased(self) -> bool {
         matches!(self.scales, Scales::Group { biased: true, .. } | Scales::SuperWithMinima { .. })
     }

@@ -51,7 +51,7 @@ impl Recording {
     }
 }
 
-/// Whether the capture alone has the range.
+/// True if the capture alone has the range.
 fn is_free(range: &Range) -> bool {
     Arc::strong_count(range) == 1
 }

@@ -36,7 +36,7 @@ pub(crate) struct Rows {
     pub rows: usize,
     /// Elements of a vector.
     pub vector: usize,
-    /// Whether no unit has more than one vector of a row: it then keeps it in registers between two
+    /// True if no unit has more than one vector of a row: it then keeps it in registers between two
     /// passes over the row.
     pub preloads: bool,
 }

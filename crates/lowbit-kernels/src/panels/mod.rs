@@ -1,5 +1,6 @@
-//! How weights lie for the CPU's products in integers, of small floats and in tiles of bf16. Formats whose codes have at most 8 bits are
-//! repacked at load into panels of [`ROWS`] rows, so that a vector of sums has a row per lane, whatever the format:
+//! How weights lie for the CPU's products in integers, of small floats and in tiles of bf16.
+//! Formats whose codes have at most 8 bits are repacked at load into panels of [`ROWS`] rows, so
+//! that a vector of sums has a row per lane, whatever the format:
 //!
 //! ```text
 //! codes   [panel][span][bit][64 bytes]         a span is 32 values of each of the panel's rows
@@ -7,9 +8,10 @@
 //! biases  [panel][..][row]                     what is added to a group; or, in superblocks, the scale of the scales
 //! ```
 //!
-//! Within a span, quad q holds values 4q to 4q + 3 of all rows: byte 4r + i is value 4q + i of row r, which is what a dot
-//! product of four bytes per lane reads. A vector of 64 bytes has whole codes of as many quads as fit, the first one lowest; the bits
-//! that are left over hold, from the first vector to the last, the codes of the last quads.
+//! Within a span, quad q holds values 4q to 4q + 3 of all rows: byte 4r + i is value 4q + i of row
+//! r, which is what a dot product of four bytes per lane reads. A vector of 64 bytes has whole
+//! codes of as many quads as fit, the first one lowest; the bits that are left over hold, from the
+//! first vector to the last, the codes of the last quads.
 //!
 //! ```text
 //! 4 bits:  vector 0      1      2      3        6 bits:  vector 0     1     2     3     4     5
@@ -18,7 +20,8 @@
 //!          +------+------+------+------+                 +-----+-----+-----+-----+-----+-----+
 //!     bit   7..4 3..0                               bit   7..6 5..0
 //! ```
-//! Rows are padded to whole panels within each matrix, values to whole spans, with zero codes and scales.
+//! Rows are padded to whole panels within each matrix, values to whole spans, with zero codes and
+//! scales.
 
 mod bits;
 mod pack;
@@ -58,12 +61,12 @@ impl Layout {
         (!matches!(scheme.codes, Codes::Float(_))).then_some(Self { scheme, n, k })
     }
 
-    /// Whether codes are e4m3, which bytes of integers cannot say.
+    /// True if codes are e4m3, which bytes of integers cannot say.
     pub fn minifloat(&self) -> bool {
         self.scheme.codes == Codes::E4M3
     }
 
-    /// Whether one of these codes is not a number.
+    /// True if one of these codes is not a number.
     fn has_nan(&self, codes: &[u8]) -> bool {
         self.minifloat() && codes.iter().fold(0, |greatest, code| (code & 0x7f).max(greatest)) == 0x7f
     }
@@ -83,8 +86,9 @@ impl Layout {
         self.k.div_ceil(SPAN)
     }
 
-    /// Values whose products are summed in integers: 16 or 32. They share a scale. (With 64, where 64 or more share one,
-    /// prompts are a sixth faster, but rounding x to 8 bits costs twice as much of the demo model's perplexity.)
+    /// Values whose products are summed in integers: 16 or 32. They share a scale. (With 64, where
+    /// 64 or more share one, prompts are a sixth faster, but rounding x to 8 bits costs twice as
+    /// much of the demo model's perplexity.)
     pub fn group(&self) -> usize {
         self.scale_group().min(32)
     }
@@ -126,17 +130,17 @@ impl Layout {
         }
     }
 
-    /// Whether unpacked codes are below 128, and then below 64.
+    /// True if unpacked codes are below 128, and then below 64.
     pub fn narrow(&self) -> bool {
         self.greatest_code() < 64
     }
 
-    /// Whether scales have more than 22 significant bits.
+    /// True if scales have more than 22 significant bits.
     pub fn long_scales(&self) -> bool {
         matches!(self.scheme.scales, Scales::Group { float: FloatType::F32, .. })
     }
 
-    /// Whether all of a panel's stored scales are below 2^100: products with larger ones overflow.
+    /// True if all of a panel's stored scales are below 2^100: products with larger ones overflow.
     fn are_small(&self, scales: &[u8]) -> bool {
         match self.scheme.scales {
             Scales::E8M0 { .. } => scales.iter().all(|&code| code < 127 + 100),
@@ -148,7 +152,7 @@ impl Layout {
         }
     }
 
-    /// Whether something is added to groups.
+    /// True if something is added to groups.
     pub fn biased(&self) -> bool {
         self.scheme.biased()
     }

@@ -6,7 +6,8 @@ use crate::simd::{Kernel, Simd};
 use lowbit_formats::{BlockScales, Format, Parts, Scales, Scheme, Unpacked};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Fills the components of all panels of a weight. False if its scales are too large for products in panels, or codes are NaN.
+/// Fills the components of all panels of a weight. False if its scales are too large for products
+/// in panels, or codes are NaN.
 pub(crate) fn pack(
     cpu: &Cpu,
     layout: &Layout,
@@ -39,8 +40,8 @@ pub(crate) fn pack(
 /// Where a panel's codes, scales and biases go.
 type Out<'a> = ((&'a mut [u8], &'a mut [u8]), &'a mut [u8]);
 
-/// Panels that one thread fills. It is compiled for the processor's widest vectors, but for taking a
-/// GGML block apart, which gains nothing by them.
+/// Panels that one thread fills. It is compiled for the processor's widest vectors, but for taking
+/// a GGML block apart, which gains nothing by them.
 struct Task<'a, 'p> {
     source: &'a Source,
     layout: &'a Layout,
@@ -49,7 +50,7 @@ struct Task<'a, 'p> {
 }
 
 impl Kernel for Task<'_, '_> {
-    /// Whether all scales are small enough for products in panels, and no code is NaN.
+    /// True if all scales are small enough for products in panels, and no code is NaN.
     type Output = bool;
 
     #[inline(always)]

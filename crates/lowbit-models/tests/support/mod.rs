@@ -10,8 +10,8 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Vulkan's device, which a software driver gives everywhere, or what `LOWBIT_GPU` names: CUDA's with the kernels of
-/// `LOWBIT_CUDA_ARCH`, as in 80, if that is set.
+/// Vulkan's device, which a software driver gives everywhere, or what `LOWBIT_GPU` names: CUDA's
+/// with the kernels of `LOWBIT_CUDA_ARCH`, as in 80, if that is set.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 pub fn gpu() -> Device {
     let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
@@ -43,7 +43,7 @@ pub fn gpu() -> Device {
     }
 }
 
-/// Whether it is software that stands for a GPU: whole models take it seconds for each token.
+/// True if it is software that stands for a GPU: whole models take it seconds for each token.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 pub fn is_software(device: &Device) -> bool {
     matches!(device, Device::Gpu(gpu) if gpu.is_software())

@@ -82,7 +82,7 @@ pub(super) struct Facts {
     pub heads_per_key: usize,
     /// Tensors that are [`Part::Value`].
     pub values: usize,
-    /// Whether the embedding is the output layer, too.
+    /// True if the embedding is the output layer, too.
     pub tied: bool,
     /// Llama 2 or 3 of 70 billion parameters: 80 layers, and keys that query heads share.
     pub is_70b: bool,
@@ -94,7 +94,7 @@ pub(super) struct Place {
     pub part: Part,
     /// The number of tensors of its part before it, or its layer.
     pub index: usize,
-    /// Whether it is a stack of matrices.
+    /// True if it is a stack of matrices.
     pub stacked: bool,
     /// The length of its rows.
     pub k: usize,

@@ -93,7 +93,7 @@ impl GroupScales {
         Some(vec![floats(0), floats(1)])
     }
 
-    /// Whether they are floats in components of their own.
+    /// True if they are floats in components of their own.
     pub fn are_apart(&self) -> bool {
         self.is_float() && self.format.pack().is_none()
     }
@@ -123,7 +123,7 @@ impl GroupScales {
         self.round();
     }
 
-    /// Whether scales are floats by themselves.
+    /// True if scales are floats by themselves.
     fn is_float(&self) -> bool {
         matches!(self.format.scheme().scales, Scales::Group { .. })
     }

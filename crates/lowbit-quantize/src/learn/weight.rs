@@ -75,7 +75,7 @@ impl Range {
 }
 
 impl LearnedWeight {
-    /// Whether a format has scales to learn, and codes that are integers.
+    /// True if a format has scales to learn, and codes that are integers.
     pub fn can_learn(format: Format) -> bool {
         let scheme = format.scheme();
         let scaled = matches!(
@@ -122,7 +122,7 @@ impl LearnedWeight {
         &self.codes
     }
 
-    /// Whether all that is learned of it are floats that the format has by themselves.
+    /// True if all that is learned of it are floats that the format has by themselves.
     pub fn has_floats_alone(&self) -> bool {
         self.latent.is_none() && self.scales.are_apart()
     }

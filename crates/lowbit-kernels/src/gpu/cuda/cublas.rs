@@ -19,7 +19,7 @@ pub(super) const WORKSPACE: usize = 32 << 20;
 /// Bytes that operands are aligned to.
 pub(super) const ALIGNMENT: usize = 16;
 
-/// Whether the library is installed.
+/// True if the library is installed.
 #[allow(unsafe_code)]
 pub(super) fn is_installed() -> bool {
     // SAFETY: asks the loader for a library; cudarc would panic where there is none.

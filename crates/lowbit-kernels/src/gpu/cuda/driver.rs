@@ -46,7 +46,7 @@ struct Cuda {
     captured: Mutex<Option<Vec<Range>>>,
     /// What the last launch reads and writes.
     last: Mutex<Vec<sys::CUdeviceptr>>,
-    /// Whether cuBLASLt is installed: to find out is to open it, which takes 80 ms.
+    /// True if cuBLASLt is installed: to find out is to open it, which takes 80 ms.
     library: OnceLock<bool>,
     /// What the first product made of it, with its workspace.
     cublas: OnceLock<(Cublas, Memory)>,

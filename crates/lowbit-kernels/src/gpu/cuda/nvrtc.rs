@@ -71,7 +71,7 @@ struct Chosen {
     path: PathBuf,
     nvrtc: Nvrtc,
     options: Vec<CString>,
-    /// Whether the headers lack `nv/target`.
+    /// True if the headers lack `nv/target`.
     lacks_targets: bool,
 }
 

@@ -164,8 +164,8 @@ impl Shim {
         Library::open(&library, RTLD_LOCAL)
     }
 
-    /// Whether `kernel` compiles: clang reads all of it, which takes it a fifth of the time, where
-    /// the disk has no library.
+    /// Checks that `kernel` compiles: clang reads all of it, which takes it a fifth of the time,
+    /// where the disk has no library.
     #[cfg(test)]
     pub fn check(&self, kernel: &Translated) -> Result<(), String> {
         let (source, library) = self.files(kernel)?;
@@ -238,7 +238,7 @@ pub(super) fn entry(source: &crate::gpu::compile::Source) -> Result<(*mut c_void
     Ok((library.function(translate::ENTRY)?, kernel.shared))
 }
 
-/// Whether a kernel compiles, or what is wrong with it.
+/// Checks that a kernel compiles; the error says what is wrong with it.
 #[cfg(test)]
 pub(in crate::gpu) fn check(source: &crate::gpu::compile::Source) -> Result<(), String> {
     Shim::get()?.check(&translate::translate(source)?)

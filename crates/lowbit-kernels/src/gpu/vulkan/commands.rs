@@ -20,7 +20,7 @@ struct Touched {
 }
 
 impl Touched {
-    /// Whether a command that touches these must wait. Each is with whether the command writes it.
+    /// True if a command that touches these must wait. Each is with whether the command writes it.
     fn conflicts(&self, ranges: &[(Range, bool)]) -> bool {
         let overlaps = |a: &Range, b: &Range| a[0] < b[1] && b[0] < a[1];
         let any = |list: &[Range], range: &Range| list.iter().any(|other| overlaps(other, range));
@@ -65,7 +65,7 @@ pub(super) struct Commands {
     buffer: vk::CommandBuffer,
     usage: vk::CommandBufferUsageFlags,
     touched: Touched,
-    /// Whether it has commands other than launches.
+    /// True if it has commands other than launches.
     transfers: bool,
     /// Numbers of launches, and how many bytes of the last memory are taken.
     numbers: Vec<HostMemory>,
@@ -74,7 +74,7 @@ pub(super) struct Commands {
     /// Commands since it was begun, and barriers between them.
     pub count: usize,
     pub barriers: usize,
-    /// Whether the host reads what it writes.
+    /// True if the host reads what it writes.
     host_reads: bool,
 }
 

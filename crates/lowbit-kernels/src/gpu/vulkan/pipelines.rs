@@ -71,7 +71,7 @@ impl Pipelines {
         })
     }
 
-    /// Whether loading the kernel compiles nothing.
+    /// True if loading the kernel compiles nothing.
     pub fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool {
         let on_disk = |kept: &Kept| {
             let name = compile::name(kernel);

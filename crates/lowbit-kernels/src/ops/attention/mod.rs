@@ -29,14 +29,14 @@ pub struct AttentionParams {
     pub scale: f32,
     /// A query sees this many keys at most, itself among them.
     pub sliding_window: Option<usize>,
-    /// Whether a CPU computes in f32 even where it could round the operands of scores and sums to bf16. A GPU computes as its
-    /// operands' types say.
+    /// True if a CPU computes in f32 even where it could round the operands of scores and sums to
+    /// bf16. A GPU computes as its operands' types say.
     pub exact: bool,
 }
 
 /// `y[t, h] = sum_j softmax_j(scale * q[t, h] . k[g, j]) v[g, j]` over the keys that query t sees:
-/// `j <= positions[t]`, and `j > positions[t] - sliding_window` where there is a window. Query head h reads key head
-/// `g = h / (Hq / Hkv)`.
+/// `j <= positions[t]`, and `j > positions[t] - sliding_window` where there is a window. Query head
+/// h reads key head `g = h / (Hq / Hkv)`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -46,23 +46,25 @@ pub struct AttentionParams {
 /// | positions | `[T]`, in any order | u32 |
 /// | y | `[T, Hq, Dv]` | q's |
 ///
-/// The keys and values of all positions that a query sees must have been written ([`kv_append`](super::kv_append()));
-/// others are not read. Scores, softmax and sums are f32, each score less the row's greatest (of those met so far), so
-/// that none overflows; the result is rounded once to q's dtype. On a GPU a token whose position is beyond the capacity
-/// sees nothing, and its rows are NaN.
+/// The keys and values of all positions that a query sees must have been written
+/// ([`kv_append`](super::kv_append())); others are not read. Scores, softmax and sums are f32, each
+/// score less the row's greatest (of those met so far), so that none overflows; the result is
+/// rounded once to q's dtype. On a GPU a token whose position is beyond the capacity sees nothing,
+/// and its rows are NaN.
 ///
-/// Tensor cores and cooperative matrices compute what is f16 in q and the caches, or bf16: the softmax's weights are then
-/// rounded to that type too, and a value that is not finite may make the whole rows that see it NaN. On a CPU with tiles of
-/// bf16 (AMX) scaled queries, keys, weights and values are rounded to bf16 where caches are f16 or bf16, a key head has 16
-/// rows of queries or more, and `exact` is not set.
+/// Tensor cores and cooperative matrices compute what is f16 in q and the caches, or bf16: the
+/// softmax's weights are then rounded to that type too, and a value that is not finite may make the
+/// whole rows that see it NaN. On a CPU with tiles of bf16 (AMX) scaled queries, keys, weights and
+/// values are rounded to bf16 where caches are f16 or bf16, a key head has 16 rows of queries or
+/// more, and `exact` is not set.
 ///
 /// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
 /// `fast.scaled_dot_product_attention`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
-/// dtypes, [`KernelError::Id`] for a position beyond the capacity, [`KernelError::Value`] for a window of 0 and a scale
-/// that is not finite.
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
+/// [`KernelError::Value`] for other dtypes, [`KernelError::Id`] for a position beyond the capacity,
+/// [`KernelError::Value`] for a window of 0 and a scale that is not finite.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,

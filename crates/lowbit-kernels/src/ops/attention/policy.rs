@@ -28,8 +28,9 @@ pub(super) enum Choice {
     Stream(StreamConfig),
 }
 
-/// The kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how many cubes share the keys of a
-/// row. The types are q's and k's; `scale` includes the factor log2(e).
+/// The kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how
+/// many cubes share the keys of a row. The types are q's and k's; `scale` includes the factor
+/// log2(e).
 pub(super) fn choose(
     dtypes: [FloatType; 2],
     sizes: [usize; 5],
@@ -71,14 +72,14 @@ pub(super) fn tensor_core_choices(
     [step, wgmma, tile].into_iter().flatten().collect()
 }
 
-/// Whether tensor cores compute these types. `scale` includes the factor log2(e).
+/// True if tensor cores compute these types. `scale` includes the factor log2(e).
 fn takes_tensor_cores([dtype, cache]: [FloatType; 2], scale: f32, target: &Target) -> bool {
     let supported = dtype == cache && dtype != FloatType::F32 && scale > 0.0 && scale <= MAX_SCALE;
     supported && target.tensor_cores()
 }
 
-/// The streaming kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how many cubes
-/// share the keys of a row. The types are q's and k's.
+/// The streaming kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and
+/// Dv), and how many cubes share the keys of a row. The types are q's and k's.
 pub(super) fn stream_config(
     [dtype, cache]: [FloatType; 2],
     [rows, heads, capacity, width, value_width]: [usize; 5],
@@ -116,12 +117,14 @@ pub(super) fn stream_config(
     (config, splits)
 }
 
-/// The most cubes that share a row's keys on tensor cores: more cost more to combine than they save, except in steps.
+/// The most cubes that share a row's keys on tensor cores: more cost more to combine than they
+/// save, except in steps.
 const MAX_SPLITS: usize = 33;
 
-/// How many cubes, `most` at most, share the keys of the same query rows on tensor cores: the number that takes the least time. Each
-/// then reads fewer keys, but leaves sums of its own for all rows, which are written, read again and combined. Both costs were measured
-/// on an H100 (`bench/record/cuda/2026-11-25.md`).
+/// How many cubes, `most` at most, share the keys of the same query rows on tensor cores: the
+/// number that takes the least time. Each then reads fewer keys, but leaves sums of its own for all
+/// rows, which are written, read again and combined. Both costs were measured on an H100
+/// (`bench/record/cuda/2026-11-25.md`).
 fn splits_of_keys(most: usize, [rows, heads, capacity, width, value_width]: [usize; 5]) -> usize {
     // In ns: a key in a cube that has a multiprocessor to itself, and a part of all rows.
     let key = 0.05 * (width + value_width) as f64;
@@ -134,7 +137,7 @@ fn splits_of_keys(most: usize, [rows, heads, capacity, width, value_width]: [usi
     all.min_by(|&a, &b| time(a).total_cmp(&time(b))).unwrap_or(1)
 }
 
-/// Whether rows of D and Dv are whole blocks of 16, and registers hold their sums.
+/// True if rows of D and Dv are whole blocks of 16, and registers hold their sums.
 fn are_blocks(widths: [usize; 2]) -> bool {
     widths.iter().all(|&width| width.is_multiple_of(16) && (1..=256).contains(&width))
 }
@@ -157,8 +160,8 @@ fn step_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(Step
     Some((StepConfig { split: splits > 1, ..config }, splits))
 }
 
-/// Query rows per key head from which Hopper's kernel is taken: behind long texts it is as fast as the tile kernel there, and faster
-/// with more rows.
+/// Query rows per key head from which Hopper's kernel is taken: behind long texts it is as fast as
+/// the tile kernel there, and faster with more rows.
 const WGMMA_FROM: usize = 64;
 
 /// As [`stream_config`], for the kernel for Hopper, of a type that tensor cores take.
@@ -182,12 +185,12 @@ fn tile_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(Tile
         return None;
     }
     let full = FULL * caps.multiprocessors;
-    // Measured on an H200: 32 rows per plane where their sums fit into its registers, unless that leaves multiprocessors
-    // without work.
+    // Measured on an H200: 32 rows per plane where their sums fit into its registers, unless that
+    // leaves multiprocessors without work.
     let large = width.max(value_width) <= 128 && rows.div_ceil(128) * heads > full / 2;
     let (blocks, planes) = if large { (2, 4) } else { (1, rows.div_ceil(16).min(4)) };
-    // A decode step waits for memory: its tiles are small, and the next one is loaded meanwhile. With few keys, smaller
-    // tiles occupy more cubes.
+    // A decode step waits for memory: its tiles are small, and the next one is loaded meanwhile.
+    // With few keys, smaller tiles occupy more cubes.
     let (keys, stages) = match planes {
         1 if capacity <= 16 * MAX_SPLITS => (16, 2),
         1 => (32, 2),
@@ -214,15 +217,15 @@ fn tile_config(dtype: FloatType, sizes: [usize; 5], caps: &Caps) -> Option<(Tile
     Some((config, splits))
 }
 
-/// Cubes that share the keys of a block of rows, where `cubes` do without, `full` keep the device busy, and there are this many
-/// tiles of keys.
+/// Cubes that share the keys of a block of rows, where `cubes` do without, `full` keep the device
+/// busy, and there are this many tiles of keys.
 fn splits_of_tiles(cubes: usize, tiles: usize, full: usize) -> usize {
     let splits = if cubes > full * 3 / 8 { 1 } else { full / cubes };
     splits.min(MAX_SPLITS).min(tiles)
 }
 
-/// Query rows per key head from which cooperative matrices compute attention: with fewer, most rows of a tile would be empty. Not
-/// measured yet.
+/// Query rows per key head from which cooperative matrices compute attention: with fewer, most rows
+/// of a tile would be empty. Not measured yet.
 const MATRICES_FROM: usize = 24;
 
 /// As [`stream_config`], for the kernel on cooperative matrices.
@@ -274,7 +277,8 @@ mod tests {
 
     #[test]
     fn rows_and_parts_of_streams() {
-        // (rows, heads, capacity, D), plane -> rows, lanes, keys and planes of a cube; cubes that share the keys
+        // (rows, heads, capacity, D), plane -> rows, lanes, keys and planes of a cube; cubes that
+        // share the keys
         let table = [
             ((4, 8, 8192, 128), Some(32), (4, 16, 4, 4), 33),
             ((4, 8, 64, 128), Some(32), (4, 16, 4, 4), 2),
@@ -294,7 +298,8 @@ mod tests {
         }
     }
 
-    /// (rows, heads, D) -> the kernel's rows, keys and whether values have memory of their own, or none; cubes that share the keys
+    /// (rows, heads, D) -> the kernel's rows, keys and whether values have memory of their own, or
+    /// none; cubes that share the keys
     #[test]
     fn tiles_of_cooperative_matrices() {
         let nvidia = Target::offline(32, 4)
@@ -323,7 +328,8 @@ mod tests {
         assert!(cmma_tile([FloatType::F16; 2], sizes, &Target::offline(32, 4)).is_none(), "no matrices");
     }
 
-    /// Every device with matrices has a tile for every size of heads, within what it has of shared memory and units.
+    /// Every device with matrices has a tile for every size of heads, within what it has of shared
+    /// memory and units.
     #[test]
     fn tiles_of_cooperative_matrices_fit_devices() {
         let sizes = [(8, 8, 8), (16, 16, 16), (8, 16, 16), (16, 8, 8)];

@@ -1,9 +1,11 @@
 //! The loss on a GPU: a cube, or a plane of one, takes a token (`gpu/rows.rs` chooses).
 //!
-//! Each unit copies its vectors of the logits to the gradient, and marks there the known tokens among them with -inf: what is left are the
-//! logits of the rest, whose softmax it then takes as the dense loss does. No unit reads what another one has written, so nothing waits for
-//! memory. In the end each overwrites its vectors with the rest's gradients, and its known tokens with theirs. That is 24 bytes a logit, and
-//! each unit reads all ids of its token twice: 128 are few beside its share of a vocabulary.
+//! Each unit copies its vectors of the logits to the gradient, and marks there the known tokens
+//! among them with -inf: what is left are the logits of the rest, whose softmax it then takes as
+//! the dense loss does. No unit reads what another one has written, so nothing waits for memory. In
+//! the end each overwrites its vectors with the rest's gradients, and its known tokens with theirs.
+//! That is 24 bytes a logit, and each unit reads all ids of its token twice: 128 are few beside its
+//! share of a vocabulary.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -145,7 +147,7 @@ fn distillation_loss_top_k<V: Size>(
     }
 }
 
-/// Whether this unit has the vector with the logit of token `id`.
+/// True if this unit has the vector with the logit of token `id`.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 fn is_mine(id: usize, vectors: usize, #[comptime] config: Rows) -> bool {
@@ -203,7 +205,8 @@ fn greatest_known<V: Size>(
     rows::reduce::<f32, Maximum>(most, config) * inverse
 }
 
-/// `p * difference`, and 0 where p is 0 or subnormal: not 0 times infinity. By bits, so that a NaN is not below anything on any device.
+/// `p * difference`, and 0 where p is 0 or subnormal: not 0 times infinity. By bits, so that a NaN
+/// is not below anything on any device.
 #[cube]
 fn product(p: f32, difference: f32) -> f32 {
     let none = (u32::reinterpret(p) & 0x7fff_ffffu32) < 0x0080_0000u32;
@@ -258,7 +261,7 @@ pub(super) fn launch(
             inverse: (1.0 / temperature).to_bits(),
         },
     };
-    // SAFETY: logits and dlogits are `count` rows of `width`, ids and ln_p of `k`, the others of one number; an id from `width` on
-    // reads and writes nothing.
+    // SAFETY: logits and dlogits are `count` rows of `width`, ids and ln_p of `k`, the others of
+    // one number; an id from `width` on reads and writes nothing.
     unsafe { gpu.launch(compiled(gpu.target(), rows), rows.cubes(count), arguments) }
 }

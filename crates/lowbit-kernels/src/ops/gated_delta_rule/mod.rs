@@ -1,6 +1,7 @@
 //! The gated delta rule: linear attention whose state forgets and corrects itself.
 //!
-//! For each sequence and value head `h`, with key head `head_map(h)` and the f32 state `S [Dk, Dv]`:
+//! For each sequence and value head `h`, with key head `head_map(h)` and the f32 state
+//! `S [Dk, Dv]`:
 //! ```text
 //! S     <- exp(log_decay[t, h]) * S
 //! delta  = beta[t, h] * (v[t, h] - S^T k[t])
@@ -16,17 +17,18 @@
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, Hv, Dv]` | as `q` |
 //!
-//! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses between one token
-//! after another and chunks of tokens as matrix products; they agree within rounding. Chunks on a GPU (CUDA's tensor
-//! cores, or cooperative matrices; f16 and bf16 activations) round operands of products to that dtype, the state's too
-//! where it is read; sums, gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its own.
-//! Chunks on a CPU with tiles of bf16 (AMX) round the state to bf16 where it is read, and the keys and queries that it is
-//! multiplied with, unless [`GatedDeltaRule::exact`] is set; everything else is f32. On a GPU `cu_seqlens` is not
-//! looked at beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and what `y` is for tokens of
-//! no sequence is undefined.
+//! Everything is computed in f32; `y` is rounded once, to the activations' dtype. [`Form`] chooses
+//! between one token after another and chunks of tokens as matrix products; they agree within
+//! rounding. Chunks on a GPU (CUDA's tensor cores, or cooperative matrices; f16 and bf16
+//! activations) round operands of products to that dtype, the state's too where it is read; sums,
+//! gates and the state that is kept are f32. A NaN may then reach the tokens up to 15 before its
+//! own. Chunks on a CPU with tiles of bf16 (AMX) round the state to bf16 where it is read, and the
+//! keys and queries that it is multiplied with, unless [`GatedDeltaRule::exact`] is set; everything
+//! else is f32. On a GPU `cu_seqlens` is not looked at beforehand: a sequence whose offsets do not
+//! rise, or go past `T`, is left out, and what `y` is for tokens of no sequence is undefined.
 //!
-//! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`; mlx-lm 0.32
-//! `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024).
+//! Sources: transformers 5 `torch_recurrent_gated_delta_rule` and `torch_chunk_gated_delta_rule`;
+//! mlx-lm 0.32 `gated_delta_ops`; Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (2024).
 
 mod bench;
 mod cpu;
@@ -110,9 +112,9 @@ impl DeltaGates<'_> {
 /// The conventions in which peers differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDeltaRule {
-    /// How `q` and `k` are l2-normalised first, each head alone; `None` where the caller has done so. The same as
-    /// [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only in chunks on a GPU. Source:
-    /// flash-linear-attention's `use_qk_l2norm_in_kernel`.
+    /// How `q` and `k` are l2-normalised first, each head alone; `None` where the caller has done
+    /// so. The same as [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only
+    /// in chunks on a GPU. Source: flash-linear-attention's `use_qk_l2norm_in_kernel`.
     pub qk_norm: Option<L2Norm>,
     /// Multiplies `q`, normalised or not: `1 / sqrt(Dk)`, or 1 where the caller has done so.
     pub scale: f32,
@@ -124,8 +126,8 @@ pub struct GatedDeltaRule {
     pub sign: DecaySign,
     /// The way to compute it.
     pub form: Form,
-    /// Whether a CPU computes in f32 even where it could round operands of products with the state to bf16. A GPU computes as its
-    /// operands' types say.
+    /// True if a CPU computes in f32 even where it could round operands of products with the state
+    /// to bf16. A GPU computes as its operands' types say.
     pub exact: bool,
 }
 
@@ -168,8 +170,8 @@ pub enum Form {
 }
 
 impl GatedDeltaRule {
-    /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, state `[Dk, Dv]`, log decay, and
-    /// `1 / sqrt(Dk)` applied here; `q` and `k` normalised already.
+    /// The conventions of transformers' Qwen3-Next and Qwen3.5: grouped heads, state `[Dk, Dv]`,
+    /// log decay, and `1 / sqrt(Dk)` applied here; `q` and `k` normalised already.
     pub fn new(key_head_dim: usize) -> Self {
         Self {
             qk_norm: None,
@@ -182,8 +184,8 @@ impl GatedDeltaRule {
         }
     }
 
-    /// The conventions of mlx-native 0.7: `g = -log_decay >= 0`, `q` scaled already, `Dk` innermost in the state,
-    /// tiled heads.
+    /// The conventions of mlx-native 0.7: `g = -log_decay >= 0`, `q` scaled already, `Dk` innermost
+    /// in the state, tiled heads.
     pub fn mlx_native() -> Self {
         Self {
             qk_norm: None,
@@ -232,8 +234,8 @@ impl Dims {
 /// Runs the rule over all sequences and leaves their last state in `state`.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the
-/// [module](self) says. NaN and infinity pass through.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
+/// not as the [module](self) says. NaN and infinity pass through.
 pub fn gated_delta_rule(
     inputs: &GatedDeltaInputs,
     state: &mut Tensor,

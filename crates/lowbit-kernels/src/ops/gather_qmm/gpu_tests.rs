@@ -56,7 +56,8 @@ fn products_of_one_x_are_each_their_own() {
     products_of_one_x_are_each_their_own_on(&[gpu()]);
 }
 
-/// What the product with each pair's expert makes itself, where it does: of rows of whole runs, and of many.
+/// What the product with each pair's expert makes itself, where it does: of rows of whole runs, and
+/// of many.
 #[test]
 fn products_of_what_silu_mul_gives() {
     let gpu = gpu();
@@ -135,7 +136,7 @@ fn kernel(case: &Case) -> plan::Kernel {
     planned(&x, &case.weight.to_device(&gpu).unwrap(), experts, &shape).kernel
 }
 
-/// Whether pairs are sorted by expert, and the weight rounded: on matrix units.
+/// True if pairs are sorted by expert, and the weight rounded: on matrix units.
 fn sorted(case: &Case) -> bool {
     use plan::Kernel::{ExpertCmmaTiles, ExpertMmaTiles, ExpertTiles};
     let Device::Gpu(gpu) = gpu() else { unreachable!() };
@@ -184,7 +185,8 @@ fn many_tokens_are_sorted_by_expert() {
     }
 }
 
-/// Not so many that weights are rounded: experts without pairs, with some, and with more than a cube takes at a time.
+/// Not so many that weights are rounded: experts without pairs, with some, and with more than a
+/// cube takes at a time.
 #[test]
 fn experts_find_their_pairs() {
     let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
@@ -214,7 +216,8 @@ fn experts_find_their_pairs() {
     }
 }
 
-/// As many ids as cubes look through, and a token more; and experts that all tokens choose, beside others that none does.
+/// As many ids as cubes look through, and a token more; and experts that all tokens choose, beside
+/// others that none does.
 #[test]
 fn as_many_ids_as_experts_look_through() {
     for tokens in [512, 513] {

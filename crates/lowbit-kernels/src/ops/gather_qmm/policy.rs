@@ -1,7 +1,7 @@
 //! How pairs of a token and an expert are grouped.
 
-/// Whether to bring the pairs of an expert together: one product then decodes its weights once for all of them, which
-/// pays for copying rows of x and y as soon as experts repeat.
+/// True if to bring the pairs of an expert together: one product then decodes its weights once for
+/// all of them, which pays for copying rows of x and y as soon as experts repeat.
 pub(super) fn sort_by_expert(pairs: usize, experts: usize, top_k: usize) -> bool {
     // One token's experts differ from each other.
     pairs > top_k && pairs * 4 > experts

@@ -1,9 +1,11 @@
-//! The norm and the rotation of query and key heads on a GPU; in `append.rs` also their storing into a KV cache.
+//! The norm and the rotation of query and key heads on a GPU; in `append.rs` also their storing
+//! into a KV cache.
 //!
-//! One plane, or one cube, takes a head. As in `rope`, a head consists of slots of two vectors: pairs that are
-//! rotated together, or elements that are copied. Each unit holds `slots_per_unit` slots in registers: it loads them,
-//! takes part in the sum of squares, then scales, rotates and stores them. The arithmetic is that of `rms_norm` and
-//! `rope`, rounded once at the end; the order of the sum of squares differs from `rms_norm`'s.
+//! One plane, or one cube, takes a head. As in `rope`, a head consists of slots of two vectors:
+//! pairs that are rotated together, or elements that are copied. Each unit holds `slots_per_unit`
+//! slots in registers: it loads them, takes part in the sum of squares, then scales, rotates and
+//! stores them. The arithmetic is that of `rms_norm` and `rope`, rounded once at the end; the order
+//! of the sum of squares differs from `rms_norm`'s.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -89,7 +91,7 @@ struct Head {
     from: usize,
     /// Its first vector in y.
     to: usize,
-    /// Whether it is stored.
+    /// True if it is stored.
     live: bool,
     position: u32,
 }
@@ -179,7 +181,8 @@ fn scale(values: &Array<f32>, sizes: &HeadSizes, #[comptime] config: HeadConfig)
     scale
 }
 
-/// How many heads there are, how many of them belong to each token, and how many vectors of x lie from one to the next.
+/// How many heads there are, how many of them belong to each token, and how many vectors of x lie
+/// from one to the next.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct HeadCounts {
     count: u32,
@@ -281,8 +284,8 @@ pub(super) fn launch(
             factor: params.rope.attention_factor().to_bits(),
         },
     };
-    // SAFETY: the op checked that x has `count` heads of at least `head_dim` elements, that heads have all pairs,
-    // that the weight is as long as a head and that each token has a position.
+    // SAFETY: the op checked that x has `count` heads of at least `head_dim` elements, that heads
+    // have all pairs, that the weight is as long as a head and that each token has a position.
     unsafe { gpu.launch(compiled(gpu.target(), config), config.rows.cubes(count), arguments)? };
     Ok(y)
 }

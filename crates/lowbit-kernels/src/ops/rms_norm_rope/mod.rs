@@ -30,8 +30,10 @@ pub struct RmsNormRope<'a> {
     pub rope: &'a Rope,
 }
 
-/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, see [`rms_norm()`](super::rms_norm()) and [`rope()`](super::rope()); without a
-/// norm `rope(x[t, h, ..D])`. Columns of x from D on are ignored, so that x may be heads of `[query | gate]`.
+/// `y[t, h] = rope(rms_norm(x[t, h, ..D], weight, eps), positions[t])`, see
+/// [`rms_norm()`](super::rms_norm()) and [`rope()`](super::rope()); without a norm
+/// `rope(x[t, h, ..D])`. Columns of x from D on are ignored, so that x may be heads of
+/// `[query | gate]`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -40,14 +42,16 @@ pub struct RmsNormRope<'a> {
 /// | positions | `[T]` | u32 |
 /// | y | `[T, H, D]` | x's |
 ///
-/// All arithmetic is f32, rounded once to x's dtype. As with [`rope()`](super::rope()), a captured pass must not be the first to
-/// rotate.
+/// All arithmetic is f32, rounded once to x's dtype. As with [`rope()`](super::rope()), a captured
+/// pass must not be the first to rotate.
 ///
-/// Source: vLLM 0.11 `fused_qk_norm_rope`; transformers 5.23 `Qwen3Attention`, `Qwen3NextAttention`.
+/// Source: vLLM 0.11 `fused_qk_norm_rope`; transformers 5.23 `Qwen3Attention`,
+/// `Qwen3NextAttention`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other dtypes
-/// and for an eps that is negative or not finite, [`KernelError::Device`] for different devices.
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
+/// [`KernelError::Value`] for other dtypes and for an eps that is negative or not finite,
+/// [`KernelError::Device`] for different devices.
 pub fn rms_norm_rope(
     x: &Tensor,
     positions: &Tensor,
@@ -94,8 +98,8 @@ pub fn rms_norm_rope(
 /// | v | `[T, Hkv, Dv]` | k's |
 /// | positions | `[T]` | u32 |
 ///
-/// New keys are rounded to the cache's dtype, on the CPU to k's dtype first. A GPU needs one launch if q and k have
-/// the same head size and rotation, and both or neither have a norm; else more.
+/// New keys are rounded to the cache's dtype, on the CPU to k's dtype first. A GPU needs one launch
+/// if q and k have the same head size and rotation, and both or neither have a norm; else more.
 ///
 /// Source: vLLM 0.11 `fused_qk_norm_rope`, `reshape_and_cache`.
 ///
@@ -128,7 +132,8 @@ pub fn rms_norm_rope_append(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(_) => {
             let q = rms_norm_rope(q, positions, queries)?;
-            // Both are rounded first: what does not fit is an error that leaves both caches as they are.
+            // Both are rounded first: what does not fit is an error that leaves both caches as they
+            // are.
             let k = rms_norm_rope(k, positions, new_keys)?;
             let k = kv_append::rounded(check, ("k", &k), keys.dtype())?;
             let v = kv_append::rounded(check, ("v", v), values.dtype())?;
@@ -140,7 +145,8 @@ pub fn rms_norm_rope_append(
 }
 
 impl RmsNormRope<'_> {
-    /// Whether one kernel can do both: the same head size and rotation, and a norm for both or neither.
+    /// True if one kernel can do both: the same head size and rotation, and a norm for both or
+    /// neither.
     #[cfg(feature = "gpu")]
     fn is_like(&self, other: &Self) -> bool {
         self.head_dim == other.head_dim

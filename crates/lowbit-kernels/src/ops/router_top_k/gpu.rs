@@ -1,7 +1,8 @@
 //! The choice of experts on a GPU: one plane per token finds one expert after the other.
 //!
-//! Experts are ordered by their logits, greatest first, and among equals by their ids. The next expert is the first of those
-//! that come after the last one in this order, so that chosen experts need not be marked.
+//! Experts are ordered by their logits, greatest first, and among equals by their ids. The next
+//! expert is the first of those that come after the last one in this order, so that chosen experts
+//! need not be marked.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -28,11 +29,12 @@ struct RouterConfig {
     normalize: bool,
     /// Experts per unit, whose logits stay in registers; 0 where they are too many for that.
     experts_per_unit: usize,
-    /// Whether there is a shared expert.
+    /// True if there is a shared expert.
     shared: bool,
-    /// Whether a plane reduces integers in one instruction.
+    /// True if a plane reduces integers in one instruction.
     redux: bool,
-    /// Whether no unit writes more than one slot: it then keeps its weight in a register until the sum is known.
+    /// True if no unit writes more than one slot: it then keeps its weight in a register until the
+    /// sum is known.
     one_slot: bool,
 }
 
@@ -153,8 +155,8 @@ struct Choice {
     id: u32,
 }
 
-/// The first of a unit's experts for a token, in order: of those that come after the last one, or of all if it is the
-/// `first` choice.
+/// The first of a unit's experts for a token, in order: of those that come after the last one, or
+/// of all if it is the `first` choice.
 #[cube]
 fn best_of_unit<X: Int>(
     keys: &Array<u32>,

@@ -27,13 +27,13 @@ impl Amx {
     }
 }
 
-/// Whether the processor has the instructions: AMX-BF16 and AMX-TILE are bits 22 and 24.
+/// True if the processor has the instructions: AMX-BF16 and AMX-TILE are bits 22 and 24.
 fn has_tiles() -> bool {
     let bits = 1 << 22 | 1 << 24;
     __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & bits == bits
 }
 
-/// Whether the system saves tiles and their configuration when it switches threads: bits 17 and 18
+/// True if the system saves tiles and their configuration when it switches threads: bits 17 and 18
 /// of XCR0.
 fn saves_tiles() -> bool {
     /// # Safety

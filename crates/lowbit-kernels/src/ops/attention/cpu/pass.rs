@@ -14,8 +14,8 @@ const KEYS: usize = 64;
 
 /// A [`Task`] of several tokens.
 ///
-/// Scores are kept transposed, `[keys, rows]`: the queries are transposed once, neither keys nor values are, and the
-/// softmax of as many rows as there are lanes goes on at once.
+/// Scores are kept transposed, `[keys, rows]`: the queries are transposed once, neither keys nor
+/// values are, and the softmax of as many rows as there are lanes goes on at once.
 pub(super) struct Pass<'a, T>(pub Task<'a, T>);
 
 impl<T: Float> Kernel for Pass<'_, T> {
@@ -68,8 +68,8 @@ impl<T: Float> Kernel for Pass<'_, T> {
     }
 }
 
-/// Rows of one or more tokens that see the same of some keys. Where a value is not finite, the sums of a row take no other
-/// keys: a weight of 0 would not keep it out.
+/// Rows of one or more tokens that see the same of some keys. Where a value is not finite, the sums
+/// of a row take no other keys: a weight of 0 would not keep it out.
 struct Run {
     rows: Range<usize>,
     keys: Range<usize>,
@@ -80,7 +80,8 @@ impl<T: Float> Task<'_, T> {
     #[inline(always)]
     fn queries(&self, lanes: usize) -> Vec<f32> {
         let Plan { width, params, .. } = *self.plan;
-        /// Rows that are transposed together: what is written lies side by side. Lanes are a multiple of it.
+        /// Rows that are transposed together: what is written lies side by side. Lanes are a
+        /// multiple of it.
         const ROWS: usize = 4;
         let mut queries = vec![0.0; width * lanes];
         let zeros = vec![0.0; width];
@@ -115,7 +116,7 @@ impl<T: Float> Task<'_, T> {
     }
 }
 
-/// Whether all of `x`, a multiple of the lanes, is finite.
+/// True if all of `x`, a multiple of the lanes, is finite.
 #[inline(always)]
 fn are_finite<S: Simd>(simd: S, x: &[f32]) -> bool {
     let zero = simd.splat(0.0);

@@ -20,7 +20,8 @@ pub(in super::super) struct TileConfig {
     pub keys: usize,
     /// Tiles in shared memory: with 2, one is copied while the other is used.
     pub stages: usize,
-    /// Whether several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs` combines.
+    /// True if several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs`
+    /// combines.
     pub split: bool,
 }
 
@@ -47,8 +48,8 @@ impl TileConfig {
         32 * self.planes
     }
 
-    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row has, so that vectors
-    /// of the same column of 8 rows lie in different banks.
+    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row
+    /// has, so that vectors of the same column of 8 rows lie in different banks.
     pub fn stride(self) -> usize {
         self.width / 8 + 1
     }
@@ -68,12 +69,13 @@ impl TileConfig {
         self.rows() * self.stride() + self.stages * self.stage()
     }
 
-    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see, four words each, and a word
-    /// for each key.
+    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see,
+    /// four words each, and a word for each key.
     pub fn shared_memory(self) -> usize {
         16 * self.vectors() + 4 * (4 * self.planes + self.keys)
     }
 }
 
-/// The greatest scale that the kernel takes, with the factor log2(e): the lowest score times it must be finite.
+/// The greatest scale that the kernel takes, with the factor log2(e): the lowest score times it
+/// must be finite.
 pub(in super::super) const MAX_SCALE: f32 = 3.0;

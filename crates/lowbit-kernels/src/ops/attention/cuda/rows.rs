@@ -1,4 +1,5 @@
-//! Which keys a cube's query rows see, what becomes of values that are not finite, and how a row is stored.
+//! Which keys a cube's query rows see, what becomes of values that are not finite, and how a row is
+//! stored.
 
 use crate::gpu::cuda::ptx::{meet, pack, register, shared_words, show_writes, store_words};
 use crate::ops::attention::gpu::operands::{Sizes, VisibleKeys, reciprocal, row_index, seen_keys};
@@ -15,7 +16,7 @@ pub(in super::super) struct Cut {
     pub planes: usize,
     /// Keys of a tile.
     pub keys: usize,
-    /// Whether several cubes share the keys of a row.
+    /// True if several cubes share the keys of a row.
     pub split: bool,
 }
 
@@ -45,8 +46,8 @@ pub(super) fn row_bounds(positions: &[u32], own: u32, sizes: &Sizes, #[comptime]
 
 #[cube]
 impl RowBounds {
-    /// The score of row `r` and a key, of which the cube takes those before `end`: -inf where the row does not see it, and NaN
-    /// where it does and the key is marked as `bad`.
+    /// The score of row `r` and a key, of which the cube takes those before `end`: -inf where the
+    /// row does not see it, and NaN where it does and the key is marked as `bad`.
     pub fn masked(&self, score: f32, #[comptime] r: usize, key: u32, end: u32, bad: bool) -> f32 {
         let seen = key >= self.low[r] && key < min(self.high[r], end);
         let value = select(bad, f32::reinterpret(0x7fc0_0000u32), score);
@@ -96,10 +97,11 @@ pub(super) fn visible_keys(positions: &[u32], row0: u32, sizes: &Sizes, #[compti
 /// Where a tile's vectors of 16 bytes lie in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) enum Layout {
-    /// So many from one row to the next: one more than a row has, so that vectors of the same column of 8 rows lie in
-    /// different banks.
+    /// So many from one row to the next: one more than a row has, so that vectors of the same
+    /// column of 8 rows lie in different banks.
     Padded(usize),
-    /// Panels of 8 columns and so many rows, as [`ptx::attention`](crate::gpu::cuda::ptx::attention) describes them.
+    /// Panels of 8 columns and so many rows, as
+    /// [`ptx::attention`](crate::gpu::cuda::ptx::attention) describes them.
     Panels(usize),
 }
 
@@ -129,16 +131,18 @@ pub(in super::super) struct Values {
     /// Vectors of 16 bytes of a row.
     pub vectors: usize,
     pub layout: Layout,
-    /// Neighbouring units that have it together, from the cube's first on. Others after them may have tiles of their own.
+    /// Neighbouring units that have it together, from the cube's first on. Others after them may
+    /// have tiles of their own.
     pub units: usize,
 }
 
 /// Where the first of those units meet.
 const MEETING: u32 = 1;
 
-/// Replaces each vector of the tile of values at `tile` that has a value that is not finite by zeros, and marks its key: in
-/// rows that do not see the key, its weight of 0 times such a value would be NaN. The tile is there, for all units that have it;
-/// these meet when this ends. Marks are those of the first units' tile, then those of the next.
+/// Replaces each vector of the tile of values at `tile` that has a value that is not finite by
+/// zeros, and marks its key: in rows that do not see the key, its weight of 0 times such a value
+/// would be NaN. The tile is there, for all units that have it; these meet when this ends. Marks
+/// are those of the first units' tile, then those of the next.
 #[cube]
 pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, #[comptime] values: Values) {
     let units = comptime!(values.units as u32);
@@ -191,15 +195,16 @@ pub(super) struct Destination {
     pub rows: u32,
     pub group: u32,
     pub scale: f32,
-    /// Whether the cube had keys at all.
+    /// True if the cube had keys at all.
     pub any_keys: bool,
 }
 
 /// A row to be stored: as the result, or as a part for `gpu/combine.rs`.
 #[derive(CubeType)]
 pub(super) struct Row {
-    /// Whether the unit stores sums of values, and where in y the row begins.
+    /// True if the unit stores sums of values.
     pub there: bool,
+    /// The row's start in y.
     at: u32,
     /// What the sums are multiplied by, if they become the result.
     factor: f32,
@@ -212,8 +217,8 @@ pub(super) fn sum_of_four(x: f32) -> f32 {
     x + plane_shuffle_xor(x, 2u32)
 }
 
-/// Row `row`, of which its greatest score, not scaled, and its weights' sum were found. A part's scale is stored by the unit that has the row's
-/// first columns.
+/// Row `row`, of which its greatest score, not scaled, and its weights' sum were found. A part's
+/// scale is stored by the unit that has the row's first columns.
 #[cube]
 pub(super) fn begin_row(
     scales: &mut [f32],

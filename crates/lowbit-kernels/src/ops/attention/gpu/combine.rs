@@ -1,7 +1,9 @@
-//! Combines the partial results of the cubes that shared a row's keys: the second step of split-K attention.
+//! Combines the partial results of the cubes that shared a row's keys: the second step of split-K
+//! attention.
 //!
-//! Each of the `splits` cubes of a row leaves, in f32, Dv sums of weighted values (`parts[split, row, Dv]`), and its greatest
-//! score and the sum of its weights (`scales[row, split, 2]`). The result is
+//! Each of the `splits` cubes of a row leaves, in f32, Dv sums of weighted values
+//! (`parts[split, row, Dv]`), and its greatest score and the sum of its weights
+//! (`scales[row, split, 2]`). The result is
 //! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`.
 
 #![allow(unsafe_code)] // Launches.
@@ -19,11 +21,12 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// The greatest score of no keys: below all scores, and finite, so that a difference with it is a number.
+/// The greatest score of no keys: below all scores, and finite, so that a difference with it is a
+/// number.
 pub(super) const NO_SCORE: f32 = -3.0e38;
 
-/// Whether a part whose weights have this sum (at least 1, NaN, or exactly 0) saw any keys. Bits are compared, since
-/// some compilers assume that floats are numbers.
+/// True if a part whose weights have this sum (at least 1, NaN, or exactly 0) saw any keys. Bits
+/// are compared, since some compilers assume that floats are numbers.
 #[cube]
 fn has_keys(weights: f32) -> bool {
     u32::reinterpret(weights) != 0u32
@@ -38,7 +41,8 @@ pub(crate) struct CombineConfig {
     pub dtype: FloatType,
     /// Units of a plane, or a divisor of that.
     pub plane: usize,
-    /// Groups of [`Self::lanes`] units; group `i` takes the parts from `i` on, strided by the number of groups.
+    /// Groups of [`Self::lanes`] units; group `i` takes the parts from `i` on, strided by the
+    /// number of groups.
     groups: usize,
 }
 
@@ -97,8 +101,8 @@ pub(super) fn attention_combine<Y: Int, V: Size>(
         part += comptime!(config.plane as u32);
     }
     greatest = plane_max(greatest);
-    // Keys are dealt out from the first part on (`VisibleKeys::keep_split`): the parts behind the last one with keys may
-    // have none, and the sums of such a part were never written.
+    // Keys are dealt out from the first part on (`VisibleKeys::keep_split`): the parts behind the
+    // last one with keys may have none, and the sums of such a part were never written.
     written = plane_max(written);
     let column = min(UNIT_POS_X % lanes, vectors - 1u32);
     let group = UNIT_POS_X / lanes;
@@ -201,6 +205,7 @@ pub(super) fn launch(
         rows: CHECK.index(rows)?,
         splits: CHECK.index(splits)?,
     };
-    // SAFETY: there are `splits` parts and scales per row of y, and cubes past the last row take that.
+    // SAFETY: there are `splits` parts and scales per row of y, and cubes past the last row take
+    // that.
     unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes(rows), arguments) }
 }

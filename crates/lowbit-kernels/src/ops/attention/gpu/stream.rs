@@ -1,9 +1,10 @@
 //! Attention with keys and values streamed through registers, for any types and sizes.
 //!
-//! A cube takes a few query rows of a key head through all keys, or through its part of them where the keys are split. Its
-//! planes take turns with the keys. Within a plane `lanes` units share a key: each has some elements of the rows of q, k and
-//! v, and keeps the softmax's running maximum, the weights' sum and the sums of its elements of v, for every query row
-//! (online softmax). In the end the units' sums are combined, first within a plane, then over the planes.
+//! A cube takes a few query rows of a key head through all keys, or through its part of them where
+//! the keys are split. Its planes take turns with the keys. Within a plane `lanes` units share a
+//! key: each has some elements of the rows of q, k and v, and keeps the softmax's running maximum,
+//! the weights' sum and the sums of its elements of v, for every query row (online softmax). In the
+//! end the units' sums are combined, first within a plane, then over the planes.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -45,9 +46,10 @@ pub(crate) struct StreamConfig {
     pub plane: usize,
     /// Planes of a cube: each takes some of the keys.
     pub planes: usize,
-    /// Whether rows of k and v are whole vectors of 16 bytes.
+    /// True if rows of k and v are whole vectors of 16 bytes.
     pub wide: bool,
-    /// Whether several cubes share the keys of a row: then y holds parts, which `combine.rs` combines.
+    /// True if several cubes share the keys of a row: then y holds parts, which `combine.rs`
+    /// combines.
     pub split: bool,
 }
 
@@ -67,7 +69,7 @@ impl StreamConfig {
         self.loads(width) * self.vector()
     }
 
-    /// Whether some units have less of a row than others.
+    /// True if some units have less of a row than others.
     fn ragged(self, width: usize) -> bool {
         !(width / self.vector()).is_multiple_of(self.lanes)
     }
@@ -78,8 +80,8 @@ impl StreamConfig {
     }
 }
 
-/// See [`attention`](crate::ops::attention()). y is of q's type, or holds the bits of f32 where the keys are split.
-/// `scale` is an f32; the cube at 0 along x takes the block of rows `first`.
+/// See [`attention`](crate::ops::attention()). y is of q's type, or holds the bits of f32 where the
+/// keys are split. `scale` is an f32; the cube at 0 along x takes the block of rows `first`.
 #[kernel]
 pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
     inputs: &Inputs<Q, Vector<K, N>>,
@@ -109,7 +111,8 @@ pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
     sums.clear(config);
     let plane = UNIT_POS_X / comptime!(config.plane as u32);
     let member = UNIT_POS_X % comptime!(config.plane as u32) / comptime!(config.lanes as u32);
-    // All planes go round together: the compiler must see that all units of a plane reach each shuffle.
+    // All planes go round together: the compiler must see that all units of a plane reach each
+    // shuffle.
     let mut at = visible.begin;
     while at < visible.end {
         let first = at + plane * comptime!(config.step() as u32) + member;
@@ -133,7 +136,8 @@ pub(super) fn attention_stream<Q: Int, K: Int, N: Size, Y: Int>(
     store::<Y>(&sums, y, scales, &out, config);
 }
 
-/// A cube's query rows: from row `first` of a key head's `count` on, `group` of them per token; and the unit's lane.
+/// A cube's query rows: from row `first` of a key head's `count` on, `group` of them per token; and
+/// the unit's lane.
 #[derive(CubeType)]
 struct Rows {
     first: u32,
@@ -203,7 +207,7 @@ impl Queries {
         visible
     }
 
-    /// Whether row `r` sees key `u` of a step.
+    /// True if row `r` sees key `u` of a step.
     fn sees(
         &self,
         keys: &StepKeys,
@@ -260,8 +264,8 @@ pub(super) fn launch(
             scale: call.params.scale.to_bits(),
             first,
         };
-        // SAFETY: the sizes are the tensors'; positions beyond the capacity see no keys, and rows past the last are not
-        // stored. Each split has its part of y and its scales.
+        // SAFETY: the sizes are the tensors'; positions beyond the capacity see no keys, and rows
+        // past the last are not stored. Each split has its part of y and its scales.
         unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes, arguments) }
     })
 }

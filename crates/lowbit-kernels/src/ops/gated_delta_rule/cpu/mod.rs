@@ -30,7 +30,8 @@ pub(super) struct Problem<'a> {
     pub params: &'a GatedDeltaRule,
 }
 
-/// Whether sequences of so many tokens are computed in chunks that round what the state is multiplied with, and the state for that.
+/// True if sequences of so many tokens are computed in chunks that round what the state is
+/// multiplied with, and the state for that.
 pub(super) fn rounds(cpu: &Cpu, params: &GatedDeltaRule, tokens: usize) -> bool {
     let chunks = policy::form(params.form, params.state_layout, tokens) == Form::Chunked;
     chunks && cpu.isa().has_tiles() && !params.exact
@@ -56,8 +57,8 @@ impl Problem<'_> {
         self.run_by(cpu, sequences, (y, state), |chunked| cpu.isa().dispatch(chunked));
     }
 
-    /// One piece of work is one head of one sequence, or in chunks, which are computed by `chunks`, the heads that read one key head,
-    /// where there are enough of these for all threads.
+    /// One piece of work is one head of one sequence, or in chunks, which are computed by `chunks`,
+    /// the heads that read one key head, where there are enough of these for all threads.
     fn run_by(
         &self,
         cpu: &Cpu,
@@ -71,7 +72,8 @@ impl Problem<'_> {
         let filled = sequences.iter().filter(|tokens| !tokens.is_empty()).count();
         let together = filled * key_heads >= KEY_HEADS_PER_THREAD * cpu.threads();
         let key = |head| if together { self.dims.key_head(head_map, head) } else { head };
-        // The state of an output is decayed, read and updated, by fused operations that do not wait for memory.
+        // The state of an output is decayed, read and updated, by fused operations that do not wait
+        // for memory.
         scan.run_together(cpu, key_dim * 3 / 4, y, state, key, |heads| {
             match policy::form(form, state_layout, heads[0].tokens.len()) {
                 Form::Chunked => chunks(Chunked { problem: self, heads }),

@@ -1,9 +1,10 @@
 //! The recurrence, token after token.
 //!
-//! A cube goes through all tokens of a sequence with some columns of a value head's state. [`RecurrentConfig::lanes`] units
-//! share four columns: each keeps its rows of them in registers over all tokens, and sums over rows are shuffled between the
-//! units. As on the CPU, `S^T k` and `S^T q` are both read from the state before the step. A token's operands are loaded while
-//! the one before it is worked on.
+//! A cube goes through all tokens of a sequence with some columns of a value head's state.
+//! [`RecurrentConfig::lanes`] units share four columns: each keeps its rows of them in registers
+//! over all tokens, and sums over rows are shuffled between the units. As on the CPU, `S^T k` and
+//! `S^T q` are both read from the state before the step. A token's operands are loaded while the
+//! one before it is worked on.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -46,7 +47,8 @@ struct RecurrentConfig {
 /// What the kernel gets for the gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GateInputs {
-    /// Whether that is `a` and `b`, which the gates are computed from; otherwise `log_decay` and `beta` take their places.
+    /// True if that is `a` and `b`, which the gates are computed from; otherwise `log_decay` and
+    /// `beta` take their places.
     raw: bool,
     dtype: FloatType,
 }
@@ -97,7 +99,8 @@ struct HeadInputs {
     dt_bias: Box<[f32]>,
 }
 
-/// Two f32: the factor of q, and the epsilon of the norm of q and k, which is not read where there is none.
+/// Two f32: the factor of q, and the epsilon of the norm of q and k, which is not read where there
+/// is none.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct Constants {
     scale: u32,
@@ -188,8 +191,8 @@ struct Location {
     columns: usize,
 }
 
-/// Loads a unit's floats of a token: its part of the keys and of the queries, the values of its columns, and what the gates
-/// come as.
+/// Loads a unit's floats of a token: its part of the keys and of the queries, the values of its
+/// columns, and what the gates come as.
 #[cube]
 fn load_token<X: Int, G: Int, N: Size>(
     of: &TokenInputs<X, G, N>,
@@ -403,7 +406,7 @@ pub(super) fn launch(problem: &Problem, state: &Tensor, y: &Tensor) -> Result<()
         sizes: problem.sizes(state)?,
         constants: Constants { scale: scale.to_bits(), eps: qk_norm.map_or(0.0, |norm| norm.eps).to_bits() },
     };
-    // SAFETY: the sizes are the tensors', rows and columns past the last are neither read nor written, and a sequence whose
-    // offsets go past the tokens is left out.
+    // SAFETY: the sizes are the tensors', rows and columns past the last are neither read nor
+    // written, and a sequence whose offsets go past the tokens is left out.
     unsafe { gpu.launch(compiled(gpu.target(), config), [x?, y_cubes?, z?], arguments) }
 }

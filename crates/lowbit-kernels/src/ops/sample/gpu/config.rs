@@ -1,4 +1,5 @@
-//! What all kernels of a draw share: what they are compiled for, how the logits are cut, and sums over a plane.
+//! What all kernels of a draw share: what they are compiled for, how the logits are cut, and sums
+//! over a plane.
 
 use super::super::{DecodeState, SampleParams, cpu};
 use crate::gpu::compile::Target;
@@ -16,9 +17,9 @@ pub(super) struct SampleConfig {
     pub dtype: FloatType,
     /// Units of a cube, which are within one plane.
     pub lanes: usize,
-    /// Whether top-p is on.
+    /// True if top-p is on.
     pub top_p: bool,
-    /// Whether top-k is on.
+    /// True if top-k is on.
     pub top_k: bool,
 }
 
@@ -33,7 +34,7 @@ impl SampleConfig {
         Self { dtype, lanes, top_p: params.top_p < 1.0, top_k: (1..len).contains(&params.top_k) }
     }
 
-    /// Whether a threshold is searched.
+    /// True if a threshold is searched.
     pub fn searches(self) -> bool {
         self.top_p || self.top_k
     }
@@ -68,7 +69,8 @@ pub(super) struct State {
     pub history: Box<[u32]>,
 }
 
-/// Moves the state on to the token `id`, which takes the place of the oldest in the ring of `window` tokens.
+/// Moves the state on to the token `id`, which takes the place of the oldest in the ring of
+/// `window` tokens.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 pub(super) fn append_token(id: u32, state: &mut State, window: u32) {
@@ -129,7 +131,8 @@ pub(super) fn all_sum(x: u32, #[comptime] lanes: usize) -> u32 {
     if comptime!(lanes == 1) { x } else { plane_sum(x) }
 }
 
-/// The sum over the plane of numbers below 2^62, for all its units: in parts, because not every device adds 64 bits up.
+/// The sum over the plane of numbers below 2^62, for all its units: in parts, because not every
+/// device adds 64 bits up.
 #[cube]
 pub(super) fn all_sum_wide(x: u64, #[comptime] lanes: usize) -> u64 {
     if comptime!(lanes == 1) {

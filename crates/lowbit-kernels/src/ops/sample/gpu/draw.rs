@@ -1,9 +1,10 @@
 //! The last step: one plane finds the token, and moves the decode state on to it.
 //!
-//! `sample_take_greatest` is for temperature 0. `sample_pick` draws: the random number is a share `r` of the sum of all weights
-//! that are kept, and the token is the first whose weight, added to those of the ids before it, passes `r`. A prefix sum over
-//! the slices' sums finds the slice, a prefix sum over its logits the id. Of the logits at the threshold perhaps only the first
-//! `room` are kept (ties), which both count on the way.
+//! `sample_take_greatest` is for temperature 0. `sample_pick` draws: the random number is a share
+//! `r` of the sum of all weights that are kept, and the token is the first whose weight, added to
+//! those of the ids before it, passes `r`. A prefix sum over the slices' sums finds the slice, a
+//! prefix sum over its logits the id. Of the logits at the threshold perhaps only the first `room`
+//! are kept (ties), which both count on the way.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -48,7 +49,8 @@ pub(super) fn sample_take_greatest(
     }
 }
 
-/// Whether the greatest key says that nothing can be drawn: it is that of NaN, infinity or -infinity.
+/// True if the greatest key says that nothing can be drawn: it is that of NaN, infinity or
+/// -infinity.
 #[cube]
 fn is_bad(key: u32) -> bool {
     key >= comptime!(INFINITE) || key <= comptime!(NOTHING)
@@ -149,8 +151,8 @@ pub(super) fn sample_pick<X: Int>(
     }
 }
 
-/// The slice that the share `word / 2^64` of all weights ends in, how much of the share is left at its start, and the ties
-/// before it. Each unit takes slices that lie together.
+/// The slice that the share `word / 2^64` of all weights ends in, how much of the share is left at
+/// its start, and the ties before it. Each unit takes slices that lie together.
 #[allow(clippy::needless_range_loop)] // CubeCL has no iterators.
 #[cube]
 fn find_slice(
@@ -197,8 +199,9 @@ fn find_slice(
     (all_sum(found, lanes), all_sum_wide(left, lanes), all_sum(passed, lanes))
 }
 
-/// The id of a slice (first id, end) at which `left` of its weights end, if `seen` ties come before the slice. `scale` is the
-/// greatest logit and 1 / temperature. Each unit takes ids that lie together.
+/// The id of a slice (first id, end) at which `left` of its weights end, if `seen` ties come before
+/// the slice. `scale` is the greatest logit and 1 / temperature. Each unit takes ids that lie
+/// together.
 #[cube]
 fn find_id<X: Int>(
     logits: &[X],
@@ -301,8 +304,8 @@ impl Draw<'_> {
             window: state.window() as u32,
         };
         let kernel = pick_compiled(self.gpu.target(), self.config);
-        // SAFETY: the slices end with the logits, and each has its sum, its ties and two words in `greatest`; counters are
-        // read where there was a search; the history has `window` places.
+        // SAFETY: the slices end with the logits, and each has its sum, its ties and two words in
+        // `greatest`; counters are read where there was a search; the history has `window` places.
         unsafe { self.gpu.launch(kernel, [1; 3], arguments) }
     }
 }

@@ -40,7 +40,7 @@ pub(super) struct Rows<'a> {
     total: [f32; ROWS],
     /// The sums of values so far, `[32 values]`.
     sums: &'a mut [Block],
-    /// Whether there are any.
+    /// True if there are any.
     started: bool,
 }
 
@@ -128,7 +128,8 @@ impl<'a> Rows<'a> {
         self.add_not_finite(chunk, weights);
     }
 
-    /// Turns the scores of 16 rows into weights, and shrinks what there is so far as the greatest scores grow.
+    /// Turns the scores of 16 rows into weights, and shrinks what there is so far as the greatest
+    /// scores grow.
     #[inline(always)]
     fn weigh<S: Simd, const MASKED: bool>(
         &mut self,
@@ -208,7 +209,8 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The greatest scores of 16 rows' lanes, and `old`; those of keys that a row does not see become -inf.
+/// The greatest scores of 16 rows' lanes, and `old`; those of keys that a row does not see become
+/// -inf.
 #[inline(always)]
 fn greatest<S: Simd, const MASKED: bool>(
     simd: S,
@@ -251,7 +253,7 @@ impl Seen {
         }
     }
 
-    /// Whether every row sees all keys of the first `steps` steps, to the last one's end.
+    /// True if every row sees all keys of the first `steps` steps, to the last one's end.
     fn all(&self, steps: usize) -> bool {
         let end = (steps * STEP) as f32;
         self.first.iter().all(|&first| first == 0.0) && self.end.iter().all(|&seen| seen >= end)

@@ -20,12 +20,13 @@ pub(in super::super::super) struct StepConfig {
     pub keys: usize,
     /// Tiles that a plane has under way.
     pub stages: usize,
-    /// Whether they do: then y holds parts, which `gpu/combine.rs` combines.
+    /// True if they do: then y holds parts, which `gpu/combine.rs` combines.
     pub split: bool,
 }
 
 impl StepConfig {
-    /// For blocks of 8 query rows of heads of D and Dv, if the kernel takes these: with as many bytes under way as `shared_memory` has room for.
+    /// For blocks of 8 query rows of heads of D and Dv, if the kernel takes these: with as many
+    /// bytes under way as `shared_memory` has room for.
     pub fn new(
         dtype: FloatType,
         [width, value_width]: [usize; 2],
@@ -72,8 +73,8 @@ impl StepConfig {
         Values { dtype, keys, vectors: self.value_width / 8, layout, units: 32 }
     }
 
-    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row has, so that vectors
-    /// of the same column of 8 rows lie in different banks.
+    /// Vectors of 16 bytes from one row of q or k to the next in shared memory: one more than a row
+    /// has, so that vectors of the same column of 8 rows lie in different banks.
     pub fn stride(self) -> usize {
         self.width / 8 + 1
     }
@@ -98,7 +99,8 @@ impl StepConfig {
         self.stages * self.stage()
     }
 
-    /// Bytes from a row of sums to the next: two units that write at the same time meet different banks.
+    /// Bytes from a row of sums to the next: two units that write at the same time meet different
+    /// banks.
     pub fn sums_stride(self) -> usize {
         4 * (self.value_width + 4)
     }
@@ -108,8 +110,8 @@ impl StepConfig {
         self.queries() + self.planes * self.ring()
     }
 
-    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see, four words each, a word for each
-    /// key of a tile, and two words for each row.
+    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see,
+    /// four words each, a word for each key of a tile, and two words for each row.
     pub fn shared_memory(self) -> usize {
         self.bytes() + 4 * self.planes * (4 + self.keys + 2 * self.rows())
     }

@@ -15,11 +15,13 @@ pub(in super::super::super) struct WgmmaConfig {
     pub value_width: usize,
     /// Keys of a tile.
     pub keys: usize,
-    /// Whether several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs` combines.
+    /// True if several cubes share the keys of a row: then y holds parts, which `gpu/combine.rs`
+    /// combines.
     pub split: bool,
 }
 
-/// Query rows of a cube: 64 for each of two groups of four planes, which multiply. A third group copies.
+/// Query rows of a cube: 64 for each of two groups of four planes, which multiply. A third group
+/// copies.
 pub(in super::super::super) const ROWS: usize = 128;
 /// Units that multiply, and that copy. The former come first.
 pub(super) const MULTIPLYING: usize = 256;
@@ -94,8 +96,8 @@ impl WgmmaConfig {
         self.tiles_end() + BARRIERS * BARRIER
     }
 
-    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see, four words each, and a
-    /// word for each key.
+    /// Bytes of shared memory: with what planes tell each other of the keys that their rows see,
+    /// four words each, and a word for each key.
     pub fn shared_memory(self) -> usize {
         self.bytes() + 4 * (4 * self.cut().planes + self.keys)
     }

@@ -15,12 +15,14 @@ pub(crate) struct CmmaTile {
     pub value_width: usize,
     /// What the device multiplies at once.
     pub matrices: Matrices,
-    /// Units of the largest plane that may run: where planes are smaller there are more of them, and some only load.
+    /// Units of the largest plane that may run: where planes are smaller there are more of them,
+    /// and some only load.
     pub plane: usize,
     /// Units that every plane has: these share the softmax of a plane's rows.
     pub lanes: usize,
     pub cut: Cut,
-    /// Whether several cubes share the keys of a row: then y holds parts, which `combine.rs` combines.
+    /// True if several cubes share the keys of a row: then y holds parts, which `combine.rs`
+    /// combines.
     pub split: bool,
 }
 
@@ -33,7 +35,8 @@ pub(crate) struct Cut {
     pub planes: usize,
     /// Keys of a tile.
     pub keys: usize,
-    /// Whether a tile of values has shared memory of its own, so that it can be stored while others still read the keys.
+    /// True if a tile of values has shared memory of its own, so that it can be stored while others
+    /// still read the keys.
     pub apart: bool,
 }
 
@@ -41,8 +44,8 @@ const fn cut(rows: usize, planes: usize, keys: usize, apart: bool) -> Cut {
     Cut { rows, planes, keys, apart }
 }
 
-/// All cuts. The first is taken that the device has shared memory and registers for. Keys that share their memory with the values
-/// cost two more barriers per tile. None of it was measured yet.
+/// All cuts. The first is taken that the device has shared memory and registers for. Keys that
+/// share their memory with the values cost two more barriers per tile. None of it was measured yet.
 const CUTS: [Cut; 9] = [
     cut(16, 4, 64, true),
     cut(16, 4, 64, false),
@@ -55,7 +58,8 @@ const CUTS: [Cut; 9] = [
     cut(8, 4, 16, false),
 ];
 
-/// Elements between the rows of shared memory: 16 bytes of keys, so that the same columns of 8 rows are in different banks.
+/// Elements between the rows of shared memory: 16 bytes of keys, so that the same columns of 8 rows
+/// are in different banks.
 const PADDING: usize = 8;
 /// Elements of a vector of q, k and v in global memory.
 pub(super) const WIDE: usize = 8;
@@ -63,8 +67,8 @@ pub(super) const WIDE: usize = 8;
 pub(super) const CHUNK: usize = 8;
 
 impl CmmaTile {
-    /// Every way in which the device can compute it, the one to take first. `lanes` are the units of the smallest plane that may
-    /// run.
+    /// Every way in which the device can compute it, the one to take first. `lanes` are the units
+    /// of the smallest plane that may run.
     pub fn all(dtype: FloatType, [width, value_width]: [usize; 2], lanes: usize, caps: &Caps) -> Vec<Self> {
         let fit = [width, value_width].iter().all(|&it| it.is_multiple_of(16) && (16..=256).contains(&it));
         let Some(matrices) = caps.matrices(dtype).filter(|_| fit) else { return Vec::new() };
@@ -152,18 +156,19 @@ impl CmmaTile {
         self.cut.rows * (self.value_width + self.width / 2 + self.cut.keys) / self.lanes
     }
 
-    /// Registers of a unit for that: NVIDIA's and AMD's have 256, Apple's 128, which multiply matrices of 8 rows.
+    /// Registers of a unit for that: NVIDIA's and AMD's have 256, Apple's 128, which multiply
+    /// matrices of 8 rows.
     fn registers_of_unit(self) -> usize {
         if self.matrices.m == 8 { 88 } else { 216 }
     }
 
-    /// Whether there are registers to load a tile while the one before is used.
+    /// True if there are registers to load a tile while the one before is used.
     pub fn ahead(self) -> bool {
         let most = if self.matrices.m == 8 { 104 } else { 176 };
         self.registers() + self.most_loads() * 4 <= most
     }
 
-    /// Whether all planes have the same number of units.
+    /// True if all planes have the same number of units.
     pub fn planes_alike(self) -> bool {
         self.plane == self.lanes
     }

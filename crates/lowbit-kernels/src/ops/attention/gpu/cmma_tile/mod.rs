@@ -1,5 +1,6 @@
-//! Attention of many query rows by cooperative matrices: `VK_KHR_cooperative_matrix` on Vulkan, `simdgroup_matrix` on Metal. A cube
-//! takes a block of query rows through tiles of keys, which its planes share; each plane has some of the rows.
+//! Attention of many query rows by cooperative matrices: `VK_KHR_cooperative_matrix` on Vulkan,
+//! `simdgroup_matrix` on Metal. A cube takes a block of query rows through tiles of keys, which its
+//! planes share; each plane has some of the rows.
 //!
 //! | file | holds |
 //! |---|---|
@@ -44,7 +45,7 @@ struct Memory<E: Float> {
     scores: SharedScores,
     /// The planes' weights, a region each; before that, rows of q.
     weights: Shared<[Vector<E, Const<4>>]>,
-    /// Whether a key of the tile has values that are not finite. Only of masked tiles.
+    /// Per key of a masked tile: 1 if some of its values are not finite.
     non_finite: Shared<[u32]>,
     /// Of a tile.
     fetched: Array<Wide>,
@@ -64,8 +65,8 @@ impl<E: Float> Memory<E> {
     }
 }
 
-/// See [`attention`](crate::ops::attention()). `scale` is an f32. y holds four values per vector: of q's type, or of f32 where the
-/// keys are split.
+/// See [`attention`](crate::ops::attention()). `scale` is an f32. y holds four values per vector:
+/// of q's type, or of f32 where the keys are split.
 #[kernel]
 pub(super) fn attention_cmma_tile<E: Float, N: Size>(
     inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
@@ -140,13 +141,14 @@ pub(super) fn attention_cmma_tile<E: Float, N: Size>(
     }
 }
 
-/// Whether the plane has rows: where planes are smaller than they may be, some only load.
+/// True if the plane has rows: where planes are smaller than they may be, some only load.
 #[cube]
 fn multiplies(#[comptime] config: CmmaTile) -> bool {
     comptime!(config.planes_alike()).runtime() || PLANE_POS < comptime!(config.cut.planes as u32)
 }
 
-/// The keys that the cube's rows see, or its part of them where the keys are split. Every plane finds that out by itself.
+/// The keys that the cube's rows see, or its part of them where the keys are split. Every plane
+/// finds that out by itself.
 #[cube]
 fn visible_keys(positions: &[u32], row0: u32, sizes: &Sizes, #[comptime] config: CmmaTile) -> VisibleKeys {
     let mut visible = VisibleKeys::of_none();
@@ -262,7 +264,8 @@ pub(super) fn launch(call: &Call, config: CmmaTile, splits: usize, out: Output) 
         sizes: call.sizes()?,
         scale: call.params.scale.to_bits(),
     };
-    // SAFETY: the sizes are the tensors', and D and Dv multiples of 16; positions beyond the capacity see no keys, and rows
-    // past the last are not stored. Each split has its part of y and its scales.
+    // SAFETY: the sizes are the tensors', and D and Dv multiples of 16; positions beyond the
+    // capacity see no keys, and rows past the last are not stored. Each split has its part of y and
+    // its scales.
     unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes, arguments) }
 }

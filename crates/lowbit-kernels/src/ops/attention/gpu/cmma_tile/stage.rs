@@ -1,5 +1,6 @@
-//! How q, keys and values come to the matrices: through shared memory, since rows past the last and values that are not finite need
-//! care. Keys and values are loaded to registers first, a tile ahead where there are registers for it.
+//! How q, keys and values come to the matrices: through shared memory, since rows past the last and
+//! values that are not finite need care. Keys and values are loaded to registers first, a tile
+//! ahead where there are registers for it.
 
 use super::Memory;
 use super::config::{CHUNK, CmmaTile, WIDE};
@@ -49,13 +50,14 @@ impl Part {
         self.width / WIDE
     }
 
-    /// Whether no unit is past the last key.
+    /// True if no unit is past the last key.
     fn whole(self, config: CmmaTile) -> bool {
         (config.cut.keys * self.row()).is_multiple_of(config.units())
     }
 }
 
-/// Loads the unit's part of the tile of keys from `first` on. For keys past the end it loads the last one.
+/// Loads the unit's part of the tile of keys from `first` on. For keys past the end it loads the
+/// last one.
 #[cube]
 fn fetch(
     x: &[Wide],
@@ -74,8 +76,8 @@ fn fetch(
     }
 }
 
-/// Puts what was loaded to shared memory, `at` vectors from its start. With `clean`, zeros take the place of vectors with a value
-/// that is not finite.
+/// Puts what was loaded to shared memory, `at` vectors from its start. With `clean`, zeros take the
+/// place of vectors with a value that is not finite.
 #[cube]
 fn stage<E: Float>(
     from: &Array<Wide>,
@@ -117,8 +119,9 @@ pub(super) fn fetch_ahead(
     }
 }
 
-/// Brings a tile to shared memory: what was loaded ahead, or else some vectors at a time. `tile` is its first key and whether values
-/// that are not finite become zeros, `of` the elements of a row and the vector of shared memory that the tile begins at.
+/// Brings a tile to shared memory: what was loaded ahead, or else some vectors at a time. `tile` is
+/// its first key and whether values that are not finite become zeros, `of` the elements of a row
+/// and the vector of shared memory that the tile begins at.
 #[cube]
 pub(super) fn bring<E: Float>(
     x: &[Wide],
@@ -158,8 +161,9 @@ fn is_finite(values: Wide, #[comptime] dtype: FloatType) -> bool {
     finite
 }
 
-/// Marks the keys of the tile from `first` on whose values are not finite: in rows that do not see the key, its weight of 0 times
-/// such a value would be NaN. The cube must meet before the marks are read.
+/// Marks the keys of the tile from `first` on whose values are not finite: in rows that do not see
+/// the key, its weight of 0 times such a value would be NaN. The cube must meet before the marks
+/// are read.
 #[cube]
 pub(super) fn mark_non_finite(
     v: &[Wide],
@@ -205,7 +209,8 @@ pub(super) fn no_queries<E: Float>(#[comptime] config: CmmaTile) -> Sequence<Mat
     queries
 }
 
-/// Loads the plane's rows of q, from row `own` on, by way of the memory of its weights, some columns at a time.
+/// Loads the plane's rows of q, from row `own` on, by way of the memory of its weights, some
+/// columns at a time.
 #[cube]
 pub(super) fn load_queries<E: Float>(
     q: &[Wide],

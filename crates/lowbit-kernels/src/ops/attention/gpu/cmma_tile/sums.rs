@@ -1,9 +1,10 @@
 //! The online softmax of a plane's query rows, and their sums of weighted values.
 //!
-//! Elements of a cooperative matrix are in places that nobody knows, so scores go through shared memory, where each lane of the plane
-//! has a row, or a part of one. The sums of weighted values stay in matrices. They must shrink when a row's greatest score grows,
-//! which takes another way through shared memory: it is done only once the score has grown by so much that weights could overflow.
-//! Until then weights refer to an earlier greatest score, and exceed 1.
+//! Elements of a cooperative matrix are in places that nobody knows, so scores go through shared
+//! memory, where each lane of the plane has a row, or a part of one. The sums of weighted values
+//! stay in matrices. They must shrink when a row's greatest score grows, which takes another way
+//! through shared memory: it is done only once the score has grown by so much that weights could
+//! overflow. Until then weights refer to an earlier greatest score, and exceed 1.
 
 use super::config::CmmaTile;
 use super::stage::KeyRange;
@@ -16,12 +17,15 @@ use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixLayout};
 use cubecl_core::prelude::*;
 
-/// What rows begin with for a greatest score: more than [`NO_SCORE`], so that a key which is not seen weighs nothing.
+/// What rows begin with for a greatest score: more than [`NO_SCORE`], so that a key which is not
+/// seen weighs nothing.
 const LOWEST_SCORE: f32 = -1.0e38;
-/// How far a score may exceed the one that weights refer to: a weight is then 400, which every type has room for.
+/// How far a score may exceed the one that weights refer to: a weight is then 400, which every type
+/// has room for.
 const SLACK: f32 = 6.0;
 
-/// The running softmax of a lane's rows over the keys that they have met, and which keys they see: those from `low` to `high`.
+/// The running softmax of a lane's rows over the keys that they have met, and which keys they see:
+/// those from `low` to `high`.
 #[derive(CubeType)]
 pub(super) struct RowSums {
     low: Array<u32>,
@@ -36,9 +40,9 @@ pub(super) struct RowSums {
 #[derive(CubeType)]
 pub(super) struct Tile {
     pub first: u32,
-    /// Whether it is the cube's first: there are no sums yet.
+    /// True if it is the cube's first: there are no sums yet.
     pub is_first: bool,
-    /// Whether some row does not see all of it.
+    /// True if some row does not see all of it.
     pub masked: bool,
 }
 
@@ -49,13 +53,14 @@ fn row_of_lane(#[comptime] i: usize, #[comptime] config: CmmaTile) -> u32 {
         + comptime!((i * config.lanes) as u32)
 }
 
-/// The `i`-th vector of a row that falls to a lane. Neighbours take turns, so that they read different banks.
+/// The `i`-th vector of a row that falls to a lane. Neighbours take turns, so that they read
+/// different banks.
 #[cube]
 fn vector_of_lane(#[comptime] i: usize, #[comptime] config: CmmaTile) -> u32 {
     UNIT_POS_PLANE % comptime!(config.lanes_of_row() as u32) + comptime!((i * config.lanes_of_row()) as u32)
 }
 
-/// Whether a lane has that vector of a row of `columns`.
+/// True if a lane has that vector of a row of `columns`.
 #[cube]
 fn has_vector(vector: u32, #[comptime] columns: usize, #[comptime] config: CmmaTile) -> bool {
     let whole = comptime!((columns / VECTOR).is_multiple_of(config.lanes_of_row()));
@@ -88,8 +93,8 @@ impl RowSums {
         RowSums { low, high, greatest, weights }
     }
 
-    /// The online softmax: takes the scores of a tile, which are in shared memory, into the weights' sum, and leaves the weights
-    /// there, rounded.
+    /// The online softmax: takes the scores of a tile, which are in shared memory, into the
+    /// weights' sum, and leaves the weights there, rounded.
     pub fn weigh<E: Float>(
         &mut self,
         memory: &mut Memory<E>,
@@ -145,8 +150,8 @@ impl RowSums {
         }
     }
 
-    /// Reads the scores of the lane's `r`-th row, and scales and masks them: [`NO_SCORE`] for a key that the row does not see, NaN
-    /// for one that it sees and whose value is not finite.
+    /// Reads the scores of the lane's `r`-th row, and scales and masks them: [`NO_SCORE`] for a key
+    /// that the row does not see, NaN for one that it sees and whose value is not finite.
     fn read<E: Float>(
         &self,
         memory: &Memory<E>,
@@ -266,7 +271,7 @@ pub(super) struct Destination {
     pub own: u32,
     pub rows: u32,
     pub group: u32,
-    /// Whether the cube had keys at all.
+    /// True if the cube had keys at all.
     pub any_keys: bool,
 }
 
@@ -339,7 +344,8 @@ fn multiply_rows(
     sync_plane();
 }
 
-/// Stores some columns of the lane's row of the sums, times `factor`. `of` is which of its rows, and which columns.
+/// Stores some columns of the lane's row of the sums, times `factor`. `of` is which of its rows,
+/// and which columns.
 #[cube]
 fn store_columns<N: Size>(
     scores: &SharedScores,

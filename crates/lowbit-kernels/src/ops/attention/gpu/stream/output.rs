@@ -12,7 +12,7 @@ use cubecl_core::prelude::*;
 #[derive(CubeType)]
 pub(super) struct Destination {
     pub of: Rows,
-    /// Whether the cube had keys at all.
+    /// True if the cube had keys at all.
     pub any_keys: bool,
 }
 
@@ -61,7 +61,8 @@ pub(super) fn store<Y: Int>(
     }
 }
 
-/// The same where a cube has several planes, through shared memory; `first` in the units of a plane's first group of lanes.
+/// The same where a cube has several planes, through shared memory; `first` in the units of a
+/// plane's first group of lanes.
 #[cube]
 fn store_planes<Y: Int>(
     sums: &Sums,

@@ -7,13 +7,14 @@
 //! y[i]     = scale * (g[i] S^T q[i] + sum over j <= i of D[i][j] (q[i] . k[j]) delta[j])
 //! S        = g[last] S + sum over j of k[j] (D[last][j] delta[j])^T
 //! ```
-//! `delta` is found by forward substitution. (Inverting the triangle first, as GPUs do, lets chunks be prepared in
-//! parallel, but applies the inverse to `Dk` more columns; here the heads are parallel enough.) `D` is a product of
-//! decays: it underflows to 0 where it should, and nothing can overflow or cancel, as differences of summed
-//! logarithms could.
+//! `delta` is found by forward substitution. (Inverting the triangle first, as GPUs do, lets chunks
+//! be prepared in parallel, but applies the inverse to `Dk` more columns; here the heads are
+//! parallel enough.) `D` is a product of decays: it underflows to 0 where it should, and nothing
+//! can overflow or cancel, as differences of summed logarithms could.
 //!
-//! Columns of the state do not depend on each other. So a chunk takes a strip of them from the reads to the update while it
-//! is in the nearest cache, and each tile of rows stays in registers from the first to the last term of its formula.
+//! Columns of the state do not depend on each other. So a chunk takes a strip of them from the
+//! reads to the update while it is in the nearest cache, and each tile of rows stays in registers
+//! from the first to the last term of its formula.
 
 mod pairs;
 mod reads;
@@ -31,8 +32,8 @@ use reads::{ByVectors, Reads};
 use std::ops::Range;
 use strips::{Strip, Strips};
 
-/// Tokens of a chunk. More would make the products with the state little faster, and the triangles' share grows with
-/// it (measured: 16 takes 8 % less time than 32, and 18 % less than 64).
+/// Tokens of a chunk. More would make the products with the state little faster, and the triangles'
+/// share grows with it (measured: 16 takes 8 % less time than 32, and 18 % less than 64).
 pub(crate) const CHUNK: usize = 16;
 
 /// Heads of one sequence that read the same key head, chunk after chunk.
@@ -55,7 +56,8 @@ impl Chunked<'_, '_, '_> {
     /// Products with the state are those of `reads`.
     #[inline(always)]
     fn reading<S: Simd>(self, simd: S, reads: impl Reads) {
-        // A tile's sums, a row of the right operand and one value of the left one must fit the registers.
+        // A tile's sums, a row of the right operand and one value of the left one must fit the
+        // registers.
         if S::REGISTERS >= 32 {
             self.tiled::<S, 8, _>(simd, reads);
         } else {
@@ -173,7 +175,8 @@ impl Keys {
 
 /// What a chunk of a value head needs besides, and what its strips are computed in.
 struct Gates {
-    /// `-beta[i] D[i][j] (k[i] . k[j])`, then `scale D[i][j] (q[i] . k[j])`; of use where `j < i`, and where `j <= i`.
+    /// `-beta[i] D[i][j] (k[i] . k[j])`, then `scale D[i][j] (q[i] . k[j])`; of use where `j < i`,
+    /// and where `j <= i`.
     pairs: [[f32; CHUNK]; 2 * CHUNK],
     /// What `S^T k[i]` counts in `delta[i]`, then `S^T q[i]` in `y[i]`.
     kept: [f32; 2 * CHUNK],
@@ -256,12 +259,13 @@ struct Chunk<'a, 'p, 'y, R> {
     ahead: Ahead<'a, 'p, 'y>,
 }
 
-/// The rows that the next chunk reads and writes. Those of a head are far apart in memory, so that no processor foresees
-/// them; they are asked for a tile at a time, since it takes only so many requests at once.
+/// The rows that the next chunk reads and writes. Those of a head are far apart in memory, so that
+/// no processor foresees them; they are asked for a tile at a time, since it takes only so many
+/// requests at once.
 struct Ahead<'a, 'p, 'y> {
     tokens: &'a [Token<'p>],
     y: &'a [&'y mut [f32]],
-    /// Whether keys and queries are among them.
+    /// True if keys and queries are among them.
     keys: bool,
 }
 

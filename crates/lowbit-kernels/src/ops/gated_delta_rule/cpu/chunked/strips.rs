@@ -1,5 +1,5 @@
-//! A head's state while its tokens pass: strips of columns. Where a strip is used often it lies in one piece, so that it
-//! fits a near cache, for whose lines rows of the whole state would compete.
+//! A head's state while its tokens pass: strips of columns. Where a strip is used often it lies in
+//! one piece, so that it fits a near cache, for whose lines rows of the whole state would compete.
 
 use super::CHUNK;
 use crate::gemm::{Lines, transpose};
@@ -15,7 +15,7 @@ const COPIED: usize = 8 * CHUNK;
 /// How a state is cut: strips of two vectors of columns, and of one where no more are left.
 #[derive(Clone, Copy)]
 pub(super) struct Strips {
-    /// Whether the strips are those of the caller's state.
+    /// True if the strips are those of the caller's state.
     in_place: bool,
     key_dim: usize,
     value_dim: usize,
@@ -29,7 +29,8 @@ pub(super) struct Strip {
     pub columns: Range<usize>,
     /// Their number, with what fills the last vector.
     pub width: usize,
-    /// The first element of the first row, and how far rows are apart. There are rows that fill the last tile.
+    /// The first element of the first row, and how far rows are apart. There are rows that fill the
+    /// last tile.
     pub start: usize,
     pub stride: usize,
 }

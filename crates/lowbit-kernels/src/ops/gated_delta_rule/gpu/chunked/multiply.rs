@@ -12,7 +12,8 @@ pub(super) struct Side {
     pub pitch: usize,
     /// Elements of a vector.
     pub vector: usize,
-    /// Whether a row has the elements of one place of the depth. Else it has all that are multiplied with each other.
+    /// True if a row has the elements of one place of the depth. Else it has all that are
+    /// multiplied with each other.
     pub by_depth: bool,
 }
 
@@ -72,8 +73,8 @@ pub(super) fn store(
     cmma::store(to, sum, comptime!(pitch as u32).runtime(), MatrixLayout::RowMajor);
 }
 
-/// Adds to `sum` the products of the left operand from vector `at.0` on and the right one from vector `at.1` on, over the parts
-/// of the depth that begin before `end`.
+/// Adds to `sum` the products of the left operand from vector `at.0` on and the right one from
+/// vector `at.1` on, over the parts of the depth that begin before `end`.
 #[cube]
 pub(super) fn add_products<A: CubePrimitive, B: CubePrimitive>(
     left: &Shared<[A]>,
