@@ -46,7 +46,7 @@ pub trait Codec: Copy + Send + Sync + 'static {
     /// of [`Parts`].
     fn components(&self, k: usize) -> Vec<Component>;
 
-    /// What codes and scales mean.
+    /// The meaning of codes and scales.
     fn scheme(&self) -> Scheme;
 
     /// The type's number in GGUF files, where the format has one.

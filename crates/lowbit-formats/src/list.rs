@@ -15,7 +15,7 @@ macro_rules! formats {
         mlx { $($(#[$mlx_doc:meta])* $mlx:ident,)* }
         ggml { $($(#[$ggml_doc:meta])* $ggml:ident,)* }
     ) => {
-        /// How a weight tensor is stored.
+        /// The storage format of a weight tensor.
         ///
         /// Not `#[non_exhaustive]`, on purpose: [`with_codec!`](crate::with_codec) and the layouts
         /// of other crates match every format, and a match that forgets one must not compile.

@@ -4,7 +4,7 @@
 use crate::{BlockScales, E8M0, Format, Minifloat, Scales};
 use half::f16;
 
-/// How many of the greatest integers of either sign the largest number is tried as.
+/// The largest number is tried as this many of the greatest integers of either sign.
 const ENDS: i8 = 3;
 
 impl Format {
@@ -94,7 +94,7 @@ impl Factored {
             return best;
         }
         let [least, most] = range;
-        // Where integers have no sign, nothing below 0 can be had.
+        // Integers without a sign cannot be below 0.
         let size = |x: f32| if least == 0 { x } else { x.abs() };
         let largest =
             wanted.iter().fold(0.0, |largest, &x| if size(x) > size(largest) { x } else { largest });

@@ -94,7 +94,7 @@ mod tests {
         [17, 40, 1].map(|count| (1..=count).map(|i| (i * 7 + i * i) % 200).collect())
     }
 
-    /// What the output layer reads, block by block.
+    /// The inputs of the output layer, block by block.
     fn by_block(model: &Model, batch: &[&[u32]], tape: Option<&Tape>) -> Var {
         let lengths: Vec<usize> = batch.iter().map(|tokens| tokens.len()).collect();
         let x = model.embed(batch).unwrap();

@@ -43,7 +43,7 @@ impl Model {
             let model = Self::load_for(checkpoint, target.clone());
             let compiled: Result<(), ModelError> =
                 compiled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // What is wrong with the checkpoint is both's error.
+            // A fault of the checkpoint is an error of both.
             let model = model?;
             compiled.map(|()| model)
         })

@@ -165,7 +165,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Whether there is a `text_config` inside a multimodal model's configuration.
+    /// True for a multimodal model's configuration with a `text_config`.
     pub fn is_wrapped(&self) -> bool {
         matches!(self.source, Source::Json { wrapper: Some(_), .. })
     }
@@ -349,7 +349,7 @@ impl<'a> Config<'a> {
         Ok((!section.is_empty()).then(|| Config { path: self.path.clone(), source }))
     }
 
-    /// Whether both have the same keys with the same values.
+    /// True if both have the same keys with the same values.
     pub fn is_same(&self, other: &Config<'_>) -> bool {
         match (&self.source, &other.source) {
             (Source::Json { text: one, .. }, Source::Json { text: another, .. }) => one == another,
@@ -363,7 +363,7 @@ impl<'a> Config<'a> {
         text.iter().find(|(_, value)| value.is_object()).map(|(key, _)| key.as_str())
     }
 
-    /// Whether the architecture computes with `key`.
+    /// True if the architecture computes with `key`.
     pub fn computes(&self, key: &str) -> bool {
         let (Source::Json { tables, .. } | Source::Gguf { tables, .. }) = &self.source;
         matches!(keys::role(tables, key), Some(Role::Computed(_)))

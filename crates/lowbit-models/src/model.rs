@@ -75,7 +75,7 @@ impl Model {
         &self.config
     }
 
-    /// Where it runs.
+    /// The device on which it runs.
     pub fn device(&self) -> &Device {
         &self.target.device
     }

@@ -43,7 +43,7 @@ pub enum Order {
 /// The heads do not make up a tensor's rows.
 pub struct Unfit;
 
-/// What a message says of [`Unfit`].
+/// The text of [`Unfit`] in messages.
 pub const UNFIT: &str = "the configuration's heads do not make up its rows";
 
 impl Heads {

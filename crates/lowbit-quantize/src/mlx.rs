@@ -96,7 +96,7 @@ fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> 
     Ok(warnings)
 }
 
-/// What the renaming depends on.
+/// The facts that renaming depends on.
 pub struct Known {
     pub architecture: &'static Architecture,
     pub layers: usize,

@@ -1,4 +1,4 @@
-//! Which output paths are allowed, and how what was written gets its name.
+//! Checks output paths, and gives written outputs their names.
 
 use crate::QuantizeError;
 use lowbit_files::Checkpoint;

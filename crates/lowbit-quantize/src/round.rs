@@ -433,7 +433,7 @@ impl Job {
         error.with_rule(|| self.is_quantised().then(|| format!("{}=none", self.module())))
     }
 
-    /// How it is stored.
+    /// Its storage.
     pub(crate) fn format(&self) -> Format {
         self.format
     }
@@ -497,7 +497,7 @@ fn config(mut config: Value, options: &QuantizeOptions, overrides: Map<String, V
     let mut quantization = json!({ "group_size": group_size, "bits": bits, "mode": mode });
     if let (Some(quantization), Some(config)) = (quantization.as_object_mut(), config.as_object_mut()) {
         quantization.extend(overrides);
-        // Where a multimodal configuration may have the old one.
+        // The place of the old one in a multimodal configuration.
         if let Some(text) = config.get_mut("text_config").and_then(Value::as_object_mut) {
             text.remove("quantization_config");
         }

@@ -14,25 +14,25 @@ pub struct Tensor {
     pub change: Change,
 }
 
-/// What is done to the source's values, in this order.
+/// The changes to the source's values, in this order.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Which row of the source each row is; `None` for the same.
+    /// The source's row for each row; `None` for the same order.
     pub rows: Option<Vec<usize>>,
-    /// Which value of the source's row each value is; `None` for the same.
+    /// The place in the source's row for each value; `None` for the same order.
     pub columns: Option<Vec<usize>>,
     /// 1 is added, for a norm that is stored as `w - 1`. The sum is rounded to [`Self::sum`].
     pub add_one: bool,
     /// The type that sums with 1 are rounded to.
     pub sum: FloatType,
-    /// What values become.
+    /// The function of values.
     pub function: Function,
     /// The type that values are rounded to in the end.
     pub rounded: FloatType,
 }
 
-/// What a value becomes. Computed in f64, so that the result is the nearest f32 however a library
-/// computes it.
+/// A function of a value. It is computed in f64, so that the result is the nearest f32 however a
+/// library computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// Itself.
@@ -220,7 +220,7 @@ impl Tensor {
     }
 }
 
-/// What a weight's `components` lost of `values`.
+/// The loss of a weight's `components` against `values`.
 fn lost(format: Format, values: &[f32], k: usize, components: &[Vec<u8>]) -> Result<Loss, FormatError> {
     let mut decoded = vec![0.0; values.len()];
     let parts = std::array::from_fn(|i| components.get(i).map_or(&[][..], Vec::as_slice));

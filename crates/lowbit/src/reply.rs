@@ -104,7 +104,7 @@ pub enum Progress<'a> {
     Event(&'a Event),
 }
 
-/// What a model answered.
+/// A model's answer.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Reply {

@@ -35,12 +35,12 @@ impl<'a> StopTexts<'a> {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// What was held back, at the end of the text.
+    /// The held-back text, at the end of the reply.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the stop text that is complete first begins; of several that end there, the longest.
+    /// The start of the stop text that is complete first; of several that end there, the longest.
     /// So the result does not depend on how the text was cut into pieces.
     fn first(&self) -> Option<usize> {
         let places = self.stops.iter().filter_map(|stop| {

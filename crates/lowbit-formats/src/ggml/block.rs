@@ -12,7 +12,7 @@ pub trait GgmlType: Copy + Send + Sync + 'static {
     const NAME: &'static str;
     /// Its number in GGUF files, `enum ggml_type`.
     const NUMBER: u32;
-    /// What its codes and scales mean.
+    /// The meaning of its codes and scales.
     const SCHEME: Scheme;
     /// The block, as it lies in the file: no padding, no alignment.
     type Block: Pod;

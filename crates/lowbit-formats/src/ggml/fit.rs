@@ -1,6 +1,6 @@
-//! How ggml's reference quantisers choose scales and codes. Bit-exactness rests on the order of
-//! these sums and products, all in f32, as the C code of `src/ggml-quants.c` (ggml 0.25) has them
-//! without contraction to FMA.
+//! The choice of scales and codes by ggml's reference quantisers. Bit-exactness rests on the order
+//! of these sums and products, all in f32, as the C code of `src/ggml-quants.c` (ggml 0.25) has
+//! them without contraction to FMA.
 
 /// Below this, K-quants and codebooks take a sub-block for zero.
 pub(super) const ZERO: f32 = 1e-15;
@@ -131,7 +131,7 @@ pub(super) fn descend_symmetric<const N: usize>(values: &[f32; N], half: i32) ->
     (scale, codes.map(|code| (code + half) as u8))
 }
 
-/// What [`MinSearch::fit`] found: `value = scale * code - min`.
+/// The result of [`MinSearch::fit`]: `value = scale * code - min`.
 pub(super) struct MinFit<const N: usize> {
     pub scale: f32,
     /// At least 0.
@@ -145,9 +145,9 @@ pub(super) struct MinSearch {
     pub max_code: i32,
     /// The first grid tried has this many steps more than codes.
     pub first: f32,
-    /// How many grids are tried, each 0.1 steps finer.
+    /// The number of grids that are tried, each 0.1 steps finer.
     pub grids: u8,
-    /// How an error counts: itself or its square.
+    /// The loss of an error: its magnitude or its square.
     pub loss: fn(f32) -> f32,
 }
 

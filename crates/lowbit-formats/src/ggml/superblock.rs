@@ -1,4 +1,4 @@
-//! What K-quants share: the encoding of a superblock's 256 values in sub-blocks whose scales are
+//! Shared by K-quants: the encoding of a superblock's 256 values in sub-blocks whose scales are
 //! codes themselves.
 
 use super::F16;
@@ -75,13 +75,13 @@ impl Symmetric {
     }
 }
 
-/// How [`Symmetric`] scales are found.
+/// The search for [`Symmetric`] scales.
 pub(super) struct SymmetricSearch {
     /// The code of value 0.
     pub half: i32,
     /// Scales are codes from `-max_scale` to `max_scale - 1`.
     pub max_scale: i32,
-    /// Where no scale reaches this, all count as zero.
+    /// If no scale reaches this, all count as zero.
     pub zero: f32,
     /// Finds a sub-block's scale and codes.
     pub fit: fn(&[f32; 16], i32) -> (f32, [u8; 16]),

@@ -1,7 +1,7 @@
 use super::Fixed::{Flag, Float, Int};
 use super::Key;
 
-/// What llama.cpp reads for every architecture here, below its name.
+/// The keys that llama.cpp reads for every architecture here, below its name.
 ///
 /// Source: llama.cpp (llama-cpp-python 0.3.36) `llama_model_base::load_hparams` and
 /// `src/models/*.cpp`.

@@ -59,7 +59,7 @@ pub fn compare_layers(model: &Model, teacher: &Model, tokens: &[u32]) -> Result<
     Ok(divergences)
 }
 
-/// What some states would be the logits of.
+/// The logits that some states would lead to.
 fn host_logits(model: &Model, states: &Var, rows: Range<usize>) -> Result<Vec<f32>, ModelError> {
     let logits = model.state_logits(&states.tensor().rows(rows.start, rows.end)?)?;
     Ok(logits.to_device(model.host())?.as_slice::<f32>()?.to_vec())

@@ -102,10 +102,10 @@ fn chunk<const N: usize>(models: [&Model; N]) -> usize {
 
 /// A part of a text that is read from an empty cache.
 struct Window<'a> {
-    /// What the models read: all tokens but the last, the first of them replaced by BOS where that
-    /// is asked for.
+    /// The models' input: all tokens but the last, the first of them replaced by BOS if that was
+    /// asked for.
     input: Vec<u32>,
-    /// What follows each of them.
+    /// The token after each of them.
     targets: &'a [u32],
     /// The first position of `targets` that is scored.
     first: usize,
@@ -114,7 +114,7 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// How many tokens of the text are done after this window.
+    /// The number of the text's tokens that are done after this window.
     fn end(&self) -> usize {
         self.before + self.targets.len() + 1
     }

@@ -1,4 +1,4 @@
-//! What a GGUF file says that MLX's layout has no place for.
+//! Parts of a GGUF file for which MLX's layout has no place.
 
 use super::Source;
 use crate::QuantizeError;
@@ -16,7 +16,7 @@ const OF_THE_FILE: [&str; 6] = [
 ];
 const OF_THE_FILE_BELOW: [&str; 2] = ["split.", "quantize."];
 
-/// What goes into generation_config.json, the tokenizer's files and config.json.
+/// Keys that go into generation_config.json, the tokenizer's files and config.json.
 const CARRIED_OVER: [&str; 27] = [
     "general.name",
     "general.sampling.temp",

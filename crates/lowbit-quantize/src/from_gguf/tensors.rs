@@ -73,7 +73,7 @@ impl Names<'_> {
         }
         if known == A_LOG.0 {
             let values = tensor.source_values()?;
-            // What is no logarithm would be computed as NaN.
+            // A value without a logarithm would become NaN.
             if let Some(index) = values.iter().position(|value| !(value.is_finite() && *value < 0.0)) {
                 let (name, value, want) = (view.name, values[index], "-exp(A_log) is below 0");
                 return Err(QuantizeError::Value { name, index, value, want });

@@ -67,9 +67,9 @@ enum When {
     FirstFraction(usize),
     /// For the first and last eighth of the layers, and every third one between them.
     Spread,
-    /// Where at least four query heads share a key head.
+    /// If at least four query heads share a key head.
     SharedKeys,
-    /// Where a layer has eight experts.
+    /// If a layer has eight experts.
     EightExperts,
 }
 

@@ -274,7 +274,7 @@ impl Job {
             .then(|| format!("{}={}", self.module(), float.dtype().to_string().to_uppercase()))
     }
 
-    /// How it is stored, and its shape without leading dimensions of 1, which ggml does not count.
+    /// Its storage, and its shape without leading dimensions of 1, which ggml does not count.
     fn description(&self) -> (Stored, &[usize]) {
         let (stored, shape) = match self {
             Self::Copy(view) => (view.stored, &view.shape),
@@ -431,7 +431,7 @@ fn choose(
     Ok((jobs, fallbacks))
 }
 
-/// Whether a tensor is quantised at all: matrices, but not norms, routers and convolutions.
+/// True if a tensor is quantised at all: matrices are, norms, routers and convolutions are not.
 ///
 /// Source: `tensor_allows_quantization`, llama.cpp `src/llama-quant.cpp`.
 fn is_quantised(name: &str, shape: &[usize]) -> bool {

@@ -1,4 +1,4 @@
-//! What Adam keeps of numbers that are learned, and how long its steps are.
+//! Adam's averages of numbers that learn, and the length of its steps.
 
 use lowbit_kernels::ops::{AdamStep, adam_slices};
 

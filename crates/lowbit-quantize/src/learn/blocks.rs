@@ -79,9 +79,9 @@ fn chosen(data: &Data, most: usize, seed: u64) -> (Vec<&[u32]>, usize) {
     (windows.map(Vec::as_slice).collect(), drawn.len())
 }
 
-/// What one block of the student loses against the teacher's: the squared error of a token's state,
-/// as a share of the square of the teacher's. What reads a state norms it first, so that its size
-/// does not matter.
+/// The loss of one block of the student against the teacher's: the squared error of a token's
+/// state, as a share of the square of the teacher's. Layers norm a state before they read it, so
+/// that its size does not matter.
 struct OneBlock<'a> {
     student: &'a Model,
     index: usize,
@@ -195,7 +195,7 @@ impl States {
         Ok(())
     }
 
-    /// How many go together through a block.
+    /// The number that goes together through a block.
     fn per_pass(&self) -> usize {
         windows_per_pass(self.per_pass, self.windows.iter().map(|states| states.dim(0)).max().unwrap_or(1))
     }

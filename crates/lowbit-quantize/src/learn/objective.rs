@@ -1,4 +1,4 @@
-//! What weights are learned by.
+//! The objectives of learning.
 
 use super::Data;
 use super::targets::TargetsFile;
@@ -14,8 +14,8 @@ const PASS: usize = 2048;
 /// values of the hidden size per token,
 const KEPT_VALUES: usize = 48;
 /// for which there is half of the memory that the models and what works on the logits leave. Where
-/// the device does not tell how much it has, it is taken for this. What others use does not count:
-/// sums depend on how texts are put together, and a run is to be repeatable.
+/// the device does not tell how much it has, it is taken for this. Memory that others use does not
+/// count: sums depend on how texts are put together, and a run must be repeatable.
 const GPU_MEMORY: usize = 8 << 30;
 const LOGITS: usize = 12 << 30;
 /// More tokens than this do not make products faster.
@@ -27,7 +27,7 @@ const FEW: usize = 1 << 12;
 
 /// Windows of text, and how badly weights do on them.
 pub trait Objective {
-    /// How many windows there are to learn from.
+    /// The number of windows to learn from.
     fn windows(&self) -> usize;
 
     /// The loss of these windows' tokens and its gradients.
@@ -50,11 +50,11 @@ pub struct Lost {
     pub gradients: Gradients,
 }
 
-/// What the student learns from.
+/// The teacher that the student learns from.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
     Teacher(&'a Model),
-    /// What the teacher has said, on the disk.
+    /// The teacher's targets, on the disk.
     Targets(&'a TargetsFile),
 }
 
@@ -180,17 +180,17 @@ impl Objective for WholeModel<'_> {
     }
 }
 
-/// How many windows, the longest of so many tokens, are about this many tokens together.
+/// The number of windows that have about this many tokens together, if the longest has `longest`.
 pub fn windows_per_pass(tokens: usize, longest: usize) -> usize {
     (tokens / longest.max(1)).max(1)
 }
 
-/// What goes through a model at a time.
+/// The tokens that go through a model at a time.
 #[derive(Clone, Copy)]
 pub struct Pass {
     /// Tokens.
     pub tokens: usize,
-    /// What of them is kept for gradients.
+    /// The part of a pass that is kept for gradients.
     pub kept: Kept,
 }
 

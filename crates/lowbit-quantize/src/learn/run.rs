@@ -1,5 +1,5 @@
-//! A run of learning: one phase, or one per block and another for the whole model. What it has
-//! done, says and saves.
+//! A run of learning: one phase, or one per block and another for the whole model. It keeps
+//! results, reports progress and saves the state.
 
 use super::objective::Objective;
 use super::state::{Identity, Saved};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The phases that are over.
 #[derive(Default)]
 pub(super) struct Finished {
-    /// What each block came to.
+    /// The result of each block.
     pub blocks: Vec<BlockReport>,
     /// Their weights, as they are written.
     pub learned: BTreeMap<Arc<str>, QuantizedTensor>,
@@ -27,7 +27,7 @@ pub(super) struct Run<'a, P> {
     /// Blocks that learn by themselves, before all of the model does.
     blocks: usize,
     identity: Identity,
-    /// What an interrupted run has saved of the phase that it was in.
+    /// The saved state of the phase in which a run was interrupted.
     saved: Option<Saved<'a>>,
     pub finished: Finished,
     progress: P,

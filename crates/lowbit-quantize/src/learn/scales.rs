@@ -35,7 +35,7 @@ impl GroupScales {
         new
     }
 
-    /// Takes what is used from a weight's components. What is learned stays.
+    /// Takes the used scales from a weight's components. The learned ones stay.
     pub fn set(&mut self, components: &[&[u8]]) {
         let scheme = self.format.scheme();
         if let (Scales::Group { float, .. }, &[_, scales, biases]) = (scheme.scales, components) {
@@ -98,7 +98,7 @@ impl GroupScales {
         self.is_float() && self.format.pack().is_none()
     }
 
-    /// What is learned: scales, and biases where the format has them.
+    /// The learned numbers: scales, and biases if the format has them.
     pub fn learned(&self) -> impl Iterator<Item = &Learned> {
         [&self.scales].into_iter().chain(&self.biases)
     }
@@ -139,7 +139,7 @@ impl GroupScales {
             return;
         }
         if let (Scales::SuperWithMinima { .. }, Some(biases)) = (scheme.scales, &mut self.biases) {
-            // What the format has no sign for does not drift away from what it can say.
+            // Numbers without a sign in the format do not drift below 0.
             self.scales.values.iter_mut().for_each(|scale| *scale = scale.max(0.0));
             biases.values.iter_mut().for_each(|bias| *bias = bias.min(0.0));
         }

@@ -36,11 +36,11 @@ const CONTENT: Content = Content { name: "the state of learning", begins: b"lowb
 pub struct Saving<'a> {
     /// The file, which is gone when the run ends.
     pub path: &'a Path,
-    /// What to do with a state that exists already.
+    /// The treatment of a state that exists already.
     pub found: Found,
 }
 
-/// What to do with the state of an earlier run.
+/// The treatment of the state of an earlier run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Refuse it, so that it is neither lost nor used unasked.
@@ -51,7 +51,7 @@ pub enum Found {
     Replace,
 }
 
-/// What a run is of: a state of another one is refused.
+/// The identity of a run: a state of another one is refused.
 #[derive(Debug)]
 pub(super) struct Identity(Map<String, Value>);
 

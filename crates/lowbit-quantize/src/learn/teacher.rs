@@ -19,7 +19,7 @@ pub struct Teacher<'a> {
     learning: Learning<'a>,
 }
 
-/// What a teacher says: it is asked, or has been.
+/// A teacher, or its stored targets.
 enum Says {
     Now(Box<Model>),
     Before(TargetsFile),

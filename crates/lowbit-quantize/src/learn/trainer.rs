@@ -20,11 +20,11 @@ const DIVERGED: f64 = 2.0;
 /// Those that are learned, by name.
 pub(super) type Weights = BTreeMap<Arc<str>, LearnedWeight>;
 
-/// Where learning is after a step: with its weights all that the steps to come depend on.
+/// The state of learning after a step. The steps to come depend on it and on the weights alone.
 pub(super) struct Position {
     pub step: u32,
     pub tokens: u64,
-    /// What rates are multiplied with, because learning diverged.
+    /// The factor of all rates, below 1 if learning has diverged.
     pub factor: f32,
     pub order: Order,
     /// The lowest loss of the tokens held out, and the weights then.

@@ -37,7 +37,7 @@ pub struct LearnedWeight {
     codes: Arc<[u8]>,
 }
 
-/// What a model needs of a weight to compute with it.
+/// The parts of a weight that a model needs to compute with it.
 pub enum Packed {
     /// Scales and biases, where codes are constants.
     Scales(Vec<Vec<u8>>),
@@ -132,7 +132,7 @@ impl LearnedWeight {
         self.scales.round();
     }
 
-    /// How it is quantised.
+    /// Its format.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -142,7 +142,7 @@ impl LearnedWeight {
         *self.shape.last().expect("a weight has dimensions")
     }
 
-    /// What a model needs to compute with it; whole weights are on `host`.
+    /// The parts that a model needs to compute with it; whole weights are on `host`.
     ///
     /// # Errors
     /// As [`QuantizedTensor::new`].
@@ -173,7 +173,7 @@ impl LearnedWeight {
         self.scales.pack(&self.codes, self.k())
     }
 
-    /// How many bytes each component has.
+    /// The number of bytes of each component.
     ///
     /// # Errors
     /// None: the weight is made of them.
@@ -396,7 +396,7 @@ mod tests {
             let (mut learned, _) = learned(format, Learn::Scales, 1.0);
             let (size, scheme) = (learned.group, format.scheme());
             let rounded = learned.scales.used().to_vec();
-            // What the codes mean with scales and biases that are a tenth off.
+            // The values of the codes with scales and biases that are a tenth off.
             let values = scheme.code_values().unwrap();
             let target: Vec<f32> = learned
                 .codes

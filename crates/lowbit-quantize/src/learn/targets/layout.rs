@@ -33,7 +33,7 @@ const DIGEST: usize = 32;
 /// are 6 MB.
 pub const WINDOWS_PER_CHUNK: usize = 16;
 
-/// What the targets of a file are of: in the order in which differences are told.
+/// The identity of a file's targets, in the order in which differences are told.
 pub struct Identity {
     keys: Vec<(&'static str, Value)>,
     top_k: usize,
@@ -82,14 +82,14 @@ fn fingerprint(checkpoint: &Checkpoint) -> String {
     hexadecimal(digest)
 }
 
-/// Where everything is in a file.
+/// The places of everything in a file.
 pub struct Layout {
     header: Vec<u8>,
     vocabulary: usize,
     top_k: usize,
-    /// Where each window begins, and its tokens.
+    /// The start of each window, and its tokens.
     windows: Vec<(u64, usize)>,
-    /// Where each chunk ends; before the first one the header does.
+    /// The end of each chunk, after that of the header.
     ends: Vec<u64>,
 }
 
@@ -180,12 +180,12 @@ impl Layout {
         self.chunk_end(self.chunks())
     }
 
-    /// How many chunks are whole in a file of so many bytes.
+    /// The number of whole chunks in a file of this many bytes.
     pub fn whole_chunks(&self, length: u64) -> usize {
         self.ends[1..].iter().take_while(|&&end| end <= length).count()
     }
 
-    /// Where a window begins, and its bytes.
+    /// The start of a window, and its bytes.
     pub fn window(&self, place: usize) -> (u64, usize) {
         let (start, tokens) = self.windows[place];
         (start, tokens * self.token_bytes())
@@ -195,7 +195,7 @@ impl Layout {
         if self.vocabulary <= 1 << 16 { 2 } else { 4 }
     }
 
-    /// What a token takes.
+    /// The bytes of a token.
     pub fn token_bytes(&self) -> usize {
         self.top_k * (self.id_bytes() + 2) + 4
     }

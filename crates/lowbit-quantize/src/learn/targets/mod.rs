@@ -5,9 +5,9 @@
 //! learned at, with the logarithms of their probabilities, and that of what is left for all others
 //! ([`ops::top_k_targets`](lowbit_kernels::ops::top_k_targets)). Logarithms are stored in f16 and
 //! the probabilities made to sum to 1 again when they are read: that changes a mean divergence by
-//! 2e-5 to 2e-4 of itself (`tests/learn_targets.rs` compares all tokens with the teacher). What is
-//! lost by knowing only `top_k` tokens is more: a sixth where 128 tokens of a flat distribution are
-//! known.
+//! 2e-5 to 2e-4 of itself (`tests/learn_targets.rs` compares all tokens with the teacher). Knowing
+//! only `top_k` tokens costs more: a sixth of the divergence if 128 tokens of a flat distribution
+//! are known.
 
 mod layout;
 
@@ -221,7 +221,7 @@ impl Making<'_> {
         if stop { Err(QuantizeError::Interrupted) } else { Ok(()) }
     }
 
-    /// What the teacher says of some windows, of which the first has the number `first`.
+    /// The teacher's targets for some windows, of which the first has the number `first`.
     fn chunk(
         &self,
         teacher: &Model,
