@@ -105,7 +105,7 @@ impl Buffer {
     /// As [`Self::any`], for what is used once and read over and over meanwhile: whole huge pages,
     /// unless that is over four times as much. Small ones may fall on each other in the
     /// second-level cache.
-    // What multiplies tiles has such.
+    // Kernels that multiply tiles use them.
     #[cfg(any(test, target_arch = "x86_64"))]
     pub fn any_cached(bytes: usize, home: &Arc<Cpu>) -> Option<Self> {
         let whole = bytes.checked_next_multiple_of(HUGE)?;

@@ -155,12 +155,12 @@ impl<const M: usize> Columns<M> for Strip<'_> {
     }
 }
 
-/// What a product is added to.
+/// The old values of a product's result.
 #[derive(Clone, Copy)]
 pub(crate) enum Onto {
-    /// Nothing: the result is written over what was there.
+    /// They are overwritten.
     Nothing,
-    /// What was there, times this.
+    /// They are multiplied by this factor, and the product is added.
     Scaled(f32),
 }
 
@@ -204,7 +204,7 @@ pub(crate) fn product<S: Simd>(simd: S, a: impl Left, b: &[f32], c: &mut [f32], 
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a> {
     pub rows: &'a [f32],
-    /// How far they are apart.
+    /// The distance from one row to the next.
     pub stride: usize,
     pub count: usize,
 }

@@ -21,8 +21,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for the next job, and a caller for the end of its own, before it sleeps:
-/// longer than a model's steps between products, and too short to be seen in a process that rests.
+/// The time that a thread looks for the next job, and a caller for the end of its own, before it
+/// sleeps: longer than a model's steps between products, and too short to be seen in a process that
+/// rests.
 const PATIENCE: Duration = Duration::from_micros(200);
 
 /// Nanoseconds of work below which a job stays with its caller. Handing one to a thread that looks
@@ -69,7 +70,7 @@ impl Pool {
     /// # Errors
     /// When the system refuses one.
     pub fn new(threads: usize) -> io::Result<Self> {
-        // Where threads share cores, one that waits holds up one that works.
+        // If threads share cores, one that waits holds up one that works.
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let patience = if threads <= cores { PATIENCE } else { Duration::ZERO };
         let shared =
@@ -78,13 +79,13 @@ impl Pool {
         for i in 1..threads {
             let shared = pool.shared.clone();
             let builder = thread::Builder::new().name(format!("lowbit-{i}"));
-            // Where one cannot be had, those before it end with the pool.
+            // If the system refuses one, those before it end with the pool.
             pool.threads.push(builder.spawn(move || shared.work())?);
         }
         Ok(pool)
     }
 
-    /// How many threads take part, the caller's own among them.
+    /// The number of threads that take part, the caller's own among them.
     pub fn threads(&self) -> usize {
         self.threads.len() + 1
     }
@@ -160,7 +161,7 @@ impl Shared {
         true
     }
 
-    /// What a thread does.
+    /// A thread's loop.
     fn work(&self) {
         while let Some(job) = self.next() {
             job.take_part(Job::back);
@@ -219,11 +220,11 @@ fn spin(patience: Duration, ready: impl Fn() -> bool) -> bool {
     }
 }
 
-/// What one caller wants done.
+/// One caller's work.
 struct Job {
     piece: *const (dyn Fn(usize) + Sync),
     pieces: usize,
-    /// How many pieces were asked for from the front, and in the upper half from the back.
+    /// The number of pieces asked for from the front, and in the upper half from the back.
     asked: AtomicU64,
     /// Pieces that have ended.
     ended: AtomicUsize,
@@ -284,7 +285,7 @@ impl Job {
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| piece(index))) {
                 *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
             }
-            // What the piece wrote is seen by the owner, which reads this count.
+            // The owner, which reads this count, sees everything that the piece wrote.
             if self.ended.fetch_add(1, Ordering::AcqRel) + 1 == self.pieces {
                 self.owner.unpark();
             }

@@ -9,7 +9,7 @@ pub struct QuantizedTensor {
     format: Format,
     shape: Vec<usize>,
     components: Vec<Tensor>,
-    /// How the components lie, if in panels.
+    /// The layout of the components, if they are in panels.
     panels: Option<panels::Layout>,
 }
 

@@ -1,8 +1,8 @@
 use crate::Cpu;
 use std::ops::Range;
 
-/// How an op that carries state along sequences is cut into independent pieces: a sequence and a
-/// block of columns.
+/// Cuts an op that carries state along sequences into independent pieces: a sequence and a block of
+/// columns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scan<'a> {
     /// The tokens of each sequence, one after another.

@@ -1,4 +1,4 @@
-//! What of a device decides which kernels it runs, and how they are cut.
+//! The properties of a device that decide which kernels it runs, and how they are cut.
 
 use lowbit_formats::FloatType;
 

@@ -29,7 +29,7 @@ pub(crate) struct Target {
 /// The arguments that every kernel's generated constructor begins with.
 pub(crate) type Start = (KernelSettings, Arc<DeviceProperties>, Arc<TargetProperties>);
 
-/// What CUDA says of a device.
+/// A device's properties as CUDA reports them.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaDevice {
@@ -124,7 +124,7 @@ impl Target {
         Self { caps, ..target }
     }
 
-    /// What of the device decides which kernels run.
+    /// The properties that decide which kernels run.
     pub fn caps(&self) -> &Caps {
         &self.caps
     }
@@ -160,7 +160,7 @@ impl Target {
         self.caps.units
     }
 
-    /// How many units run in step at the least.
+    /// The least number of units that run in step.
     pub fn smallest_plane(&self) -> usize {
         self.properties.hardware.plane_size_min as usize
     }
@@ -226,8 +226,9 @@ pub(crate) fn cuda(kernel: &dyn CubeKernel) -> Result<Source, KernelError> {
 }
 
 /// CubeCL's source with `__restrict__` at the buffers alone that are read [`early`]. CubeCL has no
-/// option for it. What is restricted and only read is taken for constant as long as the kernel
-/// runs, and loaded before it waits. `None` where pointers are restricted in another way.
+/// option for it. The compiler takes restricted memory that is only read for constant while the
+/// kernel runs, and loads it before the kernel waits. `None` where pointers are restricted in
+/// another way.
 #[cfg(feature = "cuda")]
 fn without_restrict(source: &str) -> Option<String> {
     const RESTRICT: &str = "__restrict__ ";
@@ -241,7 +242,7 @@ fn without_restrict(source: &str) -> Option<String> {
         .then(|| source[..split].to_owned() + &source[split..].replace(RESTRICT, ""))
 }
 
-/// What [`early`] leaves in a kernel's source.
+/// The comment that [`early`] leaves in a kernel's source.
 const EARLY: &str = "// early buffers: ";
 
 /// Lets CUDA's assembler load a kernel's first `count` buffers, up to 9, whenever it likes: those
@@ -263,8 +264,8 @@ pub(crate) fn overlap() {
     gpu_asm!("{both}", both = const OVERLAP);
 }
 
-/// What every kernel begins with that does not wait later: [`overlap`] where there is something to
-/// wait for, and on Metal a block of floats as IEEE 754 has them.
+/// The start of every kernel that does not wait later: [`overlap`] where there is something to wait
+/// for, and on Metal a block of floats as IEEE 754 has them.
 #[cube]
 pub(crate) fn begin() {
     let properties = comptime::device_properties();
@@ -276,7 +277,7 @@ pub(crate) fn begin() {
     }
 }
 
-/// What every kernel ends with that begins with [`begin`].
+/// The end of every kernel that starts with [`begin`].
 #[cube]
 pub(crate) fn end() {
     let properties = comptime::device_properties();
@@ -303,7 +304,7 @@ fn source(#[comptime] text: &'static str) {
     intrinsic!(|scope| cube_comment::expand(scope, text))
 }
 
-/// What [`Target::on_metal`] calls a device.
+/// The name that [`Target::on_metal`] gives a device.
 const METAL: &str = "metal";
 
 fn is_metal(properties: &DeviceProperties) -> bool {
@@ -327,7 +328,7 @@ fn float_kind(dtype: FloatType) -> FloatKind {
 /// The largest of the device's cooperative matrices of `dtype` with sums in f32, of those that
 /// whole tiles are made of.
 fn matrices(properties: &DeviceProperties, dtype: FloatType) -> Option<Matrices> {
-    /// What divides the tiles of a plane, and a run.
+    /// A common divisor of a plane's tiles and of a run.
     const SIZES: [usize; 2] = [8, 16];
     let operand = ElemType::Float(float_kind(dtype));
     let sums = ElemType::Float(FloatKind::F32);
@@ -338,7 +339,7 @@ fn matrices(properties: &DeviceProperties, dtype: FloatType) -> Option<Matrices>
     fitting.max_by_key(|it| it.m * it.n * it.k)
 }
 
-/// What CubeCL knows of a device's abilities, whoever made it.
+/// A device's abilities as CubeCL has them, for every vendor.
 fn portable(properties: &DeviceProperties) -> Caps {
     let hardware = &properties.hardware;
     // Vulkan and Metal do not say: planes below 32 are a CPU's.
@@ -394,7 +395,7 @@ pub(crate) struct DiskCache {
     extension: &'static str,
 }
 
-/// What a compiler made of a kernel.
+/// A compiler's output for a kernel.
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Code {
@@ -495,7 +496,7 @@ mod tests {
         (signature, body.split_once(OVERLAP).expect("the wait").0)
     }
 
-    /// What [`cuda`] relies on in CubeCL's output, and what it makes of it.
+    /// The parts of CubeCL's output that [`cuda`] relies on, and its result.
     #[test]
     fn kernels_wait_before_they_read_memory() {
         let target = Target::cuda(CudaDevice::H100);

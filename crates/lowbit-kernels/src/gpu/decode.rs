@@ -1,4 +1,4 @@
-//! How kernels decode a run of [`RUN`] values, laid out as [`super::layout`] says, in registers.
+//! Decodes a run of [`RUN`] values, laid out as [`super::layout`] says, in registers.
 
 use super::components::Components;
 use super::float::widen;
@@ -25,18 +25,19 @@ pub(crate) fn shift(layout: Layout, i: usize) -> usize {
     }
 }
 
-/// What `x` must be multiplied with to make up for [`shift`].
+/// The factor of `x` that makes up for [`shift`].
 pub(crate) fn unshift(layout: Layout, i: usize) -> f32 {
     1.0 / (1u32 << shift(layout, i)) as f32
 }
 
-/// What [`code`]'s values must be multiplied with, beside [`unshift`], to be the format's: as f16,
-/// e2m1's exponent of 2 bits lies 14 lower.
+/// The factor that makes [`code`]'s values the format's, beside [`unshift`]: as f16, e2m1's
+/// exponent of 2 bits lies 14 lower.
 pub(crate) fn code_factor(layout: Layout) -> f32 {
     if layout.codes == Codes::E2M1 { 16384.0 } else { 1.0 }
 }
 
-/// What a group's products must be multiplied with because [`code`] and [`scale_of`] give less.
+/// The factor of a group's products that makes up for the smaller numbers of [`code`] and
+/// [`scale_of`].
 pub(crate) fn factor(layout: Layout) -> f32 {
     let halved = matches!(layout.scales, Scales::E8M0 { infinite: false });
     code_factor(layout) * if halved { 2.0 } else { 1.0 }
@@ -234,7 +235,7 @@ pub(crate) fn scale_of(scale: u32, bias: u32, #[comptime] group: usize, #[compti
     }
 }
 
-/// What is added to group `group` of run `run`, of a layout that is [biased](Layout::biased).
+/// The bias of group `group` of run `run`, in a layout that is [biased](Layout::biased).
 #[cube]
 pub(crate) fn bias<S: Int, B: Int>(
     scales: &[S],
@@ -254,7 +255,7 @@ pub(crate) fn bias<S: Int, B: Int>(
     }
 }
 
-/// What is added to group `group` of a run whose elements of the scales and the biases are these.
+/// The bias of group `group` of a run with these elements of the scales and the biases.
 #[cube]
 pub(crate) fn bias_of(scale: u32, bias: u32, #[comptime] group: usize, #[comptime] layout: Layout) -> f32 {
     match comptime!(layout.scales) {

@@ -1,4 +1,4 @@
-//! What ops see of a GPU: memory, and a queue that dispatches go into in order.
+//! A GPU as ops see it: memory, and a queue that takes dispatches in order.
 
 use super::caps::Caps;
 use super::compile::Target;
@@ -25,7 +25,7 @@ pub(crate) struct Memory {
     tensors: Arc<()>,
 }
 
-/// What a driver makes of a range of memory.
+/// A driver's own handle of a range of memory.
 pub(crate) type Range = Arc<dyn Any + Send + Sync>;
 
 impl Memory {
@@ -43,12 +43,12 @@ impl Memory {
         self.range.downcast_ref().expect("ops check that their operands are on one device")
     }
 
-    /// What keeps the range from being freed.
+    /// The handle that keeps the range from being freed.
     pub fn keep(&self) -> Range {
         self.range.clone()
     }
 
-    /// What tells the range from all others that are alive.
+    /// A number that tells the range from all others that are alive.
     fn address(&self) -> usize {
         address(&self.range)
     }
@@ -80,11 +80,12 @@ pub(crate) struct Dispatch<'a> {
     pub cubes: [u32; 3],
     /// The buffers in the kernel's order, each with its first byte.
     pub buffers: Vec<(&'a Memory, usize)>,
-    /// Which of them the kernel writes: a bit for each, the first one's the lowest.
+    /// The buffers that the kernel writes: a bit for each, the first one's the lowest.
     pub written: u64,
     /// The numbers in the kernel's order.
     pub scalars: Vec<u32>,
-    /// How many of the first buffers the kernel may read before the launch before has ended.
+    /// The number of the first buffers that the kernel may read before the previous launch has
+    /// ended.
     pub early: usize,
 }
 
@@ -96,7 +97,7 @@ pub(crate) struct Unlaunched {
     pub scalars: usize,
 }
 
-/// How the operands of a product lie, row after row.
+/// The layout of a product's operands, row after row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Form {
     /// `y[m, n] = sum over k of x[m, k] * weight[n, k]`
@@ -111,7 +112,7 @@ pub(crate) enum Form {
 /// Dense products for the vendor BLAS, which sums in f32.
 pub(crate) struct Dense<'a> {
     pub form: Form,
-    /// How many products, the operands of each behind those of the one before.
+    /// The number of products, the operands of each behind those of the one before.
     pub count: usize,
     pub x: (&'a Memory, usize),
     pub weight: (&'a Memory, usize),
@@ -151,9 +152,9 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn write(&self, memory: &Memory, start: usize, bytes: &[u8]) -> Result<(), KernelError>;
     /// Copies from `memory`, from byte `start` on, once all that was recorded is done.
     fn download(&self, memory: &Memory, start: usize, bytes: &mut [u8]) -> Result<(), KernelError>;
-    /// Asks for the word at byte `start` as it is when all that was recorded is done. What is
-    /// recorded after that does not wait for the host to have it, where the driver has such reads;
-    /// the others wait here.
+    /// Asks for the word at byte `start` as it is when all recorded work is done. Work recorded
+    /// later does not wait until the host has it, if the driver has such reads; other drivers wait
+    /// here.
     fn read_later(&self, memory: &Memory, start: usize) -> Result<Box<dyn Pending>, KernelError> {
         let mut word = [0; 4];
         self.download(memory, start, &mut word)?;
@@ -171,11 +172,11 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn is_compiled(&self, kernel: &dyn CubeKernel) -> bool;
     /// Compiles a kernel, so that launching it need not. Called from several threads.
     fn compile(&self, kernel: Unlaunched) -> Result<(), KernelError>;
-    /// How many kernels are best compiled at a time.
+    /// The best number of kernels to compile at a time.
     fn compilers(&self) -> usize {
         std::thread::available_parallelism().map_or(1, usize::from)
     }
-    /// How many kernels were compiled until now.
+    /// The number of kernels compiled so far.
     fn compilations(&self) -> usize;
     /// Waits for all that was recorded.
     fn synchronize(&self) -> Result<(), KernelError>;
@@ -192,7 +193,7 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
             Ok(())
         }
     }
-    /// What `work` records, as something to replay.
+    /// Captures what `work` records, for replays.
     fn capture(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError>;
     /// The device's time for what `work` records.
     fn time(&self, work: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Duration, KernelError>;
@@ -214,7 +215,7 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn foreign(&self, _address: u64, _size: usize, _owner: Range) -> Result<Memory, KernelError> {
         Err(KernelError::Unsupported { op: "a tensor over a CUDA address", device: self.name() })
     }
-    /// Where byte `start` of the memory lies.
+    /// The address of byte `start` of the memory.
     #[cfg(feature = "cuda")]
     fn address(&self, (_memory, _start): (&Memory, usize)) -> Result<u64, KernelError> {
         Err(KernelError::Unsupported { op: "cuda_ptr", device: self.name() })
@@ -244,12 +245,12 @@ pub(crate) trait Replay: std::fmt::Debug + Send + Sync {
     fn replay(&self) -> Result<(), KernelError>;
 }
 
-/// The launches of a pass, captured once: a replay costs the host one call. What they read and
-/// wrote when captured is what a replay reads and writes; the pass keeps that memory alive.
+/// The launches of a pass, captured once: a replay costs the host one call. A replay reads and
+/// writes the same memory as the captured launches; the pass keeps it alive.
 #[derive(Clone, Debug)]
 pub struct Pass {
     launches: Arc<dyn Replay>,
-    /// What the launches read and write, each range once, in the order of addresses.
+    /// The ranges that the launches read and write, each once, in the order of addresses.
     memory: Arc<[Range]>,
 }
 
@@ -336,7 +337,7 @@ impl Gpu {
         self.0.foreign(address, size, owner)
     }
 
-    /// Where byte `place.1` of the memory lies on a CUDA device.
+    /// The address of byte `place.1` of the memory on a CUDA device.
     #[cfg(feature = "cuda")]
     pub(crate) fn address(&self, place: (&Memory, usize)) -> Result<u64, KernelError> {
         self.0.address(place)
@@ -357,7 +358,7 @@ impl Gpu {
         self.0.target()
     }
 
-    /// What decides which kernels the device runs.
+    /// The properties that decide which kernels the device runs.
     pub(crate) fn caps(&self) -> Caps {
         Caps { vendor_blas: self.library().is_some(), ..*self.target().caps() }
     }

@@ -32,8 +32,8 @@ pub(crate) fn narrow(x: f32, #[comptime] float: FloatType) -> u32 {
     }
 }
 
-/// f32 rounded to nearest, ties to even, as an `E` of 16 bits, which is `float`. How Vulkan
-/// converts to bf16 is the driver's choice.
+/// f32 rounded to nearest, ties to even, as an `E` of 16 bits, which is `float`. (The rounding of
+/// Vulkan's conversion to bf16 is the driver's choice.)
 #[cube]
 pub(crate) fn rounded<E: Float>(x: f32, #[comptime] float: FloatType) -> E {
     if comptime!(float == FloatType::BF16) {

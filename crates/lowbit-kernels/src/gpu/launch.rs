@@ -65,7 +65,7 @@ impl<Entry> Kernel<Entry> {
     }
 }
 
-/// What a kernel is launched with.
+/// The arguments of a launch.
 pub(crate) trait Arguments<'a> {
     /// Says which kernel.
     type Entry;
@@ -115,7 +115,7 @@ impl<'a> Bound<'a> {
     }
 }
 
-/// What CubeCL compiles a kernel's argument with: nothing that is known of a launch.
+/// The compile-time form of a kernel's argument for CubeCL, which knows nothing of a launch.
 pub(crate) trait Unbound {
     fn unbound() -> Self;
 }
@@ -139,8 +139,8 @@ impl Gpu {
     ///
     /// # Safety
     /// Kernels do not check what they index: with these cubes, sizes and compile-time values the
-    /// kernel must stay within its buffers. What tensors hold (ids, positions, offsets) may be
-    /// anything: kernels check that themselves.
+    /// kernel must stay within its buffers. Tensors may hold anything (ids, positions, offsets):
+    /// kernels check that themselves.
     #[allow(unsafe_code)]
     pub(crate) unsafe fn launch<'a, A: Arguments<'a>>(
         &self,

@@ -1,5 +1,5 @@
-//! How weights lie on a GPU. Every format is repacked at upload into the same three components, so
-//! that kernels know one way to load:
+//! The layout of weights on a GPU. Every format is repacked at upload into the same three
+//! components, so that kernels know one way to load:
 //!
 //! ```text
 //! codes   u32 [N, K/32 * bits]  each row one stream of codes, least significant bit first, as MLX affine has it
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! MLX's formats lie so already and are uploaded as they are. GGML's blocks are taken apart: their
-//! 18, 34 or 210 bytes keep a GPU from loading 16 aligned bytes per unit. What a block's bits mean,
-//! `lowbit-formats` says ([`Unpacked`]); here stands where they go. Rows are padded with zeros to
-//! whole runs of [`RUN`].
+//! 18, 34 or 210 bytes keep a GPU from loading 16 aligned bytes per unit. `lowbit-formats` says
+//! what a block's bits mean ([`Unpacked`]); this file says where they go. Rows are padded with
+//! zeros to whole runs of [`RUN`].
 
 use lowbit_formats::{BlockScales, Format, Parts, Scheme, Unpacked};
 pub(crate) use lowbit_formats::{Codes, Scales};
@@ -22,14 +22,14 @@ pub(crate) const RUN: usize = 32;
 /// Values per superblock.
 const SUPERBLOCK: usize = 256;
 
-/// What kernels know of a format at compile time: its [`Scheme`].
+/// A format as kernels know it at compile time: its [`Scheme`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Layout {
     /// Bits per code.
     pub bits: usize,
-    /// What codes mean.
+    /// The meaning of codes.
     pub codes: Codes,
-    /// What multiplies them.
+    /// Their scales.
     pub scales: Scales,
 }
 
@@ -85,7 +85,7 @@ impl Layout {
         }
     }
 
-    /// How many words of codes one load moves: a run is a whole number of loads.
+    /// The words of codes per load: a run is a whole number of loads.
     pub fn vector(self) -> usize {
         1 << self.bits.trailing_zeros().min(2)
     }
@@ -119,7 +119,7 @@ pub(crate) fn repack<'a>(format: Format, parts: &Parts<'a>, n: usize, k: usize) 
     })
 }
 
-/// How blocks of bytes are repacked.
+/// The repacking of blocks of bytes.
 struct Repack {
     layout: Layout,
     unpack: fn(&[u8], &mut Unpacked),

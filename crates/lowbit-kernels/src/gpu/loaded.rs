@@ -16,7 +16,7 @@ pub(crate) struct Loaded<S: Int, B: Int> {
     pub biases: Array<B>,
 }
 
-/// What is loaded of a run beside its codes: elements of the scales and of the biases.
+/// The loaded parts of a run beside its codes: elements of the scales and of the biases.
 fn extras(layout: Layout) -> (usize, usize) {
     match layout.scales {
         Scales::One => (0, 0),
@@ -89,8 +89,8 @@ pub(crate) fn fetch<S: Int, B: Int, V: Size>(
     }
 }
 
-/// What multiplies group `group` of the run in place `place`, and what is added to it: 0 where the
-/// layout adds nothing.
+/// The scale of group `group` of the run in place `place`, and its bias: 0 in a layout without
+/// biases.
 #[cube]
 pub(crate) fn scaling<S: Int, B: Int>(
     loaded: &Loaded<S, B>,

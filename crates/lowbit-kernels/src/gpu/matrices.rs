@@ -1,4 +1,4 @@
-//! What kernels on cooperative matrices share: operands of 16 bits come to shared memory in
+//! Code that kernels on cooperative matrices share: operands of 16 bits come to shared memory in
 //! vectors, and planes multiply them there.
 
 use super::caps::Matrices;

@@ -156,7 +156,7 @@ impl DryRun {
     }
 }
 
-/// What a GPU captured. This build has none.
+/// A captured pass of a GPU. This build has none.
 #[cfg(not(feature = "gpu"))]
 #[derive(Clone, Debug)]
 pub enum Pass {}

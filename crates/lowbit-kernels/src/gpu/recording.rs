@@ -3,7 +3,7 @@
 use super::encoder::{Memory, Range};
 use std::sync::Arc;
 
-/// What the launches of a running capture use, which the pass must keep alive.
+/// The memory that the launches of a running capture use, which the pass must keep alive.
 ///
 /// Were each intermediate given a range of its own, a pass would need more memory than the same
 /// launches outside, and on Metal cubecl-wgpu's pool cannot grow while a pass is recorded. So the
@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// they were recorded, in a replay too.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
-    /// What the capture allocated, with its size in bytes.
+    /// The ranges that the capture allocated, with their sizes in bytes.
     own: Vec<(usize, Range)>,
-    /// What was there before it.
+    /// The ranges from before it.
     other: Vec<Range>,
 }
 

@@ -25,7 +25,7 @@ const WIDE: usize = 256;
 /// Up to this many rows, a device is not busy: a row then gets as many units as it has vectors.
 const FEW: usize = 128;
 
-/// How cubes share out rows.
+/// The distribution of rows over cubes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Rows {
     /// Units of a cube.
@@ -41,7 +41,7 @@ pub(crate) struct Rows {
     pub preloads: bool,
 }
 
-/// How many rows a launch takes, and their width in vectors.
+/// The number of rows of a launch, and their width in vectors.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(crate) struct RowSizes {
     pub count: u32,
@@ -117,7 +117,7 @@ pub(crate) fn lane_in_row(#[comptime] rows: Rows) -> usize {
     if comptime!(rows.rows == 1) { UNIT_POS_X as usize } else { UNIT_POS_X as usize % comptime!(rows.plane) }
 }
 
-/// How many units share a row.
+/// The number of units that share a row.
 pub(crate) fn lanes_per_row(rows: Rows) -> usize {
     rows.units / rows.rows
 }

@@ -1,5 +1,5 @@
-//! Which tokens belong to which of several sequences, computed in kernels from the offsets
-//! `cu_seqlens` on the device: a captured pass may replay with other lengths.
+//! The tokens of each of several sequences, computed in kernels from the offsets `cu_seqlens` on
+//! the device: a captured pass may replay with other lengths.
 //!
 //! Sequence `s` is tokens `offsets[s]..offsets[s + 1]`. It is cut into pieces of `size` tokens, the
 //! last one shorter. Piece `i` of sequence `s` has slot `offsets[s] / size + s + i`: no two pieces
@@ -10,7 +10,7 @@
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// How many slots the pieces of `sequences` sequences with `tokens` tokens in all may take.
+/// The most slots for the pieces of `sequences` sequences with `tokens` tokens in all.
 pub(crate) fn slots(tokens: usize, sequences: usize, size: usize) -> usize {
     tokens / size + sequences
 }

@@ -159,7 +159,7 @@ fn every_kernel_compiles_to_machine_code() {
         return leave_code(std::path::Path::new(&folder));
     }
     let proven = Mutex::new(HashSet::new());
-    // Whether launches overlap is all that CubeCL is told of the device.
+    // CubeCL is told of the device only whether launches overlap.
     let sources = [false, true].map(|_| Mutex::new(HashMap::<KernelId, Arc<Source>>::new()));
     for capability in CAPABILITIES {
         let [portable, own] = [false, true].map(|own_instructions| {
@@ -228,7 +228,7 @@ fn program(source: &str) -> String {
     program
 }
 
-/// What is the same program, and what is not.
+/// Sources that are the same program, and sources that are not.
 #[cfg(feature = "cuda")]
 #[test]
 fn programs_are_the_same_whatever_their_variables_are_called() {

@@ -186,7 +186,7 @@ impl Wgpu {
             arguments.resources.push(KernelResource::Buffer(handle.binding()));
         }
         arguments.info = info.finish(AddressType::U32);
-        // What goes wrong shows when the result is read.
+        // Errors show when the result is read.
         self.client.launch(kernel, CubeCount::Static(x, y, z), arguments);
     }
 }

@@ -1,4 +1,5 @@
-//! What the ops' tests share: devices, tensors of random values, and the comparison with a derived bound.
+//! Shared by the ops' tests: devices, tensors of random values, and the comparison with a derived
+//! bound.
 
 use crate::{Device, Tensor, simd::Isa};
 use lowbit_formats::{DType, FloatType};
@@ -14,15 +15,16 @@ pub(crate) fn devices() -> Vec<Device> {
         .collect()
 }
 
-/// The GPU that tests run on: the one that `LOWBIT_GPU` names, by default Vulkan's, for which there is a software
-/// driver.
+/// The GPU that tests run on: the one that `LOWBIT_GPU` names, by default Vulkan's, for which there
+/// is a software driver.
 #[cfg(feature = "gpu")]
 pub(crate) fn gpu() -> Device {
     let name = std::env::var("LOWBIT_GPU").unwrap_or_else(|_| "vulkan".into());
     match name.as_str() {
         #[cfg(feature = "cuda")]
         "cuda" => {
-            // One per thread, so that kernels are compiled once and tests do not capture each other's launches.
+            // One per thread, so that kernels are compiled once and tests do not capture each
+            // other's launches.
             thread_local!(static CUDA: Device = Device::cuda(0, &crate::gpu::tests::options()).expect("a CUDA device"));
             CUDA.with(Device::clone)
         }
@@ -131,8 +133,8 @@ pub(crate) fn normal(
     tensor(&random.normal(shape.iter().product(), 1.5), shape, dtype, device)
 }
 
-/// Asserts that `y` has this type and shape, and that its values are within `bound` of `want`, with the error of
-/// rounding to its type on top.
+/// Asserts that `y` has this type and shape, and that its values are within `bound` of `want`, with
+/// the error of rounding to its type on top.
 #[track_caller]
 pub(crate) fn assert_close(
     y: &Tensor,
@@ -158,9 +160,9 @@ pub(crate) fn coarse(random: &mut Random, n: usize) -> Vec<f32> {
     random.normal(n, 1.0).iter().map(|x| (x * 256.0).round() / 256.0).collect()
 }
 
-/// Asserts that `want` are the derivatives of `f` by the elements of `x`, multiples of 2^-8: central differences of three steps
-/// that are exact in f32, extrapolated to step 0 (Romberg). The last extrapolation's change bounds the error, and f64's rounding
-/// of `f` comes on top.
+/// Asserts that `want` are the derivatives of `f` by the elements of `x`, multiples of 2^-8:
+/// central differences of three steps that are exact in f32, extrapolated to step 0 (Romberg). The
+/// last extrapolation's change bounds the error, and f64's rounding of `f` comes on top.
 #[track_caller]
 pub(crate) fn assert_derivatives(what: &str, x: &[f32], want: &[f64], f: impl Fn(&[f32]) -> f64) {
     assert_eq!(x.len(), want.len(), "{what}: length");

@@ -1,18 +1,19 @@
-//! How the codes of a span's quads share bytes: a span has as many vectors of 64 bytes as its codes have bits, and each byte holds as
-//! many whole codes as it has room for, of neighbouring quads. The bits that are left over in all vectors hold, one after the other,
-//! the codes of the last quads.
+//! The packing of the codes of a span's quads into bytes: a span has as many vectors of 64 bytes as
+//! its codes have bits, and each byte holds as many whole codes as it has room for, of neighbouring
+//! quads. The bits that are left over in all vectors hold, one after the other, the codes of the
+//! last quads.
 
 use super::QUADS;
 
 /// Bits of one quad's codes that lie together, in the bytes of a vector.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
-    /// Which of the span's vectors.
+    /// The index of the span's vector.
     pub vector: usize,
     /// The lowest bit there, and in the code.
     pub at: usize,
     pub to: usize,
-    /// How many bits: 0 of a piece that is not there.
+    /// The number of bits: 0 for an unused piece.
     pub width: usize,
 }
 

@@ -1,4 +1,4 @@
-//! How weights lie for the CPU's products in integers, of small floats and in tiles of bf16.
+//! The layout of weights for the CPU's products in integers, of small floats and in tiles of bf16.
 //! Formats whose codes have at most 8 bits are repacked at load into panels of [`ROWS`] rows, so
 //! that a vector of sums has a row per lane, whatever the format:
 //!
@@ -29,7 +29,7 @@ mod unpack;
 
 pub(crate) use pack::pack;
 pub(crate) use unpack::{CHUNK, Chunk, PANELS, PanelScales, Unpack, ask_ahead, half_span};
-// What multiplies tiles decodes panels itself.
+// Kernels that multiply tiles decode panels themselves.
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) use unpack::with_bits;
 
@@ -44,7 +44,7 @@ const QUADS: usize = SPAN / 4;
 /// Values per superblock.
 const SUPERBLOCK: usize = 256;
 
-/// Where the panels of a weight's matrices lie, and what they hold.
+/// The places and contents of the panels of a weight's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     scheme: Scheme,
@@ -98,7 +98,7 @@ impl Layout {
         self.scheme.group_size().unwrap_or(32)
     }
 
-    /// What the unpacked code of value 0 is.
+    /// The unpacked code of value 0.
     pub fn zero(&self) -> i32 {
         match self.scheme.codes {
             Codes::Integer { zero } => zero as i32,
@@ -112,7 +112,7 @@ impl Layout {
         self.scheme.bits
     }
 
-    /// What packed codes become, where they are not numbers.
+    /// The values of packed codes, if codes are not numbers.
     pub fn table(&self) -> Option<&'static [u8; 16]> {
         match self.scheme.codes {
             Codes::E2M1 => Some(&unpack::E2M1_TABLE),

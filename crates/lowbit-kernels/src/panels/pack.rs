@@ -37,7 +37,7 @@ pub(crate) fn pack(
     is_sound.into_inner()
 }
 
-/// Where a panel's codes, scales and biases go.
+/// The destination of a panel's codes, scales and biases.
 type Out<'a> = ((&'a mut [u8], &'a mut [u8]), &'a mut [u8]);
 
 /// Panels that one thread fills. It is compiled for the processor's widest vectors, but for taking
@@ -146,7 +146,7 @@ fn put<const SIZE: usize>(bytes: &mut [u8], index: usize, value: [u8; SIZE]) {
     bytes[index * SIZE..][..SIZE].copy_from_slice(&value);
 }
 
-/// How rows are read.
+/// A reader of rows.
 struct Source {
     unpack: Option<fn(&[u8], &mut Unpacked)>,
     scheme: Scheme,

@@ -306,7 +306,7 @@ pub const MAX_LANES: usize = 16;
 
 /// A computation to be compiled for every instruction set.
 pub trait Kernel {
-    /// What it returns.
+    /// The type of its result.
     type Output;
     /// Mark implementations `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;

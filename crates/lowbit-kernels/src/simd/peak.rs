@@ -1,5 +1,5 @@
-//! What the processor's own instructions can do at most: loops that touch registers alone and
-//! memory alone.
+//! The limits of the processor's own instructions: loops that touch registers alone and memory
+//! alone.
 use super::{Isa, Kernel, Simd};
 use std::time::Instant;
 

@@ -33,8 +33,8 @@ pub fn map<S: Simd, const N: usize>(simd: S, f: &impl Map<N>, x: [&[f32]; N], y:
 /// Multiplies by one number.
 pub struct Scale(pub f32);
 
-/// What a norm multiplies by: `1 / length`, and NaN for an infinite one. Zero would hide from
-/// everything after it that a sum of squares overflowed.
+/// A norm's factor: `1 / length`, and NaN for an infinite one. Zero would hide from everything
+/// after it that a sum of squares overflowed.
 #[inline(always)]
 pub fn reciprocal(length: f32) -> f32 {
     if length == f32::INFINITY { f32::NAN } else { 1.0 / length }

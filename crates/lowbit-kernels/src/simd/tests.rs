@@ -289,7 +289,7 @@ fn every_instruction_set_transposes_the_same() {
 /// Dot products of bytes below 64, and short sums of those below 16, against plain integers.
 #[inline(always)]
 fn sums_of_small_codes<S: Simd>(simd: S) {
-    // What eight products of a short sum take: all at their greatest first, and at their least.
+    // Operands of eight products of a short sum: all at their greatest first, and at their least.
     for shift in 0..20usize {
         let signed = |step: usize, i: usize| match shift {
             0 => 127,

@@ -61,7 +61,7 @@ impl Target {
         self
     }
 
-    /// What Metal tells of an Apple GPU: the matrices that CubeCL lists there, and the least
+    /// An Apple GPU as Metal reports it: the matrices that CubeCL lists there, and the least
     /// threadgroup memory.
     #[cfg(all(feature = "metal", any(feature = "msl", test)))]
     pub fn apple() -> Self {

@@ -26,8 +26,8 @@ pub(super) fn is_installed() -> bool {
     unsafe { is_culib_present() }
 }
 
-/// What the library chooses by: how operands lie; how many products; `m`, `n`, `k`; the types of
-/// the operands and of the result.
+/// The key of the library's choice: the operands' layouts; the number of products; `m`, `n`, `k`;
+/// the types of the operands and of the result.
 type Kind = (Form, usize, [usize; 3], [FloatType; 2]);
 
 /// The library in one context.
@@ -150,7 +150,7 @@ impl Drop for Plan {
     }
 }
 
-/// What the library may choose from.
+/// The constraints of the library's choice.
 struct Preference(cublasLtMatmulPreference_t);
 
 impl Preference {

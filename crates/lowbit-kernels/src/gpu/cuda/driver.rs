@@ -40,15 +40,15 @@ struct Cuda {
     /// Kernels that the compiler compiled.
     compilations: AtomicUsize,
     pool: Arc<Pool>,
-    /// Where words arrive, for the next reads.
+    /// Slots of host memory in which words arrive, for the next reads.
     slots: Arc<Mutex<Vec<Slot>>>,
-    /// What the launches of a running capture use, which the pass must keep alive.
+    /// The memory that the launches of a running capture use, which the pass must keep alive.
     captured: Mutex<Option<Vec<Range>>>,
-    /// What the last launch reads and writes.
+    /// The memory that the last launch reads and writes.
     last: Mutex<Vec<sys::CUdeviceptr>>,
     /// True if cuBLASLt is installed: to find out is to open it, which takes 80 ms.
     library: OnceLock<bool>,
-    /// What the first product made of it, with its workspace.
+    /// The opened library with its workspace, from the first product on.
     cublas: OnceLock<(Cublas, Memory)>,
 }
 
@@ -75,7 +75,7 @@ struct Block {
     home: Home,
 }
 
-/// Where a block comes from.
+/// The origin of a block.
 #[derive(Debug)]
 enum Home {
     /// The pool that it goes back to.

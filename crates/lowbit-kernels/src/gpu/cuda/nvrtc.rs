@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-/// What kernels are compiled for.
+/// The architecture that kernels are compiled for.
 #[derive(Clone, Debug)]
 pub(crate) struct Architecture {
     /// As in 90.
     pub capability: u32,
     /// The newest CUDA that the driver knows, major and minor.
     pub driver: (u32, u32),
-    /// With the instructions that only this generation has, from Hopper on. What compiles without
-    /// them compiles for every later generation.
+    /// With the instructions that only this generation has, from Hopper on. Code that compiles
+    /// without them compiles for every later generation.
     pub own_instructions: bool,
 }
 
@@ -292,7 +292,7 @@ impl Nvrtc {
         self.output(&program, self.code_size, self.code)
     }
 
-    /// What the program has of one kind.
+    /// The program's output of one kind.
     fn output(
         &self,
         program: &Owned<'_>,

@@ -1,4 +1,4 @@
-//! What kernels for CUDA's tensor cores share of PTX: addresses of shared memory, 16-bit floats in
+//! PTX that kernels for CUDA's tensor cores share: addresses of shared memory, 16-bit floats in
 //! pairs, and products of tiles (compute capability 8.0); barriers and bulk copies into shared
 //! memory (9.0).
 
@@ -12,7 +12,7 @@ use cubecl_core::ir::DeviceProperties;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// How instructions spell a float.
+/// A float type's name in instructions.
 pub(crate) fn name(dtype: FloatType) -> &'static str {
     match dtype {
         FloatType::F32 => "tf32",
@@ -115,7 +115,7 @@ pub(crate) fn global<N: Size>(
     values
 }
 
-/// How loads spell the elements of a vector.
+/// A vector's elements in the names of loads.
 fn vector(size: usize) -> String {
     if size == 1 { String::new() } else { format!(".v{size}") }
 }
@@ -138,7 +138,7 @@ fn integers(layout: Layout, dtype: FloatType) -> (u32, u32) {
     (bits * 0x1_0001, (bits + zero) * 0x1_0001)
 }
 
-/// How pairs of floats are subtracted and multiplied.
+/// Subtraction and multiplication of pairs of floats.
 #[derive(Clone, Copy)]
 struct PairArithmetic {
     dtype: FloatType,

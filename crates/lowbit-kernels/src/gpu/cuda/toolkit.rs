@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 pub struct CudaOptions {
     /// Keeps compiled kernels between runs.
     pub cache: Option<PathBuf>,
-    /// Where NVIDIA's compiler (NVRTC) and CUDA's headers are looked for, in this order: folders of
-    /// the CUDA toolkit, of conda, and of Python's packages (`site-packages`). They need not exist.
+    /// The places in which NVIDIA's compiler (NVRTC) and CUDA's headers are looked for, in this
+    /// order: folders of the CUDA toolkit, of conda, and of Python's packages (`site-packages`).
+    /// They need not exist.
     pub places: Vec<PathBuf>,
     /// An older compute capability, as in 80 for 8.0, whose kernels the device runs instead of its
     /// own, to test and time them. They are chosen and written as for the older device, and
@@ -64,7 +65,7 @@ pub(super) struct Headers {
     pub targets: Option<PathBuf>,
 }
 
-/// What some places have: everything that could serve, in the order of the places.
+/// Everything usable in some places, in the order of the places.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub libraries: Vec<PathBuf>,

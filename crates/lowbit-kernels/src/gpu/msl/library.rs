@@ -12,14 +12,14 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What every kernel begins with: Metal's library.
+/// The start of every kernel: Metal's library.
 const HEADERS: [(&str, &str); 4] = [
     ("metal.h", include_str!("shim/metal.h")),
     ("simdgroup.h", include_str!("shim/simdgroup.h")),
     ("numbers.h", include_str!("shim/numbers.h")),
     ("threads.h", include_str!("shim/threads.h")),
 ];
-/// What runs the threads of all kernels.
+/// The code that runs the threads of all kernels.
 const RUNTIME: &str = include_str!("shim/threads.cpp");
 
 /// MSL is C++17 without exceptions and run-time types; its literals are float, halves are rounded
@@ -43,13 +43,13 @@ const LANGUAGE: &[&str] = &[
     "-Wno-nan-infinity-disabled",
 ];
 
-/// Where libraries are kept.
+/// The folder for libraries.
 fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/msl"))
 }
 
-/// How clang optimises, unless `LOWBIT_MSL_FLAGS` says otherwise: as Metal does by default, with
-/// all floats taken for finite.
+/// Clang's optimisation, unless `LOWBIT_MSL_FLAGS` says otherwise: Metal's default, with all floats
+/// taken for finite.
 const OPTIMISE: &str = "-O1 -ffast-math";
 
 fn flags() -> Vec<String> {
@@ -108,7 +108,7 @@ fn strings(values: &[impl AsRef<OsStr>]) -> impl Iterator<Item = &OsStr> {
     values.iter().map(AsRef::as_ref)
 }
 
-/// What was made once per process: Metal's library, compiled, and what runs threads.
+/// Made once per process: Metal's library, compiled, and the code that runs threads.
 #[derive(Debug)]
 pub(super) struct Shim {
     folder: PathBuf,
@@ -172,7 +172,7 @@ impl Shim {
         if library.exists() { Ok(()) } else { run(&self.arguments(&["-fPIC", "-fsyntax-only"], &source)) }
     }
 
-    /// Where its source is, written, and where its library would be.
+    /// The paths of its source, which is written, and of its library.
     fn files(&self, kernel: &Translated) -> Result<(PathBuf, PathBuf), String> {
         let stem = self.folder.join(hash(&[&kernel.text]));
         let (source, library) = (stem.with_extension("cpp"), stem.with_extension("so"));

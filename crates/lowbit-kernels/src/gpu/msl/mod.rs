@@ -1,7 +1,7 @@
-//! What Metal would be given, on this machine's processor: kernels in the Metal Shading Language,
-//! compiled by clang, whose threads run one after the other. For tests alone (`LOWBIT_GPU=msl`): it
-//! shows what kernels compute and that they keep to Metal's and wgpu's limits, not how fast they
-//! are, nor what Apple's compiler makes of them.
+//! Runs the kernels that Metal would be given on this machine's processor: kernels in the Metal
+//! Shading Language, compiled by clang, whose threads run one after the other. For tests alone
+//! (`LOWBIT_GPU=msl`): it shows what kernels compute and that they keep to Metal's and wgpu's
+//! limits, not how fast they are, nor what Apple's compiler makes of them.
 //!
 //! | file | holds |
 //! |---|---|
@@ -76,7 +76,7 @@ impl Block {
         Layout::from_size_align(size.max(1), 256).ok()
     }
 
-    /// Where `len` bytes from `start` on lie.
+    /// The address of `len` bytes from `start` on.
     fn at(&self, start: usize, len: usize) -> *mut u8 {
         assert!(start + len <= self.size, "a tensor lies in its memory");
         // SAFETY: byte `start` is in the block, or its end.
@@ -128,7 +128,7 @@ impl Launch {
     }
 }
 
-/// What runs threadgroups, with the stacks of their threads. It runs one launch at a time.
+/// Runs threadgroups, with the stacks of their threads. It runs one launch at a time.
 #[derive(Debug)]
 struct Machine {
     address: *mut c_void,

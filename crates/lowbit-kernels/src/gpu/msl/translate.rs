@@ -12,11 +12,11 @@ const SHARED: usize = 32 << 10;
 /// `metal/adapter.rs`).
 const BUFFERS: usize = 29;
 
-/// What keeps floats from being taken for finite, for Metal and for clang. Both want it at the
-/// start of a block.
+/// The pragma that keeps Metal and clang from taking floats for finite. Both want it at the start
+/// of a block.
 const SAFE: [&str; 2] = ["#pragma METAL fp math_mode(safe)", "#pragma float_control(precise, on)"];
 
-/// What the entry is called, of whatever kernel.
+/// The entry's name, for every kernel.
 pub(super) const ENTRY: &str = "msl_kernel";
 
 /// A kernel in C++.
@@ -81,7 +81,7 @@ impl<'a> Parameter<'a> {
         Ok(Self { declaration: declaration.trim(), attribute: &attribute[..end] })
     }
 
-    /// What the entry gives for it.
+    /// The entry's argument for it.
     fn value(&self, bound: &mut impl Iterator<Item = usize>) -> String {
         match self.attribute {
             "buffer" => format!("msl::Buffer{{buffers[{}]}}", bound.next().expect("it does not end")),
@@ -125,7 +125,7 @@ fn with_shared(body: &str) -> Result<(String, usize), String> {
     Ok((text, size))
 }
 
-/// What stands before and behind `at`.
+/// The text before and behind `at`.
 fn split<'a>(text: &'a str, at: &str) -> Result<(&'a str, &'a str), String> {
     text.split_once(at).ok_or_else(|| format!("the kernel's text has no {at:?}"))
 }

@@ -12,7 +12,7 @@ use vk::{AccessFlags2 as Access, PipelineStageFlags2 as Stage};
 /// Addresses from the first to behind the last.
 pub(super) type Range = [u64; 2];
 
-/// What commands since the last barrier read and wrote.
+/// The ranges that commands since the last barrier read and wrote.
 #[derive(Debug, Default)]
 struct Touched {
     read: Vec<Range>,
@@ -51,7 +51,7 @@ pub(super) struct Launch<'a> {
     pub cubes: [u32; 3],
     /// Addresses of the buffers in the kernel's order.
     pub addresses: &'a [u64],
-    /// What they lie in, each with whether the kernel writes it.
+    /// Their ranges, each with a flag that says whether the kernel writes it.
     pub ranges: &'a [(Range, bool)],
     /// The numbers, as CubeCL lays them out.
     pub info: &'a [u64],
@@ -163,7 +163,7 @@ impl Commands {
         Ok(self.buffer)
     }
 
-    /// What comes after sees what came before.
+    /// Later commands see the results of earlier ones.
     fn barrier(&mut self) {
         if self.transfers {
             self.wait(ALL, ALL);
@@ -174,7 +174,8 @@ impl Commands {
         self.barriers += 1;
     }
 
-    /// What comes after in the stages of `after` sees what came before in those of `before`.
+    /// Later commands, in the stages of `after`, see the results of earlier ones in those of
+    /// `before`.
     fn wait(&mut self, before: (Stage, Access), after: (Stage, Access)) {
         let barriers = [vk::MemoryBarrier2::default()
             .src_stage_mask(before.0)

@@ -6,7 +6,7 @@ use ash::prelude::VkResult;
 use ash::vk;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A device, open. What is made with it holds it by reference count, so that it is closed last.
+/// An open device. Objects made with it hold it by reference count, so that it is closed last.
 pub(super) struct Context {
     pub instance: ash::Instance,
     pub physical: vk::PhysicalDevice,
@@ -185,7 +185,7 @@ impl Context {
         self.properties.device_type == vk::PhysicalDeviceType::CPU
     }
 
-    /// What tells compiled code of this device and driver from that of others.
+    /// A name that tells compiled code of this device and driver from that of others.
     pub fn fingerprint(&self) -> String {
         let it = &self.properties;
         let uuid: String = it.pipeline_cache_uuid.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,4 +1,4 @@
-//! What a Vulkan device has of what kernels can use: asked for once, enabled when the device is
+//! The features of a Vulkan device that kernels can use: asked for once, enabled when the device is
 //! opened, and told to CubeCL.
 
 use super::device::checked;
@@ -92,7 +92,7 @@ struct Chain<'a> {
 }
 
 impl Features {
-    /// What the device has, of Vulkan 1.3 and of extensions.
+    /// The device's features of Vulkan 1.3 and of extensions.
     pub fn of(instance: &ash::Instance, device: vk::PhysicalDevice) -> Result<Self, KernelError> {
         // SAFETY: the device is the instance's.
         let listed = unsafe { instance.enumerate_device_extension_properties(device) };
@@ -233,7 +233,7 @@ impl Features {
         }
     }
 
-    /// What CubeCL's compiler may use.
+    /// The features that CubeCL's compiler may use.
     pub fn options(&self, limits: &vk::PhysicalDeviceLimits) -> WgpuCompilationOptions {
         let mut options = WgpuCompilationOptions {
             supports_u64: self.shader_int64,
@@ -293,7 +293,7 @@ impl Features {
 }
 
 impl Chain<'_> {
-    /// What the structures say.
+    /// The features that the structures report.
     fn features(&self) -> Features {
         let all = |flags: &[vk::Bool32]| flags.iter().all(|&flag| flag == vk::TRUE);
         let (core, v11, v12, v13) = (&self.core, &self.v11, &self.v12, &self.v13);
@@ -361,7 +361,7 @@ impl Sizes {
     }
 }
 
-/// What kernels are written from.
+/// The properties that kernels are written from.
 pub(super) fn properties(
     features: &Features,
     sizes: &Sizes,

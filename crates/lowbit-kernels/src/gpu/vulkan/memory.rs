@@ -248,7 +248,7 @@ fn rounded(bytes: u64) -> u64 {
     bytes.max(1).next_multiple_of(if bytes < 1 << 20 { ALIGNMENT } else { 1 << 20 })
 }
 
-/// What memory of the host's is for.
+/// The purpose of memory of the host's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Use {
     /// The host writes, and a copy reads.

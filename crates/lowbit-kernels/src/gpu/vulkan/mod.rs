@@ -64,7 +64,7 @@ struct Vulkan {
     target: Target,
     queue: Arc<Queue>,
     pool: Arc<Pool>,
-    /// What threads capture now.
+    /// The captures of threads.
     captures: Mutex<HashMap<ThreadId, Capture>>,
 }
 
@@ -112,7 +112,7 @@ impl Vulkan {
         block.map(Memory::new).ok_or_else(|| self.pool.shortage(bytes))
     }
 
-    /// What the device can launch so many cubes of, with so many buffers.
+    /// Checks that the device can launch this many cubes, with this many buffers.
     fn check(&self, kernel: &dyn CubeKernel, cubes: [u32; 3], buffers: usize) -> Result<(), KernelError> {
         let most = self.context.sizes.limits.max_compute_work_group_count;
         if cubes.iter().zip(&most).any(|(asked, most)| asked > most) {
@@ -291,7 +291,7 @@ fn info(scalars: &[u32], buffers: usize) -> Vec<u64> {
 struct Arriving {
     queue: Arc<Queue>,
     slot: Slot,
-    /// What it is there with.
+    /// The timeline's count at which it has arrived.
     count: u64,
 }
 

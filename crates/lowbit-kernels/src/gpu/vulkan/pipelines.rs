@@ -23,12 +23,12 @@ impl Pipeline {
     }
 }
 
-/// What is kept of a device's kernels between runs.
+/// The files of a device's kernels, kept between runs.
 #[derive(Debug)]
 struct Kept {
     /// SPIR-V.
     modules: DiskCache,
-    /// What the driver compiled of it: the data of a pipeline cache with one pipeline.
+    /// The driver's code for it: the data of a pipeline cache with one pipeline.
     machine: DiskCache,
 }
 
@@ -84,7 +84,7 @@ impl Pipelines {
         self.compilations.load(Ordering::Relaxed)
     }
 
-    /// How many buffers a kernel can take: their addresses and that of its numbers are all that is
+    /// The most buffers of a kernel: their addresses and that of its numbers are all that is
     /// pushed.
     pub fn most_buffers(&self) -> usize {
         self.options.vulkan.push_constant_size / size_of::<vk::DeviceAddress>() - 1

@@ -19,23 +19,24 @@ pub(super) struct Queue {
     /// Counts batches that the device has done.
     timeline: vk::Semaphore,
     state: Mutex<State>,
-    /// What reads pass through, by one thread at a time.
+    /// Host memory that reads pass through, by one thread at a time.
     reading: Mutex<Option<HostMemory>>,
-    /// Where words arrive, for the next reads.
+    /// Slots of host memory in which words arrive, for the next reads.
     slots: Mutex<Vec<Slot>>,
 }
 
 #[derive(Debug)]
 struct State {
     queue: vk::Queue,
-    /// What is recorded now; none where nothing was since the last.
+    /// The commands being recorded; none if there were none since the last submission.
     current: Option<Commands>,
-    /// What is recorded and not submitted, passes' commands among it, and the launches in it.
+    /// Commands that are recorded and not submitted, those of passes among them, and their
+    /// launches.
     ended: Vec<vk::CommandBuffer>,
     launches: usize,
     /// Those of `ended` that are used again.
     owned: Vec<Commands>,
-    /// What was submitted, by the count that the timeline reaches with it.
+    /// Submitted commands, by the count that the timeline reaches with them.
     running: VecDeque<(u64, Vec<Commands>)>,
     spare: Vec<Commands>,
     submitted: u64,
@@ -125,7 +126,7 @@ impl Queue {
 
     /// Waits until the device is done with a pass's commands, and destroys them.
     pub fn bury(&self, commands: Commands) {
-        // Where the device is lost there is nothing to wait for.
+        // If the device is lost there is nothing to wait for.
         let _ = self.synchronize();
         drop(commands);
     }
@@ -304,7 +305,7 @@ impl Queue {
         checked("vkWaitSemaphores", unsafe { self.context.device.wait_semaphores(&info, u64::MAX) })
     }
 
-    /// What is recorded now.
+    /// The commands being recorded.
     fn current<'a>(&self, state: &'a mut State) -> Result<&'a mut Commands, KernelError> {
         if state.current.is_none() {
             state.current = Some(match state.spare.pop() {

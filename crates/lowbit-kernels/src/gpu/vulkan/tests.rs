@@ -1,4 +1,4 @@
-//! What of the driver no op shows.
+//! Tests of the driver's parts that no op shows.
 
 use super::*;
 use crate::gpu::copy::Columns;

@@ -12,7 +12,7 @@ use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// How many numbers there are, and the bits of [`Factors`].
+/// The number of numbers, and the bits of [`Factors`].
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct Scalars {
     len: u32,

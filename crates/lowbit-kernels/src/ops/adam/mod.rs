@@ -1,7 +1,7 @@
 //! A step of Adam with bias correction.
 //!
-//! Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1; torch 2.15 `torch.optim.Adam` without weight
-//! decay.
+//! Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1; torch
+//! 2.15 `torch.optim.Adam` without weight decay.
 
 mod bench;
 mod cpu;
@@ -21,7 +21,8 @@ const BETA1: f32 = 0.9;
 const BETA2: f32 = 0.999;
 const EPS: f32 = 1e-8;
 
-/// Numbers that are learned, with the averages that are kept of their gradients and of the squares of these: f32, of one shape.
+/// Numbers that are learned, with the averages that are kept of their gradients and of the squares
+/// of these: f32, of one shape.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Adam {
@@ -33,17 +34,17 @@ pub struct Adam {
 /// One step of all numbers that are learned.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamStep {
-    /// How far a number moves whose gradient has been the same for long.
+    /// The step of a number whose gradient has been the same for long.
     pub rate: f32,
     /// Steps taken so far, with this one: from 1.
     pub count: u32,
 }
 
-/// What a step computes with, in f32.
+/// A step's factors, in f32.
 #[derive(Clone, Copy, Debug)]
 struct Factors {
     rate: f32,
-    /// What the averages are multiplied with, because they began at 0.
+    /// The factors of the averages, which make up for their start at 0.
     mean: f32,
     square: f32,
 }
@@ -69,8 +70,8 @@ impl AdamStep {
 /// | `gradient` | the same | f32 |
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Device`] for operands that do not fit the table;
-/// [`KernelError::Value`] for a count of 0.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Device`] for operands that do
+/// not fit the table; [`KernelError::Value`] for a count of 0.
 pub fn adam(state: &mut Adam, gradient: &Tensor, step: AdamStep) -> Result<(), KernelError> {
     let check = Check("adam");
     let Adam { value, mean, square } = state;

@@ -47,7 +47,7 @@ fn agrees_with_f64_on(devices: &[Device]) {
                     assert!(error <= bound, "step {count}, {i}: {got} {want} {error:e} {bound:e}");
                 }
             }
-            // What others see of the state stays as it was.
+            // A state that others share stays unchanged.
             parts(&kept).iter().zip(&before).for_each(|(kept, before)| assert_bits("kept", kept, before));
         }
     }

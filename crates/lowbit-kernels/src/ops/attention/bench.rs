@@ -13,7 +13,8 @@ inventory::submit!(ScalingCases(scaling_cases));
 /// Query heads, key heads and the size of a head of Llama-3-8B and Qwen3.5-9B.
 const LAYERS: [(usize, usize, usize); 2] = [(32, 8, 128), (16, 4, 256)];
 
-/// The same of layers whose key heads have 8 query heads each: Qwen3-30B-A3B and Qwen3-Next-80B-A3B.
+/// The same of layers whose key heads have 8 query heads each: Qwen3-30B-A3B and
+/// Qwen3-Next-80B-A3B.
 const WIDE_GROUPS: [(usize, usize, usize); 2] = [(32, 4, 128), (16, 2, 256)];
 
 fn cases() -> Vec<Case> {
@@ -36,7 +37,7 @@ fn cases() -> Vec<Case> {
 
 fn gpu_cases() -> Vec<Case> {
     let half = [FloatType::BF16; 2];
-    // What Vulkan and Metal have matrices for in any case.
+    // The types for which Vulkan and Metal have matrices in any case.
     let f16 = [FloatType::F16; 2];
     let mut cases =
         of_layers(&[(1, 512, half), (1, 8192, half), (8, 8192, half), (512, 512, half), (4096, 4096, half)]);

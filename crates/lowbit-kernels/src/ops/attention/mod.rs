@@ -22,7 +22,7 @@ use crate::{Device, KernelError, Tensor};
 
 const CHECK: Check = Check("attention");
 
-/// What [`attention`] takes besides tensors.
+/// Options of [`attention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionParams {
     /// Multiplies the scores; usually `head_dim^-0.5`.

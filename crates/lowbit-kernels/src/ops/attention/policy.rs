@@ -1,4 +1,4 @@
-//! Which kernel attention runs with on a GPU, and how it is cut into cubes.
+//! Chooses attention's kernel on a GPU, and its cut into cubes.
 
 use super::cuda::{MAX_SCALE, StepConfig, TileConfig, WGMMA_ROWS, WgmmaConfig};
 use super::gpu::{CmmaTile, CombineConfig, StreamConfig};
@@ -121,9 +121,9 @@ pub(super) fn stream_config(
 /// save, except in steps.
 const MAX_SPLITS: usize = 33;
 
-/// How many cubes, `most` at most, share the keys of the same query rows on tensor cores: the
-/// number that takes the least time. Each then reads fewer keys, but leaves sums of its own for all
-/// rows, which are written, read again and combined. Both costs were measured on an H100
+/// The number of cubes, at most `most`, that share the keys of the same query rows on tensor cores:
+/// the one that takes the least time. Each then reads fewer keys, but leaves sums of its own for
+/// all rows, which are written, read again and combined. Both costs were measured on an H100
 /// (`bench/record/cuda/2026-11-25.md`).
 fn splits_of_keys(most: usize, [rows, heads, capacity, width, value_width]: [usize; 5]) -> usize {
     // In ns: a key in a cube that has a multiprocessor to itself, and a part of all rows.
@@ -386,7 +386,7 @@ mod tests {
         assert!(!takes([FloatType::F16, half], 0.1), "two types");
         assert!(!takes([half; 2], -0.1) && !takes([half; 2], 0.0), "no scale above 0");
         assert!(tile([4, 8, 8192, 72, 128]).is_none(), "half a block of 16");
-        // What has less shared memory than two cubes would have takes tiles of fewer keys.
+        // A device with less shared memory than two cubes need takes tiles of fewer keys.
         let ada = Target::cuda(crate::gpu::compile::CudaDevice::example(89));
         for (width, keys) in [(128, 64), (256, 32)] {
             let (config, _) = tile_config(half, [2048, 8, 8192, width, width], ada.caps()).unwrap();

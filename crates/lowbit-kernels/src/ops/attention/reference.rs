@@ -18,7 +18,7 @@ pub(crate) struct Operands<'a> {
     pub sizes: [usize; 5],
 }
 
-/// What attention is, and what bounds its errors.
+/// Attention in f64, and the bounds of its errors.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     /// `[T, Hq, Dv]`.
@@ -34,13 +34,14 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// How far from `y[i]` f32 may be.
+    /// The bound of the error of `y[i]` in f32.
     pub(crate) fn bound(&self, i: usize) -> f64 {
         let (keys, products) = self.row(i);
         self.magnitude[i] * relative(keys, self.width, products, 0.0)
     }
 
-    /// How far from `y[i]` a CPU may be: where `rounded` is given, scaled queries, keys, weights and values are rounded to it.
+    /// The bound of the error of `y[i]` on a CPU: where `rounded` is given, scaled queries, keys,
+    /// weights and values are rounded to it.
     pub(crate) fn cpu_bound(&self, i: usize, rounded: Option<FloatType>) -> f64 {
         let Some(dtype) = rounded else { return self.bound(i) };
         let (keys, products) = self.row(i);
@@ -53,12 +54,14 @@ impl Answer {
         self.magnitude[i] * (relative + two * (1.0 + relative)) + least
     }
 
-    /// How far from `y[i]` a GPU may be: where `rounded` is given, the weights are rounded to it once.
+    /// The bound of the error of `y[i]` on a GPU: where `rounded` is given, the weights are rounded
+    /// to it once.
     #[cfg(feature = "gpu")]
     pub(crate) fn gpu_bound(&self, i: usize, rounded: Option<FloatType>) -> f64 {
         let (keys, products) = self.row(i);
-        // Vulkan's exponential may be off by 3 + 2 |x| units in the last place, or roundings twice that; x is at most
-        // twice the products. Sums shrink once in 2 keys, and are put together from lanes, planes and cubes.
+        // Vulkan's exponential may be off by 3 + 2 |x| units in the last place, or roundings twice
+        // that; x is at most twice the products. Sums shrink once in 2 keys, and are put together
+        // from lanes, planes and cubes.
         let weight = gamma(self.width + 8 + 8) * products + gamma(6);
         let sums = gamma(keys + 8 * keys.div_ceil(2) + 64);
         let relative = (2.0 * weight).exp_m1() + 2.0 * sums;
@@ -82,13 +85,15 @@ fn unit(dtype: FloatType) -> f64 {
     }
 }
 
-/// The relative error of `keys` weights' sum, where `products` bounds their scores' sums of magnitudes, and `operands` is the
-/// relative error of a product's operands.
+/// The relative error of `keys` weights' sum, where `products` bounds their scores' sums of
+/// magnitudes, and `operands` is the relative error of a product's operands.
 ///
-/// A score errs by its operands' roundings, its sum's `width` roundings, the scale's, its difference with the greatest so far and those of
-/// the greatest ones in turn (together at most twice the product, once a stretch and once at the end): absolutely,
-/// so its exponential does relatively, and by an ulp of its own. That holds of the weights above and below the
-/// line; each sum has as many terms, and shrinks (by an exponential and a product, 3 roundings) once in 16 keys at most.
+/// A score errs by its operands' roundings, its sum's `width` roundings, the scale's, its
+/// difference with the greatest so far and those of the greatest ones in turn (together at most
+/// twice the product, once a stretch and once at the end): absolutely, so its exponential does
+/// relatively, and by an ulp of its own. That holds of the weights above and below the line; each
+/// sum has as many terms, and shrinks (by an exponential and a product, 3 roundings) once in 16
+/// keys at most.
 pub(super) fn relative(keys: usize, width: usize, products: f64, operands: f64) -> f64 {
     let weight = (operands + gamma(width + 8) * (1.0 + operands)) * products + gamma(2);
     (2.0 * weight).exp_m1() + 2.0 * gamma(keys + 3 * keys.div_ceil(16) + 8)

@@ -6,8 +6,8 @@ use crate::simd::math::Math;
 use crate::simd::{Kernel, Lanes, Scalar, Simd};
 use std::ops::Range;
 
-/// Channels of a piece of work: a few rows of so many stay in the nearest cache, and each is a run of memory long
-/// enough to be read ahead.
+/// Channels of a piece of work: a few rows of so many stay in the nearest cache, and each is a run
+/// of memory long enough to be read ahead.
 const BLOCK: usize = 1024;
 
 /// Simple operations of an output besides its taps.
@@ -67,7 +67,7 @@ impl Kernel for Channels<'_, '_, '_> {
     }
 }
 
-/// What makes one token's outputs.
+/// Computes one token's outputs.
 struct Sum<'a> {
     /// `[W, block]`
     taps: &'a [f32],

@@ -1,7 +1,8 @@
 //! The convolution on a GPU: a unit takes one channel through a piece of a sequence.
 //!
-//! Only a sequence's first piece reads its state, and it alone writes the next one: a piece is no shorter than the state, so
-//! that all others find their past in x. The inputs of a few tokens are loaded together, and slide through registers.
+//! Only a sequence's first piece reads its state, and it alone writes the next one: a piece is no
+//! shorter than the state, so that all others find their past in x. The inputs of a few tokens are
+//! loaded together, and slide through registers.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -17,7 +18,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ConvConfig {
     dtype: FloatType,
@@ -122,7 +123,8 @@ fn causal_conv1d_pieces<X: Int>(
     }
 }
 
-/// The last inputs of the sequence, for channel `c` of `channels`. `row` is where the channel's state begins.
+/// The last inputs of the sequence, for channel `c` of `channels`. `row` is where the channel's
+/// state begins.
 #[cube]
 fn write_state<X: Int>(
     inputs: &Inputs<X>,
@@ -153,8 +155,8 @@ fn compiled(target: &Target, config: ConvConfig) -> Kernel<CausalConv1dPieces<'s
 #[cfg(test)]
 inventory::submit!(crate::gpu::tests::Kernels(kernels));
 
-/// Every kernel of the op for `target`, one of each type of x and of each width that models have, and one with all
-/// else.
+/// Every kernel of the op for `target`, one of each type of x and of each width that models have,
+/// and one with all else.
 #[cfg(test)]
 fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     let of = |dtype, width, biased, activation| {
@@ -202,7 +204,8 @@ pub(super) fn causal_conv1d(
         sizes: Sizes { tokens: index(tokens)?, channels: index(channels)?, sequences: index(sequences)? },
     };
     let kernel = compiled(gpu.target(), config);
-    // SAFETY: the sizes are the tensors', and slots without a piece, or whose offsets go past the tokens, are left out.
+    // SAFETY: the sizes are the tensors', and slots without a piece, or whose offsets go past the
+    // tokens, are left out.
     unsafe { gpu.launch(kernel, [along_channels?, along_slots?, more_slots?], arguments)? };
     Ok(y)
 }

@@ -14,11 +14,12 @@
 //! | `cu_seqlens` | `[S + 1]`: sequence `s` is tokens `cu_seqlens[s]..cu_seqlens[s + 1]` | u32 |
 //! | `y` | `[T, C]` | as `x` |
 //!
-//! Sums and activation are f32; `y` is rounded once. On a GPU `cu_seqlens` is not looked at beforehand: a sequence whose
-//! offsets do not rise, or go past `T`, is left out, and what `y` is for tokens of no sequence is undefined.
+//! Sums and activation are f32; `y` is rounded once. On a GPU `cu_seqlens` is not looked at
+//! beforehand: a sequence whose offsets do not rise, or go past `T`, is left out, and what `y` is
+//! for tokens of no sequence is undefined.
 //!
-//! Source: transformers 5 `causal_conv1d_fn` and `causal_conv1d_update` (whose state may be wider); Dao's
-//! causal-conv1d.
+//! Source: transformers 5 `causal_conv1d_fn` and `causal_conv1d_update` (whose state may be wider);
+//! Dao's causal-conv1d.
 
 mod bench;
 mod cpu;
@@ -39,7 +40,7 @@ use lowbit_formats::DType;
 
 const CHECK: Check = Check("causal_conv1d");
 
-/// What is applied to an op's result.
+/// The function that is applied to an op's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
@@ -49,8 +50,8 @@ pub enum Activation {
 /// Convolves all sequences and leaves their last inputs in `state`.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the
-/// [module](self) says. NaN and infinity pass through.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
+/// not as the [module](self) says. NaN and infinity pass through.
 pub fn causal_conv1d(
     x: &Tensor,
     weight: &Tensor,

@@ -1,7 +1,7 @@
 use super::Activation;
 
-/// One sequence in f64: `x` `[T, C]`, `weight` `[C, W]`, `state` `[C, W-1]`. Returns `y`, and what the sum's terms
-/// amount to without cancelling.
+/// One sequence in f64: `x` `[T, C]`, `weight` `[C, W]`, `state` `[C, W-1]`. Returns `y`, and what
+/// the sum's terms amount to without cancelling.
 pub(crate) fn causal_conv1d(
     x: &[f32],
     weight: &[f32],
@@ -28,8 +28,8 @@ pub(crate) fn causal_conv1d(
     (0..x.len()).map(one).unzip()
 }
 
-/// How far f32 may be from `y`: the sum's `width + 1` roundings go through the activation, whose slope is below 1.1,
-/// and which is within 3.5 units of its last place, or of 2^-119's.
+/// The bound of the error of `y` in f32: the sum's `width + 1` roundings go through the activation,
+/// whose slope is below 1.1, and which is within 3.5 units of its last place, or of 2^-119's.
 pub(crate) fn bound(y: f64, magnitude: f64, width: usize, activation: Option<Activation>) -> f64 {
     const U: f64 = f32::EPSILON as f64 / 2.0;
     let sum = (width + 1) as f64 * U * magnitude + f64::from(f32::MIN_POSITIVE);

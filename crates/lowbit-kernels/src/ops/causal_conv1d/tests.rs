@@ -3,7 +3,7 @@ use crate::ops::testing::{self, FLOATS, devices, rounded, rounding, values};
 use lowbit_formats::FloatType;
 use numcheck::{Random, assert_within};
 
-/// What a case is made of.
+/// The parts of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes<'a> {
     pub lengths: &'a [usize],
@@ -19,7 +19,8 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Values of bf16, which every float type holds but for f16's exponents, which they stay within.
+    /// Values of bf16, which every float type holds but for f16's exponents, which they stay
+    /// within.
     pub(super) fn new(shape: Sizes, dtype: FloatType) -> Self {
         let mut random = Random::new(shape.channels as u64);
         let Sizes { lengths, channels, width } = shape;

@@ -1,7 +1,7 @@
 //! The weighted sum of a token's experts on a GPU: `y[t, n] = sum_i weights[t, i] * x[t, i, n]`.
 //!
-//! A unit computes a vector of outputs, and adds the experts in their order, in f32: the order is part of the op's
-//! contract.
+//! A unit computes a vector of outputs, and adds the experts in their order, in f32: the order is
+//! part of the op's contract.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -16,7 +16,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What a kernel is compiled for.
+/// A kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CombineConfig {
     /// Of x and y.
@@ -95,7 +95,8 @@ pub(super) fn launch(op: Check, gpu: &Gpu, x: &Tensor, weights: &Tensor) -> Resu
     op.index(x.len())?;
     let sizes = Sizes { len: op.index(y.len() / vector)?, n: op.index(n / vector)?, top_k: op.index(top_k)? };
     let arguments = CombineExperts { x: x.buffer()?, weights: weights.buffer()?, y: y.buffer()?, sizes };
-    // SAFETY: x has `top_k` rows of `n` elements for each row of y, and the op checked that each has a weight.
+    // SAFETY: x has `top_k` rows of `n` elements for each row of y, and the op checked that each
+    // has a weight.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes(y.len() / vector), arguments)? };
     Ok(y)
 }

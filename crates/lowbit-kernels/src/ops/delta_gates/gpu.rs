@@ -1,7 +1,8 @@
-//! The gates of the gated delta rule on a GPU: `log_decay = -exp(a_log) * softplus(a + dt_bias)`, `beta = sigmoid(b)`.
+//! The gates of the gated delta rule on a GPU: `log_decay = -exp(a_log) * softplus(a + dt_bias)`,
+//! `beta = sigmoid(b)`.
 //!
-//! A unit computes both gates of one token and head. The gated delta rule's own kernels use [`compute_gates`] too, so
-//! that both round alike: keep all arithmetic there.
+//! A unit computes both gates of one token and head. The gated delta rule's own kernels use
+//! [`compute_gates`] too, so that both round alike: keep all arithmetic there.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -23,7 +24,8 @@ pub(crate) fn compute_gates(a: f32, b: f32, a_log: f32, dt_bias: f32) -> (f32, f
     (-exp(a_log) * softplus(a + dt_bias), sigmoid(b))
 }
 
-/// What the gates are computed from: `a` and `b` of each token and head, `a_log` and `dt_bias` of each head, in f32.
+/// The inputs of the gates: `a` and `b` of each token and head, `a_log` and `dt_bias` of each head,
+/// in f32.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct Inputs<A: Int, B: Int> {
     a: Box<[A]>,
@@ -94,7 +96,8 @@ pub(super) fn launch(
         len: op.index(a.len())?,
         heads: op.index(a_log.len())?,
     };
-    // SAFETY: the op checked that b and both results are as large as a, and that a_log and dt_bias have one per head.
+    // SAFETY: the op checked that b and both results are as large as a, and that a_log and dt_bias
+    // have one per head.
     unsafe { gpu.launch(kernel, cubes(a.len()), arguments)? };
     Ok((log_decay, beta))
 }

@@ -21,8 +21,8 @@ fn check(format: Format, (rows, k): (usize, usize), dtype: FloatType) {
             Some(row) => {
                 let want: Vec<f32> = row.iter().map(|&x| dtype.round(x)).collect();
                 if matches!(format, Format::Affine { scales: FloatType::F32, .. }) {
-                    // Where product and sum are rounded together, the product's own rounding is missing. It is at most
-                    // as large as two values of its group.
+                    // Where product and sum are rounded together, the product's own rounding is
+                    // missing. It is at most as large as two values of its group.
                     let greatest = row.iter().fold(0f32, |a, b| a.max(b.abs()));
                     let bound = f64::from(greatest) * 2.0 * f64::from(f32::EPSILON);
                     let wide: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
@@ -59,7 +59,7 @@ fn affine_at_3_4_5_6_and_8_bits_in_every_type() {
 fn every_scale_that_is_a_power_of_two() {
     let (host, gpu) = (device(), gpu());
     let k = 32 * 240;
-    // Which component has the scales, and the bytes from one to the next.
+    // The component that has the scales, and the bytes from one to the next.
     for (format, component, stride) in [(Format::Mxfp4, 1, 1), (Format::Mxfp8, 1, 1), (Format::MXFP4, 0, 17)]
     {
         let weight = inputs::weight(format, &[1, k], 5, &host).unwrap();

@@ -35,12 +35,12 @@ struct Token<'a> {
     teacher: &'a [f32],
     /// 1 / temperature.
     inverse: f32,
-    /// What multiplies q - p.
+    /// The factor of q - p.
     weight: f32,
     dlogits: &'a mut [f32],
 }
 
-/// What makes a softmax of logits: `e^(x * inverse - max) / sum`.
+/// The numbers that make a softmax of logits: `e^(x * inverse - max) / sum`.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Softmax {
     pub max: f32,

@@ -1,7 +1,8 @@
 //! The loss on a GPU: a cube, or a plane of one, takes a token (`gpu/rows.rs` chooses).
 //!
-//! It goes through both rows of logits three times (greatest, sums, results) and writes one: 28 bytes a logit, of which the caches
-//! keep what a row of usual length has. Units sum every `n`th vector each, and then each other's sums.
+//! It goes through both rows of logits three times (greatest, sums, results) and writes one: 28
+//! bytes a logit, of which the caches keep what a row of usual length has. Units sum every `n`th
+//! vector each, and then each other's sums.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -24,7 +25,7 @@ struct Logits<V: Size> {
     teacher: Box<[Vector<u32, V>]>,
 }
 
-/// How many rows, their width in vectors, and the bits of 1 / temperature.
+/// The number of rows, their width in vectors, and the bits of 1 / temperature.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct Sizes {
     count: u32,
@@ -32,7 +33,7 @@ struct Sizes {
     inverse: u32,
 }
 
-/// What makes a softmax of logits: `e^(x / temperature - most) / sum`.
+/// The numbers that make a softmax of logits: `e^(x / temperature - most) / sum`.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::ops) struct Softmax {
     pub most: f32,
@@ -88,7 +89,8 @@ fn distillation_loss<V: Size>(
     }
 }
 
-/// Of the row of `end` vectors from vector `first` of x on, for all units that share it. Of a row whose logits are all -inf the sum is 0.
+/// Of the row of `end` vectors from vector `first` of x on, for all units that share it. Of a row
+/// whose logits are all -inf the sum is 0.
 #[cube]
 pub(in crate::ops) fn softmax<V: Size>(
     x: &[Vector<u32, V>],

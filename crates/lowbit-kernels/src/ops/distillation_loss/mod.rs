@@ -1,5 +1,5 @@
-//! The loss of distillation: the Kullback-Leibler divergence of a student's next-token distribution from its teacher's, and its
-//! gradients.
+//! The loss of distillation: the Kullback-Leibler divergence of a student's next-token distribution
+//! from its teacher's, and its gradients.
 //! ```text
 //! p = softmax(teacher[t] / temperature), q = softmax(logits[t] / temperature)     over the vocabulary
 //! kl[t] = sum over v of p[v] * (ln p[v] - ln q[v])
@@ -12,8 +12,8 @@
 //! | `kl` | `[T]` | f32 |
 //! | `dlogits` | `[T, V]` | f32 |
 //!
-//! A teacher's probability of 0 contributes nothing, whatever the student's is; NaN passes through. All arithmetic is f32, but a CPU's
-//! sums over the vocabulary are f64 from 1024 terms to the next.
+//! A teacher's probability of 0 contributes nothing, whatever the student's is; NaN passes through.
+//! All arithmetic is f32, but a CPU's sums over the vocabulary are f64 from 1024 terms to the next.
 //!
 //! Source: mlx-lm 0.32 `quant/dwq.py` (`kl_div_loss` with logits times `1 / temperature`).
 
@@ -35,7 +35,7 @@ use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::{DType, FloatType};
 use std::ops::Range;
 
-/// What [`distillation_loss`] returns; shapes and dtypes as the [module](self) says.
+/// The result of [`distillation_loss`]; shapes and dtypes as the [module](self) says.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DistillationLoss {
@@ -46,8 +46,8 @@ pub struct DistillationLoss {
 /// The loss of some tokens and its gradient by the student's logits.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the [module](self) says,
-/// and for a temperature that is not above 0 and finite.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
+/// not as the [module](self) says, and for a temperature that is not above 0 and finite.
 pub fn distillation_loss(
     logits: &Tensor,
     teacher: &Tensor,
@@ -87,7 +87,7 @@ pub fn distillation_loss(
     Ok(DistillationLoss { kl, dlogits })
 }
 
-/// What a teacher says of some tokens.
+/// A teacher's distributions for some tokens.
 #[derive(Clone, Debug)]
 pub enum DistillationTarget {
     /// Its logits, `[T, V]`.
@@ -114,18 +114,19 @@ impl DistillationTarget {
     }
 }
 
-/// How [`output_distillation`] goes about it.
+/// Options of [`output_distillation`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutputDistillation {
     /// Both models' logits are divided by this.
     pub temperature: f32,
-    /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and what the teacher says.
+    /// Tokens whose logits exist at a time: memory for `2 * block * V` f32 and what the teacher
+    /// says.
     pub block: usize,
-    /// Which gradient of the output weight is wanted.
+    /// The gradient of the output weight to compute, if any.
     pub dweight: Option<WeightPart>,
 }
 
-/// What [`output_distillation`] returns.
+/// The result of [`output_distillation`].
 #[derive(Clone, Debug)]
 pub struct OutputDistillationGradient {
     /// `[T]`: each token's loss.
@@ -136,8 +137,9 @@ pub struct OutputDistillationGradient {
     pub dweight: Option<WeightGradient>,
 }
 
-/// [`distillation_loss`], or [`distillation_loss_top_k`], of the logits `x weight^T`, a block of tokens at a time, so that the logits of
-/// all never exist, and its gradients by what makes them. `teacher` is called for each block of tokens in order.
+/// [`distillation_loss`], or [`distillation_loss_top_k`], of the logits `x weight^T`, a block of
+/// tokens at a time, so that the logits of all never exist, and its gradients by what makes them.
+/// `teacher` is called for each block of tokens in order.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -146,12 +148,13 @@ pub struct OutputDistillationGradient {
 /// | dkl | `[T]` | f32 |
 /// | dx | `[T, H]` | x's |
 ///
-/// Logits are f32. Their gradients are rounded to bf16 where x is bf16, so that all products are of one type; x in f16 is widened, which
-/// small gradients would underflow in.
+/// Logits are f32. Their gradients are rounded to bf16 where x is bf16, so that all products are of
+/// one type; x in f16 is widened, which small gradients would underflow in.
 ///
 /// # Errors
-/// As [`distillation_loss`] and those of `teacher`; [`KernelError::Shape`] when x and weight do not fit; [`KernelError::Value`] for a
-/// block of 0; [`KernelError::Unsupported`] for a repacked weight.
+/// As [`distillation_loss`] and those of `teacher`; [`KernelError::Shape`] when x and weight do not
+/// fit; [`KernelError::Value`] for a block of 0; [`KernelError::Unsupported`] for a repacked
+/// weight.
 pub fn output_distillation(
     x: &Tensor,
     weight: &QuantizedTensor,

@@ -44,7 +44,7 @@ struct Token<'a> {
     ln_rest: f32,
     /// 1 / temperature.
     inverse: f32,
-    /// What multiplies q - p.
+    /// The factor of q - p.
     weight: f32,
     dlogits: &'a mut [f32],
 }
@@ -102,7 +102,7 @@ fn ln_sum(a: Softmax, b: Softmax) -> f64 {
     max + ((a - max).exp() + (b - max).exp()).ln()
 }
 
-/// What is kept of one token.
+/// The targets of one token.
 pub(super) struct Kept<'a> {
     pub ids: &'a mut [u32],
     pub ln_p: &'a mut [f32],
@@ -147,7 +147,8 @@ impl Kernel for Keep<'_> {
 /// The ids of the greatest logits, in rising order.
 fn greatest(logits: &[f32], ids: &mut [u32]) {
     let k = ids.len();
-    // Greatest first, the lowest id where several tie. Where a NaN comes does not matter: the sums have it.
+    // Greatest first, the lowest id where several tie. Where a NaN comes does not matter: the sums
+    // have it.
     let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
     let cut = |found: &mut Vec<(f32, u32)>| {
         found.select_nth_unstable_by(k - 1, order);

@@ -23,7 +23,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What the teacher says, and each token's weight.
+/// The teacher's targets, and each token's weight.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct Targets {
     ids: Box<[u32]>,
@@ -32,7 +32,7 @@ struct Targets {
     dkl: Box<[f32]>,
 }
 
-/// How many rows, their width in vectors, K, and the bits of 1 / temperature.
+/// The number of rows, their width in vectors, K, and the bits of 1 / temperature.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct Sizes {
     count: u32,

@@ -1,5 +1,6 @@
-//! The loss of distillation from a teacher of which only the `K` most likely tokens are known, each with its probability, and what is
-//! left for all others together. It is what a teacher's targets on the disk are learned from.
+//! The loss of distillation from a teacher of which only the `K` most likely tokens are known, each
+//! with its probability, and what is left for all others together. It is what a teacher's targets
+//! on the disk are learned from.
 //! ```text
 //! q = softmax(logits[t] / temperature)                                 over the vocabulary
 //! p[i] = e^ln_p[t, i], p_rest = e^ln_rest[t]                           at the same temperature; they sum to 1
@@ -18,15 +19,17 @@
 //! | `kl` | `[T]` | f32 |
 //! | `dlogits` | `[T, V]` | f32 |
 //!
-//! It is the Kullback-Leibler divergence of distributions over `K + 1` outcomes, so it is never more than that of the whole
-//! distributions, and the same for `K = V`: how the student shares out `q_rest` costs nothing, and its gradient leaves those shares as
-//! they are. `q_rest` is summed over its own tokens, with their own greatest logit, never as what is missing to 1.
+//! It is the Kullback-Leibler divergence of distributions over `K + 1` outcomes, so it is never
+//! more than that of the whole distributions, and the same for `K = V`: how the student shares out
+//! `q_rest` costs nothing, and its gradient leaves those shares as they are. `q_rest` is summed
+//! over its own tokens, with their own greatest logit, never as what is missing to 1.
 //!
-//! A probability of 0 contributes nothing, whatever the student's is; NaN passes through. Where all other logits are -inf, their
-//! gradients are 0. Arithmetic is f32, but a CPU's sums over the vocabulary are f64 from 1024 terms to the next, and so is what joins
-//! the two sums.
+//! A probability of 0 contributes nothing, whatever the student's is; NaN passes through. Where all
+//! other logits are -inf, their gradients are 0. Arithmetic is f32, but a CPU's sums over the
+//! vocabulary are f64 from 1024 terms to the next, and so is what joins the two sums.
 //!
-//! Source: the divergence of sums of outcomes (Kullback and Leibler, 1951); the derivative is `d ln q[v] / d logits[w] = (v == w) - q[w]`.
+//! Source: the divergence of sums of outcomes (Kullback and Leibler, 1951); the derivative is
+//! `d ln q[v] / d logits[w] = (v == w) - q[w]`.
 
 mod cpu;
 #[cfg(feature = "gpu")]
@@ -41,7 +44,7 @@ use super::distillation_loss::{DistillationLoss, check_dkl, check_temperature};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::DType;
 
-/// What a teacher says of `T` tokens; shapes and dtypes as the [module](self) says.
+/// A teacher's targets for `T` tokens; shapes and dtypes as the [module](self) says.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct TopKTargets {
@@ -73,9 +76,10 @@ impl TopKTargets {
 /// The loss of some tokens and its gradient by the student's logits.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the [module](self) says, and for
-/// a temperature that is not above 0 and finite; [`KernelError::Id`] for an id outside of the vocabulary. On a GPU, ids are not read
-/// here: a token whose ids do not rise, or are outside of the vocabulary, has a loss of NaN.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
+/// not as the [module](self) says, and for a temperature that is not above 0 and finite;
+/// [`KernelError::Id`] for an id outside of the vocabulary. On a GPU, ids are not read here: a
+/// token whose ids do not rise, or are outside of the vocabulary, has a loss of NaN.
 pub fn distillation_loss_top_k(
     logits: &Tensor,
     targets: &TopKTargets,
@@ -143,7 +147,7 @@ fn check_targets(check: Check, targets: &TopKTargets, logits: &Tensor) -> Result
     Ok(())
 }
 
-/// What [`distillation_loss_top_k`] needs to know of a teacher's logits, in the host's memory.
+/// The targets for [`distillation_loss_top_k`] from a teacher's logits, in the host's memory.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -152,11 +156,13 @@ fn check_targets(check: Check, targets: &TopKTargets, logits: &Tensor) -> Result
 /// | ln_p | `[T, k]`: `ln softmax(logits / temperature)` of these | f32 |
 /// | ln_rest | `[T]`: the logarithm of the sum of the others' probabilities, -inf where there are none | f32 |
 ///
-/// It does not run on a GPU: copy a block of logits to the host. NaN among a token's logits makes all of its `ln_p` NaN.
+/// It does not run on a GPU: copy a block of logits to the host. NaN among a token's logits makes
+/// all of its `ln_p` NaN.
 ///
 /// # Errors
-/// [`KernelError::Shape`] and [`KernelError::Value`] for operands that are not as said, for a `k` that is not from 1 to V, and a temperature
-/// that is not above 0 and finite; [`KernelError::Unsupported`] on a GPU.
+/// [`KernelError::Shape`] and [`KernelError::Value`] for operands that are not as said, for a `k`
+/// that is not from 1 to V, and a temperature that is not above 0 and finite;
+/// [`KernelError::Unsupported`] on a GPU.
 pub fn top_k_targets(logits: &Tensor, k: usize, temperature: f32) -> Result<TopKTargets, KernelError> {
     let check = Check("top_k_targets");
     let [tokens, vocabulary] = check.dims("logits", logits, "[T, V]")?;

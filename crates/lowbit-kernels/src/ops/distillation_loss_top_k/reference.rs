@@ -1,8 +1,9 @@
 //! The loss and its gradient in f64, and how far f32 may be from each.
 //!
-//! Each sum of exponentials is as in the dense loss: within `rho` of its value, relatively, with `rho` as `distillation_loss/reference.rs`
-//! derives it, but that a logit's difference to the greatest of all takes one step more (to the greatest of its own sum, and from there),
-//! and the join of both sums 8 operations. A logarithm of a sum is off by as much, absolutely.
+//! Each sum of exponentials is as in the dense loss: within `rho` of its value, relatively, with
+//! `rho` as `distillation_loss/reference.rs` derives it, but that a logit's difference to the
+//! greatest of all takes one step more (to the greatest of its own sum, and from there), and the
+//! join of both sums 8 operations. A logarithm of a sum is off by as much, absolutely.
 
 use crate::gamma::gamma;
 
@@ -11,7 +12,7 @@ pub(super) type Bounded = (f64, f64);
 
 const CHUNK: usize = 1024;
 
-/// What a teacher says of one token.
+/// A teacher's targets for one token.
 pub(super) struct Known<'a> {
     pub ids: &'a [u32],
     pub ln_p: &'a [f64],

@@ -15,7 +15,8 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| x.into()).collect()
 }
 
-/// What is known of random teachers: `k` random tokens of each row, rising, which need not be its most likely.
+/// The targets of random teachers: `k` random tokens of each row, rising, which need not be its
+/// most likely.
 struct Teacher {
     ids: Vec<u32>,
     ln_p: Vec<f32>,
@@ -75,7 +76,8 @@ fn dlogits_are_the_derivatives_of_the_reference() {
         let of = |student: &[f32]| {
             let ids = (0..2).map(|row| &teacher.ids[row * k..(row + 1) * k]);
             let all = student.chunks(7).zip(ids).zip(dkl).map(|((student, ids), dkl)| {
-                // Halves of halves, so that they sum to 1 in f64: the derivatives are those for such probabilities.
+                // Halves of halves, so that they sum to 1 in f64: the derivatives are those for
+                // such probabilities.
                 let mut ln_p: Vec<f64> = (1..=k as i32).map(|i| f64::from(-i) * 2f64.ln()).collect();
                 // Of all tokens: the last two are equally likely, and nothing is left.
                 let mut ln_rest = -(k as f64) * 2f64.ln();

@@ -19,7 +19,7 @@ pub(super) fn gather_qmm(
     let (n, k, top_k) = (weight.n(), weight.k(), ids.dim(1));
     let experts = weight.shape()[weight.shape().len() - 3];
     let pairs = ids.len();
-    // How many pairs read one row of x.
+    // The number of pairs that read one row of x.
     let share = if x.dim(1) == 1 { top_k } else { 1 };
     let (x, ids) = (x.as_slice::<f32>()?, ids.as_slice::<u32>()?);
     let x_row = |pair: usize| &x[pair / share * k..][..k];
@@ -54,7 +54,8 @@ pub(super) fn gather_qmm(
     Ok(())
 }
 
-/// Rows of `width` values after each other. Row by row, which is several times as fast as value by value.
+/// Rows of `width` values after each other. Row by row, which is several times as fast as value by
+/// value.
 pub(super) fn gathered<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, width: usize) -> Vec<f32> {
     let mut gathered = Vec::with_capacity(rows.len() * width);
     rows.for_each(|row| gathered.extend_from_slice(row));

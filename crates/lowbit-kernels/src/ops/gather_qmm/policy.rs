@@ -1,4 +1,4 @@
-//! How pairs of a token and an expert are grouped.
+//! The grouping of pairs of a token and an expert.
 
 /// True if to bring the pairs of an expert together: one product then decodes its weights once for
 /// all of them, which pays for copying rows of x and y as soon as experts repeat.

@@ -92,7 +92,7 @@ fn what_a_cache_cannot_hold_is_refused() {
                 );
                 assert_eq!(stored, [1.0, -greatest, greatest], "the cache is unchanged");
             }
-            // What is infinite or NaN already was reported, or will be.
+            // Numbers that are infinite or NaN already were reported, or will be.
             let stored = append([f32::INFINITY, f32::NEG_INFINITY, f32::NAN]).unwrap();
             assert!(stored[..2] == [f32::INFINITY, f32::NEG_INFINITY] && stored[2].is_nan());
         }

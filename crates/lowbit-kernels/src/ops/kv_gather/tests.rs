@@ -4,7 +4,8 @@ use crate::ops::testing::{FLOATS, device, devices, fetched, normal};
 use lowbit_formats::DType;
 use numcheck::Random;
 
-/// `(heads, capacity, width)` and positions; widths of whole vectors and not, positions twice and in any order.
+/// `(heads, capacity, width)` and positions; widths of whole vectors and not, positions twice and
+/// in any order.
 const CASES: [([usize; 3], &[u32]); 5] = [
     ([3, 70, 37], &[69, 0, 12, 13, 12]),
     ([2, 33, 20], &[32, 0, 7]),
@@ -43,7 +44,7 @@ fn takes_what_a_loop_takes() {
     takes_what_a_loop_takes_on(&devices());
 }
 
-/// What was appended comes back.
+/// Appended rows come back.
 fn is_the_inverse_of_appending_on(device: &Device) {
     for dtype in FLOATS {
         let (x, _) = normal(&mut Random::new(2), &[4, 3, 10], dtype, device);

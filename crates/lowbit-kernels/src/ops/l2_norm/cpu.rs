@@ -9,7 +9,7 @@ use crate::{
 use lowbit_formats::DType;
 
 impl L2Norm {
-    /// What a row of `width` elements whose squares add up to `sum` is divided by.
+    /// The divisor of a row of `width` elements whose squares add up to `sum`.
     #[inline(always)]
     pub(super) fn length(&self, sum: f32, width: usize) -> f32 {
         match self.convention {

@@ -1,7 +1,8 @@
 //! Rows scaled to length one on a GPU: `y = x / |x|`, with an epsilon as the convention says.
 //!
-//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's squares, then scales the
-//! row. The gated delta rule's own kernels use [`inverse_length`] too, so that both round alike.
+//! One cube, or one plane of a cube, takes a row (`gpu/rows.rs` chooses): it sums the row's
+//! squares, then scales the row. The gated delta rule's own kernels use [`inverse_length`] too, so
+//! that both round alike.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -18,7 +19,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What a kernel is compiled for.
+/// A kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NormConfig {
     rows: Rows,
@@ -60,7 +61,7 @@ fn l2_norm<X: Int, V: Size>(
     }
 }
 
-/// What a row of `width` elements is multiplied by; `sum` is the sum of its squares.
+/// The factor of a row of `width` elements; `sum` is the sum of its squares.
 #[cube]
 pub(crate) fn inverse_length(
     sum: f32,
@@ -71,8 +72,8 @@ pub(crate) fn inverse_length(
     let length = match comptime!(convention) {
         L2NormConvention::Sum => (sum + eps).sqrt(),
         L2NormConvention::Mean => (sum + width * eps).sqrt(),
-        // Compares bits: they are in the order of the numbers where these are not negative, and a NaN's are above all
-        // others (see `math::exp`).
+        // Compares bits: they are in the order of the numbers where these are not negative, and a
+        // NaN's are above all others (see `math::exp`).
         L2NormConvention::Max => {
             let length = sum.sqrt();
             select(u32::reinterpret(length) < (u32::reinterpret(eps) & 0x7fff_ffffu32), eps, length)

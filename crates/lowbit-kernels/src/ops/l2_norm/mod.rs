@@ -21,22 +21,24 @@ use crate::{Device, KernelError, Tensor};
 pub struct L2Norm {
     /// Its value.
     pub eps: f32,
-    /// Where it is added.
+    /// The place of the epsilon.
     pub convention: L2NormConvention,
 }
 
-/// Where the epsilon of [`l2_norm`] goes.
+/// The place of the epsilon of [`l2_norm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum L2NormConvention {
     /// `x / sqrt(sum(x^2) + eps)`: transformers 5.23 `qwen3_next` `l2norm`, flash-linear-attention.
     Sum,
-    /// `x / sqrt(sum(x^2) + D eps)`: mlx-lm 0.32 `qwen3_next`, which divides an RMS norm without weight by `sqrt(D)`.
+    /// `x / sqrt(sum(x^2) + D eps)`: mlx-lm 0.32 `qwen3_next`, which divides an RMS norm without
+    /// weight by `sqrt(D)`.
     Mean,
     /// `x / max(sqrt(sum(x^2)), eps)`: ggml `ggml_l2_norm`.
     Max,
 }
 
-/// `y[.., d] = x[.., d] / |x[..]|`: each row of the last dimension divided by its length, with the epsilon of `params`.
+/// `y[.., d] = x[.., d] / |x[..]|`: each row of the last dimension divided by its length, with the
+/// epsilon of `params`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -38,7 +38,7 @@ pub(super) fn one_row_is_viewed_where_vectors_begin_on(device: &Device) {
         (0, 2 * aligned, 0, true),
         (0, aligned + 1, 8, false),
         (0, aligned / 2, 8, false),
-        // What the memory has before x counts.
+        // The bytes of memory before x count.
         (2, aligned, 8, false),
         (2, aligned - 2, 8, true),
     ] {

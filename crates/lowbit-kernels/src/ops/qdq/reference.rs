@@ -2,8 +2,8 @@
 
 use crate::gamma::gamma;
 
-/// `(scale, bias)` of a group, and how far the scale may be off: a subtraction and a division, each rounded once
-/// (Vulkan lets a division be 2.5 units in the last place off).
+/// `(scale, bias)` of a group, and how far the scale may be off: a subtraction and a division, each
+/// rounded once (Vulkan lets a division be 2.5 units in the last place off).
 pub(crate) fn grid(w: &[f32], levels: usize) -> (f64, f64, f64) {
     let (min, max) = w.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), &w| {
         (min.min(f64::from(w)), max.max(f64::from(w)))
@@ -14,7 +14,7 @@ pub(crate) fn grid(w: &[f32], levels: usize) -> (f64, f64, f64) {
 }
 
 #[cfg(test)]
-/// How far `code` is from `(w - bias) / scale`, in steps: at most a half, and what f32 adds to it.
+/// The distance of `code` from `(w - bias) / scale`, in steps: at most a half, and f32's roundings.
 pub(crate) fn distance(w: f32, code: u8, (scale, bias): (f64, f64)) -> f64 {
     ((f64::from(w) - bias) / scale - f64::from(code)).abs()
 }

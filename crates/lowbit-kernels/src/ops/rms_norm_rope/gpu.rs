@@ -26,7 +26,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// What a kernel is compiled for.
+/// A kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HeadConfig {
     /// A row is a head; it counts the first vectors of its slots.
@@ -71,7 +71,7 @@ impl HeadConfig {
     }
 }
 
-/// What all heads of a launch have in common.
+/// The numbers that all heads of a launch have in common.
 #[derive(CubeType)]
 struct HeadSizes {
     /// Vectors of a head.
@@ -181,8 +181,7 @@ fn scale(values: &Array<f32>, sizes: &HeadSizes, #[comptime] config: HeadConfig)
     scale
 }
 
-/// How many heads there are, how many of them belong to each token, and how many vectors of x lie
-/// from one to the next.
+/// The number of heads, of heads per token, and of vectors of x from one head to the next.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 struct HeadCounts {
     count: u32,

@@ -19,7 +19,7 @@ use super::narrow;
 use super::rope::{self, Direction, Rope};
 use crate::{Device, KernelError, Tensor};
 
-/// How query or key heads are normed and rotated before attention.
+/// The norm and the rotation of query or key heads before attention.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormRope<'a> {
     /// D: the elements of a head.

@@ -9,8 +9,8 @@ pub(super) fn rotation(rotary_dim: usize, layout: RopeLayout) -> Rope {
     Rope::new(&RopeParams { theta: 1e4, rotary_dim, layout, scaling, freq_factors: None }).unwrap()
 }
 
-/// `rotary_dim`, `head_dim` and the columns of a head: whole vectors and others, a gate behind the query or none, and
-/// more pairs than a plane has units.
+/// `rotary_dim`, `head_dim` and the columns of a head: whole vectors and others, a gate behind the
+/// query or none, and more pairs than a plane has units.
 pub(super) const SIZES: [[usize; 3]; 9] = [
     [0, 3, 3],
     [2, 2, 5],
@@ -56,7 +56,7 @@ fn keys_and_values_go_to_their_positions() {
     keys_and_values_go_to_their_positions_on(&devices(), &[69, 0, 12]);
 }
 
-/// What goes to the positions beyond the cache goes nowhere.
+/// Rows for positions beyond the cache go nowhere.
 pub(super) fn keys_and_values_go_to_their_positions_on(devices: &[Device], positions: &[u32]) {
     let mut random = Random::new(1);
     let (tokens, heads, capacity) = (positions.len(), 3, 70);

@@ -1,4 +1,4 @@
-//! Which experts a token goes to, and with what weight.
+//! Chooses the experts of each token, and their weights.
 //! ```text
 //! p = softmax(logits[t])                       over all experts, in f32
 //! ids[t, ..] = the top_k largest, largest first; of equal logits the lower id first
@@ -12,14 +12,15 @@
 //! | `ids` | `[T, top_k]`, or `[T, top_k + 1]` with a shared expert | u32 |
 //! | `weights` | as `ids` | f32 |
 //!
-//! A GPU does not look at the logits before: a token without a right answer gets experts 0 with weights NaN. A shared
-//! expert's gate is not looked at anywhere: NaN gives weight NaN.
+//! A GPU does not look at the logits before: a token without a right answer gets experts 0 with
+//! weights NaN. A shared expert's gate is not looked at anywhere: NaN gives weight NaN.
 //!
-//! Experts are chosen by their logits, which softmax leaves in order, so that the choice does not depend on how an
-//! exponential is rounded.
+//! Experts are chosen by their logits, which softmax leaves in order, so that the choice does not
+//! depend on how an exponential is rounded.
 //!
-//! Sources: transformers 5 `Qwen3NextSparseMoeBlock` and `Qwen3NextTopKRouter` (which rounds the weights to the logits' dtype; here they stay f32) and
-//! mlx-lm 0.32 `Qwen3NextSparseMoeBlock` (whose order within the top k is open).
+//! Sources: transformers 5 `Qwen3NextSparseMoeBlock` and `Qwen3NextTopKRouter` (which rounds the
+//! weights to the logits' dtype; here they stay f32) and mlx-lm 0.32 `Qwen3NextSparseMoeBlock`
+//! (whose order within the top k is open).
 
 mod bench;
 mod cpu;
@@ -38,7 +39,7 @@ use super::Check;
 use crate::simd::math;
 use crate::{Device, KernelError, Tensor};
 
-/// How experts are chosen.
+/// Options for choosing experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouterParams {
     /// Experts a token.
@@ -50,10 +51,10 @@ pub struct RouterParams {
 /// Returns `(ids, weights)`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts, or `shared` does not fit; [`KernelError::DType`]
-/// when it is of another type; [`KernelError::Value`] for logits that are
-/// no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert is right then
-/// (NaN weights on a GPU).
+/// [`KernelError::Shape`] when `top_k` is 0 or more than there are experts, or `shared` does not
+/// fit; [`KernelError::DType`] when it is of another type; [`KernelError::Value`] for logits that
+/// are no floats, and for a token whose logits have a NaN, an infinity, or no finite one: no expert
+/// is right then (NaN weights on a GPU).
 pub fn router_top_k(
     logits: &Tensor,
     shared: Option<&Tensor>,

@@ -47,11 +47,11 @@ fn penalise(logits: &[f32], history: &[u32], params: &SampleParams) -> Option<Ve
     Some(penalised)
 }
 
-/// What a weight of 1 is. Weights are integers, so that their sums do not depend on their order, and every device
-/// draws the same. 2^24 of them have a sum below 2^64.
+/// The integer of a weight of 1. Weights are integers, so that their sums do not depend on their
+/// order, and every device samples the same. 2^24 of them have a sum below 2^64.
 pub(crate) const ONE: f32 = (1u64 << 40) as f32;
 
-/// What the logits' distances from the greatest are multiplied by.
+/// The factor of the logits' distances from the greatest.
 pub(crate) fn rate(temperature: f32) -> f32 {
     // Not infinite: the greatest has a distance of 0.
     temperature.recip().min(f32::MAX)
@@ -105,7 +105,8 @@ impl Logits<'_> {
             let mass = (u128::from(total) * u128::from(share(params.top_p))) >> 32;
             (mass as u64).max(1)
         });
-        // Few tokens hold most of the probability: sort a few, and more only when top-p is not reached.
+        // Few tokens hold most of the probability: sort a few, and more only when top-p is not
+        // reached.
         let mut count = if mass.is_some() { top_k.min(256) } else { top_k };
         loop {
             let mut largest = self.largest(count, floor);
@@ -122,7 +123,8 @@ impl Logits<'_> {
         }
     }
 
-    /// How many of the `sorted` logits top-p keeps; `None` when that is all of them and more may follow.
+    /// The number of the `sorted` logits that top-p keeps; `None` when it keeps all of them and
+    /// more may follow.
     fn nucleus(&self, sorted: &[(f32, u32)], mass: u64) -> Option<usize> {
         let (mut above, mut threshold) = (0, f32::NAN);
         let weights = self.weights(sorted.iter().map(|&(logit, _)| logit), 1.0);
@@ -138,7 +140,8 @@ impl Logits<'_> {
         None
     }
 
-    /// The `count` largest finite logits that are at least `floor`, largest first, lower ids first where they tie.
+    /// The `count` largest finite logits that are at least `floor`, largest first, lower ids first
+    /// where they tie.
     fn largest(&self, count: usize, floor: f32) -> Vec<(f32, u32)> {
         let mut floor = floor.max(f32::MIN);
         if count < self.maxima.len() {

@@ -51,7 +51,8 @@ fn a_restarted_state_draws_as_a_new_one() {
         let logits = Tensor::new(&logits, &[50], &device).unwrap();
         for window in [0, 1, 5, 64] {
             let mut state = DecodeState::new(&[3; 7], window, &device).unwrap();
-            // Of a length that leaves the ring's first place in its middle, and of fewer tokens than the window.
+            // Of a length that leaves the ring's first place in its middle, and of fewer tokens
+            // than the window.
             for text in [&[1u32, 2, 3, 4, 5, 6, 7, 8][..], &[9, 8], &[7]] {
                 state.restart(text).unwrap();
                 let mut new = DecodeState::new(text, window, &device).unwrap();
@@ -156,7 +157,7 @@ fn logits_without_an_answer_show_on_a_gpu() {
     }
 }
 
-/// What both devices draw after the same text. Tokens of it that V does not have do not count.
+/// Both devices' samples after the same text. Tokens of it that V does not have do not count.
 fn on_both(logits: &Tensor, text: &[u32], params: &SampleParams, count: usize) -> [Vec<u32>; 2] {
     let text: Vec<u32> = text.iter().map(|id| id % logits.len() as u32).collect();
     [device(), gpu()].map(|device| {

@@ -18,22 +18,25 @@ use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 pub use next::{DecodeState, Drawn, sample_next};
 
-/// How [`sample`] draws; the default is greedy.
+/// Options of [`sample`]; the default is greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleParams {
     /// Divides the logits; at 0 the greatest is taken.
     pub temperature: f32,
     /// Keep this many of the most likely; 0 keeps all.
     pub top_k: usize,
-    /// Keep the most likely until they have this probability together; 1 keeps all, 0 the most likely alone.
+    /// Keep the most likely until they have this probability together; 1 keeps all, 0 the most
+    /// likely alone.
     pub top_p: f32,
     /// Keep what has at least this share of the most likely one's probability; 0 keeps all.
     pub min_p: f32,
-    /// Divides the positive and multiplies the negative logits of tokens in the history; 1 changes nothing.
+    /// Divides the positive and multiplies the negative logits of tokens in the history; 1 changes
+    /// nothing.
     pub repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the history, once each; 0 changes nothing.
     pub presence_penalty: f32,
-    /// Subtracted from the logits of tokens in the history as often as they are there; 0 changes nothing.
+    /// Subtracted from the logits of tokens in the history as often as they are there; 0 changes
+    /// nothing.
     pub frequency_penalty: f32,
     /// With the step, all that the random number depends on.
     pub seed: u64,
@@ -100,33 +103,37 @@ impl SampleParams {
 /// Draws a token id from `softmax(logits)`, penalised, filtered and cooled in mlx-lm's order:
 ///
 /// 1. Penalties: each logit `l` whose id is `n` times in `history`, `n > 0`, becomes
-///    `r(l) - n frequency_penalty - presence_penalty`, where `r(l)` is `l repetition_penalty` below zero and
-///    `l / repetition_penalty` from there on: each once, however large `n` is.
-/// 2. `p = softmax(logits)`, at temperature 1. Kept are the ids that pass all of: *top-p*: those more likely have
-///    less than `top_p` together (ids that tie with the last one kept stay); *min-p*: `p >= min_p max(p)`;
-///    *top-k*: the `top_k` most likely, of those that tie the lowest ids.
-/// 3. Temperature: of those kept, id `i` is drawn with probability proportional to `exp(logits[i] / temperature)`: in
-///    the order of ids, the first at which the sum of probabilities passes the random number.
+///    `r(l) - n frequency_penalty - presence_penalty`, where `r(l)` is `l repetition_penalty` below
+///    zero and `l / repetition_penalty` from there on: each once, however large `n` is.
+/// 2. `p = softmax(logits)`, at temperature 1. Kept are the ids that pass all of: *top-p*: those
+///    more likely have less than `top_p` together (ids that tie with the last one kept stay);
+///    *min-p*: `p >= min_p max(p)`; *top-k*: the `top_k` most likely, of those that tie the lowest
+///    ids.
+/// 3. Temperature: of those kept, id `i` is drawn with probability proportional to
+///    `exp(logits[i] / temperature)`: in the order of ids, the first at which the sum of
+///    probabilities passes the random number.
 ///
 /// At temperature 0 it is the greatest penalised logit, the lowest id of those that tie.
-/// (llama.cpp's default chain takes top-k first, so that its top-p counts the share of what top-k left.)
+/// (llama.cpp's default chain takes top-k first, so that its top-p counts the share of what top-k
+/// left.)
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | logits | `[V]` (or `[1, V]`, ..) | f32, f16, bf16 |
 /// | history | ids less than V | |
 ///
-/// The random number is Philox4x32-10 of the counter `step` and the key `seed`: the same seed and step draw the same
-/// token whatever was drawn before. Filters are decided on f32 logits; probabilities are f32 exponentials in units of
-/// 2^-40 of the greatest, whose sums are integers and exact, so that no order of summation changes the choice. Logits
-/// of -inf are never drawn.
+/// The random number is Philox4x32-10 of the counter `step` and the key `seed`: the same seed and
+/// step draw the same token whatever was drawn before. Filters are decided on f32 logits;
+/// probabilities are f32 exponentials in units of 2^-40 of the greatest, whose sums are integers
+/// and exact, so that no order of summation changes the choice. Logits of -inf are never drawn.
 ///
-/// Source: mlx-lm 0.32.2 `sample_utils` (`make_sampler`, `make_logits_processors`); the penalties are also those of
-/// llama.cpp's `llama_sampler_init_penalties`.
+/// Source: mlx-lm 0.32.2 `sample_utils` (`make_sampler`, `make_logits_processors`); the penalties
+/// are also those of llama.cpp's `llama_sampler_init_penalties`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] for no logits or several rows; [`KernelError::Value`] for another dtype, a parameter outside
-/// its range, logits that are NaN or infinite, or -inf altogether; [`KernelError::Id`] for a history beyond V.
+/// [`KernelError::Shape`] for no logits or several rows; [`KernelError::Value`] for another dtype,
+/// a parameter outside its range, logits that are NaN or infinite, or -inf altogether;
+/// [`KernelError::Id`] for a history beyond V.
 pub fn sample(
     logits: &Tensor,
     history: &[u32],

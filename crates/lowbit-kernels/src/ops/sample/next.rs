@@ -2,8 +2,9 @@ use super::{SampleParams, sample};
 use crate::ops::Check;
 use crate::{Device, KernelError, Tensor};
 
-/// What a decode step reads and leaves for the next one. It lives on the device, so that a step can be captured once and
-/// replayed: nothing that changes from step to step comes from the host.
+/// The state that a decode step reads and leaves for the next one. It lives on the device, so that
+/// a step can be captured once and replayed: nothing that changes from step to step comes from the
+/// host.
 #[derive(Debug)]
 pub struct DecodeState {
     /// u32 `[1]`: the token drawn last.
@@ -12,13 +13,14 @@ pub struct DecodeState {
     position: Tensor,
     /// u32 `[1]`: tokens drawn so far.
     step: Tensor,
-    /// u32 `[window]`, or `[1]` for no window: the last tokens, that of position `p` at `p % window`. Places not used
-    /// yet hold [`NONE`].
+    /// u32 `[window]`, or `[1]` for no window: the last tokens, that of position `p` at
+    /// `p % window`. Places not used yet hold [`NONE`].
     history: Tensor,
     window: usize,
 }
 
-/// No token has this id: an empty place of the history, and what is drawn from logits without a right answer.
+/// No token has this id: an empty place of the history, and what is drawn from logits without a
+/// right answer.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The longest window that a [`DecodeState`] keeps.
@@ -28,7 +30,8 @@ impl DecodeState {
     /// After `tokens`, the last `window` of which count for the penalties.
     ///
     /// # Errors
-    /// [`KernelError::Value`] for no tokens or a window of more than 2^24; [`KernelError::Gpu`] when a GPU has no such memory left.
+    /// [`KernelError::Value`] for no tokens or a window of more than 2^24; [`KernelError::Gpu`]
+    /// when a GPU has no such memory left.
     pub fn new(tokens: &[u32], window: usize, device: &Device) -> Result<Self, KernelError> {
         let tensor = |values: Vec<u32>| Tensor::new(&values, &[values.len()], device);
         let [token, position, step, history] = values(tokens, window)?.map(tensor);
@@ -73,8 +76,8 @@ impl DecodeState {
         Ok(Drawn(Word::Here(self.token.as_slice::<u32>()?[0])))
     }
 
-    /// All that a step reads and writes here: the token, its position, the step's number and the tokens that count for
-    /// the penalties.
+    /// All that a step reads and writes here: the token, its position, the step's number and the
+    /// tokens that count for the penalties.
     pub fn tensors(&self) -> [&Tensor; 4] {
         [&self.token, &self.position, &self.step, &self.history]
     }
@@ -98,7 +101,7 @@ impl DecodeState {
     }
 }
 
-/// What the tensors of a [`DecodeState`] hold after `tokens`.
+/// The contents of the tensors of a [`DecodeState`] after `tokens`.
 fn values(tokens: &[u32], window: usize) -> Result<[Vec<u32>; 4], KernelError> {
     if window > LONGEST {
         return Err(Check("decode state").value(
@@ -142,7 +145,8 @@ impl Drawn {
     /// Waits for the token.
     ///
     /// # Errors
-    /// [`KernelError::Value`] when the logits were NaN or infinite, or -inf altogether; [`KernelError::Gpu`].
+    /// [`KernelError::Value`] when the logits were NaN or infinite, or -inf altogether;
+    /// [`KernelError::Gpu`].
     pub fn wait(self) -> Result<u32, KernelError> {
         match self.0.wait()? {
             NONE => Err(Check("sample").value(
@@ -155,18 +159,20 @@ impl Drawn {
     }
 }
 
-/// Draws a token as [`sample()`] does, with `state`'s history and step, and moves `state` on to it: all on the device.
+/// Draws a token as [`sample()`] does, with `state`'s history and step, and moves `state` on to it:
+/// all on the device.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
 /// | logits | `[V]` (or `[1, V]`, ..) | f32, f16, bf16 |
 ///
-/// A GPU draws what the CPU draws, but for the last place of an exponential in devices without fused multiplication: a
-/// draw that close to the border between two tokens may be the other one. Logits without a right answer show in
-/// [`Drawn::wait`] there.
+/// A GPU draws what the CPU draws, but for the last place of an exponential in devices without
+/// fused multiplication: a draw that close to the border between two tokens may be the other one.
+/// Logits without a right answer show in [`Drawn::wait`] there.
 ///
 /// # Errors
-/// As [`sample()`]; [`KernelError::Value`] for more than 2^24 logits on a GPU; [`KernelError::Device`] when `state` is on another device.
+/// As [`sample()`]; [`KernelError::Value`] for more than 2^24 logits on a GPU;
+/// [`KernelError::Device`] when `state` is on another device.
 pub fn sample_next(
     logits: &Tensor,
     state: &mut DecodeState,

@@ -1,4 +1,4 @@
-//! What mlx-lm's penalty and filters leave.
+//! Compares with mlx-lm's penalty and filters.
 
 use super::*;
 use crate::ops::testing::device;
@@ -30,8 +30,8 @@ fn filters_and_penalty() {
         let kept = |id: u32| want[id as usize] > f32::NEG_INFINITY;
         let ours = reference::distribution(&logits, &history, &params);
         assert_eq!(ours.len(), want.iter().filter(|p| p.is_finite()).count(), "{params:?}");
-        // Their log-sum-exp and difference are f32 numbers below 32, so each errs by 32 roundings of 1, and the
-        // probability by that relatively.
+        // Their log-sum-exp and difference are f32 numbers below 32, so each errs by 32 roundings
+        // of 1, and the probability by that relatively.
         let total: f64 = want.iter().map(|&p| f64::from(p).exp()).sum();
         for (id, p) in ours {
             let want = f64::from(want[id as usize]).exp() / total;

@@ -1,5 +1,5 @@
-//! Sums over rows on a GPU: a unit sums one column of [`ROWS`] rows, and what there is then is summed in the same way until one row is
-//! left. Neighbouring units have neighbouring columns.
+//! Sums over rows on a GPU: a unit sums one column of [`ROWS`] rows, and what there is then is
+//! summed in the same way until one row is left. Neighbouring units have neighbouring columns.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -15,7 +15,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// How blocks of [`ROWS`] rows are summed.
+/// The summing of blocks of [`ROWS`] rows.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(in crate::ops) struct BlockSizes {
     pub rows: u32,

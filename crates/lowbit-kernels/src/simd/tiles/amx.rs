@@ -71,7 +71,7 @@ fn permits_tiles() -> bool {
     status == 0
 }
 
-/// How other systems are asked is not known here.
+/// Other systems' ways to ask are unknown here.
 #[cfg(not(target_os = "linux"))]
 fn permits_tiles() -> bool {
     false
@@ -91,7 +91,7 @@ impl TileUnit for Amx {
     }
 }
 
-/// What LDTILECFG reads.
+/// The memory that LDTILECFG reads.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -135,8 +135,8 @@ impl Drop for Registers {
 
 impl Tiles for Registers {
     /// Tiles 0 to 3 are sums, 4 and 5 are of a, 6 and 7 of b. Loads stand between products, so that
-    /// they are done while the unit multiplies. What is loaded once per call, a and the sums, comes
-    /// by TILELOADDT1, which leaves b in the first-level cache: measured a fifth faster.
+    /// they are done while the unit multiplies. Operands that are loaded once per call, a and the
+    /// sums, come by TILELOADDT1, which leaves b in the first-level cache: measured a fifth faster.
     #[inline(always)]
     fn multiply<const M: usize, const N: usize>(
         &mut self,
@@ -155,7 +155,7 @@ impl Tiles for Registers {
             return;
         }
         const { assert!(Ahead::SUMS == 4 * 64 && Ahead::OPERAND == 2 * 64) };
-        // What is at hand costs nothing to ask for.
+        // Asking for memory that is at hand costs nothing.
         let sums = ahead.sums.map_or(c.as_ptr(), |sums| sums.as_ptr());
         let operand = ahead.operand.map_or(a[0].as_ptr(), std::ptr::from_ref);
         // SAFETY: tiles are configured in full size; each operand has `steps` tiles, which is not

@@ -8,10 +8,10 @@
 //! b [16][16][2]  bf16, pair p of the values of row n of the weight
 //! ```
 //!
-//! What is relied on, from TDPBF16PS's description in Intel's manual: the first elements of the
-//! pairs are summed apart from the second ones, in the order of p, each from zero and each product
-//! added with one rounding; the two sums are added, and that is added to c. Everything rounds to
-//! nearest even, takes subnormal operands for zero and gives zero for a subnormal result.
+//! Relied on, from TDPBF16PS's description in Intel's manual: the first elements of the pairs are
+//! summed apart from the second ones, in the order of p, each from zero and each product added with
+//! one rounding; the two sums are added, and that is added to c. Everything rounds to nearest even,
+//! takes subnormal operands for zero and gives zero for a subnormal result.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -48,17 +48,17 @@ pub(crate) struct Sums(pub [[f32; TILE]; TILE]);
 /// The sums of two tiles by two.
 pub(crate) type Block = [[Sums; 2]; 2];
 
-/// What the sums of a product start with.
+/// The start of a product's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Zero,
-    /// What they are.
+    /// The sums so far.
     Sums,
 }
 
-/// What a later product reads, to be asked for during this one: in each step [`Ahead::SUMS`] bytes
-/// of sums, for the nearest cache, and [`Ahead::OPERAND`] bytes of an operand, for the second-level
-/// one.
+/// The operands of a later product, to be asked for during this one: in each step [`Ahead::SUMS`]
+/// bytes of sums, for the nearest cache, and [`Ahead::OPERAND`] bytes of an operand, for the
+/// second-level one.
 #[derive(Clone, Copy, Debug, Default)]
 // The model asks for nothing.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -96,7 +96,7 @@ pub(crate) trait Tiles {
 
 /// A computation on tiles.
 pub(crate) trait TileKernel {
-    /// What it returns.
+    /// The type of its result.
     type Output;
     /// Mark implementations `#[inline(always)]`.
     fn run<S: Simd, T: Tiles>(self, simd: S, tiles: &mut T) -> Self::Output;

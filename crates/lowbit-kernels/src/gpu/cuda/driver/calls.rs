@@ -4,7 +4,7 @@ use super::super::toolkit::split;
 use crate::KernelError;
 use cudarc::driver::{CudaEvent, DriverError, sys};
 
-/// What CUDA says of an error.
+/// CUDA's text for an error.
 pub(super) fn describe(error: DriverError) -> String {
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
     text.unwrap_or_else(|_| format!("{error:?}"))

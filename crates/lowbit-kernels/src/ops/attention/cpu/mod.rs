@@ -1,6 +1,7 @@
-//! One pass over a stretch of keys and values serves a block of query rows: the tokens of a block, times the query
-//! heads that read one key head. Long contexts are cut into several stretches, whose softmaxes are put together at
-//! the end: that is how the one token of a decode step keeps all threads busy.
+//! One pass over a stretch of keys and values serves a block of query rows: the tokens of a block,
+//! times the query heads that read one key head. Long contexts are cut into several stretches,
+//! whose softmaxes are put together at the end: that is how the one token of a decode step keeps
+//! all threads busy.
 
 mod pass;
 mod stream;
@@ -43,7 +44,8 @@ const TASKS: usize = 4;
 /// Products that a thread does in a nanosecond, about.
 const RATE: usize = 60;
 
-/// The operands' sizes, and how the work is cut: task by task over the key heads, blocks of tokens and stretches.
+/// The operands' sizes, and how the work is cut: task by task over the key heads, blocks of tokens
+/// and stretches.
 struct Plan<'a> {
     positions: &'a [u32],
     params: &'a AttentionParams,
@@ -63,7 +65,8 @@ impl Plan<'_> {
         self.positions.len().div_ceil(self.block)
     }
 
-    /// Size of what a stretch gives for a row: the sums of values, the greatest score and the sum of weights.
+    /// Size of what a stretch gives for a row: the sums of values, the greatest score and the sum
+    /// of weights.
     fn partial(&self) -> usize {
         self.value_width + 2
     }
@@ -88,7 +91,7 @@ impl Plan<'_> {
         (0..self.blocks()).map(|block| self.keys(self.tokens(block)).len()).max().unwrap_or(0)
     }
 
-    /// Where row `row` of `y` has its partial of a stretch.
+    /// The place of the partial of row `row` of `y` in a stretch.
     fn place(&self, row: usize, stretch: usize) -> usize {
         let (t, h) = (row / (self.heads * self.group), row % (self.heads * self.group));
         let task = (h / self.group * self.blocks() + t / self.block) * self.stretches + stretch;
@@ -126,7 +129,7 @@ impl<'a, T> Task<'a, T> {
     }
 }
 
-/// Where the rows of a task go.
+/// The destination of a task's rows.
 enum Output<'a> {
     /// The rows of the result: the task sees all of their keys.
     Whole(Vec<&'a mut [f32]>),
@@ -149,7 +152,8 @@ impl Output<'_> {
     }
 }
 
-/// What the operands of scores and sums are rounded to, for as many query rows per key head.
+/// The type that the operands of scores and sums are rounded to, for this many query rows per key
+/// head.
 pub(super) fn rounded(
     cpu: &Cpu,
     cache: FloatType,
@@ -163,8 +167,8 @@ pub(super) fn rounded(
     on_tiles.then_some(FloatType::BF16)
 }
 
-/// The unit that multiplies tiles for as many query rows per key head, if the processor has one, the cache is of no more than 16 bits
-/// and results need not be exact.
+/// The unit that multiplies tiles for as many query rows per key head, if the processor has one,
+/// the cache is of no more than 16 bits and results need not be exact.
 #[cfg(target_arch = "x86_64")]
 fn tiles(cpu: &Cpu, cache: DType, rows: usize, params: &AttentionParams) -> Option<Amx> {
     let pays = cache != DType::F32 && rows >= LEAST_TILED_ROWS && !params.exact;
@@ -252,8 +256,8 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// How many stretches `keys` keys are cut into, where `blocks` are computed: several tasks per thread even out what some take
-/// longer, and as many for each thread. One thread needs no cuts.
+/// The number of stretches that `keys` keys are cut into, for `blocks` blocks: several tasks per
+/// thread even out the longer ones, and each thread gets as many. One thread needs no cuts.
 fn stretches(threads: usize, blocks: usize, keys: usize) -> usize {
     if threads == 1 || blocks >= TASKS * threads {
         return 1;

@@ -98,7 +98,8 @@ impl<T: Float> Task<'_, T> {
         queries
     }
 
-    /// What all rows see of `keys`, counted from their first.
+    /// The keys of `keys` that each row sees, counted from their first, in runs of rows that see
+    /// the same.
     #[inline(always)]
     fn runs(&self, keys: &Range<usize>) -> Vec<Run> {
         let within = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
@@ -162,7 +163,7 @@ struct Softmax {
     max: Vec<f32>,
     /// The sums of weights so far, relative to the greatest.
     sum: Vec<f32>,
-    /// What the sums so far shrink by, because a greater score was met.
+    /// The factor by which the sums so far shrink, after a greater score.
     factor: Vec<f32>,
     /// `[KEYS, lanes]`: scores, then weights.
     scores: Vec<f32>,
@@ -191,7 +192,7 @@ impl Softmax {
         }
     }
 
-    /// Turns the scores of `keys` keys into weights. Whether a greater score was met.
+    /// Turns the scores of `keys` keys into weights. Returns true if there was a greater score.
     #[inline(always)]
     fn update<S: Simd>(&mut self, simd: S, keys: usize) -> bool {
         let mut grown = simd.splat(0.0);

@@ -16,15 +16,16 @@ const KEYS: usize = 32;
 const STREAMS: usize = 4;
 /// Bytes of a line of memory.
 const LINE: usize = 64;
-/// Bytes that each place is fetched ahead of its use: processors' own prefetchers stop at pages, and keys and values take
-/// turns.
+/// Bytes that each place is fetched ahead of its use: processors' own prefetchers stop at pages,
+/// and keys and values take turns.
 const AHEAD: usize = 2048;
 
-/// A [`Task`] of one token: each key and each value is read from memory once, for all query heads that read it, and
-/// widened in registers.
+/// A [`Task`] of one token: each key and each value is read from memory once, for all query heads
+/// that read it, and widened in registers.
 ///
-/// Lanes lie along a head, whose sizes are whole vectors: neither queries, keys nor values are transposed.
-/// [`Pass`](super::pass::Pass), whose lanes are query rows, would leave most of them empty.
+/// Lanes lie along a head, whose sizes are whole vectors: neither queries, keys nor values are
+/// transposed. [`Pass`](super::pass::Pass), whose lanes are query rows, would leave most of them
+/// empty.
 pub(super) struct Stream<'a, T>(pub Task<'a, T>);
 
 impl<T: Float> Kernel for Stream<'_, T> {
@@ -50,8 +51,9 @@ impl<T: Float> Kernel for Stream<'_, T> {
     }
 }
 
-/// How many keys are scored and summed together. With their values, and with what was asked for ahead, they are to stay in the
-/// first-level cache; where one head reads them, they are used up so fast that fewer are better still.
+/// The number of keys that are scored and summed together. With their values, and with the lines
+/// asked for ahead, they must stay in the first-level cache; if one head reads them, they are used
+/// up so fast that fewer are better still.
 fn keys_together<T>(heads: usize, width: usize) -> usize {
     if heads == 1 || width * size_of::<T>() > 256 { KEYS / 2 } else { KEYS }
 }
@@ -66,7 +68,8 @@ struct Keys {
 }
 
 impl Keys {
-    /// `keys` in parts of at most `together`: first a quarter of them at each place, then what that leaves over.
+    /// `keys` in parts of at most `together`: first a quarter of them at each place, then what that
+    /// leaves over.
     #[inline(always)]
     fn all(keys: &Range<usize>, together: usize) -> impl Iterator<Item = Self> {
         let (start, stride) = (keys.start, keys.len() / STREAMS);
@@ -108,7 +111,8 @@ impl<'a, T: Float> Rows<'a, T> {
     }
 }
 
-/// Asks for the line of memory that is [`AHEAD`] of element `at` of `row`. (Asking twice costs less than a branch.)
+/// Asks for the line of memory that is [`AHEAD`] of element `at` of `row`. (Asking twice costs less
+/// than a branch.)
 #[inline(always)]
 fn prefetch<S: Simd, T: Float>(simd: S, row: &[T], at: usize) {
     simd.prefetch(bytemuck::cast_slice(row), at * size_of::<T>() + AHEAD);
@@ -133,7 +137,7 @@ struct Softmax {
     max: f32,
     /// The sum of weights so far, relative to the greatest.
     sum: f32,
-    /// What the sums so far shrink by, because a greater score was met.
+    /// The factor by which the sums so far shrink, after a greater score.
     factor: f32,
 }
 
@@ -177,7 +181,8 @@ impl Heads {
         }
     }
 
-    /// The scores of `H` heads from `head` on, `J` keys at a time; `H * J` is `S::LANES`. Returns `H`.
+    /// The scores of `H` heads from `head` on, `J` keys at a time; `H * J` is `S::LANES`. Returns
+    /// `H`.
     #[inline(always)]
     fn score_heads<S: Simd, T: Float, const H: usize, const J: usize>(
         &mut self,
@@ -255,7 +260,8 @@ impl Heads {
         }
     }
 
-    /// Adds the values to the sums of `H` heads from `head` on, `V` vectors of columns at a time. Returns `H`.
+    /// Adds the values to the sums of `H` heads from `head` on, `V` vectors of columns at a time.
+    /// Returns `H`.
     #[inline(always)]
     fn sum_heads<S: Simd, T: Float, const H: usize, const V: usize>(
         &mut self,
@@ -276,7 +282,8 @@ impl Heads {
         H
     }
 
-    /// Adds `V` vectors of the values' columns to the sums of `H` heads, from `head` and `column` on.
+    /// Adds `V` vectors of the values' columns to the sums of `H` heads, from `head` and `column`
+    /// on.
     #[inline(always)]
     fn sum_columns<S: Simd, T: Float, const H: usize, const V: usize>(
         &mut self,

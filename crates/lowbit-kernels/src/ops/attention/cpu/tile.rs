@@ -26,7 +26,7 @@ impl<const M: usize> gemm::Columns<M> for Rows<'_, M> {
     }
 }
 
-/// What begins with the first row's first element.
+/// Memory that starts with the first row's first element.
 struct Columns<'a> {
     values: &'a [f32],
     stride: usize,
@@ -39,9 +39,9 @@ impl<const M: usize> gemm::Columns<M> for Columns<'_> {
     }
 }
 
-/// `c[i][j] += sum over p of a[i][p] * b[p][j]` for the rows `i` of `rows` and `p` below `depth`. The rows of `b` and
-/// of `c` are `columns` apart, a multiple of the lanes. (Unlike [`crate::gemm`]'s, the left operand is not packed:
-/// each is used once.)
+/// `c[i][j] += sum over p of a[i][p] * b[p][j]` for the rows `i` of `rows` and `p` below `depth`.
+/// The rows of `b` and of `c` are `columns` apart, a multiple of the lanes. (Unlike
+/// [`crate::gemm`]'s, the left operand is not packed: each is used once.)
 pub(super) struct Product<'a> {
     pub a: Left<'a>,
     pub b: &'a [f32],
@@ -55,8 +55,8 @@ impl Product<'_> {
     /// When an operand is too short.
     #[inline(always)]
     pub fn add_to<S: Simd>(&self, simd: S, c: &mut [f32]) {
-        // A tile's sums, a row of `b` and one value of `a` fit the registers, and the sums are enough to hide an
-        // addition's latency.
+        // A tile's sums, a row of `b` and one value of `a` fit the registers, and the sums are
+        // enough to hide an addition's latency.
         if S::REGISTERS >= 32 && self.columns > S::LANES {
             self.panels::<S, 6, 4>(simd, c);
         } else if S::REGISTERS >= 32 {
@@ -136,7 +136,8 @@ impl Product<'_> {
     ) -> [[S::V; V]; M] {
         let mut sums = [[simd.splat(0.0); V]; M];
         let b = &self.b[..self.depth * self.columns];
-        // `take` says that p is within a row of the left operand, which is this long: its elements need no check then.
+        // `take` says that p is within a row of the left operand, which is this long: its elements
+        // need no check then.
         for (p, b) in b.chunks_exact(self.columns).take(self.depth).enumerate() {
             let b = &b[column..][..V * S::LANES];
             let mut vectors = [simd.splat(0.0); V];

@@ -1,9 +1,9 @@
-//! What the tile kernel is compiled for, and what follows from it.
+//! The tile kernel's compile-time configuration, and sizes that follow from it.
 
 use super::rows::{Cut, Layout, Values};
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct TileConfig {
     /// The type of q, k, v and y: f16 or bf16.
@@ -31,7 +31,7 @@ impl TileConfig {
         16 * self.blocks * self.planes
     }
 
-    /// How the cube's rows and keys are cut.
+    /// The cut of the cube's rows and keys.
     pub fn cut(self) -> Cut {
         Cut { rows: self.rows(), planes: self.planes, keys: self.keys, split: self.split }
     }

@@ -59,7 +59,7 @@ pub(super) fn code(target: &Target, choice: Choice) -> Option<Box<dyn CubeKernel
     }
 }
 
-/// What all these kernels take.
+/// The arguments of all these kernels.
 macro_rules! arguments {
     ($kernel:ident, $call:expr, $out:expr) => {
         $kernel {
@@ -95,8 +95,9 @@ pub(super) fn launch_tile(
 ) -> Result<(), KernelError> {
     let cubes = cubes(call, config.rows(), splits)?;
     let arguments = arguments!(AttentionTile, call, out);
-    // SAFETY: the sizes are the tensors', and D and Dv multiples of 16; positions beyond the capacity see no keys, and rows
-    // past the last are not stored. Each split has its part of y and its scales.
+    // SAFETY: the sizes are the tensors', and D and Dv multiples of 16; positions beyond the
+    // capacity see no keys, and rows past the last are not stored. Each split has its part of y and
+    // its scales.
     unsafe { call.gpu.launch(compiled_tile(call.gpu.target(), config), cubes, arguments) }
 }
 

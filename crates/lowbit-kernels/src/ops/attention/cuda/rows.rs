@@ -1,5 +1,5 @@
-//! Which keys a cube's query rows see, what becomes of values that are not finite, and how a row is
-//! stored.
+//! The keys that a cube's query rows see, the treatment of values that are not finite, and the
+//! storing of rows.
 
 use crate::gpu::cuda::ptx::{meet, pack, register, shared_words, show_writes, store_words};
 use crate::ops::attention::gpu::operands::{Sizes, VisibleKeys, reciprocal, row_index, seen_keys};
@@ -7,7 +7,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// How a cube's query rows and keys are cut.
+/// The cut of a cube's query rows and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct Cut {
     /// Query rows of a cube.
@@ -23,7 +23,7 @@ pub(in super::super) struct Cut {
 /// The greatest score of no keys: less than any score, and finite when the scale multiplies it.
 pub(super) const LOWEST_SCORE: f32 = -1.0e38;
 
-/// Which keys each of a unit's rows sees: those from `low` to `high`.
+/// The keys that each of a unit's rows sees: those from `low` to `high`.
 #[derive(CubeType)]
 pub(super) struct RowBounds {
     pub low: Array<u32>,
@@ -94,7 +94,7 @@ pub(super) fn visible_keys(positions: &[u32], row0: u32, sizes: &Sizes, #[compti
     visible
 }
 
-/// Where a tile's vectors of 16 bytes lie in shared memory.
+/// The places of a tile's vectors of 16 bytes in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) enum Layout {
     /// So many from one row to the next: one more than a row has, so that vectors of the same
@@ -136,7 +136,7 @@ pub(in super::super) struct Values {
     pub units: usize,
 }
 
-/// Where the first of those units meet.
+/// The barrier at which the first of those units meet.
 const MEETING: u32 = 1;
 
 /// Replaces each vector of the tile of values at `tile` that has a value that is not finite by
@@ -180,14 +180,14 @@ pub(super) fn zero_non_finite_values(tile: u32, non_finite: &mut Shared<[u32]>, 
         }
         vector += units;
     }
-    // What was written is for tensor cores, too.
+    // Tensor cores read the written memory, too.
     if comptime!(values.layout.is_panels()) {
         show_writes();
     }
     meet(meeting, values.units);
 }
 
-/// Where a unit's rows go.
+/// The destination of a unit's rows.
 #[derive(CubeType)]
 pub(super) struct Destination {
     /// The first of them.
@@ -206,7 +206,7 @@ pub(super) struct Row {
     pub there: bool,
     /// The row's start in y.
     at: u32,
-    /// What the sums are multiplied by, if they become the result.
+    /// The factor of the sums, if they become the result.
     factor: f32,
 }
 

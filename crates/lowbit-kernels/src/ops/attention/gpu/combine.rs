@@ -32,7 +32,7 @@ fn has_keys(weights: f32) -> bool {
     u32::reinterpret(weights) != 0u32
 }
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CombineConfig {
     /// Dv.

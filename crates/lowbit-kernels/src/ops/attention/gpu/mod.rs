@@ -51,7 +51,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     }
     // A prompt.
     push(FloatType::F32, FloatType::BF16, [2048, 8, 4096, 128, 128]);
-    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps of one token and of a few.
+    // Prompts of Llama-3-8B, Qwen3.5-9B and others, long and short, and steps of one token and of a
+    // few.
     let sizes = [
         (8192, 4096, 128),
         (8192, 4096, 256),
@@ -91,7 +92,8 @@ pub(super) fn attention(
     })
 }
 
-/// The results of every tile of cooperative matrices that the device has room for, and of every kernel on tensor cores.
+/// The results of every tile of cooperative matrices that the device has room for, and of every
+/// kernel on tensor cores.
 #[cfg(test)]
 pub(super) fn by_each_matrix_kernel(
     gpu: &Gpu,
@@ -109,8 +111,8 @@ pub(super) fn by_each_matrix_kernel(
     all.chain(of_tensor_cores).map(|choice| attention_by(gpu, operands, params, |_, _| choice)).collect()
 }
 
-/// By the kernel and the number of cubes per row that `choose` makes of the types of q and k, and of rows per key head, key heads,
-/// capacity, D and Dv.
+/// By the kernel and the number of cubes per row that `choose` makes of the types of q and k, and
+/// of rows per key head, key heads, capacity, D and Dv.
 fn attention_by(
     gpu: &Gpu,
     [q, k, v, positions]: [&Tensor; 4],
@@ -142,7 +144,8 @@ fn attention_by(
     Ok(y)
 }
 
-/// The type that the weights of an attention are rounded to, if any. `sizes` are those of the reference.
+/// The type that the weights of an attention are rounded to, if any. `sizes` are those of the
+/// reference.
 pub(crate) fn rounded(
     gpu: &Gpu,
     dtypes: [FloatType; 2],
@@ -170,7 +173,7 @@ pub(super) struct Call<'a> {
     group: usize,
 }
 
-/// Where a kernel over keys writes.
+/// The output of a kernel over keys.
 #[derive(Clone, Copy)]
 pub(super) struct Output<'a> {
     /// The result, or the parts of it that are combined later.
@@ -180,7 +183,8 @@ pub(super) struct Output<'a> {
 }
 
 impl Call<'_> {
-    /// Has `launch` write y, or the parts of it where `splits` cubes share the keys, which are then combined.
+    /// Has `launch` write y, or the parts of it where `splits` cubes share the keys, which are then
+    /// combined.
     fn run(
         &self,
         splits: usize,

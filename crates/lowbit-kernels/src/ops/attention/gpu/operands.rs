@@ -1,5 +1,5 @@
-//! What the kernels that go through keys have in common: their operands, which keys a cube goes through, and what becomes
-//! of a row that sees none.
+//! Common parts of the kernels that go through keys: their operands, the keys of a cube, and the
+//! treatment of a row that sees none.
 
 use crate::gpu::launch::LaunchArgs;
 use cubecl_core as cubecl;
@@ -14,7 +14,8 @@ pub(in crate::ops::attention) struct Inputs<Q: CubePrimitive, K: CubePrimitive> 
     pub positions: Box<[u32]>,
 }
 
-/// A query row is a token and one of the query heads that read the same key head. Rows are counted by token, then by head.
+/// A query row is a token and one of the query heads that read the same key head. Rows are counted
+/// by token, then by head.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(in crate::ops::attention) struct Sizes {
     /// Query rows per key head.
@@ -27,8 +28,8 @@ pub(in crate::ops::attention) struct Sizes {
     pub window: u32,
 }
 
-/// The keys that a cube's query rows see: at least one row sees those from `begin` to `end`, and all rows see those from
-/// `all_begin` to `all_end`.
+/// The keys that a cube's query rows see: at least one row sees those from `begin` to `end`, and
+/// all rows see those from `all_begin` to `all_end`.
 #[derive(CubeType)]
 pub(in crate::ops::attention) struct VisibleKeys {
     pub begin: u32,
@@ -44,8 +45,8 @@ pub(in crate::ops::attention) struct SeenKeys {
     pub high: u32,
 }
 
-/// What query row `row` sees, for which the last row stands where there is none: nothing where its position is beyond the
-/// capacity.
+/// The keys that query row `row` sees (rows past the last see what the last sees): none if its
+/// position is beyond the capacity.
 #[cube]
 pub(in crate::ops::attention) fn seen_keys(positions: &[u32], row: u32, sizes: &Sizes) -> SeenKeys {
     let position = positions[(min(row, sizes.rows - 1u32) / sizes.group) as usize];
@@ -82,8 +83,8 @@ impl VisibleKeys {
         self.all_end = plane_min(self.all_end);
     }
 
-    /// Keeps the part of the keys that this cube goes through: whole multiples of `step` keys, so that few keys occupy few
-    /// cubes.
+    /// Keeps the part of the keys that this cube goes through: whole multiples of `step` keys, so
+    /// that few keys occupy few cubes.
     pub fn keep_split(&mut self, #[comptime] step: u32) {
         let part = (self.end - self.begin).div_ceil(CUBE_COUNT_Z).div_ceil(step) * step;
         self.begin = min(self.begin + CUBE_POS_Z * part, self.end);
@@ -91,13 +92,14 @@ impl VisibleKeys {
     }
 }
 
-/// Where query row `row` of the cube's key head, which is its place along x, lies among the rows of q and y.
+/// The place of query row `row` of the cube's key head (its index along x) among the rows of q and
+/// y.
 #[cube]
 pub(in crate::ops::attention) fn row_index(row: u32, group: u32) -> u32 {
     (row / group * CUBE_COUNT_X + CUBE_POS_X) * group + row % group
 }
 
-/// What turns sums of weighted values into means: NaN for a row that sees no keys.
+/// The factor that turns sums of weighted values into means: NaN for a row that sees no keys.
 #[cube]
 pub(in crate::ops::attention) fn reciprocal(weights: f32) -> f32 {
     select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / weights)

@@ -25,7 +25,7 @@ use keys::{StepKeys, Sums, step};
 use lowbit_formats::FloatType;
 use output::{Destination, store};
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StreamConfig {
     /// The type of q and y.
@@ -152,7 +152,7 @@ fn row_index(of: &Rows, row: u32) -> u32 {
     (row / of.group * CUBE_COUNT_Y + CUBE_POS_Y) * of.group + row % of.group
 }
 
-/// What a unit has of its rows of q, and the keys that each of them sees: from `low` to `high`.
+/// A unit's part of its rows of q, and the keys that each of them sees: from `low` to `high`.
 #[derive(CubeType)]
 struct Queries {
     values: Array<f32>,
@@ -196,7 +196,7 @@ fn load_queries<Q: Int>(
 
 #[cube]
 impl Queries {
-    /// What the rows see together.
+    /// The keys that any of the rows sees.
     fn visible_keys(&self, #[comptime] config: StreamConfig) -> VisibleKeys {
         let mut visible = VisibleKeys::of_none();
         #[unroll]

@@ -1,5 +1,6 @@
-//! Two passes, each with the scores of a block of query rows and a block of keys at a time: one over blocks of queries, which finds
-//! each row's softmax and dq, and one over blocks of keys, for dk and dv. So no two tasks add to one number.
+//! Two passes, each with the scores of a block of query rows and a block of keys at a time: one
+//! over blocks of queries, which finds each row's softmax and dq, and one over blocks of keys, for
+//! dk and dv. So no two tasks add to one number.
 
 use crate::Cpu;
 use crate::gemm::{Extent, Onto, Packed, Transposed, product, transpose};
@@ -28,7 +29,7 @@ pub(super) struct Problem<'a> {
     pub value_width: usize,
 }
 
-/// What a query row needs of all its keys.
+/// The results over all keys that a query row needs.
 #[derive(Clone, Copy, Default)]
 struct Row {
     /// The logarithm of the sum of `e^score`.
@@ -97,7 +98,7 @@ struct Pass<'a> {
     seen: &'a [bool],
 }
 
-/// What the blocks of a task are computed in.
+/// The scratch memory of a task's blocks.
 struct Block {
     q: Packed,
     dy: Packed,
@@ -170,7 +171,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Turns scores into weights, and finds the gradient of each scaled score, times the scale. `rows` are the block's.
+    /// Turns scores into weights, and finds the gradient of each scaled score, times the scale.
+    /// `rows` are the block's.
     #[inline(always)]
     fn weigh<S: Simd>(&self, simd: S, block: &mut Block, rows: &[Row]) {
         let extent = Extent { rows: rows.len(), depth: self.problem.value_width, columns: KEYS };
@@ -197,7 +199,7 @@ struct Queries<'a> {
     tokens: Range<usize>,
     /// Their part of dq.
     dq: &'a mut [f32],
-    /// What the second pass reads of them, `[tokens, Hq]`.
+    /// The second pass's input from the first, `[tokens, Hq]`.
     rows: &'a mut [Row],
 }
 
@@ -251,7 +253,8 @@ impl Kernel for Queries<'_> {
     }
 }
 
-/// Adds the exponentials of a row's scores to their sum so far, which is relative to the greatest so far.
+/// Adds the exponentials of a row's scores to their sum so far, which is relative to the greatest
+/// so far.
 #[inline(always)]
 fn add_exponentials(scores: &[f32], max: &mut f32, sum: &mut f32) {
     let greatest = scores.iter().fold(*max, |most, &score| if score > most { score } else { most });

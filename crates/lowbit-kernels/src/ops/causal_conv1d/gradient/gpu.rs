@@ -1,8 +1,10 @@
-//! The gradients on a GPU: a unit takes one channel through a piece of a sequence, as the convolution does.
+//! The gradients on a GPU: a unit takes one channel through a piece of a sequence, as the
+//! convolution does.
 //!
-//! dx of a token needs dz of the `W - 1` tokens behind it, so a unit computes dz of as many tokens behind its piece too: less than a
-//! twentieth more, where to store dz and load it would move half as much again. What a piece adds to the gradients of the weight and of
-//! the bias is left as a row of partial sums, zeros for a slot without a piece; these rows are summed afterwards.
+//! dx of a token needs dz of the `W - 1` tokens behind it, so a unit computes dz of as many tokens
+//! behind its piece too: less than a twentieth more, where to store dz and load it would move half
+//! as much again. A piece's part of the gradients of the weight and of the bias is left as a row of
+//! partial sums, zeros for a slot without a piece; these rows are summed afterwards.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -20,7 +22,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::DType;
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     /// Taps per channel.
@@ -30,7 +32,8 @@ struct Config {
 }
 
 impl Config {
-    /// Tokens of a piece: no fewer than the state has, so that all but the first find their past in x.
+    /// Tokens of a piece: no fewer than the state has, so that all but the first find their past in
+    /// x.
     fn piece(self) -> usize {
         64.max(self.width - 1)
     }
@@ -57,7 +60,8 @@ struct Sizes {
     slots: u32,
 }
 
-/// Channels go along x, the slots of pieces along y and z. `of_weight` is `[slots, C, W]`, and `of_bias` `[slots, C]`.
+/// Channels go along x, the slots of pieces along y and z. `of_weight` is `[slots, C, W]`, and
+/// `of_bias` `[slots, C]`.
 #[kernel]
 fn causal_conv1d_backward_pieces(
     inputs: &Inputs,
@@ -86,7 +90,8 @@ fn causal_conv1d_backward_pieces(
             bias = inputs.bias[c];
         }
         let mut sum = 0.0f32;
-        // The inputs that a few tokens see, oldest first, and dz of these tokens and of those before.
+        // The inputs that a few tokens see, oldest first, and dz of these tokens and of those
+        // before.
         let mut window = first_inputs(inputs, &piece, (channels, c), config);
         let mut dzs = Array::<f32>::new(comptime!(past + TOKENS));
         #[unroll]
@@ -264,8 +269,8 @@ pub(super) fn backward(
                 slots: index(slots)?,
             },
         };
-        // SAFETY: the sizes are the tensors', and slots without a piece, or whose offsets go past the tokens, write zeros in their own
-        // row alone.
+        // SAFETY: the sizes are the tensors', and slots without a piece, or whose offsets go past
+        // the tokens, write zeros in their own row alone.
         unsafe {
             gpu.launch(
                 compiled(gpu.target(), config),

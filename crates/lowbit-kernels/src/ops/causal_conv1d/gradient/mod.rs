@@ -25,11 +25,11 @@ const BLOCK: usize = 256;
 pub struct CausalConv1dGradient {
     pub dx: Tensor,
     pub dweight: Tensor,
-    /// Where there is a bias.
+    /// `None` without a bias.
     pub dbias: Option<Tensor>,
 }
 
-/// What [`causal_conv1d()`](super::causal_conv1d()) read.
+/// The operands of [`causal_conv1d()`](super::causal_conv1d()).
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct CausalConv1dInputs<'a> {
@@ -42,8 +42,8 @@ pub struct CausalConv1dInputs<'a> {
     pub activation: Option<Activation>,
 }
 
-/// With `z` the sum before the activation and `dz = dy * activation'(z)` (`silu'(z) = s (1 + z (1 - s))`, `s = 1 / (1 + e^-z)`), for
-/// each sequence:
+/// With `z` the sum before the activation and `dz = dy * activation'(z)`
+/// (`silu'(z) = s (1 + z (1 - s))`, `s = 1 / (1 + e^-z)`), for each sequence:
 ///
 /// ```text
 /// dx[t, c]      = sum over w of weight[c, w] * dz[t + (W-1) - w, c]       up to the sequence's end
@@ -57,12 +57,13 @@ pub struct CausalConv1dInputs<'a> {
 /// | dx | `[T, C]` | dy's |
 /// | dweight, dbias | `[C, W]`, `[C]` | f32 |
 ///
-/// The state before is a constant, and nothing is to depend on the state after. All arithmetic is f32, in an order that does not
-/// depend on the number of threads. On a GPU a sequence whose offsets do not rise, or go past `T`, is left out, and dx is 0 for tokens of
-/// no sequence.
+/// The state before is a constant, and nothing is to depend on the state after. All arithmetic is
+/// f32, in an order that does not depend on the number of threads. On a GPU a sequence whose
+/// offsets do not rise, or go past `T`, is left out, and dx is 0 for tokens of no sequence.
 ///
 /// # Errors
-/// As [`causal_conv1d()`](super::causal_conv1d()); [`KernelError::Shape`] for a dy of another shape than x.
+/// As [`causal_conv1d()`](super::causal_conv1d()); [`KernelError::Shape`] for a dy of another shape
+/// than x.
 pub fn causal_conv1d_backward(
     inputs: &CausalConv1dInputs<'_>,
     dy: &Tensor,
@@ -141,8 +142,8 @@ struct Backward<'a> {
     activation: Option<Activation>,
 }
 
-/// A block of channels through the tokens of one sequence: the piece's output is dx, and its state the gradients of the weight and
-/// of the bias.
+/// A block of channels through the tokens of one sequence: the piece's output is dx, and its state
+/// the gradients of the weight and of the bias.
 struct Channels<'c, 'r, 'y> {
     of: &'c Backward<'c>,
     sequence: usize,

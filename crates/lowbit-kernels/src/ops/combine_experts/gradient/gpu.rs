@@ -1,5 +1,5 @@
-//! The gradients on a GPU: a cube, or a plane of one, takes a row of x (`gpu/rows.rs` chooses), and goes through it, its token's row of
-//! dy and its row of dx together.
+//! The gradients on a GPU: a cube, or a plane of one, takes a row of x (`gpu/rows.rs` chooses), and
+//! goes through it, its token's row of dy and its row of dx together.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -14,7 +14,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     rows: Rows,

@@ -1,7 +1,9 @@
-//! The gradients on a GPU. That of x is a forward product with transposed experts. That of the weight brings the pairs of a token and
-//! an expert together by expert. Where there is a library of dense products, it multiplies the rows of each expert, whose number the host
-//! has to wait for. Elsewhere a kernel multiplies tiles of 64 x 64 in f32: `2 pairs N K` operations on `pairs (N + K)` f32, each read by a
-//! cube for every 64 columns of the other side, and out of its cache by 16 units.
+//! The gradients on a GPU. That of x is a forward product with transposed experts. That of the
+//! weight brings the pairs of a token and an expert together by expert. Where there is a library of
+//! dense products, it multiplies the rows of each expert, whose number the host has to wait for.
+//! Elsewhere a kernel multiplies tiles of 64 x 64 in f32: `2 pairs N K` operations on
+//! `pairs (N + K)` f32, each read by a cube for every 64 columns of the other side, and out of its
+//! cache by 16 units.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -71,8 +73,9 @@ struct SortSizes {
     blocks: u32,
 }
 
-/// A counting sort of pairs by expert, in three launches. This one finds each pair's place among those of its block that chose
-/// the same expert, and how many of a block chose each: `counts` is `[experts, blocks]`, zero before.
+/// A counting sort of pairs by expert, in three launches. This one finds each pair's place among
+/// those of its block that chose the same expert, and how many of a block chose each: `counts` is
+/// `[experts, blocks]`, zero before.
 #[kernel]
 fn gather_qmm_backward_count(ids: &[u32], places: &mut [u32], counts: &mut [u32], sizes: SortSizes) {
     let pair = ABSOLUTE_POS;
@@ -96,7 +99,8 @@ fn gather_qmm_backward_count(ids: &[u32], places: &mut [u32], counts: &mut [u32]
     }
 }
 
-/// Makes of each block's count the number of pairs that chose the same expert in blocks before it, and of `totals` those in all.
+/// Makes of each block's count the number of pairs that chose the same expert in blocks before it,
+/// and of `totals` those in all.
 #[kernel]
 fn gather_qmm_backward_scan(counts: &mut [u32], totals: &mut [u32], sizes: SortSizes) {
     if ABSOLUTE_POS < sizes.experts as usize {
@@ -111,7 +115,8 @@ fn gather_qmm_backward_scan(counts: &mut [u32], totals: &mut [u32], sizes: SortS
     }
 }
 
-/// Puts the pairs in order: those of expert e are `order[starts[e]..starts[e + 1]]`. Pairs with an id that is no expert's are left out.
+/// Puts the pairs in order: those of expert e are `order[starts[e]..starts[e + 1]]`. Pairs with an
+/// id that is no expert's are left out.
 #[kernel]
 fn gather_qmm_backward_order(
     ids: &[u32],
@@ -138,7 +143,7 @@ fn gather_qmm_backward_order(
     }
 }
 
-/// How many pairs chose an expert before expert `end`.
+/// The number of pairs that chose an expert before expert `end`.
 #[cube]
 fn sum_before(totals: &[u32], end: usize) -> u32 {
     let mut sum = 0u32;
@@ -227,7 +232,8 @@ fn gather_qmm_backward_rows(
     }
 }
 
-/// The rows of x, `[.., width]`, in this order of the pairs from pair `first` on; rows of the word `none` for [`NONE`].
+/// The rows of x, `[.., width]`, in this order of the pairs from pair `first` on; rows of the word
+/// `none` for [`NONE`].
 fn in_order(
     gpu: &Gpu,
     x: &Tensor,
@@ -278,7 +284,8 @@ impl ByExpert {
         })
     }
 
-    /// `dx` of each pair, `[T, top_k, K]`: of `dy` `[T, top_k, N]` and one product's `weight`, `[E, N, K]`.
+    /// `dx` of each pair, `[T, top_k, K]`: of `dy` `[T, top_k, N]` and one product's `weight`,
+    /// `[E, N, K]`.
     fn backward_x(
         &self,
         gpu: &Gpu,
@@ -336,8 +343,8 @@ struct WeightSizes {
     share: u32,
 }
 
-/// `dweight[p, e, n, k] = sum over the pairs of expert e of dy[p, pair, n] * x[pair / share, k]`, in the order of the pairs: a cube a
-/// tile.
+/// `dweight[p, e, n, k] = sum over the pairs of expert e of dy[p, pair, n] * x[pair / share, k]`,
+/// in the order of the pairs: a cube a tile.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[kernel]
 fn gather_qmm_backward_weight(

@@ -17,7 +17,8 @@ use crate::ops::{Check, ScalesGradient};
 use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::{DType, FormatError};
 
-/// `dx[t, slot, k] = sum over p, n of dy[p, t, slot, n] * weight[p, ids[t, slot], n, k]`, summed over the slots where these share x.
+/// `dx[t, slot, k] = sum over p, n of dy[p, t, slot, n] * weight[p, ids[t, slot], n, k]`, summed
+/// over the slots where these share x.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -27,11 +28,13 @@ use lowbit_formats::{DType, FormatError};
 /// | `slots` | 1 where all slots share x, or top_k | |
 /// | result | `[T, slots, K]` | as `dy` |
 ///
-/// As in [`quantized_matmul_backward_x`](crate::ops::quantized_matmul_backward_x), which says the rest.
+/// As in [`quantized_matmul_backward_x`](crate::ops::quantized_matmul_backward_x), which says the
+/// rest.
 ///
 /// # Errors
-/// As [`gather_qmm()`](super::gather_qmm()); [`KernelError::Shape`] for a dy that does not fit; [`KernelError::Unsupported`]
-/// for a repacked weight. On a GPU an id that is not below `E` is no error: its rows of dx are NaN, and no weight's gradient has it.
+/// As [`gather_qmm()`](super::gather_qmm()); [`KernelError::Shape`] for a dy that does not fit;
+/// [`KernelError::Unsupported`] for a repacked weight. On a GPU an id that is not below `E` is no
+/// error: its rows of dx are NaN, and no weight's gradient has it.
 pub fn gather_qmm_backward_x(
     dy: &Tensor,
     weight: &QuantizedTensor,
@@ -57,13 +60,16 @@ pub fn gather_qmm_backward_x(
     }
 }
 
-/// The gradients of all experts' scales and biases, with their codes as constants; 0 for experts that nobody chose. Shapes of `x`,
-/// `weight` and `ids` are [`gather_qmm()`](super::gather_qmm())'s, `dy` is as its result, and the result is
+/// The gradients of all experts' scales and biases, with their codes as constants; 0 for experts
+/// that nobody chose. Shapes of `x`, `weight` and `ids` are
+/// [`gather_qmm()`](super::gather_qmm())'s, `dy` is as its result, and the result is
 /// `[E, N, K / group]`, or `[P, E, N, K / group]`. As in
-/// [`quantized_matmul_backward_scales`](crate::ops::quantized_matmul_backward_scales), which says the rest.
+/// [`quantized_matmul_backward_scales`](crate::ops::quantized_matmul_backward_scales), which says
+/// the rest.
 ///
 /// # Errors
-/// As [`gather_qmm_backward_x`]; [`KernelError::Format`] for weights of plain floats, which have no scales.
+/// As [`gather_qmm_backward_x`]; [`KernelError::Format`] for weights of plain floats, which have no
+/// scales.
 pub fn gather_qmm_backward_scales(
     x: &Tensor,
     weight: &QuantizedTensor,
@@ -94,9 +100,11 @@ pub fn gather_qmm_backward_scales(
     }
 }
 
-/// The gradient of all values of all experts, of weight's shape; 0 for experts that nobody chose. Operands are
-/// [`gather_qmm_backward_scales`]'s, with any weight that is not repacked; its values are not read. As in
-/// [`quantized_matmul_backward_weight`](crate::ops::quantized_matmul_backward_weight), which says the rest.
+/// The gradient of all values of all experts, of weight's shape; 0 for experts that nobody chose.
+/// Operands are [`gather_qmm_backward_scales`]'s, with any weight that is not repacked; its values
+/// are not read. As in
+/// [`quantized_matmul_backward_weight`](crate::ops::quantized_matmul_backward_weight), which says
+/// the rest.
 ///
 /// # Errors
 /// As [`gather_qmm_backward_x`].
@@ -186,7 +194,7 @@ impl ByExpert<'_> {
     }
 }
 
-/// How ids, weight and x fit together, and what dy they want.
+/// Checks that ids, weight and x fit together, and dy with them.
 #[derive(Clone)]
 struct Shapes<'a> {
     check: Check,
@@ -194,7 +202,7 @@ struct Shapes<'a> {
     /// Experts per product, and products.
     count: usize,
     products: usize,
-    /// How many pairs read one row of x.
+    /// The number of pairs that read one row of x.
     share: usize,
     dy: Vec<usize>,
 }
@@ -224,7 +232,7 @@ impl<'a> Shapes<'a> {
     }
 }
 
-/// Which pairs of a token and a slot chose which expert, in the host's memory.
+/// The pairs of a token and a slot by the expert that they chose, in the host's memory.
 struct Experts<'a> {
     shapes: Shapes<'a>,
     chosen: &'a [u32],

@@ -1,4 +1,5 @@
-//! Which experts' products a library computes together: it takes matrices of one size, so that experts with fewer rows get rows of zeros.
+//! Groups experts whose products the vendor BLAS computes together: it takes matrices of one size,
+//! so that experts with fewer rows get rows of zeros.
 
 use std::ops::Range;
 
@@ -9,7 +10,8 @@ pub(super) struct Batch {
     pub rows: usize,
 }
 
-/// Rows come in multiples of this, so that the library meets few sizes: it takes long to choose how to compute one that is new.
+/// Rows come in multiples of this, so that the library meets few sizes: it takes long to choose how
+/// to compute one that is new.
 const ROWS: usize = 64;
 /// Rows of zeros that take about as long as another call.
 const CALL: usize = 512;

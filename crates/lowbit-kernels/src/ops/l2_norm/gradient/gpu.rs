@@ -1,4 +1,5 @@
-//! The gradient on a GPU: a row's length and its product with dy are sums of the row (`gpu/rows.rs`).
+//! The gradient on a GPU: a row's length and its product with dy are sums of the row
+//! (`gpu/rows.rs`).
 
 #![allow(unsafe_code)] // Launches.
 
@@ -15,7 +16,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// What a kernel is compiled for.
+/// A kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GradientConfig {
     rows: Rows,

@@ -1,5 +1,5 @@
-//! The gradients on a GPU. One plane per token goes through its logits three times (greatest, sum, results), as when the experts were
-//! chosen; a shared expert's gate is one number per token.
+//! The gradients on a GPU. One plane per token goes through its logits three times (greatest, sum,
+//! results), as when the experts were chosen; a shared expert's gate is one number per token.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -16,7 +16,7 @@ use crate::{KernelError, Tensor};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     rows: Rows,
@@ -130,7 +130,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     ]
 }
 
-/// See [`super::router_top_k_backward`]; everything was checked, and logits and the shared expert's are f32.
+/// See [`super::router_top_k_backward`]; everything was checked, and logits and the shared expert's
+/// are f32.
 pub(super) fn backward(
     gpu: &Gpu,
     [logits, ids, dweights]: [&Tensor; 3],
@@ -159,7 +160,8 @@ pub(super) fn backward(
         sizes,
     };
     let (kernel, rows) = compiled(gpu.target(), params.normalize);
-    // SAFETY: the sizes are the tensors', planes past the last token write nothing, and ids that are no expert's read nothing.
+    // SAFETY: the sizes are the tensors', planes past the last token write nothing, and ids that
+    // are no expert's read nothing.
     unsafe { gpu.launch(kernel, rows.cubes(tokens), arguments)? };
     if let (Some(shared), Some(dshared)) = (shared, &dshared) {
         let arguments = RouterTopKBackwardShared {

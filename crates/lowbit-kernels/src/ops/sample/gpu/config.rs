@@ -1,5 +1,5 @@
-//! What all kernels of a draw share: what they are compiled for, how the logits are cut, and sums
-//! over a plane.
+//! Shared by all kernels of a draw: their compile-time configuration, the cut of the logits, and
+//! sums over a plane.
 
 use super::super::{DecodeState, SampleParams, cpu};
 use crate::gpu::compile::Target;
@@ -10,7 +10,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What the kernels are compiled for.
+/// The kernels' compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SampleConfig {
     /// The logits' type.
@@ -40,7 +40,7 @@ impl SampleConfig {
     }
 }
 
-/// How the logits are cut.
+/// The cut of the logits.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Sizes {
     /// Logits.
@@ -50,12 +50,12 @@ pub(super) struct Sizes {
     pub slices: u32,
 }
 
-/// What is kept and how it is weighed.
+/// The filters and the weights of logits.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Filters {
     /// 1 / temperature, an f32.
     pub rate: u32,
-    /// How far below the greatest logit min-p lets others be: an f32, 0 or less.
+    /// The bits of an f32, 0 or less: min-p keeps logits at least this above the greatest one.
     pub floor: u32,
     pub top_k: u32,
 }

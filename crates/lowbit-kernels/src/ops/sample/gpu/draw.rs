@@ -102,13 +102,13 @@ fn before_wide(x: u64, #[comptime] lanes: usize) -> u64 {
     u64::cast_from(low) + (u64::cast_from(middle) << 22u64) + (u64::cast_from(high) << 44u64)
 }
 
-/// How many of `ties` logits at the threshold are kept, if `seen` come before them.
+/// The number of `ties` logits at the threshold that are kept, if `seen` come before them.
 #[cube]
 fn kept(ties: u32, seen: u32, room: u32) -> u32 {
     min(ties, room - min(room, seen))
 }
 
-/// What the steps before have found.
+/// The results of the steps before.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 pub(super) struct Found {
     greatest: Box<[u32]>,

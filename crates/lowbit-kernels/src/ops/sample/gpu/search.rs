@@ -1,18 +1,22 @@
 //! The threshold of top-p and top-k, found without sorting.
 //!
-//! **What it computes.** Logits are compared by their [`key`], a u32 in the order of floats. The threshold is the least key
-//! for which the logits with greater keys weigh less than top-p's mass together, and are fewer than k. Logits with greater
-//! keys are kept; of those with the key itself all, or, with top-k, as many as it has room for, the lowest ids first.
+//! **What it computes.** Logits are compared by their [`key`], a u32 in the order of floats. The
+//! threshold is the least key for which the logits with greater keys weigh less than top-p's mass
+//! together, and are fewer than k. Logits with greater keys are kept; of those with the key itself
+//! all, or, with top-k, as many as it has room for, the lowest ids first.
 //!
-//! **How.** A search in the range of keys, 4 bits per pass, 8 passes. Before a pass it is known that the threshold is among
-//! the `2^(32 - 4 pass)` keys from `begin` on. The pass cuts this range into 16 parts of the same size, and for each part adds
-//! up what is *above* its last key: the weights and the number of logits with greater keys. Where this is still too much
-//! (the mass is reached, or k), the threshold lies above the part. So the threshold lies in the part whose index is the number
-//! of such parts ([`parts_below`]), which is the next pass's range. After the last pass a part is one key.
+//! **How.** A search in the range of keys, 4 bits per pass, 8 passes. Before a pass it is known
+//! that the threshold is among the `2^(32 - 4 pass)` keys from `begin` on. The pass cuts this range
+//! into 16 parts of the same size, and for each part adds up what is *above* its last key: the
+//! weights and the number of logits with greater keys. Where this is still too much (the mass is
+//! reached, or k), the threshold lies above the part. So the threshold lies in the part whose index
+//! is the number of such parts ([`parts_below`]), which is the next pass's range. After the last
+//! pass a part is one key.
 //!
-//! **Who computes it.** A launch of `sample_narrow_threshold` per pass: each cube counters its slice of the logits and adds to the
-//! pass's counters atomically. Nobody waits for all cubes within a launch, so the answer of a pass is not stored by the pass
-//! itself: every cube of the next pass, and every user of [`limits`], recomputes it from the counters. The first unit of a
+//! **Who computes it.** A launch of `sample_narrow_threshold` per pass: each cube counters its
+//! slice of the logits and adds to the pass's counters atomically. Nobody waits for all cubes
+//! within a launch, so the answer of a pass is not stored by the pass itself: every cube of the
+//! next pass, and every user of [`limits`], recomputes it from the counters. The first unit of a
 //! pass writes `begin` and the mass into the pass's own counters, for the launch after.
 //!
 //! ```text
@@ -23,11 +27,14 @@
 //! ```
 //!
 //! **Invariants.**
-//! - Weights are integers, so that the sums are exact in any order. The sum of a slice is below 2^62, and of all slices
-//!   (512 at most) each word stays below 2^32: three words of 22 bits need no 64-bit atomics.
-//! - Counters start as zeros. `begin` and the mass of pass 0 are 0 until it computes them: its range begins at key 0, and its
-//!   last part counters all logits, so that pass 1 has the sum of all weights, of which top-p wants a share.
-//! - What depends on top-p or top-k is compiled in only where they are on; counters of the other are 0 and not read.
+//! - Weights are integers, so that the sums are exact in any order. The sum of a slice is below
+//!   2^62, and of all slices (512 at most) each word stays below 2^32: three words of 22 bits need
+//!   no 64-bit atomics.
+//! - Counters start as zeros. `begin` and the mass of pass 0 are 0 until it computes them: its
+//!   range begins at key 0, and its last part counters all logits, so that pass 1 has the sum of
+//!   all weights, of which top-p wants a share.
+//! - What depends on top-p or top-k is compiled in only where they are on; counters of the other
+//!   are 0 and not read.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -50,7 +57,8 @@ const PASSES: usize = 8;
 const BEGIN: usize = 4 * PARTS;
 /// The words that hold the mass.
 const MASS: usize = BEGIN + 1;
-/// Bytes from a pass's counters to the next one's: every device can begin a buffer at multiples of it.
+/// Bytes from a pass's counters to the next one's: every device can begin a buffer at multiples of
+/// it.
 const STRIDE: usize = 512;
 
 /// A pass's counters, which are a part of their memory.
@@ -73,7 +81,8 @@ fn weight_above(counters: &[u32], part: usize) -> u64 {
         + (u64::cast_from(counters[part * 4 + 2]) << 44u64)
 }
 
-/// The mass that top-p wants: a share of all weights, whose sum pass 0 has for its last part. Later passes hand it on.
+/// The mass that top-p wants: a share of all weights, whose sum pass 0 has for its last part. Later
+/// passes hand it on.
 #[cube]
 fn wanted_mass(counters: &[u32], pass: u32, share: u32) -> u64 {
     let mut mass = u64::cast_from(counters[MASS]) + (u64::cast_from(counters[comptime!(MASS + 1)]) << 32u64);
@@ -85,7 +94,7 @@ fn wanted_mass(counters: &[u32], pass: u32, share: u32) -> u64 {
     mass
 }
 
-/// How many parts of a pass lie below the threshold.
+/// The number of parts of a pass below the threshold.
 #[cube]
 fn parts_below(counters: &[u32], mass: u64, top_k: u32, #[comptime] config: SampleConfig) -> u32 {
     let mut parts = 0u32.runtime();
@@ -105,8 +114,8 @@ fn parts_below(counters: &[u32], mass: u64, top_k: u32, #[comptime] config: Samp
     all_sum(parts, config.lanes)
 }
 
-/// Which logits are kept: those with keys above `threshold`; of those with the key itself all, or the first `room` where
-/// they are `tied`.
+/// The kept logits: those with keys above `threshold`; of those with the key itself all, or the
+/// first `room` where they are `tied`.
 #[derive(CubeType)]
 pub(super) struct Limits {
     pub threshold: u32,
@@ -154,7 +163,8 @@ pub(super) struct Pass {
     top_k: u32,
 }
 
-/// One pass over the keys and weights of all logits, one cube per slice. `last` are the counters of the pass before.
+/// One pass over the keys and weights of all logits, one cube per slice. `last` are the counters of
+/// the pass before.
 #[kernel]
 pub(super) fn sample_narrow_threshold(
     keys: &[u32],
@@ -211,7 +221,8 @@ pub(super) fn sample_narrow_threshold(
     add_to_counters(&sums, &above, counters, config);
 }
 
-/// Adds what a cube has counted to the pass's counters. Each unit adds some of them, so that neighbours go to memory together.
+/// Adds what a cube has counted to the pass's counters. Each unit adds some of them, so that
+/// neighbours go to memory together.
 #[cube]
 fn add_to_counters(
     sums: &Array<u64>,
@@ -258,7 +269,8 @@ pub(super) fn compiled(target: &Target, config: SampleConfig) -> Kernel<SampleNa
 }
 
 impl Draw<'_> {
-    /// Searches the threshold. Gives the last pass's counters, or a placeholder where neither top-p nor top-k is on.
+    /// Searches the threshold. Gives the last pass's counters, or a placeholder where neither top-p
+    /// nor top-k is on.
     pub(super) fn search(&self) -> Result<Counters, KernelError> {
         if !self.config.searches() {
             return Ok(Counters { memory: self.greatest.clone(), start: 0 });
@@ -280,7 +292,8 @@ impl Draw<'_> {
                     top_k: self.top_k(),
                 },
             };
-            // SAFETY: there is a key per logit, and a weight where weights are read; counters are STRIDE bytes per pass.
+            // SAFETY: there is a key per logit, and a weight where weights are read; counters are
+            // STRIDE bytes per pass.
             unsafe { self.gpu.launch(compiled(self.gpu.target(), self.config), self.cubes(), arguments)? };
         }
         Ok(Counters { memory: counters, start: (PASSES - 1) * STRIDE })

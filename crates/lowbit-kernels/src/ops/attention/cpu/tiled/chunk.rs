@@ -20,13 +20,13 @@ pub(super) struct Chunk<'a> {
     k: &'a mut [Pairs],
     /// `[16 values][step of keys]`, an even number of the former.
     v: &'a mut [Pairs],
-    /// Key, column and value of what is not finite in v, and 0 in the tiles: a weight of 0 would not keep it out of the rows that do
-    /// not see it.
+    /// Key, column and value of what is not finite in v, and 0 in the tiles: a weight of 0 would
+    /// not keep it out of the rows that do not see it.
     pub not_finite: Vec<(usize, usize, f32)>,
 }
 
 impl<'a> Chunk<'a> {
-    /// How many tiles `k` and `v` have.
+    /// The numbers of tiles of `k` and `v`.
     pub fn tiles([width, value_width]: [usize; 2]) -> [usize; 2] {
         [KEYS / TILE * width.div_ceil(STEP), 2 * value_width.div_ceil(2 * TILE) * STEPS]
     }
@@ -100,7 +100,8 @@ impl<T: Float> Source<'_, T> {
         }
     }
 
-    /// Lays the values of a step in tiles, transposed, with zeros for keys after the last. Whether they are finite.
+    /// Lays the values of a step in tiles, transposed, with zeros for keys after the last. Returns
+    /// true if they are finite.
     #[inline(always)]
     fn step_to_values<S: Simd>(&self, simd: S, step: usize, tiles: &mut [Pairs]) -> bool {
         let zero = simd.splat(0.0);

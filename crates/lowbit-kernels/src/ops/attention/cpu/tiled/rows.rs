@@ -28,9 +28,9 @@ pub(super) struct Scratch<'a> {
 
 /// Up to [`ROWS`] rows of a task.
 pub(super) struct Rows<'a> {
-    /// The keys that each row sees. What is after the last row sees what that one sees.
+    /// The keys that each row sees. Rows after the last see the same as the last.
     visible: [Range<usize>; ROWS],
-    /// How many there are.
+    /// The number of rows.
     count: usize,
     /// `[16 rows][step of D]`, scaled by log2(e) too.
     queries: [&'a [Pairs]; 2],
@@ -85,7 +85,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// How many steps of `keys` reach the last key that any row sees.
+    /// The number of steps of `keys` up to the last key that any row sees.
     pub fn steps(&self, keys: &Range<usize>) -> usize {
         let within = |visible: &&Range<usize>| visible.start < keys.end && visible.end > keys.start;
         let last = self.visible.iter().filter(within).map(|visible| visible.end.min(keys.end)).max();
@@ -238,7 +238,7 @@ fn greatest<S: Simd, const MASKED: bool>(
     simd.max(simd.max(max[0], max[1]), simd.max(max[2], max[3]))
 }
 
-/// What each row sees of some keys, counted from their first.
+/// The part of some keys that each row sees, counted from their first.
 struct Seen {
     first: [f32; ROWS],
     end: [f32; ROWS],

@@ -1,9 +1,9 @@
-//! What the kernel is compiled for, and what follows from it.
+//! The step kernel's compile-time configuration, and sizes that follow from it.
 
 use super::super::rows::{Cut, Layout, Values};
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super::super) struct StepConfig {
     /// The type of q, k, v and y: f16 or bf16.

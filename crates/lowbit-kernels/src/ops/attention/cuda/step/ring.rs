@@ -1,4 +1,5 @@
-//! How tiles of keys and values come to shared memory: every plane has a ring of its own, which it alone fills and reads.
+//! Brings tiles of keys and values to shared memory: every plane has a ring of its own, which it
+//! alone fills and reads.
 
 use super::config::StepConfig;
 use crate::gpu::cuda::ptx::{copy_from, end_copy_group, pointer, wait_copy_groups};
@@ -8,7 +9,7 @@ use cubecl_core::prelude::*;
 /// A plane's ring, and the tiles that go through it.
 #[derive(CubeType)]
 pub(super) struct Ring {
-    /// Where it lies in shared memory.
+    /// Its address in shared memory.
     pub at: u32,
     /// The row of the head's first key.
     pub base: u32,
@@ -18,8 +19,8 @@ pub(super) struct Ring {
 
 #[cube]
 impl Ring {
-    /// Begins to copy the tile from key `first` on, if there is one, to byte `to` of the ring. It is a group of copies in any
-    /// case. For keys past the end it copies the last one.
+    /// Begins to copy the tile from key `first` on, if there is one, to byte `to` of the ring. It
+    /// is a group of copies in any case. For keys past the end it copies the last one.
     pub fn copy(
         &self,
         x: &[Vector<u32, Const<4>>],

@@ -1,8 +1,8 @@
-//! The online softmax and the sums of weighted values, which a plane keeps in registers for all of the cube's query rows, and how the
-//! planes' sums become one.
+//! The online softmax and the sums of weighted values, which a plane keeps in registers for all of
+//! the cube's query rows, and how the planes' sums become one.
 //!
-//! Query rows are the columns of the products: unit `l` of a plane has rows `2 (l % 4)` and the next of each block of 8, and of each
-//! 16 keys or columns of values `l / 4` and `l / 4 + 8`.
+//! Query rows are the columns of the products: unit `l` of a plane has rows `2 (l % 4)` and the
+//! next of each block of 8, and of each 16 keys or columns of values `l / 4` and `l / 4 + 8`.
 
 use super::super::rows::{Destination, LOWEST_SCORE, RowBounds, begin_row};
 use super::config::StepConfig;
@@ -13,7 +13,8 @@ use crate::ops::attention::gpu::operands::{Sizes, seen_keys};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The running softmax of a unit's query rows, two of each block, over the keys that its plane has met.
+/// The running softmax of a unit's query rows, two of each block, over the keys that its plane has
+/// met.
 #[derive(CubeType)]
 pub(super) struct Sums {
     /// Sums of weighted values: columns `l / 4` of both rows, then columns `l / 4 + 8`.
@@ -24,7 +25,7 @@ pub(super) struct Sums {
     weights: Array<f32>,
 }
 
-/// Which keys this unit's rows see.
+/// The keys that this unit's rows see.
 #[cube]
 pub(super) fn row_bounds(
     positions: &[u32],
@@ -45,7 +46,8 @@ pub(super) fn row_bounds(
     RowBounds { low, high }
 }
 
-/// Makes the scores of keys that a row does not see -inf, and those of marked keys that it sees NaN.
+/// Makes the scores of keys that a row does not see -inf, and those of marked keys that it sees
+/// NaN.
 #[cube]
 pub(super) fn mask(
     scores: &mut Array<Vector<f32, Const<4>>>,
@@ -91,9 +93,9 @@ impl Sums {
         Sums { values, greatest, weights }
     }
 
-    /// The online softmax: takes a tile's scores into the greatest score and the weights' sum, rescales the sums, and gives
-    /// the weights `2^((score - greatest) scale)`, rounded, as right operands of products with the values: two words for each 16
-    /// keys.
+    /// The online softmax: takes a tile's scores into the greatest score and the weights' sum,
+    /// rescales the sums, and gives the weights `2^((score - greatest) scale)`, rounded, as right
+    /// operands of products with the values: two words for each 16 keys.
     pub fn weigh(
         &mut self,
         scores: &mut Array<Vector<f32, Const<4>>>,
@@ -179,8 +181,8 @@ impl Sums {
         }
     }
 
-    /// Leaves the plane's sums of values in its ring at `ring`, all planes' in relation to the row's greatest score of all
-    /// planes.
+    /// Leaves the plane's sums of values in its ring at `ring`, all planes' in relation to the
+    /// row's greatest score of all planes.
     pub fn leave(&mut self, ring: u32, out: &Destination, #[comptime] config: StepConfig) -> Shares {
         let mut found = Shared::<[f32]>::new_slice(comptime!(2 * config.planes * config.rows()));
         let lane = UNIT_POS_X % 32u32;
@@ -249,7 +251,8 @@ impl Shares {
         weights
     }
 
-    /// Adds up what planes have left in their rings, and stores the rows: as the result, or as parts for `gpu/combine.rs`.
+    /// Adds up what planes have left in their rings, and stores the rows: as the result, or as
+    /// parts for `gpu/combine.rs`.
     pub fn store(
         &self,
         y: &mut [u32],

@@ -1,10 +1,10 @@
-//! What the kernel is compiled for, and what follows from it.
+//! The kernel's compile-time configuration, and sizes that follow from it.
 
 use super::super::rows::{Cut, Layout, Values};
 use crate::gpu::cuda::ptx::attention::Products;
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super::super) struct WgmmaConfig {
     /// The type of q, k, v and y: f16 or bf16.
@@ -33,7 +33,7 @@ pub(super) const REGISTERS: (usize, usize) = (232, 40);
 /// Tiles of keys in shared memory, and of values: one is copied while the other is used.
 pub(super) const STAGES: usize = 2;
 
-/// What a barrier has room for, and how many there are.
+/// Bytes of a barrier, and the number of barriers.
 pub(super) const BARRIER: usize = 8;
 const BARRIERS: usize = 4 * STAGES;
 
@@ -66,7 +66,7 @@ impl WgmmaConfig {
         Values { dtype, keys, vectors: self.value_width / 8, layout: self.layout(), units: MULTIPLYING }
     }
 
-    /// Where keys and values lie in their tiles.
+    /// The places of keys and values in their tiles.
     pub fn layout(self) -> Layout {
         Layout::Panels(self.keys)
     }

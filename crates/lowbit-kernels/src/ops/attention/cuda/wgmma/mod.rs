@@ -1,7 +1,9 @@
-//! Attention on Hopper's tensor cores, for prompts: the structure of FlashAttention-3 (Shah et al. 2024).
+//! Attention on Hopper's tensor cores, for prompts: the structure of FlashAttention-3 (Shah et al.
+//! 2024).
 //!
-//! Two groups of four planes have 64 query rows each, and a third copies keys and values. While a group computes the weights of a
-//! tile of keys, tensor cores multiply the weights of the tile before with its values, and work for the other group.
+//! Two groups of four planes have 64 query rows each, and a third copies keys and values. While a
+//! group computes the weights of a tile of keys, tensor cores multiply the weights of the tile
+//! before with its values, and work for the other group.
 
 mod config;
 mod pipe;
@@ -22,8 +24,8 @@ use cubecl_core::prelude::*;
 use pipe::{Of, Pipe, Tiles, copy_tiles, open, tiles};
 use softmax::{Softmax, mask};
 
-/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y holds pairs of q's type,
-/// or the bits of f32 where the keys are split.
+/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y
+/// holds pairs of q's type, or the bits of f32 where the keys are split.
 #[kernel]
 pub(super) fn attention_wgmma(
     inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
@@ -67,12 +69,12 @@ pub(super) fn attention_wgmma(
     }
 }
 
-/// What planes multiply.
+/// Tiles, queries and scale of the multiplying planes.
 #[derive(CubeType)]
 struct Cube {
     pipe: Pipe,
     tiles: Tiles,
-    /// Where this group's queries lie.
+    /// The address of this group's queries.
     q: u32,
     scale: f32,
 }
@@ -121,7 +123,8 @@ impl Cube {
                 wait_products(1usize);
                 self.pipe.release(i, Of::Keys, config);
                 let shrink = softmax.weigh(self.scale, config);
-                // This wait also keeps the assembler from waiting for all products before it computes the weights.
+                // This wait also keeps the assembler from waiting for all products before it
+                // computes the weights.
                 self.pipe.wait(i, Of::Values, config);
                 wait_products(0usize);
                 self.pipe.release(i - 1u32, Of::Values, config);
@@ -134,7 +137,8 @@ impl Cube {
         }
     }
 
-    /// Begins the products with the keys of tile `i`, when it is there. Copies that were waited for can then be multiplied.
+    /// Begins the products with the keys of tile `i`, when it is there. Copies that were waited for
+    /// can then be multiplied.
     fn begin_scores(&self, i: u32, #[comptime] config: WgmmaConfig) {
         self.pipe.wait(i, Of::Keys, config);
         show_writes();

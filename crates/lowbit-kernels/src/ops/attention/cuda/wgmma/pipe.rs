@@ -1,5 +1,5 @@
-//! How tiles of keys and values come to shared memory: a group of planes copies, two tiles of each have room, and barriers say
-//! which tile is there and which has been read.
+//! Brings tiles of keys and values to shared memory: a group of planes copies, two tiles of each
+//! have room, and barriers say which tile has arrived and which has been read.
 
 use super::super::rows::place;
 use super::config::{BARRIER, COPYING, MULTIPLYING, STAGES, WgmmaConfig};
@@ -10,16 +10,16 @@ use crate::ops::attention::gpu::operands::{Inputs, VisibleKeys};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The cube's tiles, in the order in which it takes them: those that some rows do not wholly see, from both ends of the keys, and
-/// then the others.
+/// The cube's tiles, in the order in which it takes them: those that some rows do not wholly see,
+/// from both ends of the keys, and then the others.
 #[derive(CubeType)]
 pub(super) struct Tiles {
     begin: u32,
     pub end: u32,
     pub count: u32,
-    /// How many of them come from the end.
+    /// The number of them that come from the end.
     upper: u32,
-    /// How many some rows do not wholly see.
+    /// The number of tiles that some rows do not wholly see.
     pub masked: u32,
 }
 
@@ -47,7 +47,7 @@ impl Tiles {
     }
 }
 
-/// Where tiles lie, and barriers.
+/// The addresses of tiles and barriers.
 #[derive(CubeType)]
 pub(super) struct Pipe {
     memory: u32,
@@ -77,7 +77,8 @@ impl Of {
         config.queries() + if self == Of::Keys { 0 } else { STAGES * config.k_tile() }
     }
 
-    /// Bytes before the barriers that say that its tiles are there; those that they were read come behind.
+    /// Bytes before the barriers that say that its tiles are there; those that they were read come
+    /// behind.
     fn barriers(self, config: WgmmaConfig) -> usize {
         config.tiles_end() + if self == Of::Keys { 0 } else { 2 * STAGES * BARRIER }
     }
@@ -100,7 +101,7 @@ pub(super) fn open(memory: u32, base: u32, #[comptime] config: WgmmaConfig) -> P
 
 #[cube]
 impl Pipe {
-    /// Where the `i`-th tile lies.
+    /// The address of the `i`-th tile.
     pub fn tile(&self, i: u32, #[comptime] of: Of, #[comptime] config: WgmmaConfig) -> u32 {
         self.memory
             + comptime!(of.tiles(config) as u32)
@@ -116,7 +117,8 @@ impl Pipe {
         )
     }
 
-    /// Waits until the `i`-th tile is there. Products that read it need [`show_writes`](crate::gpu::cuda::ptx::show_writes).
+    /// Waits until the `i`-th tile is there. Products that read it need
+    /// [`show_writes`](crate::gpu::cuda::ptx::show_writes).
     pub fn wait(&self, i: u32, #[comptime] of: Of, #[comptime] config: WgmmaConfig) {
         wait(self.barrier(i, of, config), i / comptime!(STAGES as u32) % 2u32);
     }
@@ -126,8 +128,8 @@ impl Pipe {
         arrive_once(self.barrier(i, of, config) + comptime!((STAGES * BARRIER) as u32));
     }
 
-    /// Begins to copy the `i`-th tile of `x`, when all planes have read what it replaces. For keys past the end it copies the
-    /// last one, unless the tile is `whole`.
+    /// Begins to copy the `i`-th tile of `x`, when all planes have read what it replaces. For keys
+    /// past the end it copies the last one, unless the tile is `whole`.
     fn copy(
         &self,
         x: &[Vector<u32, Const<4>>],
@@ -146,7 +148,8 @@ impl Pipe {
         let vectors = comptime!(width / 8);
         let unit = UNIT_POS_X % comptime!(COPYING as u32);
         let (row, column) = (unit / comptime!(vectors as u32), unit % comptime!(vectors as u32));
-        // Rows that all units copy at once, a vector each, and how many times until vectors are swizzled as at first.
+        // Rows that all units copy at once, a vector each, and how many times until vectors are
+        // swizzled as at first.
         let pass = comptime!(COPYING / vectors);
         let turns = comptime!(8usize.div_ceil(pass));
         let mut to = Array::<u32>::new(turns);

@@ -1,10 +1,11 @@
-//! What the kernel on cooperative matrices is compiled for, and what follows from it.
+//! The compile-time configuration of the kernel on cooperative matrices, and sizes that follow from
+//! it.
 
 use crate::gpu::caps::{Caps, Matrices};
 use crate::gpu::matrices::VECTOR;
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The kernel's compile-time configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CmmaTile {
     /// The type of q, k, v and y: f16 or bf16.
@@ -13,7 +14,7 @@ pub(crate) struct CmmaTile {
     pub width: usize,
     /// Dv, a multiple of 16.
     pub value_width: usize,
-    /// What the device multiplies at once.
+    /// The size of the device's matrices.
     pub matrices: Matrices,
     /// Units of the largest plane that may run: where planes are smaller there are more of them,
     /// and some only load.
@@ -26,7 +27,7 @@ pub(crate) struct CmmaTile {
     pub split: bool,
 }
 
-/// How a cube cuts rows and keys.
+/// A cube's cut of rows and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cut {
     /// Query rows of a plane.

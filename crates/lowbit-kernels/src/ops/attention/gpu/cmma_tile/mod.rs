@@ -37,7 +37,7 @@ type Operand<E> = Matrix<Vector<E, Const<4>>>;
 /// The planes' scores, a region each.
 type SharedScores = Shared<[Vector<f32, Const<4>>]>;
 
-/// What a cube has of shared memory, and what the unit has loaded ahead.
+/// A cube's shared memory, and the vectors that the unit has loaded ahead.
 #[derive(CubeType)]
 struct Memory<E: Float> {
     /// A tile of keys, and one of values.

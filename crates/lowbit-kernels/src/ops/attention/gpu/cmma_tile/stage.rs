@@ -1,4 +1,4 @@
-//! How q, keys and values come to the matrices: through shared memory, since rows past the last and
+//! Brings q, keys and values to the matrices: through shared memory, since rows past the last and
 //! values that are not finite need care. Keys and values are loaded to registers first, a tile
 //! ahead where there are registers for it.
 

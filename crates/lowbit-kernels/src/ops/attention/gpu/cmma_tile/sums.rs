@@ -17,11 +17,11 @@ use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixLayout};
 use cubecl_core::prelude::*;
 
-/// What rows begin with for a greatest score: more than [`NO_SCORE`], so that a key which is not
+/// The greatest score with which rows start: more than [`NO_SCORE`], so that a key which is not
 /// seen weighs nothing.
 const LOWEST_SCORE: f32 = -1.0e38;
-/// How far a score may exceed the one that weights refer to: a weight is then 400, which every type
-/// has room for.
+/// The most by which a score may exceed the one that weights refer to: a weight is then 400, which
+/// every type has room for.
 const SLACK: f32 = 6.0;
 
 /// The running softmax of a lane's rows over the keys that they have met, and which keys they see:
@@ -30,7 +30,7 @@ const SLACK: f32 = 6.0;
 pub(super) struct RowSums {
     low: Array<u32>,
     high: Array<u32>,
-    /// What weights refer to: a weight is `exp(score - greatest)`.
+    /// The score that weights refer to: a weight is `exp(score - greatest)`.
     greatest: Array<f32>,
     /// The sum of the weights of the lane's keys.
     weights: Array<f32>,
@@ -264,7 +264,7 @@ impl RowSums {
     }
 }
 
-/// Where a plane's rows go.
+/// The destination of a plane's rows.
 #[derive(CubeType)]
 pub(super) struct Destination {
     /// The first of them.

@@ -8,7 +8,7 @@ use crate::gpu::float::narrow;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// Where a cube's rows go.
+/// The destination of a cube's rows.
 #[derive(CubeType)]
 pub(super) struct Destination {
     pub of: Rows,

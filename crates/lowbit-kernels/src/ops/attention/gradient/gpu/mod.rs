@@ -9,11 +9,12 @@
 //! | `keys`, twice | parts of `dk = ds^T q` and `dv = p^T dy` | likewise |
 //! | `sum`, twice | dk and dv from their parts | |
 //!
-//! A pair is a query row (a token and one of the query heads of a key head) and a key, and its numbers go through memory: for as
-//! many tokens at a time as have [`PAIRS`] of them, so that a large device's cache holds much of it. The floor is
-//! `6 pairs D + 4 pairs Dv` operations, about half of them for a prompt, since units leave out keys that no row of their span sees;
-//! memory's is `36 pairs` bytes. A unit computes 8 x 4 results in registers, with 12 loads of 16 bytes, which the first-level cache
-//! has to serve, for 128 multiplications.
+//! A pair is a query row (a token and one of the query heads of a key head) and a key, and its
+//! numbers go through memory: for as many tokens at a time as have [`PAIRS`] of them, so that a
+//! large device's cache holds much of it. The floor is `6 pairs D + 4 pairs Dv` operations, about
+//! half of them for a prompt, since units leave out keys that no row of their span sees; memory's
+//! is `36 pairs` bytes. A unit computes 8 x 4 results in registers, with 12 loads of 16 bytes,
+//! which the first-level cache has to serve, for 128 multiplications.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -74,7 +75,7 @@ struct Widths {
     vectors: u32,
 }
 
-/// Which of the rows of q and y query row `row` of a block is.
+/// The place of query row `row` of a block among the rows of q and y.
 #[allow(clippy::manual_is_multiple_of)] // CubeCL has no such method.
 #[cube]
 fn row_of_token(sizes: &Sizes, head: usize, row: usize, #[comptime] group: usize) -> usize {
@@ -185,11 +186,13 @@ impl Call<'_> {
             params: self.softmax_params(),
         };
         let kernel = AttentionBackwardSpans::kernel(self.gpu.target(), UNITS, self.group);
-        // SAFETY: there is a span for every 16 of the padded rows, each with a row of a token of the block.
+        // SAFETY: there is a span for every 16 of the padded rows, each with a row of a token of
+        // the block.
         unsafe { self.gpu.launch(kernel, cubes(sizes.padded as usize / SPAN), arguments) }
     }
 
-    /// `out[g, row, j] = x[row] . k[g, j]` of rows of `width`, where a row of the span sees a key of the unit.
+    /// `out[g, row, j] = x[row] . k[g, j]` of rows of `width`, where a row of the span sees a key
+    /// of the unit.
     fn scores(
         &self,
         [x, k]: [&Tensor; 2],
@@ -207,7 +210,8 @@ impl Call<'_> {
             vectors: width.vectors,
         };
         let kernel = AttentionBackwardScores::kernel(self.gpu.target(), CUBE, self.group);
-        // SAFETY: x has the block's rows, k the heads' keys, out their pairs, and `padded` rows end with a span.
+        // SAFETY: x has the block's rows, k the heads' keys, out their pairs, and `padded` rows end
+        // with a span.
         unsafe { self.gpu.launch(kernel, cubes, arguments) }
     }
 

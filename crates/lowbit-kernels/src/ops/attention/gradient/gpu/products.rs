@@ -1,5 +1,5 @@
-//! The five products of tiles. A unit computes [`EACH_ROWS`] rows of 4 columns, four terms at a time, which it loads in vectors of
-//! four: either four terms of a row, or one term of four rows.
+//! The five products of tiles. A unit computes [`EACH_ROWS`] rows of 4 columns, four terms at a
+//! time, which it loads in vectors of four: either four terms of a row, or one term of four rows.
 
 use super::{SPAN, Sizes, Widths, row_of_token};
 use crate::gpu::launch::kernel;
@@ -48,7 +48,7 @@ fn put(values: &mut Array<f32>, vector: Vector<f32, Const<4>>, #[comptime] at: u
     }
 }
 
-/// Which of a unit's terms are in one vector.
+/// The terms of a unit that are in one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Vectors {
     /// Four terms of a row: row `i` is vector `i`.
@@ -58,7 +58,7 @@ enum Vectors {
 }
 
 impl Vectors {
-    /// Where term `k` of row `i` is.
+    /// The place of term `k` of row `i`.
     fn at(self, i: usize, k: usize) -> usize {
         match self {
             Self::Row => i * VECTOR + k,
@@ -99,7 +99,8 @@ fn no_sums() -> Array<f32> {
     sums
 }
 
-/// `out[g, row, j] = x[row] . k[g, j]`, where any row of the span sees a key of the unit; the others are not written.
+/// `out[g, row, j] = x[row] . k[g, j]`, where any row of the span sees a key of the unit; the
+/// others are not written.
 #[kernel]
 pub(super) fn attention_backward_scores(
     x: &[Vector<f32, Const<4>>],
@@ -158,8 +159,8 @@ pub(super) fn attention_backward_scores(
     }
 }
 
-/// `dq[row] = sum over the j that any row of the span sees of gradients[g, row, j] * k[g, j]`; NaN where a position is beyond the
-/// capacity.
+/// `dq[row] = sum over the j that any row of the span sees of gradients[g, row, j] * k[g, j]`; NaN
+/// where a position is beyond the capacity.
 #[kernel]
 pub(super) fn attention_backward_queries(
     gradients: &[Vector<f32, Const<4>>],
@@ -216,8 +217,8 @@ pub(super) fn attention_backward_queries(
     }
 }
 
-/// Keys that no query sees may hold anything, and what is not finite times their gradient of 0 is NaN. A query that sees such a
-/// key has gradients that are NaN.
+/// Keys that no query sees may hold anything, and what is not finite times their gradient of 0 is
+/// NaN. A query that sees such a key has gradients that are NaN.
 #[cube]
 fn finite_or_zero(values: &mut Array<f32>) {
     #[unroll]
@@ -227,7 +228,8 @@ fn finite_or_zero(values: &mut Array<f32>) {
     }
 }
 
-/// `parts[split, g, j] = sum over rows of pairs[g, row, j] * x[row]`, over the rows of `per_split` spans.
+/// `parts[split, g, j] = sum over rows of pairs[g, row, j] * x[row]`, over the rows of `per_split`
+/// spans.
 #[kernel]
 pub(super) fn attention_backward_keys(
     pairs: &[Vector<f32, Const<4>>],

@@ -1,4 +1,4 @@
-//! Which keys query rows see, and each row's softmax.
+//! The keys that query rows see, and each row's softmax.
 
 use super::{SPAN, Sizes, row_of_token};
 use crate::gpu::compile::Target;
@@ -15,7 +15,8 @@ pub(super) struct Params {
     pub scale: u32,
 }
 
-/// The keys that a token sees, from the first to before the second; none where its position is beyond the capacity.
+/// The keys that a token sees, from the first to before the second; none where its position is
+/// beyond the capacity.
 #[cube]
 fn visible(positions: &[u32], token: usize, sizes: &Sizes, params: &Params) -> (u32, u32) {
     let position = positions[token];
@@ -23,8 +24,8 @@ fn visible(positions: &[u32], token: usize, sizes: &Sizes, params: &Params) -> (
     (high - min(high, params.window), high)
 }
 
-/// `spans[i]`: the keys that any of rows `16 i..16 i + 16` sees lie from the first number to before the second, and all rows see
-/// those from the third to before the fourth. A unit a span.
+/// `spans[i]`: the keys that any of rows `16 i..16 i + 16` sees lie from the first number to before
+/// the second, and all rows see those from the third to before the fourth. A unit a span.
 #[kernel]
 pub(super) fn attention_backward_spans(
     positions: &[u32],
@@ -60,8 +61,9 @@ pub(super) fn attention_backward_spans(
     }
 }
 
-/// `weights`, which are `q . k`, become `p`, and `gradients`, which are `dy . v`, become `scale p (dy . v - dy . y)`; both 0 where
-/// a row does not see a key, and in the rows that fill the last span.
+/// `weights`, which are `q . k`, become `p`, and `gradients`, which are `dy . v`, become
+/// `scale p (dy . v - dy . y)`; both 0 where a row does not see a key, and in the rows that fill
+/// the last span.
 #[kernel]
 pub(super) fn attention_backward_softmax(
     y: &[Vector<f32, Const<4>>],
