@@ -1,10 +1,10 @@
-//! Where NVIDIA's run-time compiler and CUDA's headers are looked for.
+//! The places in which NVIDIA's run-time compiler and CUDA's headers are looked for.
 
 use crate::cache::{Environment, cache, folder};
 use lowbit::CudaOptions;
 use std::path::{Path, PathBuf};
 
-/// What this machine has.
+/// This machine's options for CUDA.
 pub fn options() -> CudaOptions {
     let environment = |name: &str| std::env::var_os(name);
     let options = CudaOptions::new(places(&environment));
@@ -14,9 +14,9 @@ pub fn options() -> CudaOptions {
     }
 }
 
-/// The places, the first to look at first: the toolkit that the environment names and the usual ones; Python's packages of the
-/// active environment, of conda, of the python3 on the path and of the user; what `lowbit setup cuda` brought; the
-/// distribution's packages.
+/// The places, the first to look at first: the toolkit that the environment names and the usual
+/// ones; Python's packages of the active environment, of conda, of the python3 on the path and of
+/// the user; what `lowbit setup cuda` brought; the distribution's packages.
 fn places(environment: Environment<'_>) -> Vec<PathBuf> {
     let named = |name| folder(environment, name);
     let mut places: Vec<_> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(named).collect();
@@ -38,7 +38,8 @@ fn places(environment: Environment<'_>) -> Vec<PathBuf> {
     places
 }
 
-/// The folders of Python's packages below `prefix`: `lib/python3.12/site-packages`, or Debian's `dist-packages`.
+/// The folders of Python's packages below `prefix`: `lib/python3.12/site-packages`, or Debian's
+/// `dist-packages`.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let pythons = names(&lib).into_iter().filter(|name| name.starts_with("python3"));
@@ -47,12 +48,12 @@ fn packages(prefix: &Path) -> Vec<PathBuf> {
     folders.filter(|folder| folder.is_dir()).collect()
 }
 
-/// What `lowbit setup cuda` calls the folder of this version in the cache.
+/// The name that `lowbit setup cuda` gives the folder of this version in the cache.
 pub fn toolkit_name((major, minor): (u32, u32)) -> String {
     format!("cuda-{major}.{minor}")
 }
 
-/// What `lowbit setup cuda` brought, the newest first.
+/// The folders that `lowbit setup cuda` brought, the newest first.
 fn brought(cache: &Path) -> Vec<PathBuf> {
     let version = |name: &String| {
         let (major, minor) = name.strip_prefix("cuda-")?.split_once('.')?;

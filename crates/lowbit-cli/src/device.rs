@@ -123,7 +123,7 @@ impl TypedValueParser for DeviceParser {
     }
 }
 
-/// Where ops run.
+/// The choice of a device.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
@@ -163,13 +163,13 @@ fn cuda_arch(value: &str) -> Result<u32, String> {
     value.parse().map_err(|_| "a compute capability without its point is wanted, as in 80".into())
 }
 
-/// What the flags ask for.
+/// The device that the flags ask for.
 #[derive(Clone, Debug, PartialEq)]
 enum Choice {
     Named(Named),
     /// The CPU, because of this flag.
     Cpu(&'static str),
-    /// The best that is there. Whether a GPU is expected.
+    /// The best device of the machine, and whether a GPU is expected.
     Auto(bool),
 }
 
@@ -326,8 +326,8 @@ fn described(device: &Device) -> String {
     }
 }
 
-/// The first device that is there, works and is no program for the processor. What is there and
-/// does not work is noted.
+/// The first device that is there, works and is no program for the processor. Devices that are
+/// there and do not work are noted.
 fn best(
     devices: impl Iterator<Item = Result<Device, KernelError>>,
     notes: &mut Vec<String>,

@@ -1,4 +1,4 @@
-//! Signals. What Ctrl-C ends depends on what the program is doing:
+//! Signals. The effect of Ctrl-C depends on what the program is doing:
 //!
 //! | during | Ctrl-C |
 //! |---|---|
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 /// The status of a program that Ctrl-C ended, as shells count it.
 pub const STATUS: u8 = 128 + SIGINT as u8;
 
-/// What the program is doing.
+/// The program's present work.
 #[derive(Clone, Copy)]
 pub enum Doing {
     /// Something that Ctrl-C ends together with the program.
@@ -38,7 +38,7 @@ pub enum Doing {
     /// Something that can be stopped. A second Ctrl-C within `patience` is ignored.
     Writing { patience: Duration },
     /// Something that any signal stops and that cleans up its files then; after that it calls
-    /// [`Interrupts::obey`]. What has not done so in [`PATIENCE`] ends without it.
+    /// [`Interrupts::obey`]. Work that has not done so in [`PATIENCE`] ends without it.
     Saving,
     /// The same, but it takes its time: there is a state to save.
     Learning,
@@ -165,7 +165,7 @@ impl Ignored {
         Self(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()))
     }
 
-    /// Where the system does not say, hangups are left alone.
+    /// If the system does not say, hangups are left alone.
     fn has(&self, signal: i32) -> bool {
         self.0.map_or(signal == SIGHUP, |mask| mask >> (signal - 1) & 1 == 1)
     }

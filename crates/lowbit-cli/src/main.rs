@@ -1,4 +1,5 @@
-//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize`, `bench`, `devices` and `setup`.
+//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize`, `bench`, `devices`
+//! and `setup`.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -68,11 +69,13 @@ Without a command, lowbit generates when it is given a prompt (-p, -f), else it 
 /// Any error, to be printed with its causes.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Characters of an error that are printed: enough for its causes and paths, however much of a file it quotes.
+/// Characters of an error that are printed: enough for its causes and paths, however much of a file
+/// it quotes.
 const LONGEST_ERROR: usize = 8000;
 
 fn main() -> ExitCode {
-    // Without this handler, a mapped file that is cut kills the program without a message; nothing else is lost.
+    // Without this handler, a mapped file that is cut kills the program without a message; nothing
+    // else is lost.
     _ = lowbit_files::report_cut_files();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -80,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was typed.
+/// Parses the command line.
 fn parse() -> Result<Command, Failure> {
     let mut program = Arguments::command();
     let typed = habits::translate(&program, std::env::args_os())?;

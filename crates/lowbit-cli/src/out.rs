@@ -1,5 +1,6 @@
-//! What the program prints. `println!` and `eprintln!` panic where a pipe is closed or a disk is full, so nothing else
-//! writes to standard output and standard error; clippy's `print_stdout` and `print_stderr` watch over that.
+//! The program's output. `println!` and `eprintln!` panic where a pipe is closed or a disk is full,
+//! so nothing else writes to standard output and standard error; clippy's `print_stdout` and
+//! `print_stderr` watch over that.
 
 use std::fmt::{self, Arguments, Display, Formatter};
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -34,8 +35,8 @@ pub fn print(text: Arguments<'_>) -> Result<(), Unwritable> {
     out.write_fmt(text).and_then(|()| out.flush()).map_err(Unwritable)
 }
 
-/// Writes what a model wrote, a piece at a time. A terminal, which obeys control characters, gets them escaped, but for line
-/// breaks and tabs; a file or a pipe gets them as they are.
+/// Writes what a model wrote, a piece at a time. A terminal, which obeys control characters, gets
+/// them escaped, but for line breaks and tabs; a file or a pipe gets them as they are.
 ///
 /// # Errors
 /// [`Unwritable`].
@@ -100,7 +101,8 @@ pub fn print_clap(error: &clap::Error) -> Result<(), Unwritable> {
     if error.use_stderr() { Ok(()) } else { printed.map_err(Unwritable) }
 }
 
-/// Writes a line to standard error. When that fails there is nowhere left to say so, and the work goes on without it.
+/// Writes a line to standard error. When that fails there is nowhere left to say so, and the work
+/// goes on without it.
 pub fn tell(text: Arguments<'_>) {
     // In one piece: standard error is not buffered, and other programs may write to it.
     let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());

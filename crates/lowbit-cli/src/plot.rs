@@ -72,12 +72,12 @@ impl Axis {
         Self { low: (low / step).floor() * step, high: (high / step).ceil() * step, step }
     }
 
-    /// How far along the axis `value` is, from 0 to 1.
+    /// The place of `value` along the axis, from 0 to 1.
     fn part(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
 
-    /// Where the marks are, and what they say.
+    /// The marks' places and texts.
     fn marks(&self) -> impl Iterator<Item = (f64, String)> {
         // A power of ten may be off by a rounding.
         let digits = (-self.step.log10() - 1e-9).ceil().clamp(0.0, 12.0) as usize;

@@ -9,11 +9,11 @@ use lowbit_files::shown;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// Which chat template to use, and its variables besides the messages.
+/// The chat template, and its variables besides the messages.
 #[derive(clap::Args)]
 pub struct TemplateOptions {
-    /// A chat template to use instead of the checkpoint's: a file, the name of one of llama.cpp's (chatml, llama3, gemma, ...), or
-    /// Jinja.
+    /// A chat template to use instead of the checkpoint's: a file, the name of one of llama.cpp's
+    /// (chatml, llama3, gemma, ...), or Jinja.
     #[arg(long, value_name = "FILE|NAME", alias = "chat-template-file")]
     chat_template: Option<PathBuf>,
     /// Variables for the chat template, as '{"enable_thinking": false}'.

@@ -1,4 +1,5 @@
-//! Every flag of every command with numbers that are too small, too large or none: an answer or a message, at once.
+//! Every flag of every command with numbers that are too small, too large or none: an answer or a
+//! message, at once.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +17,7 @@ const VALUES: [&str; 9] = [
     "1e308",
 ];
 
-/// What a command may take; most take a fraction of a second.
+/// The longest time of a command; most take a fraction of a second.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn root() -> PathBuf {
@@ -48,7 +49,7 @@ fn flags(command: &str) -> Vec<String> {
     help(&[command]).lines().filter_map(flag).collect()
 }
 
-/// What makes a command run for a moment.
+/// Flags that make a command run for a moment only.
 fn base(command: &str) -> Vec<(&'static str, String)> {
     let root = root();
     let path = |name: &str| root.join(name).to_str().unwrap().to_string();
@@ -68,7 +69,7 @@ fn base(command: &str) -> Vec<(&'static str, String)> {
     [("--model", model)].into_iter().chain(more).collect()
 }
 
-/// Runs a command with one flag set. What is wrong with what happens, if anything.
+/// Runs a command with one flag set. Returns what went wrong, if anything.
 fn problem(command: &str, flag: &str, value: &str, folder: &Path) -> Option<String> {
     let base = base(command).into_iter().filter(|(name, _)| *name != flag);
     let base = base.flat_map(|(name, value)| [name.to_string(), value]);

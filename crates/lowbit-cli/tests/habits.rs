@@ -1,4 +1,4 @@
-//! What people who come from llama.cpp and mlx-lm type.
+//! Command lines of people who come from llama.cpp and mlx-lm.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! `quantize` as signals, full disks and other processes end it: never half a checkpoint under the final name, and
-//! nothing left behind. `tools/kill_quantize` does the same hundreds of times.
+//! `quantize` as signals, full disks and other processes end it: never half a checkpoint under the
+//! final name, and nothing left behind. `tools/kill_quantize` does the same hundreds of times.
 #![cfg(unix)]
 
 mod support;
@@ -10,7 +10,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::root;
 
-/// `lowbit quantize` of a checkpoint of this repository in `folder`, through a shell that runs `before` first.
+/// `lowbit quantize` of a checkpoint of this repository in `folder`, through a shell that runs
+/// `before` first.
 fn quantize(folder: &Path, before: &str, model: &str, arguments: &[&str]) -> Command {
     let mut command = support::with_signals("sh");
     command.arg("-c").arg(format!("{before} exec \"$0\" quantize \"$@\"")).arg(env!("CARGO_BIN_EXE_lowbit"));
@@ -241,7 +242,7 @@ fn learning_writes_a_checkpoint_and_a_log() {
         let held_out = |row: &Vec<&str>| row[3].parse::<f64>().unwrap();
         assert!(held_out(&rows[10]) < held_out(&rows[1]) && held_out(&rows[10]) > 0.0, "{log}");
         assert_eq!(names(folder.path()), ["data.jsonl", "data.txt", "log.csv", "new"]);
-        // What was learned is an ordinary checkpoint.
+        // The learned checkpoint is an ordinary one.
         let mut command = Command::new(env!("CARGO_BIN_EXE_lowbit"));
         command.args(["perplexity", "--model", "new", "--file", "data.txt", "--context", "32"]);
         succeeds(command.current_dir(folder.path()).output().unwrap());
@@ -350,7 +351,8 @@ fn learning_that_was_killed_goes_on() {
     assert!(message.contains("config.json: is not a log of learning, and is not replaced"), "{message}");
 }
 
-/// An output may be no other argument's file under any name, and only a regular file: opening a FIFO would wait for its other end.
+/// An output may be no other argument's file under any name, and only a regular file: opening a
+/// FIFO would wait for its other end.
 #[test]
 fn outputs_of_learning_are_files_of_their_own() {
     let folder = tempfile::tempdir().unwrap();

@@ -58,7 +58,7 @@ impl Terminal {
         command.args(["--ctty", "sh"]).current_dir(root()).env("TERM", term).env("XDG_STATE_HOME", state);
         let side = || Stdio::from(terminal.slave.try_clone().unwrap());
         command.stdin(side()).stdout(side()).stderr(side());
-        // What the terminal is like afterwards is part of what is shown. Ctrl-C comes to the shell, too.
+        // The terminal's mode afterwards is part of the output. Ctrl-C comes to the shell, too.
         let script = "trap : INT; \"$0\" \"$@\"; echo \"[status $?]\"; stty -a; echo \"[end]\"";
         let program = env!("CARGO_BIN_EXE_lowbit");
         let child = command.args(["-c", script, program]).args(arguments).spawn().unwrap();
@@ -93,7 +93,8 @@ impl Terminal {
         }
     }
 
-    /// Waits for the program's end: its status, and a terminal that echoes, edits lines and makes Ctrl-C a signal.
+    /// Waits for the program's end: its status, and a terminal that echoes, edits lines and makes
+    /// Ctrl-C a signal.
     #[track_caller]
     fn ends_with(&mut self, status: i32) {
         self.waits_for("[status ");
@@ -315,7 +316,8 @@ fn generate_stops_once_and_is_ended_by_the_second() {
     assert!(figures.contains("generation: "), "{figures}");
     assert_eq!(end(child).code(), Some(130));
 
-    // While the prompt is read there is nothing to print: a file that never ends is one that is never read.
+    // While the prompt is read there is nothing to print: a file that never ends is one that is
+    // never read.
     let child = piped(&["generate", "-n", "20000"]);
     std::thread::sleep(Duration::from_millis(300));
     kill(&child.id().to_string(), "-INT");
@@ -324,7 +326,8 @@ fn generate_stops_once_and_is_ended_by_the_second() {
 
 #[test]
 fn json_of_an_interrupted_text_is_whole() {
-    // Nothing says when loading is over, and an interrupt before that ends the program: wait longer then.
+    // Nothing says when loading is over, and an interrupt before that ends the program: wait longer
+    // then.
     for milliseconds in [500, 2000, 8000, 20000] {
         let child = piped(&["generate", "-p", "A vector is", "-n", "30000", "--ignore-eos", "--json"]);
         std::thread::sleep(Duration::from_millis(milliseconds));

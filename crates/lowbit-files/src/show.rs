@@ -66,7 +66,7 @@ impl Write for Cut<'_, '_> {
             match character {
                 '"' | '\'' | '\\' => self.out.write_char(character)?,
                 '\n' if self.keep_lines => self.out.write_char(character)?,
-                // What Unicode prints stays as it is.
+                // Characters that Unicode calls printable stay as they are.
                 _ => write!(self.out, "{}", character.escape_debug())?,
             }
         }

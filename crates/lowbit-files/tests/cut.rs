@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 const FILE: &str = "LOWBIT_TEST_CUT_FILE";
 
-/// What the child does. (Run as a test, without its variable, it does nothing.)
+/// The child's work. (Run as a test, without its variable, it does nothing.)
 #[test]
 fn child() {
     let Ok(path) = std::env::var(FILE) else { return };

@@ -1,5 +1,5 @@
-//! Opening a hostile file takes at most 12 times its size and 64 MB of memory, its own mapped pages included. Each kind
-//! is opened in a process of its own, whose peak the system knows.
+//! Opening a hostile file takes at most 12 times its size and 64 MB of memory, its own mapped pages
+//! included. Each kind is opened in a process of its own, whose peak the system knows.
 #![cfg(target_os = "linux")]
 
 use lowbit_files::Checkpoint;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 const PATH: &str = "LOWBIT_TEST_HOSTILE_PATH";
 
-/// What the child does. (Run as a test, without its variable, it does nothing.)
+/// The child's work. (Run as a test, without its variable, it does nothing.)
 #[test]
 fn child() {
     let Ok(path) = std::env::var(PATH) else { return };
@@ -33,7 +33,7 @@ fn child() {
     println!("{}", status.lines().find(|line| line.starts_with("VmHWM:")).unwrap());
 }
 
-/// What opening said, and the peak in bytes.
+/// The result of opening, and the peak in bytes.
 fn open(path: &Path) -> (String, u64) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["child", "--exact", "--nocapture"])
@@ -47,7 +47,8 @@ fn open(path: &Path) -> (String, u64) {
     (find("refused: ").unwrap_or_default(), peak)
 }
 
-/// `unit` with a running number for `#`, over and over up to about `bytes` bytes, with commas between.
+/// `unit` with a running number for `#`, over and over up to about `bytes` bytes, with commas
+/// between.
 fn repeated(open: &str, unit: &str, close: &str, bytes: usize) -> Vec<u8> {
     let mut text = open.to_string();
     let mut number = 0u64;

@@ -5,9 +5,11 @@ use serde_json::{Map, Value};
 
 use crate::split;
 
-/// A template, its variables and the messages, with a line `---` between them. What is no JSON is not there.
+/// A template, its variables and the messages, with a line `---` between them. Text that is not
+/// JSON counts as absent.
 ///
-/// Memory and time are libFuzzer's to watch; the interpreter must not panic, nor write more than it says.
+/// Memory and time are libFuzzer's to watch; the interpreter must not panic, nor write more than it
+/// says.
 pub fn chat_template(data: &[u8]) {
     let mut parts = split(data, b"\n---\n");
     let source = String::from_utf8_lossy(parts.next().unwrap_or(b""));

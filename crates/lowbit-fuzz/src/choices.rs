@@ -95,7 +95,8 @@ impl Choices<'_> {
         *self.of(&FLOATS)
     }
 
-    /// What a terminal obeys, what takes long to print, and the words that configurations use.
+    /// Characters that a terminal obeys, text that takes long to print, and the words of
+    /// configurations.
     pub fn string(&mut self) -> String {
         const WORDS: [&str; 20] = [
             "",

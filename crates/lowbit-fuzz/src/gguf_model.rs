@@ -9,7 +9,7 @@ use crate::tiny;
 /// Three tokens with a meaning, and a token for each byte.
 const VOCABULARY: usize = 3 + 256;
 
-/// What tensors are stored as.
+/// The types of tensors.
 const STORED: [Stored; 9] = [
     Stored::Plain(DType::F32),
     Stored::Plain(DType::F16),
@@ -37,8 +37,8 @@ struct Damaged {
     numbers: Vec<(usize, u64)>,
 }
 
-/// A tiny GGUF model of some architecture, damaged in up to 12 chosen ways: it is refused, or its tokenizer takes a text
-/// and it answers.
+/// A tiny GGUF model of some architecture, damaged in up to 12 chosen ways: it is refused, or its
+/// tokenizer takes a text and it answers.
 pub fn gguf_model(data: &[u8]) {
     let mut choices = Choices(data);
     let mut damaged = Damaged::new(&mut choices);
@@ -166,7 +166,7 @@ impl Damaged {
         }
         let mut contents = vec![];
         for Tensor { name, stored, shape, fill } in &self.tensors {
-            // What is too large to be written gets its sizes afterwards, by `numbers`.
+            // Tensors that are too large to be written get their sizes afterwards, by `numbers`.
             let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
             elements.filter(|&n| n <= 1 << 16)?;
             let bytes = writer.tensor(name, *stored, shape).ok()?;
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
     use crate::model::reply;
 
-    /// What `damaged` is refused for.
+    /// The error for which `damaged` is refused.
     #[track_caller]
     fn refused(damaged: &Damaged) -> String {
         let directory = tempfile::tempdir().unwrap();
@@ -296,7 +296,8 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().join("model.gguf");
             std::fs::write(&path, damaged.file().unwrap()).unwrap();
-            // Norms may have any number of dimensions, and leading ones of 1 are left out by converters.
+            // Norms may have any number of dimensions, and leading ones of 1 are left out by
+            // converters.
             if let Err(error) = reply(&Checkpoint::open(&path).unwrap()) {
                 check_message(&error);
                 let vocabulary = name == "token_embd.weight";

@@ -19,8 +19,8 @@ thread_local! {
     static DEVICE: Device = Device::cpu(Some(1)).expect("a thread");
 }
 
-/// A tiny checkpoint of some architecture, damaged in up to 12 chosen ways (see `Damaged::damage`): it is refused, or
-/// it answers.
+/// A tiny checkpoint of some architecture, damaged in up to 12 chosen ways (see `Damaged::damage`):
+/// it is refused, or it answers.
 pub fn model(data: &[u8]) {
     let mut choices = Choices(data);
     let mut damaged = Damaged::new(&mut choices);
@@ -90,7 +90,7 @@ struct Tensor {
     name: String,
     dtype: (&'static str, usize),
     shape: Vec<u64>,
-    /// What its bytes are made of.
+    /// The source of its bytes.
     fill: Fill,
     /// Added to the end of its data_offsets.
     lie: u64,
@@ -197,7 +197,8 @@ impl Damaged {
         }
     }
 
-    /// A key of the configuration, one that it has or one that it could have, becomes something else.
+    /// A key of the configuration, one that it has or one that it could have, becomes something
+    /// else.
     fn set(&mut self, choices: &mut Choices<'_>) {
         const OTHERS: [&str; 28] = [
             "rope_parameters",
@@ -286,7 +287,8 @@ pub(crate) fn patch(bytes: &mut [u8], patches: &[(usize, u8)]) {
 mod tests {
     use super::*;
 
-    /// What must not reach a terminal as it is, in every place of the configuration and of the header.
+    /// Puts text that must not reach a terminal as it is in every place of the configuration and of
+    /// the header.
     #[test]
     fn no_message_shows_escapes_or_whole_values() {
         let texts = ["\u{1b}[2J\u{202e}\u{9b}\r\u{7}".to_string(), "y\u{1b}".repeat(1 << 16)];

@@ -1,5 +1,5 @@
-//! The smallest checkpoint of each architecture, as a configuration and a list of tensors, to be damaged and then
-//! written as safetensors or as GGUF.
+//! The smallest checkpoint of each architecture, as a configuration and a list of tensors, to be
+//! damaged and then written as safetensors or as GGUF.
 
 use serde_json::{Map, Value, json};
 
@@ -33,7 +33,7 @@ pub(crate) struct Spec {
     pub shape: Vec<usize>,
 }
 
-/// What an architecture has.
+/// The parts of an architecture.
 #[derive(Clone, Copy)]
 struct Kind {
     gguf: bool,
@@ -218,7 +218,8 @@ fn mlp(json: &str, suffix: &str, inner: usize) -> Vec<Spec> {
     vec![one("gate", [inner, HIDDEN]), one("up", [inner, HIDDEN]), one("down", [HIDDEN, inner])]
 }
 
-/// Experts in all the ways that checkpoints store them: one tensor each, stacked, and gate and up in one.
+/// Experts in all the ways that checkpoints store them: one tensor each, stacked, and gate and up
+/// in one.
 fn experts(kind: Kind, layer: usize) -> Vec<Spec> {
     let mut all = vec![spec("mlp.gate.weight", "ffn_gate_inp.weight", &[EXPERTS, HIDDEN])];
     if kind.hybrid {

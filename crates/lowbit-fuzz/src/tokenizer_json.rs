@@ -2,7 +2,7 @@ use lowbit_files::Tokenizer;
 
 use crate::file;
 
-/// What patterns, normalizers and merges may stumble over.
+/// Texts that patterns, normalizers and merges may stumble over.
 const TEXTS: [&str; 4] = [
     "ab <s>c  A\u{c9}e\u{301} 12\n\n",
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",

@@ -8,7 +8,7 @@ use syn::{
     parse_quote,
 };
 
-/// What stands in the attribute's parentheses.
+/// The text in the attribute's parentheses.
 pub struct Options {
     /// True if the kernel itself says where it waits for the launch before it.
     waits: bool,

@@ -10,7 +10,7 @@ use lowbit_models::ModelError;
 use std::ops::ControlFlow::Continue;
 use std::time::Instant;
 
-/// What was measured.
+/// A measured case.
 #[derive(serde::Serialize)]
 struct Figure {
     case: String,
@@ -27,8 +27,9 @@ struct Figure {
 /// Tokens before the generated ones at a depth of 0: one has to be there.
 const PROMPT: usize = 16;
 
-/// Times prompts of each length and generation, behind a text of each depth: prompts in a session of their own, generations in
-/// one session, so that the timed ones find its memory and its captured step ready, as replies after the first do.
+/// Times prompts of each length and generation, behind a text of each depth: prompts in a session
+/// of their own, generations in one session, so that the timed ones find its memory and its
+/// captured step ready, as replies after the first do.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (target, checkpoint) = (arguments.model.target()?, arguments.model.open()?);
     let model = ModelOptions::load_opened(&checkpoint, &target, |model| compiled(arguments, model))?;
@@ -58,7 +59,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The median time of `run`, after a first run that compiles kernels, touches weights and, where it writes, captures the step.
+/// The median time of `run`, after a first run that compiles kernels, touches weights and, where it
+/// writes, captures the step.
 fn measure(
     arguments: &Arguments,
     name: &str,

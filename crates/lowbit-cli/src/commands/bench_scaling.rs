@@ -8,7 +8,8 @@ use lowbit_kernels::bench::{Row, scaling_cases};
 /// A time may grow this much more than the work does from one size to the next.
 const STEP: f64 = 1.3;
 
-/// Times the cases with 1, 2, 4, .. threads, up to those asked for, and names every step in time that the work does not explain.
+/// Times the cases with 1, 2, 4, .. threads, up to those asked for, and names every step in time
+/// that the work does not explain.
 pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
     let mut all = vec![];
     let device = arguments.model.device()?;
@@ -44,7 +45,8 @@ pub fn run(arguments: &Arguments, filter: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How much more the time grows than the work, if that is too much. The work is operations or bytes, whichever grows more.
+/// The growth of the time divided by that of the work, if that is too much. The work is operations
+/// or bytes, whichever grows more.
 fn unexplained_step(before: &Row, after: &Row) -> Option<f64> {
     if (&before.op, &before.format) != (&after.op, &after.format) || after.flops <= before.flops {
         return None;

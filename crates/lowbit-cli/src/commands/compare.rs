@@ -15,7 +15,7 @@ use lowbit_models::{Estimate, Quantiles};
 use serde_json::{Value, json};
 use std::ops::ControlFlow::Continue;
 
-/// What is compared, and how.
+/// A comparison of models with their teacher.
 pub struct Comparison<'a> {
     pub text: &'a str,
     pub context: usize,
@@ -41,7 +41,7 @@ impl Student {
     }
 }
 
-/// What came out for a model.
+/// A model's result.
 pub struct Outcome {
     pub name: String,
     pub bits_per_weight: f64,
@@ -176,7 +176,7 @@ fn print_one(of: &Statistics) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What llama-perplexity calls a percentile.
+/// A percentile as llama-perplexity defines it.
 fn quantile(percent: f64) -> String {
     match percent {
         0.0 => "Minimum".into(),
@@ -254,7 +254,7 @@ pub const CSV: Content = Content { name: "a table of lowbit perplexity's", begin
 const CSV_HEADER: &str = "model,by,index,tokens,kl,kl_median,kl_99,nll,teacher_nll,same_top";
 
 /// Divergences by position in the window, of all windows together, and by layer, of the first
-/// window, a line each. What a layer does not have is empty.
+/// window, a line each. Columns that a layer does not have are empty.
 pub fn to_csv(outcomes: &[Outcome]) -> String {
     let mut csv = format!("{CSV_HEADER}\n");
     for Outcome { name, tokens, layers, .. } in outcomes {

@@ -1,4 +1,4 @@
-//! What `quantize` learns from, and what it says of it.
+//! The data that `quantize` learns from, and its reports.
 
 use crate::options::at_least_one;
 use crate::paths::Paths;
@@ -18,27 +18,30 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(next_help_heading = "Learning")]
 pub struct LearnArguments {
-    /// Learn what rounding lost, by distillation from the model that is quantised: its scales and biases, or its codes as well.
+    /// Learn what rounding lost, by distillation from the model that is quantised: its scales and
+    /// biases, or its codes as well.
     #[arg(long, value_enum, requires = "data")]
     learn: Option<Learned>,
-    /// Give each weight a number of bits of its own, more where rounding costs more on the data, so that all together have at most
-    /// this many bits per weight, scales included.
+    /// Give each weight a number of bits of its own, more where rounding costs more on the data, so
+    /// that all together have at most this many bits per weight, scales included.
     #[arg(long, value_name = "BITS", requires = "data")]
     target_bpw: Option<f64>,
-    /// The text to learn from; in a .jsonl file each line is an object with a `text` or with `messages`. A twentieth of it is held
-    /// out, and what scores best on that is kept.
+    /// The text to learn from; in a .jsonl file each line is an object with a `text` or with
+    /// `messages`. A twentieth of it is held out, and what scores best on that is kept.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Learn codes one block of the model at a time, each from what the source's block gives, then scales and biases end to end: takes
-    /// the memory of one block where --learn codes takes that of the whole model. The states of all windows are in memory, too: 4
-    /// bytes per token and value of the hidden size.
+    /// Learn codes one block of the model at a time, each from what the source's block gives, then
+    /// scales and biases end to end: takes the memory of one block where --learn codes takes that
+    /// of the whole model. The states of all windows are in memory, too: 4 bytes per token and
+    /// value of the hidden size.
     #[arg(long, requires = "learn")]
     by_block: bool,
-    /// Windows of text per step of a block; it takes as many steps as --steps of --windows have windows. More windows per step are
-    /// faster where a block is large, and win back less.
+    /// Windows of text per step of a block; it takes as many steps as --steps of --windows have
+    /// windows. More windows per step are faster where a block is large, and win back less.
     #[arg(long, value_name = "WINDOWS", default_value_t = 1, value_parser = at_least_one(), requires = "by_block")]
     block_windows: usize,
-    /// The highest learning rate of a block [default: by the format of each weight, as --learn codes has for the whole model].
+    /// The highest learning rate of a block
+    /// [default: by the format of each weight, as --learn codes has for the whole model].
     #[arg(long, value_name = "RATE", requires = "by_block")]
     block_rate: Option<f32>,
     /// Steps of learning.
@@ -50,23 +53,26 @@ pub struct LearnArguments {
     /// Tokens per window.
     #[arg(long, short, default_value_t = 512, value_parser = at_least_one(), requires = "data")]
     context: usize,
-    /// The highest learning rate, of the whole model [default: by the format of each weight, 2e-3 to 3e-6; a tenth of that after --by-block].
+    /// The highest learning rate, of the whole model
+    /// [default: by the format of each weight, 2e-3 to 3e-6; a tenth of that after --by-block].
     #[arg(long, requires = "learn")]
     rate: Option<f32>,
     /// Decides in which order windows are learned from.
     #[arg(long, default_value_t = 0, requires = "learn")]
     seed: u64,
-    /// Go on where this command was interrupted: the result is that of an uninterrupted run, to the last bit. Without a state from an
-    /// earlier run, which is beside the output, it begins at the first step.
+    /// Go on where this command was interrupted: the result is that of an uninterrupted run, to the
+    /// last bit. Without a state from an earlier run, which is beside the output, it begins at the
+    /// first step.
     #[arg(long, requires = "learn")]
     resume: bool,
-    /// Learn from what the source says of each token as this file has it, instead of asking the source in each step: made first where it is
-    /// not there or not finished, by the source alone, and used again by later runs. The source and its rounded form are then never in
-    /// memory together. Of each token it has the most likely next ones; per token of the text and next token it takes 4 bytes, or 6 where the
-    /// vocabulary is more than 65536.
+    /// Learn from what the source says of each token as this file has it, instead of asking the
+    /// source in each step: made first where it is not there or not finished, by the source alone,
+    /// and used again by later runs. The source and its rounded form are then never in memory
+    /// together. Of each token it has the most likely next ones; per token of the text and next
+    /// token it takes 4 bytes, or 6 where the vocabulary is more than 65536.
     #[arg(long, value_name = "FILE", requires = "learn")]
     targets: Option<PathBuf>,
-    /// How many next tokens of each token are in --targets; all others together are one.
+    /// Next tokens per token in --targets; all others together are one.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_least_one(), requires = "targets")]
     targets_top_k: usize,
     /// Write a line per step to this CSV file.
@@ -95,7 +101,7 @@ impl LearnArguments {
         self.target_bpw
     }
 
-    /// How to learn, if anything is to be learned.
+    /// The options of learning, if there is any.
     pub fn options(&self) -> Option<LearnOptions> {
         let learn = self.learn?;
         let mut options = LearnOptions::new(match learn {
@@ -114,7 +120,7 @@ impl LearnArguments {
         Some(options)
     }
 
-    /// What is done with the state of an earlier run.
+    /// The treatment of the state of an earlier run.
     pub fn found(&self, replace: bool) -> Found {
         match (self.resume, replace) {
             (true, _) => Found::Resume,
@@ -134,8 +140,8 @@ impl LearnArguments {
         }
     }
 
-    /// The file that each step is written to, which must be new unless it is a log that may be replaced or that the run goes on with.
-    /// Nothing is written before the first step.
+    /// The file that each step is written to, which must be new unless it is a log that may be
+    /// replaced or that the run goes on with. Nothing is written before the first step.
     pub fn log(&self, replace: bool) -> Result<Option<Log>, Failure> {
         let Some(path) = &self.log else { return Ok(None) };
         let (mut file, is_new) = match File::create_new(path) {
@@ -170,7 +176,8 @@ pub struct Log {
     path: PathBuf,
     /// True if the file did not exist.
     is_new: bool,
-    /// What the file said before, until the first step: of a run that goes on, the steps before that stay.
+    /// The file's earlier content, until the first step: if a run goes on, the steps before that
+    /// stay.
     earlier: Option<String>,
     start: Instant,
     /// Seconds until the last step that stays.
@@ -276,7 +283,7 @@ pub fn to_json(report: &LearnReport, options: &LearnOptions, tokens_per_second: 
     })
 }
 
-/// What was learned, on a line, and what could not learn.
+/// Prints the result of learning on a line, and the weights that could not learn.
 pub fn print(report: &LearnReport, options: &LearnOptions, tokens_per_second: f64) -> Result<(), Failure> {
     let LearnReport { before, after, blocks, after_blocks, best_step, weights, skipped, .. } = report;
     let (steps, block_steps) = (options.steps, options.for_blocks().steps);

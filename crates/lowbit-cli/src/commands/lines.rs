@@ -20,7 +20,7 @@ const REMEMBERED: usize = 1000;
 /// Bytes of a line: more than any context takes.
 const LONGEST: u64 = 64 << 20;
 
-/// What was read.
+/// A result of reading.
 pub enum Line {
     Text(String),
     /// Ctrl-C, and whether it was pressed on an empty line.
@@ -30,7 +30,7 @@ pub enum Line {
     End,
 }
 
-/// Where lines come from.
+/// The source of lines.
 pub struct Lines {
     /// Present on a terminal that supports line editing.
     editor: Option<Editor<Watch, FileHistory>>,

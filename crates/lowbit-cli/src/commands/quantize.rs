@@ -15,7 +15,7 @@ use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// What the name of the state of learning ends with, beside the output's.
+/// The suffix of the state of learning, after the output's name.
 const STATE: &str = ".lowbit-learning";
 
 /// MLX's modes.
@@ -32,23 +32,27 @@ pub struct Arguments {
     /// Replace a checkpoint that has the output's name already.
     #[arg(long)]
     force: bool,
-    /// A mode of MLX's, for a directory as mlx-lm has it, or a type of llama.cpp's, for a GGUF file.
+    /// A mode of MLX's, for a directory as mlx-lm has it, or a type of llama.cpp's, for a GGUF
+    /// file.
     #[arg(long, visible_aliases = ["mode", "q-mode"], default_value = "affine", ignore_case = true,
         value_parser = clap::builder::PossibleValuesParser::new(MODES.into_iter().chain(Mix::names())))]
     format: String,
     /// Bits per code, for a mode of MLX's [default: 4; mxfp8: 8].
     #[arg(long, visible_alias = "q-bits")]
     bits: Option<usize>,
-    /// Values that share a scale, for a mode of MLX's [default: 64; mxfp4 and mxfp8: 32; nvfp4: 16].
+    /// Values that share a scale, for a mode of MLX's
+    /// [default: 64; mxfp4 and mxfp8: 32; nvfp4: 16].
     #[arg(long, visible_alias = "q-group-size")]
     group_size: Option<usize>,
-    /// Another format for the tensors whose names contain PATTERN, in which * stands for any text: for a mode of MLX's a
-    /// number of bits, a mode, or none; in GGUF a type. Of several rules the first that matches holds.
+    /// Another format for the tensors whose names contain PATTERN, in which * stands for any text:
+    /// for a mode of MLX's a number of bits, a mode, or none; in GGUF a type. Of several rules the
+    /// first that matches holds.
     #[arg(long = "rule", value_name = "PATTERN=FORMAT")]
     rules: Vec<Rule>,
     #[command(flatten)]
     learn: LearnArguments,
-    /// Say what would be written, the tensors' formats, sizes and bits per weight, and write nothing.
+    /// Say what would be written, the tensors' formats, sizes and bits per weight, and write
+    /// nothing.
     #[arg(long, conflicts_with = "target_bpw")]
     dry_run: bool,
     /// Print one JSON object instead of the table.

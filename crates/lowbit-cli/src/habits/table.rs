@@ -1,5 +1,5 @@
-//! Flags and commands of llama.cpp's programs and of mlx-lm's that lowbit does not have under that name, one by one.
-//! `classes.rs` has those that come in kinds.
+//! Flags and commands of llama.cpp's programs and of mlx-lm's that lowbit does not have under that
+//! name, one by one. `classes.rs` has those that come in kinds.
 
 use super::classes;
 use super::translate::Instead::{self, *};
@@ -14,10 +14,10 @@ const PERPLEXITY: Command = Some("perplexity");
 const QUANTIZE: Command = Some("quantize");
 const BENCH: Command = Some("bench");
 
-/// The translation of each flag, for one command or all of them. A flag that a command has itself is only looked up for
-/// what its value says ([`Instead::Value`]).
+/// The translation of each flag, for one command or all of them. A flag that a command has itself
+/// is only looked up for what its value says ([`Instead::Value`]).
 pub const FLAGS: &[(Command, &[&str], Instead)] = &[
-    // Which model.
+    // The model.
     (None, &["-hf", "-hfr"], Is("--hf-repo")),
     (
         None,
@@ -48,7 +48,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         &["--completion-bash"],
         Say("there are no completions for shells; `--help` lists a command's flags"),
     ),
-    // Where it runs.
+    // The device.
     (None, &["--list-devices"], Runs("devices")),
     (None, &["-ngl"], Is("--n-gpu-layers")),
     (None, &["-dev"], Is("--device")),
@@ -167,7 +167,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         Nothing(0, "the prompt is not printed; --json has its tokens"),
     ),
     (None, &["-bf", "--binary-file"], Say("--file takes text in UTF-8")),
-    // What is written.
+    // The text that is written.
     (CHAT, &["--ignore-eos"], Say("`lowbit generate --ignore-eos` writes on")),
     (None, &["--predict"], Is("--max-tokens")),
     (None, &["-r", "--reverse-prompt", "--extra-eos-token", "--eos-token"], Is("--stop")),
@@ -406,7 +406,8 @@ fn tensor_type(value: &str) -> Option<Instead> {
     }
 }
 
-/// The translation of `flag` of `command`: as a single flag of the command, as one of all commands, or by its class.
+/// The translation of `flag` of `command`: as a single flag of the command, as one of all commands,
+/// or by its class.
 pub fn instead(command: &str, flag: &str) -> Option<Instead> {
     let single = |wanted: Command| {
         let found = FLAGS.iter().find(|(of, names, _)| *of == wanted && names.contains(&flag));

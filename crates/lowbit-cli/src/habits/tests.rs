@@ -118,7 +118,8 @@ fn what_is_not_here_is_answered() {
     }
 }
 
-/// Every entry says something of a flag that some command does not have, and names ones that it has.
+/// Every entry says something of a flag that some command does not have, and names ones that it
+/// has.
 #[test]
 fn the_table_agrees_with_the_commands() {
     let program = Arguments::command();
@@ -142,7 +143,7 @@ fn the_table_agrees_with_the_commands() {
             assert!(!is_dead || matches!(instead, Instead::Value(_)), "{of:?} has {flag}");
         }
         if let Is(name) | With(name, _) | Means(name @ "--chat-template-kwargs", _) = instead {
-            // What is for all commands is for those that run a model.
+            // Flags for all commands are for those that run a model.
             let of = of.unwrap_or("generate");
             assert!(names(program.find_subcommand(of).unwrap()).contains(*name), "{of} has no {name}");
         }

@@ -1,4 +1,4 @@
-//! What tests of the program share.
+//! Shared by the program's tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use serde_json::Value;
@@ -16,8 +16,8 @@ pub fn lowbit(arguments: &[&str]) -> Command {
     command
 }
 
-/// `program` with the default of each signal that the tests send: a test run in the background may have been started with
-/// some of them ignored, which programs inherit.
+/// `program` with the default of each signal that the tests send: a test run in the background may
+/// have been started with some of them ignored, which programs inherit.
 pub fn with_signals(program: &str) -> Command {
     if cfg!(target_os = "linux") {
         let mut command = Command::new("env");

@@ -1,4 +1,4 @@
-//! What callers give templates, as JSON.
+//! Callers' values for templates, as JSON.
 
 use std::io::{Error, Result as IoResult, Write};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{Existing, Kind, is_at, open, refuse};
 use crate::FileError;
 
-/// What had the final name before, and has the staging name now.
+/// The file or folder that had the final name before, and has the staging name now.
 pub(super) struct Old {
     pub path: PathBuf,
     /// Locked as long as it lives.
@@ -33,7 +33,7 @@ pub(super) fn into_place(
     kind: Kind,
 ) -> Result<Option<Old>, FileError> {
     if matches!(existing, Existing::Replace(_)) && kind == Kind::File {
-        // What rename does anyway.
+        // This is what rename does anyway.
         return std::fs::rename(staged, output).map_err(FileError::io(output)).map(|()| None);
     }
     if existing == Existing::Refuse || std::fs::symlink_metadata(output).is_err() {
@@ -60,7 +60,8 @@ pub(super) fn into_place(
     }
 }
 
-/// Locks what is about to get the staging name: without the lock another writer would take it for a leftover.
+/// Locks what is about to get the staging name: without the lock another writer would take it for a
+/// leftover.
 fn lock(output: &Path, handle: &File) -> Result<(), FileError> {
     for _ in 0..100 {
         match handle.try_lock() {
@@ -72,7 +73,7 @@ fn lock(output: &Path, handle: &File) -> Result<(), FileError> {
     Err(refuse(output, "is locked by another process"))
 }
 
-/// Where what is replaced goes when names cannot be exchanged.
+/// The name of replaced output when names cannot be exchanged.
 fn aside(staged: &Path) -> PathBuf {
     [staged.as_os_str(), ".old".as_ref()].join("".as_ref()).into()
 }
@@ -120,7 +121,8 @@ fn no_replace(staged: &Path, output: &Path) -> io::Result<()> {
     look_and_rename(staged, output)
 }
 
-/// The writers of one output exclude each other by the lock on its staging name, so only others can come in between.
+/// The writers of one output exclude each other by the lock on its staging name, so only others can
+/// come in between.
 fn look_and_rename(staged: &Path, output: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(output) {
         Ok(_) => Err(ErrorKind::AlreadyExists.into()),

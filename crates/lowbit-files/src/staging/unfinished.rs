@@ -1,4 +1,5 @@
-//! The outputs that this process has not finished, for a program that ends without unwinding: because of a signal, say.
+//! The outputs that this process has not finished, for a program that ends without unwinding:
+//! because of a signal, say.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -53,12 +54,14 @@ impl Drop for Unfinished {
     }
 }
 
-/// Removes all outputs that this process has begun and not finished, but for those that [stay](super::Staged::continued). For a
-/// program that is about to end: no other output can be finished any more.
+/// Removes all outputs that this process has begun and not finished, but for those that
+/// [stay](super::Staged::continued). For a program that is about to end: no other output can be
+/// finished any more.
 pub fn remove_unfinished() {
     let list = list();
     for Listed { path, made, .. } in &list.outputs {
-        // The writer may add a file meanwhile. What cannot be removed, the next writer removes.
+        // The writer may add a file meanwhile. The next writer removes files that cannot be removed
+        // now.
         let _ = (0..10).find(|_| remove(path).is_ok());
         remove_folders(made);
     }
