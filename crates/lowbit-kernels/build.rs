@@ -1,4 +1,5 @@
-//! Names this build of the kernels, so that compiled ones from another build are not taken from the disk cache.
+//! Names this build of the kernels, so that compiled ones from another build are not taken from the
+//! disk cache.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::{env, fs, io, path::Path};

@@ -1,4 +1,5 @@
-//! The default where no model is named: a demo of the repository, or a message that says what to type first.
+//! The default where no model is named: a demo of the repository, or a message that says what to
+//! type first.
 
 use crate::{Failure, memory};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ impl Demo {
     /// The checkpoint of the repository that `from` is in.
     ///
     /// # Errors
-    /// Outside the repository: which models to name, of those that fit into `gpu_bytes` or this machine's memory.
+    /// Outside the repository: which models to name, of those that fit into `gpu_bytes` or this
+    /// machine's memory.
     pub fn find(self, from: &Path, gpu_bytes: impl FnOnce() -> Option<u64>) -> Result<PathBuf, Failure> {
         let mut folders = from.ancestors().map(|folder| folder.join(self.folder()));
         let found = folders.find(|path| path.join("config.json").is_file());
@@ -37,7 +39,8 @@ impl Demo {
     }
 }
 
-/// Published checkpoints in 4 bits that lowbit runs, the smallest first, with the bytes of their weights.
+/// Published checkpoints in 4 bits that lowbit runs, the smallest first, with the bytes of their
+/// weights.
 const PUBLISHED: [(&str, u64); 10] = [
     ("mlx-community/Qwen3-0.6B-4bit", 335_000_000),
     ("mlx-community/Llama-3.2-1B-Instruct-4bit", 695_000_000),
@@ -51,7 +54,8 @@ const PUBLISHED: [(&str, u64); 10] = [
     ("mlx-community/Qwen3-Next-80B-A3B-Instruct-4bit", 44_832_000_000),
 ];
 
-/// Up to three published models that fit into `bytes` of memory: a small one, one between, and the largest.
+/// Up to three published models that fit into `bytes` of memory: a small one, one between, and the
+/// largest.
 fn fitting(bytes: u64) -> Vec<(&'static str, u64)> {
     // Beside the weights there are caches, activations, and pages of the file that are read.
     let fits = |weights: u64| weights + weights / 5 + (1 << 29) <= bytes;

@@ -1,4 +1,5 @@
-//! `--explain`: prints which kernel each product takes and why, and what Vulkan's driver made of each kernel, as `lowbit-kernels` logs it.
+//! `--explain`: prints which kernel each product takes and why, and what Vulkan's driver made of
+//! each kernel, as `lowbit-kernels` logs it.
 
 use crate::out;
 use log::{LevelFilter, Log, Metadata, Record};

@@ -10,7 +10,8 @@ struct Versioned<'a, T> {
     value: &'a T,
 }
 
-/// The version of all schemas: it grows when a field goes or means something else, not when one is added.
+/// The version of all schemas: it grows when a field goes or means something else, not when one is
+/// added.
 const VERSION: u32 = 1;
 
 /// Prints an object of the schema `lowbit.NAME/VERSION`.
@@ -22,7 +23,8 @@ pub fn print<T: Serialize>(name: &str, value: &T) -> Result<(), Failure> {
     Ok(out::line!("{}", escaped(serde_json::to_string(&Versioned { schema, value })?))?)
 }
 
-/// With escapes for the control characters that JSON leaves as they are, and a terminal obeys. They mean the same.
+/// With escapes for the control characters that JSON leaves as they are, and a terminal obeys. They
+/// mean the same.
 fn escaped(json: String) -> String {
     if !json.contains(char::is_control) {
         return json;

@@ -17,7 +17,8 @@ pub fn peak_bytes() -> Option<u64> {
     u64::try_from(getrusage(UsageWho::RUSAGE_SELF).ok()?.max_rss()).ok().map(|rss| rss * unit)
 }
 
-/// Bytes of memory that this process can take now without others losing theirs; `None` where the system does not say.
+/// Bytes of memory that this process can take now without others losing theirs; `None` where the
+/// system does not say.
 #[cfg(target_os = "linux")]
 pub fn available_bytes() -> Option<u64> {
     let text = |path: &str| std::fs::read_to_string(path).ok();
@@ -33,7 +34,8 @@ pub fn available_bytes() -> Option<u64> {
     left.chain(system).min()
 }
 
-/// Bytes of memory that this process can take now without others losing theirs; `None` where the system does not say.
+/// Bytes of memory that this process can take now without others losing theirs; `None` where the
+/// system does not say.
 #[cfg(target_os = "macos")]
 pub fn available_bytes() -> Option<u64> {
     let said = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
@@ -42,13 +44,15 @@ pub fn available_bytes() -> Option<u64> {
     Some(total / 4 * 3)
 }
 
-/// Bytes of memory that this process can take now without others losing theirs; `None` where the system does not say.
+/// Bytes of memory that this process can take now without others losing theirs; `None` where the
+/// system does not say.
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 pub fn available_bytes() -> Option<u64> {
     None
 }
 
-/// Resident pages of mapped files, in bytes. The system could take them back, but this process goes on reading them.
+/// Resident pages of mapped files, in bytes. The system could take them back, but this process goes
+/// on reading them.
 #[cfg(target_os = "linux")]
 pub fn mapped_bytes() -> u64 {
     kilobytes(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), "RssFile:").unwrap_or(0)

@@ -1,4 +1,5 @@
-//! The files that a command line names: no output may be another argument's file, under whatever name.
+//! The files that a command line names: no output may be another argument's file, under whatever
+//! name.
 
 use crate::Failure;
 use lowbit::Checkpoint;
@@ -31,8 +32,8 @@ impl Paths {
         self.0.push(Named { what: flag.into(), path: path.into(), role: Role::Input });
     }
 
-    /// Adds the files that a checkpoint's tensors are in. They may lie in an output's folder, which is only replaced if it is a checkpoint
-    /// without folders.
+    /// Adds the files that a checkpoint's tensors are in. They may lie in an output's folder, which
+    /// is only replaced if it is a checkpoint without folders.
     pub fn checkpoint(&mut self, flag: &str, checkpoint: &Checkpoint) {
         let files = checkpoint.tensors().iter().map(|view| &*view.file);
         let files: std::collections::BTreeSet<_> = files.chain([checkpoint.path()]).collect();
@@ -45,7 +46,8 @@ impl Paths {
         self.0.push(Named { what: flag.into(), path: path.into(), role: Role::Output });
     }
 
-    /// Adds one that is [staged](lowbit_files::staging): the name that it has meanwhile is its own, too.
+    /// Adds one that is [staged](lowbit_files::staging): the name that it has meanwhile is its own,
+    /// too.
     pub fn staged(&mut self, flag: &str, path: &Path) {
         // A path without a name is refused by what stages it.
         if path.file_name().is_none() {
@@ -55,7 +57,8 @@ impl Paths {
         self.output(&format!("{flag} while it is written"), &beside(path, SUFFIX));
     }
 
-    /// Checks that no output is another argument's file, and that nothing lies in an output: what is replaced goes with all that it holds.
+    /// Checks that no output is another argument's file, and that nothing lies in an output: what
+    /// is replaced goes with all that it holds.
     ///
     /// # Errors
     /// A message that names the two paths that clash.

@@ -4,14 +4,16 @@ use crate::out;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A bar on standard error of what is being done, which takes so many of the things that are counted; hidden where that is no terminal.
+/// A bar on standard error of what is being done, which takes so many of the things that are
+/// counted; hidden where that is no terminal.
 pub fn bar(doing: &'static str, counted: &'static str, length: usize) -> ProgressBar {
     styled("{msg} {wide_bar} {pos} of {len} {prefix}, {eta} left", length)
         .with_message(doing)
         .with_prefix(counted)
 }
 
-/// Says on a bar what is being done now, and how many of the things that are counted are done, of all.
+/// Says on a bar what is being done now, and how many of the things that are counted are done, of
+/// all.
 pub fn show(
     bar: &ProgressBar,
     doing: impl Into<std::borrow::Cow<'static, str>>,
@@ -42,14 +44,16 @@ pub fn spinner(what: String) -> ProgressBar {
     let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let style = ProgressStyle::default_spinner();
     let spinner = ProgressBar::with_draw_target(None, target).with_style(style).with_message(what);
-    // It turns on a thread of its own, and panics where there is none to be had. A still one is no reason to stop.
+    // It turns on a thread of its own, and panics where there is none to be had. A still one is no
+    // reason to stop.
     if shown && std::thread::Builder::new().spawn(|| ()).is_ok() {
         spinner.enable_steady_tick(std::time::Duration::from_millis(100));
     }
     spinner
 }
 
-/// Shows on a spinner how many of how many kernels are compiled. Where there is no terminal, a line says that this is what takes time.
+/// Shows on a spinner how many of how many kernels are compiled. Where there is no terminal, a line
+/// says that this is what takes time.
 pub fn compiling(spinner: &ProgressBar) -> impl FnMut(usize, usize) + Send + use<> {
     let spinner = spinner.clone();
     move |done, of| match spinner.is_hidden() {

@@ -140,7 +140,8 @@ fn what_cannot_be_compared_is_refused() {
 fn comparisons_are_exact_unless_told_otherwise() {
     let folder = tempfile::tempdir().unwrap();
     let file = text(folder.path(), 1500);
-    // Its numbers are those of the teacher but for 8-bit rounding, which activations in 8 bits would hide.
+    // Its numbers are those of the teacher but for 8-bit rounding, which activations in 8 bits
+    // would hide.
     let eight = folder.path().join("eight");
     let eight = eight.to_str().unwrap();
     let made = lowbit(&["quantize", "-m", TINY, "-o", eight, "--bits", "8", "--group-size", "32"]).output();
@@ -222,7 +223,8 @@ fn plots_are_drawn_once_and_replaced_by_force_alone() {
     assert!(refusal(run(&[])).contains("plot.svg exists already"));
     assert!(run(&["--force"]).status.success());
     let svg = std::fs::read_to_string(&plot).unwrap();
-    // A bin per position, since windows of 32 tokens have fewer than bins: mean, median and 99th percentile; the layers; and one dot.
+    // A bin per position, since windows of 32 tokens have fewer than bins: mean, median and 99th
+    // percentile; the layers; and one dot.
     let layers = svg.matches("<circle").count() - (3 * 31 + 1);
     assert!((2..=8).contains(&layers), "{layers} layers");
     assert_eq!(svg.matches("<polyline").count(), 4);

@@ -1,4 +1,5 @@
-//! Tokens and templates of a model's directory, of the GGUF file that is made of it, and in texts that are scored and learned.
+//! Tokens and templates of a model's directory, of the GGUF file that is made of it, and in texts
+//! that are scored and learned.
 
 mod support;
 
@@ -92,7 +93,8 @@ fn a_gguf_chat_begins_with_bos_and_a_directorys_as_its_template_says() {
     assert!(said.contains("GGUF chats begin with <|endoftext|>, as texts do"), "{said}");
     let chat = prompt(&model, &["-p", "hi"]);
     assert_eq!(prompt(&gguf, &["-p", "hi"]), [&[259][..], &chat].concat());
-    // Chats of a directory made from the file also begin with bos: in a directory, only the template writes it.
+    // Chats of a directory made from the file also begin with bos: in a directory, only the
+    // template writes it.
     convert(&gguf, &both, &["--bits", "8", "--group-size", "32"]);
     assert_eq!(prompt(&both, &["-p", "hi"]), prompt(&gguf, &["-p", "hi"]));
     let text = ["-p", "hi", "--ignore-chat-template"];
@@ -147,7 +149,8 @@ fn special_tokens_in_a_scored_text_are_text_by_llama_cpps_rule() {
     assert_eq!(scored(text, "second-half"), 9);
 }
 
-/// Editors' marks and line ends are no part of a prompt; lines to learn from have tools, as in mlx-lm.
+/// Editors' marks and line ends are no part of a prompt; lines to learn from have tools, as in
+/// mlx-lm.
 #[test]
 fn what_files_hold_is_text() {
     let folder = tempfile::tempdir().unwrap();

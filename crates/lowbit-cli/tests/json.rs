@@ -9,7 +9,8 @@ use support::{json, lowbit, root, with_input, with_template};
 const TINY: &str = "tests/vectors/models/qwen3";
 const TINY_4BIT: &str = "tests/vectors/models/qwen3-mlx-4bit";
 
-/// The fields that docs/json.md lists under the heading of this schema, with those of the schema that it refers to.
+/// The fields that docs/json.md lists under the heading of this schema, with those of the schema
+/// that it refers to.
 fn documented(schema: &str) -> BTreeSet<String> {
     let page = std::fs::read_to_string(root().join("docs/json.md")).unwrap();
     let begin = page.find(&format!("\n## {schema}\n")).unwrap_or_else(|| panic!("{schema} has no heading"));

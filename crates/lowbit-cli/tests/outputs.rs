@@ -1,4 +1,5 @@
-//! Standard output and standard error that take nothing: closed pipes, full disks, closed descriptors.
+//! Standard output and standard error that take nothing: closed pipes, full disks, closed
+//! descriptors.
 #![cfg(unix)]
 
 mod support;
@@ -52,7 +53,8 @@ fn full() -> Stdio {
     File::options().write(true).open("/dev/full").unwrap().into()
 }
 
-/// Runs with one output as `stdio` makes it, the other read; returns the exit code and what was read.
+/// Runs with one output as `stdio` makes it, the other read; returns the exit code and what was
+/// read.
 #[track_caller]
 fn status(run: &[String], stdio: fn() -> Stdio, on_stdout: bool) -> (Option<i32>, String) {
     let mut command = command(run);

@@ -1,7 +1,7 @@
 use lowbit_formats::{FloatType, Format};
 
-/// A format (first byte), rows (second), blocks per row (third), then the components' bytes: whatever they are, they
-/// decode, and parts that are a byte short or long are refused.
+/// A format (first byte), rows (second), blocks per row (third), then the components' bytes:
+/// whatever they are, they decode, and parts that are a byte short or long are refused.
 pub fn block_decoders(data: &[u8]) {
     let [format, n, blocks, data @ ..] = data else { return };
     let formats: Vec<_> = Format::all().collect();

@@ -18,8 +18,8 @@ thread_local! {
     };
 }
 
-/// config.json, generation_config.json, tokenizer_config.json and the index, with a line `---` between them. Those that
-/// do not occur are not there.
+/// config.json, generation_config.json, tokenizer_config.json and the index, with a line `---`
+/// between them. Those that do not occur are not there.
 pub fn config_json(data: &[u8]) {
     DIRECTORY.with(|directory| {
         let mut files = split(data, b"\n---\n");

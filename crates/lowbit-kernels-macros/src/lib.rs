@@ -1,6 +1,6 @@
-//! `#[kernel]` and `#[derive(LaunchArgs)]`: a GPU kernel's launch has one named field per argument of its signature, so
-//! that a launch with a missing, surplus or swapped argument does not compile. For `lowbit-kernels` alone: the generated
-//! code names its modules.
+//! `#[kernel]` and `#[derive(LaunchArgs)]`: a GPU kernel's launch has one named field per argument
+//! of its signature, so that a launch with a missing, surplus or swapped argument does not compile.
+//! For `lowbit-kernels` alone: the generated code names its modules.
 
 mod args;
 mod kernel;
@@ -10,14 +10,16 @@ use syn::parse_macro_input;
 
 /// Makes a function a GPU kernel, in CubeCL's language, and gives it a struct to launch it with.
 ///
-/// For `fn silu_mul<X: Int, V: Size>(gate: &[X], up: &[X], y: &mut [X], len: u32, #[comptime] dtype: FloatType)` that is
+/// For
+/// `fn silu_mul<X: Int, V: Size>(gate: &[X], up: &[X], y: &mut [X], len: u32, #[comptime] dtype: FloatType)`
+/// that is
 ///
 /// ```ignore
 /// struct SiluMul<'a> { gate: Buffer<'a>, up: Buffer<'a>, y: Buffer<'a>, len: u32 }
 /// ```
 ///
-/// `SiluMul::kernel::<X>(target, units, v, dtype)` is the kernel compiled for these types and values, in cubes of `units`
-/// units, and `Gpu::launch(kernel, cubes, SiluMul { .. })` launches it.
+/// `SiluMul::kernel::<X>(target, units, v, dtype)` is the kernel compiled for these types and
+/// values, in cubes of `units` units, and `Gpu::launch(kernel, cubes, SiluMul { .. })` launches it.
 ///
 /// | parameter | field |
 /// |---|---|
@@ -27,9 +29,9 @@ use syn::parse_macro_input;
 /// | `Group`: scalars, with the same | itself |
 /// | `#[comptime]` | none: an argument of `kernel` |
 ///
-/// On Hopper and later a launch may begin before the one before it has ended. A kernel waits for that end in its first
-/// statement, or, with `#[kernel(waits)]`, where it calls `overlap()`. The leading parameters marked `#[early]` are what it
-/// reads before that.
+/// On Hopper and later a launch may begin before the one before it has ended. A kernel waits for
+/// that end in its first statement, or, with `#[kernel(waits)]`, where it calls `overlap()`. The
+/// leading parameters marked `#[early]` are what it reads before that.
 #[proc_macro_attribute]
 pub fn kernel(options: TokenStream, function: TokenStream) -> TokenStream {
     let options = parse_macro_input!(options as kernel::Options);
@@ -37,8 +39,8 @@ pub fn kernel(options: TokenStream, function: TokenStream) -> TokenStream {
     kernel::expand(options, function).unwrap_or_else(syn::Error::into_compile_error).into()
 }
 
-/// Makes a struct one argument of a [`macro@kernel`]: all buffers (`Box<[T]>`) or all scalars (`u32`). With buffers, the
-/// launch takes a struct of the same fields called `..Args<'a>`.
+/// Makes a struct one argument of a [`macro@kernel`]: all buffers (`Box<[T]>`) or all scalars
+/// (`u32`). With buffers, the launch takes a struct of the same fields called `..Args<'a>`.
 #[proc_macro_derive(LaunchArgs)]
 pub fn launch_args(item: TokenStream) -> TokenStream {
     let item = parse_macro_input!(item as syn::ItemStruct);

@@ -1,10 +1,11 @@
-//! One op, a 4-bit product, for an engine that has its own tensors: what it owns goes in without a copy, the result comes
-//! out as a slice.
+//! One op, a 4-bit product, for an engine that has its own tensors: what it owns goes in without a
+//! copy, the result comes out as a slice.
 //!
 //!     cargo run --release -p lowbit-kernels --example foreign_memory
 //!
-//! Built with the feature `cuda`, it does the same on a CUDA device with memory and a stream of its own, which stand for
-//! an engine's (that part is compiled in every check, but runs where there is a device only).
+//! Built with the feature `cuda`, it does the same on a CUDA device with memory and a stream of its
+//! own, which stand for an engine's (that part is compiled in every check, but runs where there is
+//! a device only).
 
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor, ops};
@@ -15,7 +16,8 @@ const M: usize = 2;
 const K: usize = 256;
 const N: usize = 64;
 
-/// What an engine might have: activations in memory that it shares, a weight's components in one file or arena.
+/// What an engine might have: activations in memory that it shares, a weight's components in one
+/// file or arena.
 struct Activations(Arc<Vec<f32>>);
 
 impl AsRef<[f32]> for Activations {
@@ -34,12 +36,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The weight of `values`, `[N, K]`, in MLX's affine 4-bit format: codes `[N, K / 8]`, scales and biases `[N, K / 64]`.
+/// The weight of `values`, `[N, K]`, in MLX's affine 4-bit format: codes `[N, K / 8]`, scales and
+/// biases `[N, K / 64]`.
 fn weight(values: &[f32], device: &Device) -> Result<QuantizedTensor, KernelError> {
     let format = Format::affine(4, 64, FloatType::F16)?;
     let mut components = vec![];
     for (component, bytes) in format.components(K)?.iter().zip(format.encode(values, K)?) {
-        // `bytes::Bytes` is the way for what is bytes already: here a `Vec`, as well a range of a memory map.
+        // `bytes::Bytes` is the way for what is bytes already: here a `Vec`, as well a range of a
+        // memory map.
         let shape = [N, component.columns];
         components.push(Tensor::mapped(bytes.into(), &shape, component.dtype, device)?);
     }
@@ -69,12 +73,14 @@ mod cuda {
         let stream = context.new_stream()?;
         let home = std::env::var_os("CUDA_HOME").unwrap_or_else(|| "/usr/local/cuda".into());
         let options = CudaOptions::new([home]);
-        // SAFETY: the stream outlives the device, which is dropped at the end of this function, before it.
+        // SAFETY: the stream outlives the device, which is dropped at the end of this function,
+        // before it.
         let device = unsafe { Device::cuda_on_stream(0, stream.cu_stream().cast(), &options) }?;
 
         let memory = stream.clone_htod(x)?;
         let (address, _used) = memory.device_ptr(&stream);
-        // SAFETY: the memory holds [M, K] values and outlives the tensor; all work on it is on `stream`.
+        // SAFETY: the memory holds [M, K] values and outlives the tensor; all work on it is on
+        // `stream`.
         let operand = unsafe { Tensor::from_cuda_ptr(address, &[M, K], DType::F32, &device, ()) }?;
         let weight = weight(values, &Device::cpu(Some(1))?)?.to_device(&device)?;
         let y = ops::quantized_matmul(&operand, &weight)?;

@@ -1,11 +1,11 @@
 //! Test support: peers' vectors and error bounds.
 //!
-//! Vectors are safetensors files under `tests/vectors/`, written by `tools/peer_vectors.py` from the peers' own
-//! packages; each file's metadata says which package and version.
+//! Vectors are safetensors files under `tests/vectors/`, written by `tools/peer_vectors.py` from
+//! the peers' own packages; each file's metadata says which package and version.
 
 mod bounds;
-// Benchmarks check their answers with these two, so they are published in lowbit-kernels, which numcheck is not: tests
-// have them from here without depending on the kernels.
+// Benchmarks check their answers with these two, so they are published in lowbit-kernels, which
+// numcheck is not: tests have them from here without depending on the kernels.
 #[path = "../../lowbit-kernels/src/gamma.rs"]
 mod gamma;
 #[path = "../../lowbit-kernels/src/random.rs"]

@@ -23,10 +23,12 @@ pub struct Arguments {
     /// With --model: tokens to write.
     #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
     pub generated_tokens: usize,
-    /// With --model: lengths in tokens of a text that stands before each prompt and reply; it is not timed.
+    /// With --model: lengths in tokens of a text that stands before each prompt and reply; it is
+    /// not timed.
     #[arg(long, value_delimiter = ',', default_values_t = [0], requires = "model")]
     pub depth: Vec<usize>,
-    /// With --model: timed runs of each case, whose median is printed. One that is not timed comes before them.
+    /// With --model: timed runs of each case, whose median is printed. One that is not timed comes
+    /// before them.
     #[arg(long, default_value_t = 5, requires = "model", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1000))]
     pub runs: usize,
     /// Add the rows to bench/record/<device>/<date>.csv.
@@ -41,7 +43,8 @@ pub struct Arguments {
     /// Time how ops grow with their sizes and with threads, instead of the layers of known models.
     #[arg(long, conflicts_with = "model")]
     scaling: bool,
-    /// Say on standard error which kernel each product takes, how it is cut, and why; and what Vulkan's driver made of each kernel.
+    /// Say on standard error which kernel each product takes, how it is cut, and why; and what
+    /// Vulkan's driver made of each kernel.
     #[arg(long)]
     explain: bool,
 }
@@ -211,7 +214,8 @@ pub(super) fn record(device: &Device, suffix: &str, rows: &[Row]) -> Result<(), 
     Ok(())
 }
 
-/// Appends all lines or, where the disk is full, none; one process at a time. A new file begins with `header`.
+/// Appends all lines or, where the disk is full, none; one process at a time. A new file begins
+/// with `header`.
 fn append(path: &Path, header: &str, lines: &str) -> std::io::Result<()> {
     let new = File::create_new(path);
     let mut file = match new {
@@ -245,7 +249,8 @@ fn has_header(file: &mut File, header: &str) -> std::io::Result<bool> {
     Ok(head == want.as_bytes())
 }
 
-/// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+/// Days since 1970-01-01 as year, month and day (Howard Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms").
 fn date(days: u64) -> String {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

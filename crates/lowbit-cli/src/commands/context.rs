@@ -1,5 +1,6 @@
-//! The context of a run where no flag sets it: the tokens that memory holds, at most those that the model was made for.
-//! A declared context of 262,144 tokens would fill a small machine before it is full.
+//! The context of a run where no flag sets it: the tokens that memory holds, at most those that the
+//! model was made for. A declared context of 262,144 tokens would fill a small machine before it is
+//! full.
 
 use crate::options::Loaded;
 use crate::{Failure, memory};
@@ -9,7 +10,8 @@ use lowbit_models::CacheSize;
 /// The smallest context that is taken without being asked for, in tokens.
 const LEAST: usize = 512;
 
-/// The context of a run in tokens, and what is to be said about it. `asked` is --ctx-size; 0 is the model's.
+/// The context of a run in tokens, and what is to be said about it. `asked` is --ctx-size; 0 is the
+/// model's.
 pub fn context(loaded: &Loaded, asked: Option<usize>) -> Result<(usize, Option<String>), Failure> {
     let own = loaded.model.config().max_position_embeddings;
     match asked {

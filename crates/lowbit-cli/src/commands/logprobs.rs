@@ -26,8 +26,8 @@ struct Candidate {
     logprob: f64,
 }
 
-/// Scores the tokens from `start` (at least 1) on, with the `count` likeliest beside each. The model reads the text once
-/// more for it: sampling leaves the logits on the device.
+/// Scores the tokens from `start` (at least 1) on, with the `count` likeliest beside each. The
+/// model reads the text once more for it: sampling leaves the logits on the device.
 pub fn score(
     model: &Model,
     tokenizer: &Tokenizer,

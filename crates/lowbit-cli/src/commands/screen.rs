@@ -1,5 +1,5 @@
-//! A reply on standard output while it is written. A terminal shows its parts: reasoning in grey, calls of tools by name. A file
-//! or a pipe gets the text as the model writes it.
+//! A reply on standard output while it is written. A terminal shows its parts: reasoning in grey,
+//! calls of tools by name. A file or a pipe gets the text as the model writes it.
 
 use crate::out::{self, Unwritable};
 use lowbit::{Call, Event, Progress};

@@ -1,5 +1,5 @@
-//! Flags that are answered by a part of their name: a peer adds more of a kind with each version. `table.rs` has single flags, which
-//! come first.
+//! Flags that are answered by a part of their name: a peer adds more of a kind with each version.
+//! `table.rs` has single flags, which come first.
 
 use super::table::{
     ADAPTERS, AFFINITY, CACHES, DRAFTS, GRAMMAR, IMATRIX, NO_TEXT, ONE_DEVICE, PROMPT_CACHE, ROPE, SAMPLERS,
@@ -7,7 +7,8 @@ use super::table::{
 };
 use super::translate::Instead::{self, *};
 
-/// Names with one `*`, which stands for any letters, and what they are answered with; the first that fits holds.
+/// Names with one `*`, which stands for any letters, and what they are answered with; the first
+/// that fits holds.
 pub const CLASSES: &[(&[&str], Instead)] = &[
     // Speculative decoding.
     (&["--spec-*", "--no-spec-*", "--draft-*", "--*-draft", "--lookup-*", "--*-draft-tokens"], Say(DRAFTS)),

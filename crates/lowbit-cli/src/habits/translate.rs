@@ -16,7 +16,8 @@ pub enum Instead {
     Is(&'static str),
     /// This flag, with a value that begins with these letters and ends with the typed one.
     With(&'static str, &'static str),
-    /// This flag with this value. The typed one has no value of its own, or it was looked at by [`Self::Value`].
+    /// This flag with this value. The typed one has no value of its own, or it was looked at by
+    /// [`Self::Value`].
     Means(&'static str, &'static str),
     /// Nothing, for this reason; the flag has this many values.
     Nothing(usize, &'static str),
@@ -26,7 +27,8 @@ pub enum Instead {
     Unless(&'static [&'static str], &'static str),
     /// Takes these flags back, which were typed before it; without them nothing, for this reason.
     Undoes(&'static [&'static str], &'static str),
-    /// The translation depends on the value; `None` is for a value that a flag of ours, or none, takes.
+    /// The translation depends on the value; `None` is for a value that a flag of ours, or none,
+    /// takes.
     Value(fn(&str) -> Option<Instead>),
     /// Another command, alone.
     Runs(&'static str),
@@ -350,7 +352,8 @@ impl<'a> Words<'a> {
         self.words.iter().any(|word| matches!(word, Word::Flag(name, ..) if names.contains(&&**name)))
     }
 
-    /// Texts that are no flags' values: a model where it was given as a positional argument, and llama-quantize's arguments.
+    /// Texts that are no flags' values: a model where it was given as a positional argument, and
+    /// llama-quantize's arguments.
     fn place_texts(&mut self) {
         let is_named = self.has(&["-m", "--model", "--hf-repo"]);
         let texts: Vec<usize> =

@@ -50,7 +50,8 @@ impl Check {
         x.cast(DType::F32)
     }
 
-    /// x and dy as a product's gradient multiplies them: on a GPU as they are, if they are of one type, and else in f32.
+    /// x and dy as a product's gradient multiplies them: on a GPU as they are, if they are of one
+    /// type, and else in f32.
     pub fn of_one_type(self, x: &Tensor, dy: &Tensor) -> Result<[Tensor; 2], KernelError> {
         self.float("x", x)?;
         self.float("dy", dy)?;
@@ -82,8 +83,9 @@ impl Check {
         Err(self.shape_error(operand, x, format!("{} wants {want:?}", why())))
     }
 
-    /// Checks that `ids` are u32 and less than `count`. Ids on a GPU are not read here, since the host would have to
-    /// wait for them: kernels check them, and give NaN for an id that is out of range.
+    /// Checks that `ids` are u32 and less than `count`. Ids on a GPU are not read here, since the
+    /// host would have to wait for them: kernels check them, and give NaN for an id that is out of
+    /// range.
     pub fn ids(self, operand: &'static str, ids: &Tensor, count: usize) -> Result<(), KernelError> {
         self.dtype(operand, ids, DType::U32)?;
         if let Device::Gpu(_) = ids.device() {
@@ -133,8 +135,8 @@ impl Check {
         self.shape("cu_seqlens", cu_seqlens, &[count + 1], || format!("state {:?}", state.shape()))
     }
 
-    /// The token range of each sequence, from `cu_seqlens` in the host's memory; checks all that [`Self::offsets`]
-    /// does, and that the ranges cover `tokens` tokens.
+    /// The token range of each sequence, from `cu_seqlens` in the host's memory; checks all that
+    /// [`Self::offsets`] does, and that the ranges cover `tokens` tokens.
     pub fn sequences(
         self,
         cu_seqlens: &Tensor,

@@ -1,4 +1,5 @@
-//! Conversations in files: JSON with `type`, `version` and `messages`, which are as templates see them.
+//! Conversations in files: JSON with `type`, `version` and `messages`, which are as templates see
+//! them.
 
 use crate::{Failure, habits};
 use lowbit::Message;
@@ -22,7 +23,8 @@ struct Saved {
     messages: Vec<Message>,
 }
 
-/// Writes the conversation to `path`. Of what is there already only another conversation is replaced.
+/// Writes the conversation to `path`. Of what is there already only another conversation is
+/// replaced.
 pub fn save(path: &str, messages: &[Message]) -> Result<(), Failure> {
     let path = habits::expand_home(path);
     let saved = Saved { r#type: TYPE.into(), version: VERSION, messages: messages.to_vec() };

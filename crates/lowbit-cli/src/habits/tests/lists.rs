@@ -1,5 +1,5 @@
-//! Whole lists of flags, each typed after the commands that it is for. A flag is known where it works, is said to be without effect, or
-//! is refused with what to type or why.
+//! Whole lists of flags, each typed after the commands that it is for. A flag is known where it
+//! works, is said to be without effect, or is refused with what to type or why.
 
 use super::super::translate::translate;
 use crate::Arguments;

@@ -1,4 +1,5 @@
-//! Benchmark cases of `adam`: the scales of a weight of Qwen3.5-9B's feed-forward layer, and all of its values.
+//! Benchmark cases of `adam`: the scales of a weight of Qwen3.5-9B's feed-forward layer, and all of
+//! its values.
 
 use super::{Adam, AdamStep, adam, reference};
 use crate::bench::{Arithmetic, Case, Cases, Expected, Prepared};

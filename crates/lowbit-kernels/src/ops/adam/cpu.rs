@@ -6,7 +6,8 @@ use crate::Cpu;
 /// Numbers of a task.
 const TASK: usize = 1 << 14;
 
-/// A step of numbers in the host's memory, on this thread: [`adam`](super::adam()) of their values, averages and averages of squares.
+/// A step of numbers in the host's memory, on this thread: [`adam`](super::adam()) of their values,
+/// averages and averages of squares.
 pub fn adam_slices([values, means, squares]: [&mut [f32]; 3], gradient: &[f32], step: AdamStep) {
     let Factors { rate, mean: mean_factor, square: square_factor } = step.factors();
     let averages = means.iter_mut().zip(squares);

@@ -1,6 +1,7 @@
 use super::{AdamStep, BETA1, BETA2, EPS};
 
-/// A number after a step, and its averages, in f64; and how much rounding may change each, in units of f32's.
+/// A number after a step, and its averages, in f64; and how much rounding may change each, in units
+/// of f32's.
 pub(crate) fn adam([value, mean, square]: [f32; 3], gradient: f32, step: AdamStep) -> ([f64; 3], [f64; 3]) {
     let [value, mean, square, gradient] = [value, mean, square, gradient].map(f64::from);
     let [beta1, beta2] = [BETA1, BETA2].map(f64::from);
@@ -13,6 +14,7 @@ pub(crate) fn adam([value, mean, square]: [f32; 3], gradient: f32, step: AdamSte
     let root = unbiased(square, beta2).sqrt() + f64::from(EPS);
     let moved = f64::from(step.rate) * unbiased(mean, beta1) / root;
     let most = f64::from(step.rate) * unbiased(mean_terms, beta1) / root;
-    // A mean of terms that cancel is as wrong as its terms; the rest are a root, a quotient and four products.
+    // A mean of terms that cancel is as wrong as its terms; the rest are a root, a quotient and
+    // four products.
     ([value - moved, mean, square], [value.abs() + moved.abs() + 16.0 * most, 4.0 * mean_terms, 5.0 * square])
 }

@@ -12,7 +12,8 @@ mod tests;
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 
-/// `z = x + y`, element by element; a `y` of one dimension is added to each row, as a linear layer's bias is.
+/// `z = x + y`, element by element; a `y` of one dimension is added to each row, as a linear
+/// layer's bias is.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

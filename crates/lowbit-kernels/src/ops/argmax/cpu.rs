@@ -1,5 +1,5 @@
-//! The largest element of each row on a CPU: the maximum of each block first, then the first index that has the
-//! largest.
+//! The largest element of each row on a CPU: the maximum of each block first, then the first index
+//! that has the largest.
 
 use crate::{
     Cpu, KernelError, Tensor,
@@ -39,7 +39,8 @@ impl Kernel for Maxima<'_> {
 /// The maximum of each [`BLOCK`] of `x`.
 ///
 /// # Errors
-/// [`KernelError::Value`] in the name of `operand` when an element is NaN or infinite, or none is finite.
+/// [`KernelError::Value`] in the name of `operand` when an element is NaN or infinite, or none is
+/// finite.
 pub(crate) fn maxima(
     check: Check,
     operand: &'static str,

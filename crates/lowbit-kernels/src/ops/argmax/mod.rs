@@ -16,8 +16,8 @@ use crate::{Device, KernelError, Tensor};
 /// | ids | `[..]` | u32 |
 ///
 /// # Errors
-/// [`KernelError::Shape`] for an empty row, [`KernelError::Value`] for other dtypes, for NaN and infinity (as in
-/// [`sample`](super::sample())) and for a row without a finite value.
+/// [`KernelError::Shape`] for an empty row, [`KernelError::Value`] for other dtypes, for NaN and
+/// infinity (as in [`sample`](super::sample())) and for a row without a finite value.
 pub fn argmax(x: &Tensor) -> Result<Tensor, KernelError> {
     let check = Check("argmax");
     let Some((1.., rows)) = x.shape().split_last() else {

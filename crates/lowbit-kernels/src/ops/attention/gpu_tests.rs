@@ -86,8 +86,8 @@ fn every_kernel_on_matrix_units() {
     for dtype in [FloatType::F16, FloatType::BF16] {
         let check = |case: &Case, at: &[u32]| check_each_matrix_kernel(case, dtype, at);
         for (width, value_width) in [(64, 64), (16, 48), (80, 16), (128, 128), (256, 256), (96, 256)] {
-            // 3 heads per token. Blocks of one row, of less and more than a plane's, and of more than a cube's; tiles of keys
-            // below, at and above 16 to 64.
+            // 3 heads per token. Blocks of one row, of less and more than a plane's, and of more
+            // than a cube's; tiles of keys below, at and above 16 to 64.
             let case = Case { width, value_width, capacity: 200, ..CASE };
             for (first, tokens) in [(30, 1), (31, 1), (64, 5), (0, 6), (100, 23), (60, 45)] {
                 check(&case, &positions(first..first + tokens));
@@ -105,8 +105,8 @@ fn every_kernel_on_matrix_units() {
     }
 }
 
-/// Keys around tiles of 80 and 128 that all rows see, rows around blocks of 128, and both ends of windows: tiles that only NVIDIA's
-/// tensor cores have.
+/// Keys around tiles of 80 and 128 that all rows see, rows around blocks of 128, and both ends of
+/// windows: tiles that only NVIDIA's tensor cores have.
 #[test]
 fn many_rows_and_keys_on_tensor_cores() {
     let Device::Gpu(queue) = gpu() else { unreachable!() };
@@ -132,8 +132,8 @@ fn many_rows_and_keys_on_tensor_cores() {
     }
 }
 
-/// Steps of one token and of a few, whose keys are split among cubes in every way, with groups of heads up to and beyond 8, and heads
-/// that the kernel for steps takes and leaves.
+/// Steps of one token and of a few, whose keys are split among cubes in every way, with groups of
+/// heads up to and beyond 8, and heads that the kernel for steps takes and leaves.
 #[test]
 fn steps_on_tensor_cores() {
     let Device::Gpu(queue) = gpu() else { unreachable!() };
@@ -167,7 +167,8 @@ fn steps_on_tensor_cores() {
     }
 }
 
-/// One key head alone: its keys are split among as many cubes as there may be, whose planes have many tiles each.
+/// One key head alone: its keys are split among as many cubes as there may be, whose planes have
+/// many tiles each.
 #[test]
 fn steps_after_long_texts_on_tensor_cores() {
     let Device::Gpu(queue) = gpu() else { unreachable!() };

@@ -47,7 +47,8 @@ impl Case {
         AttentionParams { scale: 0.3, sliding_window: self.window, exact: false }
     }
 
-    /// Compares all that `run` makes of q, k, v and positions with the reference, each with the type that weights are rounded to.
+    /// Compares all that `run` makes of q, k, v and positions with the reference, each with the
+    /// type that weights are rounded to.
     pub(super) fn check_each(
         &self,
         positions: &[u32],
@@ -156,10 +157,12 @@ fn windows_and_positions_in_any_order() {
 #[test]
 fn decode_steps_of_whole_vectors() {
     for device in devices() {
-        // Vectors below, at and above a tile of four, of 8 lanes and of 16; a tile's heads and what they leave over.
+        // Vectors below, at and above a tile of four, of 8 lanes and of 16; a tile's heads and what
+        // they leave over.
         for (width, value_width) in [(16, 32), (32, 16), (64, 80), (80, 64), (128, 96), (48, 144)] {
             let case = Case { query_heads: 12, heads: 2, width, value_width, ..CASE };
-            // Keys below, at and above the four places that they are read from, and above a tile of 64.
+            // Keys below, at and above the four places that they are read from, and above a tile of
+            // 64.
             for position in [0, 1, 2, 3, 4, 62, 63, 64, 65, 67, 130] {
                 case.check(&[position], FloatType::F32, FloatType::F16, &device);
             }

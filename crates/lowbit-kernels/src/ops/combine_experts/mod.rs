@@ -8,8 +8,8 @@
 //! | `weights` | `[T, top_k]` | f32 (see [`super::router_top_k()`]) |
 //! | `y` | `[T, N]` | as `x` |
 //!
-//! Source: mlx-lm 0.32 `Qwen3NextSparseMoeBlock`; transformers 5 `Qwen3NextExperts` (which rounds each product to the
-//! activations' dtype).
+//! Source: mlx-lm 0.32 `Qwen3NextSparseMoeBlock`; transformers 5 `Qwen3NextExperts` (which rounds
+//! each product to the activations' dtype).
 
 mod bench;
 #[cfg(feature = "gpu")]
@@ -31,8 +31,8 @@ use lowbit_formats::DType;
 /// Sums the experts' outputs `x`, weighted by `weights`.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that do not fit
-/// the [module](self)'s table. NaN and infinity pass through.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that do
+/// not fit the [module](self)'s table. NaN and infinity pass through.
 pub fn combine_experts(x: &Tensor, weights: &Tensor) -> Result<Tensor, KernelError> {
     let op = Check("combine_experts");
     let [tokens, top_k, n] = check(op, x, weights)?;

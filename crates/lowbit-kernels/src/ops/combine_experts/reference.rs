@@ -1,4 +1,5 @@
-/// `(y, bound)` of one output, from its experts' weights and outputs: each product and each sum rounds once.
+/// `(y, bound)` of one output, from its experts' weights and outputs: each product and each sum
+/// rounds once.
 pub(crate) fn combine_experts(terms: impl Iterator<Item = (f32, f32)>) -> (f64, f64) {
     let (mut sum, mut magnitude, mut count) = (0.0, 0.0, 0);
     for (weight, x) in terms {

@@ -48,8 +48,8 @@ pub fn concat_rows(xs: &[Tensor]) -> Result<Tensor, KernelError> {
 /// | `y` | `[.., sum D_i]` | that of `xs` |
 ///
 /// # Errors
-/// [`KernelError::Shape`] for an empty list and for different leading sizes; [`KernelError::DType`] for different
-/// types; [`KernelError::Device`] for different devices.
+/// [`KernelError::Shape`] for an empty list and for different leading sizes; [`KernelError::DType`]
+/// for different types; [`KernelError::Device`] for different devices.
 ///
 /// Source: `mx.concatenate(axis=-1)`, mlx 0.32.
 pub fn concat(xs: &[&Tensor]) -> Result<Tensor, KernelError> {

@@ -15,10 +15,12 @@ impl QuantizedTensor {
         Self::concat(&weights.iter().collect::<Vec<_>>())
     }
 
-    /// Copies weights of one format, whose sizes but the outermost are the same, one after the other into one.
+    /// Copies weights of one format, whose sizes but the outermost are the same, one after the
+    /// other into one.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] for none, and for weights that differ; [`KernelError::Device`] for different devices; [`KernelError::Unsupported`] for rows of repacked weights;
+    /// [`KernelError::Shape`] for none, and for weights that differ; [`KernelError::Device`] for
+    /// different devices; [`KernelError::Unsupported`] for rows of repacked weights;
     /// [`KernelError::Gpu`] when a GPU has no such memory left.
     pub fn concat(weights: &[&Self]) -> Result<Self, KernelError> {
         let refuse = |got: &[usize], want: String| KernelError::Shape {

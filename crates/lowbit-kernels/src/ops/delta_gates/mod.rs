@@ -9,8 +9,8 @@
 //! | `a_log`, `dt_bias` | `[Hv]` | f32, f16 or bf16 |
 //! | `log_decay`, `beta` | `[T, Hv]` | f32 |
 //!
-//! All arithmetic and both results are f32, whatever the activations' dtype: decays are multiplied over thousands of
-//! tokens.
+//! All arithmetic and both results are f32, whatever the activations' dtype: decays are multiplied
+//! over thousands of tokens.
 //!
 //! Sources: transformers 5 `Qwen3NextGatedDeltaNet.forward`; mlx-lm 0.32 `compute_g` (which returns
 //! `exp(log_decay)`).
@@ -34,8 +34,8 @@ use crate::{Device, KernelError, Tensor};
 /// Returns `(log_decay, beta)`.
 ///
 /// # Errors
-/// [`KernelError::Shape`] and [`KernelError::Value`] for operands that do not fit the [module](self)'s table.
-/// NaN and infinity pass through.
+/// [`KernelError::Shape`] and [`KernelError::Value`] for operands that do not fit the
+/// [module](self)'s table. NaN and infinity pass through.
 pub fn delta_gates(
     a: &Tensor,
     b: &Tensor,

@@ -26,13 +26,13 @@ const CHECK: Check = Check("dequant_gather");
 /// | `ids` | `[..]` | u32 |
 /// | result | `[.., K]` | `dtype` |
 ///
-/// Values decode to f32 exactly as the format says and are rounded to `dtype` once (on a GPU, with f32 scales, the
-/// product and the sum may be rounded together). Ids on a GPU are not checked in advance: the row of an id that is
-/// out of range is NaN.
+/// Values decode to f32 exactly as the format says and are rounded to `dtype` once (on a GPU, with
+/// f32 scales, the product and the sum may be rounded together). Ids on a GPU are not checked in
+/// advance: the row of an id that is out of range is NaN.
 ///
 /// # Errors
-/// [`KernelError::Id`] for an id that is not below `V`; [`KernelError::Shape`] when the table is not `[V, K]`;
-/// [`KernelError::DType`] when `ids` are not u32; [`KernelError::TooLarge`].
+/// [`KernelError::Id`] for an id that is not below `V`; [`KernelError::Shape`] when the table is
+/// not `[V, K]`; [`KernelError::DType`] when `ids` are not u32; [`KernelError::TooLarge`].
 ///
 /// Source: `mlx.nn.QuantizedEmbedding`, mlx 0.32; `ggml_get_rows`.
 pub fn dequant_gather(

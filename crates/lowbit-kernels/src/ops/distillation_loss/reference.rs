@@ -1,8 +1,9 @@
 //! The loss and its gradient in f64, and how far f32 may be from each.
 //!
-//! In units of `u = 2^-24`: a logit divided by the temperature rounds twice, its difference to the greatest once, and an
-//! exponential makes a relative error of that error and adds 2; a sum is of 1024 terms at a time, and both sums' errors join. So a
-//! probability is within `rho = 2 (6 span + 8) + 1024` units, where `span` is the greatest magnitude of a logit over the
+//! In units of `u = 2^-24`: a logit divided by the temperature rounds twice, its difference to the
+//! greatest once, and an exponential makes a relative error of that error and adds 2; a sum is of
+//! 1024 terms at a time, and both sums' errors join. So a probability is within
+//! `rho = 2 (6 span + 8) + 1024` units, where `span` is the greatest magnitude of a logit over the
 //! temperature. A logarithm of a sum is off by as much, absolutely.
 
 use crate::gamma::gamma;

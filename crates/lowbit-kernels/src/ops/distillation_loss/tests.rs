@@ -149,7 +149,8 @@ fn fused_with_the_product_it_agrees_with_f64_on(devices: &[Device]) {
                 WeightGradient::Values(dweight) => {
                     assert_close(&dweight, weight.shape(), FLOATS[0], &dvalues.0, |i| dvalues.1[i]);
                 }
-                // dscales are tested with the product's gradients; dbiases are sums of the values' gradients.
+                // dscales are tested with the product's gradients; dbiases are sums of the values'
+                // gradients.
                 WeightGradient::Scales(scales) => {
                     assert_eq!(scales.dbiases.is_some(), format.scheme().biased());
                     let Some(dbiases) = scales.dbiases else { continue };

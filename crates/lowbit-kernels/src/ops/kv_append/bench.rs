@@ -38,7 +38,8 @@ fn case(tokens: usize, dtype: FloatType) -> Case {
             let expected = |(i, &x): (usize, &f32)| Expected { index: place(i), value: x.into(), bound: 0.0 };
             let expected = xs.as_slice::<f32>()?.iter().enumerate().map(expected).collect();
             let x = x.to_device(device)?;
-            // Only the first run's result is checked; copying the cache in every run would be timed.
+            // Only the first run's result is checked; copying the cache in every run would be
+            // timed.
             let mut cache = Tensor::zeros(&[heads, capacity, d], dtype.dtype(), device);
             let mut first = true;
             let run = move || {

@@ -1,8 +1,9 @@
 //! Writing keys or values into a cache on a GPU: `cache[h, positions[t], d] = x[t, h, d]`.
 //!
-//! A unit moves [`WIDE`] neighbouring elements, or one where rows are no multiple of that. Positions are read on the
-//! device and compared with the cache's capacity there: a token without a place is written nowhere, so a captured
-//! pass may replay with other positions. `rms_norm_rope_append` moves its values by [`append_vector`] too.
+//! A unit moves [`WIDE`] neighbouring elements, or one where rows are no multiple of that.
+//! Positions are read on the device and compared with the cache's capacity there: a token without a
+//! place is written nowhere, so a captured pass may replay with other positions.
+//! `rms_norm_rope_append` moves its values by [`append_vector`] too.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -47,7 +48,8 @@ fn kv_append<X: Int, Y: Int, V: Size>(
     }
 }
 
-/// Converts vector `i` of x and stores it at its token's position in the cache, if the cache has that position.
+/// Converts vector `i` of x and stores it at its token's position in the cache, if the cache has
+/// that position.
 #[cube]
 pub(in crate::ops) fn append_vector<X: Int, Y: Int, V: Size>(
     x: &[Vector<X, V>],
@@ -120,7 +122,7 @@ pub(super) fn launch(
         sizes,
         len: CHECK.index(len)?,
     };
-    // SAFETY: the op checked that rows of x are the cache's and that each token has a position; the kernel leaves out
-    // positions beyond the capacity.
+    // SAFETY: the op checked that rows of x are the cache's and that each token has a position; the
+    // kernel leaves out positions beyond the capacity.
     unsafe { gpu.launch(compiled(gpu.target(), from, to, vector), cubes(len), arguments) }
 }

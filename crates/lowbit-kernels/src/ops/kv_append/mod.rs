@@ -15,7 +15,8 @@ use lowbit_formats::{DType, FloatType};
 
 const CHECK: Check = Check("kv_append");
 
-/// `cache[h, positions[t], d] = x[t, h, d]`; if several tokens have the same position, the last one is stored.
+/// `cache[h, positions[t], d] = x[t, h, d]`; if several tokens have the same position, the last one
+/// is stored.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -23,15 +24,18 @@ const CHECK: Check = Check("kv_append");
 /// | x | `[T, Hkv, D]` | f32, f16, bf16 |
 /// | positions | `[T]` | u32 |
 ///
-/// x is rounded to the cache's dtype. On the CPU a finite number that would round to infinity is an error: one key that is
-/// infinite makes all later tokens' attention NaN, and one that is cut to the greatest finite number makes it wrong. (A GPU
-/// rounds it to infinity, since the host does not wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is copied first. On a GPU, tokens at positions
-/// beyond the capacity are not stored, and which of several tokens with the same position is stored is undefined.
+/// x is rounded to the cache's dtype. On the CPU a finite number that would round to infinity is an
+/// error: one key that is infinite makes all later tokens' attention NaN, and one that is cut to
+/// the greatest finite number makes it wrong. (A GPU rounds it to infinity, since the host does not
+/// wait for its launches; sampling reports what comes of that.) A cache whose storage is shared is
+/// copied first. On a GPU, tokens at positions beyond the capacity are not stored, and which of
+/// several tokens with the same position is stored is undefined.
 ///
 /// # Errors
-/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and [`KernelError::Value`] for other
-/// dtypes, [`KernelError::Id`] for a position beyond the capacity, [`KernelError::Value`]
-/// for a number beyond the cache's dtype. After an error the cache is unchanged.
+/// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
+/// [`KernelError::Value`] for other dtypes, [`KernelError::Id`] for a position beyond the capacity,
+/// [`KernelError::Value`] for a number beyond the cache's dtype. After an error the cache is
+/// unchanged.
 pub fn kv_append(cache: &mut Tensor, x: &Tensor, positions: &Tensor) -> Result<(), KernelError> {
     check(CHECK, ("cache", cache), ("x", x), positions)?;
     match x.device() {
@@ -57,7 +61,8 @@ pub(super) fn rounded(
     dtype: DType,
 ) -> Result<Tensor, KernelError> {
     let y = x.cast(dtype)?;
-    // Infinity, and the least magnitude that rounds to it: half a unit in the last place above the greatest finite number.
+    // Infinity, and the least magnitude that rounds to it: half a unit in the last place above the
+    // greatest finite number.
     let (infinity, limit) = match FloatType::from_dtype(dtype) {
         Some(FloatType::F16) => (0x7c00, 65520.0),
         Some(FloatType::BF16) => (0x7f80, f32::from_bits(0x7f7f_8000)),
@@ -78,7 +83,8 @@ pub(super) fn rounded(
     Ok(y)
 }
 
-/// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the operands in errors.
+/// Checks that rows of `x` can be stored at `positions` of `cache`; the names are those of the
+/// operands in errors.
 pub(super) fn check(
     check: Check,
     (cache_name, cache): (&'static str, &Tensor),

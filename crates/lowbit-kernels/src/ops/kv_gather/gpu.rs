@@ -1,4 +1,5 @@
-//! Reading a cache on a GPU. Positions are on the device: the host does not know them, and a captured pass replays with other ones.
+//! Reading a cache on a GPU. Positions are on the device: the host does not know them, and a
+//! captured pass replays with other ones.
 
 #![allow(unsafe_code)] // Launches.
 

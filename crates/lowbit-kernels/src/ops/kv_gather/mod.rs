@@ -10,8 +10,8 @@ use crate::{Device, KernelError, Tensor};
 
 const CHECK: Check = Check("kv_gather");
 
-/// `y[t, h, d] = cache[h, positions[t], d]`: the inverse of [`kv_append()`](super::kv_append()), and what takes the gradients of new
-/// keys and values out of those of a whole cache.
+/// `y[t, h, d] = cache[h, positions[t], d]`: the inverse of [`kv_append()`](super::kv_append()),
+/// and what takes the gradients of new keys and values out of those of a whole cache.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -22,9 +22,9 @@ const CHECK: Check = Check("kv_gather");
 /// Values are copied bit for bit. Positions may come more than once.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are not as the table says;
-/// [`KernelError::Device`] for operands on two devices; [`KernelError::Id`] for a position beyond the capacity, which on a GPU is no
-/// error: its rows of y are NaN.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that are
+/// not as the table says; [`KernelError::Device`] for operands on two devices; [`KernelError::Id`]
+/// for a position beyond the capacity, which on a GPU is no error: its rows of y are NaN.
 pub fn kv_gather(cache: &Tensor, positions: &Tensor) -> Result<Tensor, KernelError> {
     let [heads, capacity, width] = CHECK.dims("cache", cache, "[Hkv, capacity, D]")?;
     let [tokens] = CHECK.dims("positions", positions, "[T]")?;

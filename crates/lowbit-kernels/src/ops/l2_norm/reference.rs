@@ -1,6 +1,7 @@
 use super::{L2Norm, L2NormConvention};
 
-/// Roundings to a result: `width` in the sum, two with eps before the root halve; root, reciprocal, product.
+/// Roundings to a result: `width` in the sum, two with eps before the root halve; root, reciprocal,
+/// product.
 pub(crate) fn roundings(width: usize) -> usize {
     width.div_ceil(2) + 4
 }

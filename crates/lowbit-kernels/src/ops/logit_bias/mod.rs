@@ -13,7 +13,8 @@ use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 use std::collections::BTreeMap;
 
-/// The operand of [`logit_bias()`], on a device: token ids, each once, and what is added to their logits.
+/// The operand of [`logit_bias()`], on a device: token ids, each once, and what is added to their
+/// logits.
 #[derive(Debug)]
 pub struct LogitBias {
     /// u32 `[n]`.
@@ -23,12 +24,12 @@ pub struct LogitBias {
 }
 
 impl LogitBias {
-    /// `biases` are ids and what is added to their logits: -inf for a token that must never be drawn. Those of an id that
-    /// is there several times are added up. `None` for no biases.
+    /// `biases` are ids and what is added to their logits: -inf for a token that must never be
+    /// drawn. Those of an id that is there several times are added up. `None` for no biases.
     ///
     /// # Errors
-    /// [`KernelError::Id`] for an id of `count` or more, [`KernelError::Value`] for a bias that is NaN or infinity,
-    /// [`KernelError::Gpu`] when a GPU has no memory left.
+    /// [`KernelError::Id`] for an id of `count` or more, [`KernelError::Value`] for a bias that is
+    /// NaN or infinity, [`KernelError::Gpu`] when a GPU has no memory left.
     pub fn new(biases: &[(u32, f32)], count: usize, device: &Device) -> Result<Option<Self>, KernelError> {
         let mut sums = BTreeMap::<u32, f32>::new();
         for (index, &(id, bias)) in biases.iter().enumerate() {
@@ -59,12 +60,12 @@ impl LogitBias {
 ///
 /// The sum is f32.
 ///
-/// Source: mlx-lm 0.32.2 `sample_utils` (`make_logits_processors`), llama.cpp `llama_sampler_init_logit_bias`: both before
-/// any penalty.
+/// Source: mlx-lm 0.32.2 `sample_utils` (`make_logits_processors`), llama.cpp
+/// `llama_sampler_init_logit_bias`: both before any penalty.
 ///
 /// # Errors
-/// [`KernelError::Value`] for another dtype; [`KernelError::Device`] for a bias on another device; [`KernelError::Id`] for
-/// an id beyond V on the CPU: a GPU ignores it.
+/// [`KernelError::Value`] for another dtype; [`KernelError::Device`] for a bias on another device;
+/// [`KernelError::Id`] for an id beyond V on the CPU: a GPU ignores it.
 pub fn logit_bias(logits: &Tensor, bias: &LogitBias) -> Result<Tensor, KernelError> {
     let check = Check("logit_bias");
     check.float("logits", logits)?;

@@ -12,7 +12,8 @@ use super::check::Check;
 use crate::gpu::copy::Columns;
 use crate::{Device, KernelError, Tensor};
 
-/// Bytes: a view must start at a multiple of the longest vector that kernels load, and where the device binds buffers.
+/// Bytes: a view must start at a multiple of the longest vector that kernels load, and where the
+/// device binds buffers.
 fn alignment(device: &Device) -> usize {
     const VECTOR: usize = 16;
     match device {
@@ -31,9 +32,9 @@ fn alignment(device: &Device) -> usize {
 /// | x | `[.., D]` | any |
 /// | y | `[.., len]` | x's |
 ///
-/// Copies bits, except where x has one row and the columns start at a multiple of 16 bytes, on Metal of 32: y then shares
-/// x's memory.
-/// Source: torch `narrow` along the last dimension, made contiguous.
+/// Copies bits, except where x has one row and the columns start at a multiple of 16 bytes, on
+/// Metal of 32: y then shares x's memory. Source: torch `narrow` along the last dimension, made
+/// contiguous.
 ///
 /// # Errors
 /// [`KernelError::Shape`] when x does not have these columns.

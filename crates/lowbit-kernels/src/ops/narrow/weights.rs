@@ -7,8 +7,8 @@ impl QuantizedTensor {
     /// Rows `start..start + len` of each matrix of `[.., N, K]`, copied.
     ///
     /// # Errors
-    /// [`KernelError::Shape`] when they are not there; [`KernelError::Gpu`] when a GPU has no such memory left;
-    /// [`KernelError::Unsupported`] for a repacked weight.
+    /// [`KernelError::Shape`] when they are not there; [`KernelError::Gpu`] when a GPU has no such
+    /// memory left; [`KernelError::Unsupported`] for a repacked weight.
     pub fn narrow(&self, start: usize, len: usize) -> Result<Self, KernelError> {
         self.by_rows("narrow")?;
         let n = self.n();

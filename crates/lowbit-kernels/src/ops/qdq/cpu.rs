@@ -1,5 +1,5 @@
-//! Each thread takes some consecutive groups, one after the other. Loops go over arrays of lanes, which the compiler
-//! turns into vectors of the instruction set that it compiles for.
+//! Each thread takes some consecutive groups, one after the other. Loops go over arrays of lanes,
+//! which the compiler turns into vectors of the instruction set that it compiles for.
 
 use super::Qdq;
 use crate::simd::{Kernel, Simd};

@@ -1,8 +1,10 @@
-//! Affine quantise-dequantise for training on a GPU, and its gradients: see [`super`] for the formulas.
+//! Affine quantise-dequantise for training on a GPU, and its gradients: see [`super`] for the
+//! formulas.
 //!
-//! `qdq_init` and `qdq_backward` go through the groups plane by plane: the units of a plane share a group, take every
-//! `PLANE_DIM`th of its values and reduce across the plane. `qdq_forward` has a unit per value. Planes may have any
-//! size, so the order of `qdq_backward`'s sums differs between devices.
+//! `qdq_init` and `qdq_backward` go through the groups plane by plane: the units of a plane share a
+//! group, take every `PLANE_DIM`th of its values and reduce across the plane. `qdq_forward` has a
+//! unit per value. Planes may have any size, so the order of `qdq_backward`'s sums differs between
+//! devices.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -98,7 +100,8 @@ fn qdq_forward(qdq: &QdqComponents, y: &mut [f32], len: u32, group_size: u32) {
     }
 }
 
-/// The sum of each group's gradients, weighted by their codes if `weighted`; else `codes` is not read.
+/// The sum of each group's gradients, weighted by their codes if `weighted`; else `codes` is not
+/// read.
 #[kernel]
 fn qdq_backward(
     codes: &[u8],
@@ -158,8 +161,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     ]
 }
 
-/// Cubes for 32 units per group. Where planes are smaller or larger, or there are too many groups, each plane takes
-/// several groups, or none.
+/// Cubes for 32 units per group. Where planes are smaller or larger, or there are too many groups,
+/// each plane takes several groups, or none.
 fn plane_cubes(groups: usize) -> [u32; 3] {
     cubes(groups.saturating_mul(32))
 }

@@ -1,5 +1,5 @@
-//! Affine quantise-dequantise for training scales and biases: a weight's codes are chosen once and stay fixed, its
-//! scales and biases are trained.
+//! Affine quantise-dequantise for training scales and biases: a weight's codes are chosen once and
+//! stay fixed, its scales and biases are trained.
 //!
 //! | operand | shape | dtype |
 //! |---|---|---|
@@ -7,8 +7,9 @@
 //! | `codes` | `[.., K]` | u8 |
 //! | `scales`, `biases`, `dscales`, `dbiases` | `[.., K / group_size]` | f32 |
 //!
-//! Groups have 2 to 1024 values, any number that divides K; there are 2 to 256 levels. This is not `mx.quantize` (see
-//! `lowbit-formats` for that): it makes neither end of the range exact, and rounds halves away from zero.
+//! Groups have 2 to 1024 values, any number that divides K; there are 2 to 256 levels. This is not
+//! `mx.quantize` (see `lowbit-formats` for that): it makes neither end of the range exact, and
+//! rounds halves away from zero.
 //!
 //! Source: mlx-native 0.7.1 `qdq_affine`.
 
@@ -45,8 +46,8 @@ pub struct Qdq {
 /// The bias of a group with a NaN is NaN.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when K is not a multiple of `group_size`; [`KernelError::DType`] when `w` is not f32;
-/// [`KernelError::Value`] for a group size or a number of levels out of range.
+/// [`KernelError::Shape`] when K is not a multiple of `group_size`; [`KernelError::DType`] when `w`
+/// is not f32; [`KernelError::Value`] for a group size or a number of levels out of range.
 pub fn qdq_init(w: &Tensor, group_size: usize, levels: usize) -> Result<Qdq, KernelError> {
     let check = Check("qdq_init");
     check.dtype("w", w, DType::F32)?;
@@ -73,8 +74,8 @@ pub fn qdq_init(w: &Tensor, group_size: usize, levels: usize) -> Result<Qdq, Ker
 /// `y = code * scale + bias`.
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`], [`KernelError::Device`] and [`KernelError::Value`] for operands that
-/// do not fit the [module](self)'s table.
+/// [`KernelError::Shape`], [`KernelError::DType`], [`KernelError::Device`] and
+/// [`KernelError::Value`] for operands that do not fit the [module](self)'s table.
 pub fn qdq_forward(qdq: &Qdq, group_size: usize) -> Result<Tensor, KernelError> {
     let check = Check("qdq_forward");
     let Qdq { codes, scales, biases } = qdq;

@@ -1,4 +1,5 @@
-//! `qdq` on a CPU against the formulas in f64, and its errors. The GPU's tests share the comparisons.
+//! `qdq` on a CPU against the formulas in f64, and its errors. The GPU's tests share the
+//! comparisons.
 
 use super::*;
 use crate::ops::testing::{device, devices};
@@ -95,7 +96,8 @@ fn forward_and_both_gradients_are_as_the_formulas_say() {
     }
 }
 
-/// The gradients are those of the forward pass: the loss `sum of dy * y` is linear in scales and biases.
+/// The gradients are those of the forward pass: the loss `sum of dy * y` is linear in scales and
+/// biases.
 #[test]
 fn gradients_are_the_forward_passs_slopes() {
     let device = device();

@@ -109,7 +109,8 @@ fn interleaved(y: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// The rotation of the first `width` columns of f32 heads `[T, H, S]`, after the norm with a weight and an eps if there is one.
+/// The rotation of the first `width` columns of f32 heads `[T, H, S]`, after the norm with a weight
+/// and an eps if there is one.
 pub(in crate::ops) fn rope(
     cpu: &Cpu,
     (x, width): (&Tensor, usize),

@@ -1,11 +1,13 @@
 //! Rotary position embedding on a GPU.
 //!
-//! A head consists of slots of two vectors each: those whose elements are rotated as pairs, then those that are
-//! copied ([`slot_vectors`]). A unit takes one slot of several neighbouring heads of a token, so that it computes
-//! cosines and sines once. `rms_norm_rope` rotates by the same functions, so that both round alike.
+//! A head consists of slots of two vectors each: those whose elements are rotated as pairs, then
+//! those that are copied ([`slot_vectors`]). A unit takes one slot of several neighbouring heads of
+//! a token, so that it computes cosines and sines once. `rms_norm_rope` rotates by the same
+//! functions, so that both round alike.
 //!
-//! The frequencies are uploaded to a device once per [`Rope`](super::Rope), see [`Uploaded`]. The angle is the
-//! rounded f32 product of position and frequency, as the op's contract says: do not reorder it.
+//! The frequencies are uploaded to a device once per [`Rope`](super::Rope), see [`Uploaded`]. The
+//! angle is the rounded f32 product of position and frequency, as the op's contract says: do not
+//! reorder it.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -132,7 +134,8 @@ fn rope<X: Int, V: Size>(
     }
 }
 
-/// The two vectors of a head that a slot stands for: the first `pairs` slots are rotated, the others are copied.
+/// The two vectors of a head that a slot stands for: the first `pairs` slots are rotated, the
+/// others are copied.
 #[cube]
 pub(in crate::ops) fn slot_vectors(
     slot: usize,
@@ -143,7 +146,8 @@ pub(in crate::ops) fn slot_vectors(
     (select(split, slot, slot * 2), select(split, slot + pairs, slot * 2 + 1))
 }
 
-/// Slots of a head of `width` vectors: `pairs` slots that are rotated, and one per two vectors that are copied.
+/// Slots of a head of `width` vectors: `pairs` slots that are rotated, and one per two vectors that
+/// are copied.
 #[cube]
 pub(in crate::ops) fn slots_per_head(width: usize, pairs: usize) -> usize {
     pairs + (width - 2 * pairs).div_ceil(2)
@@ -174,7 +178,8 @@ pub(in crate::ops) fn slot_angles(
     }
 }
 
-/// Rotates the pairs of a slot. Its cosines and sines start at element `at`, the values of its two vectors at `2 * at`.
+/// Rotates the pairs of a slot. Its cosines and sines start at element `at`, the values of its two
+/// vectors at `2 * at`.
 #[cube]
 pub(in crate::ops) fn rotate_slot(
     values: &mut Array<f32>,
@@ -239,7 +244,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels
 }
 
-/// So many units keep a GPU busy; where there would be more, each takes more heads and computes fewer sines.
+/// So many units keep a GPU busy; where there would be more, each takes more heads and computes
+/// fewer sines.
 const ENOUGH: usize = 1 << 17;
 
 /// See [`super::rope`] and [`super::rope_backward`]; everything was checked.
@@ -278,7 +284,8 @@ pub(super) fn launch(
         sizes,
         factor: rope.attention_factor.to_bits(),
     };
-    // SAFETY: y is as large as x; the op checked that each token has a position and that heads have all pairs.
+    // SAFETY: y is as large as x; the op checked that each token has a position and that heads have
+    // all pairs.
     unsafe { gpu.launch(compiled(gpu.target(), config), rows::cubes(len.div_ceil(UNITS)), arguments)? };
     Ok(y)
 }

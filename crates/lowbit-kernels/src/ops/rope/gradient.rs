@@ -10,7 +10,8 @@ use crate::{KernelError, Tensor};
 /// dx[a] = dy[a] cos + dy[b] sin
 /// dx[b] = dy[b] cos - dy[a] sin
 /// ```
-/// with cos and sin as in [`rope()`](super::rope()), the attention factor included. Elements from `rotary_dim` on are copied.
+/// with cos and sin as in [`rope()`](super::rope()), the attention factor included. Elements from
+/// `rotary_dim` on are copied.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -57,7 +58,8 @@ mod tests {
         })
     }
 
-    /// dx in f64, and the magnitude of its terms: the rotation is linear, so that its columns are the results of unit vectors.
+    /// dx in f64, and the magnitude of its terms: the rotation is linear, so that its columns are
+    /// the results of unit vectors.
     fn reference(dy: &[f32], width: usize, positions: &[u32], rope: &Rope) -> (Vec<f64>, Vec<f64>) {
         let heads = dy.len() / width / positions.len();
         let mut dx = (vec![], vec![]);

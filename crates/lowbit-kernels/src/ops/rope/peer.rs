@@ -68,7 +68,8 @@ fn frequencies_and_rotations() {
             &want.iter().map(|&f| f64::from(f)).collect::<Vec<_>>(),
             |i| gamma(4) * f64::from(want[i]),
         );
-        // With transformers' frequencies the angles are its own, and only roundings are left, on either side.
+        // With transformers' frequencies the angles are its own, and only roundings are left, on
+        // either side.
         let rotation = Rope { inv_freq: want, ..rotation };
         let (x, want) = (get("x"), get("rotated").f32s());
         let (xs, width) = (x.f32s(), x.shape[2]);

@@ -45,7 +45,8 @@ impl Kernel for Rows<'_> {
     }
 }
 
-/// The largest logits and their ids, in order, by insertion: a later one must be greater to come before.
+/// The largest logits and their ids, in order, by insertion: a later one must be greater to come
+/// before.
 #[inline(always)]
 fn select(logits: &[f32], chosen: &mut [(u32, f32)]) {
     let mut count = 0;

@@ -8,8 +8,9 @@ pub(crate) struct Choice {
     pub bound: f64,
 }
 
-/// One token's experts. In `e^(x - max)` the difference rounds once, which the exponential makes a relative error of
-/// `|x - max| u`, and the exponential is within 2 u; a sum of `n` terms rounds `n` times, the quotient once.
+/// One token's experts. In `e^(x - max)` the difference rounds once, which the exponential makes a
+/// relative error of `|x - max| u`, and the exponential is within 2 u; a sum of `n` terms rounds
+/// `n` times, the quotient once.
 pub(crate) fn router_top_k(logits: &[f32], params: RouterParams) -> Vec<Choice> {
     const U: f64 = f32::EPSILON as f64 / 2.0;
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();

@@ -1,5 +1,6 @@
-//! Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw (Parallel Random Numbers: As Easy as
-//! 1, 2, 3, SC'11): a step's random number needs no state from the steps before.
+//! Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw (Parallel Random
+//! Numbers: As Easy as 1, 2, 3, SC'11): a step's random number needs no state from the steps
+//! before.
 
 /// Four random words.
 pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {

@@ -1,6 +1,7 @@
 use super::SampleParams;
 
-/// The ids that may be drawn with their probabilities, in their order: everything sorted, summed in f64.
+/// The ids that may be drawn with their probabilities, in their order: everything sorted, summed in
+/// f64.
 pub(crate) fn distribution(logits: &[f32], history: &[u32], params: &SampleParams) -> Vec<(u32, f64)> {
     let penalty = f64::from(params.repetition_penalty);
     let mut sorted: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|&logit| f64::from(logit))).collect();

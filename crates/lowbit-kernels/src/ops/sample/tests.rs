@@ -57,7 +57,8 @@ fn draws_as_the_sorted_f64_distribution_says() {
                     let place = expected.iter().position(|&(other, _)| other == id);
                     let place = place.unwrap_or_else(|| panic!("{params:?}: {id} is filtered out"));
                     let below: f64 = expected[..place].iter().map(|(_, p)| p).sum();
-                    // A weight errs by exp's ulp and its argument's roundings, |x| / T < 40 ulp; so do sums.
+                    // A weight errs by exp's ulp and its argument's roundings, |x| / T < 40 ulp; so
+                    // do sums.
                     let slack = 64.0 * f64::from(f32::EPSILON);
                     let (low, high) = (below - slack, below + expected[place].1 + slack);
                     assert!(
@@ -94,7 +95,8 @@ fn frequencies_follow_the_probabilities() {
             let params = SampleParams { seed, ..params };
             let draws: Vec<u32> =
                 (0..20_000).map(|step| sample(&x, &[3, 5], &params, step).unwrap()).collect();
-            // With 5 degrees of freedom or more, one in ten thousand reaches 5.2 times their number.
+            // With 5 degrees of freedom or more, one in ten thousand reaches 5.2 times their
+            // number.
             let statistic = chi_square(&expected, &draws);
             assert!(statistic < 5.2, "{params:?}: {statistic}");
             let swapped: Vec<u32> =

@@ -30,8 +30,8 @@ pub(super) fn sum_rows(cpu: &Cpu, x: &Tensor, width: usize) -> Result<Tensor, Ke
     Ok(y)
 }
 
-/// Calls `f(block, task, sums)` for every one of `tasks`, on all threads, with sums of zero that it adds to; `total` becomes all
-/// of them, added in the order of the tasks.
+/// Calls `f(block, task, sums)` for every one of `tasks`, on all threads, with sums of zero that it
+/// adds to; `total` becomes all of them, added in the order of the tasks.
 pub(in crate::ops) fn sum_blocks<T: Send>(
     cpu: &Cpu,
     tasks: Vec<T>,

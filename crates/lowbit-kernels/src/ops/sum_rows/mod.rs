@@ -11,7 +11,8 @@ mod tests;
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
 
-/// Rows that are added to each other before other rows: fixed, so that a sum does not depend on how many threads there are.
+/// Rows that are added to each other before other rows: fixed, so that a sum does not depend on how
+/// many threads there are.
 pub(in crate::ops) const ROWS: usize = 64;
 
 /// `y[d] = sum over rows of x[.., d]`.
@@ -21,10 +22,12 @@ pub(in crate::ops) const ROWS: usize = 64;
 /// | x | `[.., D]` | f32, f16, bf16 |
 /// | y | `[D]` | f32 |
 ///
-/// All arithmetic is f32: 64 rows at a time in their order, then their sums, on a GPU again 64 at a time. So a device gives the same
-/// bits in every run, and the CPU for every number of threads. No rows have a sum of 0.
+/// All arithmetic is f32: 64 rows at a time in their order, then their sums, on a GPU again 64 at a
+/// time. So a device gives the same bits in every run, and the CPU for every number of threads. No
+/// rows have a sum of 0.
 ///
-/// Source: torch `sum` over all dimensions but the last, as a linear layer's bias gets its gradient.
+/// Source: torch `sum` over all dimensions but the last, as a linear layer's bias gets its
+/// gradient.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for an x without dimensions, [`KernelError::Value`] for other dtypes.

@@ -1,7 +1,8 @@
-//! The online softmax and the sums of weighted values, which a plane keeps in registers for its own query rows.
+//! The online softmax and the sums of weighted values, which a plane keeps in registers for its own
+//! query rows.
 //!
-//! The sums are those of `mma` instructions: unit `l` of a plane has, of each 16 rows by 8 columns, rows `l / 4` and
-//! `l / 4 + 8` and columns `2 (l % 4)` and the next.
+//! The sums are those of `mma` instructions: unit `l` of a plane has, of each 16 rows by 8 columns,
+//! rows `l / 4` and `l / 4 + 8` and columns `2 (l % 4)` and the next.
 
 use super::config::TileConfig;
 use super::rows::{Destination, LOWEST_SCORE, begin_row, sum_of_four};
@@ -39,8 +40,9 @@ impl Sums {
         Sums { values, max: greatest, weights }
     }
 
-    /// The online softmax: takes a tile's scores into the greatest score and the weights' sum, rescales the sums, and gives
-    /// the weights `2^((score - greatest) scale)`, rounded, as the left operand of a product with the values.
+    /// The online softmax: takes a tile's scores into the greatest score and the weights' sum,
+    /// rescales the sums, and gives the weights `2^((score - greatest) scale)`, rounded, as the
+    /// left operand of a product with the values.
     pub fn weigh(
         &mut self,
         scores: &mut Array<Vector<f32, Const<4>>>,

@@ -1,7 +1,9 @@
-//! A cube takes a block of query rows through tiles of keys, which it copies to shared memory while it computes.
+//! A cube takes a block of query rows through tiles of keys, which it copies to shared memory while
+//! it computes.
 //!
-//! With two stages, the next tile of keys and values is copied while one is used. With one, the next tile of keys is copied
-//! while the weights are multiplied with the values, and the tile's values while its scores are computed.
+//! With two stages, the next tile of keys and values is copied while one is used. With one, the
+//! next tile of keys is copied while the weights are multiplied with the values, and the tile's
+//! values while its scores are computed.
 
 use super::config::TileConfig;
 use super::rows::{Destination, RowBounds, row_bounds, visible_keys, zero_non_finite_values};
@@ -12,8 +14,8 @@ use crate::ops::attention::gpu::operands::{Inputs, InputsArgs, Sizes, row_index}
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y holds pairs of q's type,
-/// or the bits of f32 where the keys are split.
+/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y
+/// holds pairs of q's type, or the bits of f32 where the keys are split.
 #[kernel]
 pub(in crate::ops::attention) fn attention_tile(
     inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
@@ -116,7 +118,8 @@ struct KeyRange {
     end: u32,
 }
 
-/// Begins to copy a tile of keys or values from key `first` on. For keys past the end it copies the last one.
+/// Begins to copy a tile of keys or values from key `first` on. For keys past the end it copies the
+/// last one.
 #[cube]
 fn copy_keys(
     x: &[Vector<u32, Const<4>>],
@@ -140,8 +143,8 @@ fn copy_keys(
     }
 }
 
-/// The products of a plane's rows with a tile of keys: for each block of 16 rows and each 8 keys, unit `l` has those of rows
-/// `l / 4` and `l / 4 + 8` with keys `2 (l % 4)` and the next.
+/// The products of a plane's rows with a tile of keys: for each block of 16 rows and each 8 keys,
+/// unit `l` has those of rows `l / 4` and `l / 4 + 8` with keys `2 (l % 4)` and the next.
 #[cube]
 fn products(q_at: u32, k_at: u32, #[comptime] config: TileConfig) -> Array<Vector<f32, Const<4>>> {
     let count = comptime!(config.keys / 8);
@@ -178,7 +181,8 @@ fn products(q_at: u32, k_at: u32, #[comptime] config: TileConfig) -> Array<Vecto
     scores
 }
 
-/// Makes the scores of keys that a row does not see -inf, and those of marked keys that it sees NaN.
+/// Makes the scores of keys that a row does not see -inf, and those of marked keys that it sees
+/// NaN.
 #[cube]
 fn mask(
     scores: &mut Array<Vector<f32, Const<4>>>,

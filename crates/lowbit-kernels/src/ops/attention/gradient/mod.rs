@@ -37,16 +37,17 @@ pub struct AttentionGradient {
 /// | dy | as y | f32, f16, bf16 |
 /// | dq, dk, dv | q's, k's and v's; keys that no query sees have gradient 0 | dy's |
 ///
-/// Scores are computed anew, on a CPU for a block of queries and of keys at a time, so that no `[T, capacity]` exists, on a GPU for
-/// as many tokens as fit into 128 MiB. Everything is f32, in an order that does not depend on the number of threads, and a GPU
-/// repeats every bit. A key or value that is not finite may make the gradients of queries
-/// that do not see it NaN.
+/// Scores are computed anew, on a CPU for a block of queries and of keys at a time, so that no
+/// `[T, capacity]` exists, on a GPU for as many tokens as fit into 128 MiB. Everything is f32, in
+/// an order that does not depend on the number of threads, and a GPU repeats every bit. A key or
+/// value that is not finite may make the gradients of queries that do not see it NaN.
 ///
 /// Source: Dao, "FlashAttention-2" (2023), algorithm 2.
 ///
 /// # Errors
-/// As [`attention()`](super::attention()); [`KernelError::Shape`] for a y or dy that does not fit. On a GPU a position beyond the
-/// capacity is no error: its rows of dq are NaN, and no key's gradient has them.
+/// As [`attention()`](super::attention()); [`KernelError::Shape`] for a y or dy that does not fit.
+/// On a GPU a position beyond the capacity is no error: its rows of dq are NaN, and no key's
+/// gradient has them.
 pub fn attention_backward(
     [q, k, v]: [&Tensor; 3],
     positions: &Tensor,

@@ -1,7 +1,8 @@
 //! The gradients in f64, and how far f32 may be from each.
 //!
-//! A weight's relative error is that of the forward op's, `relative`, and so is y's. A gradient of a score has two terms, dy . v and
-//! dy . y, whose sums have Dv roundings each; weights, y and what they make are within three times `relative` of them.
+//! A weight's relative error is that of the forward op's, `relative`, and so is y's. A gradient of
+//! a score has two terms, dy . v and dy . y, whose sums have Dv roundings each; weights, y and what
+//! they make are within three times `relative` of them.
 
 use super::AttentionParams;
 use crate::gamma::gamma;

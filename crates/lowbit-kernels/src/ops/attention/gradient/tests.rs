@@ -54,7 +54,8 @@ fn operands(
     ([q, k, v, dy, at].map(|x| x.to_device(device).unwrap()), params)
 }
 
-/// The op's result in f32, on the host: a GPU's own may be further from f64 than the reference's bounds have y.
+/// The op's result in f32, on the host: a GPU's own may be further from f64 than the reference's
+/// bounds have y.
 fn forward([q, k, v, at]: [&Tensor; 4], params: &AttentionParams) -> Tensor {
     let host = host(q.device());
     let [on_q, on_k, on_v, on_at] = [q, k, v, at].map(|x| x.to_device(&host).unwrap());

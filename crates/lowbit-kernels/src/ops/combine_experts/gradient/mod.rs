@@ -35,7 +35,8 @@ pub struct CombineExpertsGradient {
 /// | `dweights` | `[T, top_k]` | f32 |
 ///
 /// # Errors
-/// As [`combine_experts()`](super::combine_experts()); [`KernelError::Shape`] for a dy that does not fit.
+/// As [`combine_experts()`](super::combine_experts()); [`KernelError::Shape`] for a dy that does
+/// not fit.
 pub fn combine_experts_backward(
     x: &Tensor,
     weights: &Tensor,

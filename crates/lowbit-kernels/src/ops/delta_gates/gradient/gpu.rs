@@ -1,5 +1,6 @@
-//! The gradients on a GPU: a unit takes one head through a block of tokens, so that neighbours read neighbouring heads, and leaves what
-//! its tokens add to the parameters' gradients as a row; these rows are summed afterwards.
+//! The gradients on a GPU: a unit takes one head through a block of tokens, so that neighbours read
+//! neighbouring heads, and leaves what its tokens add to the parameters' gradients as a row; these
+//! rows are summed afterwards.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -111,7 +112,8 @@ pub(super) fn backward(
         };
         let cubes = rows::cubes(of_log.len().div_ceil(UNITS));
         let kernel = DeltaGatesBackward::kernel(gpu.target(), UNITS);
-        // SAFETY: the op checked that all have as many tokens and heads; units past the last block do nothing.
+        // SAFETY: the op checked that all have as many tokens and heads; units past the last block
+        // do nothing.
         unsafe { gpu.launch(kernel, cubes, arguments)? };
     }
     let (da_log, ddt_bias) = (sum_rows(&of_log)?, sum_rows(&of_bias)?);

@@ -42,10 +42,12 @@ pub struct DeltaGatesGradient {
 /// | `da`, `db` | `[T, Hv]` | f32 |
 /// | `da_log`, `ddt_bias` | `[Hv]` | f32 |
 ///
-/// All arithmetic is f32; sums over tokens go from the first to the last, 64 at a time, and on a GPU these sums too.
+/// All arithmetic is f32; sums over tokens go from the first to the last, 64 at a time, and on a
+/// GPU these sums too.
 ///
 /// # Errors
-/// As [`delta_gates()`](super::delta_gates()); [`KernelError::Shape`] and [`KernelError::DType`] for gradients that do not fit.
+/// As [`delta_gates()`](super::delta_gates()); [`KernelError::Shape`] and [`KernelError::DType`]
+/// for gradients that do not fit.
 pub fn delta_gates_backward(
     [a, b]: [&Tensor; 2],
     [a_log, dt_bias]: [&Tensor; 2],

@@ -8,8 +8,9 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// `[da, db, da_log, ddt_bias]` in f64, and the bound of each: the sum `a + dt_bias` rounds once, which moves softplus and
-/// sigmoid by at most the rounding; exp and `ln_1p` are within 2 units of the last place, sigmoid within 2.5.
+/// `[da, db, da_log, ddt_bias]` in f64, and the bound of each: the sum `a + dt_bias` rounds once,
+/// which moves softplus and sigmoid by at most the rounding; exp and `ln_1p` are within 2 units of
+/// the last place, sigmoid within 2.5.
 fn reference(of: [&[f32]; 4], [dlog_decay, dbeta]: [&[f32]; 2]) -> [(Vec<f64>, Vec<f64>); 4] {
     let [a, b, a_log, dt_bias] = of;
     let heads = a_log.len();

@@ -1,4 +1,5 @@
-//! The gradient on a GPU: rows of dy that have the same id are a list, which one cube sums, in their order.
+//! The gradient on a GPU: rows of dy that have the same id are a list, which one cube sums, in
+//! their order.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -25,7 +26,8 @@ struct Sizes {
     k: u32,
 }
 
-/// The next place with the same id, and which places are the first of theirs: `len` compares a unit.
+/// The next place with the same id, and which places are the first of theirs: `len` compares a
+/// unit.
 #[kernel]
 fn dequant_gather_backward_lists(ids: &[u32], next: &mut [u32], first: &mut [u32], sizes: Sizes) {
     let (i, len) = (ABSOLUTE_POS, sizes.len as usize);
@@ -44,8 +46,8 @@ fn dequant_gather_backward_lists(ids: &[u32], next: &mut [u32], first: &mut [u32
     }
 }
 
-/// `dvalues[id] = sum of dy[i]` over the list of an id: a cube a place, of which the first of a list does it. An id that is none of
-/// the table's is left out.
+/// `dvalues[id] = sum of dy[i]` over the list of an id: a cube a place, of which the first of a
+/// list does it. An id that is none of the table's is left out.
 #[kernel]
 fn dequant_gather_backward_sum(
     ids: &[u32],
@@ -115,7 +117,8 @@ pub(super) fn backward_values(
         sizes,
     };
     let target = gpu.target();
-    // SAFETY: lists and dy have a row for each id, and ids that are none of the table's write nothing.
+    // SAFETY: lists and dy have a row for each id, and ids that are none of the table's write
+    // nothing.
     unsafe {
         let cubes = rows::cubes(ids.len().div_ceil(UNITS));
         gpu.launch(DequantGatherBackwardLists::kernel(target, UNITS), cubes, lists)?;

@@ -13,15 +13,16 @@ use crate::simd::{Kernel, Simd, slices};
 use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::{DType, Format, FormatError};
 
-/// The gradients of a table's scales and biases, with its codes as constants: over the k of group g and the places i where
-/// `ids[i] = v`,
+/// The gradients of a table's scales and biases, with its codes as constants: over the k of group g
+/// and the places i where `ids[i] = v`,
 ///
 /// ```text
 /// dscales[v, g] = sum over k, i of dy[i, k] * value(code[v, k])
 /// dbiases[v, g] = sum over k, i of dy[i, k]
 /// ```
 /// and 0 for rows that no id names. As in
-/// [`quantized_matmul_backward_scales`](crate::ops::quantized_matmul_backward_scales), which says the rest.
+/// [`quantized_matmul_backward_scales`](crate::ops::quantized_matmul_backward_scales), which says
+/// the rest.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -31,9 +32,10 @@ use lowbit_formats::{DType, Format, FormatError};
 /// | `dscales`, `dbiases` | `[V, K / group]` | f32 |
 ///
 /// # Errors
-/// As [`dequant_gather()`](super::dequant_gather()); [`KernelError::Shape`] for a dy that does not fit; [`KernelError::Format`] for a
-/// table of plain floats, which has no scales; [`KernelError::Unsupported`] for a repacked table. On a GPU an id that is none of the
-/// table's is no error, and left out.
+/// As [`dequant_gather()`](super::dequant_gather()); [`KernelError::Shape`] for a dy that does not
+/// fit; [`KernelError::Format`] for a table of plain floats, which has no scales;
+/// [`KernelError::Unsupported`] for a repacked table. On a GPU an id that is none of the table's is
+/// no error, and left out.
 pub fn dequant_gather_backward_scales(
     table: &QuantizedTensor,
     ids: &Tensor,
@@ -71,8 +73,9 @@ pub fn dequant_gather_backward_scales(
     }
 }
 
-/// The gradient of all of a table's values, `[V, K]`: `dvalues[v, k] = sum over the places i where ids[i] = v of dy[i, k]`. Operands
-/// are [`dequant_gather_backward_scales`]'s, with a table of any format.
+/// The gradient of all of a table's values, `[V, K]`:
+/// `dvalues[v, k] = sum over the places i where ids[i] = v of dy[i, k]`. Operands are
+/// [`dequant_gather_backward_scales`]'s, with a table of any format.
 ///
 /// # Errors
 /// As [`dequant_gather_backward_scales`], which says the rest.

@@ -13,7 +13,8 @@ use numcheck::{Random, assert_bits, gamma};
 const COUNT: usize = 9;
 const K: usize = 256;
 
-/// A gather is the product with rows of ones and zeros, whose gradient is tested alone: against that, with the bound of both.
+/// A gather is the product with rows of ones and zeros, whose gradient is tested alone: against
+/// that, with the bound of both.
 #[test]
 fn is_the_gradient_of_a_product_with_rows_of_ones_and_zeros() {
     is_that_of_a_product_on(&devices(), &formats());
@@ -47,7 +48,8 @@ fn is_that_of_a_product_on(devices: &[Device], formats: &[Format]) {
                 continue;
             };
             let ScalesGradient { dscales, dbiases } = got.unwrap();
-            // y = one_hot table, so that the table's gradient is one_hot^T dy: x is dy, and dy is one_hot.
+            // y = one_hot table, so that the table's gradient is one_hot^T dy: x is dy, and dy is
+            // one_hot.
             let mut one_hot = vec![0f32; ids.len() * COUNT];
             ids.iter().enumerate().for_each(|(i, &id)| one_hot[i * COUNT + id as usize] = 1.0);
             let one_hot = Tensor::new(&one_hot, &[ids.len(), COUNT], device).unwrap();

@@ -22,8 +22,9 @@ pub struct RouterTopKGradient {
     pub dshared: Option<Tensor>,
 }
 
-/// The gradients by the logits, for the experts that were chosen: the choice itself is a constant. With `p` the softmax over all
-/// experts, or over the chosen ones when `normalize`, and `dp[e]` the dweights of expert e, 0 where it was not chosen:
+/// The gradients by the logits, for the experts that were chosen: the choice itself is a constant.
+/// With `p` the softmax over all experts, or over the chosen ones when `normalize`, and `dp[e]` the
+/// dweights of expert e, 0 where it was not chosen:
 ///
 /// ```text
 /// dlogits[t, e] = p[e] * (dp[e] - sum over f of p[f] * dp[f])
@@ -36,8 +37,9 @@ pub struct RouterTopKGradient {
 /// | `dlogits`, `dshared` | `[T, E]`, `[T, 1]` | f32 |
 ///
 /// # Errors
-/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that do not fit; [`KernelError::Id`] for an id that
-/// is no expert's, which on a GPU is no error: its token's dlogits are NaN.
+/// [`KernelError::Shape`], [`KernelError::DType`] and [`KernelError::Value`] for operands that do
+/// not fit; [`KernelError::Id`] for an id that is no expert's, which on a GPU is no error: its
+/// token's dlogits are NaN.
 pub fn router_top_k_backward(
     logits: &Tensor,
     shared: Option<&Tensor>,

@@ -75,7 +75,8 @@ fn agrees_with_f64_on(devices: &[Device]) {
                 let each: Vec<_> = (0..tokens).map(token).collect();
                 let want: Vec<f64> = each.iter().flat_map(|token| token.0.clone()).collect();
                 let most: Vec<f64> = each.iter().flat_map(|token| token.1.clone()).collect();
-                // Exponentials and their sum come twice; a difference to the greatest is 12 at most here.
+                // Exponentials and their sum come twice; a difference to the greatest is 12 at most
+                // here.
                 let gamma_of = gamma(2 * (12 + 3 + experts) + top_k + 6);
                 assert_close(&got.dlogits, &[tokens, experts], FLOATS[0], &want, |i| gamma_of * most[i]);
                 assert_eq!(got.dshared.is_some(), shared.is_some());

@@ -9,8 +9,9 @@
 //! | 5. the sum of the weights that each slice keeps | `sample_sum_slices` | `slices.rs` |
 //! | 6. one plane finds the slice that the random number falls into, and the id in it | `sample_pick` | `draw.rs` |
 //!
-//! A logit is compared by its [key](crate::gpu::key). Its weight is `exp((logit - greatest) / temperature)` in units of
-//! 2^-40, an integer: sums of weights do not depend on their order, so that a draw is the same on every device.
+//! A logit is compared by its [key](crate::gpu::key). Its weight is
+//! `exp((logit - greatest) / temperature)` in units of 2^-40, an integer: sums of weights do not
+//! depend on their order, so that a draw is the same on every device.
 
 mod config;
 mod draw;

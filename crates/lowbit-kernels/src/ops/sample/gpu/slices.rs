@@ -1,8 +1,9 @@
-//! The kernels that go through all logits: the penalties, each slice's greatest logit, keys and weights, and the sums
-//! of the weights that are kept.
+//! The kernels that go through all logits: the penalties, each slice's greatest logit, keys and
+//! weights, and the sums of the weights that are kept.
 //!
-//! A slice is a cube of one plane, whose units stride through it. The greatest logit of all is not stored by a kernel of its
-//! own: whoever needs it takes the greatest of the slices' ([`greatest_key`]).
+//! A slice is a cube of one plane, whose units stride through it. The greatest logit of all is not
+//! stored by a kernel of its own: whoever needs it takes the greatest of the slices'
+//! ([`greatest_key`]).
 
 #![allow(unsafe_code)] // Launches.
 
@@ -22,8 +23,9 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// Overwrites the logits of the history's tokens in `penalised`, a copy of the logits. They are computed from the original
-/// ones, so that a token which comes up twice gets the same value twice. `counts` says whether there is a frequency penalty.
+/// Overwrites the logits of the history's tokens in `penalised`, a copy of the logits. They are
+/// computed from the original ones, so that a token which comes up twice gets the same value twice.
+/// `counts` says whether there is a frequency penalty.
 #[kernel]
 fn sample_penalise<X: Int>(
     logits: &[X],
@@ -95,7 +97,8 @@ pub(super) fn penalised(
         },
     };
     let kernel = penalise_compiled(gpu.target(), dtype, params.frequency_penalty != 0.0);
-    // SAFETY: the copy has as many logits, and ids of the history that are none of theirs are not read.
+    // SAFETY: the copy has as many logits, and ids of the history that are none of theirs are not
+    // read.
     unsafe { gpu.launch(kernel, cubes(history.len()), arguments)? };
     Ok(Some(copy))
 }
@@ -185,8 +188,8 @@ fn weigh_compiled(target: &Target, config: SampleConfig) -> Kernel<SampleWeigh<'
     with_storage!(config.dtype, X => SampleWeigh::kernel::<X>(target, config.lanes, config))
 }
 
-/// For each slice, the sum of the weights of the logits above the threshold, and how many are at the threshold where not all
-/// of those are kept; otherwise their weights belong to the sum.
+/// For each slice, the sum of the weights of the logits above the threshold, and how many are at
+/// the threshold where not all of those are kept; otherwise their weights belong to the sum.
 #[kernel]
 pub(super) fn sample_sum_slices<X: Int>(
     logits: &[X],
@@ -255,7 +258,8 @@ impl Draw<'_> {
         unsafe { self.gpu.launch(kernel, self.cubes(), arguments) }
     }
 
-    /// Each logit's key and weight. Where there is no top-p, the keys' buffer stands for the weights' as a placeholder.
+    /// Each logit's key and weight. Where there is no top-p, the keys' buffer stands for the
+    /// weights' as a placeholder.
     pub(super) fn weigh(&self) -> Result<[Memory; 2], KernelError> {
         let len = self.sizes.len as usize;
         let keys = self.gpu.allocate(4 * len)?;
@@ -268,7 +272,8 @@ impl Draw<'_> {
             sizes: self.sizes,
         };
         let kernel = weigh_compiled(self.gpu.target(), self.config);
-        // SAFETY: the slices end with the logits; there is a key for each, and a weight where weights are written.
+        // SAFETY: the slices end with the logits; there is a key for each, and a weight where
+        // weights are written.
         unsafe { self.gpu.launch(kernel, self.cubes(), arguments)? };
         Ok([keys, weights])
     }
@@ -287,7 +292,8 @@ impl Draw<'_> {
             filters: self.filters(),
         };
         let kernel = sum_slices_compiled(self.gpu.target(), self.config);
-        // SAFETY: the slices end with the logits, and each has a sum and its ties; counters are read where there was a search.
+        // SAFETY: the slices end with the logits, and each has a sum and its ties; counters are
+        // read where there was a search.
         unsafe { self.gpu.launch(kernel, self.cubes(), arguments)? };
         Ok(of_slices)
     }

@@ -1,18 +1,19 @@
 //! Attention of many rows on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)).
 //!
-//! Scores are kept transposed, `[keys][rows]`, and so are the sums of values, `[Dv][rows]`: whatever the softmax does, a lane is a
-//! row.
+//! Scores are kept transposed, `[keys][rows]`, and so are the sums of values, `[Dv][rows]`:
+//! whatever the softmax does, a lane is a row.
 //!
 //! ```text
 //! scores [keys][rows]  = k   [keys][D]  * q^T     [D][rows]
 //! sums   [Dv][rows]   += v^T [Dv][keys] * weights [keys][rows]
 //! ```
 //!
-//! Queries are laid in tiles once; keys and values are once per [`KEYS`], for all rows of a task. Queries (scaled), keys, weights
-//! and values are rounded to bf16, to nearest even; sums are f32.
+//! Queries are laid in tiles once; keys and values are once per [`KEYS`], for all rows of a task.
+//! Queries (scaled), keys, weights and values are rounded to bf16, to nearest even; sums are f32.
 //!
-//! Floor: for 32 rows, a key costs `D + Dv` products per row, of which four tiles in 16 cycles each do 32 x 32 x 32; and a weight
-//! some 15 operations of a vector of 16, which for heads of 128 is about as long.
+//! Floor: for 32 rows, a key costs `D + Dv` products per row, of which four tiles in 16 cycles each
+//! do 32 x 32 x 32; and a weight some 15 operations of a vector of 16, which for heads of 128 is
+//! about as long.
 
 mod chunk;
 mod rows;

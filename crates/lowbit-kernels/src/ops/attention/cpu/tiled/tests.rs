@@ -99,7 +99,8 @@ fn large_scores_do_not_overflow() {
     }
 }
 
-/// Values that are not finite reach the rows that see them, in their column; keys and queries their rows.
+/// Values that are not finite reach the rows that see them, in their column; keys and queries their
+/// rows.
 #[test]
 fn what_is_not_finite_reaches_who_sees_it() {
     const SIZES: [usize; 3] = [40, 20, 18];

@@ -1,8 +1,10 @@
-//! Attention of one token, or of a few: memory bounds it, so that as many bytes as possible are under way at any time.
+//! Attention of one token, or of a few: memory bounds it, so that as many bytes as possible are
+//! under way at any time.
 //!
-//! A cube has at most 16 query rows, which all its planes take, and its part of the keys, with whose tiles the planes take turns. Each
-//! plane has some tiles under way in a ring of its own, and waits for no other plane until the end. Keys are the rows of the
-//! tensor cores' matrices and query rows the columns: with 8 columns, few of them are empty.
+//! A cube has at most 16 query rows, which all its planes take, and its part of the keys, with
+//! whose tiles the planes take turns. Each plane has some tiles under way in a ring of its own, and
+//! waits for no other plane until the end. Keys are the rows of the tensor cores' matrices and
+//! query rows the columns: with 8 columns, few of them are empty.
 
 mod config;
 mod ring;
@@ -21,8 +23,8 @@ use cubecl_core::prelude::*;
 use ring::{Ring, next};
 use sums::{Sums, mask, row_bounds};
 
-/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y holds pairs of q's type,
-/// or the bits of f32 where the keys are split.
+/// See [`attention`](crate::ops::attention()). `scale` is an f32 and includes the factor log2(e). y
+/// holds pairs of q's type, or the bits of f32 where the keys are split.
 #[kernel]
 pub(super) fn attention_step(
     inputs: &Inputs<Vector<u32, Const<4>>, Vector<u32, Const<4>>>,
@@ -108,8 +110,9 @@ fn copy_queries(
     end_copy_group();
 }
 
-/// A unit's elements of the cube's rows of q, as right operands of products: for each block of rows and each 16 elements, unit
-/// `l` has elements `2 (l % 4)` and the next, and 8 further, of row `l / 4`.
+/// A unit's elements of the cube's rows of q, as right operands of products: for each block of rows
+/// and each 16 elements, unit `l` has elements `2 (l % 4)` and the next, and 8 further, of row
+/// `l / 4`.
 #[cube]
 fn load_queries(q_at: u32, #[comptime] config: StepConfig) -> Array<u32> {
     let stride = comptime!(16 * config.stride());
@@ -128,8 +131,9 @@ fn load_queries(q_at: u32, #[comptime] config: StepConfig) -> Array<u32> {
     queries
 }
 
-/// The products of the tile of keys at `k_at` with the cube's query rows: for each block of rows and each 16 keys, unit `l` has those
-/// of keys `l / 4` and `l / 4 + 8` with rows `2 (l % 4)` and the next.
+/// The products of the tile of keys at `k_at` with the cube's query rows: for each block of rows
+/// and each 16 keys, unit `l` has those of keys `l / 4` and `l / 4 + 8` with rows `2 (l % 4)` and
+/// the next.
 #[cube]
 fn products(queries: &Array<u32>, k_at: u32, #[comptime] config: StepConfig) -> Array<Vector<f32, Const<4>>> {
     let count = comptime!(config.keys / 16);

@@ -7,7 +7,8 @@ use crate::gpu::cuda::ptx::exp2;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The running softmax of a unit's two rows, over the keys that they have met. The sums of values are in registers of their own.
+/// The running softmax of a unit's two rows, over the keys that they have met. The sums of values
+/// are in registers of their own.
 #[derive(CubeType)]
 pub(super) struct Softmax {
     /// The greatest score, not scaled.
@@ -78,7 +79,8 @@ impl Softmax {
     }
 }
 
-/// Makes the scores of keys that a row does not see -inf, and those of marked keys that it sees NaN.
+/// Makes the scores of keys that a row does not see -inf, and those of marked keys that it sees
+/// NaN.
 #[cube]
 pub(super) fn mask(
     non_finite: &Shared<[u32]>,

@@ -7,8 +7,9 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// The running softmax of a unit's query rows, over the keys that it has met: the sums of its elements of v times their
-/// weights, the greatest score, and the weights' sum. A weight is `exp(score - greatest)`.
+/// The running softmax of a unit's query rows, over the keys that it has met: the sums of its
+/// elements of v times their weights, the greatest score, and the weights' sum. A weight is
+/// `exp(score - greatest)`.
 #[derive(CubeType)]
 pub(super) struct Sums {
     pub values: Array<f32>,
@@ -117,7 +118,8 @@ fn load<K: Int, N: Size>(
     }
 }
 
-/// Takes a step's keys into `sums`: the online softmax. `masked` where some row does not see all of them.
+/// Takes a step's keys into `sums`: the online softmax. `masked` where some row does not see all of
+/// them.
 #[cube]
 pub(super) fn step<K: Int, N: Size>(
     k: &[Vector<K, N>],
