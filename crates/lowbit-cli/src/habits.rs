@@ -1,5 +1,4 @@
-//! What people who come from llama.cpp and mlx-lm type: understood as they mean it, or answered
-//! with what to type here.
+//! What people who come from llama.cpp and mlx-lm type: understood as they mean it, or answered with what to type here.
 
 mod classes;
 mod table;
@@ -58,8 +57,8 @@ impl GpuLayers {
     }
 }
 
-/// A text whose `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\x41` stand for characters, as with
-/// llama.cpp's `--escape`; other backslashes stay.
+/// A text whose `\n`, `\t`, `\r`, `\\`, `\'`, `\"` and `\x41` stand for characters, as with llama.cpp's `--escape`; other
+/// backslashes stay.
 pub fn unescape(text: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find('\\') {
@@ -81,8 +80,7 @@ pub fn unescape(text: &str) -> String {
     out + rest
 }
 
-/// As [`read_text`], without the mark of UTF-8 (U+FEFF) with which some editors begin a file: it is
-/// no part of a prompt.
+/// As [`read_text`], without the mark of UTF-8 (U+FEFF) with which some editors begin a file: it is no part of a prompt.
 ///
 /// # Errors
 /// As [`read_text`].
@@ -114,8 +112,7 @@ pub fn read_text(file: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| failed(&error))
 }
 
-/// Whether `file` is one to read to its end: a regular one, or a pipe such as a shell makes for
-/// `<(command)`.
+/// Whether `file` is one to read to its end: a regular one, or a pipe such as a shell makes for `<(command)`.
 fn is_text(file: &Path) -> std::io::Result<bool> {
     let kind = std::fs::metadata(file)?.file_type();
     #[cfg(unix)]

@@ -430,8 +430,7 @@ pub(super) fn undefined(value: &Value) -> Fault {
     })
 }
 
-/// Whether Python's type has a method of this name: in `object.name` it goes before a dictionary's
-/// key.
+/// Whether Python's type has a method of this name: in `object.name` it goes before a dictionary's key.
 fn has_method(object: &Value, name: &str) -> bool {
     super::methods::names(object).contains(&name)
 }

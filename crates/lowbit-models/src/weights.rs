@@ -10,11 +10,10 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// A checkpoint's tensors as an architecture asks for them: by name, with the shape that its
-/// configuration implies. Every tensor must be asked for: [`Weights::finish`] refuses what is left.
+/// A checkpoint's tensors as an architecture asks for them: by name, with the shape that its configuration
+/// implies. Every tensor must be asked for: [`Weights::finish`] refuses what is left.
 ///
-/// Names come in pairs, Hugging Face's (MLX's is the same) and GGUF's, both below the layer's
-/// prefix.
+/// Names come in pairs, Hugging Face's (MLX's is the same) and GGUF's, both below the layer's prefix.
 pub struct Weights<'a> {
     checkpoint: &'a Checkpoint,
     target: &'a Target,
@@ -72,10 +71,10 @@ impl Target {
         Ok(Self { device, host, activations, cache, exact, joins_experts: true, outline: false })
     }
 
-    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of
-    /// the checkpoint's, so that it can be a [parameter](crate::tape::Parameter). Activations are
-    /// of the given type, or of [the device's](Device::activations_for_gradients): bf16 on tensor
-    /// cores, where products of f32 are a tenth as fast.
+    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so
+    /// that it can be a [parameter](crate::tape::Parameter). Activations are of the given type, or of
+    /// [the device's](Device::activations_for_gradients): bf16 on tensor cores, where products of f32 are a tenth as
+    /// fast.
     ///
     /// # Errors
     /// As [`Device::host`].
@@ -100,11 +99,10 @@ impl Target {
         Self { device, ..self.clone() }
     }
 
-    /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it
-    /// is. By default weights are repacked at load, activations are rounded to 8 bits and keys and
-    /// values are cached in f16, as llama.cpp does: several times as fast
-    /// ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16
-    /// then. Other devices compute the same either way.
+    /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
+    /// are repacked at load, activations are rounded to 8 bits and keys and values are cached in f16, as llama.cpp does:
+    /// several times as fast ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16 then.
+    /// Other devices compute the same either way.
     pub fn with_exact(self, exact: bool) -> Self {
         Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
     }
@@ -131,8 +129,7 @@ impl Placement<'_> {
 }
 
 impl<'a> Weights<'a> {
-    /// All of `checkpoint`. Tensors that are not repacked stay in the mapped file where the device
-    /// can read them there.
+    /// All of `checkpoint`. Tensors that are not repacked stay in the mapped file where the device can read them there.
     pub fn new(checkpoint: &'a Checkpoint, target: &'a Target) -> Self {
         let (prefix, exact) = (String::new(), target.exact);
         let (used, read) = (Rc::default(), Rc::default());
@@ -182,8 +179,8 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().iter().map(|view| view.name.as_str())
     }
 
-    /// Whether the weights, scales and biases of two modules, by Hugging Face's names, are the same
-    /// byte for byte; `None` when a module has no weight.
+    /// Whether the weights, scales and biases of two modules, by Hugging Face's names, are the same byte for byte; `None`
+    /// when a module has no weight.
     pub fn are_same(&self, one: &str, other: &str) -> Option<bool> {
         let view = |module: &str, part: &str| {
             self.checkpoint.tensors().get(&self.name(&format!("{module}.{part}"), ""))
@@ -218,8 +215,7 @@ impl<'a> Weights<'a> {
         self.target.cache
     }
 
-    /// Whether projections of the same experts become one weight, which then has none of the
-    /// checkpoint's names.
+    /// Whether projections of the same experts become one weight, which then has none of the checkpoint's names.
     pub fn joins_experts(&self) -> bool {
         matches!(self.device(), Device::Gpu(_)) && self.target.joins_experts
     }
@@ -258,8 +254,7 @@ impl<'a> Weights<'a> {
         Err(self.refuse_size(key, layers.to_string(), format!("the checkpoint has {count} tensors")))
     }
 
-    /// Checks that some tensor has a dimension of at least `size`, before anything of that size is
-    /// allocated.
+    /// Checks that some tensor has a dimension of at least `size`, before anything of that size is allocated.
     ///
     /// # Errors
     /// [`ModelError::Config`] under the name `key`.
@@ -291,8 +286,7 @@ impl<'a> Weights<'a> {
         ModelError::Config { path: self.checkpoint.path().to_path_buf(), key: key.into(), got, want }
     }
 
-    /// A linear layer `[n, k]`: its `.weight` in whatever format it is stored, its `.bias` if there
-    /// is one.
+    /// A linear layer `[n, k]`: its `.weight` in whatever format it is stored, its `.bias` if there is one.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
@@ -321,8 +315,7 @@ impl<'a> Weights<'a> {
             .map_err(|error| self.weight_error(&self.name(name.0, name.1), error))
     }
 
-    /// As [`Self::merged`], from one matrix that has the rows of all: the name of the whole, and
-    /// the n of each part.
+    /// As [`Self::merged`], from one matrix that has the rows of all: the name of the whole, and the n of each part.
     ///
     /// # Errors
     /// As [`Self::linear`].
@@ -354,8 +347,7 @@ impl<'a> Weights<'a> {
         Ok(Some(self.named((&json, &gguf), bias)))
     }
 
-    /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is
-    /// stored.
+    /// A weight of `shape` `[.., N, K]` named with or without `.weight`, in whatever format it is stored.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`], [`ModelError::Weight`].
@@ -374,8 +366,7 @@ impl<'a> Weights<'a> {
         self.placed(|placement| placement.weight(&weight)).map_err(|error| self.weight_error(name, error))
     }
 
-    /// What `place` makes of weights that were read through the map. Where it copied them, their
-    /// pages are given back.
+    /// What `place` makes of weights that were read through the map. Where it copied them, their pages are given back.
     fn placed<T>(
         &self,
         place: impl FnOnce(Placement<'_>) -> Result<T, KernelError>,
@@ -395,8 +386,7 @@ impl<'a> Weights<'a> {
         self.exact
     }
 
-    /// The same weights for products that are exact to f32: routers choose, and a small error would
-    /// choose otherwise.
+    /// The same weights for products that are exact to f32: routers choose, and a small error would choose otherwise.
     pub fn exactly(&self) -> Self {
         let (used, read) = (self.used.clone(), self.read.clone());
         Self { exact: true, prefix: self.prefix.clone(), used, read, ..*self }
@@ -485,9 +475,9 @@ impl<'a> Weights<'a> {
             .map_err(|error| self.weight_error(&view.name, error))
     }
 
-    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor,
-    /// `switch_mlp.{part}` in MLX's layout, or from one tensor per expert, `experts.{e}.{part}` (or
-    /// `experts.{part}.{e}`, as ModelOpt has exported some), which are then copied into one.
+    /// The weights of `experts` experts, `[experts, n, k]`, from one stacked tensor, `switch_mlp.{part}` in MLX's layout, or
+    /// from one tensor per expert, `experts.{e}.{part}` (or `experts.{part}.{e}`, as ModelOpt has exported some), which are then
+    /// copied into one.
     ///
     /// # Errors
     /// As [`Self::matrix`].
@@ -515,8 +505,7 @@ impl<'a> Weights<'a> {
         Ok(self.named(name, self.moved(&first, stacked)?))
     }
 
-    /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to
-    /// f32.
+    /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to f32.
     ///
     /// # Errors
     /// [`ModelError::Missing`], [`ModelError::Tensor`].
@@ -541,8 +530,7 @@ impl<'a> Weights<'a> {
         Ok((0..len).map(|i| float.get(&view.bytes, i)).collect())
     }
 
-    /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores
-    /// `w - 1`.
+    /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores `w - 1`.
     ///
     /// # Errors
     /// As [`Self::vector`].

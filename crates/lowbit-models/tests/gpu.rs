@@ -1,6 +1,5 @@
-//! Whole models on a GPU against the CPU: the demo model and the tiny checkpoints of every
-//! architecture. Runs on Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU`
-//! names.
+//! Whole models on a GPU against the CPU: the demo model and the tiny checkpoints of every architecture. Runs on
+//! Vulkan, which a software driver gives everywhere, or on what `LOWBIT_GPU` names.
 #![cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 
 mod support;
@@ -35,8 +34,7 @@ fn generate(model: &Model, prompt: &[u32], sampling: SampleParams, count: usize)
     session.generate(logits, &options, |_| Continue(())).unwrap().tokens
 }
 
-/// How far logits are from others: the largest difference, and the norm of all over the norm of
-/// what is wanted.
+/// How far logits are from others: the largest difference, and the norm of all over the norm of what is wanted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Error {
     largest: f32,

@@ -1,6 +1,5 @@
-//! Protection from the tokenizers crate: it panics on some files and texts, so panics become errors
-//! here, and it does not terminate on some, so encoding has a time limit. What can be checked in
-//! advance is (`json/`).
+//! Protection from the tokenizers crate: it panics on some files and texts, so panics become errors here, and it does not
+//! terminate on some, so encoding has a time limit. What can be checked in advance is (`json/`).
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -23,8 +22,7 @@ thread_local! {
 
 /// What the encoding that runs on this thread may still take.
 struct Budget {
-    /// Before this, the time cannot be up; the processor's clock takes longer to read than this
-    /// one.
+    /// Before this, the time cannot be up; the processor's clock takes longer to read than this one.
     end: Option<Instant>,
     /// When it is up, by [`processor_time`].
     processor_end: Duration,

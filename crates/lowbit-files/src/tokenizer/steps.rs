@@ -1,5 +1,4 @@
-//! A tokenizer's steps: the crate's, but with patterns whose errors are not dropped, and with a
-//! time limit.
+//! A tokenizer's steps: the crate's, but with patterns whose errors are not dropped, and with a time limit.
 
 use std::path::{Path, PathBuf};
 
@@ -23,8 +22,7 @@ pub(super) type Inner =
 /// Bytes of a pattern.
 const PATTERN: usize = 16 << 10;
 
-/// The most backtracking steps per match. No published pattern takes as many as its text has
-/// characters.
+/// The most backtracking steps per match. No published pattern takes as many as its text has characters.
 const BACKTRACKS: usize = 1_000_000;
 
 /// How most published patterns end: white space, but not the last of it before a word.
@@ -33,8 +31,8 @@ const WHITE_SPACE: &str = r"|\s+(?!\S)|\s+";
 /// A regular expression, where the crate's takes its failure for the end of the text.
 #[derive(Clone)]
 pub(super) enum Matcher {
-    /// What is before [`WHITE_SPACE`] in the pattern, and `\s+`: without look-ahead, they need not
-    /// step back, which takes memory for each character and fails on a million spaces.
+    /// What is before [`WHITE_SPACE`] in the pattern, and `\s+`: without look-ahead, they need not step back, which takes
+    /// memory for each character and fails on a million spaces.
     Words(Automaton),
     Any(Box<Regex>),
 }

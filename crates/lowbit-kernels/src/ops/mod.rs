@@ -10,8 +10,7 @@
 //! | `tests.rs`, `gpu_tests.rs` | the tests |
 //! | `bench.rs` | the benchmark cases, which register themselves |
 //!
-//! An op has those that it needs: one that is made of another op, or that runs on the CPU alone,
-//! has fewer.
+//! An op has those that it needs: one that is made of another op, or that runs on the CPU alone, has fewer.
 
 pub mod adam;
 pub mod add;

@@ -1,6 +1,5 @@
-//! The architectures, one file each. To add one: its file, with a table of its configuration's keys
-//! and what lowbit does about each, and its line in [`ARCHITECTURES`]. Everything that is special
-//! about a model's checkpoints stands here.
+//! The architectures, one file each. To add one: its file, with a table of its configuration's keys and what lowbit does
+//! about each, and its line in [`ARCHITECTURES`]. Everything that is special about a model's checkpoints stands here.
 
 mod biases;
 pub use biases::{Biases, Promise};
@@ -44,15 +43,13 @@ pub struct Architecture {
     pub offset_norms: Option<OffsetNorms>,
     /// The names of its tensors, but for what its file says.
     pub names: &'static [Names],
-    /// Modules of a layer that its checkpoints, but for GGUF, call otherwise than
-    /// [`names`](crate::names) does.
+    /// Modules of a layer that its checkpoints, but for GGUF, call otherwise than [`names`](crate::names) does.
     pub aliases: &'static [Alias],
     /// Which modules have biases.
     pub biases: &'static [Biases],
     /// Facts for conversions.
     pub conversion: Conversion,
-    /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in
-    /// a multimodal one.
+    /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in a multimodal one.
     pub mlx_prefix: &'static str,
     /// What a missing `tie_word_embeddings` means.
     pub tied_by_default: TiedByDefault,
@@ -60,15 +57,15 @@ pub struct Architecture {
     pub describe: fn(&Config<'_>, &Weights<'_>) -> Result<DecoderSpec, ModelError>,
 }
 
-/// A module's name in a layer as the layers here call it, and as the checkpoint does. `{}` stands
-/// for a number. What follows the name stays.
+/// A module's name in a layer as the layers here call it, and as the checkpoint does. `{}` stands for a number. What follows
+/// the name stays.
 pub type Alias = (&'static str, &'static str);
 
 /// What conversions between layouts must know of an architecture besides its names.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
-    /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are
-    /// neighbours, and writes `vocab_size` and `rope.dimension_count`.
+    /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are neighbours, and writes `vocab_size`
+    /// and `rope.dimension_count`.
     pub like_llama: bool,
     /// llama.cpp reads divisors of the rotary frequencies.
     pub rope_divisors: bool,
@@ -78,8 +75,7 @@ pub struct Conversion {
     pub sections: bool,
     /// GGUF has value heads that read one key head apart from each other.
     pub tiled_value_heads: bool,
-    /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in
-    /// another.
+    /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in another.
     pub fused_delta_nets: bool,
 }
 
@@ -108,8 +104,8 @@ impl Architecture {
         self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
     }
 
-    /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without
-    /// what stands before `embed_tokens` or the name in a layer.
+    /// GGUF's name of the tensor that MLX's checkpoints of this architecture call `name`, without what stands before
+    /// `embed_tokens` or the name in a layer.
     pub fn gguf_name(&self, name: &str) -> Option<String> {
         let find = |name: &str| {
             self.names.iter().copied().flatten().find(|(json, _)| *json == name).map(|(_, gguf)| *gguf)
@@ -122,8 +118,7 @@ impl Architecture {
         Some(format!("{}.{parameter}", find(module)?))
     }
 
-    /// The inverse of [`Self::gguf_name`]: what MLX's checkpoints call the tensor that GGUF calls
-    /// `name`, without `blk.N.`
+    /// The inverse of [`Self::gguf_name`]: what MLX's checkpoints call the tensor that GGUF calls `name`, without `blk.N.`
     pub fn mlx_name(&self, name: &str) -> Option<String> {
         let find = |name: &str| {
             self.names.iter().copied().flatten().find(|(_, gguf)| *gguf == name).map(|(json, _)| *json)
@@ -151,9 +146,8 @@ fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
     (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", to.replacen("{}", number, 1)))
 }
 
-/// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other
-/// checkpoints of the same model the converter has added the 1. This is the one rule for both: by
-/// the checkpoint's layout and the norm's name.
+/// Norms that a checkpoint stores as `w - 1`, where the model computes with `1 + (w - 1)`. In other checkpoints of the
+/// same model the converter has added the 1. This is the one rule for both: by the checkpoint's layout and the norm's name.
 #[derive(Clone, Copy, Debug)]
 pub struct OffsetNorms {
     /// Whose checkpoints store them so.
@@ -314,8 +308,8 @@ pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// Prefixes of the layers' names: text models have `model.`, multimodal ones more, and models saved
-/// without their output layer less.
+/// Prefixes of the layers' names: text models have `model.`, multimodal ones more, and models saved without their
+/// output layer less.
 const TEXT_PREFIXES: [&str; 5] =
     ["model.language_model.", "language_model.model.", "model.", "language_model.", ""];
 
@@ -351,8 +345,7 @@ const CONSTANTS: [&str; 6] = [
     "attn.masked_bias",
 ];
 
-/// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the
-/// tensors around them.
+/// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the tensors around them.
 pub fn extra(name: &str, layers: usize) -> Option<Extra> {
     let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     let predicts = || gguf_layer(name).is_some_and(|layer| layer >= layers);

@@ -29,12 +29,11 @@ pub struct AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// Plain attention: full, without norms of the heads, not gated. Reads the sizes, which have
-    /// the same keys in all architectures.
+    /// Plain attention: full, without norms of the heads, not gated. Reads the sizes, which have the same keys in all
+    /// architectures.
     ///
     /// # Errors
-    /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no
-    /// multiple of key heads.
+    /// As [`Config::size`] and [`rope_params`]; [`ModelError::Config`] when query heads are no multiple of key heads.
     pub fn new(
         config: &Config<'_>,
         weights: &Weights<'_>,
@@ -162,9 +161,8 @@ impl Attention {
         outline.numbers("head norms' eps", self.config.head_norm.as_slice());
     }
 
-    /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns
-    /// that sum and the result, of the same shape. Keys and values are appended to each sequence's
-    /// cache.
+    /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the
+    /// same shape. Keys and values are appended to each sequence's cache.
     ///
     /// # Errors
     /// Those of the ops; [`wrong_cache`] for the cache of another kind of layer.

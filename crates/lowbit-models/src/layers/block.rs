@@ -151,8 +151,8 @@ fn after(norm: Option<&RmsNorm>, x: Var) -> Result<Var, KernelError> {
     norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))
 }
 
-/// The residual stream and what the last layer adds to it: the sum is taken together with the norm
-/// that follows, by the product that reads that norm where there is only one.
+/// The residual stream and what the last layer adds to it: the sum is taken together with the norm that follows, by the
+/// product that reads that norm where there is only one.
 #[derive(Debug)]
 pub struct Residual {
     /// f32 `[T, hidden_size]`.
@@ -186,9 +186,8 @@ pub struct Step {
     pub(crate) spans: Vec<Span>,
     /// What records the pass, if anything does.
     pub(crate) tape: Option<Tape>,
-    /// u32 `[sequences + 1]`: where each sequence begins, if all begin with their first token and
-    /// nobody wants what they leave behind: a recurrence then takes all of them at once, and leaves
-    /// their caches as they are.
+    /// u32 `[sequences + 1]`: where each sequence begins, if all begin with their first token and nobody wants what they leave behind:
+    /// a recurrence then takes all of them at once, and leaves their caches as they are.
     pub(crate) whole: Option<Tensor>,
 }
 

@@ -39,8 +39,8 @@ impl MoeConfig {
         })
     }
 
-    /// `num_experts` experts of `moe_intermediate_size` rows, of which none is shared, with weights
-    /// that are divided by their sum.
+    /// `num_experts` experts of `moe_intermediate_size` rows, of which none is shared, with weights that are divided by their
+    /// sum.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -64,8 +64,8 @@ impl MoeConfig {
     }
 }
 
-/// Each token goes through its best `num_experts_per_tok` experts, weighted by the router, and
-/// through the shared expert, weighted by a sigmoid gate, where there is one.
+/// Each token goes through its best `num_experts_per_tok` experts, weighted by the router, and through the shared
+/// expert, weighted by a sigmoid gate, where there is one.
 #[derive(Clone, Debug)]
 pub struct SparseMoe {
     router: Router,
@@ -86,8 +86,7 @@ enum Router {
 struct Experts {
     gate_up: GateUp,
     down: Named<QuantizedTensor>,
-    /// Whether the shared expert is the last of the stack: a single token's products with it then
-    /// need no extra launches.
+    /// Whether the shared expert is the last of the stack: a single token's products with it then need no extra launches.
     shared: bool,
 }
 
@@ -195,8 +194,7 @@ impl Experts {
         Ok(Self { gate_up, down, shared: false })
     }
 
-    /// The stack with one more expert, of these weights for gate, up and down, if their shapes and
-    /// formats fit.
+    /// The stack with one more expert, of these weights for gate, up and down, if their shapes and formats fit.
     fn with_shared(self, weights: [&Named<QuantizedTensor>; 3]) -> Result<Self, KernelError> {
         let GateUp::Both(both) = &self.gate_up else { return Ok(self) };
         let alike = |weight: &QuantizedTensor, stack: &QuantizedTensor| {
@@ -252,8 +250,7 @@ impl GateUp {
     }
 }
 
-/// Stacks `parts`, `[E_i, I, H]` each, first the gates and then the ups, as one
-/// `[2, sum E_i / 2, I, H]`.
+/// Stacks `parts`, `[E_i, I, H]` each, first the gates and then the ups, as one `[2, sum E_i / 2, I, H]`.
 fn pair<const N: usize>(parts: [&QuantizedTensor; N]) -> Result<QuantizedTensor, KernelError> {
     let all = QuantizedTensor::concat(&parts)?;
     all.reshape(&[2, all.shape()[0] / 2, all.n(), all.k()])

@@ -5,12 +5,12 @@ use lowbit_kernels::ops::{Llama3, RopeLayout, RopeParams, RopeScaling, Yarn};
 /// The default of transformers and llama.cpp.
 const DEFAULT_THETA: f64 = 10000.0;
 
-/// The rotary embedding that a configuration describes, for heads of `head_dim`. Hugging Face has
-/// it in `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`.
+/// The rotary embedding that a configuration describes, for heads of `head_dim`. Hugging Face has it in
+/// `rope_parameters` (transformers 5), or in `rope_theta` and `rope_scaling`.
 ///
 /// # Errors
-/// [`ModelError::Config`] for an unknown kind of scaling and for more rotated elements than a head
-/// has, [`ModelError::ConfigMissing`] for a key that it needs.
+/// [`ModelError::Config`] for an unknown kind of scaling and for more rotated elements than a head has,
+/// [`ModelError::ConfigMissing`] for a key that it needs.
 pub fn rope_params(
     config: &Config<'_>,
     weights: &Weights<'_>,
@@ -37,8 +37,7 @@ fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None })
 }
 
-/// `rope_parameters` or `rope_scaling`, whichever is there and not empty. Two that differ are
-/// refused.
+/// `rope_parameters` or `rope_scaling`, whichever is there and not empty. Two that differ are refused.
 fn section<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ModelError> {
     let [parameters, scaling] = ["rope_parameters", "rope_scaling"].map(|key| config.section(key));
     let section = match (parameters?, scaling?) {
@@ -56,8 +55,7 @@ fn section<'a>(config: &Config<'a>) -> Result<Option<Config<'a>>, ModelError> {
     }
 }
 
-/// A number inside the section or beside it, where transformers takes it from if the section lacks
-/// it.
+/// A number inside the section or beside it, where transformers takes it from if the section lacks it.
 fn either(config: &Config<'_>, section: Option<&Config<'_>>, key: &str) -> Result<Option<f64>, ModelError> {
     let inside = section.map_or(Ok(None), |section| section.optional_float(key, ""))?;
     let beside = match inside.is_none() || config.has(key) {
@@ -130,8 +128,8 @@ fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<Rope
     })
 }
 
-/// How many elements of a head are rotated. Models that rotate whole heads ignore the fraction; but
-/// scaled embeddings read it, and would then not fit these heads, so it is refused there.
+/// How many elements of a head are rotated. Models that rotate whole heads ignore the fraction; but scaled embeddings
+/// read it, and would then not fit these heads, so it is refused there.
 fn rotary_dim(
     config: &Config<'_>,
     section: Option<&Config<'_>>,
@@ -232,9 +230,8 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
 }
 
-/// Whether a section of the interleaved multimodal embedding covers a rotated pair. llama.cpp
-/// (`GGML_ROPE_TYPE_IMROPE`) rotates the others by a fourth position, which is 0 in text, while
-/// transformers takes the first one.
+/// Whether a section of the interleaved multimodal embedding covers a rotated pair. llama.cpp (`GGML_ROPE_TYPE_IMROPE`) rotates
+/// the others by a fourth position, which is 0 in text, while transformers takes the first one.
 fn is_covered(sections: &[usize], pair: usize) -> bool {
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
     let place = pair % total.max(1);
@@ -243,8 +240,7 @@ fn is_covered(sections: &[usize], pair: usize) -> bool {
 
 /// Whether these sections cover all of `pairs` rotated pairs, in llama.cpp's eyes.
 pub fn sections_cover(sections: &[usize], pairs: usize) -> bool {
-    // Places repeat after the sections' sum, and each section covers all of its places below its
-    // last one.
+    // Places repeat after the sections' sum, and each section covers all of its places below its last one.
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
     let pairs = pairs.min(total.max(1));
     (pairs.saturating_sub(3)..pairs).all(|pair| is_covered(sections, pair))

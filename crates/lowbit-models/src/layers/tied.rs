@@ -8,12 +8,11 @@ pub(super) fn head_prefix(weights: &Weights<'_>) -> &'static str {
     if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" }
 }
 
-/// Whether the output layer is the embedding. In GGUF it is when there is no output layer.
-/// Elsewhere `tie_word_embeddings` says it: for a multimodal model transformers reads the outer
-/// one, mlx-lm the one in `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their
-/// defaults. A file that has an output layer although it is said to be tied is only loaded if that
-/// equals the embedding: transformers 5.23 would use it (`tie_weights`), mlx-lm 0.32 would drop it
-/// (`sanitize`).
+/// Whether the output layer is the embedding. In GGUF it is when there is no output layer. Elsewhere
+/// `tie_word_embeddings` says it: for a multimodal model transformers reads the outer one, mlx-lm the one in
+/// `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their defaults. A file that has an output layer
+/// although it is said to be tied is only loaded if that equals the embedding: transformers 5.23 would use it
+/// (`tie_weights`), mlx-lm 0.32 would drop it (`sanitize`).
 pub(super) fn is_tied(config: &Config<'_>, weights: &Weights<'_>) -> Result<bool, ModelError> {
     if config.is_gguf() {
         return Ok(!weights.has("", "output.weight"));

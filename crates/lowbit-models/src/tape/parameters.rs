@@ -4,8 +4,7 @@ use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Something of a checkpoint, by the name that it has there: for a module's weight, without
-/// `.weight`.
+/// Something of a checkpoint, by the name that it has there: for a module's weight, without `.weight`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Named<T> {
@@ -16,8 +15,7 @@ pub struct Named<T> {
 /// What a gradient is wanted of, with the value to compute with: the model's own is not read.
 #[derive(Clone, Debug)]
 pub enum Parameter {
-    /// A part of a weight: scales and biases, or all values, where a latent weight is rounded to
-    /// this one, straight through.
+    /// A part of a weight: scales and biases, or all values, where a latent weight is rounded to this one, straight through.
     Weight(QuantizedTensor, WeightPart),
     /// A norm's weight, a bias, a convolution: f32.
     Tensor(Tensor),
@@ -55,8 +53,7 @@ impl<T> Named<T> {
     }
 }
 
-/// Everything of a model that has a name and can be a parameter. Clones share memory with the
-/// model.
+/// Everything of a model that has a name and can be a parameter. Clones share memory with the model.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     /// Embeddings, linear layers and experts, each once.

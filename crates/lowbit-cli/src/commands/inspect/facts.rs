@@ -1,5 +1,4 @@
-//! Facts that people ask about a model before they run it: its sizes, templates, sampling, licence
-//! and memory.
+//! Facts that people ask about a model before they run it: its sizes, templates, sampling, licence and memory.
 
 use crate::Failure;
 use lowbit::{ChatTemplate, Checkpoint, Device, Model, Target};
@@ -88,8 +87,7 @@ pub struct AtContext {
 const CONTEXTS: [usize; 2] = [4096, 32768];
 
 impl Facts {
-    /// Of a checkpoint whose tensors have `bytes`. What cannot be read is left out: that it cannot
-    /// be run is a warning.
+    /// Of a checkpoint whose tensors have `bytes`. What cannot be read is left out: that it cannot be run is a warning.
     pub fn new(checkpoint: &Checkpoint, config: &Config<'_>, bytes: u64) -> Self {
         let read = Reader { checkpoint, config };
         let memory = memory(checkpoint, bytes);
@@ -391,8 +389,7 @@ impl Reader<'_> {
     }
 }
 
-/// The licence in the front matter of a model's card: its name, where it is none of the hub's list,
-/// and where it stands.
+/// The licence in the front matter of a model's card: its name, where it is none of the hub's list, and where it stands.
 fn licence_of(card: &str) -> Option<String> {
     let card = card.trim_start_matches('\u{feff}').strip_prefix("---")?;
     let lines: Vec<&str> = card.lines().skip(1).take_while(|line| line.trim_end() != "---").collect();

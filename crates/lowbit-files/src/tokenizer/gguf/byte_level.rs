@@ -1,5 +1,4 @@
-//! GPT-2's byte-level BPE. `tokenizer.ggml.pre` names the pattern that cuts a text into words
-//! before merging.
+//! GPT-2's byte-level BPE. `tokenizer.ggml.pre` names the pattern that cuts a text into words before merging.
 
 use serde_json::{Value as Json, json};
 use tokenizers::models::bpe::BPE;
@@ -28,8 +27,7 @@ pub(in crate::tokenizer) const GPT_2: &str =
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_3_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// As in Mistral's tokenizer.json; llama.cpp approximates the classes of upper and lower case with
-/// ASCII's.
+/// As in Mistral's tokenizer.json; llama.cpp approximates the classes of upper and lower case with ASCII's.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// As in GPT-4o's and Llama 4's tokenizer.json; llama.cpp approximates the classes here, too.
@@ -60,9 +58,8 @@ impl Pre {
     }
 }
 
-/// Those whose rules llama.cpp and the models' tokenizer.json agree on. What is left out there are
-/// encoders' (`jina-*`), those that need more than patterns (`kimi-k2`, `afmoe`, `gemma4`), and
-/// architectures that lowbit has not.
+/// Those whose rules llama.cpp and the models' tokenizer.json agree on. What is left out there are encoders' (`jina-*`),
+/// those that need more than patterns (`kimi-k2`, `afmoe`, `gemma4`), and architectures that lowbit has not.
 const PRES: [Pre; 19] = [
     Pre::new(
         &[
@@ -164,8 +161,7 @@ pub(super) fn pre_name(patterns: &[String], whole_words: bool) -> Option<&'stati
     pre.names.first().copied()
 }
 
-/// True if a text starts with bos when the metadata does not say, for this value of
-/// `tokenizer.ggml.pre`.
+/// True if a text starts with bos when the metadata does not say, for this value of `tokenizer.ggml.pre`.
 pub(super) fn adds_bos(name: &str) -> bool {
     PRES.iter().any(|pre| pre.add_bos && pre.names.contains(&name))
 }
@@ -184,8 +180,7 @@ fn pre(vocabulary: &Vocabulary<'_>) -> Result<&'static Pre, FileError> {
     })
 }
 
-/// Each merge is two tokens with a space between; a token's own bytes hold none, as a space is
-/// spelled `Ġ`.
+/// Each merge is two tokens with a space between; a token's own bytes hold none, as a space is spelled `Ġ`.
 fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileError> {
     let key = "tokenizer.ggml.merges";
     let merges = vocabulary.metadata.get::<&[String]>(key)?;

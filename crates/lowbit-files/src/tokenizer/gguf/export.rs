@@ -1,6 +1,5 @@
-//! A GGUF tokenizer as the files that transformers and mlx-lm read: tokenizer.json, which makes the
-//! same ids as [`load`](super::load), and tokenizer_config.json with the special tokens and the
-//! chat templates.
+//! A GGUF tokenizer as the files that transformers and mlx-lm read: tokenizer.json, which makes the same ids as
+//! [`load`](super::load), and tokenizer_config.json with the special tokens and the chat templates.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -27,8 +26,7 @@ pub(super) struct Description {
 /// The files. `model_max_length` is the context's length.
 ///
 /// # Errors
-/// As [`load`](super::load), and [`FileError::Tokenizer`] when tokenizer.json would be larger than
-/// what is read.
+/// As [`load`](super::load), and [`FileError::Tokenizer`] when tokenizer.json would be larger than what is read.
 pub(in crate::tokenizer) fn companions(
     metadata: &Metadata,
     model_max_length: Option<usize>,

@@ -1,9 +1,8 @@
-//! A directory's tokenizer as `tokenizer.ggml.*`, the inverse of what this module reads: for
-//! byte-level BPE whose cuts have a name in `tokenizer.ggml.pre`.
+//! A directory's tokenizer as `tokenizer.ggml.*`, the inverse of what this module reads: for byte-level BPE whose cuts have
+//! a name in `tokenizer.ggml.pre`.
 //!
-//! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base`, and
-//! `gguf-py/gguf/vocab.py`, `SpecialVocab`. The converter knows cuts by a hash of what they do to a
-//! text; here they are known by their patterns.
+//! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base`, and `gguf-py/gguf/vocab.py`,
+//! `SpecialVocab`. The converter knows cuts by a hash of what they do to a text; here they are known by their patterns.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,8 +18,7 @@ use crate::tokenizer::huggingface::Directory;
 use crate::tokenizer::limit::TOKENS as MOST_TOKENS;
 use crate::{ChatTemplate, Checkpoint, FileError, shown};
 
-/// Special tokens, as tokenizer_config.json and config.json call them, and as GGUF does (with its
-/// spelling).
+/// Special tokens, as tokenizer_config.json and config.json call them, and as GGUF does (with its spelling).
 const SPECIAL: [(&str, &str); 7] = [
     ("bos", "bos"),
     ("eos", "eos"),
@@ -154,8 +152,7 @@ impl Source<'_> {
         };
         let mut without_embedding = vec![];
         for (id, AddedToken { content, special, .. }) in self.directory.engine.added_tokens() {
-            // A name for a token that the model does not have, such as pad_token, does no harm
-            // until it is written in a text.
+            // A name for a token that the model does not have, such as pad_token, does no harm until it is written in a text.
             if id as usize >= vocab_size && !in_file(id) {
                 without_embedding.push((id, shown(content).to_string()));
                 continue;
@@ -208,8 +205,8 @@ impl Source<'_> {
             let known = ids.iter().any(|(other, _)| *other == key);
             ids.extend(in_config(name).filter(|_| !known).map(|id| (key, id)));
         }
-        // Tokens that tokenizer.json does not put around a text are not added at run time either,
-        // whatever tokenizer_config.json says.
+        // Tokens that tokenizer.json does not put around a text are not added at run time either, whatever
+        // tokenizer_config.json says.
         for name in ["bos", "eos"] {
             let is_said = self.settings[format!("add_{name}_token")].is_boolean();
             let by_default = name == "bos" && byte_level::adds_bos(pre);
@@ -241,8 +238,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Whether bos, eos and sep are put around texts, as the post-processor has it. A token that
-    /// the settings do not name, but that stands where bos or eos does, is added to `named`.
+    /// Whether bos, eos and sep are put around texts, as the post-processor has it. A token that the settings do not
+    /// name, but that stands where bos or eos does, is added to `named`.
     fn around(
         &self,
         named: &mut BTreeMap<&'static str, String>,
@@ -309,8 +306,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Gives the tokens that end a text, but are not known by their spelling, the names that are
-    /// left: `eot` and `eom`.
+    /// Gives the tokens that end a text, but are not known by their spelling, the names that are left: `eot` and `eom`.
     fn ends(&mut self, vocab_size: usize) -> Result<(), FileError> {
         let mut metadata = Metadata::new(self.file.as_path().into());
         for (key, value) in &self.made.entries {
@@ -350,8 +346,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The templates that run, under names that are letters, digits and `_`, as those of the
-    /// converter are.
+    /// The templates that run, under names that are letters, digits and `_`, as those of the converter are.
     fn chat_templates(&mut self) -> Result<(), FileError> {
         let mut names: Vec<String> = vec![];
         for Named { name, source, file } in named::all(self.checkpoint)? {

@@ -1,6 +1,5 @@
-//! What the elementwise ops of two operands share: `add`, `silu_mul`, `sigmoid_mul`. A [`Gate`]
-//! needs nothing but its formulas: dispatch, checks, benchmark and the list of GPU kernels stand
-//! here.
+//! What the elementwise ops of two operands share: `add`, `silu_mul`, `sigmoid_mul`. A [`Gate`] needs nothing but its
+//! formulas: dispatch, checks, benchmark and the list of GPU kernels stand here.
 
 pub(super) mod bench;
 #[cfg(feature = "gpu")]

@@ -447,8 +447,7 @@ fn no_tokens_leave_the_state() {
     assert_eq!(state.bytes(), case.state.bytes());
 }
 
-/// What a peer made of the vectors' sequences, against ours: both may be a bound away from the
-/// exact values.
+/// What a peer made of the vectors' sequences, against ours: both may be a bound away from the exact values.
 fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
     let file = numcheck::Vectors::open("delta/gated_delta_rule");
     let device = Device::cpu(None).unwrap();

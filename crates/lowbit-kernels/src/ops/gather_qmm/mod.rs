@@ -29,14 +29,13 @@ const CHECK: Check = Check("gather_qmm");
 /// | `ids` | `[T, top_k]` | u32 |
 /// | result | `[T, top_k, N]`, or `[P, T, top_k, N]` | as `x` |
 ///
-/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s. On a GPU nothing is read for an
-/// id that is not below `E`, and its row of the result is NaN.
+/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s. On a GPU nothing is read for an id that is not below
+/// `E`, and its row of the result is NaN.
 ///
 /// # Errors
-/// [`KernelError::Id`], on a CPU, for an id that is not below `E`; [`KernelError::Shape`] when the
-/// shapes do not fit each other; [`KernelError::DType`] when `ids` are not u32;
-/// [`KernelError::Value`] when `x` is no float; [`KernelError::TooLarge`]; those of the op that
-/// makes `x`.
+/// [`KernelError::Id`], on a CPU, for an id that is not below `E`; [`KernelError::Shape`] when the shapes do not fit each other;
+/// [`KernelError::DType`] when `ids` are not u32; [`KernelError::Value`] when `x` is no float;
+/// [`KernelError::TooLarge`]; those of the op that makes `x`.
 ///
 /// Source: `mx.gather_qmm(transpose=True)`, mlx 0.32; `ggml_mul_mat_id`.
 pub fn gather_qmm<'a>(

@@ -149,8 +149,8 @@ fn rows_of_x_and_batches() {
     }
 }
 
-/// What tensor cores multiply exactly, where there are any: rows of x and of the weight below, at
-/// and above each tile, and as many steps, in groups of every size.
+/// What tensor cores multiply exactly, where there are any: rows of x and of the weight below, at and above each tile,
+/// and as many steps, in groups of every size.
 #[test]
 fn several_rows_on_both_sides_of_every_tile() {
     let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
@@ -188,8 +188,8 @@ fn several_rows_of_a_large_weight() {
     }
 }
 
-/// Rows that end within a stage, and groups of tiles that some processors have one more of; then
-/// more of them than wait to be added up together.
+/// Rows that end within a stage, and groups of tiles that some processors have one more of; then more of them than wait to
+/// be added up together.
 #[test]
 #[cfg(feature = "cuda")]
 fn one_row_of_a_large_weight() {
@@ -280,8 +280,8 @@ fn weights_decoded_to_16_bits() {
                 super::cuda::vendor_blas::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
             let shape = Tensor::allocate(&[n, 256], dtype.dtype(), &gpu).unwrap();
             let got = values(&shape.over(got, dtype.dtype()).to_device(&host).unwrap());
-            // The product of scale and code is rounded or not: it is no larger than a value and a
-            // group's offset, which is the value of code 0.
+            // The product of scale and code is rounded or not: it is no larger than a value and a group's offset, which
+            // is the value of code 0.
             let largest = want.iter().fold(0.0f32, |largest, w| largest.max(w.abs()));
             let product = |w: f32| f64::from(w.abs() + largest) * 2f64.powi(-24);
             let bound =
@@ -314,8 +314,7 @@ fn large_products() {
     }
 }
 
-/// Every way in which cooperative matrices cut a product, at sizes around its tiles: of the
-/// matrices that the device has.
+/// Every way in which cooperative matrices cut a product, at sizes around its tiles: of the matrices that the device has.
 #[test]
 fn cooperative_matrices_in_every_cut() {
     let (host, gpu) = (host(), gpu());
@@ -328,8 +327,7 @@ fn cooperative_matrices_in_every_cut() {
     assert!(cuts.len() == 5 || queue.to_string() != "msl", "{cuts:?}");
     for (i, config) in cuts.iter().enumerate() {
         let cut = config.cut;
-        // A last step of one run, and of two; a row and a column past a tile, and one that is
-        // missing.
+        // A last step of one run, and of two; a row and a column past a tile, and one that is missing.
         for (m, n, k) in [(cut.m_tile + 1, cut.n_tile - 1, 96), (cut.m_tile - 1, cut.n_tile + 1, 192)] {
             let format = [Format::Q4_0, Format::affine(3, 64, FloatType::BF16).unwrap()][k / 192];
             let config = of(format, [m, n, k])[i];
@@ -435,8 +433,7 @@ fn a_captured_pass_reads_what_is_there_when_it_is_replayed() {
     assert_eq!(values(&y.unwrap().to_device(&host).unwrap()), want);
 }
 
-/// No more than one of them is in use at a time, and what is left of the last is what was asked
-/// for.
+/// No more than one of them is in use at a time, and what is left of the last is what was asked for.
 #[test]
 fn a_captured_pass_with_many_intermediates_takes_the_memory_of_a_few() {
     let (host, gpu) = (host(), gpu());

@@ -9,12 +9,12 @@ pub(in crate::ops) const CHECK: Check = Check("quantized_matmul");
 /// The log that says which kernel each product takes, and why.
 pub(in crate::ops) const PLAN: &str = "lowbit::plan";
 
-/// A product's x: a tensor, or what an op makes of others for this product alone. A product that
-/// reads x only once makes it itself, without a launch of its own; any other calls the op first.
+/// A product's x: a tensor, or what an op makes of others for this product alone. A product that reads x only once makes
+/// it itself, without a launch of its own; any other calls the op first.
 ///
-/// Either way x has the op's rounding: all in f32, once to x's dtype. On the CPU it is the op's bit
-/// for bit; on a GPU sums may be in another order, and a sigmoid be within 2^-17 of itself or
-/// 2^-119, so that a value of x can be a neighbour of the op's.
+/// Either way x has the op's rounding: all in f32, once to x's dtype. On the CPU it is the op's bit for bit; on a GPU sums
+/// may be in another order, and a sigmoid be within 2^-17 of itself or 2^-119, so that a value of x can be a neighbour of the
+/// op's.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
     /// `[.., K]`.
@@ -22,12 +22,11 @@ pub enum Input<'a> {
     /// [`silu_mul`](super::super::silu_mul()) of two `[.., K]`.
     #[allow(missing_docs)]
     SiluMul { gate: &'a Tensor, up: &'a Tensor },
-    /// [`gated_rms_norm`](super::super::gated_rms_norm()), of which all heads of a row are one:
-    /// with x and gate `[.., H, D]` it is `[.., H * D]`.
+    /// [`gated_rms_norm`](super::super::gated_rms_norm()), of which all heads of a row are one: with x and gate
+    /// `[.., H, D]` it is `[.., H * D]`.
     #[allow(missing_docs)]
     GatedRmsNorm { x: &'a Tensor, gate: &'a Tensor, weight: &'a Tensor, eps: f32 },
-    /// [`sigmoid_mul`](super::super::sigmoid_mul()), of which all heads of a row are one, too: x is
-    /// `[.., H, D]`.
+    /// [`sigmoid_mul`](super::super::sigmoid_mul()), of which all heads of a row are one, too: x is `[.., H, D]`.
     #[allow(missing_docs)]
     SigmoidMul { x: &'a Tensor, gate: &'a Tensor },
     /// The second of what [`add_rms_norm`](super::super::add_rms_norm()) gives.

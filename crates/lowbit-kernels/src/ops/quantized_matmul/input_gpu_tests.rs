@@ -109,8 +109,7 @@ fn small_weights_and_several_rows() {
     }
 }
 
-/// What a product makes itself, where one does: units that make one vector of x and several, and
-/// one row too many.
+/// What a product makes itself, where one does: units that make one vector of x and several, and one row too many.
 #[test]
 fn large_weights() {
     use FloatType::{BF16, F16, F32};

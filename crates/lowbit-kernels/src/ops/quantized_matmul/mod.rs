@@ -50,26 +50,22 @@ pub(crate) const X_GROUP: usize = 32;
 /// | `weight` | `[N, K]` | any format |
 /// | result | `[.., N]` | as `x` |
 ///
-/// With `weight [B, N, K]` and `x [r*B, M, K]` the result is `[r*B, M, N]`: weight batch `b` serves
-/// the `r` batches of `x` from `r*b` on.
+/// With `weight [B, N, K]` and `x [r*B, M, K]` the result is `[r*B, M, N]`: weight batch `b` serves the `r` batches of
+/// `x` from `r*b` on.
 ///
-/// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed
-/// order; the result is rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where
-/// the weight is repacked and not of mxfp8 ([`QuantizedTensor::to_panels`]): each 32 values of a
-/// row to multiples of a 127th of the greatest magnitude among them. A value that is not finite
-/// then makes its row of the result NaN. On a CPU with AMX, x and the decoded weight of a product
-/// of many rows are rounded to bf16 instead; a value that is not finite, or beyond bf16's range,
-/// makes its row infinite or NaN. Where a GPU's matrix units multiply (many rows of f16 or bf16:
-/// tensor cores, cooperative matrices), decoded weights are rounded to `x`'s dtype too, as MLX
-/// does; one beyond f16's range (65504) is then infinite. `x` itself is not rounded on a GPU: rows
-/// of f32 are multiplied in f32.
+/// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
+/// rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where the weight is repacked and not of mxfp8
+/// ([`QuantizedTensor::to_panels`]): each 32 values of a row to multiples of a 127th of the greatest magnitude among them. A value that is not finite then makes its row of the result NaN.
+/// On a CPU with AMX, x and the decoded weight of a product of many rows are rounded to bf16 instead; a value that is not finite,
+/// or beyond bf16's range, makes its row infinite or NaN. Where a GPU's matrix units multiply (many rows of f16 or bf16: tensor
+/// cores, cooperative matrices), decoded weights are rounded to `x`'s dtype too, as MLX does; one beyond f16's range (65504) is then
+/// infinite. `x` itself is not rounded on a GPU: rows of f32 are multiplied in f32.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is
-/// no float; [`KernelError::TooLarge`]; those of the op that makes `x`.
+/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no
+/// float; [`KernelError::TooLarge`]; those of the op that makes `x`.
 ///
-/// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same
-/// broadcast over batches.
+/// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same broadcast over batches.
 pub fn quantized_matmul<'a>(
     x: impl Into<Input<'a>>,
     weight: &QuantizedTensor,
@@ -78,8 +74,7 @@ pub fn quantized_matmul<'a>(
     Ok(product(&x, weight, x.dtype(CHECK)?)?.0)
 }
 
-/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from
-/// half-precision activations.
+/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
 ///
 /// # Errors
 /// As [`quantized_matmul()`].
@@ -104,8 +99,8 @@ pub fn quantized_matmul_and_sum(
     Ok((sum.expect("the norm of a sum comes with it"), y))
 }
 
-/// [`quantized_matmul()`] of one `x` and several weights. A CPU reads and rounds x once, and its
-/// threads wait for each other once.
+/// [`quantized_matmul()`] of one `x` and several weights. A CPU reads and rounds x once, and its threads wait for each other
+/// once.
 ///
 /// # Errors
 /// As [`quantized_matmul()`].

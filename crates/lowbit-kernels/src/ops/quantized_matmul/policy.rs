@@ -22,9 +22,8 @@ pub(super) fn variant(m: usize, lanes: usize) -> Variant {
     }
 }
 
-/// Rows of x from which a weight in panels is multiplied in tiles of bf16, where the processor has
-/// a unit for them. Milliseconds of integers and of tiles, K = N = 4096, one thread of a processor
-/// with AMX, the best of nine runs with cold weights:
+/// Rows of x from which a weight in panels is multiplied in tiles of bf16, where the processor has a unit for them. Milliseconds
+/// of integers and of tiles, K = N = 4096, one thread of a processor with AMX, the best of nine runs with cold weights:
 ///
 /// | M | 16 | 24 | 32 | 40 |
 /// |---|---|---|---|---|
@@ -33,18 +32,15 @@ pub(super) fn variant(m: usize, lanes: usize) -> Variant {
 /// | Q6_K | 2.36, 2.38 | 3.12, 2.74 | 3.97, 2.70 | 4.74, 3.14 |
 /// | Q8_0 | 2.28, 2.55 | 2.95, 2.80 | 3.56, 2.99 | 4.39, 3.42 |
 ///
-/// Where a core's other hyperthread multiplies tiles too, which one unit does for both, tiles are
-/// even with integers at 32.
+/// Where a core's other hyperthread multiplies tiles too, which one unit does for both, tiles are even with integers at 32.
 pub(super) const TILES_FROM: usize = 32;
 
-/// Whether `m` rows of x and a weight in panels are multiplied in tiles of bf16 instead of
-/// integers.
+/// Whether `m` rows of x and a weight in panels are multiplied in tiles of bf16 instead of integers.
 pub(super) fn in_tiles(isa: Isa, m: usize) -> bool {
     isa.has_tiles() && m >= TILES_FROM
 }
 
-/// Rows of x that one task of [`Variant::Outer`] takes: its block of packed x stays in the
-/// second-level cache.
+/// Rows of x that one task of [`Variant::Outer`] takes: its block of packed x stays in the second-level cache.
 pub(super) const MC: usize = 256;
 /// Weight rows that one task takes at most: with [`MC`], its sums stay in the second-level cache.
 const NC: usize = 240;
@@ -53,8 +49,7 @@ const STEP: usize = 24;
 /// Values of packed x that stay in the second-level cache.
 const CACHED: usize = 1 << 18;
 
-/// Values of a row that [`Variant::Outer`] goes through before it takes the next row, for `m` rows
-/// of x.
+/// Values of a row that [`Variant::Outer`] goes through before it takes the next row, for `m` rows of x.
 pub(super) fn stretch(m: usize) -> usize {
     (CACHED / m.max(1)).max(1)
 }

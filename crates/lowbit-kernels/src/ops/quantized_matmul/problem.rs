@@ -1,13 +1,11 @@
-//! A product as the choice of its kernel sees it: sizes and types, nothing of a device or of
-//! memory.
+//! A product as the choice of its kernel sees it: sizes and types, nothing of a device or of memory.
 
 use super::input::{AddRmsNorm, CHECK, Input};
 use crate::gpu::layout::{Layout, RUN};
 use crate::{KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 
-/// Bytes that operands must be aligned to for kernels that load whole vectors, copy in bulk, or
-/// call the vendor BLAS.
+/// Bytes that operands must be aligned to for kernels that load whole vectors, copy in bulk, or call the vendor BLAS.
 pub(super) const ALIGNMENT: usize = 16;
 
 /// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, or a product with routed experts.
@@ -18,8 +16,7 @@ pub(crate) struct Problem {
     /// Outputs: rows of a batch of the weight.
     pub n: usize,
     pub k: usize,
-    /// Batches of the weight; with `routing` rows of y, each of which takes the batch that its id
-    /// says.
+    /// Batches of the weight; with `routing` rows of y, each of which takes the batch that its id says.
     pub batches: usize,
     pub routing: Option<Routing>,
     pub layout: Layout,
@@ -33,8 +30,8 @@ pub(crate) struct Problem {
     pub aligned_weight: bool,
 }
 
-/// `y[p, t, n] = sum over k of x[t / share, k] * weight[p, ids[t], n, k]`: each of `pairs` pairs of
-/// a token and an expert is a row of y, in each product p.
+/// `y[p, t, n] = sum over k of x[t / share, k] * weight[p, ids[t], n, k]`: each of `pairs` pairs of a token and an expert is
+/// a row of y, in each product p.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Routing {
     pub experts: usize,
@@ -44,14 +41,13 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
-    /// Whether bringing the pairs of an expert together takes less than reading its weights again
-    /// for each.
+    /// Whether bringing the pairs of an expert together takes less than reading its weights again for each.
     pub fn has_many_pairs(self) -> bool {
         self.pairs >= 128
     }
 
-    /// The most tiles of `rows` rows that the pairs take, sorted by expert: each expert that has
-    /// pairs, and the ids that are no expert's, may leave a tile part empty.
+    /// The most tiles of `rows` rows that the pairs take, sorted by expert: each expert that has pairs, and the ids that are no
+    /// expert's, may leave a tile part empty.
     pub fn most_tiles(self, rows: usize) -> usize {
         self.pairs / rows + self.pairs.min(self.experts + 1)
     }
@@ -175,8 +171,8 @@ impl<'a> XOperands<'a> {
 }
 
 impl Operands<'_> {
-    /// Calls `launch` with the ids and the operands of each product that a weight `[.., E, N, K]`
-    /// of experts stands for, one after the other.
+    /// Calls `launch` with the ids and the operands of each product that a weight `[.., E, N, K]` of experts stands for, one
+    /// after the other.
     pub fn for_each_product(
         &self,
         problem: &Problem,

@@ -1,8 +1,8 @@
 use crate::ops::elementwise::Gate;
 use crate::ops::silu_mul::{SiluMul, silu};
 
-/// Roundings to a result: `width` in the sum, division and eps before the root halve; root,
-/// reciprocal, two products; the gate and its product.
+/// Roundings to a result: `width` in the sum, division and eps before the root halve; root, reciprocal, two products;
+/// the gate and its product.
 pub(crate) fn roundings(width: usize, gated: bool) -> usize {
     width.div_ceil(2) + 5 + if gated { SiluMul::ROUNDINGS } else { 0 }
 }

@@ -10,8 +10,8 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The output gate of Qwen3.5-9B's attention, alone and after each head's query, and that of the
-/// shared expert of Qwen3.5-35B-A3B.
+/// The output gate of Qwen3.5-9B's attention, alone and after each head's query, and that of the shared expert of
+/// Qwen3.5-35B-A3B.
 fn cases() -> Vec<Case> {
     [(1, 4096, 4096), (16, 256, 512), (512, 4096, 4096), (512, 2048, 1)].into_iter().map(case).collect()
 }

@@ -16,9 +16,8 @@ pub use gradient::{SigmoidMulGradient, sigmoid_mul_backward};
 use super::{check::Check, narrow};
 use crate::{Device, KernelError, Tensor};
 
-/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: one gate per element, or one per
-/// row. A gate with more columns than x is read from its last ones, so that it may be heads of
-/// `[query | gate]`.
+/// `y = x * sigmoid(gate)`, with `sigmoid(g) = 1 / (1 + e^-g)`: one gate per element, or one per row. A gate with more
+/// columns than x is read from its last ones, so that it may be heads of `[query | gate]`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -26,8 +25,8 @@ use crate::{Device, KernelError, Tensor};
 /// | gate | `[.., G]`: the last D columns where `G >= D`, or `[.., 1]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All arithmetic is f32, rounded once to x's dtype. Source: transformers 5.23 `qwen3_next`
-/// (attention's output gate and `shared_expert_gate`).
+/// All arithmetic is f32, rounded once to x's dtype. Source: transformers 5.23 `qwen3_next` (attention's output gate
+/// and `shared_expert_gate`).
 ///
 /// # Errors
 /// [`KernelError::Shape`] for another gate, [`KernelError::Value`] for other dtypes.

@@ -85,8 +85,7 @@ fn every_decay() {
     }
 }
 
-/// What f32 makes of the case is not within rounding of what tiles make of it, so that it was they
-/// that computed.
+/// What f32 makes of the case is not within rounding of what tiles make of it, so that it was they that computed.
 #[test]
 fn tiles_round() {
     let case = Case::new(RAGGED, Decay::Usual, CHUNKED);

@@ -1,5 +1,5 @@
-//! What the kernels of both chunked forms, `../cuda/` and `chunked/`, have in common: their
-//! operands, and what the first of them leaves to the second.
+//! What the kernels of both chunked forms, `../cuda/` and `chunked/`, have in common: their operands, and what the first of them
+//! leaves to the second.
 
 use super::Problem;
 use crate::gpu::launch::LaunchArgs;
@@ -18,8 +18,7 @@ pub(in crate::ops::gated_delta_rule) struct Inputs {
     pub beta: Box<[f32]>,
 }
 
-/// What a pass reads: keys, queries, values, and what was made of them; of values and gates
-/// elements or vectors `V` and `G`.
+/// What a pass reads: keys, queries, values, and what was made of them; of values and gates elements or vectors `V` and `G`.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePrimitive> {
     pub q: Box<[Vector<u32, Const<4>>]>,
@@ -32,8 +31,7 @@ pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePr
 
 /// What the first kernel leaves to the second, for each slot of a chunk and each value head.
 pub(in crate::ops::gated_delta_rule) struct Prepared {
-    /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are
-    /// undefined.
+    /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are undefined.
     pub transforms: Memory,
     /// `P`, likewise.
     pub pairs: Memory,
@@ -72,8 +70,7 @@ impl Problem<'_> {
     }
 }
 
-/// Has `launch` prepare all chunks of `tokens` tokens, in as many slots as it is given, and pass
-/// over them. Its q and k are normalised.
+/// Has `launch` prepare all chunks of `tokens` tokens, in as many slots as it is given, and pass over them. Its q and k are normalised.
 pub(in crate::ops::gated_delta_rule) fn in_chunks(
     problem: &Problem,
     state: &Tensor,

@@ -1,17 +1,15 @@
 //! The gradients in f64, and how far f32 may be from each.
 //!
-//! To first order in `u = 2^-24`, for each column j of the state, with `kept` what is left of it
-//! after its decay, `r` the residual `v - kept^T k`, `G` the state's gradient, and `M >= |kept|`
-//! and `N >= |G|` the magnitudes of their terms:
+//! To first order in `u = 2^-24`, for each column j of the state, with `kept` what is left of it after its decay, `r` the residual
+//! `v - kept^T k`, `G` the state's gradient, and `M >= |kept|` and `N >= |G|` the magnitudes of their terms:
 //! ```text
 //! e(kept_j) = decay e(S_j) + 4 u |M_j|                 e(r_j) = e(kept_j) |k| + (Dk + 4) u M_j . |k| + 2 u |v_j|
 //! e(S_j)    = rho e(kept_j) + beta |k| (the roundings of r_j) + 3 u |M_j|
 //! e(dd_j)   = e(G_j) |k| + (Dk + 2) u N_j . |k|         dd = G^T k
 //! e(G_j)    = decay (rho e(G_j) + beta |k| (the roundings of dd_j) + 8 u |N_j|)
 //! ```
-//! in the 2-norm, since errors pass through `I - beta k k^T`, whose norm is
-//! `rho = max(1, |1 - beta |k|^2|)`, in both directions. What is made of these sums up products:
-//! each factor's error times the other factor, and a rounding for each term.
+//! in the 2-norm, since errors pass through `I - beta k k^T`, whose norm is `rho = max(1, |1 - beta |k|^2|)`, in both directions.
+//! What is made of these sums up products: each factor's error times the other factor, and a rounding for each term.
 
 use super::Problem;
 use crate::ops::gated_delta_rule::StateLayout;

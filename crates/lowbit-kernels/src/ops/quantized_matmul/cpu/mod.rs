@@ -1,6 +1,5 @@
-//! The product on the CPU, of one weight or of many experts at once: rows of x are cut into
-//! [`Group`]s, groups into tasks, and each task runs the kernel that [`policy`](super::policy)
-//! chooses.
+//! The product on the CPU, of one weight or of many experts at once: rows of x are cut into [`Group`]s, groups into
+//! tasks, and each task runs the kernel that [`policy`](super::policy) chooses.
 
 #[cfg(any(test, target_arch = "x86_64"))]
 mod bf16;
@@ -67,8 +66,8 @@ impl<'a> PieceRows<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum Weight<'a> {
     One(&'a QuantizedTensor),
-    /// Two of one shape that have [`panels_in_turn`](QuantizedTensor::panels_in_turn): the result
-    /// is `silu(x gate^T) * (x up^T)`.
+    /// Two of one shape that have [`panels_in_turn`](QuantizedTensor::panels_in_turn): the result is
+    /// `silu(x gate^T) * (x up^T)`.
     SiluMul {
         gate: &'a QuantizedTensor,
         up: &'a QuantizedTensor,
@@ -90,8 +89,8 @@ pub(crate) struct Product<'a> {
     pub groups: Vec<Group<'a>>,
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group of all `products`.
-/// What several weights in panels read is rounded once.
+/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group of all `products`. What several weights in panels
+/// read is rounded once.
 pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     let mut repacked = Vec::new();
     for Product { weight, groups } in products {
@@ -113,9 +112,8 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     in_panels(cpu, repacked);
 }
 
-/// `y = (silu(x gate^T) * (x up^T)) down^T` for `m` rows, which are [`in_tiles`](policy::in_tiles).
-/// All weights are one matrix each, in panels, and those of gate and up are
-/// [in turn](QuantizedTensor::panels_in_turn).
+/// `y = (silu(x gate^T) * (x up^T)) down^T` for `m` rows, which are [`in_tiles`](policy::in_tiles). All weights are one matrix each, in
+/// panels, and those of gate and up are [in turn](QuantizedTensor::panels_in_turn).
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
 pub(super) fn swiglu(
     cpu: &Arc<Cpu>,
@@ -132,8 +130,7 @@ pub(super) fn swiglu(
     unreachable!("a unit for tiles was found");
 }
 
-/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers, or
-/// in f32 where codes are floats.
+/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers, or in f32 where codes are floats.
 fn in_panels(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
     let in_tiles = |m: usize| policy::in_tiles(cpu.isa(), m);
     for panels::Product { weight, n, groups } in &products {

@@ -1,5 +1,5 @@
-//! Products of weights in [panels](crate::panels), by one [`Method`] or another: each x is rounded
-//! once for all weights that read it, and the results are cut into tasks of whole panels.
+//! Products of weights in [panels](crate::panels), by one [`Method`] or another: each x is rounded once for all weights that read
+//! it, and the results are cut into tasks of whole panels.
 
 use super::{Group, PieceRows, cut};
 use crate::Cpu;
@@ -21,8 +21,7 @@ pub(super) const STRIPS: usize = 2;
 pub(super) trait Method: Sync {
     /// x `[m, k]` as it is multiplied.
     type X: Sync;
-    /// Rows of x that one task takes at most: what they are rounded to stays in the second-level
-    /// cache.
+    /// Rows of x that one task takes at most: what they are rounded to stays in the second-level cache.
     const MAX_M: usize;
     /// Rows of x in the tallest tile. All others divide it, and it divides [`Self::MAX_M`].
     const HEIGHT: usize;
@@ -77,8 +76,7 @@ impl Epilogue {
         }
     }
 
-    /// The panels that give the columns from `first` on, a multiple of [`Self::columns`], so many
-    /// of them.
+    /// The panels that give the columns from `first` on, a multiple of [`Self::columns`], so many of them.
     #[inline(always)]
     pub fn panels(self, first: usize, columns: usize) -> Range<usize> {
         let first = first / self.columns() * PANELS;
@@ -103,8 +101,8 @@ impl Epilogue {
     }
 }
 
-/// Writes those lanes of `v` that `y` has elements for from `at` on. (Not by iterators over chunks:
-/// a zip of them was not inlined, and took an eighth of a prompt.)
+/// Writes those lanes of `v` that `y` has elements for from `at` on. (Not by iterators over chunks: a zip of them was not inlined,
+/// and took an eighth of a prompt.)
 #[inline(always)]
 fn store_from<S: Simd>(simd: S, v: S::V, at: usize, y: &mut [f32]) {
     let end = y.len().min(at + S::LANES);
@@ -226,14 +224,13 @@ impl Sums {
     }
 }
 
-/// What multiplies many rows of x: a chunk of a few panels is unpacked to the first-level cache,
-/// and tiles of x pass over it.
+/// What multiplies many rows of x: a chunk of a few panels is unpacked to the first-level cache, and tiles of x pass over it.
 pub(super) trait Chunks {
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of a strip's panels.
     fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize);
 
-    /// `sums[m][n] += sum over k of x[row + m, k] * weight[n, k]` for the tile of `height` rows
-    /// that starts with `row`, and the values from `k` on, which are unpacked.
+    /// `sums[m][n] += sum over k of x[row + m, k] * weight[n, k]` for the tile of `height` rows that starts with `row`, and the
+    /// values from `k` on, which are unpacked.
     fn multiply<S: Simd>(&self, simd: S, tile: (usize, usize), k: usize, sums: &mut [Sums]);
 }
 
@@ -279,8 +276,8 @@ pub(super) fn by_chunks<S: Simd>(
     }
 }
 
-/// Asks for the results of `rows` from column `first` on: a processor that writes to what is not in
-/// a cache waits for it, and rows are far from each other.
+/// Asks for the results of `rows` from column `first` on: a processor that writes to what is not in a cache waits for it, and rows are
+/// far from each other.
 #[inline(always)]
 fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize) {
     for y in &y[rows.start.min(y.len())..rows.end.min(y.len())] {
@@ -290,11 +287,9 @@ fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize
     }
 }
 
-/// What multiplies `M` rows, one or a few: that is bound by memory, and what is read is multiplied
-/// at once.
+/// What multiplies `M` rows, one or a few: that is bound by memory, and what is read is multiplied at once.
 pub(super) trait Strips<const M: usize> {
-    /// The results of some panels, by vectors of their rows. (A method, since a closure might not
-    /// be inlined, and then knows no vectors.)
+    /// The results of some panels, by vectors of their rows. (A method, since a closure might not be inlined, and then knows no vectors.)
     fn sums<S: Simd, const PARTS: usize>(
         &mut self,
         simd: S,
@@ -302,9 +297,8 @@ pub(super) trait Strips<const M: usize> {
     ) -> [[[S::V; M]; PARTS]; STRIPS];
 }
 
-/// Computes the rows `y`, of as many rows of x. The panels are cut into strips that are read at the
-/// same time, unless they are of two weights: memory is read faster from two places than from one
-/// or four.
+/// Computes the rows `y`, of as many rows of x. The panels are cut into strips that are read at the same time, unless they are of two weights: memory
+/// is read faster from two places than from one or four.
 #[inline(always)]
 pub(super) fn by_strips<S: Simd, const M: usize>(
     simd: S,
@@ -351,8 +345,8 @@ fn in_parts<S: Simd, const PARTS: usize, const M: usize>(
     }
 }
 
-/// Writes a row of the results of [`Strips::sums`]. Not inlined, and nothing before it depends on
-/// the epilogue: LLVM would make two loops of the kernel of each format.
+/// Writes a row of the results of [`Strips::sums`]. Not inlined, and nothing before it depends on the epilogue: LLVM would make two
+/// loops of the kernel of each format.
 struct StoreRow<'a> {
     epilogue: Epilogue,
     panels: [usize; STRIPS],

@@ -1,5 +1,4 @@
-//! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and
-//! entries of a codebook.
+//! Codes as numbers of x's type, which tensor cores multiply exactly: integers, small floats, and entries of a codebook.
 
 use crate::gpu::cuda::ptx::{permute, subtract, subtract_halves};
 use crate::gpu::decode::factor;
@@ -12,8 +11,7 @@ use lowbit_formats::FloatType;
 /// [`INTEGERS`](crate::gpu::decode::INTEGERS) is one.
 pub(super) const ONES: u32 = 0x3f80_3f80;
 
-/// The codebook without signs, of which the first half are negative: byte j of word i is entry 4 i
-/// + j.
+/// The codebook without signs, of which the first half are negative: byte j of word i is entry 4 i + j.
 const MAGNITUDES: [u32; 4] = {
     let mut words = [0; 4];
     let mut code = 0;
@@ -34,8 +32,8 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Whether `dtype` has every number that codes stand for. Small floats are shifted into f16,
-    /// whose subnormals are theirs; in bf16 their products would be subnormal themselves.
+    /// Whether `dtype` has every number that codes stand for. Small floats are shifted into f16, whose subnormals are theirs; in bf16
+    /// their products would be subnormal themselves.
     pub fn exist(layout: Layout, dtype: FloatType) -> bool {
         match layout.codes {
             Codes::Integer { .. } => dtype != FloatType::F32,
@@ -49,8 +47,8 @@ impl Numbers {
         Self { layout, dtype, places: 1 }
     }
 
-    /// With sums for as many places as save shifts: as f16, two neighbours of up to 5 bits need one
-    /// shift, and those of 4 bits none.
+    /// With sums for as many places as save shifts: as f16, two neighbours of up to 5 bits need one shift, and those of 4
+    /// bits none.
     pub fn unshifted(layout: Layout, dtype: FloatType) -> Self {
         let integer = matches!(layout.codes, Codes::Integer { .. });
         let places = if integer && layout.bits <= 5 && dtype == FloatType::F16 { 2 } else { 1 };
@@ -62,8 +60,8 @@ impl Numbers {
         step % self.places
     }
 
-    /// Which pair of codes, in the order of their bits, comes `q`-th to the products: both pairs of
-    /// a step have the same place.
+    /// Which pair of codes, in the order of their bits, comes `q`-th to the products: both pairs of a step have the same
+    /// place.
     fn order(self, q: usize) -> usize {
         match (self.places, self.layout.bits) {
             (1, _) => q,
@@ -73,8 +71,7 @@ impl Numbers {
         }
     }
 
-    /// How far apart the two codes are that are taken to the halves of a word together. Both lie in
-    /// one group.
+    /// How far apart the two codes are that are taken to the halves of a word together. Both lie in one group.
     pub fn distance(self) -> usize {
         match self.layout.bits {
             _ if self.layout.codes == Codes::Codebook => 2,
@@ -86,8 +83,8 @@ impl Numbers {
         }
     }
 
-    /// Words that hold as many codes each in their lower and in their upper halves, for twice
-    /// [`Self::distance`] codes. Small floats of 4 bits and entries of a codebook take a byte each.
+    /// Words that hold as many codes each in their lower and in their upper halves, for twice [`Self::distance`] codes. Small floats of
+    /// 4 bits and entries of a codebook take a byte each.
     fn words(self) -> usize {
         match self.layout.codes {
             Codes::E2M1 => 2,
@@ -117,8 +114,8 @@ impl Numbers {
         values / (2 * self.distance()) * self.words()
     }
 
-    /// The lowest bit of the first place in the mantissa. f16 holds codes as subnormals; bf16's
-    /// products with those would be subnormal themselves.
+    /// The lowest bit of the first place in the mantissa. f16 holds codes as subnormals; bf16's products with those would be
+    /// subnormal themselves.
     fn lowest_bit(self) -> usize {
         if self.dtype == FloatType::BF16 { 7 - self.layout.bits } else { 0 }
     }
@@ -161,8 +158,8 @@ struct Gathered {
     bytes: u32,
 }
 
-/// Puts `values` codes, whose words begin at `from`, into [`Numbers::halves`] from `to` on: those
-/// that belong together at the same place of both halves. `ones` is [`ONES`].
+/// Puts `values` codes, whose words begin at `from`, into [`Numbers::halves`] from `to` on: those that belong together
+/// at the same place of both halves. `ones` is [`ONES`].
 #[cube]
 pub(super) fn split(
     words: &Array<u32>,
@@ -202,12 +199,10 @@ pub(super) fn split(
     }
 }
 
-/// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with
-/// their uppermost bits flipped.
+/// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with their uppermost bits flipped.
 #[cube]
 fn entries(codes: u32, others: u32, ones: u32) -> u32 {
-    // Where a code has its uppermost bit, its byte is the uppermost bit of the entry that the other
-    // bits name: 0.
+    // Where a code has its uppermost bit, its byte is the uppermost bit of the entry that the other bits name: 0.
     let below = permute(kept(comptime!(MAGNITUDES[0]), ones), kept(comptime!(MAGNITUDES[1]), ones), codes);
     let above = permute(kept(comptime!(MAGNITUDES[2]), ones), kept(comptime!(MAGNITUDES[3]), ones), others);
     // No byte borrows from the next.
@@ -220,8 +215,8 @@ fn kept(#[comptime] value: u32, ones: u32) -> u32 {
     ones ^ comptime!(value ^ ONES)
 }
 
-/// The upper bytes of four codes of e2m1 as f16, where a word has their signs in its bytes'
-/// uppermost bits, and another one the rest one place above the lowest.
+/// The upper bytes of four codes of e2m1 as f16, where a word has their signs in its bytes' uppermost bits, and another one the
+/// rest one place above the lowest.
 #[cube]
 fn upper_bytes(signs: u32, magnitudes: u32) -> u32 {
     (signs & 0x8080_8080u32) | (magnitudes & 0x0e0e_0e0eu32)
@@ -260,8 +255,7 @@ pub(super) fn numbers(
         Codes::E4M3 => {
             let sign = moved(halves[at], comptime!(bit % 16 + 7), 1usize, 15usize);
             let magnitude = moved(halves[at], comptime!(bit % 16), 7usize, 7usize);
-            // The one that is NaN carries into f16's uppermost bit of the exponent, and is NaN with
-            // it.
+            // The one that is NaN carries into f16's uppermost bit of the exponent, and is NaN with it.
             sign | magnitude | ((magnitude + 0x0080_0080u32) & 0x4000_4000u32)
         }
         // 1024 is added by the exponent, and the entries have 128.

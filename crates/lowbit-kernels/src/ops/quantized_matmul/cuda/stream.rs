@@ -1,8 +1,7 @@
-//! One row of x as a stream, from Hopper on: one cube a multiprocessor, some planes of which copy
-//! the weight into a ring of stages in shared memory, as soon as there is room, from before the
-//! launch before this one has ended until its last rows. The others multiply what has come. So
-//! loads are always under way, whatever the multiplying planes wait for, and rows that end do not
-//! hold up those that begin.
+//! One row of x as a stream, from Hopper on: one cube a multiprocessor, some planes of which copy the weight into a ring of
+//! stages in shared memory, as soon as there is room, from before the launch before this one has ended until its last
+//! rows. The others multiply what has come. So loads are always under way, whatever the multiplying planes wait for, and
+//! rows that end do not hold up those that begin.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -34,8 +33,7 @@ use lowbit_formats::{FloatType, Format};
 /// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stream {
-    /// Of [`PLANES`] planes, one row of x, 16 rows of the weight per plane, all spans of x in one
-    /// chunk.
+    /// Of [`PLANES`] planes, one row of x, 16 rows of the weight per plane, all spans of x in one chunk.
     pub vec: MmaVec,
     pub source: Source,
     /// Tiles of 16 rows of the weight a stage: each has as many planes.
@@ -57,9 +55,8 @@ pub(crate) struct Launch {
     pub cubes: usize,
 }
 
-/// How the product is cut: for one row of x, if rows and stages are whole steps and whole 16 bytes
-/// of each of the weight's components, there is memory for two stages at least, and work for most
-/// multiprocessors.
+/// How the product is cut: for one row of x, if rows and stages are whole steps and whole 16 bytes of each of the weight's
+/// components, there is memory for two stages at least, and work for most multiprocessors.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Launch> {
     let one_row = problem.m == 1 && problem.batches == 1 && problem.routing.is_none();
     if !one_row || !problem.vectors || !problem.whole_runs() {
@@ -101,9 +98,8 @@ impl Stream {
         let x = stream.x_config().shared() + vec.x_vectors() * 16 + vec.x_sums() * vec.chunk * 4;
         let fixed = x + SLOTS * PLANES * 16 * 4 + 16;
         let stages = caps.shared_memory.checked_sub(fixed)? / stream.stage_bytes();
-        // More only make x wait behind the weight. That pays where the memory would have nothing to
-        // do until x has come, and where codes are then multiplied sooner than others come: those
-        // of 4 bits, which need no shift.
+        // More only make x wait behind the weight. That pays where the memory would have nothing to do until x has come, and where
+        // codes are then multiplied sooner than others come: those of 4 bits, which need no shift.
         let quick = matches!(layout.codes, Codes::Integer { .. }) && layout.bits == 4;
         let most = if quick && runs > SHORT { 4 } else { 3 };
         (aligned && stages >= 2).then_some(Self { stages: stages.min(most), ..stream })
@@ -133,14 +129,12 @@ impl Stream {
         PLANES / self.tiles
     }
 
-    /// Planes of a tile that have something to multiply in a row's last stage, if not all have.
-    /// Other planes have it in the next group.
+    /// Planes of a tile that have something to multiply in a row's last stage, if not all have. Other planes have it in the next group.
     fn left_over(self) -> usize {
         self.vec.chunk % self.vec.scaled / 4
     }
 
-    /// Words of codes from one row of a stage to the next: more than there are, so that units read
-    /// different banks.
+    /// Words of codes from one row of a stage to the next: more than there are, so that units read different banks.
     fn words(self) -> usize {
         let bits = self.vec.layout.bits;
         self.vec.scaled * RUNS * bits + if bits == 2 { 16 } else { 4 }
@@ -168,9 +162,8 @@ struct Stages<S: Int, B: Int, V: Size> {
 /// A ring of stages, and how far a plane is in it.
 #[derive(CubeType)]
 struct Ring {
-    /// Addresses in shared memory: the codes, scales and biases of all stages; of each stage a
-    /// barrier for when it is full and one for when it is empty, and after those one for when x is
-    /// there.
+    /// Addresses in shared memory: the codes, scales and biases of all stages; of each stage a barrier for when it is full
+    /// and one for when it is empty, and after those one for when x is there.
     codes: u32,
     scales: u32,
     biases: u32,
@@ -334,8 +327,7 @@ fn share_x(
 /// Where a unit's operands are in every step. The compiler would compute that again in each.
 #[derive(CubeType)]
 struct Places {
-    /// The address of the unit's first codes in the ring's first stage, if its plane had the
-    /// stage's first spans.
+    /// The address of the unit's first codes in the ring's first stage, if its plane had the stage's first spans.
     codes: u32,
     x: XPlaces,
     x_sums: Shared<[f32]>,
@@ -365,8 +357,8 @@ impl Places {
     }
 }
 
-/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's
-/// tile. The planes of a tile take their turns in a stage's spans from the `turned`-th on.
+/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's tile. The planes of a tile take
+/// their turns in a stage's spans from the `turned`-th on.
 #[cube]
 fn multiply_group<S: Int, B: Int, V: Size>(
     stages: &Stages<S, B, V>,
@@ -594,7 +586,6 @@ pub(in super::super) fn launch(
         sizes: Sizes { n: index(problem.n)?, runs: index(problem.runs())?, eps: x.eps.to_bits() },
         ones: ONES,
     };
-    // SAFETY: the sizes are the operands'; x's operands have a row of whole vectors each, as `fit`
-    // asked for.
+    // SAFETY: the sizes are the operands'; x's operands have a row of whole vectors each, as `fit` asked for.
     unsafe { gpu.launch(compiled(gpu.target(), stream), [index(cubes)?, 1, 1], arguments) }
 }

@@ -1,5 +1,4 @@
-//! The product on a GPU by its maker's library of dense products: the weight is decoded first, to
-//! x's type.
+//! The product on a GPU by its maker's library of dense products: the weight is decoded first, to x's type.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -19,8 +18,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Bytes that a decoded weight takes at the most: an output layer for 248,320 tokens of 5,120
-/// values is 2.5 GB.
+/// Bytes that a decoded weight takes at the most: an output layer for 248,320 tokens of 5,120 values is 2.5 GB.
 const SCRATCH: usize = 3 << 30;
 
 /// Units that run in step.
@@ -28,8 +26,8 @@ const PLANE: usize = 32;
 /// Vectors of a decoded run.
 const VECTORS: usize = RUN / 8;
 
-/// Each unit decodes runs to 16-bit floats. The units of `planes` of 32 exchange theirs, so that
-/// neighbours write neighbouring vectors.
+/// Each unit decodes runs to 16-bit floats. The units of `planes` of 32 exchange theirs, so that neighbours write
+/// neighbouring vectors.
 #[kernel]
 fn quantized_matmul_decode<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -99,8 +97,7 @@ fn exchange(
     sync_plane();
 }
 
-/// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing
-/// and reading.
+/// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing and reading.
 #[cube]
 fn swizzled(run: usize, v: usize) -> usize {
     run * VECTORS + (v ^ (run / 2 % VECTORS))

@@ -1,5 +1,4 @@
-//! How cubes share a product with few rows of x: which rows of y each computes, and which batch of
-//! the weight they take.
+//! How cubes share a product with few rows of x: which rows of y each computes, and which batch of the weight they take.
 
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Routing};
@@ -10,11 +9,9 @@ use crate::gpu::layout::RUN;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// The sizes of a product with few rows of x, of which each cube takes some. Where there are
-/// experts, it computes
-/// `y[p * pairs + t, n] = sum over k of x[t / share, k] * weight[p * experts + ids[t], n, k]`, and
-/// NaN for an id that is none of them; else
-/// `y[b * m + t, n] = sum over k of x[b * m + t, k] * weight[b, n, k]`.
+/// The sizes of a product with few rows of x, of which each cube takes some. Where there are experts, it computes
+/// `y[p * pairs + t, n] = sum over k of x[t / share, k] * weight[p * experts + ids[t], n, k]`, and NaN for an id that is
+/// none of them; else `y[b * m + t, n] = sum over k of x[b * m + t, k] * weight[b, n, k]`.
 #[derive(Clone, Copy, CubeType, CubeLaunch, LaunchArgs)]
 pub(in super::super) struct Sizes {
     pub n: u32,
@@ -46,15 +43,13 @@ impl Sizes {
     }
 }
 
-/// How many times [`CUBES`] it takes for the tiles of `n_tile` rows among `n`: what a kernel for
-/// every device is compiled with.
+/// How many times [`CUBES`] it takes for the tiles of `n_tile` rows among `n`: what a kernel for every device is compiled with.
 pub(in super::super) fn folds(n: usize, n_tile: usize) -> usize {
     n.div_ceil(n_tile).div_ceil(CUBES).max(1)
 }
 
-/// Cubes for a product of which each takes `m_tile` rows of x of one batch and `n_tile` of the
-/// weight. Tiles of the weight lie along x, in `folds` parts, which lie along z with what is left
-/// of the rows of x.
+/// Cubes for a product of which each takes `m_tile` rows of x of one batch and `n_tile` of the weight. Tiles of the weight lie
+/// along x, in `folds` parts, which lie along z with what is left of the rows of x.
 pub(in super::super) fn cubes(
     problem: &Problem,
     [m_tile, n_tile]: [usize; 2],
@@ -104,8 +99,7 @@ pub(in super::super) struct CubeRows {
     pub initial: f32,
 }
 
-/// This cube's rows: `m_tile` at most, or one where there are experts. `folds` is that of
-/// [`cubes`].
+/// This cube's rows: `m_tile` at most, or one where there are experts. `folds` is that of [`cubes`].
 #[cube]
 pub(in super::super) fn cube_rows(
     ids: &[u32],

@@ -1,5 +1,5 @@
-//! The product with few rows of x, on any GPU: a cube takes some rows of the weight and some of x,
-//! and its units cut them into runs.
+//! The product with few rows of x, on any GPU: a cube takes some rows of the weight and some of x, and its units cut
+//! them into runs.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -34,8 +34,7 @@ pub(crate) struct MatVec {
     pub units: usize,
     /// Units that run in step, or 0 where that differs from launch to launch.
     pub plane: usize,
-    /// How many times as many cubes as a device launches along a dimension the rows of the weight
-    /// take.
+    /// How many times as many cubes as a device launches along a dimension the rows of the weight take.
     pub folds: usize,
 }
 
@@ -122,8 +121,7 @@ fn quantized_matmul_mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     store::<Y>(&sums, y, &rows, n, row0, config);
 }
 
-/// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its
-/// groups.
+/// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its groups.
 #[cube]
 fn load_x(
     x: &[Vector<u32, Const<4>>],
@@ -230,8 +228,7 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MatVec> {
     let (n_tile, units) = match caps.plane {
         // Small planes are a CPU's: one does all, without memory that units share.
         Some(plane @ ..32) => ((32 / problem.layout.bits).clamp(1, 8 / m_tile).min(most), plane),
-        // Of 1 to 8 rows by 32 to 256 units, these were the fastest or next to it at 3, 4, 6 and 8
-        // bits on an H200.
+        // Of 1 to 8 rows by 32 to 256 units, these were the fastest or next to it at 3, 4, 6 and 8 bits on an H200.
         plane => {
             let plane = plane.unwrap_or(64);
             (2.min(most), if problem.runs() < LONG_ROW { plane } else { plane.max(64) })
@@ -271,8 +268,8 @@ pub(in super::super) fn launch(
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 
-/// One of each format and type of x, at sizes of layers, and with a result of another type. With
-/// several rows of x the types differ in nothing new.
+/// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
+/// types differ in nothing new.
 #[cfg(test)]
 pub(in super::super) fn kernels(
     target: &Target,

@@ -55,8 +55,7 @@ pub(crate) struct Experts<'a> {
     pub routing: Routing,
 }
 
-/// `x` times `weight`, of shape `shape`, and the sum where x is the norm of one. Everything was
-/// checked.
+/// `x` times `weight`, of shape `shape`, and the sum where x is the norm of one. Everything was checked.
 pub(crate) fn multiply(
     gpu: &Gpu,
     input: &Input<'_>,

@@ -1,5 +1,5 @@
-//! The product on a GPU for many rows of x, on any device: a unit decodes a run of a weight's row
-//! once for several rows of x. Units share nothing, so that planes of any width do.
+//! The product on a GPU for many rows of x, on any device: a unit decodes a run of a weight's row once for several rows
+//! of x. Units share nothing, so that planes of any width do.
 
 #![allow(unsafe_code)] // Launches.
 

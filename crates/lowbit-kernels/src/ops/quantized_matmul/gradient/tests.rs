@@ -61,8 +61,8 @@ fn scales_and_biases(weight: &QuantizedTensor) -> Vec<(f64, f64)> {
     all
 }
 
-/// What the codes stand for, found from what they decode to: whole numbers or halves but in e4m3,
-/// whose scales divide exactly. None in groups whose scale is 0.
+/// What the codes stand for, found from what they decode to: whole numbers or halves but in e4m3, whose scales divide exactly.
+/// None in groups whose scale is 0.
 fn code_values(weight: &QuantizedTensor, decoded: &[f32]) -> Vec<Option<f64>> {
     let scheme = weight.format().scheme();
     let scales = scales_and_biases(weight);
@@ -158,9 +158,8 @@ fn loss(x: &[f32], dy: &[f32], weight: &QuantizedTensor) -> f64 {
     y.iter().zip(dy).map(|(y, &dy)| y.value * f64::from(dy)).sum()
 }
 
-/// The formulas are the derivatives of the forward product's reference, whose weight is decoded
-/// from changed bytes. It is linear in each operand, so that a difference is the derivative,
-/// whatever the step; steps are exact in f32.
+/// The formulas are the derivatives of the forward product's reference, whose weight is decoded from changed bytes. It is linear in
+/// each operand, so that a difference is the derivative, whatever the step; steps are exact in f32.
 #[test]
 fn formulas_are_the_derivatives_of_the_forward_reference() {
     let (m, n, k, host) = (3, 2, 64, device());

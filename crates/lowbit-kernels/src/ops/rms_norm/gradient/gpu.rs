@@ -1,7 +1,6 @@
-//! The gradients on a GPU: dx and dgate row by row (`gpu/rows.rs`), then dweight, which is a sum
-//! over rows, in blocks of rows as [`sum_rows`](crate::ops::sum_rows()) has them. The first launch
-//! leaves each row's factor for the second, which reads x and dy again instead of what would be as
-//! large.
+//! The gradients on a GPU: dx and dgate row by row (`gpu/rows.rs`), then dweight, which is a sum over rows, in blocks of rows as
+//! [`sum_rows`](crate::ops::sum_rows()) has them. The first launch leaves each row's factor for the second, which reads x and dy again
+//! instead of what would be as large.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -37,8 +36,7 @@ struct Operands<V: Size> {
     dy: Box<[Vector<u32, V>]>,
 }
 
-/// Fills dx, dgate where there is a gate, and each row's `1 / sqrt(mean(x^2) + eps)`; `eps` is the
-/// bits of an f32.
+/// Fills dx, dgate where there is a gate, and each row's `1 / sqrt(mean(x^2) + eps)`; `eps` is the bits of an f32.
 #[kernel]
 fn rms_norm_backward<V: Size>(
     operands: &Operands<V>,
@@ -215,8 +213,7 @@ impl Norm<'_> {
             sums: sums.buffer()?,
             sizes,
         };
-        // SAFETY: x, a gate and dy are `count` rows of `width` elements, each with a scale, and
-        // there is a row of sums for each block.
+        // SAFETY: x, a gate and dy are `count` rows of `width` elements, each with a scale, and there is a row of sums for each block.
         unsafe { gpu.launch(of_weight(gpu.target(), gated), sizes.cubes(), arguments)? };
         Ok((dx, dgate, sum_rows(&sums)?))
     }
@@ -250,8 +247,8 @@ impl Norm<'_> {
         };
         check.index(x.len())?;
         let config = GradientConfig { rows, gated: gate.is_some() };
-        // SAFETY: all but the weight, the scales and a placeholder are `count` rows of `width`
-        // elements; the weight is one, and a row has one scale.
+        // SAFETY: all but the weight, the scales and a placeholder are `count` rows of `width` elements; the weight is one, and a row
+        // has one scale.
         unsafe { gpu.launch(of_rows(gpu.target(), config), rows.cubes(count), arguments) }
     }
 }

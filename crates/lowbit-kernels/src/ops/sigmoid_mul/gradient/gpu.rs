@@ -1,5 +1,4 @@
-//! Both gradients on a GPU, in one launch: element by element, or row by row (`gpu/rows.rs`) where
-//! a row has one gate.
+//! Both gradients on a GPU, in one launch: element by element, or row by row (`gpu/rows.rs`) where a row has one gate.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -185,8 +184,7 @@ pub(super) fn launch(
             columns: check.index(columns / vector)?,
         },
     };
-    // SAFETY: x, dy and dx are rows of `width` elements, the gate and its gradient as many of
-    // `columns`, which is no less.
+    // SAFETY: x, dy and dx are rows of `width` elements, the gate and its gradient as many of `columns`, which is no less.
     unsafe { gpu.launch(of_elements(target, vector), cubes(len), arguments)? };
     Ok([dx, dgate])
 }

@@ -5,8 +5,7 @@ use crate::gemm::{DEPTH, Left, Packed, Rows, accumulate};
 use crate::simd::Simd;
 use bytemuck::Zeroable;
 
-/// A way to compute them. (Not closures: kernels' vectors may only pass through what is always
-/// inlined.)
+/// A way to compute them. (Not closures: kernels' vectors may only pass through what is always inlined.)
 pub(super) trait Reads {
     /// What the state is laid in, besides its numbers.
     type Tile: Clone + Zeroable;

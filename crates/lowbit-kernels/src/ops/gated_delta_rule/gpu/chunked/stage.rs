@@ -1,5 +1,4 @@
-//! How operands come to shared memory: loaded to registers, a chunk ahead in the pass, and put
-//! there as elements.
+//! How operands come to shared memory: loaded to registers, a chunk ahead in the pass, and put there as elements.
 
 use super::config::MatrixChunks;
 use crate::gpu::matrices::{VECTOR, put};
@@ -20,8 +19,7 @@ pub(super) struct Tokens {
     pub key_head: usize,
 }
 
-/// Loads the unit's part of the keys or queries of a chunk. For tokens past the last it loads the
-/// last.
+/// Loads the unit's part of the keys or queries of a chunk. For tokens past the last it loads the last.
 #[cube]
 pub(super) fn fetch_tokens(
     from: &[Words],

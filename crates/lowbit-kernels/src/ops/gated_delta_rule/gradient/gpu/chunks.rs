@@ -1,7 +1,6 @@
-//! What a chunk's tokens make of each other and of the chunk's state: products of small matrices,
-//! whose results are cut into tiles of 64 x 64. A cube takes a tile, and a unit 4 x 4 results of
-//! it, strided by 16. All units of a cube read the same few rows and columns at a time, so that
-//! they come out of its cache.
+//! What a chunk's tokens make of each other and of the chunk's state: products of small matrices, whose results are cut into tiles of 64 x 64.
+//! A cube takes a tile, and a unit 4 x 4 results of it, strided by 16. All units of a cube read the same few rows and columns at
+//! a time, so that they come out of its cache.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -47,8 +46,8 @@ struct PairOutputs {
     of_decay: Box<[f32]>,
 }
 
-/// Adds to `sums[of * ALL + a * EACH + b]` the dot products of row `rows[a]` of `left` with row
-/// `rows[EACH + b]` of `right`, in vectors: `width` of them per row.
+/// Adds to `sums[of * ALL + a * EACH + b]` the dot products of row `rows[a]` of `left` with row `rows[EACH + b]` of `right`, in
+/// vectors: `width` of them per row.
 #[cube]
 fn add_dots<N: Size>(
     left: &[Vector<f32, N>],
@@ -82,8 +81,7 @@ fn add_dots<N: Size>(
     }
 }
 
-/// The matrices of a chunk's pairs of tokens, those of token i in row i: a cube per chunk and head.
-/// `scale` is the bits of an f32.
+/// The matrices of a chunk's pairs of tokens, those of token i in row i: a cube per chunk and head. `scale` is the bits of an f32.
 #[kernel]
 fn gated_delta_rule_backward_pairs<N: Size>(
     inputs: &PairInputs<N>,
@@ -182,8 +180,7 @@ pub(super) fn pairs(problem: &Problem<'_>) -> Result<(), KernelError> {
         scale: problem.params.scale.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.v.dim(1));
-    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and tokens past its last
-    // are read as its last.
+    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and tokens past its last are read as its last.
     unsafe { gpu.launch(pairs_kernel(gpu.target(), vector, heads), cubes, arguments) }
 }
 
@@ -215,8 +212,8 @@ struct StateOutputs {
     overlaps: Box<[f32]>,
 }
 
-/// `scale B(t) S dy[t]`, `E(t) G delta[t]` and `B(t) S dv[t]`, and the rows' sums of `G * S`: a
-/// cube per chunk, head and 64 rows of the state. `scale` is the bits of an f32.
+/// `scale B(t) S dy[t]`, `E(t) G delta[t]` and `B(t) S dv[t]`, and the rows' sums of `G * S`: a cube per chunk, head and 64 rows of the
+/// state. `scale` is the bits of an f32.
 #[kernel]
 fn gated_delta_rule_backward_states(
     inputs: &StateInputs,
@@ -316,8 +313,8 @@ pub(super) fn states(problem: &Problem<'_>) -> Result<(), KernelError> {
         scale: problem.params.scale.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.v.dim(1) * heads.key_dim.div_ceil(TILE));
-    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and rows and tokens past
-    // the last are read as the last and not written.
+    // SAFETY: the sizes are the tensors', a piece stays within the tokens, and rows and tokens past the last are read as the
+    // last and not written.
     unsafe { gpu.launch(states_kernel(gpu.target(), heads), cubes, arguments) }
 }
 
@@ -445,9 +442,8 @@ pub(super) fn inputs(problem: &Problem<'_>) -> Result<(), KernelError> {
         scale: problem.params.scale.to_bits(),
     };
     let cubes = rows::cubes(slots * operands.q.dim(1) * heads.key_dim.div_ceil(TILE));
-    // SAFETY: the sizes are the tensors', a piece stays within the tokens, pairs have a place for
-    // each of a chunk's tokens, and columns and tokens past the last are read as the last and not
-    // written.
+    // SAFETY: the sizes are the tensors', a piece stays within the tokens, pairs have a place for each of a chunk's tokens, and
+    // columns and tokens past the last are read as the last and not written.
     unsafe { gpu.launch(inputs_kernel(gpu.target(), heads), cubes, arguments) }
 }
 

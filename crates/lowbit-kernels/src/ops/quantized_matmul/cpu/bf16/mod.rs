@@ -1,17 +1,15 @@
-//! Products of many rows on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)),
-//! for weights in [panels](crate::panels): x is rounded to bf16 once ([`activations`]), a stretch
-//! of two panels is decoded, rounded to bf16 and laid in tiles in the first-level cache
-//! ([`weights`]), and all of a task's rows of x pass over it. This is one kernel for all formats.
+//! Products of many rows on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)), for weights in
+//! [panels](crate::panels): x is rounded to bf16 once ([`activations`]), a stretch of two panels is decoded, rounded to bf16
+//! and laid in tiles in the first-level cache ([`weights`]), and all of a task's rows of x pass over it. This is one kernel for
+//! all formats.
 //!
-//! Both operands are rounded to nearest even, each with a relative error of at most 2^-8; sums are
-//! f32. Why not tiles of int8, which multiply twice as fast: scales are per 16 or 32 values, and
-//! such a product sums up 64, so sums of int32 would leave the tiles after every half product, for
-//! a conversion and two fused operations each.
+//! Both operands are rounded to nearest even, each with a relative error of at most 2^-8; sums are f32. Why not tiles of int8,
+//! which multiply twice as fast: scales are per 16 or 32 values, and such a product sums up 64, so sums of int32 would leave the
+//! tiles after every half product, for a conversion and two fused operations each.
 //!
-//! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16
-//! cycles, and 16 values of the weight cost about 4 operations of a vector, once per
-//! [`Method::MAX_M`] rows of x. Sums that do not stay in the first-level cache cost about a quarter
-//! more: as many lines go there and back as come of x in two steps.
+//! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and 16 values of the
+//! weight cost about 4 operations of a vector, once per [`Method::MAX_M`] rows of x. Sums that do not stay in the first-level
+//! cache cost about a quarter more: as many lines go there and back as come of x in two steps.
 
 mod activations;
 #[cfg(test)]
@@ -31,8 +29,7 @@ use weights::Stretch;
 
 /// Rows of x whose sums are computed at a time.
 const HEIGHT: usize = 2 * TILE;
-/// Values of a row that are decoded at a time: two panels' tiles take 32 KiB, which the first-level
-/// cache holds.
+/// Values of a row that are decoded at a time: two panels' tiles take 32 KiB, which the first-level cache holds.
 const DEPTH: usize = 512;
 /// Steps of a stretch.
 const STEPS: usize = DEPTH / STEP;
@@ -66,8 +63,8 @@ impl<U: TileUnit> Method for Bf16<U> {
 }
 
 impl<U: TileUnit> Bf16<U> {
-    /// `y = (silu(x gate^T) * (x up^T)) down^T`, x `[m, K]` and y `[m, N]`; gate and up are one
-    /// weight of two. What down multiplies is written in tiles.
+    /// `y = (silu(x gate^T) * (x up^T)) down^T`, x `[m, K]` and y `[m, N]`; gate and up are one weight of two. What down multiplies is
+    /// written in tiles.
     pub fn swiglu(
         &self,
         cpu: &Arc<Cpu>,
@@ -90,8 +87,8 @@ impl<U: TileUnit> Bf16<U> {
     }
 }
 
-/// Strips of panels whose sums a task keeps at a time, for `m` rows of x. Where x stays in the
-/// cache: one. Else x comes from the last-level cache once for all of them.
+/// Strips of panels whose sums a task keeps at a time, for `m` rows of x. Where x stays in the cache: one. Else x comes from the
+/// last-level cache once for all of them.
 fn side_by_side(m: usize, k: usize) -> usize {
     let m = m.next_multiple_of(HEIGHT);
     match m * k * 2 {
@@ -161,8 +158,8 @@ impl TileKernel for Product<'_, '_> {
 }
 
 impl Product<'_, '_> {
-    /// Adds to `sums` the products of all rows of x and a stretch that starts with value `k`. Asks
-    /// for tiles of `ahead`, and takes those away.
+    /// Adds to `sums` the products of all rows of x and a stretch that starts with value `k`. Asks for tiles of `ahead`, and takes
+    /// those away.
     #[inline(always)]
     fn multiply<T: Tiles>(
         &self,
@@ -191,8 +188,7 @@ impl Product<'_, '_> {
         }
     }
 
-    /// Writes the results of these strips of panels. Row by row: what is written lies in few
-    /// places.
+    /// Writes the results of these strips of panels. Row by row: what is written lies in few places.
     #[inline(always)]
     fn finish<S: Simd>(&mut self, simd: S, epilogue: Epilogue, strips: Range<usize>, sums: &[Block]) {
         let [m, _] = self.output.sizes();

@@ -10,16 +10,14 @@ use crate::panels::{CHUNK, Layout};
 use crate::simd::{Kernel, Simd};
 use std::sync::Arc;
 
-/// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the
-/// scale that makes its greatest magnitude 127. Rows lie in tiles, as [`heights`] cuts them:
-/// `[tile][..][row of the tile]`.
+/// x `[m, k]` in 8 bits: `x[m, 4q + i] = codes[m, q][i] * scales[m, g]`, each group g with the scale that makes its greatest
+/// magnitude 127. Rows lie in tiles, as [`heights`] cuts them: `[tile][..][row of the tile]`.
 pub(in super::super) struct Activations {
     /// The fields of all tiles, one after the other.
     words: Buffer,
     m: usize,
     tallest: usize,
-    /// Whether all rows are multiplied as the weight is read: `m` is then with rows of anything, as
-    /// [`row::padded`] says.
+    /// Whether all rows are multiplied as the weight is read: `m` is then with rows of anything, as [`row::padded`] says.
     few: bool,
     /// Values per row with padding, and per group.
     k: usize,
@@ -33,8 +31,8 @@ pub(super) struct Tile<'a> {
     pub height: usize,
     /// Four values, `[k / 4][row]`; past the end of a row zeros up to a whole span.
     pub codes: &'a [u32],
-    /// What integer sums start with, so that they end as the bits of
-    /// `MAGIC + sum of (weight code - zero) * code`; `[group][row]`
+    /// What integer sums start with, so that they end as the bits of `MAGIC + sum of (weight code - zero) * code`;
+    /// `[group][row]`
     pub starts: &'a [i32],
     /// `[group][row]`
     pub scales: &'a [f32],
@@ -116,8 +114,7 @@ impl Activations {
 }
 
 impl<'a> Tile<'a> {
-    /// The values from `k` on, a multiple of [`CHUNK`], of a tile of whole rows in groups of
-    /// `group`.
+    /// The values from `k` on, a multiple of [`CHUNK`], of a tile of whole rows in groups of `group`.
     #[inline(always)]
     pub fn chunk(&self, k: usize, group: usize) -> Self {
         let height = self.height;
@@ -179,8 +176,7 @@ impl Round<'_> {
         }
     }
 
-    /// `PARTS` groups share a scale. What lies side by side is written at a time: a group of each
-    /// of the `M` rows.
+    /// `PARTS` groups share a scale. What lies side by side is written at a time: a group of each of the `M` rows.
     #[inline(always)]
     fn rows<S: Simd, const M: usize, const PARTS: usize>(self, simd: S) {
         const QUADS: usize = X_GROUP / 4;
@@ -231,8 +227,7 @@ struct Rounded<const PARTS: usize> {
 impl<const PARTS: usize> Rounded<PARTS> {
     #[inline(always)]
     fn new<S: Simd>(simd: S, values: &[f32; X_GROUP]) -> Self {
-        /// Where the reciprocal of the scale would overflow, values are so small that they count as
-        /// zero.
+        /// Where the reciprocal of the scale would overflow, values are so small that they count as zero.
         const SMALLEST: f32 = 1e-35;
         let zero = simd.splat(0.0);
         let mut greatest = zero;

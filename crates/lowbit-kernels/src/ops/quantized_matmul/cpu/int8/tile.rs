@@ -1,22 +1,19 @@
 //! The product of a chunk of [`PANELS`] panels and a few rows of x.
 //!
-//! Sums of a group are integers that start as the bits of [`MAGIC`], an f32 whose last place is 1:
-//! adding an integer to the bits adds it to the number, so a sum needs no conversion. What is left
-//! to do per group is `(sum * scale - MAGIC * scale) * x_scale`, two fused operations.
-//! `MAGIC * scale` is exact for scales of at most 22 significant bits, which all formats' have but
-//! affine's in f32; those are cut.
+//! Sums of a group are integers that start as the bits of [`MAGIC`], an f32 whose last place is 1: adding an integer to the
+//! bits adds it to the number, so a sum needs no conversion. What is left to do per group is
+//! `(sum * scale - MAGIC * scale) * x_scale`, two fused operations. `MAGIC * scale` is exact for scales of at most 22
+//! significant bits, which all formats' have but affine's in f32; those are cut.
 //!
-//! Floor: a group of 32 values takes 8 dot products and 2 fused operations per vector of rows and
-//! row of x, 3 with biases.
+//! Floor: a group of 32 values takes 8 dot products and 2 fused operations per vector of rows and row of x, 3 with biases.
 
 use super::Sums;
 use super::activations::Tile;
 use crate::panels::{Chunk, Layout, PANELS, ROWS};
 use crate::simd::Simd;
 
-/// 1.5 * 2^23: integers of magnitudes below 2^22 can be added to its bits. The greatest is of 32
-/// values, codes of up to 255 times 127, and before them 32 times 127 times a zero of 128: 1.6
-/// million of 4.2.
+/// 1.5 * 2^23: integers of magnitudes below 2^22 can be added to its bits. The greatest is of 32 values, codes of up to 255
+/// times 127, and before them 32 times 127 times a zero of 128: 1.6 million of 4.2.
 pub(super) const MAGIC: f32 = 12_582_912.0;
 
 /// Vectors of weight rows in a tile.
@@ -29,8 +26,7 @@ const fn side_by_side<S: Simd>() -> usize {
     VECTORS * S::LANES / ROWS
 }
 
-/// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those
-/// of the others do not fit.
+/// Rows of x, of a tile of `m`, whose sums of f32 stay in registers beside the integer ones; those of the others do not fit.
 const fn kept<S: Simd>(m: usize) -> usize {
     match m {
         0..=2 => m,
@@ -47,8 +43,7 @@ const NARROW: u8 = 1;
 /// Below 16.
 const SHORT: u8 = 2;
 
-/// Where vector `v` of rows of a tile lies that starts with `panel`: its panel in the chunk, and
-/// its first row there.
+/// Where vector `v` of rows of a tile lies that starts with `panel`: its panel in the chunk, and its first row there.
 #[inline(always)]
 fn place<S: Simd>(panel: usize, v: usize) -> (usize, usize) {
     ((panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS)
@@ -79,8 +74,7 @@ impl<S: Simd> Scale<S> {
 pub(super) struct Weight<'a> {
     layout: &'a Layout,
     chunk: &'a Chunk,
-    /// Codes of each panel that are asked for meanwhile, line by line; of short ones there are
-    /// none.
+    /// Codes of each panel that are asked for meanwhile, line by line; of short ones there are none.
     ahead: [&'a [[u8; 64]]; PANELS],
     /// The first panel of a tile.
     panel: usize,
@@ -94,8 +88,7 @@ impl<'a> Weight<'a> {
         Self { layout, chunk, ahead, panel: 0, quads: layout.group() / 4 }
     }
 
-    /// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k and its first
-    /// `panels` panels.
+    /// `sums[m][n] += sum over k of x[m, k] * weight[n, k]` for the chunk's values k and its first `panels` panels.
     #[inline(always)]
     pub fn multiply<S: Simd>(mut self, simd: S, panels: usize, x: Tile<'_>, sums: &mut [Sums]) {
         for panel in (0..panels).step_by(side_by_side::<S>()) {
@@ -189,8 +182,8 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// A group's integer sums. How many quads it has is not known to the compiler, which would
-    /// otherwise write them all out and sum one row after the other, each waiting for itself.
+    /// A group's integer sums. How many quads it has is not known to the compiler, which would otherwise write them all out
+    /// and sum one row after the other, each waiting for itself.
     #[inline(always)]
     fn products<S: Simd, const M: usize, const CODES: u8>(
         &self,

@@ -1,8 +1,7 @@
-//! Products in f32, for weights in [panels](crate::panels) whose codes are e4m3: shifts make the
-//! bits of an f32 of a code, 2^-120 of its value ([`Simd::e4m3`]), so that no table and no branch
-//! stands between memory and a fused operation. x is not rounded. One row multiplies what it reads
-//! at once ([`row`]); for more a chunk of two panels is decoded to the first-level cache, and all
-//! rows of x pass over it, a few at a time ([`tile`]).
+//! Products in f32, for weights in [panels](crate::panels) whose codes are e4m3: shifts make the bits of an f32 of a code, 2^-120 of
+//! its value ([`Simd::e4m3`]), so that no table and no branch stands between memory and a fused operation. x is not rounded. One row
+//! multiplies what it reads at once ([`row`]); for more a chunk of two panels is decoded to the first-level cache, and all rows of
+//! x pass over it, a few at a time ([`tile`]).
 
 mod activations;
 mod row;

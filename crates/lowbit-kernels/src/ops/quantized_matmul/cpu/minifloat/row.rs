@@ -1,9 +1,8 @@
-//! The product of panels and one row of x. It is bound by memory: what is read is multiplied at
-//! once, from two strips of panels in turn, as in `int8/row.rs`.
+//! The product of panels and one row of x. It is bound by memory: what is read is multiplied at once, from two strips of panels in
+//! turn, as in `int8/row.rs`.
 //!
-//! Floor: 64 codes are a vector that is read and take 11 shifts and masks and 4 fused operations,
-//! and a span of 512 codes one more for the scales: two vector operations for each 8 bytes that a
-//! core reads in a cycle.
+//! Floor: 64 codes are a vector that is read and take 11 shifts and masks and 4 fused operations, and a span of 512 codes one more
+//! for the scales: two vector operations for each 8 bytes that a core reads in a cycle.
 
 use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Scaled;

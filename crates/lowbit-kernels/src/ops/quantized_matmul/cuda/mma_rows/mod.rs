@@ -1,18 +1,15 @@
-//! The product with some rows of x, 8 to 32, on CUDA's tensor cores: as [`mma_vec`](super::mma_vec)
-//! an exact one, of codes as integers. All 4 units that share a row of the weight have parts of the
-//! same group, so that the 8 columns of a product are 8 rows of x, and what is decoded serves all
-//! of them:
+//! The product with some rows of x, 8 to 32, on CUDA's tensor cores: as [`mma_vec`](super::mma_vec) an exact one, of
+//! codes as integers. All 4 units that share a row of the weight have parts of the same group, so that the 8 columns of
+//! a product are 8 rows of x, and what is decoded serves all of them:
 //!
 //! ```text
 //! unit 4 g + t      weight: quarter t of a group, of rows g and g + 8     x: quarter t, row g
 //!                   sums:   rows 2 t and 2 t + 1 of x, rows g and g + 8 of the weight
 //! ```
 //!
-//! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is
-//! faster.
+//! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is faster.
 //!
-//! Where each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows
-//! itself: see `experts.rs`.
+//! Where each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows itself: see `experts.rs`.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -51,8 +48,8 @@ use weight::Weight;
 /// Rows of x from which on the 8 columns of tensor cores' products are rows of x alone.
 pub(in super::super) const FROM: usize = 6;
 
-/// Whether a device has this kernel for a layout and a type of x: codes that the type has as
-/// numbers, in groups whose quarters are whole words and whole pairs.
+/// Whether a device has this kernel for a layout and a type of x: codes that the type has as numbers, in groups whose
+/// quarters are whole words and whole pairs.
 pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     if !matches!(layout.codes, Codes::Integer { .. }) || !caps.tensor_cores {
         return false;
@@ -75,9 +72,9 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     fits.then(|| MmaRows::new(caps, problem))
 }
 
-/// How a product of routed experts is cut, where most experts have no more pairs than one cube
-/// takes, so that each reads its weight once without sorting them first. 4096 pairs would gain 5 %
-/// at the best, and lose where a few experts are chosen by most tokens.
+/// How a product of routed experts is cut, where most experts have no more pairs than one cube takes, so that each reads
+/// its weight once without sorting them first. 4096 pairs would gain 5 % at the best, and lose where a few experts are
+/// chosen by most tokens.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     let routing = problem.routing?;
     let mean = routing.pairs.div_ceil(routing.experts.max(1));
@@ -103,8 +100,7 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
 ) {
     // The weight's components.
     early(3usize);
-    // The last launch may have written the ids, but not the weight. Without runs there is no later
-    // place to wait.
+    // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
     if comptime!(config.overlaps && !config.listed()) && (sizes.experts > 0 || sizes.runs == 0) {
         overlap();
     }
@@ -119,8 +115,7 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     let mut shared = shares(config);
     let mut partial = Shared::<[f32]>::new_slice(comptime!(config.splits * config.m_tile * config.n_tile()));
     weight.fetch_first(config);
-    // How many times as many rows as a cube takes there are: one time, or up to where its list
-    // ends.
+    // How many times as many rows as a cube takes there are: one time, or up to where its list ends.
     let mut all = 1usize.runtime();
     let mut found = Shared::<[u16]>::new_slice(comptime!(config.ids.max(1)));
     let mut list = Shared::<[u32]>::new_aligned_slice(config.m_tile, 16usize);
@@ -274,8 +269,7 @@ pub(in super::super) fn launch(
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 
-/// Computes the product of routed experts: each cube finds its expert's pairs. One launch per
-/// product of the weight.
+/// Computes the product of routed experts: each cube finds its expert's pairs. One launch per product of the weight.
 pub(in super::super) fn launch_experts(
     gpu: &Gpu,
     config: MmaRows,
@@ -295,14 +289,12 @@ pub(in super::super) fn launch_experts(
         };
         // One cube more than there are experts takes the pairs whose id is none of theirs.
         let cubes = [CHECK.index(problem.n.div_ceil(config.n_tile()))?, experts + 1, 1];
-        // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the
-        // experts'.
+        // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the experts'.
         unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
     })
 }
 
-/// Both types of x for each format, both numbers of steps, and rows that follow each other or are
-/// found by ids.
+/// Both types of x for each format, both numbers of steps, and rows that follow each other or are found by ids.
 #[cfg(test)]
 pub(in super::super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};

@@ -1,5 +1,5 @@
-//! What scales a group's products, and what its sum of x is multiplied with: of a chunk of the
-//! cube's rows, which its units share.
+//! What scales a group's products, and what its sum of x is multiplied with: of a chunk of the cube's rows, which its
+//! units share.
 
 use super::super::staging::Chunk;
 use super::config::{MmaRows, STEP};
@@ -41,8 +41,7 @@ pub(super) fn load_terms<S: Int, B: Int, V: Size>(
     loaded
 }
 
-/// Puts them where units share them:
-/// `y += scale * (factor * product - zero * x_sum) + bias * x_sum`, as two terms.
+/// Puts them where units share them: `y += scale * (factor * product - zero * x_sum) + bias * x_sum`, as two terms.
 #[cube]
 pub(super) fn keep_terms(
     loaded: &Array<u32>,

@@ -1,6 +1,5 @@
-//! What a cube takes of the weight, and its codes on their way to registers: of a step, each unit
-//! has its quarters of each group, and what it has of a group is fetched anew as soon as it is
-//! multiplied.
+//! What a cube takes of the weight, and its codes on their way to registers: of a step, each unit has its quarters of each
+//! group, and what it has of a group is fetched anew as soon as it is multiplied.
 
 use super::super::super::gpu::cube_rows::CubeRows;
 use super::config::{MmaRows, STEP};

@@ -8,8 +8,8 @@ use crate::gpu::caps::Caps;
 use crate::gpu::layout::{Layout, RUN, Scales};
 use lowbit_formats::FloatType;
 
-/// Runs of a row that a unit has next to each other: those of the four units that share a row fill
-/// a cache line of 128 bytes at 4 bits.
+/// Runs of a row that a unit has next to each other: those of the four units that share a row fill a cache line of 128
+/// bytes at 4 bits.
 pub const RUNS: usize = 2;
 /// Values of a unit's runs.
 pub const SPAN: usize = RUNS * RUN;
@@ -49,9 +49,8 @@ impl MmaVec {
         let filled = caps.multiprocessors * 12;
         let m_tile = m.next_power_of_two().min(8);
         let others = batches * m.div_ceil(m_tile);
-        // Measured at 4 bits: planes of 4 steps, and 32 rows of the weight per cube, which share x,
-        // where that leaves enough cubes; 16 for one row of x, which leaves little to share. More
-        // planes than fit all at once make the last ones wait for all that the first ones wait for.
+        // Measured at 4 bits: planes of 4 steps, and 32 rows of the weight per cube, which share x, where that leaves enough
+        // cubes; 16 for one row of x, which leaves little to share. More planes than fit all at once make the last ones wait for all that the first ones wait for.
         let planes = (runs / 32).next_power_of_two().clamp(if runs < 32 { 2 } else { 4 }, 8);
         let enough = |tiles: usize| others * n.div_ceil(16 * tiles) * planes >= filled;
         let (n_tiles, planes) = match (enough(2), enough(1)) {
@@ -98,8 +97,8 @@ impl MmaVec {
         SPAN / self.group()
     }
 
-    /// Whether one row of x has the columns of two: the first four columns its spans' first runs,
-    /// the others their second ones. Each unit then scales half as many products.
+    /// Whether one row of x has the columns of two: the first four columns its spans' first runs, the others their second ones. Each unit
+    /// then scales half as many products.
     pub fn runs_apart(self) -> bool {
         self.m_tile == 1 && self.groups() > 1
     }
@@ -143,8 +142,8 @@ impl MmaVec {
             .div_ceil(32 * self.planes)
     }
 
-    /// Elements from one row to the next where units share them: 16 bytes more than there are, so
-    /// that 8 rows lie in different banks.
+    /// Elements from one row to the next where units share them: 16 bytes more than there are, so that 8 rows lie
+    /// in different banks.
     pub fn element_rows(self) -> (usize, usize) {
         let (scales, biases) = self.layout.elements(RUNS * self.scaled);
         let (scale, bias) = self.layout.scale_sizes();

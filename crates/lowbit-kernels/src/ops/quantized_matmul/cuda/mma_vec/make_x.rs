@@ -1,6 +1,6 @@
-//! Where a stream's x comes from: memory, or what another op would write there. Every cube then
-//! makes all of x, in shared memory: it is a few times ten kilobytes that the cache has, and a
-//! launch less. The planes that multiply make it, a unit some vectors of 8 values.
+//! Where a stream's x comes from: memory, or what another op would write there. Every cube then makes all of x, in shared
+//! memory: it is a few times ten kilobytes that the cache has, and a launch less. The planes that multiply make it, a unit
+//! some vectors of 8 values.
 
 use super::super::super::problem::{Source, VECTOR};
 use crate::gpu::cuda::ptx;

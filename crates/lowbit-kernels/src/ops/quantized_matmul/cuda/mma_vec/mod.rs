@@ -1,19 +1,16 @@
-//! The product with few rows of x on CUDA's tensor cores. A plane multiplies 16 rows of the weight
-//! with 8 columns at a time; of x's f16 and bf16 values and the weight's codes as numbers of the
-//! same type, so that all products are exact.
+//! The product with few rows of x on CUDA's tensor cores. A plane multiplies 16 rows of the weight with 8 columns at a
+//! time; of x's f16 and bf16 values and the weight's codes as numbers of the same type, so that all products are exact.
 //!
-//! A unit holds one span of two of the weight's rows (two runs, next to each other), and the 4
-//! spans that a plane has of a row belong to different groups. So that their sums stay apart, each
-//! has a column of its own: it has x where its span is, and zeros elsewhere. The 8 columns are thus
-//! 4 spans of 2 rows of x:
+//! A unit holds one span of two of the weight's rows (two runs, next to each other), and the 4 spans that a plane has
+//! of a row belong to different groups. So that their sums stay apart, each has a column of its own: it has x where its
+//! span is, and zeros elsewhere. The 8 columns are thus 4 spans of 2 rows of x:
 //!
 //! ```text
 //! unit 4 g + t      weight: span t of rows g and g + 8     x: span g % 4 of row g / 4, if t = g % 4
 //!                   sums:   spans 2 (t % 2) and the next, row t / 2 of x, rows g and g + 8 of the weight
 //! ```
 //!
-//! One row of x has the columns of both, where a run has a scale of its own: its spans' first runs,
-//! then their second ones.
+//! One row of x has the columns of both, where a run has a scale of its own: its spans' first runs, then their second ones.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -49,8 +46,7 @@ use make_x::Inputs;
 use products::{Step, multiply_spans, scale_products, x_places};
 use scales::{elements, keep_elements, load_elements, staged};
 
-/// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's
-/// bandwidth without it.
+/// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's bandwidth without it.
 pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     let gains = !matches!(layout.codes, Codes::Integer { .. }) || layout.bits <= 6;
     caps.tensor_cores && Numbers::exist(layout, x_type) && gains
@@ -71,8 +67,7 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaVec> {
     fits.then(|| MmaVec::new(caps, problem, if makes_x { problem.k / 8 } else { 0 }))
 }
 
-/// What [`Sizes`] says, for rows of x that are whole runs. Each is made of `x` and `up` where
-/// [`MmaVec::made`] says so.
+/// What [`Sizes`] says, for rows of x that are whole runs. Each is made of `x` and `up` where [`MmaVec::made`] says so.
 #[kernel(waits)]
 fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     #[early] weight: &Components<S, B, V>,
@@ -88,8 +83,7 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     early(3usize);
     let sums_count = comptime!(config.n_unit() * config.pairs());
     let stride = comptime!(4 * config.planes);
-    // The last launch may have written the ids, but not the weight. Without runs there is no later
-    // place to wait.
+    // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
     if comptime!(config.overlaps) && (sizes.experts > 0 || sizes.runs == 0) {
         overlap();
     }
@@ -257,8 +251,7 @@ pub(in super::super) fn launch(
         ones: ONES,
     };
     let cubes = cubes(problem, [config.m_tile, 16 * config.n_tiles], 1)?;
-    // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the
-    // experts'.
+    // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the experts'.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 

@@ -11,8 +11,8 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Where a unit's x is, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]: in
-/// its spans, or in the zeros after all of x.
+/// Where a unit's x is, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]: in its spans, or in the zeros
+/// after all of x.
 #[derive(CubeType)]
 pub(in super::super) struct XPlaces {
     /// Addresses in shared memory, for the span that is x's first.
@@ -122,8 +122,8 @@ pub(in super::super) fn multiply_spans(
     products
 }
 
-/// Where a step is: its first span in the chunk of x, and the row and the span that its scales
-/// begin with among those that units share.
+/// Where a step is: its first span in the chunk of x, and the row and the span that its scales begin with among those
+/// that units share.
 #[derive(CubeType)]
 pub(in super::super) struct Step {
     pub first: usize,
@@ -209,8 +209,8 @@ fn scale_spans<S: Int, B: Int>(
     }
 }
 
-/// The floats that scale two spans of a row, from span `span` on, and those that are added; none
-/// where they are not floats.
+/// The floats that scale two spans of a row, from span `span` on, and those that are added; none where they are not
+/// floats.
 #[cube]
 fn floats<S: Int, B: Int>(
     of: &Elements<S, B>,
@@ -258,8 +258,7 @@ fn load_floats<E: Int>(
     }
 }
 
-/// What scales group `group` of span `span`, and what is added to it, where that is no float by
-/// itself.
+/// What scales group `group` of span `span`, and what is added to it, where that is no float by itself.
 #[cube]
 fn elements<S: Int, B: Int>(
     of: &Elements<S, B>,

@@ -1,5 +1,5 @@
-//! What scales one row of x where each run has a scale of its own, or two: a unit's columns have
-//! one run each of two neighbouring spans.
+//! What scales one row of x where each run has a scale of its own, or two: a unit's columns have one run each of two
+//! neighbouring spans.
 
 use super::config::{MmaVec, RUNS};
 use super::products::Step;
@@ -12,8 +12,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Of a row of the weight, the first of a unit's two runs among those whose scales units share: the
-/// other one is [`RUNS`] further.
+/// Of a row of the weight, the first of a unit's two runs among those whose scales units share: the other one is [`RUNS`] further.
 #[derive(CubeType)]
 struct Place {
     row: usize,
@@ -116,8 +115,7 @@ fn of_small_floats<S: Int, B: Int>(
     sum
 }
 
-/// The same in superblocks, of which a step has one per row: sums of integers times products, and
-/// then the superblock's scales.
+/// The same in superblocks, of which a step has one per row: sums of integers times products, and then the superblock's scales.
 #[cube]
 fn of_superblock<S: Int, B: Int>(
     scaling: &Elements<S, B>,
@@ -196,8 +194,7 @@ impl SubScale {
     }
 }
 
-/// An integer of a run's element, in units of [`SubScale::unit`]: it goes into the mantissa where
-/// it is.
+/// An integer of a run's element, in units of [`SubScale::unit`]: it goes into the mantissa where it is.
 #[cube]
 fn integer(word: u32, #[comptime] of: SubScale) -> f32 {
     let field = word & comptime!(((1u32 << of.bits) - 1) << of.bit);

@@ -16,8 +16,8 @@ pub(crate) struct Decoding {
     pub dtype: FloatType,
 }
 
-/// Whether pairs are decoded in x's type: integers of few bits, whose scales are of that type, so
-/// that one rounding remains.
+/// Whether pairs are decoded in x's type: integers of few bits, whose scales are of that type, so that one rounding
+/// remains.
 fn in_pairs(layout: Layout, dtype: FloatType) -> bool {
     let most = if dtype == FloatType::F16 { 8 } else { 4 };
     matches!(layout.codes, Codes::Integer { .. })
@@ -26,8 +26,8 @@ fn in_pairs(layout: Layout, dtype: FloatType) -> bool {
         && layout.bits <= most
 }
 
-/// How many values lie from one of a pair to the other: decoded together, both are in the same
-/// places of the halves of a word.
+/// How many values lie from one of a pair to the other: decoded together, both are in the same places of the halves of
+/// a word.
 pub(super) fn apart(layout: Layout, dtype: FloatType) -> usize {
     if in_pairs(layout, dtype) { 16 / layout.bits } else { 1 }
 }

@@ -1,5 +1,4 @@
-//! How blocks of x come to shared memory: bulk copies fill a ring of stages, and planes say when
-//! they have read one.
+//! How blocks of x come to shared memory: bulk copies fill a ring of stages, and planes say when they have read one.
 
 use super::config::{UNITS, Wgmma};
 use crate::gpu::cuda::ptx::{arrive_once, barrier, publish, register, wait, wgmma};
@@ -9,8 +8,8 @@ use cubecl_core::prelude::*;
 /// The ring of a part of K.
 #[derive(CubeType)]
 pub(super) struct Pipe {
-    /// Where the stages lie in shared memory, and two barriers for each: that a block has come, and
-    /// that all planes have read it.
+    /// Where the stages lie in shared memory, and two barriers for each: that a block has come, and that all planes have
+    /// read it.
     stages: u32,
     barriers: u32,
     /// The first block of x of the tile, in vectors, and how many there are.
@@ -23,8 +22,7 @@ pub(super) struct Pipe {
     phase: u32,
 }
 
-/// The ring of part `part` at `memory`, with those of the others, for tile `tile` of x. All units
-/// of the cube meet.
+/// The ring of part `part` at `memory`, with those of the others, for tile `tile` of x. All units of the cube meet.
 #[cube]
 pub(super) fn ring(memory: u32, part: u32, tile: u32, blocks: u32, #[comptime] config: Wgmma) -> Pipe {
     let barriers = memory + comptime!((config.parts * config.stages * config.block()) as u32);
@@ -88,8 +86,7 @@ impl Pipe {
         }
     }
 
-    /// This plane has read the part's block before `block`, the next: when all have, another takes
-    /// its place.
+    /// This plane has read the part's block before `block`, the next: when all have, another takes its place.
     pub fn release(&self, x: &[Vector<u32, Const<4>>], block: u32, #[comptime] config: Wgmma) {
         let parts = comptime!(config.parts as u32);
         let last = comptime!(config.stages as u32 - 1);
