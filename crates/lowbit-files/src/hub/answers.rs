@@ -1,4 +1,5 @@
-//! What the hub's answers say, once checked: a repository's files, and what a file is before it is downloaded.
+//! What the hub's answers say, once checked: a repository's files, and what a file is before it is
+//! downloaded.
 
 use serde::Deserialize;
 use ureq::http::{HeaderMap, HeaderValue};
@@ -160,7 +161,8 @@ fn lossy(value: &HeaderValue) -> String {
     String::from_utf8_lossy(&value.as_bytes()[..value.len().min(1000)]).into_owned()
 }
 
-/// The length that an answer with content announces: all of it, or what is left from `first` of `total` bytes.
+/// The length that an answer with content announces: all of it, or what is left from `first` of
+/// `total` bytes.
 ///
 /// `None` when it is chunked.
 pub(super) fn announced(answer: &Answer, first: u64, total: u64) -> Result<Option<u64>, Problem> {

@@ -1,8 +1,8 @@
-//! A repository's folder in the cache, laid out as huggingface_hub does: `blobs/ETAG`, `snapshots/COMMIT/FILE` (links to
-//! blobs) and `refs/main`.
+//! A repository's folder in the cache, laid out as huggingface_hub does: `blobs/ETAG`,
+//! `snapshots/COMMIT/FILE` (links to blobs) and `refs/main`.
 //!
-//! Nothing is written through a link below the cache's own folder, and no link that leads out of it is followed: an
-//! earlier client may have let a hub place one.
+//! Nothing is written through a link below the cache's own folder, and no link that leads out of it
+//! is followed: an earlier client may have let a hub place one.
 
 use std::fs::{self, DirEntry, File};
 use std::io::{Error, ErrorKind, Write};

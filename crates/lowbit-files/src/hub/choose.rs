@@ -61,13 +61,14 @@ pub(super) fn shards(names: &[String], most: usize) -> Result<Vec<String>, Strin
     }
 }
 
-/// The files among `names` of the model that `tag` names (`Q4_K_M`, any case, or a file's name); without a tag, of the only one or of
-/// the one that is `Q4_K_M`.
+/// The files among `names` of the model that `tag` names (`Q4_K_M`, any case, or a file's name);
+/// without a tag, of the only one or of the one that is `Q4_K_M`.
 ///
 /// # Errors
 /// What there is to choose from, or what is missing.
 pub(super) fn gguf(names: &[String], tag: Option<&str>, most: usize) -> Result<Vec<String>, String> {
-    // Files in folders are left alone, as are the vision towers that some repositories have beside the model.
+    // Files in folders are left alone, as are the vision towers that some repositories have beside
+    // the model.
     let is_model =
         |name: &&String| name.ends_with(".gguf") && !name.contains('/') && !name.starts_with("mmproj");
     let mut models: Vec<&String> = names.iter().filter(is_model).collect();

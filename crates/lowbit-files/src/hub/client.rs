@@ -1,4 +1,5 @@
-//! Requests: where they go, what goes with them, how long they may take, and when they are sent again.
+//! Requests: where they go, what goes with them, how long they may take, and when they are sent
+//! again.
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -76,7 +77,8 @@ pub(crate) struct Request<'a> {
     pub accept: Option<&'static str>,
     /// Whether only the headers are wanted.
     pub head: bool,
-    /// The first byte that is wanted, and the raw ETag that the file must still have if the endpoint itself answers.
+    /// The first byte that is wanted, and the raw ETag that the file must still have if the
+    /// endpoint itself answers.
     pub from: Option<(u64, &'a str)>,
     /// The most bytes that the answer is expected to have.
     pub bytes: u64,
@@ -87,7 +89,8 @@ pub(crate) struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Body,
-    /// What the endpoint itself said about the file: in this answer, or in the redirects that led to another place.
+    /// What the endpoint itself said about the file: in this answer, or in the redirects that led
+    /// to another place.
     pub endpoint: HeaderMap,
     /// Whether the endpoint itself sent this.
     pub is_endpoint: bool,
@@ -137,7 +140,8 @@ impl Client {
             }
             let status = head.status.as_u16();
             let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
-            // The storage's signed addresses are for GET only, and the hub's own answer has all that is needed.
+            // The storage's signed addresses are for GET only, and the hub's own answer has all
+            // that is needed.
             if !is_redirect || (request.head && is_endpoint && describes_a_file(&endpoint)) {
                 return Ok(Answer { status, headers: head.headers, body, endpoint, is_endpoint });
             }
@@ -176,7 +180,8 @@ impl Client {
         let least = self.limits.pace as f64 / self.limits.window.as_secs_f64().max(1e-3);
         let seconds =
             Duration::try_from_secs_f64(request.bytes as f64 / least.max(1.0)).unwrap_or(Duration::MAX);
-        // Behind TLS a trickle of bytes may not be visible, so the whole body has a time limit, too.
+        // Behind TLS a trickle of bytes may not be visible, so the whole body has a time limit,
+        // too.
         let body = (self.limits.window + self.limits.idle).saturating_add(seconds);
         let message =
             self.agent.configure_request(message).timeout_recv_body(Some(body.min(LONGEST))).build();
@@ -295,7 +300,8 @@ impl Attempts {
         self.made += 1;
         let limits = self.limits;
         let pause = limits.backoff * (1 << (self.made - 1).min(6));
-        // An attempt may be as long without a byte as its answer may take, or the pause between two.
+        // An attempt may be as long without a byte as its answer may take, or the pause between
+        // two.
         let silence = self.heard.elapsed() + pause + limits.answer.max(limits.idle);
         match problem {
             Problem::Passing(text) if self.made >= limits.attempts || silence > limits.silence => {

@@ -26,7 +26,8 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Downloads `file`, of at most `limit` bytes, unless its blob is there, and links it into the snapshot.
+    /// Downloads `file`, of at most `limit` bytes, unless its blob is there, and links it into the
+    /// snapshot.
     pub fn fetch(
         &self,
         file: &FileName,
@@ -57,7 +58,8 @@ impl Transfer<'_> {
         Ok(self.repository.link(commit, file, &remote.etag)?)
     }
 
-    /// Waits for the file's lock as long as who has it makes progress. `None` on file systems that have no locks.
+    /// Waits for the file's lock as long as who has it makes progress. `None` on file systems that
+    /// have no locks.
     fn lock(&self, remote: &Remote) -> Result<Option<File>, Problem> {
         let path = self.repository.lock(&remote.etag)?;
         let open = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
@@ -172,8 +174,8 @@ impl Transfer<'_> {
                 partial.joined = true;
                 Ok(())
             }
-            // 416: the hub has nothing after these bytes. 206: without a digest, a part that does not fit would go
-            // unnoticed.
+            // 416: the hub has nothing after these bytes. 206: without a digest, a part that does
+            // not fit would go unnoticed.
             206 | 416 if partial.bytes > 0 => {
                 partial.restart()?;
                 Err(Problem::Passing("the hub does not continue the file".into()))
@@ -193,8 +195,8 @@ fn incomplete(blob: &Path) -> PathBuf {
     path.into()
 }
 
-/// Whether a blob is there that is what `remote` says. One that is not stays until another is renamed over it: other
-/// files may be links to it.
+/// Whether a blob is there that is what `remote` says. One that is not stays until another is
+/// renamed over it: other files may be links to it.
 fn is_whole(blob: &Path, remote: &Remote) -> Result<bool, String> {
     let Ok(metadata) = fs::symlink_metadata(blob) else { return Ok(false) };
     if !metadata.is_file() {
@@ -287,7 +289,8 @@ impl Partial {
         Ok(())
     }
 
-    /// Checks the whole file; true if it is right. If it was joined from several answers, the next attempt starts over.
+    /// Checks the whole file; true if it is right. If it was joined from several answers, the next
+    /// attempt starts over.
     fn finish(&mut self, remote: &Remote) -> Result<bool, Problem> {
         let Err(text) = self.verifier.clone().finish(&remote.etag) else {
             self.file.sync_all().map_err(|error| problem(&self.path, &error))?;

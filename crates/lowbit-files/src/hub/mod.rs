@@ -1,8 +1,9 @@
-//! Models by name: `org/name` on the Hugging Face hub, in the cache that Python's huggingface_hub uses.
+//! Models by name: `org/name` on the Hugging Face hub, in the cache that Python's huggingface_hub
+//! uses.
 //!
-//! The hub, or its mirror, is not trusted: `names.rs` says what may become a path, `client.rs` where
-//! requests go and how long they may take, `answers.rs` what an answer may say, `download.rs` and `verify.rs` how a
-//! file arrives whole, and `cache.rs` where it may be written.
+//! The hub, or its mirror, is not trusted: `names.rs` says what may become a path, `client.rs`
+//! where requests go and how long they may take, `answers.rs` what an answer may say, `download.rs`
+//! and `verify.rs` how a file arrives whole, and `cache.rs` where it may be written.
 
 mod answers;
 mod cache;
@@ -38,12 +39,13 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Finds a model: `model` itself when there is such a path, else the model of that name on the Hugging Face hub,
-/// from the cache when it is there whole, else downloaded into it.
+/// Finds a model: `model` itself when there is such a path, else the model of that name on the
+/// Hugging Face hub, from the cache when it is there whole, else downloaded into it.
 ///
-/// `org/name` is a directory of config.json and safetensors, or the one GGUF model of a repository that has only
-/// GGUF; `org/name:Q4_K_M` or `org/name:FILE.gguf` names one of several. The address of a repository or of a GGUF file on
-/// huggingface.co stands for it. The environment is read as [`HubSettings::from_env`] says.
+/// `org/name` is a directory of config.json and safetensors, or the one GGUF model of a repository
+/// that has only GGUF; `org/name:Q4_K_M` or `org/name:FILE.gguf` names one of several. The address
+/// of a repository or of a GGUF file on huggingface.co stands for it. The environment is read as
+/// [`HubSettings::from_env`] says.
 ///
 /// # Errors
 /// [`FileError::NoSuchModel`], or [`FileError::Download`] when the network is needed and fails.

@@ -65,7 +65,8 @@ pub struct HubLimits {
     pub answer: Duration,
     /// The longest time without a byte.
     pub idle: Duration,
-    /// The longest time without a byte in all attempts together: none is begun that could take longer.
+    /// The longest time without a byte in all attempts together: none is begun that could take
+    /// longer.
     pub silence: Duration,
     /// In each `window`, `pace` bytes must arrive.
     pub window: Duration,
@@ -119,8 +120,9 @@ impl HubSettings {
         Self { cache, endpoint, token: None, offline: false, proxy: None, limits }
     }
 
-    /// What the environment says, as huggingface_hub reads it: `HF_HUB_CACHE`, `HF_HOME` and `XDG_CACHE_HOME` for the
-    /// cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, and `HF_TOKEN`, `HF_TOKEN_PATH` or the token that `hf auth login` stored.
+    /// What the environment says, as huggingface_hub reads it: `HF_HUB_CACHE`, `HF_HOME` and
+    /// `XDG_CACHE_HOME` for the cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, and `HF_TOKEN`,
+    /// `HF_TOKEN_PATH` or the token that `hf auth login` stored.
     ///
     /// # Errors
     /// Which variable is wrong.

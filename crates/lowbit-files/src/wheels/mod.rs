@@ -1,8 +1,9 @@
-//! Packages of a Python package index, as much of them as it takes to bring NVIDIA's run-time compiler: a package's wheels
-//! for this machine, one of them verified by its SHA-256, and some of its files unpacked.
+//! Packages of a Python package index, as much of them as it takes to bring NVIDIA's run-time
+//! compiler: a package's wheels for this machine, one of them verified by its SHA-256, and some of
+//! its files unpacked.
 //!
-//! The index is trusted for digests, since it is asked over TLS; where files lie need not be. Names in a wheel never become
-//! paths: who unpacks says where each file goes.
+//! The index is trusted for digests, since it is asked over TLS; where files lie need not be. Names
+//! in a wheel never become paths: who unpacks says where each file goes.
 
 #[cfg(test)]
 mod tests;
@@ -83,7 +84,8 @@ impl Index {
     /// The wheels of `package` for this machine, the newest first.
     ///
     /// # Errors
-    /// [`FileError::Package`] when the index cannot be reached, does not have the package or answers something else.
+    /// [`FileError::Package`] when the index cannot be reached, does not have the package or
+    /// answers something else.
     pub fn wheels(&self, package: &str) -> Result<Vec<Wheel>, FileError> {
         let path = format!("{package}/");
         let bytes =
@@ -203,7 +205,8 @@ fn once(
 }
 
 impl Listed {
-    /// The file as a wheel, if it is one for this machine. `folder` is where relative addresses begin.
+    /// The file as a wheel, if it is one for this machine. `folder` is where relative addresses
+    /// begin.
     fn wheel(self, package: &str, folder: &str) -> Option<Wheel> {
         let is_yanked = matches!(self.yanked, serde_json::Value::Bool(true) | serde_json::Value::String(_));
         let mut parts = self.filename.strip_suffix(".whl")?.split('-');
@@ -257,11 +260,12 @@ impl std::fmt::Display for Wheel {
     }
 }
 
-/// Writes those of a wheel's files into `folder` for which `place` has a path there. Returns how many there are.
+/// Writes those of a wheel's files into `folder` for which `place` has a path there. Returns how
+/// many there are.
 ///
 /// # Errors
-/// [`FileError::Package`] for what is no wheel or a path that leads out of the folder, named as `package`'s;
-/// [`FileError::Io`].
+/// [`FileError::Package`] for what is no wheel or a path that leads out of the folder, named as
+/// `package`'s; [`FileError::Io`].
 pub fn unpack(
     package: &str,
     wheel: &[u8],

@@ -1,5 +1,5 @@
-//! Zip files, as far as wheels need them: files that are stored or deflated, below 4 GiB, in memory (PKWARE's APPNOTE 6.3).
-//! Checksums are not looked at: a wheel is verified as a whole.
+//! Zip files, as far as wheels need them: files that are stored or deflated, below 4 GiB, in memory
+//! (PKWARE's APPNOTE 6.3). Checksums are not looked at: a wheel is verified as a whole.
 
 use miniz_oxide::inflate::decompress_slice_iter_to_slice;
 

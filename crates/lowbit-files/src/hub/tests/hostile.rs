@@ -1,4 +1,5 @@
-//! A hub that attacks: what it sends becomes an error that says so, and nothing is written that is not whole.
+//! A hub that attacks: what it sends becomes an error that says so, and nothing is written that is
+//! not whole.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::server::*;
 use crate::SINGLE;
 
-/// Resolves `org/name` where `change` has its way with every honest answer; the error and how often was asked.
+/// Resolves `org/name` where `change` has its way with every honest answer; the error and how often
+/// was asked.
 fn attack(
     sandbox: &Sandbox,
     change: impl Fn(&Asked, Reply) -> Reply + Send + Sync + 'static,

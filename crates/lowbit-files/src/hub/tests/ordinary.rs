@@ -246,7 +246,8 @@ fn passing_errors_are_tried_again() {
     assert_eq!(asked.lock().unwrap().len(), 3 * 7);
 }
 
-/// Files of LFS have the digest in another header, and are elsewhere; small ones are behind a relative redirect.
+/// Files of LFS have the digest in another header, and are elsewhere; small ones are behind a
+/// relative redirect.
 #[test]
 fn redirects_are_followed_as_the_hub_has_them() {
     let (storage, stored) = serve(|asked| {
