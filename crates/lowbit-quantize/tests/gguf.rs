@@ -364,7 +364,7 @@ fn tokenizers_without_a_name_in_gguf_are_refused() {
         (
             r#""byte_fallback":false"#,
             r#""byte_fallback":true"#,
-            "only byte-level BPE is written to GGUF, and this is SentencePiece's BPE",
+            "pre_tokenizer \"ByteLevel\" has no counterpart in GGUF's llama tokenizers",
         ),
     ] {
         assert!(original.contains(from), "{from}");

@@ -13,6 +13,8 @@ mod steps;
 mod stream;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_tests;
 
 use std::path::Path;
 use std::sync::Arc;

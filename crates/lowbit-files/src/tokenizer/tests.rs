@@ -18,12 +18,12 @@ fn list(json: &Json) -> Vec<u32> {
     json.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn metadata(file: &str) -> Metadata {
+pub(super) fn metadata(file: &str) -> Metadata {
     crate::gguf::read(&vectors(file)).unwrap().metadata
 }
 
 /// `metadata` with `key` set to `value`, or left out.
-fn with(metadata: &Metadata, key: &str, value: Option<Value>) -> Metadata {
+pub(super) fn with(metadata: &Metadata, key: &str, value: Option<Value>) -> Metadata {
     let mut changed = Metadata::new(metadata.file().into());
     for (known, value) in metadata.iter().filter(|(known, _)| *known != key) {
         changed.insert(known.into(), value.clone()).unwrap();
@@ -57,7 +57,7 @@ fn huggingface() -> Tokenizer {
 }
 
 /// `folder` with what else a checkpoint needs.
-fn checkpoint(folder: &Path) -> Checkpoint {
+pub(super) fn checkpoint(folder: &Path) -> Checkpoint {
     let header = b"{}      ";
     let model = [&8u64.to_le_bytes()[..], header].concat();
     std::fs::write(folder.join("model.safetensors"), model).unwrap();
@@ -474,7 +474,7 @@ fn vocabularies_that_contradict_themselves_are_refused() {
 
 /// The tokenizer of the files that are made of `metadata`.
 #[track_caller]
-fn exported(metadata: &Metadata, folder: &Path) -> Tokenizer {
+pub(super) fn exported(metadata: &Metadata, folder: &Path) -> Tokenizer {
     for Companion { name, bytes } in Tokenizer::companions(metadata, Some(512)).unwrap() {
         std::fs::write(folder.join(name), bytes).unwrap();
     }

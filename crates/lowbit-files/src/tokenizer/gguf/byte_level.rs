@@ -157,8 +157,14 @@ pub(super) fn describe(vocabulary: &Vocabulary<'_>) -> Result<Description, FileE
 
 /// The name of these patterns, for tokens that are whole words or not.
 pub(super) fn pre_name(patterns: &[String], whole_words: bool) -> Option<&'static str> {
+    let patterns: Vec<String> = patterns.iter().map(|pattern| respelled(pattern)).collect();
     let pre = PRES.iter().find(|pre| pre.patterns == patterns && pre.whole_words == whole_words)?;
     pre.names.first().copied()
+}
+
+/// A pattern as it is spelled here: files have line breaks as they are, and quantifiers that change nothing.
+fn respelled(pattern: &str) -> String {
+    pattern.replace('\r', r"\r").replace('\n', r"\n").replace(r"\p{N}{1}", r"\p{N}")
 }
 
 /// True if a text starts with bos when the metadata does not say, for this value of `tokenizer.ggml.pre`.

@@ -62,6 +62,9 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
     Ok(Tokenizer::new(engine, special))
 }
 
+/// Two tokens that are joined to one.
+type Merge<'a> = (&'a str, &'a str);
+
 /// What holds where the metadata does not say.
 struct Defaults {
     bos: Option<u32>,

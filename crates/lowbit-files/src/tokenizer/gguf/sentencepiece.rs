@@ -1,6 +1,8 @@
 //! SentencePiece BPE: of all adjacent pairs that join to a token, the one of the highest score is joined first. Spaces
 //! are spelled `▁`, and characters without a token are spelled byte by byte.
 
+pub(super) mod write;
+
 use serde_json::{Value as Json, json};
 use tokenizers::DecoderWrapper;
 use tokenizers::decoders::byte_fallback::ByteFallback;
@@ -20,7 +22,7 @@ use crate::{FileError, shown};
 /// takes the square of its length.
 const LONGEST: usize = 1024;
 
-const SPACE: &str = "\u{2581}";
+pub(super) const SPACE: &str = "\u{2581}";
 
 const EOS: u32 = 2;
 
@@ -106,8 +108,7 @@ fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileErro
     let mut merges = Vec::new();
     for (token, &score) in vocabulary.tokens.iter().zip(scores) {
         if token.len() > LONGEST {
-            let got = format!("a token of {} bytes: {}", token.len(), shown(token));
-            return Err(vocabulary.error(format!("{got}; at most {LONGEST} are supported")));
+            return Err(vocabulary.error(too_long(token)));
         }
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
@@ -121,4 +122,8 @@ fn merges(vocabulary: &Vocabulary<'_>) -> Result<Vec<(String, String)>, FileErro
     });
     let token = |id: u32| vocabulary.tokens[id as usize].clone();
     Ok(merges.into_iter().map(|(_, left, right)| (token(left), token(right))).collect())
+}
+
+fn too_long(token: &str) -> String {
+    format!("a token of {} bytes: {}; at most {LONGEST} are supported", token.len(), shown(token))
 }

@@ -1,16 +1,21 @@
 //! A directory's tokenizer as `tokenizer.ggml.*`, the inverse of what this module reads: for byte-level BPE whose cuts have
-//! a name in `tokenizer.ggml.pre`.
+//! a name in `tokenizer.ggml.pre`, and for SentencePiece's BPE.
 //!
-//! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base`, and `gguf-py/gguf/vocab.py`,
-//! `SpecialVocab`. The converter knows cuts by a hash of what they do to a text; here they are known by their patterns.
+//! Source: llama.cpp (llama-cpp-python 0.3.36) `conversion/base.py`, `get_vocab_base` and `_create_vocab_sentencepiece`, and
+//! `gguf-py/gguf/vocab.py`, `SpecialVocab`. The converter knows cuts by a hash of what they do to a text; here they are known
+//! by their patterns. It takes scores from tokenizer.model; here they follow from tokenizer.json's merges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
+use ahash::AHashMap;
 use serde_json::Value as Json;
-use tokenizers::AddedToken;
+use tokenizers::models::bpe::BPE;
+use tokenizers::{AddedToken, Model};
 
-use super::{GPT_2, Kind, Vocabulary, byte_level};
+use super::sentencepiece::SPACE;
+use super::sentencepiece::write::{Spaces, is_byte, scores};
+use super::{GPT_2, Kind, Merge, Vocabulary, byte_level};
 use crate::chat::named::{self, Named};
 use crate::gguf::{Array, Metadata, Value};
 use crate::tokenizer::GgufTokenizer;
@@ -39,8 +44,8 @@ pub(in crate::tokenizer) fn entries(
     let json = serde_json::from_slice(&directory.bytes).map_err(FileError::json(&file))?;
     let settings = checkpoint.json("tokenizer_config.json")?.map_or(Json::Null, |(_, settings)| settings);
     let mut source = Source { checkpoint, directory, file, json, settings, made: GgufTokenizer::default() };
-    let pre = source.vocabulary(vocab_size)?;
-    source.special_tokens(vocab_size, pre)?;
+    let adds_bos = source.vocabulary(vocab_size)?;
+    source.special_tokens(vocab_size, adds_bos)?;
     source.chat_templates()?;
     source.ends(vocab_size)?;
     source.bos_of_chats()?;
@@ -72,8 +77,8 @@ impl Source<'_> {
         self.made.warnings.push(format!("{}: {problem}", shown(self.file.display())));
     }
 
-    /// Returns the name of how text is cut.
-    fn vocabulary(&mut self, vocab_size: usize) -> Result<&'static str, FileError> {
+    /// Returns whether a text starts with bos where the metadata does not say.
+    fn vocabulary(&mut self, vocab_size: usize) -> Result<bool, FileError> {
         if vocab_size > MOST_TOKENS {
             return Err(
                 self.error(format!("{vocab_size} tokens are wanted; at most {MOST_TOKENS} are supported"))
@@ -81,19 +86,35 @@ impl Source<'_> {
         }
         let model = &self.json["model"];
         let kind = model["type"].as_str().unwrap_or("BPE");
-        if kind != "BPE" || model["byte_fallback"] == Json::Bool(true) {
-            let kind = if kind == "BPE" { "SentencePiece's BPE" } else { kind };
-            return Err(
-                self.error(format!("only byte-level BPE is written to GGUF, and this is {}", shown(kind)))
-            );
+        if kind != "BPE" {
+            return Err(self.error(format!(
+                "only tokenizers of kind BPE are written to GGUF, and this is {}",
+                shown(kind)
+            )));
         }
+        for key in ["continuing_subword_prefix", "end_of_word_suffix"] {
+            if let Some(text) = model[key].as_str().filter(|text| !text.is_empty()) {
+                return Err(self.error(format!("model.{key} {} has no counterpart in GGUF", shown(text))));
+            }
+        }
+        match self.is_sentencepiece() {
+            true => self.sentencepiece(vocab_size),
+            false => self.byte_level(vocab_size),
+        }
+    }
+
+    fn is_sentencepiece(&self) -> bool {
+        self.json["model"]["byte_fallback"] == Json::Bool(true)
+    }
+
+    fn byte_level(&mut self, vocab_size: usize) -> Result<bool, FileError> {
         let pre = self.pre()?;
         let (tokens, kinds) = self.tokens(vocab_size)?;
-        let merges = self.merges();
-        // The converter writes this for Llama alone.
-        let model_type = self.checkpoint.config()?["model_type"].as_str();
-        let prefix = self.settings["add_prefix_space"].as_bool();
-        if let Some(prefix) = prefix.filter(|_| matches!(model_type, Some("llama" | "mistral"))) {
+        // Spaces between the parts separate them.
+        let spelled = |token: &str| token.replace(' ', "\u{120}");
+        let merge = |(left, right): Merge<'_>| format!("{} {}", spelled(left), spelled(right));
+        let merges: Vec<String> = self.merges().map(merge).collect();
+        if let Some(prefix) = self.stated_prefix() {
             self.put("ggml.add_space_prefix", Value::Bool(prefix));
         }
         self.put("ggml.model", Value::String("gpt2".into()));
@@ -103,7 +124,43 @@ impl Source<'_> {
         if !merges.is_empty() {
             self.put("ggml.merges", Value::Array(Array::String(merges)));
         }
-        Ok(pre)
+        Ok(byte_level::adds_bos(pre))
+    }
+
+    fn sentencepiece(&mut self, vocab_size: usize) -> Result<bool, FileError> {
+        if self.json["model"]["ignore_merges"] == Json::Bool(true) {
+            return Err(self.error("model.ignore_merges has no counterpart in GGUF's llama tokenizers"));
+        }
+        let Spaces { prefix, differences } = Spaces::read(&self.json).map_err(|error| self.error(error))?;
+        let (tokens, kinds) = self.tokens(vocab_size)?;
+        let added = self.added();
+        let vocab = self.json["model"]["vocab"].as_object().into_iter().flatten();
+        let vocab: HashMap<&str, u32> = vocab
+            .filter_map(|(token, id)| Some((token.as_str(), u32::try_from(id.as_u64()?).ok()?)))
+            .collect();
+        let merges: Vec<Merge<'_>> = self.merges().collect();
+        let scores = scores(&vocab, &merges, |token| added.contains(token), vocab_size)
+            .map_err(|error| self.error(error))?;
+        for difference in differences {
+            self.warn(format!("in GGUF {difference}, which this tokenizer does not do"));
+        }
+        // A space is put before texts where the metadata does not say.
+        if !prefix || self.stated_prefix().is_some() {
+            self.put("ggml.add_space_prefix", Value::Bool(prefix));
+        }
+        self.put("ggml.model", Value::String("llama".into()));
+        self.put("ggml.pre", Value::String("default".into()));
+        self.put("ggml.tokens", Value::Array(Array::String(tokens)));
+        self.put("ggml.scores", Value::Array(Array::F32(scores)));
+        self.put("ggml.token_type", Value::Array(Array::I32(kinds)));
+        Ok(true)
+    }
+
+    /// `add_prefix_space` of tokenizer_config.json where the converter writes it: for Llama alone.
+    fn stated_prefix(&self) -> Option<bool> {
+        let model_type = self.checkpoint.config().ok()?["model_type"].as_str();
+        let prefix = self.settings["add_prefix_space"].as_bool();
+        prefix.filter(|_| matches!(model_type, Some("llama" | "mistral")))
     }
 
     /// The name of the patterns by which text is cut.
@@ -121,11 +178,49 @@ impl Source<'_> {
         }
         let mut patterns = vec![];
         let whole_words = self.json["model"]["ignore_merges"] == Json::Bool(true);
-        cuts(&self.json["pre_tokenizer"], &mut patterns)
-            .and_then(|()| byte_level::pre_name(&patterns, whole_words))
-            .ok_or_else(|| {
-                self.error("tokenizer.ggml.pre has no name for how its pre_tokenizer cuts text, so it cannot be written to GGUF")
-            })
+        let nameless = || {
+            self.error("tokenizer.ggml.pre has no name for how its pre_tokenizer cuts text, so it cannot be written to GGUF")
+        };
+        cuts(&self.json["pre_tokenizer"], &mut patterns).ok_or_else(nameless)?;
+        if let Some(name) = byte_level::pre_name(&patterns, whole_words) {
+            return Ok(name);
+        }
+        // A name with the other rule for words that are tokens says the same where merges lead to each token.
+        let name = byte_level::pre_name(&patterns, !whole_words).ok_or_else(nameless)?;
+        match self.unmerged()? {
+            None => Ok(name),
+            Some(token) => Err(self.error(format!(
+                "tokenizer.ggml.pre {name} cuts text as its pre_tokenizer does, but with model.ignore_merges {}, which \
+                 matters for {}: no merges lead to it",
+                !whole_words,
+                shown(token)
+            ))),
+        }
+    }
+
+    /// The tokens that are found in a text before it is cut.
+    fn added(&self) -> HashSet<&str> {
+        self.directory.engine.added_tokens().map(|(_, token)| token.content.as_str()).collect()
+    }
+
+    /// A token that merges do not make of its bytes, though they should.
+    fn unmerged(&self) -> Result<Option<&str>, FileError> {
+        let vocab = self.json["model"]["vocab"].as_object().into_iter().flatten();
+        let vocab: AHashMap<String, u32> = vocab
+            .filter_map(|(token, id)| Some((token.clone(), u32::try_from(id.as_u64()?).ok()?)))
+            .collect();
+        let merges = self.merges().map(|(left, right)| (left.to_string(), right.to_string())).collect();
+        let model = BPE::builder().vocab_and_merges(vocab, merges).cache_capacity(0).build();
+        let model = model.map_err(|error| self.error(error))?;
+        let added = self.added();
+        let vocab = self.json["model"]["vocab"].as_object().into_iter().flatten();
+        for (token, id) in vocab.filter(|(token, _)| !added.contains(token.as_str())) {
+            let made = model.tokenize(token).map_err(|error| self.error(error))?;
+            if !matches!(&made[..], [only] if u64::from(only.id) == id.as_u64().unwrap_or(u64::MAX)) {
+                return Ok(Some(token));
+            }
+        }
+        Ok(None)
     }
 
     /// The tokens and their types, by id. Ids without a token, which a model may have, are made up.
@@ -142,26 +237,50 @@ impl Source<'_> {
             (tokens[slot], kinds[slot]) = (token.to_string(), kind as i32);
             Ok::<_, FileError>(())
         };
-        for (token, id) in self.json["model"]["vocab"].as_object().into_iter().flatten() {
-            set(token, id.as_u64(), Kind::Normal)?;
+        let is_sentencepiece = self.is_sentencepiece();
+        let is_unknown = |token: &str| is_sentencepiece && self.json["model"]["unk_token"] == *token;
+        let added = self.added();
+        let vocab = self.json["model"]["vocab"].as_object().into_iter().flatten();
+        for (token, id) in vocab.filter(|(token, _)| !added.contains(token.as_str())) {
+            let kind = match is_sentencepiece {
+                true if is_byte(token) => Kind::Byte,
+                true if is_unknown(token) => Kind::Unknown,
+                _ => Kind::Normal,
+            };
+            set(token, id.as_u64(), kind)?;
         }
         let in_file = |id: u32| {
             self.json["added_tokens"]
                 .as_array()
                 .is_some_and(|added| added.iter().any(|added| added["id"] == id))
         };
-        let mut without_embedding = vec![];
-        for (id, AddedToken { content, special, .. }) in self.directory.engine.added_tokens() {
+        let (mut without_embedding, mut respelled, mut taking) = (vec![], vec![], vec![]);
+        for (id, token) in self.directory.engine.added_tokens() {
+            let AddedToken { content, special, lstrip, rstrip, single_word, .. } = token;
             // A name for a token that the model does not have, such as pad_token, does no harm until it is written in a text.
             if id as usize >= vocab_size && !in_file(id) {
                 without_embedding.push((id, shown(content).to_string()));
                 continue;
             }
-            match *special || looks_special(content) {
-                true => set(content, Some(id.into()), Kind::Control)?,
-                false => set(&content.replace('\u{2581}', " "), Some(id.into()), Kind::UserDefined)?,
+            if is_unknown(content) && self.settings["added_tokens_decoder"].get(id.to_string()).is_none() {
+                set(content, Some(id.into()), Kind::Unknown)?;
+            } else if *special || looks_special(content) {
+                set(content, Some(id.into()), Kind::Control)?;
+            } else {
+                set(&content.replace(SPACE, " "), Some(id.into()), Kind::UserDefined)?;
+                if content.contains(SPACE) {
+                    respelled.push((id, content.clone()));
+                }
+            }
+            if *lstrip || *rstrip || *single_word {
+                taking.push((id, content.clone()));
             }
         }
+        self.warn_of(
+            respelled,
+            &format!("spelled with spaces for {SPACE}, so a text that has {SPACE} itself gets other tokens"),
+        );
+        self.warn_of(taking, "GGUF has no place for lstrip, rstrip and single_word: left out, so spaces beside such a token become tokens, or it is found inside a word");
         without_embedding.sort();
         for (id, token) in without_embedding {
             self.warn(format!(
@@ -171,19 +290,33 @@ impl Source<'_> {
         Ok((tokens, kinds))
     }
 
-    fn merges(&self) -> Vec<String> {
-        let merge = |merge: &Json| match merge {
-            // The first line of merges.txt, which early files have here.
-            Json::String(line) => (!line.starts_with("#version")).then(|| line.clone()),
-            // Spaces between the parts separate them.
-            pair => Some(format!("{} {}", spelled(&pair[0])?, spelled(&pair[1])?)),
-        };
-        let spelled = self.json["model"]["merges"].as_array().into_iter().flatten();
-        spelled.filter_map(merge).collect()
+    /// Says what holds of `tokens`, if any, with the first of them.
+    fn warn_of(&mut self, mut tokens: Vec<(u32, String)>, problem: &str) {
+        tokens.sort();
+        if let [(_, first), more @ ..] = &tokens[..] {
+            let first = shown(first).to_string();
+            let tokens = match more.len() {
+                0 => format!("added token {first}"),
+                more => format!("added token {first} and {more} more"),
+            };
+            self.warn(format!("{tokens}: {problem}"));
+        }
+    }
+
+    /// Pairs of tokens, the first to be joined first.
+    fn merges(&self) -> impl Iterator<Item = Merge<'_>> {
+        fn pair(merge: &Json) -> Option<Merge<'_>> {
+            match merge {
+                // The first line of merges.txt, which early files have here.
+                Json::String(line) => line.split_once(' ').filter(|_| !line.starts_with("#version")),
+                pair => Some((pair[0].as_str()?, pair[1].as_str()?)),
+            }
+        }
+        self.json["model"]["merges"].as_array().into_iter().flatten().filter_map(pair)
     }
 
     /// The ids of special tokens, and which of them are put around a text.
-    fn special_tokens(&mut self, vocab_size: usize, pre: &str) -> Result<(), FileError> {
+    fn special_tokens(&mut self, vocab_size: usize, adds_bos: bool) -> Result<(), FileError> {
         let spelling = |name: &str| self.directory.declared.special(&format!("{name}_token"));
         let mut named: BTreeMap<&'static str, String> =
             SPECIAL.into_iter().filter_map(|(name, _)| Some((name, spelling(name)?.to_string()))).collect();
@@ -209,7 +342,7 @@ impl Source<'_> {
         // tokenizer_config.json says.
         for name in ["bos", "eos"] {
             let is_said = self.settings[format!("add_{name}_token")].is_boolean();
-            let by_default = name == "bos" && byte_level::adds_bos(pre);
+            let by_default = name == "bos" && adds_bos;
             if (is_said || by_default) && !around.iter().any(|(other, _)| *other == name) {
                 around.push((name, false));
             }
@@ -389,11 +522,6 @@ fn cuts(step: &Json, patterns: &mut Vec<String>) -> Option<()> {
         }
         _ => None,
     }
-}
-
-/// Half of a merge. A space in it would be taken for what stands between the halves.
-fn spelled(token: &Json) -> Option<String> {
-    Some(token.as_str()?.replace(' ', "\u{120}"))
 }
 
 /// Whether an added token is for control, although its file does not say so.
