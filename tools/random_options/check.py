@@ -228,7 +228,9 @@ def compare(lowbit: Path, out: Path, text: str) -> tuple[Verdict, Expected | Non
         raise Illegal("logits that are not finite")
     path = out / "text.txt"
     path.write_bytes(text.encode())
-    code, output, error = run_lowbit(lowbit, "perplexity", out, ["--exact", "--file", str(path), "--context", "4096"])
+    # LongRoPE goes by the context that is asked for, and by the tokens that there are in transformers.
+    flags = ["--exact", "--file", str(path), "--context", str(len(tokens))]
+    code, output, error = run_lowbit(lowbit, "perplexity", out, flags)
     if code == 1:
         return Verdict("refused", message(error, out)), None
     if code != 0:
@@ -246,6 +248,7 @@ def compare(lowbit: Path, out: Path, text: str) -> tuple[Verdict, Expected | Non
 
 def judge_greedy(lowbit: Path, out: Path, text: str, tokens: list[int], expected: Expected) -> Verdict:
     flags = ["--exact", "--prompt", text, "--ignore-eos", "--temp", "0", "--max-tokens", str(GENERATED)]
+    flags += ["--ctx-size", str(len(tokens) + GENERATED)]
     code, output, error = run_lowbit(lowbit, "generate", out, flags)
     if code != 0:
         return Verdict("crashed", f"perplexity computes, generate: exit {code}: {error[-500:]}")

@@ -72,6 +72,11 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// For sequences of up to `context` tokens, where that is known before the model is loaded: [`Target::with_context`].
+    pub fn with_context(self, context: Option<usize>) -> Self {
+        Self { target: self.target.with_context(context), ..self }
+    }
+
     /// Loads the model, and compiles the kernels that `work` launches, see [`Model::load_compiled`].
     pub fn load(self, work: impl FnOnce(&Model) -> Result<(), ModelError> + Send) -> Result<Loaded, Failure> {
         let Self { checkpoint, tokenizer, target, start } = self;

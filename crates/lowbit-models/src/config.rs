@@ -247,6 +247,20 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A JSON list of numbers, empty where it is absent.
+    ///
+    /// # Errors
+    /// As [`Self::json`]; [`ModelError::Config`] when it is there and no list of numbers.
+    pub fn floats(&self, json: &str) -> Result<Vec<f32>, ModelError> {
+        match self.json(json)?.as_deref() {
+            None => Ok(vec![]),
+            Some(Value::Array(values)) => {
+                values.iter().map(|value| Ok(self.to_float(json, value)? as f32)).collect()
+            }
+            Some(other) => Err(self.refuse(json, &other.to_string(), "a list of numbers is wanted")),
+        }
+    }
+
     /// A JSON list of sizes, empty where it is absent.
     ///
     /// # Errors

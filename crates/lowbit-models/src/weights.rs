@@ -49,6 +49,8 @@ pub struct Target {
     joins_experts: bool,
     /// True if nothing is computed: see [`Self::outline`].
     outline: bool,
+    /// See [`Self::with_context`].
+    context: Option<usize>,
 }
 
 /// What keys and values are cached in: where memory is what a step waits for, in f16.
@@ -68,7 +70,16 @@ impl Target {
         let activations = activations.unwrap_or_else(|| device.activations());
         let cache = cache_type(device, activations, false);
         let (device, host, exact) = (device.clone(), device.host()?, false);
-        Ok(Self { device, host, activations, cache, exact, joins_experts: true, outline: false })
+        Ok(Self {
+            device,
+            host,
+            activations,
+            cache,
+            exact,
+            joins_experts: true,
+            outline: false,
+            context: None,
+        })
     }
 
     /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so
@@ -105,6 +116,15 @@ impl Target {
     /// Other devices compute the same either way.
     pub fn with_exact(self, exact: bool) -> Self {
         Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
+    }
+}
+
+impl Target {
+    /// For sequences of up to `context` tokens, where that decides what is computed: LongRoPE's frequencies have one set of
+    /// divisors up to the original training's length, and another one beyond. By default sequences may be as long as the model's
+    /// context, as in mlx-lm and llama.cpp; transformers goes by the tokens that there are.
+    pub fn with_context(self, context: Option<usize>) -> Self {
+        Self { context, ..self }
     }
 }
 
@@ -213,6 +233,11 @@ impl<'a> Weights<'a> {
     /// The type of cached keys and values.
     pub fn cache(&self) -> FloatType {
         self.target.cache
+    }
+
+    /// The longest sequence that is computed, if it is shorter than the model's context: [`Target::with_context`].
+    pub fn context(&self) -> Option<usize> {
+        self.target.context
     }
 
     /// Whether projections of the same experts become one weight, which then has none of the checkpoint's names.

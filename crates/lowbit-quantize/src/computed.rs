@@ -5,7 +5,7 @@ use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
 use lowbit_kernels::Device;
 use lowbit_kernels::ops::{RopeLayout, RopeParams};
 use lowbit_models::arch::{self, Architecture, ModelType};
-use lowbit_models::keys::{self, Role};
+use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{DecoderConfig, rope_params};
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
@@ -37,6 +37,14 @@ impl<'a> Computed<'a> {
     /// Whether `config.json` of such a model has `key`.
     pub fn computes(&self, key: &str) -> bool {
         matches!(keys::role(self.text_type().tables, key), Some(Role::Computed(_)))
+    }
+
+    /// Whether `config.json` of such a model has a default for `key`.
+    pub fn has_default(&self, key: &str) -> bool {
+        matches!(
+            keys::role(self.text_type().tables, key),
+            Some(Role::Computed(Absent::Is(_) | Absent::Disputed(_)))
+        )
     }
 
     /// The key of `config.json` for the number of experts.

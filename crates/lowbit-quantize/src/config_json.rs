@@ -4,7 +4,7 @@
 
 use crate::QuantizeError;
 use crate::computed::Computed;
-use lowbit_kernels::ops::{HeadMap, Rope, RopeParams, RopeScaling, Yarn};
+use lowbit_kernels::ops::{HeadMap, LongRope, Rope, RopeParams, RopeScaling, Yarn};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, MoeConfig};
 use lowbit_models::names::{A_LOG, Name, ROUTER};
@@ -182,8 +182,13 @@ impl TextConfig<'_> {
                 scaling.insert(key.into(), value.clone());
             }
         }
-        // It stands in the section.
-        self.json.remove("original_max_position_embeddings");
+        let key = "original_max_position_embeddings";
+        match scaling.get(key).filter(|_| self.source.has_default(key)) {
+            // transformers prefers it beside the section, where the architecture has a default for it.
+            Some(original) => self.put(key, original.clone()),
+            None if self.source.has_default(key) => {}
+            None => drop(self.json.remove(key)),
+        }
         if !self.source.architecture.mlx_prefix.is_empty() {
             let kind = scaling.remove("rope_type").unwrap_or_else(|| "default".into());
             scaling.insert("rope_type".into(), kind);
@@ -255,8 +260,30 @@ impl TextConfig<'_> {
                 "original_max_position_embeddings": llama3.original_max_position_embeddings,
             }),
             RopeScaling::Yarn(yarn) => Json::Object(self.yarn(yarn, Rope::new(rope)?.attention_factor())?),
+            RopeScaling::LongRope(long) => Json::Object(self.long_rope(long)?),
         };
         Ok(json.as_object().cloned().unwrap_or_default())
+    }
+
+    fn long_rope(&self, long: &LongRope) -> Result<Map<String, Json>, QuantizeError> {
+        let (original, longest) =
+            (long.original_max_position_embeddings, self.source.decoder().max_position_embeddings);
+        let list = |key: &str, divisors: &[f32]| {
+            let numbers = divisors.iter().map(|&divisor| self.number(key, divisor.into()));
+            Ok::<_, QuantizeError>((key.to_string(), Json::Array(numbers.collect::<Result<_, _>>()?)))
+        };
+        let mut section = Map::new();
+        // mlx-lm looks for the older name of the kind.
+        section.insert("type".into(), "longrope".into());
+        section.insert("rope_type".into(), "longrope".into());
+        section.extend([list("short_factor", &long.short_factor)?, list("long_factor", &long.long_factor)?]);
+        section.insert("original_max_position_embeddings".into(), original.into());
+        let own = LongRope::own_attention_factor(longest as f64 / original as f64, original);
+        if long.attention_factor as f32 != own as f32 {
+            let factor = self.number("attention_factor", long.attention_factor)?;
+            section.insert("attention_factor".into(), factor);
+        }
+        Ok(section)
     }
 
     fn yarn(&self, yarn: &Yarn, attention_factor: f32) -> Result<Map<String, Json>, QuantizeError> {

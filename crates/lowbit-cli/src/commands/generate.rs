@@ -61,7 +61,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let opened = arguments.model.open_with_tokenizer()?;
     let (prompt, syntax) = arguments.tokens(&opened, &prompt)?;
     let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
-    let loaded = opened.load(|model| dry_generation(model, &[prompt.len()], sampling.first()))?;
+    let loaded = opened
+        .with_context(arguments.reply.limit())
+        .load(|model| dry_generation(model, &[prompt.len()], sampling.first()))?;
     let context = arguments.reply.context(&loaded)?;
     let options =
         arguments.reply.library(sampling.first().clone(), context).with_ignore_eos(arguments.ignore_eos);

@@ -69,7 +69,7 @@ impl Arguments {
         self.check_outputs(&checkpoints, &teacher)?;
         let students = checkpoints.into_iter().map(Student::new).collect::<Result<Vec<_>, _>>()?;
         let second_half = matches!(self.score, Score::SecondHalf);
-        let target = self.model.target()?.with_exact(!self.no_exact);
+        let target = self.model.target()?.with_exact(!self.no_exact).with_context(Some(self.context));
         let by_layer = self.plot.is_some() || self.csv.is_some();
         let comparison = Comparison { text, context: self.context, second_half, target, by_layer };
         let outcomes = comparison.run(&teacher, &students)?;
@@ -145,7 +145,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (tokens, bos) = scored(&opened.tokenizer, &text, scoring)?;
     let scoring = (scoring, bos);
     let work = |model: &Model| dry_perplexity(model, tokens.len(), arguments.context, scoring.0);
-    let Loaded { model, .. } = opened.load(work)?;
+    let Loaded { model, .. } = opened.with_context(Some(arguments.context)).load(work)?;
     let bar = progress::bar("scoring", "tokens", tokens.len());
     let result = perplexity(&model, &tokens, arguments.context, scoring, |done| {
         bar.set_position(done as u64);

@@ -49,6 +49,11 @@ impl ReplyOptions {
             .with_context(context)
     }
 
+    /// The context that --ctx-size names, if it names one.
+    pub fn limit(&self) -> Option<usize> {
+        self.ctx_size.filter(|&tokens| tokens > 0)
+    }
+
     /// Tokens that prompts and replies may take together. A limit that was not asked for is said, and one that the model cannot
     /// meet.
     pub fn context(&self, loaded: &Loaded) -> Result<usize, Failure> {

@@ -92,7 +92,7 @@ pub use rms_norm::{
 pub use rms_norm_rope::{
     RmsNormRope, RmsNormRopeGradient, rms_norm_rope, rms_norm_rope_append, rms_norm_rope_backward,
 };
-pub use rope::{Llama3, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
+pub use rope::{Llama3, LongRope, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
 pub use router_top_k::{RouterParams, RouterTopKGradient, router_top_k, router_top_k_backward};
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
 pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};

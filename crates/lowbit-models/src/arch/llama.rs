@@ -23,11 +23,15 @@ pub const LLAMA: Architecture = Architecture {
     names: &[TOP, ATTENTION, &MLP, &[FFN_NORM]],
     aliases: &[],
     biases: BY_FLAGS,
-    conversion: Conversion { like_llama: true, rope_divisors: true, ..Conversion::PLAIN },
+    conversion: Conversion { like_llama: true, rope_divisors: ROPE_DIVISORS, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault { transformers: false, mlx_lm: true },
     describe,
 };
+
+/// Those that llama.cpp reads for this architecture.
+pub(super) const ROPE_DIVISORS: &[&str] =
+    &["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 const LLAMA_KEYS: &[Key] = &[
     Key::required("intermediate_size"),

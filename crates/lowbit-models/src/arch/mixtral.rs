@@ -1,6 +1,7 @@
 //! Mixtral: Mistral's attention and a mixture of experts in every layer.
 //! Source: transformers 5.24 `models/mixtral`; mlx-lm 0.32 `models/mixtral.py`; llama.cpp `src/models/llama.cpp`.
 
+use super::llama::ROPE_DIVISORS;
 use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_DENSE, Key, Role};
@@ -25,7 +26,7 @@ pub const MIXTRAL: Architecture = Architecture {
         ("mlp.experts.{}.down_proj", "block_sparse_moe.experts.{}.w2"),
     ],
     biases: &[],
-    conversion: Conversion { like_llama: true, rope_divisors: true, ..Conversion::PLAIN },
+    conversion: Conversion { like_llama: true, rope_divisors: ROPE_DIVISORS, ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault::NO,
     describe,

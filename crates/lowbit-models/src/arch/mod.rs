@@ -67,8 +67,8 @@ pub struct Conversion {
     /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are neighbours, and writes `vocab_size`
     /// and `rope.dimension_count`.
     pub like_llama: bool,
-    /// llama.cpp reads divisors of the rotary frequencies.
-    pub rope_divisors: bool,
+    /// The tensors of divisors of the rotary frequencies that llama.cpp reads.
+    pub rope_divisors: &'static [&'static str],
     /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
     pub rotary_dimension: bool,
     /// GGUF always has the sections of multimodal positions.
@@ -79,11 +79,14 @@ pub struct Conversion {
     pub fused_delta_nets: bool,
 }
 
+/// LongRoPE's divisors, for contexts of the original training's length and for longer ones.
+pub const LONG_ROPE: &[&str] = &["rope_factors_short.weight", "rope_factors_long.weight"];
+
 impl Conversion {
     /// None of them.
     pub const PLAIN: Self = Self {
         like_llama: false,
-        rope_divisors: false,
+        rope_divisors: &[],
         rotary_dimension: false,
         sections: false,
         tiled_value_heads: false,

@@ -163,6 +163,8 @@ pub const ROPE: &[Key] = &[
     Key::optional("original_max_position_embeddings"),
     Key::optional("low_freq_factor"),
     Key::optional("high_freq_factor"),
+    Key::optional("short_factor"),
+    Key::optional("long_factor"),
     Key::optional("attention_factor"),
     Key::optional("beta_fast"),
     Key::optional("beta_slow"),

@@ -1,6 +1,6 @@
 use crate::{Config, ModelError, Weights};
 use lowbit_files::shown;
-use lowbit_kernels::ops::{Llama3, RopeLayout, RopeParams, RopeScaling, Yarn};
+use lowbit_kernels::ops::{Llama3, LongRope, RopeLayout, RopeParams, RopeScaling, Yarn};
 
 /// The default of transformers and llama.cpp.
 const DEFAULT_THETA: f64 = 10000.0;
@@ -20,16 +20,24 @@ pub fn rope_params(
     if config.is_gguf() {
         from_gguf(config, weights, head_dim, layout)
     } else {
-        from_json(config, head_dim, layout)
+        from_json(config, weights, head_dim, layout)
     }
 }
 
-fn from_json(config: &Config<'_>, head_dim: usize, layout: RopeLayout) -> Result<RopeParams, ModelError> {
+fn from_json(
+    config: &Config<'_>,
+    weights: &Weights<'_>,
+    head_dim: usize,
+    layout: RopeLayout,
+) -> Result<RopeParams, ModelError> {
     let section = section(config)?;
     let section = section.as_ref();
     let theta = either(config, section, "rope_theta")?.unwrap_or(DEFAULT_THETA);
     let kind = kind(config, section)?;
     let scaling = match section {
+        Some(section) if ["longrope", "su"].contains(&&*kind) => {
+            RopeScaling::LongRope(long_rope(config, weights, section)?)
+        }
         Some(section) => scaling(config, section, &kind)?,
         None => RopeScaling::None,
     };
@@ -83,17 +91,44 @@ fn kind(config: &Config<'_>, section: Option<&Config<'_>>) -> Result<String, Mod
     }
 }
 
-fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<RopeScaling, ModelError> {
-    let original = || {
-        let original = either(config, Some(section), "original_max_position_embeddings")?;
-        match original {
-            None => config.size("max_position_embeddings", ""),
-            Some(_) if config.has("original_max_position_embeddings") => {
-                config.size("original_max_position_embeddings", "")
-            }
-            Some(_) => section.size("original_max_position_embeddings", ""),
-        }
+/// The context of the original training. transformers prefers the key beside the section, which some architectures have a
+/// default for.
+fn original_context(config: &Config<'_>, section: &Config<'_>) -> Result<usize, ModelError> {
+    let key = "original_max_position_embeddings";
+    match (either(config, Some(section), key)?, config.optional_size(key, "")?) {
+        (None, _) => config.size("max_position_embeddings", ""),
+        (Some(_), Some(_)) => config.size(key, ""),
+        (Some(_), None) => section.size(key, ""),
+    }
+}
+
+/// LongRoPE as transformers computes it, for the context that sequences may have.
+fn long_rope(
+    config: &Config<'_>,
+    weights: &Weights<'_>,
+    section: &Config<'_>,
+) -> Result<LongRope, ModelError> {
+    let original = original_context(config, section)?;
+    let longest = config.size("max_position_embeddings", "")?;
+    let factor = match section.optional_float("factor", "")? {
+        Some(factor) => factor,
+        None => longest as f64 / original as f64,
     };
+    let attention_factor = match section.optional_float("attention_factor", "")? {
+        Some(factor) => factor,
+        None => LongRope::own_attention_factor(factor, original),
+    };
+    Ok(LongRope {
+        short_factor: section.floats("short_factor")?,
+        long_factor: section.floats("long_factor")?,
+        original_max_position_embeddings: original,
+        attention_factor,
+        context: weights.context().unwrap_or(longest).min(longest),
+    })
+}
+
+fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<RopeScaling, ModelError> {
+    let original = || original_context(config, section);
     let positive = |key: &str| match section.float(key, "")? {
         number if number > 0.0 => Ok(number),
         number => Err(section.refuse(key, &number.to_string(), "a number above 0 is wanted")),
@@ -123,7 +158,11 @@ fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<Rope
             truncate: section.flag("truncate", true)?,
         }),
         other => {
-            return Err(config.refuse("rope_type", other, "default, linear, llama3 and yarn are supported"));
+            return Err(config.refuse(
+                "rope_type",
+                other,
+                "default, linear, llama3, longrope and yarn are supported",
+            ));
         }
     })
 }
@@ -181,6 +220,11 @@ fn from_gguf(
         return Err(config.refuse("rope.scaling.factor", &factor.to_string(), want));
     }
     let attn_factor = config.optional_float("", "rope.scaling.attn_factor")?.unwrap_or(1.0);
+    if weights.has("", LONG_FACTORS) {
+        let long = long_rope_of_gguf(config, weights, rotary_dim / 2, attn_factor)?;
+        let scaling = RopeScaling::LongRope(long);
+        return Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors: None });
+    }
     // llama.cpp takes a missing type for linear.
     let kind = config.text("", "rope.scaling.type")?;
     let scaling = match kind.as_deref().unwrap_or("linear") {
@@ -210,6 +254,32 @@ fn from_gguf(
         }
     };
     Ok(RopeParams { theta, rotary_dim, layout, scaling, freq_factors })
+}
+
+/// LongRoPE's divisors in GGUF.
+const LONG_FACTORS: &str = "rope_factors_long.weight";
+const SHORT_FACTORS: &str = "rope_factors_short.weight";
+
+/// LongRoPE as llama.cpp computes it, for the context that sequences may have.
+fn long_rope_of_gguf(
+    config: &Config<'_>,
+    weights: &Weights<'_>,
+    pairs: usize,
+    attention_factor: f64,
+) -> Result<LongRope, ModelError> {
+    let longest = config.size("", "context_length")?;
+    let original = config.optional_size("", "rope.scaling.original_context_length")?.unwrap_or(longest);
+    if let Some(kind) = config.text("", "rope.scaling.type")?.filter(|kind| kind != "longrope") {
+        let want = format!("{LONG_FACTORS} is there, which belongs to longrope");
+        return Err(config.refuse("rope.scaling.type", &kind, &want));
+    }
+    Ok(LongRope {
+        short_factor: weights.values(("", SHORT_FACTORS), pairs)?,
+        long_factor: weights.values(("", LONG_FACTORS), pairs)?,
+        original_max_position_embeddings: original,
+        attention_factor,
+        context: weights.context().unwrap_or(longest).min(longest),
+    })
 }
 
 /// YaRN as llama.cpp computes it: the attention factor is YaRN's own times `attn_factor`.

@@ -22,7 +22,8 @@ pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
     let names = Names { heads: Heads::new(&gguf.computed.config, gguf.computed.architecture)?, gguf };
     let mut tensors = vec![];
     let is_kept = |view: &&TensorView| {
-        view.name != "rope_freqs.weight" && !is_extra(&view.name, gguf.computed.decoder().num_hidden_layers)
+        !ROPE_DIVISORS.contains(&&*view.name)
+            && !is_extra(&view.name, gguf.computed.decoder().num_hidden_layers)
     };
     for view in gguf.computed.checkpoint.tensors().iter().filter(is_kept) {
         names.add(view, &mut tensors)?;
@@ -30,6 +31,10 @@ pub(super) fn tensors(gguf: &Gguf<'_>) -> Result<Vec<Tensor>, QuantizeError> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(tensors)
 }
+
+/// Tensors that `config.json` describes.
+const ROPE_DIVISORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 
 struct Names<'a> {
     gguf: &'a Gguf<'a>,

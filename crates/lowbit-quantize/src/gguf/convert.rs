@@ -13,6 +13,7 @@ use crate::tensor::{Change, Function, Tensor};
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::ModelError;
+use lowbit_models::arch::LONG_ROPE;
 use lowbit_models::names::{
     A_LOG, CONV1D, IN_PROJ_QKV, IN_PROJ_QKVZ, IN_PROJ_Z, Name, ROUTER, SHARED_EXPERT_GATE,
 };
@@ -65,10 +66,23 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
     Ok(planned)
 }
 
-/// Llama 3's scaling of the rotary embedding, which GGUF has as divisors of the frequencies.
-fn rope_divisors(computed: &Computed<'_>) -> Result<Option<Tensor>, QuantizeError> {
+/// Divisors of the rotary embedding's frequencies, which GGUF has as tensors: Llama 3's, and LongRoPE's two.
+fn rope_divisors(computed: &Computed<'_>) -> Result<Vec<Tensor>, QuantizeError> {
+    let tensor = |name: &str, values: &[f32]| {
+        let (name, shape) = (name.into(), vec![values.len()]);
+        Tensor { name, shape, source: Source::values(values), change: Change::default() }
+    };
     let rope = computed.rope()?;
-    let RopeScaling::Llama3(llama3) = rope.scaling else { return Ok(None) };
+    let llama3 = match rope.scaling {
+        RopeScaling::Llama3(llama3) => llama3,
+        RopeScaling::LongRope(long) => {
+            return Ok(vec![
+                tensor(LONG_ROPE[0], &long.short_factor),
+                tensor(LONG_ROPE[1], &long.long_factor),
+            ]);
+        }
+        _ => return Ok(vec![]),
+    };
     let llama3 = Llama3 {
         factor: llama3.factor,
         low_freq_factor: llama3.low_freq_factor.into(),
@@ -76,12 +90,16 @@ fn rope_divisors(computed: &Computed<'_>) -> Result<Option<Tensor>, QuantizeErro
         original_max_position_embeddings: llama3.original_max_position_embeddings as f64,
     };
     let values = llama3.divisors(rope.theta, rope.rotary_dim);
-    let (name, shape) = (ROPE_FREQS.into(), vec![values.len()]);
-    Ok(Some(Tensor { name, shape, source: Source::values(&values), change: Change::default() }))
+    Ok(vec![tensor(ROPE_FREQS, &values)])
+}
+
+/// Whether this tensor has divisors of the rotary embedding's frequencies.
+pub(super) fn is_rope_divisors(name: &str) -> bool {
+    name == ROPE_FREQS || LONG_ROPE.contains(&name)
 }
 
 /// The divisors of the rotary embedding's frequencies.
-pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+const ROPE_FREQS: &str = "rope_freqs.weight";
 
 /// The layer, and the name in it, without what stands before.
 fn split(name: &str) -> (Option<usize>, &str) {

@@ -154,15 +154,27 @@ impl Builder<'_> {
         let scaling = match &rope.scaling {
             RopeScaling::Linear { factor } => Some(("linear", *factor)),
             RopeScaling::Yarn(yarn) => Some(("yarn", yarn.factor as f32)),
-            // The first is the default, the other a tensor.
-            RopeScaling::None | RopeScaling::Llama3(_) => None,
+            // The first is the default, the others are tensors.
+            RopeScaling::None | RopeScaling::Llama3(_) | RopeScaling::LongRope(_) => None,
         };
         if let Some((kind, factor)) = scaling {
             self.put_own("rope.scaling.type", Value::String(kind.into()))?;
             self.put_own("rope.scaling.factor", Value::F32(factor))?;
         }
-        if let RopeScaling::Yarn(yarn) = &rope.scaling {
-            self.yarn(yarn, Rope::new(&rope)?.attention_factor())?;
+        match &rope.scaling {
+            RopeScaling::Yarn(yarn) => self.yarn(yarn, Rope::new(&rope)?.attention_factor())?,
+            RopeScaling::LongRope(long) => {
+                let (key, original) =
+                    ("original_max_position_embeddings", long.original_max_position_embeddings);
+                let original = u32_value(self.config, key, original)?;
+                // For Phi-3 llama.cpp goes by the tensors alone.
+                if self.architecture.conversion.like_llama {
+                    self.put_own("rope.scaling.type", Value::String("longrope".into()))?;
+                }
+                self.put_own("rope.scaling.original_context_length", original)?;
+                self.put_own("rope.scaling.attn_factor", Value::F32(long.attention_factor as f32))?;
+            }
+            _ => {}
         }
         let sections = self.rope_parameter("mrope_section").and_then(Json::as_array).cloned();
         if self.architecture.conversion.sections

@@ -257,7 +257,7 @@ impl Job {
     /// how the model computes.
     fn unwritten(&self) -> Result<UnwrittenTensor, QuantizeError> {
         let (name, (stored, shape)) = (self.name().to_string(), self.description());
-        let bytes = (name == convert::ROPE_FREQS).then(|| self.encode(None)).transpose()?;
+        let bytes = convert::is_rope_divisors(&name).then(|| self.encode(None)).transpose()?;
         let bytes = bytes.map(|(bytes, _)| bytes.into_owned());
         Ok(UnwrittenTensor { name, stored, shape: shape.into(), bytes })
     }
@@ -336,12 +336,13 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let mut warnings = lowbit_models::warnings(checkpoint)?;
     warnings.extend(extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] }));
     warnings.extend(tokenizer.warnings);
-    let divisors = tensors.iter().any(|planned| planned.name_and_shape().0 == convert::ROPE_FREQS);
-    if divisors && !architecture.conversion.rope_divisors {
+    let unread = |name: &&str| {
+        convert::is_rope_divisors(name) && !architecture.conversion.rope_divisors.contains(name)
+    };
+    if let Some(name) = tensors.iter().map(|planned| planned.name_and_shape().0).find(unread) {
         warnings.push(format!(
-            "{}: llama.cpp reads {} for the architecture llama alone, and refuses a file of {} with it",
+            "{}: llama.cpp does not read {name} for the architecture {}, and refuses a file with it",
             checkpoint.path().display(),
-            convert::ROPE_FREQS,
             architecture.gguf
         ));
     }

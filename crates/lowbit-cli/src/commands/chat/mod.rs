@@ -50,7 +50,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     let opened = arguments.model.open_to_chat()?;
     let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
-    let loaded = opened.load(|model| dry_chat(model, sampling.first()))?;
+    let loaded =
+        opened.with_context(arguments.reply.limit()).load(|model| dry_chat(model, sampling.first()))?;
     let context = arguments.reply.context(&loaded)?;
     let template = arguments.template.load(&loaded.checkpoint)?;
     if template.is_none() {

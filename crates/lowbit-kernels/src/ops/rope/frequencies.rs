@@ -55,6 +55,21 @@ impl Yarn {
     }
 }
 
+/// LongRoPE's scaling (transformers `_compute_longrope_parameters`); names as in `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Divisors for contexts up to `original_max_position_embeddings`, `[rotary_dim / 2]`.
+    pub short_factor: Vec<f32>,
+    /// Divisors for longer ones, `[rotary_dim / 2]`.
+    pub long_factor: Vec<f32>,
+    /// The context length of the original training.
+    pub original_max_position_embeddings: usize,
+    /// Scales cosine and sine.
+    pub attention_factor: f64,
+    /// The context that is computed for: all positions of a sequence have the same divisors.
+    pub context: usize,
+}
+
 const CHECK: Check = Check("rope");
 
 /// The inverse frequencies and the attention factor.
@@ -78,6 +93,11 @@ pub(super) fn compute(params: &RopeParams) -> Result<(Vec<f32>, f32), KernelErro
         RopeScaling::Yarn(yarn) => {
             let powers: Vec<f32> = (0..dim / 2).map(power).collect();
             (yarn.stretch(&powers, params.theta)?, yarn.attention_factor()?)
+        }
+        RopeScaling::LongRope(long) => {
+            let powers: Vec<f32> = (0..dim / 2).map(power).collect();
+            positive("attention_factor", long.attention_factor)?;
+            (long.stretch(&powers)?, long.attention_factor as f32)
         }
     };
     if let Some(factors) = &params.freq_factors {
@@ -127,6 +147,38 @@ impl Llama3 {
             }
         };
         Ok(inv_freq.into_iter().map(stretch).collect())
+    }
+}
+
+impl LongRope {
+    /// `sqrt(1 + ln(factor) / ln(original))`, or 1 where the context is not longer.
+    pub fn own_attention_factor(factor: f64, original_max_position_embeddings: usize) -> f64 {
+        match factor <= 1.0 {
+            true => 1.0,
+            false => (1.0 + factor.ln() / (original_max_position_embeddings as f64).ln()).sqrt(),
+        }
+    }
+
+    /// The divisors of its context, with their name.
+    fn divisors(&self) -> (&'static str, &[f32]) {
+        match self.context > self.original_max_position_embeddings {
+            true => ("long_factor", &self.long_factor),
+            false => ("short_factor", &self.short_factor),
+        }
+    }
+
+    /// `powers` are `theta^(2 i / rotary_dim)`.
+    fn stretch(&self, powers: &[f32]) -> Result<Vec<f32>, KernelError> {
+        let (name, divisors) = self.divisors();
+        if divisors.len() != powers.len() {
+            let want = format!("rotary_dim {} wants {}", 2 * powers.len(), powers.len());
+            return Err(CHECK.value(name, format!("{} numbers", divisors.len()), want));
+        }
+        let divided = |(&power, &divisor): (&f32, &f32)| {
+            positive(name, f64::from(divisor))?;
+            Ok(1.0 / (divisor * power))
+        };
+        powers.iter().zip(divisors).map(divided).collect()
     }
 }
 

@@ -16,7 +16,7 @@ mod tests;
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
-pub use frequencies::{Llama3, Yarn};
+pub use frequencies::{Llama3, LongRope, Yarn};
 pub use gradient::rope_backward;
 
 /// Which elements of a head make a pair that is rotated together.
@@ -51,6 +51,8 @@ pub enum RopeScaling {
     Llama3(Llama3),
     /// As Llama 3's, but the ramp is over rotations instead of wavelengths, and cosine and sine are scaled.
     Yarn(Yarn),
+    /// Divided by factors that were searched for, one per frequency.
+    LongRope(LongRope),
 }
 
 /// What [`Rope::new`] computes frequencies from; names as in `config.json`.
