@@ -21,6 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 MODEL_TYPES = [
     "llama",
     "mistral",
+    "mistral3",
+    "ministral3",
     "mixtral",
     "qwen2",
     "qwen2_moe",

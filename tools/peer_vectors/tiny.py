@@ -502,6 +502,72 @@ def qwen3_vl() -> Tiny:
     return Tiny("qwen3_vl", config)
 
 
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "image_size": 28,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "patch_size": 14,
+    "rope_theta": 10000.0,
+}
+
+
+def mistral3(text: dict, name: str) -> Tiny:
+    """A text model of Mistral's below `text_config`, beside a vision tower."""
+    del text["architectures"]
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "dtype": "bfloat16",
+        "image_token_index": 10,
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "text_config": text,
+        "tie_word_embeddings": False,
+        "vision_config": PIXTRAL,
+        "vision_feature_layer": -1,
+    }
+    return Tiny(name, config, gguf_pre_tokenizer="tekken")
+
+
+def mistral_small() -> Tiny:
+    return mistral3(mistral().config | {"sliding_window": None, "hidden_size": 32, "num_hidden_layers": 2}, "mistral3")
+
+
+def ministral3() -> Tiny:
+    """YaRN, and queries that grow beyond the 32 tokens of the original training."""
+    rope = {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 16.0,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 1000000.0,
+        "rope_type": "yarn",
+        "type": "yarn",
+    }
+    text = dense(
+        "Ministral3ForCausalLM",
+        "ministral3",
+        vocab_size=299,
+        hidden_size=32,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=24,
+        rms_norm_eps=1e-5,
+        rope_parameters=rope,
+        sliding_window=None,
+    )
+    return mistral3(text, "ministral3")
+
+
 def phi3() -> Tiny:
     """q, k and v in one matrix, gate and up in another."""
     return Tiny(
@@ -637,4 +703,6 @@ def all_tiny() -> list[Tiny]:
         glm4(),
         smollm3(),
         seed_oss(),
+        mistral_small(),
+        ministral3(),
     ]

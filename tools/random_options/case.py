@@ -25,6 +25,8 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "glm4": tiny.glm4,
     "smollm3": tiny.smollm3,
     "seed_oss": tiny.seed_oss,
+    "mistral3": tiny.mistral_small,
+    "ministral3": tiny.ministral3,
 }
 
 

@@ -10,7 +10,7 @@ from .case import Case
 
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral")
-WINDOWED = ("mistral", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
+WINDOWED = ("mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
 # Those whose configuration need not say how wide a head is.
 HEADS_FROM_HIDDEN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
 # Those that have layers with windows and others.
@@ -82,7 +82,7 @@ def windows(case: Case, r: random.Random) -> None:
     if stray and r.random() < 0.8:
         return
     text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
-    if case.architecture not in ("mistral", "mixtral", "phi3"):
+    if case.architecture not in ("mistral", "mistral3", "ministral3", "mixtral", "phi3"):
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])
     if case.architecture in MIXED and r.random() < 0.4:

@@ -12,6 +12,11 @@ PARTIAL = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "glm4", "phi3")
 def option(case: Case, r: random.Random) -> None:
     text = case.text
     old = text.get("rope_parameters") or {}
+    if case.architecture == "ministral3":
+        old["original_max_position_embeddings"] = r.choice([16, 32, 64, 512])
+        old["factor"] = r.choice([2.0, 4.0, 16.0])
+        old["llama_4_scaling_beta"] = r.choice([0.0, 0.1, 0.5])
+        return
     for key in NESTED:
         text.pop(key, None)
     kind = r.choice(["default", "default", "longrope"] if case.architecture == "phi3" else KINDS)

@@ -1,5 +1,5 @@
 use crate::ModelError;
-use crate::arch::{self, ModelType};
+use crate::arch::{self, Architecture, ModelType};
 use crate::keys::{self, Absent, Key, ROPE, Role, Tables};
 use lowbit_files::{Checkpoint, Layout, gguf, shown};
 use serde_json::{Map, Value};
@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 pub struct Config<'a> {
     path: PathBuf,
     source: Source<'a>,
+    /// What it describes, if that is known.
+    found: Option<&'static Architecture>,
 }
 
 enum Source<'a> {
@@ -42,14 +44,16 @@ impl<'a> Config<'a> {
         let path = checkpoint.path().to_path_buf();
         if let Some(metadata) = checkpoint.metadata() {
             let architecture = metadata.get::<&str>("general.architecture")?.to_string();
-            let experts = has_experts(metadata, &architecture)?;
-            let tables = arch::gguf(&architecture, experts).map_or(&[][..], |found| found.gguf_keys);
-            return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables } });
+            let experts = metadata.find::<usize>(&format!("{architecture}.expert_count"))?;
+            let found = arch::gguf(&architecture, experts.is_some_and(|experts| experts > 0));
+            let tables = found.map_or(&[][..], |found| found.gguf_keys);
+            return Ok(Self { path, source: Source::Gguf { metadata, architecture, tables }, found });
         }
         let root = object(&path, "config.json", checkpoint.config()?)?;
         let model_type = root.get("model_type").and_then(Value::as_str);
-        let found = model_type.and_then(arch::model_type);
         let nested = root.get("text_config").filter(|text| !text.is_null());
+        let inner = nested.and_then(|text| text.get("model_type")).and_then(Value::as_str);
+        let found = model_type.and_then(|name| arch::model_type(name, inner));
         let text = match (nested, found) {
             (Some(text), Some((_, ModelType { wraps: true, .. }))) => object(&path, "text_config", text)?,
             _ => root,
@@ -57,7 +61,7 @@ impl<'a> Config<'a> {
         let tables = found.map_or(&[][..], |(_, model_type)| model_type.tables);
         let wrapper = (!std::ptr::eq(text, root)).then_some(root);
         let source = Source::Json { text, tables, wrapper, model_type, layout: checkpoint.layout() };
-        Ok(Self { path, source })
+        Ok(Self { path, source, found: found.map(|(architecture, _)| architecture) })
     }
 
     /// `model_type`, or GGUF's `general.architecture`.
@@ -84,15 +88,9 @@ impl<'a> Config<'a> {
         matches!(self.source, Source::Gguf { .. })
     }
 
-    /// True if this is a GGUF file's configuration with experts.
-    ///
-    /// # Errors
-    /// [`ModelError::File`] when their number is not a size.
-    pub fn has_experts(&self) -> Result<bool, ModelError> {
-        match &self.source {
-            Source::Json { .. } => Ok(false),
-            Source::Gguf { metadata, architecture, .. } => has_experts(metadata, architecture),
-        }
+    /// The architecture that it describes, if that is known.
+    pub fn found(&self) -> Option<&'static Architecture> {
+        self.found
     }
 
     /// True if mlx-lm made the checkpoint.
@@ -360,7 +358,8 @@ impl<'a> Config<'a> {
         let section =
             value.as_object().ok_or_else(|| self.refuse(json, &value.to_string(), "an object is wanted"))?;
         let source = Source::Json { text: section, tables: &[ROPE], wrapper: None, model_type, layout };
-        Ok((!section.is_empty()).then(|| Config { path: self.path.clone(), source }))
+        let found = self.found;
+        Ok((!section.is_empty()).then(|| Config { path: self.path.clone(), source, found }))
     }
 
     /// True if both have the same keys with the same values.
@@ -433,8 +432,12 @@ impl<'a> Config<'a> {
             return Ok(());
         };
         let Some(inner) = text.get("model_type").filter(|inner| !inner.is_null()) else { return Ok(()) };
-        let architecture = |name: &str| arch::model_type(name).map(|(found, _)| std::ptr::from_ref(found));
-        if inner.as_str().and_then(architecture) == architecture(outer) {
+        let architecture =
+            |name: &str| arch::model_type(name, None).map(|(found, _)| std::ptr::from_ref(found));
+        let inner_name = inner.as_str();
+        if inner_name.and_then(architecture) == architecture(outer)
+            || self.found.is_some_and(|found| found.has_text_type(inner_name))
+        {
             return Ok(());
         }
         let want = format!("model_type is {outer}");
@@ -542,11 +545,6 @@ type Visit<'v> = dyn FnMut(&str, Option<Role>, Found<'_>) -> Result<(), ModelErr
 enum Found<'a> {
     Json(&'a Value),
     Gguf(&'a gguf::Metadata),
-}
-
-fn has_experts(metadata: &gguf::Metadata, architecture: &str) -> Result<bool, ModelError> {
-    let experts = metadata.find::<usize>(&format!("{architecture}.expert_count"))?;
-    Ok(experts.is_some_and(|experts| experts > 0))
 }
 
 fn object<'a>(path: &Path, key: &str, value: &'a Value) -> Result<&'a Map<String, Value>, ModelError> {

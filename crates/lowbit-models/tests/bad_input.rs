@@ -75,7 +75,7 @@ fn a_wrong_shape_or_type_names_both_sides() {
 #[test]
 fn a_configuration_that_lacks_or_contradicts_is_refused() {
     type Change = fn(&mut Value);
-    let changes: [(&str, Change, &str); 9] = [
+    let changes: [(&str, Change, &str); 10] = [
         ("qwen3", |config| config["model_type"] = json!("mamba3"), "mamba3"),
         ("qwen3", |config| config["model_type"] = json!(7), "model_type"),
         ("qwen3", |config| drop(config.as_object_mut().unwrap().remove("hidden_size")), "hidden_size"),
@@ -83,7 +83,8 @@ fn a_configuration_that_lacks_or_contradicts_is_refused() {
         ("qwen3", |config| config["hidden_size"] = json!("many"), "hidden_size"),
         ("qwen3", |config| config["num_key_value_heads"] = json!(1000), "num_key_value_heads"),
         ("qwen3_moe", |config| config["num_experts_per_tok"] = json!(1000), "num_experts_per_tok"),
-        ("llama3", |config| config["rope_scaling"] = json!({"rope_type": "longrope"}), "longrope"),
+        ("llama3", |config| config["rope_scaling"] = json!({"rope_type": "dynamic"}), "dynamic"),
+        ("llama3", |config| config["rope_scaling"] = json!({"rope_type": "longrope"}), "short_factor"),
         ("qwen3_next", |config| config["linear_num_value_heads"] = json!(7), "linear_num_value_heads"),
     ];
     for (name, change, word) in changes {

@@ -6,7 +6,7 @@ use lowbit_kernels::Device;
 use lowbit_kernels::ops::{RopeLayout, RopeParams};
 use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
-use lowbit_models::layers::{DecoderConfig, rope_params};
+use lowbit_models::layers::{DecoderConfig, MixerSpec, QueryScale, rope_params};
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
 
@@ -65,6 +65,14 @@ impl<'a> Computed<'a> {
         Ok(match self.config.optional_size("head_dim", "attention.key_length")? {
             Some(dim) => dim,
             None => self.decoder().hidden_size / self.heads()?,
+        })
+    }
+
+    /// The factor of queries by position, if there is one.
+    pub fn query_scale(&self) -> Option<QueryScale> {
+        self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => attention.query_scale,
+            MixerSpec::DeltaNet(_) => None,
         })
     }
 

@@ -193,8 +193,18 @@ impl TextConfig<'_> {
             let kind = scaling.remove("rope_type").unwrap_or_else(|| "default".into());
             scaling.insert("rope_type".into(), kind);
             scaling.insert("rope_theta".into(), theta);
+            if self.source.architecture.conversion.query_scale {
+                let (key, beta) =
+                    ("llama_4_scaling_beta", self.source.query_scale().map_or(0.0, |scale| scale.beta));
+                scaling.insert(key.into(), self.number(key, beta.into())?);
+            }
             scaling.extend(fraction.map(|fraction| ("partial_rotary_factor".into(), fraction.into())));
-            if let Some(mut sections) = self.source.config.gguf_sizes("rope.dimension_sections")? {
+            let key = "rope.dimension_sections";
+            let sections = match self.source.config.computes(key) {
+                true => self.source.config.gguf_sizes(key)?,
+                false => None,
+            };
+            if let Some(mut sections) = sections {
                 sections.truncate(3);
                 scaling.insert("mrope_section".into(), json!(sections));
                 scaling.insert("mrope_interleaved".into(), true.into());
@@ -298,7 +308,13 @@ impl TextConfig<'_> {
                 section.insert(key.into(), self.number(key, value)?);
             }
         }
-        if attention_factor != own_attention_factor(yarn.factor) as f32 {
+        let given = |scale: Option<f64>| scale.filter(|&scale| scale != 0.0);
+        if let (None, Some(one), Some(all)) =
+            (yarn.attention_factor, given(yarn.mscale), given(yarn.mscale_all_dim))
+        {
+            section.insert("mscale".into(), self.number("mscale", one)?);
+            section.insert("mscale_all_dim".into(), self.number("mscale_all_dim", all)?);
+        } else if attention_factor != own_attention_factor(yarn.factor) as f32 {
             let factor = yarn.attention_factor.unwrap_or(attention_factor.into());
             // transformers reads this one alone, and mlx-lm the others alone: it computes
             // `0.1 mscale ln(factor) + 1`.
@@ -325,9 +341,10 @@ pub fn own_attention_factor(factor: f64) -> f64 {
 /// a multimodal one.
 pub fn wrapped(text: TextConfig<'_>) -> Map<String, Json> {
     let TextConfig { source, json } = text;
-    let Some(wrapper) = source.architecture.model_types.iter().find(|model_type| model_type.wraps) else {
-        return json;
-    };
+    // Llama's may be wrapped, too, but need not.
+    let wraps = source.config.is_wrapped() || !source.architecture.mlx_prefix.is_empty();
+    let wrapper = source.architecture.model_types.iter().find(|model_type| model_type.wraps);
+    let Some(wrapper) = wrapper.filter(|_| wraps) else { return json };
     let mut root = Map::new();
     root.insert("model_type".into(), wrapper.name.into());
     root.insert("tie_word_embeddings".into(), source.decoder().tie_word_embeddings.into());

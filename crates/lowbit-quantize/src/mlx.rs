@@ -406,7 +406,7 @@ mod tests {
             std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
             let config = format!(r#"{{"model_type": "{model_type}"}}"#);
             std::fs::write(folder.path().join("config.json"), config).unwrap();
-            let (architecture, _) = arch::model_type(model_type).unwrap();
+            let (architecture, _) = arch::model_type(model_type, None).unwrap();
             let known = Known { architecture, layers: 0, experts: 0, tied: false, predictors: 0 };
             let targets = targets(&Checkpoint::open(folder.path()).unwrap(), &known).unwrap();
             assert_eq!(

@@ -4,7 +4,7 @@
 use super::biases::BY_FLAGS;
 use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
 use crate::keys::Fixed::{Flag, Int};
-use crate::keys::{BASE, DECODER, GGUF, Key};
+use crate::keys::{BASE, DECODER, GGUF, Key, WRAPPER};
 use crate::layers::{
     AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig,
 };
@@ -16,6 +16,8 @@ pub const LLAMA: Architecture = Architecture {
     model_types: &[
         ModelType { name: "llama", tables: &[LLAMA_KEYS, DECODER, BASE], wraps: false },
         ModelType { name: "mistral", tables: &[MISTRAL_KEYS, DECODER, BASE], wraps: false },
+        // Mistral Small 3.1 and its kin, with a vision tower.
+        ModelType { name: "mistral3", tables: &[MISTRAL_KEYS, DECODER, BASE, WRAPPER], wraps: true },
     ],
     gguf: "llama",
     gguf_keys: &[GGUF_KEYS, GGUF],

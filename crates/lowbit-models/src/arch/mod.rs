@@ -5,6 +5,7 @@ mod biases;
 pub use biases::{Biases, Promise};
 mod glm4;
 mod llama;
+mod mistral3;
 mod mixtral;
 mod phi3;
 mod qwen2;
@@ -27,6 +28,7 @@ use crate::names::ROUTER;
 use crate::{Config, ModelError, Weights};
 use lowbit_files::{Layout, shown};
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 /// A description, and the decoder that it describes.
 pub type Loaded = Result<(DecoderSpec, Decoder), ModelError>;
@@ -69,6 +71,8 @@ pub struct Conversion {
     pub like_llama: bool,
     /// The tensors of divisors of the rotary frequencies that llama.cpp reads.
     pub rope_divisors: &'static [&'static str],
+    /// GGUF has YaRN's `mscale_all_dim` and the slope of queries' scales, as Ministral 3 has them.
+    pub query_scale: bool,
     /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
     pub rotary_dimension: bool,
     /// GGUF always has the sections of multimodal positions.
@@ -87,6 +91,7 @@ impl Conversion {
     pub const PLAIN: Self = Self {
         like_llama: false,
         rope_divisors: &[],
+        query_scale: false,
         rotary_dimension: false,
         sections: false,
         tiled_value_heads: false,
@@ -193,6 +198,11 @@ pub struct ModelType {
 }
 
 impl Architecture {
+    /// Whether `name` is the `model_type` of one of its text models.
+    pub fn has_text_type(&self, name: Option<&str>) -> bool {
+        self.model_types.iter().any(|model_type| !model_type.wraps && Some(model_type.name) == name)
+    }
+
     /// The `model_type` of its text models that is `name`, or the first one.
     pub fn text_type(&self, name: Option<&str>) -> &'static ModelType {
         let mut types = self.model_types.iter().filter(|model_type| !model_type.wraps);
@@ -206,6 +216,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     llama::LLAMA,
     // Called llama in GGUF, too.
     mixtral::MIXTRAL,
+    mistral3::MISTRAL3,
     qwen2::QWEN2,
     qwen2_moe::QWEN2_MOE,
     qwen3::QWEN3,
@@ -230,13 +241,16 @@ pub fn gguf(name: &str, experts: bool) -> Option<&'static Architecture> {
     }
 }
 
-/// The architecture whose `model_type` is `name`, and that type.
-pub fn model_type(name: &str) -> Option<(&'static Architecture, &'static ModelType)> {
-    let of = |architecture: &'static Architecture| {
+/// The architecture whose `model_type` is `name`, and that type. `inner` is the type of the `text_config` in it: a wrapper of
+/// several architectures is the one of the type that it wraps.
+pub fn model_type(name: &str, inner: Option<&str>) -> Option<(&'static Architecture, &'static ModelType)> {
+    let named = |architecture: &'static Architecture| {
         let found = architecture.model_types.iter().find(|model_type| model_type.name == name)?;
         Some((architecture, found))
     };
-    ARCHITECTURES.iter().find_map(of)
+    let mut all = ARCHITECTURES.iter().filter_map(named);
+    let first = all.clone().next()?;
+    all.find(|(architecture, _)| architecture.has_text_type(inner)).or(Some(first))
 }
 
 /// The entry for what `config` says it is.
@@ -245,11 +259,7 @@ pub fn model_type(name: &str) -> Option<(&'static Architecture, &'static ModelTy
 /// [`ModelError::Architecture`] names what was found and what is supported.
 pub fn find(config: &Config<'_>) -> Result<&'static Architecture, ModelError> {
     let name = config.architecture()?;
-    let found = match config.is_gguf() {
-        true => gguf(&name, config.has_experts()?),
-        false => model_type(&name).map(|(architecture, _)| architecture),
-    };
-    found.ok_or_else(|| {
+    config.found().ok_or_else(|| {
         let mut names: Vec<&str> = match config.is_gguf() {
             true => ARCHITECTURES.iter().map(|architecture| architecture.gguf).collect(),
             false => {
@@ -257,8 +267,9 @@ pub fn find(config: &Config<'_>) -> Result<&'static Architecture, ModelError> {
                 types.map(|model_type| model_type.name).collect()
             }
         };
-        // Two architectures may have one name in GGUF.
-        names.dedup();
+        // Two architectures may have one name.
+        let mut seen = HashSet::new();
+        names.retain(|name| seen.insert(*name));
         let (found, supported) = (shown(name).to_string(), names.join(", "));
         ModelError::Architecture { path: config.path().clone(), found, supported }
     })
@@ -348,13 +359,23 @@ const CONSTANTS: [&str; 6] = [
     "attn.masked_bias",
 ];
 
+/// Prefixes of what sees images.
+const VISION: [&str; 6] = [
+    "model.visual.",
+    "visual.",
+    "vision_tower.",
+    "model.vision_tower.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+];
+
 /// The kind of the tensor `name`, if it is outside the text model: its `layers` layers and the tensors around them.
 pub fn extra(name: &str, layers: usize) -> Option<Extra> {
     let below = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
     let predicts = || gguf_layer(name).is_some_and(|layer| layer >= layers);
     match name {
         _ if name.contains(".mtp.") || below(&["mtp."]) || predicts() => Some(Extra::Prediction),
-        _ if below(&["model.visual.", "visual.", "vision_tower."]) => Some(Extra::Vision),
+        _ if below(&VISION) => Some(Extra::Vision),
         _ if CONSTANTS.iter().any(|end| name.ends_with(end)) => Some(Extra::Constant),
         _ => None,
     }

@@ -151,6 +151,12 @@ pub const WRAPPER: &[Key] = &[
     Key::no_effect("vision_start_token_id"),
     Key::no_effect("vision_end_token_id"),
     Key::no_effect("language_model_only"),
+    // Of Mistral's.
+    Key::no_effect("image_token_index"),
+    Key::no_effect("multimodal_projector_bias"),
+    Key::no_effect("projector_hidden_act"),
+    Key::no_effect("spatial_merge_size"),
+    Key::no_effect("vision_feature_layer"),
 ];
 
 /// Inside `rope_parameters` and `rope_scaling`.
@@ -165,6 +171,9 @@ pub const ROPE: &[Key] = &[
     Key::optional("high_freq_factor"),
     Key::optional("short_factor"),
     Key::optional("long_factor"),
+    // Ministral 3's, which others ignore.
+    Key::optional("llama_4_scaling_beta"),
+    Key::no_effect("max_position_embeddings"),
     Key::optional("attention_factor"),
     Key::optional("beta_fast"),
     Key::optional("beta_slow"),

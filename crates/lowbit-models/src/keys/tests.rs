@@ -11,7 +11,7 @@ fn peers() -> Value {
 
 /// The tables of a model type; those of the whole, where that is around a `text_config`.
 fn tables(name: &str) -> Tables {
-    let (_, found) = model_type(name).unwrap_or_else(|| panic!("{name} is in no architecture"));
+    let (_, found) = model_type(name, None).unwrap_or_else(|| panic!("{name} is in no architecture"));
     if found.wraps { &[WRAPPER, BASE] } else { found.tables }
 }
 
@@ -70,6 +70,9 @@ fn tables_name_each_key_once() {
         "rms_norm_eps",
         "original_max_position_embeddings",
         "rope_traditional",
+        "rope_parameters",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
     ]
     .into();
     let check = |tables: Tables| {

@@ -2,12 +2,12 @@ use super::{Linear, MergedLinear, RmsNorm, Step, rope_params, wrong_cache};
 use crate::cache::{KvCache, LayerCache};
 use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
 use crate::outline::FREQUENCIES;
-use crate::tape::ops::{AddRmsNorm, Input};
+use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Heads, Inventory, Var, attention, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout, RopeParams, RopeScaling};
-use lowbit_kernels::{Device, KernelError};
+use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
+use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
 /// An architecture's attention layers.
@@ -26,6 +26,34 @@ pub struct AttentionConfig {
     pub gated: bool,
     /// Whether the checkpoint has q's rows, k's and v's in one matrix.
     pub fused: bool,
+    /// The factor of queries by position, if there is one.
+    pub query_scale: Option<QueryScale>,
+}
+
+/// Queries at position p are multiplied by `1 + beta ln(1 + floor(p / original))`, so that attention stays as sharp over more
+/// tokens than the original training had.
+///
+/// Source: transformers 5.24 `get_llama_4_attn_scale`; llama.cpp's `f_attn_temp_scale`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryScale {
+    /// The slope.
+    pub beta: f32,
+    /// The context of the original training.
+    pub original: usize,
+    /// The longest sequence.
+    pub positions: usize,
+}
+
+impl QueryScale {
+    /// The factor of each position, f32 `[1, positions, 1]`; `None` where all are 1.
+    fn table(&self, device: &Device) -> Result<Option<Tensor>, KernelError> {
+        if self.positions <= self.original {
+            return Ok(None);
+        }
+        let factor = |position: usize| 1.0 + self.beta * (1.0 + (position / self.original) as f32).ln();
+        let factors: Vec<f32> = (0..self.positions).map(factor).collect();
+        Tensor::new(&factors, &[1, self.positions, 1], device).map(Some)
+    }
 }
 
 impl AttentionConfig {
@@ -68,6 +96,7 @@ impl AttentionConfig {
             head_norm: None,
             gated: false,
             fused: false,
+            query_scale: None,
         })
     }
 
@@ -97,6 +126,8 @@ pub struct Attention {
     o_proj: Linear,
     /// Of query and key heads.
     norms: Option<[RmsNorm; 2]>,
+    /// [`QueryScale::table`].
+    query_scales: Option<Tensor>,
     /// [`AttentionParams::exact`].
     exact: bool,
 }
@@ -122,8 +153,10 @@ impl Attention {
             true => weights.fused(FUSED_QKV, rows, hidden)?,
             false => weights.merged([(Q_PROJ, rows[0]), (K_PROJ, rows[1]), (V_PROJ, rows[2])], hidden)?,
         };
+        let scale = config.query_scale.map(|scale| scale.table(weights.device()));
         Ok(Self {
             exact: weights.is_exact(),
+            query_scales: scale.transpose()?.flatten(),
             qkv_proj,
             o_proj: weights.linear(O_PROJ, hidden, queries)?,
             norms,
@@ -157,6 +190,9 @@ impl Attention {
         outline.word("sliding_window", window.map_or("none".into(), |window| window.to_string()));
         outline.word("output gate", self.config.gated);
         outline.numbers(FREQUENCIES, self.config.rope.inv_freq());
+        if let Some(QueryScale { beta, original, .. }) = self.config.query_scale {
+            outline.numbers("query scale", &[beta, original as f32]);
+        }
         outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
         outline.numbers("head norms' eps", self.config.head_norm.as_slice());
     }
@@ -185,7 +221,13 @@ impl Attention {
         let params = AttentionParams { scale, sliding_window, exact: self.exact };
         let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, params };
         let y = step.each([&q_gate, &k, &v], caches, |qkv, span, cache| match cache {
-            LayerCache::Attention(cache) => attention(cache, qkv, &span.positions, &heads),
+            LayerCache::Attention(cache) => match &self.query_scales {
+                None => attention(cache, qkv, &span.positions, &heads),
+                Some(scales) => {
+                    let [q, k, v] = qkv;
+                    attention(cache, [&scaled(q, scales, &span.positions)?, k, v], &span.positions, &heads)
+                }
+            },
             LayerCache::DeltaNet(_) => Err(wrong_cache()),
         })?;
         let y = if self.config.gated {
@@ -195,4 +237,12 @@ impl Attention {
         };
         Ok((sum, y))
     }
+}
+
+/// Queries `[T, H, D]` times the factors of their positions.
+fn scaled(q: &Var, scales: &Tensor, positions: &Tensor) -> Result<Var, KernelError> {
+    let (tokens, heads, dim) = (q.dim(0), q.dim(1), q.dim(2));
+    let factors = kv_gather(scales, positions)?.reshape(&[tokens, 1])?;
+    let rows = shapes::reshape(q, &[tokens, 1, heads * dim])?;
+    shapes::reshape(&ops::combine_experts(&rows, &factors.into())?, &[tokens, heads, dim])
 }

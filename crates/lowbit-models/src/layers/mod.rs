@@ -12,7 +12,7 @@ mod rope;
 mod spec;
 mod tied;
 
-pub use attention::{Attention, AttentionConfig};
+pub use attention::{Attention, AttentionConfig, QueryScale};
 pub use block::{Block, Residual, Step, wrong_cache};
 pub use decoder::{Decoder, DecoderConfig};
 pub use delta_net::{DeltaNetConfig, GatedDeltaNet};

@@ -118,9 +118,13 @@ fn long_rope(
         Some(factor) => factor,
         None => LongRope::own_attention_factor(factor, original),
     };
+    let divisors = |key| match section.floats(key)? {
+        list if list.is_empty() => Err(section.missing(key)),
+        list => Ok(list),
+    };
     Ok(LongRope {
-        short_factor: section.floats("short_factor")?,
-        long_factor: section.floats("long_factor")?,
+        short_factor: divisors("short_factor")?,
+        long_factor: divisors("long_factor")?,
         original_max_position_embeddings: original,
         attention_factor,
         context: weights.context().unwrap_or(longest).min(longest),
@@ -296,8 +300,28 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
             format!("llama.cpp ignores it and takes {own:.6}, which is not what the model was trained with");
         return Err(config.refuse(key, &given.to_string(), &want));
     }
-    let attention_factor = (attn_factor != 1.0).then_some(attn_factor * own);
-    Ok(Yarn { attention_factor, ..Yarn::new(factor, original) })
+    let mut attention_factor = (attn_factor != 1.0).then_some(attn_factor * own);
+    let mut yarn = Yarn::new(factor, original);
+    let key = "rope.scaling.yarn_log_multiplier";
+    if config.computes(key) {
+        let multiplier = config.optional_float("", key)?.filter(|&multiplier| multiplier != 0.0);
+        match multiplier {
+            Some(multiplier) if attn_factor == 1.0 => {
+                (yarn.mscale, yarn.mscale_all_dim) = (Some(1.0), Some(multiplier));
+            }
+            Some(multiplier) => {
+                let all = 1.0 + 0.1 * multiplier * factor.max(1.0).ln();
+                attention_factor = Some(attn_factor * own / all);
+            }
+            None => {}
+        }
+        for (key, beta) in [("yarn_beta_fast", &mut yarn.beta_fast), ("yarn_beta_slow", &mut yarn.beta_slow)]
+        {
+            let given = config.optional_float("", &format!("rope.scaling.{key}"))?;
+            *beta = given.unwrap_or(*beta);
+        }
+    }
+    Ok(Yarn { attention_factor, ..yarn })
 }
 
 /// Whether a section of the interleaved multimodal embedding covers a rotated pair. llama.cpp (`GGML_ROPE_TYPE_IMROPE`) rotates

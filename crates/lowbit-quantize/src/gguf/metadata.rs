@@ -184,6 +184,11 @@ impl Builder<'_> {
             let sections = self.sections(sections.as_deref(), rope.rotary_dim / 2)?;
             self.put_own("rope.dimension_sections", Value::Array(Array::I32(sections)))?;
         }
+        if self.architecture.conversion.query_scale
+            && let Some(beta) = self.rope_parameter("llama_4_scaling_beta").and_then(Json::as_f64)
+        {
+            self.put_own("attention.temperature_scale", Value::F32(beta as f32))?;
+        }
         self.put_own("rope.freq_base", Value::F32(rope.theta as f32))
     }
 
@@ -191,7 +196,10 @@ impl Builder<'_> {
         let (key, original) = ("original_max_position_embeddings", yarn.original_max_position_embeddings);
         self.put_own("rope.scaling.original_context_length", u32_value(self.config, key, original)?)?;
         let own = own_attention_factor(yarn.factor) as f32;
-        if attention_factor != own {
+        let multiplier = yarn.mscale_all_dim.filter(|_| self.architecture.conversion.query_scale);
+        if let Some(multiplier) = multiplier {
+            self.put_own("rope.scaling.yarn_log_multiplier", Value::F32(multiplier as f32))?;
+        } else if attention_factor != own {
             // llama.cpp multiplies its own by this one.
             self.put_own("rope.scaling.attn_factor", Value::F32(attention_factor / own))?;
         } else if let Some(factor) = self.rope_parameter("attention_factor").and_then(Json::as_f64) {
