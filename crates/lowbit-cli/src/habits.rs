@@ -6,7 +6,7 @@ mod translate;
 
 use crate::Failure;
 use lowbit_files::read::limit;
-use lowbit_files::{FileError, shown};
+use lowbit_files::shown;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -132,14 +132,11 @@ pub fn expand_home(path: &str) -> PathBuf {
 }
 
 /// The error of a model that was not found, with the path that was perhaps meant.
-pub fn with_nearest(path: &Path, error: FileError) -> Failure {
-    let near = match error {
-        FileError::NoSuchModel { .. } | FileError::Download { .. } | FileError::Io { .. } => nearest(path),
-        _ => None,
-    };
-    match near {
+pub fn with_nearest(path: &Path, error: impl Into<Failure>) -> Failure {
+    let error = error.into();
+    match nearest(path) {
         Some(near) => format!("{error}\ndid you mean {}?", shown(near.display())).into(),
-        None => error.into(),
+        None => error,
     }
 }
 

@@ -232,12 +232,31 @@ fn resolve(model: &str) -> Result<PathBuf, Failure> {
     if local.exists() {
         return Ok(local);
     }
+    find(model, &local)
+}
+
+#[cfg(feature = "hub")]
+fn find(model: &str, local: &Path) -> Result<PathBuf, Failure> {
+    use lowbit_hub::HubError;
+
     let bar = progress::bytes("download");
-    let path = lowbit_files::resolve_with(model, &mut |progress| {
+    let path = lowbit_hub::resolve_with(model, &mut |progress| {
         bar.set_message(progress.file.to_string());
         bar.set_length(progress.total);
         bar.set_position(progress.bytes);
     });
     bar.finish_and_clear();
-    path.map_err(|error| habits::with_nearest(&local, error))
+    path.map_err(|error| match error {
+        // The model is there.
+        HubError::File(error) => error.into(),
+        error => habits::with_nearest(local, error),
+    })
+}
+
+#[cfg(not(feature = "hub"))]
+fn find(model: &str, local: &Path) -> Result<PathBuf, Failure> {
+    let model = lowbit_files::shown(model);
+    let problem = "there is no such file or directory, and this program was built without the feature `hub`, \
+                   which finds models by name";
+    Err(habits::with_nearest(local, format!("{model}: {problem}")))
 }

@@ -50,12 +50,6 @@ pub enum FileError {
     Format { file: PathBuf, key: String, error: FormatError },
     #[error("{}: {method} quantization is not supported; supported are {supported}. Take the model in one of these, or quantize the unquantized original with `lowbit quantize`", shown_path(.file), method = shown(.method))]
     Quantization { file: PathBuf, method: String, supported: &'static str },
-    #[error("{model}: {problem}", model = shown(.model), problem = shown_message(.problem, LONG))]
-    NoSuchModel { model: String, problem: String },
-    #[error("{model}: there is no such path, and the hub's model cannot be downloaded: {what}: {problem}", model = shown(.model), what = shown(.what), problem = shown_message(.problem, LONG))]
-    Download { model: String, what: String, problem: String },
-    #[error("{package}: {problem}", package = shown(.package), problem = shown_message(.problem, LONG))]
-    Package { package: String, problem: String },
     #[error("{}: chat template: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]
     Template { file: PathBuf, problem: String },
     #[error("{}: tokenizer: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]

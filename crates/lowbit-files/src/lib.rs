@@ -10,30 +10,24 @@ mod chat;
 mod checkpoint;
 mod error;
 pub mod gguf;
-mod hub;
 mod map;
+pub mod names;
 pub mod read;
 pub mod safetensors;
 mod show;
 pub mod staging;
 mod tensor;
 mod tokenizer;
-pub mod wheels;
 
 pub use chat::{ChatTemplate, Message, ToolCall};
 pub use checkpoint::{
-    Checkpoint, Companion, GenerationConfig, Layout, Quantization, Unwritten, UnwrittenTensor,
+    Checkpoint, Companion, GenerationConfig, Layout, Quantization, Unwritten, UnwrittenTensor, shard_names,
 };
 pub use error::FileError;
-pub use hub::{Hub, HubLimits, HubSettings, Progress, Token, resolve, resolve_with};
 pub use map::report_cut_files;
 pub use show::{Shown, shown, shown_message, shown_path};
 pub use tensor::{Stored, TensorView, Tensors};
 pub use tokenizer::{GgufTokenizer, SpecialTokens, TokenStream, Tokenizer};
-
-/// The names of a directory's files of tensors.
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
 
 /// The README's examples are tests, too.
 #[cfg(doctest)]

@@ -5,7 +5,6 @@ use std::io::{Error, ErrorKind, Read};
 use std::path::Path;
 
 use crate::FileError;
-use crate::checkpoint::foreign::is_pointer;
 
 /// The most bytes that a file of each kind may have: several times the largest published one, and
 /// little enough that parsing it cannot take a machine's memory.
@@ -64,6 +63,12 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
         return Err(FileError::Pointer { file: path.into() });
     }
     Ok(bytes)
+}
+
+/// Whether these are the bytes of a git-lfs pointer, which stands for a file in a clone that has
+/// not fetched it.
+pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs.github.com/spec/") && bytes.len() < 1024
 }
 
 /// What JSON may hold: a value takes up to a hundred times its bytes in memory, so that their

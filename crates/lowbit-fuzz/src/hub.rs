@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lowbit_files::{Hub, HubSettings};
+use lowbit_hub::{Hub, HubSettings};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use ureq::config::Config;

@@ -1,5 +1,7 @@
 use lowbit_files::FileError;
 use lowbit_formats::FormatError;
+#[cfg(feature = "hub")]
+use lowbit_hub::HubError;
 use lowbit_kernels::KernelError;
 use lowbit_models::ModelError;
 use lowbit_quantize::QuantizeError;
@@ -10,9 +12,13 @@ use lowbit_quantize::QuantizeError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A model's files: missing, damaged, of another kind, or not downloaded.
+    /// A model's files: missing, damaged, or of another kind.
     #[error(transparent)]
     File(FileError),
+    /// No such model, neither on this machine nor on the hub, or it is not downloaded.
+    #[cfg(feature = "hub")]
+    #[error(transparent)]
+    Hub(HubError),
     /// A weight format, or data that should be in it.
     #[error(transparent)]
     Format(FormatError),
@@ -30,6 +36,16 @@ pub enum Error {
 impl From<FileError> for Error {
     fn from(error: FileError) -> Self {
         Self::File(error)
+    }
+}
+
+#[cfg(feature = "hub")]
+impl From<HubError> for Error {
+    fn from(error: HubError) -> Self {
+        match error {
+            HubError::File(error) => error.into(),
+            error => Self::Hub(error),
+        }
     }
 }
 
@@ -89,6 +105,11 @@ mod tests {
         let missing = || lowbit_files::Checkpoint::open("no/such/folder".as_ref()).unwrap_err();
         for error in [Error::from(missing()), ModelError::from(missing()).into()] {
             assert!(matches!(error, Error::File(_)), "{error:?}");
+        }
+        #[cfg(feature = "hub")]
+        {
+            assert!(matches!(Error::from(HubError::from(missing())), Error::File(_)));
+            assert!(matches!(crate::LanguageModel::open("no such model").unwrap_err(), Error::Hub(_)));
         }
         assert!(matches!(Error::from(ModelError::NoTokens), Error::Model(ModelError::NoTokens)));
     }

@@ -1,9 +1,10 @@
 use crate::reply::{Progress, Reply, ReplyOptions, reply};
 use crate::{Chat, Error, Syntax};
-use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer, resolve};
+use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer};
 use lowbit_kernels::Device;
 use lowbit_models::{GenerationOptions, Model, Session, Target, dry_chat};
 use std::ops::ControlFlow::{self, Continue};
+use std::path::PathBuf;
 
 /// Continues `prompt` with the model at `model`, on the CPU: greedily, up to 256 tokens. A model
 /// with a chat template gets the prompt as a user's message and answers it; a base model continues
@@ -25,6 +26,18 @@ use std::ops::ControlFlow::{self, Continue};
 /// Those of [`LanguageModel::open`] and [`LanguageModel::generate`].
 pub fn generate(model: &str, prompt: &str) -> Result<String, Error> {
     LanguageModel::open(model)?.generate(prompt)
+}
+
+/// Where the files of `model` are.
+#[cfg(feature = "hub")]
+fn find(model: &str) -> Result<PathBuf, Error> {
+    Ok(lowbit_hub::resolve(model)?)
+}
+
+/// Without the hub every model is a path.
+#[cfg(not(feature = "hub"))]
+fn find(model: &str) -> Result<PathBuf, Error> {
+    Ok(model.into())
 }
 
 /// A model with its tokenizer and chat template, ready to answer.
@@ -56,8 +69,9 @@ impl LanguageModel {
     /// Opens `model` on the CPU, one thread per core. [`generate`] says what `model` can be.
     ///
     /// # Errors
-    /// [`Error::File`] when there is no such model, or its files are damaged; [`Error::Model`] for
-    /// one that lowbit does not compute.
+    /// `Error::Hub` when there is no such model ([`Error::File`] without the feature `hub`);
+    /// [`Error::File`] when its files are damaged; [`Error::Model`] for one that lowbit does not
+    /// compute.
     pub fn open(model: &str) -> Result<Self, Error> {
         Self::open_on(model, &Device::cpu(None)?)
     }
@@ -67,7 +81,7 @@ impl LanguageModel {
     /// # Errors
     /// Those of [`Self::open`]; [`Error::Kernel`] when a GPU has too little memory or fails.
     pub fn open_on(model: &str, device: &Device) -> Result<Self, Error> {
-        Self::from_checkpoint(Checkpoint::open(&resolve(model)?)?, device)
+        Self::from_checkpoint(Checkpoint::open(&find(model)?)?, device)
     }
 
     /// As [`Self::open_on`], for a checkpoint that is open already.

@@ -35,11 +35,12 @@
 //!
 //! # Features
 //!
-//! The default build runs on the CPU and has none of these. Building them needs nothing but Rust;
-//! running them needs what the last column says.
+//! The default build runs on the CPU and has `hub` alone. Building the others needs nothing but
+//! Rust; running them needs what the last column says.
 //!
 //! | feature | brings | needs at run time |
 //! |---|---|---|
+//! | `hub` | `resolve`: models by their name on the Hugging Face hub; without it every model is a path, and no TLS is built | a network for what is not in huggingface_hub's cache |
 //! | `cuda` | `Device::cuda` | a driver for CUDA 12 or newer; NVRTC and CUDA's headers, see `CudaOptions` |
 //! | `vulkan` | `Device::vulkan` | Vulkan 1.3 |
 //! | `metal` | `Device::metal` | macOS with Metal Shading Language 3.2 (run by clang on a CPU, not on a Mac yet) |
@@ -63,9 +64,11 @@ pub use reply::{Progress, Reply, ReplyOptions, reply};
 
 pub use lowbit_files::{
     ChatTemplate, Checkpoint, FileError, Layout, Message, SpecialTokens, Stored, TensorView, Tensors,
-    TokenStream, Tokenizer, ToolCall, resolve,
+    TokenStream, Tokenizer, ToolCall,
 };
 pub use lowbit_formats::{DType, FloatType, Format, FormatError};
+#[cfg(feature = "hub")]
+pub use lowbit_hub::{HubError, resolve};
 #[cfg(feature = "cuda")]
 pub use lowbit_kernels::gpu::CudaOptions;
 #[cfg(feature = "vulkan")]
@@ -77,10 +80,13 @@ pub use lowbit_models::{
     layers::DecoderConfig, perplexity,
 };
 
-/// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates, the hub.
+/// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates.
 pub use lowbit_files as files;
 /// Weight formats.
 pub use lowbit_formats as formats;
+/// Models by name, and packages of a Python index.
+#[cfg(feature = "hub")]
+pub use lowbit_hub as hub;
 /// Devices, tensors and ops.
 pub use lowbit_kernels as kernels;
 /// Architectures, caches, generation.

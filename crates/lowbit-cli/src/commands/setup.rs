@@ -36,24 +36,27 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     cuda.run()
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(all(feature = "cuda", feature = "hub")))]
 impl Cuda {
     fn run(&self) -> Result<(), Failure> {
         let _ = (self.cuda_version, &self.index);
-        let problem = "this program was built without cuda: `cargo install --path crates/lowbit-cli --features cuda` \
-                       builds it with";
+        let missing = if cfg!(feature = "cuda") { "hub" } else { "cuda" };
+        let problem = format!(
+            "this program was built without {missing}: \
+             `cargo install --path crates/lowbit-cli --features cuda` builds it with"
+        );
         Err(problem.into())
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(all(feature = "cuda", feature = "hub"))]
 mod brought {
     use super::Cuda;
     use crate::cache::cache;
     use crate::{Failure, cuda, out, progress};
     use lowbit::CudaOptions;
     use lowbit_files::staging::{Existing, Staged};
-    use lowbit_files::wheels::{self, Index, Wheel};
+    use lowbit_hub::wheels::{self, Index, Wheel};
     use lowbit_kernels::gpu::{cuda_driver_version, try_cuda_compiler};
     use std::path::{Path, PathBuf};
 

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
 
-use super::{CONFIG, Checkpoint, GenerationConfig};
+use super::{Checkpoint, GenerationConfig};
 use crate::chat::named;
 use crate::gguf::Metadata;
+use crate::names::CONFIG;
 use crate::read::{limit, read};
 use crate::{FileError, Tokenizer};
 

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::CONFIG;
-use super::part::{Part, file_names};
 use crate::gguf::Metadata;
-use crate::{FileError, INDEX, SINGLE, shown};
+use crate::names::{CONFIG, INDEX, Part, SINGLE, file_names};
+use crate::{FileError, shown};
 
 /// The directory that `file` is the model of: config.json, model.safetensors, its parts and its
 /// index stand for it.
@@ -84,7 +83,7 @@ pub(super) fn file(path: &Path) -> Result<Option<String>, FileError> {
     let mut head = Vec::new();
     let file = crate::read::open_regular(path)?;
     file.take(512).read_to_end(&mut head).map_err(FileError::io(path))?;
-    if head.starts_with(b"GGUF") || is_pointer(&head) {
+    if head.starts_with(b"GGUF") || crate::read::is_pointer(&head) {
         return Ok(None);
     }
     if head.is_empty() {
@@ -126,12 +125,6 @@ const KERAS: &str = "a Keras model, which is not read; take the model's safetens
 
 fn contains(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|window| window == what)
-}
-
-/// Whether these are the bytes of a git-lfs pointer, which stands for a file in a clone that has
-/// not fetched it.
-pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"version https://git-lfs.github.com/spec/") && bytes.len() < 1024
 }
 
 /// What a directory without a model's weights or its configuration holds, if that is known.

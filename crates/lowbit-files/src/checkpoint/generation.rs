@@ -83,7 +83,7 @@ impl Checkpoint {
             Some((file, json)) => from_json(&file, &json)?,
             None => GenerationConfig::default(),
         };
-        let file = self.path().join(super::CONFIG);
+        let file = self.path().join(crate::names::CONFIG);
         let model = self.config()?;
         for json in [Some(model), model.get("text_config")].into_iter().flatten() {
             if config.eos_token_ids.is_empty() {

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::part::{Part, file_names};
 use crate::gguf::{self, Gguf, Metadata};
+use crate::names::{Part, file_names};
 use crate::{FileError, Tensors};
 
 /// The one model's (first) file in `directory`, or `None` when it has no GGUF file.

@@ -6,7 +6,6 @@ pub(crate) mod foreign;
 mod foreign_tests;
 mod generation;
 mod gguf;
-mod part;
 mod quantization;
 mod safetensors;
 #[cfg(test)]
@@ -19,12 +18,12 @@ use serde_json::Value;
 
 pub use companion::Companion;
 pub use generation::GenerationConfig;
-pub(crate) use part::Part;
 pub use quantization::Quantization;
-pub(crate) use safetensors::shard_names;
+pub use safetensors::shard_names;
 pub use unwritten::{Unwritten, UnwrittenTensor};
 
 use crate::gguf::Metadata;
+use crate::names::{CONFIG, file_names};
 use crate::read::{json, limit, read};
 use crate::{FileError, Tensors, shown};
 
@@ -84,7 +83,7 @@ impl Checkpoint {
             };
         }
         // Repositories of GGUF files may have the original's config.json beside them.
-        let has_safetensors = !part::file_names(path, ".safetensors")?.is_empty();
+        let has_safetensors = !file_names(path, ".safetensors")?.is_empty();
         if !has_safetensors && let Some(file) = gguf::only_model(path)? {
             return Self::open_gguf(path, &file);
         }
@@ -182,8 +181,6 @@ impl Checkpoint {
         Ok(Some((path, value)))
     }
 }
-
-pub(crate) const CONFIG: &str = "config.json";
 
 pub(crate) fn read_json(path: &Path) -> Result<Value, FileError> {
     json(&read(path, limit::CONFIG)?, path)

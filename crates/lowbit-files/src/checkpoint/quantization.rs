@@ -3,7 +3,8 @@ use std::path::Path;
 use lowbit_formats::{DType, FloatType, Format, FormatError};
 use serde_json::Value;
 
-use super::{CONFIG, Checkpoint, mismatch};
+use super::{Checkpoint, mismatch};
+use crate::names::CONFIG;
 use crate::{FileError, shown};
 
 /// MLX's quantization of a module's weight according to config.json: a format without the type of

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::foreign;
-use super::part::{Part, file_names};
+use crate::names::{INDEX, Part, SINGLE, file_names};
 use crate::safetensors::{self, Safetensors};
-use crate::{FileError, INDEX, SINGLE, Tensors, shown};
+use crate::{FileError, Tensors, shown};
 
 /// Maps all tensors. Also returns `format` of the first file's metadata.
 pub(super) fn open(directory: &Path) -> Result<(Tensors, Option<String>), FileError> {
@@ -108,8 +108,11 @@ fn read_index(index: &Path) -> Result<BTreeMap<String, Vec<String>>, FileError> 
     }
 }
 
-/// The names of the shards that an index names.
-pub(crate) fn shard_names(index: &Path) -> Result<Vec<String>, FileError> {
+/// The names of the shards that the index in this file names: plain names that end in .safetensors.
+///
+/// # Errors
+/// [`FileError::Io`], [`FileError::TooLarge`], [`FileError::Json`] and [`FileError::ShardName`].
+pub fn shard_names(index: &Path) -> Result<Vec<String>, FileError> {
     Ok(read_index(index)?.into_keys().collect())
 }
 

@@ -11,8 +11,7 @@ use bytes::Bytes;
 pub use fault::report_cut_files;
 
 use crate::FileError;
-use crate::checkpoint::foreign::is_pointer;
-use crate::read::open_regular;
+use crate::read::{is_pointer, open_regular};
 
 /// Does nothing where a cut file is no signal.
 ///

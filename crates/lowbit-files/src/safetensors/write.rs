@@ -6,8 +6,9 @@ use lowbit_formats::DType;
 use serde_json::{Map, Value, json};
 
 use super::{METADATA, SafetensorsError, dtype_name};
+use crate::FileError;
+use crate::names::{INDEX, SINGLE};
 use crate::tensor::elements_and_bytes;
-use crate::{FileError, INDEX, SINGLE};
 
 /// Writes the tensors of a checkpoint: `model.safetensors`, or shards and an index where one file
 /// would be too large. All tensors are planned first, then their bytes are written one after

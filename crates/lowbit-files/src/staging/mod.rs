@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 
 use crate::FileError;
-use crate::checkpoint::CONFIG;
+use crate::names::CONFIG;
 use regular::{check_regular, regular};
 use unfinished::Unfinished;
 

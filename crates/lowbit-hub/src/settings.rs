@@ -7,7 +7,7 @@ use std::time::Duration;
 use ureq::Proxy;
 use ureq::http::HeaderValue;
 
-use crate::shown;
+use lowbit_files::shown;
 
 /// The most bytes of a stored token.
 const TOKEN: u64 = 4096;
@@ -154,7 +154,7 @@ impl HubSettings {
         settings.offline = text(&["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])?.is_some_and(truth);
         let stored = || {
             let default = hugging_face.as_ref().map(|folder| folder.join("token"));
-            let bytes = crate::read::read(&path(&["HF_TOKEN_PATH"]).or(default)?, TOKEN).ok()?;
+            let bytes = lowbit_files::read::read(&path(&["HF_TOKEN_PATH"]).or(default)?, TOKEN).ok()?;
             String::from_utf8(bytes).ok().filter(|text| !text.trim().is_empty())
         };
         let token = text(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])?.or_else(stored);

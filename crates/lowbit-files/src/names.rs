@@ -1,12 +1,24 @@
+//! What the files of a checkpoint are called.
+
 use std::path::{Path, PathBuf};
 
 use crate::FileError;
 
+/// A directory's configuration.
+pub const CONFIG: &str = "config.json";
+/// A directory's tensors in one file.
+pub const SINGLE: &str = "model.safetensors";
+/// The list of a directory's files of tensors.
+pub const INDEX: &str = "model.safetensors.index.json";
+
 /// The file name of one part of several: `prefix-00002-of-00004.gguf`.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Part<'a> {
+pub struct Part<'a> {
+    /// The name up to the number, without the hyphen.
     pub prefix: &'a str,
+    /// From 1.
     pub number: u64,
+    /// The number of parts.
     pub count: u64,
     /// With its dot.
     extension: &'a str,
@@ -40,7 +52,7 @@ impl<'a> Part<'a> {
     ///
     /// # Errors
     /// [`FileError::MissingPart`].
-    pub fn paths(&self, directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    pub(crate) fn paths(&self, directory: &Path) -> Result<Vec<PathBuf>, FileError> {
         let path = |number| directory.join(self.name(number));
         let existing = |number| match path(number) {
             part if part.exists() => Ok(part),
@@ -51,7 +63,7 @@ impl<'a> Part<'a> {
 }
 
 /// The names in `directory` that end in `extension` (with its dot), sorted.
-pub(super) fn file_names(directory: &Path, extension: &str) -> Result<Vec<String>, FileError> {
+pub(crate) fn file_names(directory: &Path, extension: &str) -> Result<Vec<String>, FileError> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(FileError::io(directory))? {
         let name = entry.map_err(FileError::io(directory))?.file_name();

@@ -1,31 +1,37 @@
-//! Models by name: `org/name` on the Hugging Face hub, in the cache that Python's huggingface_hub
-//! uses.
+//! Models and packages by name, from servers that nobody trusts: `org/name` on the Hugging Face
+//! hub, in the cache that Python's huggingface_hub uses ([`resolve`], [`Hub`]), and wheels of a
+//! Python package index ([`wheels`]).
 //!
-//! The hub, or its mirror, is not trusted: `names.rs` says what may become a path, `client.rs`
-//! where requests go and how long they may take, `answers.rs` what an answer may say, `download.rs`
-//! and `verify.rs` how a file arrives whole, and `cache.rs` where it may be written.
+//! A server's answer is bounded in time and bytes, becomes a path only if it is a plain name, and a
+//! file gets its name only once it is whole and has the digest that was promised. Nothing is
+//! written outside of the cache.
 
+// `names` says what may become a path, `client` where requests go and how long they may take,
+// `answers` what an answer may say, `download` and `verify` how a file arrives whole, and `cache`
+// where it may be written.
 mod answers;
 mod cache;
 mod choose;
-pub(crate) mod client;
+mod client;
 mod download;
+mod error;
 mod names;
 mod settings;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod verify;
+pub mod wheels;
 
 use std::path::{Path, PathBuf};
 
 use cache::Repository;
 use client::{Client, Problem, Site};
 use download::Transfer;
+pub use error::HubError;
+use lowbit_files::names::{CONFIG, INDEX, SINGLE};
+use lowbit_files::{shard_names, shown};
 use names::{FileName, ModelName};
 pub use settings::{HubLimits, HubSettings, Token};
-
-use crate::checkpoint::{CONFIG, shard_names};
-use crate::{FileError, INDEX, SINGLE, shown};
 
 /// The progress of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +54,8 @@ pub struct Progress<'a> {
 /// [`HubSettings::from_env`] says.
 ///
 /// # Errors
-/// [`FileError::NoSuchModel`], or [`FileError::Download`] when the network is needed and fails.
-pub fn resolve(model: &str) -> Result<PathBuf, FileError> {
+/// [`HubError::NoSuchModel`], or [`HubError::Download`] when the network is needed and fails.
+pub fn resolve(model: &str) -> Result<PathBuf, HubError> {
     resolve_with(model, &mut |_| {})
 }
 
@@ -57,7 +63,7 @@ pub fn resolve(model: &str) -> Result<PathBuf, FileError> {
 ///
 /// # Errors
 /// As [`resolve`].
-pub fn resolve_with(model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, FileError> {
+pub fn resolve_with(model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, HubError> {
     if Path::new(model).exists() {
         return Ok(model.into());
     }
@@ -74,20 +80,20 @@ pub struct Hub {
     agent: Box<dyn Fn(ureq::config::Config) -> ureq::Agent>,
 }
 
-fn parse(model: &str) -> Result<ModelName<'_>, FileError> {
+fn parse(model: &str) -> Result<ModelName<'_>, HubError> {
     ModelName::parse(model).ok_or_else(|| {
         let problem = "there is no such file or directory, and it is no name of the form org/name";
-        FileError::NoSuchModel { model: shown(model).to_string(), problem: problem.into() }
+        HubError::NoSuchModel { model: shown(model).to_string(), problem: problem.into() }
     })
 }
 
 impl ModelName<'_> {
-    fn missing(&self, problem: impl Into<String>) -> FileError {
-        FileError::NoSuchModel { model: self.whole.into(), problem: problem.into() }
+    fn missing(&self, problem: impl Into<String>) -> HubError {
+        HubError::NoSuchModel { model: self.whole.into(), problem: problem.into() }
     }
 
-    fn failed(&self, what: &str, problem: impl Into<String>) -> FileError {
-        FileError::Download { model: self.whole.into(), what: what.into(), problem: problem.into() }
+    fn failed(&self, what: &str, problem: impl Into<String>) -> HubError {
+        HubError::Download { model: self.whole.into(), what: what.into(), problem: problem.into() }
     }
 }
 
@@ -110,7 +116,7 @@ impl Hub {
     ///
     /// # Errors
     /// As [`resolve`].
-    pub fn resolve(&self, model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, FileError> {
+    pub fn resolve(&self, model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<PathBuf, HubError> {
         let model = parse(model)?;
         let repository = Repository::new(&self.settings.cache, model);
         if let Some(path) = self.cached(model, &repository)? {
@@ -144,7 +150,7 @@ impl Hub {
     }
 
     /// The model, if the cache has all of it.
-    fn cached(&self, model: ModelName<'_>, repository: &Repository) -> Result<Option<PathBuf>, FileError> {
+    fn cached(&self, model: ModelName<'_>, repository: &Repository) -> Result<Option<PathBuf>, HubError> {
         let Some(commit) = repository.main() else { return Ok(None) };
         let files = repository.files(&commit).map_err(|problem| model.missing(problem))?;
         let (names, snapshot) = (strings(&files), repository.snapshot(&commit));
@@ -178,7 +184,7 @@ struct Download<'a, 'p> {
 }
 
 impl Download<'_, '_> {
-    fn run(mut self, listed: &[FileName]) -> Result<PathBuf, FileError> {
+    fn run(mut self, listed: &[FileName]) -> Result<PathBuf, HubError> {
         let model = self.transfer.model;
         let names = strings(listed);
         let has = |file: &str| names.iter().any(|name| name == file);
@@ -199,7 +205,7 @@ impl Download<'_, '_> {
         Ok(snapshot)
     }
 
-    fn files(&mut self, names: &[String]) -> Result<(), FileError> {
+    fn files(&mut self, names: &[String]) -> Result<(), HubError> {
         let Transfer { model, client, .. } = self.transfer;
         let files = choose::plain(names, client.limits.files).map_err(|problem| model.missing(problem))?;
         for file in files {
@@ -213,3 +219,8 @@ impl Download<'_, '_> {
         Ok(())
     }
 }
+
+/// The README's examples are tests, too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::server::*;
-use crate::SINGLE;
+use lowbit_files::names::SINGLE;
 
 /// Plants a link in a cache whose folders are there, and resolves.
 fn plant(link: &str, target: &Path) -> (Sandbox, Result<PathBuf, String>) {

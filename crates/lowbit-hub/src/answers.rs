@@ -6,7 +6,7 @@ use ureq::http::{HeaderMap, HeaderValue};
 
 use super::client::{Answer, Client, Paced, Problem, Request};
 use super::names::{Commit, ETag, FileName, ModelName};
-use crate::shown;
+use lowbit_files::shown;
 
 /// A repository's state: its commit, and the files in its top folder.
 pub(super) struct Listing {

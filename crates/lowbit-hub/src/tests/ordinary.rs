@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use super::server::*;
-use crate::hub::{Progress, choose};
-use crate::{FileError, INDEX, SINGLE};
+use crate::HubError;
+use crate::{Progress, choose};
+use lowbit_files::names::{INDEX, SINGLE};
 
 /// Nothing listens here.
 const NOWHERE: &str = "http://127.0.0.1:1";
@@ -213,7 +214,7 @@ fn a_hub_that_says_no_is_quoted() {
         let sandbox = Sandbox { token, ..Sandbox::new() };
         let error = sandbox.resolve(&endpoint, "org/name").unwrap_err();
         sandbox.is_untouched();
-        let FileError::Download { problem, .. } = error else { panic!("{error}") };
+        let HubError::Download { problem, .. } = error else { panic!("{error}") };
         let problem = problem.replace(&"!".repeat(190), "!");
         (problem, asked.lock().unwrap().len())
     };
@@ -347,7 +348,7 @@ fn four_at_once_download_once() {
 
 #[test]
 fn errors_of_the_disk_are_named() {
-    let text = |kind: std::io::ErrorKind| crate::hub::cache::problem(Path::new("/cache/x"), &kind.into());
+    let text = |kind: std::io::ErrorKind| crate::cache::problem(Path::new("/cache/x"), &kind.into());
     assert_eq!(text(std::io::ErrorKind::StorageFull), "/cache/x: the disk is full");
     assert_eq!(text(std::io::ErrorKind::QuotaExceeded), "/cache/x: the disk quota is used up");
     let sandbox = Sandbox::new();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::server::*;
-use crate::SINGLE;
+use lowbit_files::names::SINGLE;
 
 /// Resolves `org/name` where `change` has its way with every honest answer; the error and how often
 /// was asked.
@@ -148,9 +148,9 @@ fn an_index_reaches_nothing_but_shards() {
     ] {
         let index = serde_json::json!({ "weight_map": { "a": shard } }).to_string();
         let mut known = small();
-        known.retain(|(name, _)| name != crate::SINGLE);
+        known.retain(|(name, _)| name != lowbit_files::names::SINGLE);
         known.push(("model-00001-of-00001.safetensors".into(), b"weights".to_vec()));
-        known.push((crate::INDEX.into(), index.into_bytes()));
+        known.push((lowbit_files::names::INDEX.into(), index.into_bytes()));
         let sandbox = Sandbox::new();
         let (endpoint, asked) = serve(move |asked| honest(&known, asked));
         let message = sandbox.resolve(&endpoint, "org/name").unwrap_err().to_string();
@@ -161,9 +161,9 @@ fn an_index_reaches_nothing_but_shards() {
     let map: Vec<_> = (0..3000).map(|shard| format!("\"{shard}\": \"{shard}.safetensors\"")).collect();
     let index = format!("{{\"weight_map\": {{{}}}}}", map.join(","));
     let mut known = small();
-    known.retain(|(name, _)| name != crate::SINGLE);
+    known.retain(|(name, _)| name != lowbit_files::names::SINGLE);
     known.push(("model-00001-of-00001.safetensors".into(), b"weights".to_vec()));
-    known.push((crate::INDEX.into(), index.into_bytes()));
+    known.push((lowbit_files::names::INDEX.into(), index.into_bytes()));
     let (endpoint, _) = serve(move |asked| honest(&known, asked));
     let message = Sandbox::new().resolve(&endpoint, "org/name").unwrap_err().to_string();
     assert_eq!(message, "org/name: it is in 3000 files; at most 2048 are downloaded");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::names::{Commit, ETag, FileName, ModelName, TEMPLATES};
-use crate::shown;
+use lowbit_files::shown;
 
 /// The most files of a snapshot that are listed.
 const ENTRIES: usize = 10_000;
@@ -42,7 +42,8 @@ impl Repository {
     /// The commit that `refs/main` names.
     pub fn main(&self) -> Option<Commit> {
         let path = self.folder.join("refs/main");
-        let bytes = fs::symlink_metadata(&path).ok()?.is_file().then(|| crate::read::read(&path, 100))?;
+        let bytes =
+            fs::symlink_metadata(&path).ok()?.is_file().then(|| lowbit_files::read::read(&path, 100))?;
         Commit::parse(str::from_utf8(&bytes.ok()?).ok()?.trim())
     }
 

@@ -7,15 +7,18 @@
 
 #[cfg(test)]
 mod tests;
-mod zip;
 
+use std::io::{Cursor, Read};
 use std::path::{Component, Path, PathBuf};
 
+use lowbit_files::{FileError, shown};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use zip::ZipArchive;
+use zip::read::ZipFile;
 
-use crate::hub::client::{Client, Paced, Problem, Request, Site};
-use crate::{FileError, HubLimits, Progress, shown};
+use crate::client::{Client, Paced, Problem, Request, Site};
+use crate::{HubError, HubLimits, Progress};
 
 /// The most bytes of a wheel.
 const LARGEST: u64 = 1 << 30;
@@ -84,9 +87,9 @@ impl Index {
     /// The wheels of `package` for this machine, the newest first.
     ///
     /// # Errors
-    /// [`FileError::Package`] when the index cannot be reached, does not have the package or
-    /// answers something else.
-    pub fn wheels(&self, package: &str) -> Result<Vec<Wheel>, FileError> {
+    /// [`HubError::Package`] when the index cannot be reached, does not have the package or answers
+    /// something else.
+    pub fn wheels(&self, package: &str) -> Result<Vec<Wheel>, HubError> {
         let path = format!("{package}/");
         let bytes =
             self.get(&self.address, &path, self.limits.list, &mut |_, _| {}).map_err(failed(package))?;
@@ -95,7 +98,7 @@ impl Index {
                 "the package index does not answer with a list of files in JSON; is a proxy or a login page in between? ({})",
                 shown(error)
             );
-            FileError::Package { package: package.into(), problem }
+            HubError::Package { package: package.into(), problem }
         })?;
         let folder = format!("{}/{path}", self.address.trim_end_matches('/'));
         let mut wheels: Vec<_> =
@@ -107,12 +110,12 @@ impl Index {
     /// The whole wheel, verified.
     ///
     /// # Errors
-    /// [`FileError::Package`] when it does not arrive, or has another SHA-256 than the index says.
+    /// [`HubError::Package`] when it does not arrive, or has another SHA-256 than the index says.
     pub fn download(
         &self,
         wheel: &Wheel,
         progress: &mut dyn FnMut(Progress<'_>),
-    ) -> Result<Vec<u8>, FileError> {
+    ) -> Result<Vec<u8>, HubError> {
         let failed = failed(&wheel.package);
         // Files may lie on another server than the index.
         let start = wheel.url.find("://").map_or(0, |at| at + 3);
@@ -153,8 +156,8 @@ impl Default for Index {
     }
 }
 
-fn failed(package: &str) -> impl Fn(String) -> FileError + '_ {
-    move |problem| FileError::Package { package: package.into(), problem }
+fn failed(package: &str) -> impl Fn(String) -> HubError + '_ {
+    move |problem| HubError::Package { package: package.into(), problem }
 }
 
 fn once(
@@ -264,31 +267,59 @@ impl std::fmt::Display for Wheel {
 /// many there are.
 ///
 /// # Errors
-/// [`FileError::Package`] for what is no wheel or a path that leads out of the folder, named as
-/// `package`'s; [`FileError::Io`].
+/// [`HubError::Package`] for a file that is no wheel, one that does not unpack to what the wheel's
+/// directory promises, and a path that leads out of the folder, named as `package`'s;
+/// [`FileError::Io`] as [`HubError::File`].
 pub fn unpack(
     package: &str,
     wheel: &[u8],
     folder: &Path,
     place: impl Fn(&str) -> Option<PathBuf>,
-) -> Result<usize, FileError> {
+) -> Result<usize, HubError> {
     let failed = failed(package);
+    let broken = |error| failed(format!("it is no zip file, or a broken one: {}", shown(error)));
+    let mut archive = ZipArchive::new(Cursor::new(wheel)).map_err(broken)?;
     let (mut count, mut left) = (0, UNPACKED);
-    for entry in zip::entries(wheel).map_err(&failed)? {
-        let Some(below) = place(&entry.name) else { continue };
+    for index in 0..archive.len() {
+        let mut entry = archive.by_index(index).map_err(broken)?;
+        if entry.is_dir() {
+            continue;
+        }
+        let name = entry.name().map_err(broken)?.into_owned();
+        let Some(below) = place(&name) else { continue };
         if below.as_os_str().is_empty()
             || !below.components().all(|part| matches!(part, Component::Normal(_)))
         {
-            return Err(failed(format!("{} leads out of the folder", shown(&entry.name))));
+            return Err(failed(format!("{} leads out of the folder", shown(&name))));
         }
-        let content = entry.content(wheel, left).map_err(&failed)?;
+        let content =
+            content(&mut entry, left).map_err(|problem| failed(format!("{}: {problem}", shown(&name))))?;
         left -= content.len() as u64;
         let path = folder.join(below);
+        let io = |file: &Path| {
+            let file = file.to_path_buf();
+            move |source| FileError::Io { file, source }
+        };
         if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(FileError::io(parent))?;
+            std::fs::create_dir_all(parent).map_err(io(parent))?;
         }
-        std::fs::write(&path, content).map_err(FileError::io(&path))?;
+        std::fs::write(&path, content).map_err(io(&path))?;
         count += 1;
     }
     Ok(count)
+}
+
+/// The content of `entry`, of at most `limit` bytes. Its checksum is verified.
+fn content<R: Read>(entry: &mut ZipFile<'_, R>, limit: u64) -> Result<Vec<u8>, String> {
+    let size = entry.size();
+    if size > limit {
+        return Err("it unpacks to more bytes than are wanted".into());
+    }
+    let mut content = vec![];
+    // The checksum is compared where the content ends, behind the last byte.
+    match entry.take(size + 1).read_to_end(&mut content) {
+        Ok(read) if read as u64 == size => Ok(content),
+        Ok(read) => Err(format!("it unpacks to {read} bytes, but should to {size}")),
+        Err(error) => Err(format!("it does not unpack: {}", shown(error))),
+    }
 }

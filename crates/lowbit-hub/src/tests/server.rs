@@ -10,8 +10,8 @@ use serde_json::json;
 use sha1::Digest;
 use tempfile::TempDir;
 
-use crate::FileError;
-use crate::hub::{Hub, HubLimits, HubSettings, Token};
+use crate::HubError;
+use crate::{Hub, HubLimits, HubSettings, Token};
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub const OTHER: &str = "fedcba9876543210fedcba9876543210fedcba98";
@@ -242,7 +242,7 @@ impl Sandbox {
         Hub::new(settings)
     }
 
-    pub fn resolve(&self, endpoint: &str, model: &str) -> Result<std::path::PathBuf, FileError> {
+    pub fn resolve(&self, endpoint: &str, model: &str) -> Result<std::path::PathBuf, HubError> {
         self.hub(endpoint).resolve(model, &mut |_| {})
     }
 

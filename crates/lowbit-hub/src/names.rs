@@ -352,7 +352,7 @@ mod tests {
                 let components: Vec<_> = path.components().collect();
                 prop_assert_eq!(components, [std::path::Component::Normal(name.as_ref())]);
                 prop_assert!(name.len() <= 255);
-                prop_assert_eq!(crate::shown(&name).to_string(), name);
+                prop_assert_eq!(lowbit_files::shown(&name).to_string(), name);
             }
         }
     }

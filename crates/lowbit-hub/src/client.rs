@@ -10,7 +10,7 @@ use ureq::http::{HeaderMap, HeaderName, Method, Uri};
 use ureq::{Agent, Body, Proxy, Timeout};
 
 use super::settings::{HubLimits, Token, endpoint};
-use crate::shown;
+use lowbit_files::shown;
 
 /// Why something did not arrive.
 #[derive(Clone, Debug, PartialEq)]

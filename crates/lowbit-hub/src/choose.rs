@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
+use lowbit_files::names::{CONFIG, INDEX, Part, SINGLE};
+use lowbit_files::read::limit;
+use lowbit_files::shown;
+
 use super::names::FileName;
-use crate::checkpoint::{CONFIG, Part};
-use crate::read::limit;
-use crate::{INDEX, SINGLE, shown};
 
 /// llama.cpp's choice without a tag.
 const DEFAULT_TAG: &str = "Q4_K_M";

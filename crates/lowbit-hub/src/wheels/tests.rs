@@ -1,7 +1,7 @@
 //! An index on the loopback, honest or not.
 
 use super::*;
-use crate::hub::tests::server::{Asked, Reply, limits, serve, sha256};
+use crate::tests::server::{Asked, Reply, limits, serve, sha256};
 
 /// What Python's zipfile makes of a folder, of `a.h` ("one " 40 times, deflated) and of `b.so`
 /// ("two", stored), with a comment.
@@ -139,32 +139,58 @@ fn files_go_where_they_are_wanted() {
     }
 }
 
-/// Whatever is wrong with a file, nothing panics, and nothing is longer than it says.
+/// Whatever is wrong with a file, nothing panics, and what is written is what was packed.
 #[test]
 fn broken_zip_files_are_errors() {
     let (whole, folder) = (zip(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("x");
     let unpack = |bytes: &[u8]| unpack("p", bytes, folder.path(), |_| Some("x".into()));
     for length in 0..whole.len() {
-        assert_eq!(
-            unpack(&whole[..length]).unwrap_err().to_string(),
-            "p: it is no zip file, or a broken one"
-        );
+        let message = unpack(&whole[..length]).unwrap_err().to_string();
+        assert!(message.starts_with("p: it is no zip file, or a broken one: "), "{length}: {message}");
+        assert!(!path.exists());
     }
+    let (one, two) = ("one ".repeat(40), "two");
     let mut refused = 0;
     for at in 0..whole.len() {
         for value in [0, 1, 0x7f, 0xff] {
             let mut bytes = whole.clone();
             bytes[at] = value;
             refused += usize::from(unpack(&bytes).is_err());
+            if let Ok(text) = std::fs::read_to_string(&path) {
+                assert!(text == one || text == two, "{at}, {value}: {text}");
+                std::fs::remove_file(&path).unwrap();
+            }
         }
     }
     assert!(refused > 100, "{refused}");
-    let entry = &zip::entries(&whole).unwrap()[0];
-    assert_eq!(
-        entry.content(&whole, 159).unwrap_err(),
-        "nvidia/cu13/include/a.h: it unpacks to more bytes than are wanted"
-    );
-    assert_eq!(entry.content(&whole, 160).unwrap().len(), 160);
+}
+
+#[test]
+fn contents_are_what_the_directory_promises() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |bytes: &[u8]| {
+        let place = |name: &str| Some(name.into());
+        unpack("p", bytes, folder.path(), place).unwrap_err().to_string()
+    };
+    // The two of b.so, which is stored.
+    let at = zip().windows(3).position(|bytes| bytes == b"two").unwrap();
+    let mut bytes = zip();
+    bytes[at] = b'T';
+    assert_eq!(refused(&bytes), "p: nvidia/cu13/lib/b.so: it does not unpack: Invalid checksum");
+    // The size of a.h in the directory, whose header there is the second.
+    let header = zip().windows(4).position(|bytes| bytes == [0x50, 0x4b, 1, 2]).unwrap();
+    let header =
+        header + 4 + zip()[header + 4..].windows(4).position(|bytes| bytes == [0x50, 0x4b, 1, 2]).unwrap();
+    for (size, message) in [
+        (159_u32, "it does not unpack: File is larger than its declared uncompressed size"),
+        (161, "it unpacks to 160 bytes, but should to 161"),
+        (u32::MAX - 1, "it unpacks to more bytes than are wanted"),
+    ] {
+        let mut bytes = zip();
+        bytes[header + 24..header + 28].copy_from_slice(&size.to_le_bytes());
+        assert_eq!(refused(&bytes), format!("p: nvidia/cu13/include/a.h: {message}"));
+    }
 }
 
 #[test]
