@@ -1,6 +1,8 @@
 //! What people who come from llama.cpp and mlx-lm type: understood as they mean it, or answered with what to type here.
 
 mod classes;
+mod instead;
+mod reasons;
 mod table;
 mod translate;
 

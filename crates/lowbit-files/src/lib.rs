@@ -8,6 +8,7 @@
 
 mod chat;
 mod checkpoint;
+mod companion;
 mod error;
 pub mod gguf;
 mod map;
@@ -21,8 +22,9 @@ mod tokenizer;
 
 pub use chat::{ChatTemplate, Message, ToolCall};
 pub use checkpoint::{
-    Checkpoint, Companion, GenerationConfig, Layout, Quantization, Unwritten, UnwrittenTensor, shard_names,
+    Checkpoint, GenerationConfig, Layout, Quantization, Unwritten, UnwrittenTensor, shard_names,
 };
+pub use companion::Companion;
 pub use error::FileError;
 pub use map::report_cut_files;
 pub use show::{Shown, shown, shown_message, shown_path};

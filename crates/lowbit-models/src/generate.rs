@@ -1,10 +1,12 @@
+mod steps;
+
 use crate::cache::Mark;
-use crate::steps::Steps;
 use crate::{Cache, Logits, Model, ModelError};
 use lowbit_files::GenerationConfig;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_kernels::{Device, Tensor};
 use std::ops::ControlFlow;
+use steps::Steps;
 
 /// Prompt tokens per forward pass.
 fn chunk(device: &Device) -> usize {

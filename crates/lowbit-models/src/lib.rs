@@ -23,7 +23,6 @@ mod model;
 pub mod names;
 mod outline;
 mod perplexity;
-mod steps;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
 #[path = "../tests/support/mod.rs"]
 mod support;

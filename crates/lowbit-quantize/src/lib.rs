@@ -3,6 +3,7 @@
 
 mod computed;
 mod config_json;
+mod converted;
 mod error;
 mod from_gguf;
 mod gguf;

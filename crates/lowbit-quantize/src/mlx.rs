@@ -4,6 +4,7 @@
 use crate::QuantizeError;
 use crate::computed::Computed;
 use crate::config_json::{TextConfig, wrapped};
+use crate::converted::Converted;
 use crate::from_gguf;
 use crate::left_out::extras;
 use crate::source::Source;
@@ -13,15 +14,6 @@ use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::arch::{self, Architecture, Extra, extra};
 use serde_json::Value as Json;
 use std::borrow::Cow;
-
-/// A checkpoint in MLX's layout, without the tokenizer.
-pub struct Converted {
-    /// `config.json`.
-    pub config: Json,
-    pub tensors: Vec<Tensor>,
-    /// Things that are not carried over or that mlx-lm does not share, a sentence each.
-    pub warnings: Vec<String>,
-}
 
 /// Converts `computed` to MLX's layout.
 ///

@@ -1,6 +1,7 @@
 use crate::computed::Computed;
+use crate::converted::Converted;
 use crate::learn::{LearnReport, Learning, Progress, Teacher};
-use crate::mlx::{self, Converted};
+use crate::mlx;
 use crate::tensor::{Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::staging::{Content, Staged};

@@ -1,4 +1,6 @@
-use super::{bench_model, bench_scaling};
+mod model;
+mod scaling;
+
 use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
 use crate::{Failure, explain, json, out, progress};
@@ -55,14 +57,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         explain::start();
     }
     if arguments.model.is_named() {
-        return bench_model::run(arguments);
+        return model::run(arguments);
     }
     let filter = arguments.filter.join(" ");
     if arguments.list {
         return list(arguments, &filter);
     }
     if arguments.scaling {
-        return bench_scaling::run(arguments, &filter);
+        return scaling::run(arguments, &filter);
     }
     let device = arguments.model.device()?;
     let rows = time(&bench::cases(&filter, &device), &filter, &device, arguments.json)?;
@@ -102,7 +104,7 @@ fn check(cases: &[Case], filter: &str) -> Result<(), Failure> {
 }
 
 /// Prints rows, each with where it was measured.
-pub(super) fn print_json(rows: Vec<(serde_json::Value, &Device)>) -> Result<(), Failure> {
+fn print_json(rows: Vec<(serde_json::Value, &Device)>) -> Result<(), Failure> {
     let with_place = |(mut row, device): (serde_json::Value, &Device)| {
         row["device"] = device.to_string().into();
         row["threads"] = threads(device).into();
@@ -114,7 +116,7 @@ pub(super) fn print_json(rows: Vec<(serde_json::Value, &Device)>) -> Result<(), 
 }
 
 /// Of a CPU; `None` for a GPU.
-pub(super) fn threads(device: &Device) -> Option<usize> {
+fn threads(device: &Device) -> Option<usize> {
     match device {
         Device::Cpu(cpu) => Some(cpu.threads()),
         Device::Gpu(_) => None,
@@ -122,7 +124,7 @@ pub(super) fn threads(device: &Device) -> Option<usize> {
 }
 
 /// Checks and times `cases`, those that `filter` left, and prints them unless `quiet`.
-pub(super) fn time(cases: &[Case], filter: &str, device: &Device, quiet: bool) -> Result<Vec<Row>, Failure> {
+fn time(cases: &[Case], filter: &str, device: &Device, quiet: bool) -> Result<Vec<Row>, Failure> {
     check(cases, filter)?;
     let spinner = progress::spinner("measuring the limits".into());
     let limits = Limits::measure(device)?;
@@ -190,7 +192,7 @@ fn print_row(row: &Row) -> Result<(), Unwritable> {
     )
 }
 
-pub(super) fn row_json(row: &Row) -> serde_json::Value {
+fn row_json(row: &Row) -> serde_json::Value {
     let Row { op, shape, format, dtype, median_us, deviation_us, bytes, flops, .. } = row;
     serde_json::json!({
         "op": op, "shape": shape, "format": format, "dtype": dtype, "median_us": median_us,
@@ -200,7 +202,7 @@ pub(super) fn row_json(row: &Row) -> serde_json::Value {
 }
 
 /// Appends rows to today's record, whose name ends in `suffix`.
-pub(super) fn record(device: &Device, suffix: &str, rows: &[Row]) -> Result<(), Failure> {
+fn record(device: &Device, suffix: &str, rows: &[Row]) -> Result<(), Failure> {
     let threads = threads(device).map(|threads| threads.to_string()).unwrap_or_default();
     let line = |row: &Row| format!("{},{threads},{}\n", row.csv(), env!("CARGO_PKG_VERSION"));
     let (header, lines) =

@@ -1,10 +1,7 @@
 //! One file per command.
 
 pub mod bench;
-mod bench_model;
-mod bench_scaling;
 pub mod chat;
-mod compare;
 mod context;
 pub mod generate;
 pub mod inspect;

@@ -1,8 +1,10 @@
-use super::compare::{self, Comparison, Student};
+mod compare;
+
 use crate::options::{Loaded, ModelOptions, open_named};
 use crate::paths::Paths;
 use crate::{Failure, habits, json, out, plot, progress};
 use clap::ValueEnum;
+use compare::{Comparison, Student};
 use lowbit::{Checkpoint, FileError, Model, Scoring, Tokenizer, dry_perplexity, perplexity};
 use lowbit_files::shown_path;
 use lowbit_files::staging::{Content, Existing, Staged};

@@ -1,11 +1,8 @@
 //! Flags that are answered by a part of their name: a peer adds more of a kind with each version.
 //! `table.rs` has single flags, which come first.
 
-use super::table::{
-    ADAPTERS, AFFINITY, CACHES, DRAFTS, GRAMMAR, IMATRIX, NO_TEXT, ONE_DEVICE, PROMPT_CACHE, ROPE, SAMPLERS,
-    SERVER, TEXT_ALONE,
-};
-use super::translate::Instead::{self, *};
+use super::instead::Instead::{self, *};
+use super::reasons::*;
 
 /// Names with one `*`, which stands for any letters, and what they are answered with; the first
 /// that fits holds.

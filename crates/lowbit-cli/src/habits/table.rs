@@ -2,7 +2,8 @@
 //! name, one by one. `classes.rs` has those that come in kinds.
 
 use super::classes;
-use super::translate::Instead::{self, *};
+use super::instead::Instead::{self, *};
+use super::reasons::*;
 
 /// A command of lowbit, or all.
 type Command = Option<&'static str>;
@@ -330,23 +331,6 @@ const INTERACTIVE: &[&str] =
     &["-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first", "-ins", "--instruct"];
 
 const DOWNLOAD: &str = "download the file, and name it with --model";
-pub const ADAPTERS: &str =
-    "adapters are not applied while a model runs: merge it first (peft's merge_and_unload, or mlx_lm.fuse)";
-pub const TEXT_ALONE: &str = "lowbit reads text alone";
-pub const NO_TEXT: &str = "lowbit writes text; it makes no embeddings, images or speech";
-pub const DRAFTS: &str = "there is no speculative decoding";
-pub const ONE_DEVICE: &str = "a model is on one device, whole, which --device names";
-pub const AFFINITY: &str = "start lowbit with numactl or taskset";
-pub const CACHES: &str =
-    "caches have the type of the activations, which --dtype names; --ctx-size limits their length";
-pub const ROPE: &str = "positions are computed as the checkpoint says";
-pub const SAMPLERS: &str = "tokens are drawn by --temp, --top-k, --top-p, --min-p, --repetition-penalty, \
-    --presence-penalty, --frequency-penalty and --logit-bias";
-pub const GRAMMAR: &str = "what is written cannot be held to a grammar; --json prints the reply as JSON";
-pub const PROMPT_CACHE: &str = "prompts are not kept in files; `lowbit chat` keeps a conversation's";
-pub const SERVER: &str = "lowbit has no server yet";
-pub const IMATRIX: &str =
-    "importance matrices are not used: --learn scales --data TEXT learns what rounding lost";
 const PREFILL: &str = "put the beginning of the answer into a prompt with --ignore-chat-template";
 const TEACHER: &str = "--compare TEACHER runs both models side by side, without a file of logits";
 const TASKS: &str = "perplexity scores texts alone; --compare TEACHER measures what a quantisation changed";

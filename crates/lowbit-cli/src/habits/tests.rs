@@ -1,6 +1,7 @@
 mod lists;
 
-use super::translate::{Instead, translate};
+use super::instead::Instead;
+use super::translate::translate;
 use super::*;
 use crate::Arguments;
 use Instead::{Is, Means, With};

@@ -11,17 +11,7 @@ use crate::chat::named;
 use crate::gguf::Metadata;
 use crate::names::CONFIG;
 use crate::read::{limit, read};
-use crate::{FileError, Tokenizer};
-
-/// A file that a model needs besides its configuration and weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Companion {
-    /// Its name, or its path from the checkpoint's directory:
-    /// `additional_chat_templates/tool_use.jinja`.
-    pub name: String,
-    /// Its content.
-    pub bytes: Vec<u8>,
-}
+use crate::{Companion, FileError, Tokenizer};
 
 /// What a file has to be.
 #[derive(Clone, Copy)]

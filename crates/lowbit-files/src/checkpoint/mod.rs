@@ -6,6 +6,7 @@ pub(crate) mod foreign;
 mod foreign_tests;
 mod generation;
 mod gguf;
+mod index;
 mod quantization;
 mod safetensors;
 #[cfg(test)]
@@ -16,10 +17,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-pub use companion::Companion;
 pub use generation::GenerationConfig;
+pub use index::shard_names;
 pub use quantization::Quantization;
-pub use safetensors::shard_names;
 pub use unwritten::{Unwritten, UnwrittenTensor};
 
 use crate::gguf::Metadata;

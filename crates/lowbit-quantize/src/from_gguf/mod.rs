@@ -7,7 +7,7 @@ mod tensors;
 
 use crate::QuantizeError;
 use crate::computed::Computed;
-use crate::mlx::Converted;
+use crate::converted::Converted;
 use crate::tensor::Tensor;
 use lowbit_files::gguf::Metadata;
 use lowbit_formats::{FloatType, Format};

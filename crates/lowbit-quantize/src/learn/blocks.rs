@@ -5,8 +5,9 @@
 //! what the quantised blocks before it give, and is to give what the teacher's block gives of its
 //! own input.
 
-use super::objective::{Lost, Objective, Pass, windows_per_pass};
+use super::objective::{Lost, Objective};
 use super::on_device::OnDevice;
+use super::pass::{Pass, windows_per_pass};
 use super::run::Run;
 use super::trainer::Trainer;
 use super::{Data, Learn, LearnProgress, LearnedWeight, Learning, default_rate};

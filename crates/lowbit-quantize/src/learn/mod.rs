@@ -9,6 +9,7 @@ mod blocks;
 mod data;
 mod objective;
 mod on_device;
+mod pass;
 mod run;
 mod scales;
 mod state;
@@ -26,6 +27,11 @@ use weight::LearnedWeight;
 use crate::QuantizeError;
 use lowbit_formats::{FloatType, Format, Scales};
 use lowbit_kernels::Device;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Weights that are learned, by name.
+type Weights = BTreeMap<Arc<str>, LearnedWeight>;
 
 /// The parts of a weight that learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! Weights on the model's device while they learn, so that neither codes that are constants nor
 //! gradients go to the host and back in each step.
 
-use super::LearnedWeight;
-use super::trainer::Weights;
+use super::{LearnedWeight, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{Adam, AdamStep, ScalesGradient, WeightGradient, adam};
 use lowbit_kernels::{Device, KernelError, QuantizedTensor, Tensor};

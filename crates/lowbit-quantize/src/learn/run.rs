@@ -2,25 +2,13 @@
 //! results, reports progress and saves the state.
 
 use super::objective::Objective;
-use super::state::{Identity, Saved};
-use super::trainer::{Position, Taken, Trainer, Weights};
-use super::{BlockReport, LearnProgress, Learning};
+use super::state::{Finished, Identity, Saved};
+use super::trainer::{Position, Taken, Trainer};
+use super::{BlockReport, LearnProgress, Learning, Weights};
 use crate::QuantizeError;
 use lowbit_kernels::QuantizedTensor;
 use lowbit_models::tape::Named;
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
-
-/// The phases that are over.
-#[derive(Default)]
-pub(super) struct Finished {
-    /// The result of each block.
-    pub blocks: Vec<BlockReport>,
-    /// Their weights, as they are written.
-    pub learned: BTreeMap<Arc<str>, QuantizedTensor>,
-    pub tokens: u64,
-}
 
 pub(super) struct Run<'a, P> {
     pub learning: Learning<'a>,

@@ -11,9 +11,8 @@
 
 use super::adam::Learned;
 use super::data::Order;
-use super::run::Finished;
-use super::trainer::{Position, Weights};
-use super::{BlockReport, Data, LearnOptions, LearnedWeight};
+use super::trainer::Position;
+use super::{BlockReport, Data, LearnOptions, LearnedWeight, Weights};
 use crate::QuantizeError;
 use lowbit_files::shown_path;
 use lowbit_files::staging::{Content, Existing, Staged};
@@ -21,9 +20,11 @@ use lowbit_kernels::{QuantizedTensor, Tensor};
 use lowbit_models::tape::Named;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 const MAGIC: &[u8] = b"lowbit learning 3\n";
 const DIGEST: usize = 32;
@@ -312,6 +313,16 @@ impl LearnedWeight {
         let components = lengths.into_iter().map(|length| from.split_off(..length));
         self.set_components(&components.collect::<Option<Vec<_>>>()?).ok()
     }
+}
+
+/// The phases that are over.
+#[derive(Default)]
+pub(super) struct Finished {
+    /// The result of each block.
+    pub blocks: Vec<BlockReport>,
+    /// Their weights, as they are written.
+    pub learned: BTreeMap<Arc<str>, QuantizedTensor>,
+    pub tokens: u64,
 }
 
 impl Finished {

@@ -3,22 +3,17 @@ use super::data::Order;
 use super::objective::{Lost, Objective};
 use super::on_device::OnDevice;
 use super::weight::Packed;
-use super::{LearnOptions, LearnedWeight};
+use super::{LearnOptions, LearnedWeight, Weights};
 use crate::{QuantizeError, threads};
 use lowbit_formats::Format;
 use lowbit_kernels::ops::{AdamStep, WeightPart};
 use lowbit_kernels::{Device, KernelError};
 use lowbit_models::Model;
 use lowbit_models::tape::{Gradients, Parameter, Parameters};
-use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// A loss this much worse than the best is no noise.
 const DIVERGED: f64 = 2.0;
-
-/// Those that are learned, by name.
-pub(super) type Weights = BTreeMap<Arc<str>, LearnedWeight>;
 
 /// The state of learning after a step. The steps to come depend on it and on the weights alone.
 pub(super) struct Position {

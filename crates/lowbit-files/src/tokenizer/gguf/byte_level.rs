@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use super::export::Description;
+use super::description::Description;
 use super::{Defaults, Vocabulary};
 use crate::tokenizer::steps::{Inner, Matcher, PreTokenize, split_by};
 use crate::{FileError, shown};

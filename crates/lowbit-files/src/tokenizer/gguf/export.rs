@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::description::Description;
 use super::{Kind, Vocabulary, byte_level, sentencepiece};
 use crate::chat::named::{self, Named};
 use crate::gguf::Metadata;
@@ -12,16 +13,6 @@ use crate::{ChatTemplate, Companion, FileError};
 /// Special tokens that have no default, as GGUF and tokenizer_config.json call them.
 const NAMED: [(&str, &str); 4] =
     [("padding", "pad_token"), ("seperator", "sep_token"), ("cls", "cls_token"), ("mask", "mask_token")];
-
-/// What a kind of tokenizer has in tokenizer.json, without what all have.
-pub(super) struct Description {
-    pub normalizer: Json,
-    pub pre_tokenizer: Json,
-    pub decoder: Json,
-    /// `unk_token` and flags.
-    pub model: Json,
-    pub merges: Vec<(String, String)>,
-}
 
 /// The files. `model_max_length` is the context's length.
 ///

@@ -3,6 +3,7 @@
 //! Source: llama.cpp's `llama-vocab.cpp`, autumn 2026.
 
 mod byte_level;
+mod description;
 mod ends;
 mod export;
 mod sentencepiece;

@@ -13,7 +13,7 @@ use tokenizers::models::bpe::BPE;
 use tokenizers::normalizers::prepend::Prepend;
 use tokenizers::normalizers::replace::Replace;
 
-use super::export::Description;
+use super::description::Description;
 use super::{Defaults, Kind, Vocabulary};
 use crate::tokenizer::steps::{Inner, Normalize};
 use crate::{FileError, shown};

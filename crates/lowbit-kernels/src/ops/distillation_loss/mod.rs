@@ -20,10 +20,14 @@
 pub(super) mod cpu;
 #[cfg(feature = "gpu")]
 pub(super) mod gpu;
+mod loss;
 #[cfg(test)]
 mod reference;
 #[cfg(test)]
 mod tests;
+
+pub use loss::DistillationLoss;
+pub(super) use loss::{check_dkl, check_temperature};
 
 use super::check::Check;
 use super::distillation_loss_top_k::{TopKTargets, distillation_loss_top_k};
@@ -34,14 +38,6 @@ use super::{
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::{DType, FloatType};
 use std::ops::Range;
-
-/// The result of [`distillation_loss`]; shapes and dtypes as the [module](self) says.
-#[derive(Clone, Debug)]
-#[allow(missing_docs)]
-pub struct DistillationLoss {
-    pub kl: Tensor,
-    pub dlogits: Tensor,
-}
 
 /// The loss of some tokens and its gradient by the student's logits.
 ///
@@ -203,16 +199,4 @@ pub fn output_distillation(
     }
     let dx = concat_rows(&dx)?.cast(x.dtype())?;
     Ok(OutputDistillationGradient { kl: concat_rows(&kl)?, dx, dweight: sum })
-}
-
-pub(super) fn check_dkl(check: Check, dkl: &Tensor, (name, x): (&str, &Tensor)) -> Result<(), KernelError> {
-    check.shape("dkl", dkl, &x.shape()[..1], || format!("{name} {:?}", x.shape()))?;
-    check.dtype("dkl", dkl, DType::F32)
-}
-
-pub(super) fn check_temperature(check: Check, temperature: f32) -> Result<(), KernelError> {
-    if temperature > 0.0 && temperature.is_finite() {
-        return Ok(());
-    }
-    Err(check.value("temperature", temperature, "a finite number above 0 is wanted"))
 }

@@ -11,7 +11,7 @@
 
 mod layout;
 
-use super::objective::{Pass, windows_per_pass};
+use super::pass::{Pass, windows_per_pass};
 use super::{LearnOptions, Learning};
 use crate::QuantizeError;
 use layout::{Identity, Layout, WINDOWS_PER_CHUNK};

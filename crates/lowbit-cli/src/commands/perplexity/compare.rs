@@ -1,7 +1,7 @@
 //! `lowbit perplexity --compare TEACHER`: models beside the one that they were made from.
 
-use super::inspect::bits_per_weight;
-use super::perplexity::scored;
+use super::scored;
+use crate::commands::inspect::bits_per_weight;
 use crate::options::ModelOptions;
 use crate::plot::{Chart, Series};
 use crate::{Failure, out, progress};

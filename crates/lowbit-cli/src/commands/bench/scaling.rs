@@ -1,6 +1,6 @@
 //! `bench --scaling`: how times grow with sizes and threads.
 
-use super::bench::{Arguments, print_json, record, row_json, threads, time};
+use super::{Arguments, print_json, record, row_json, threads, time};
 use crate::{Failure, out};
 use lowbit::Device;
 use lowbit_kernels::bench::{Row, scaling_cases};

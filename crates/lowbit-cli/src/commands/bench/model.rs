@@ -1,6 +1,6 @@
 //! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
 
-use super::bench::{Arguments, print_json};
+use super::{Arguments, print_json};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit::{GenerationOptions, Model, Session, dry_generation};

@@ -7,7 +7,7 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 /// Decode steps: each runs the model on the last token and samples the next one, all on the device.
 /// On a GPU the step is captured once and replayed, also in later replies if it still fits them.
 #[derive(Debug)]
-pub(crate) struct Steps {
+pub(super) struct Steps {
     sampling: SampleParams,
     /// The token ids and values that `bias` was made of.
     biases: Vec<(u32, f32)>,
@@ -21,7 +21,7 @@ pub(crate) struct Steps {
 impl Steps {
     /// Steps after `tokens`. The step that `last`, those of the previous reply, captured is
     /// replayed if it still fits: same sampling, same memory of `cache`, which no fork shares.
-    pub(crate) fn new(
+    pub(super) fn new(
         last: Option<Self>,
         model: &Model,
         (tokens, cache): (&[u32], &Cache),
@@ -50,7 +50,7 @@ impl Steps {
     }
 
     /// Samples a token: from the prompt's logits, to begin with.
-    pub(crate) fn sample(&mut self, logits: &Tensor) -> Result<(), KernelError> {
+    pub(super) fn sample(&mut self, logits: &Tensor) -> Result<(), KernelError> {
         match &self.bias {
             None => ops::sample_next(logits, &mut self.state, &self.sampling),
             Some(bias) => ops::sample_next(&ops::logit_bias(logits, bias)?, &mut self.state, &self.sampling),
@@ -58,17 +58,17 @@ impl Steps {
     }
 
     /// A handle to the token sampled last. To be taken before the next step is recorded.
-    pub(crate) fn drawn(&self) -> Result<Drawn, ModelError> {
+    pub(super) fn drawn(&self) -> Result<Drawn, ModelError> {
         Ok(self.state.drawn()?)
     }
 
     /// True if [`Self::next`] only queues a replay, without waiting for anything.
-    pub(crate) fn is_captured(&self, cache: &Cache) -> bool {
+    pub(super) fn is_captured(&self, cache: &Cache) -> bool {
         self.pass.is_some() && cache.has_room(1)
     }
 
     /// Runs the model on the token sampled last and samples the next one.
-    pub(crate) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
+    pub(super) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
         match (model.device(), &self.pass) {
