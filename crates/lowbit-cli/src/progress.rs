@@ -27,6 +27,7 @@ pub fn show(
 }
 
 /// A bar of bytes.
+#[cfg(feature = "hub")]
 pub fn bytes(doing: &'static str) -> ProgressBar {
     styled("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left", 0).with_message(doing)
 }
