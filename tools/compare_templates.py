@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import _normalize_chat_messages, render_jinja_template
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -101,7 +101,7 @@ def variables() -> list[dict]:
 def want(template: str, case: dict) -> dict:
     try:
         rendered, _ = render_jinja_template(
-            [case["messages"]],
+            [_normalize_chat_messages(case["messages"])],
             chat_template=template,
             add_generation_prompt=case["add_generation_prompt"],
             **case["variables"],

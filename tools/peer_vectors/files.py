@@ -36,6 +36,13 @@ APPROXIMATED = [
     (["TEKKEN"], True, ["tekken"]),
     (["GPT_4O"], False, ["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"]),
     ([r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "DEEPSEEK_CJK", r"\p{N}"], False, ["deepseek-coder"]),
+    (["JAIS_2"], False, ["jais-2"]),
+    ([r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", "SPARK_2_5", r"\p{N}"], False, ["spark2_5"]),
+    (["EXAONE_MOE"], False, ["exaone-moe"]),
+    (["BAILING"], False, ["bailingmoe", "bailingmoe2", "llada-moe"]),
+    ([r"[^\n]+|[\n]+", "QWEN_2"], False, ["laguna"]),
+    ([r"\d{1,3}(?=(?:\d{3})*\b)", "GPT_4O"], False, ["tiny_aya", "cohere2moe"]),
+    (["YOUTU_SCRIPTS", "YOUTU"], True, ["youtu"]),
 ]
 QWEN_2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use lowbit_jinja::Template;
 use serde::Serialize;
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use crate::gguf::Metadata;
 use crate::read::{limit, read};
@@ -172,7 +172,8 @@ impl ChatTemplate {
         default.chain(tool_use).chain(self.others.iter().map(String::as_str))
     }
 
-    /// The text of `messages` ([`Message`]s, or values that serialise to objects with more fields).
+    /// The text of `messages` ([`Message`]s, or values that serialise to objects with more fields;
+    /// fields that are null do not count).
     /// With `add_generation_prompt` it ends with the start of the assistant's next message.
     ///
     /// # Errors
@@ -193,7 +194,12 @@ impl ChatTemplate {
             variables.insert(name.clone(), value.clone());
         }
         let mut messages = input::json(messages).map_err(|problem| refuse(format!("messages: {problem}")))?;
-        messages.as_array_mut().into_iter().flatten().for_each(name_reasoning);
+        for message in messages.as_array_mut().into_iter().flatten().filter_map(Json::as_object_mut) {
+            // As in transformers: OpenAI's interface has null for what a message does not have, and
+            // templates would print it.
+            message.retain(|_, value| !value.is_null());
+            name_reasoning(message);
+        }
         variables.insert("messages".into(), messages);
         variables.insert("add_generation_prompt".into(), add_generation_prompt.into());
         program.render(&variables).map_err(|error| template_error(file, error))
@@ -224,10 +230,9 @@ impl ChatTemplate {
 
 /// Reasoning has had several names; as in transformers, templates find it under the usual one and
 /// gpt-oss's.
-fn name_reasoning(message: &mut Json) {
-    let Some(message) = message.as_object_mut() else { return };
+fn name_reasoning(message: &mut Map<String, Json>) {
     let names = ["reasoning_content", "thinking", "reasoning"];
-    let found = names.iter().find_map(|name| message.get(*name).filter(|value| !value.is_null()));
+    let found = names.iter().find_map(|name| message.get(*name));
     let Some(reasoning) = found.cloned() else { return };
     // In front of all others, as a message that is printed whole shows.
     let thinking = message.shift_remove("thinking").unwrap_or_else(|| reasoning.clone());

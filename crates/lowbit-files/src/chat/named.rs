@@ -78,14 +78,17 @@ fn of_directory(checkpoint: &Checkpoint) -> Result<Vec<Named>, FileError> {
     if !files.is_empty() {
         return Ok(files);
     }
-    for name in ["tokenizer_config.json", "chat_template.json"] {
-        if let Some((file, json)) = checkpoint.json(name)?
-            && let Some(value) = json.get("chat_template").filter(|value| !value.is_null())
-        {
-            return of_json(&file, value);
-        }
+    fn template(json: &Json) -> Option<&Json> {
+        json.get("chat_template").filter(|value| !value.is_null())
     }
-    Ok(vec![])
+    let own = checkpoint.tokenizer_config()?;
+    if let Some((file, value)) = own.and_then(|(file, json)| Some((file, template(json)?))) {
+        return of_json(file, value);
+    }
+    match checkpoint.json("chat_template.json")? {
+        Some((file, json)) => template(&json).map_or(Ok(vec![]), |value| of_json(&file, value)),
+        None => Ok(vec![]),
+    }
 }
 
 /// chat_template.jinja and additional_chat_templates/NAME.jinja.

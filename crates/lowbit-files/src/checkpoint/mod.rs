@@ -14,6 +14,7 @@ mod tests;
 mod unwritten;
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -54,6 +55,8 @@ pub struct Checkpoint {
     path: PathBuf,
     tensors: Tensors,
     description: Description,
+    /// tokenizer_config.json, once it was asked for: tokens and templates are both in it.
+    tokenizer_config: OnceLock<Option<(PathBuf, Value)>>,
 }
 
 #[derive(Debug)]
@@ -63,6 +66,10 @@ enum Description {
 }
 
 impl Checkpoint {
+    fn new(path: &Path, tensors: Tensors, description: Description) -> Self {
+        Self { path: path.into(), tensors, description, tokenizer_config: OnceLock::new() }
+    }
+
     /// Opens a directory that holds config.json and safetensors (one file or shards, with or
     /// without an index), a .gguf file, any part of a split one, or a directory that holds one GGUF
     /// model. The path of a directory's config.json, tokenizer.json, index or safetensors file
@@ -108,7 +115,7 @@ impl Checkpoint {
         let (tensors, format) = safetensors::open(path)?;
         let mlx = format.as_deref() == Some("mlx") || quantization::is_quantized(&config);
         let layout = if mlx { Layout::Mlx } else { Layout::HuggingFace };
-        Ok(Self { path: path.into(), tensors, description: Description::Directory { layout, config } })
+        Ok(Self::new(path, tensors, Description::Directory { layout, config }))
     }
 
     fn open_gguf(path: &Path, file: &Path) -> Result<Self, FileError> {
@@ -116,7 +123,7 @@ impl Checkpoint {
         if let Some(problem) = foreign::gguf_kind(&metadata) {
             return Err(FileError::not_a_checkpoint(file, problem));
         }
-        Ok(Self { path: path.into(), tensors, description: Description::Gguf(metadata) })
+        Ok(Self::new(path, tensors, Description::Gguf(metadata)))
     }
 
     /// The layout.
@@ -179,6 +186,19 @@ impl Checkpoint {
         }
         let value = read_json(&path)?;
         Ok(Some((path, value)))
+    }
+
+    /// tokenizer_config.json of a directory, if it has one, with its path; it is read once.
+    ///
+    /// # Errors
+    /// As [`Self::json`].
+    pub(crate) fn tokenizer_config(&self) -> Result<Option<&(PathBuf, Value)>, FileError> {
+        if self.tokenizer_config.get().is_none() {
+            let config = self.json("tokenizer_config.json")?;
+            // Another thread's is the same.
+            let _ = self.tokenizer_config.set(config);
+        }
+        Ok(self.tokenizer_config.get().and_then(Option::as_ref))
     }
 }
 

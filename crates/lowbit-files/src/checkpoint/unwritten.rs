@@ -60,6 +60,6 @@ impl Checkpoint {
             Unwritten::Mlx(config) => Description::Directory { layout: Layout::Mlx, config },
             Unwritten::Gguf(metadata) => Description::Gguf(metadata),
         };
-        Ok(Self { path: path.into(), tensors, description })
+        Ok(Self::new(path, tensors, description))
     }
 }

@@ -41,10 +41,9 @@ impl Declared {
     /// # Errors
     /// [`FileError::Json`] and [`FileError::Value`]; [`FileError::Tokenizer`] for more tokens than are supported.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Self, FileError> {
-        let config = checkpoint.json("tokenizer_config.json")?;
-        let decoder =
-            config.as_ref().and_then(|(file, config)| Some((file, config.get("added_tokens_decoder")?)));
-        let mut sources: Vec<&(PathBuf, Json)> = config.iter().collect();
+        let config = checkpoint.tokenizer_config()?;
+        let decoder = config.and_then(|(file, config)| Some((file, config.get("added_tokens_decoder")?)));
+        let mut sources: Vec<&(PathBuf, Json)> = config.into_iter().collect();
         let (map, added) = match decoder {
             Some(_) => (None, None),
             None => (checkpoint.json("special_tokens_map.json")?, checkpoint.json("added_tokens.json")?),

@@ -45,6 +45,7 @@ impl Matcher {
             );
         }
         if let Some(words) = pattern.strip_suffix(WHITE_SPACE)
+            && !is_possessive(words)
             && let Ok(syntax) = regex_automata::util::syntax::parse(words)
             && syntax.properties().minimum_len() > Some(0)
             && let Ok(automaton) = Automaton::new_many(&[words, r"\s+"])
@@ -71,6 +72,24 @@ impl Matcher {
             })),
         }
     }
+}
+
+/// True for a quantifier that keeps what it took (`?+`, `*+`, `++`): the automaton's parser takes it for a repetition that
+/// is repeated, and `x?+` for any number of `x`.
+fn is_possessive(pattern: &str) -> bool {
+    let (mut class, mut is_quantified) = (0u32, false);
+    let mut characters = pattern.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => drop(characters.next()),
+            '[' => class += 1,
+            ']' => class = class.saturating_sub(1),
+            '+' if class == 0 && is_quantified => return true,
+            _ => {}
+        }
+        is_quantified = class == 0 && ['?', '*', '+'].contains(&character);
+    }
+    false
 }
 
 impl Pattern for &Matcher {
@@ -243,10 +262,14 @@ mod tests {
             "\u{3000}\u{65e5} \r\n x",
             "'s 12  \t!",
             "aab\u{e9}",
+            "..a+?",
         ];
         for pattern in [
             r"'s| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
             r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            // Ling's, of which the automaton's parser reads something else.
+            r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}|\s+(?!\S)|\s+",
+            r"[a?+]+|\?|\++|\s+(?!\S)|\s+",
             r"a|\s+(?!\S)|\s+",
             r"a*|\s+(?!\S)|\s+",
             r"a*(?!b)",

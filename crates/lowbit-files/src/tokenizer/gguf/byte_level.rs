@@ -41,6 +41,13 @@ const DEEPSEEK_3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\
 const SEED_CODER: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 const MINICPM_5: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const JAIS_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
+const SPARK_2_5: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+/// Korean, Chinese punctuation, Bopomofo, and Chinese with Japanese, each apart.
+const YOUTU_SCRIPTS: &str = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+";
+const YOUTU: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 impl Pre {
@@ -58,9 +65,10 @@ impl Pre {
     }
 }
 
-/// Those whose rules llama.cpp and the models' tokenizer.json agree on. What is left out there are encoders' (`jina-*`),
-/// those that need more than patterns (`kimi-k2`, `afmoe`, `gemma4`), and architectures that lowbit has not.
-const PRES: [Pre; 19] = [
+/// Those whose rules llama.cpp and the models' tokenizer.json agree on. Encoders' are left out (`jina-*`, `roberta-bpe`,
+/// `modern-bert`, `whitespace`, `granite-embed-*`), and those that need more than patterns on bytes (`kimi-k2`, `afmoe`,
+/// `chameleon`, `superbpe`, `gemma4`, `sarvam-moe`).
+const PRES: [Pre; 26] = [
     Pre::new(
         &[
             "gpt-2",
@@ -121,6 +129,13 @@ const PRES: [Pre; 19] = [
     Pre::new(&["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], &[GPT_4O]),
     Pre::new(&["bloom", "poro-chat", "gpt3-finnish"], &[BLOOM]),
     Pre::new(&["viking"], &[BLOOM, r"\p{N}"]),
+    Pre::new(&["jais-2"], &[JAIS_2]),
+    Pre::new(&["spark2_5"], &[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", SPARK_2_5, r"\p{N}"]),
+    Pre::new(&["exaone-moe"], &[EXAONE_MOE]),
+    Pre::new(&["bailingmoe", "bailingmoe2", "llada-moe"], &[BAILING]),
+    Pre::new(&["laguna"], &[r"[^\n]+|[\n]+", QWEN_2]),
+    Pre::new(&["tiny_aya", "cohere2moe"], &[r"\d{1,3}(?=(?:\d{3})*\b)", GPT_4O]),
+    Pre::new(&["youtu"], &[YOUTU_SCRIPTS, YOUTU]).whole_words(),
     Pre::new(&["default"], &[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"]),
 ];
 

@@ -42,7 +42,7 @@ pub(in crate::tokenizer) fn entries(
     let directory = Directory::read(checkpoint)?;
     let file = directory.engine.file().to_path_buf();
     let json = serde_json::from_slice(&directory.bytes).map_err(FileError::json(&file))?;
-    let settings = checkpoint.json("tokenizer_config.json")?.map_or(Json::Null, |(_, settings)| settings);
+    let settings = checkpoint.tokenizer_config()?.map_or(&Json::Null, |(_, settings)| settings);
     let mut source = Source { checkpoint, directory, file, json, settings, made: GgufTokenizer::default() };
     let adds_bos = source.vocabulary(vocab_size)?;
     source.special_tokens(vocab_size, adds_bos)?;
@@ -60,7 +60,7 @@ struct Source<'a> {
     /// tokenizer.json.
     json: Json,
     /// tokenizer_config.json.
-    settings: Json,
+    settings: &'a Json,
     made: GgufTokenizer,
 }
 
