@@ -10,7 +10,9 @@ again, too: each seed stands for one case that both compute. `--only llama/17` r
 wrong. Options that a failing case does not need are taken away, unless `--no-reduce` is given.
 
 With `--round-trip` each case that agrees is converted, too: to GGUF, to MLX's layout, and from GGUF to MLX's layout and back. Each
-keeps the likelihood to 1e-6, or is refused before anything is written; the weights are in f32 then.
+keeps the likelihood to 1e-6, or is refused before anything is written; the weights are in f32 then. Checkpoints that are quantised
+first, to a type of blocks in GGUF and to a number of bits in MLX's layout, keep each value that others decode (gguf, numpy), but for
+the type of MLX's floats.
 """
 
 import argparse

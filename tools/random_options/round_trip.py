@@ -1,32 +1,58 @@
 """Converts a checkpoint into lowbit's other layouts and back. Each conversion keeps the negative log-likelihood of a text, or is
-refused before anything is written; what is written can be read."""
+refused before anything is written; what is written can be read. Of what was quantised, all values are the same there and back."""
 
 import json
 import re
 import shutil
 import subprocess
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import decoded
 from .case import Case
 from .check import SECONDS, run_lowbit
 
 # Of a mean over some fifty tokens, in f32.
 TOLERANCE = 1e-6
 GGUF = ["--format", "F32"]
-MLX = ["--bits", "4", "--group-size", "32"]
-FLOAT = [*MLX, "--rule", "*=none"]
-# Name, what it is made of, and how. The last pair has the same decoded values.
-STEPS = [
-    ("GGUF", "checkpoint", GGUF),
-    ("MLX", "checkpoint", FLOAT),
-    ("GGUF -> MLX", "GGUF", FLOAT),
-    ("GGUF -> MLX -> GGUF", "GGUF -> MLX", GGUF),
-    ("MLX of 4 bits", "checkpoint", MLX),
-    ("MLX of 4 bits -> GGUF", "MLX of 4 bits", GGUF),
-]
-# What these are compared with: rounding to 4 bits is meant to change the result.
-ORIGINS = {"MLX of 4 bits": None, "MLX of 4 bits -> GGUF": "MLX of 4 bits"}
+FLOAT = ["--bits", "4", "--group-size", "32", "--rule", "*=none"]
+# One of these for each checkpoint.
+BLOCKS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"]
+BITS = [2, 3, 4, 5, 6, 8]
+
+
+def steps(seed: int) -> list[tuple[str, str, list[str]]]:
+    """Name, what it is made of, and how. What goes there and back has the same decoded values."""
+    blocks, bits = BLOCKS[seed % len(BLOCKS)], BITS[seed % len(BITS)]
+    return [
+        ("GGUF", "checkpoint", GGUF),
+        ("MLX", "checkpoint", FLOAT),
+        ("GGUF -> MLX", "GGUF", FLOAT),
+        ("GGUF -> MLX -> GGUF", "GGUF -> MLX", GGUF),
+        ("blocks", "checkpoint", ["--format", blocks]),
+        ("blocks -> MLX", "blocks", FLOAT),
+        ("blocks -> MLX -> GGUF", "blocks -> MLX", GGUF),
+        ("bits", "checkpoint", ["--bits", str(bits), "--group-size", "32"]),
+        ("bits -> GGUF", "bits", GGUF),
+        ("bits -> GGUF -> MLX", "bits -> GGUF", FLOAT),
+    ]
+
+
+# What these are compared with: rounding is meant to change the result. MLX's layout has the type of the file's floats.
+ORIGINS = {
+    "blocks": None,
+    "blocks -> MLX": None,
+    "blocks -> MLX -> GGUF": "blocks -> MLX",
+    "bits": None,
+    "bits -> GGUF": "bits",
+    "bits -> GGUF -> MLX": "bits",
+}
+# Those of which each value is compared, with what, and what was between: their names are the same.
+SAME_VALUES = {
+    "blocks -> MLX -> GGUF": ("blocks", "blocks -> MLX"),
+    "bits -> GGUF -> MLX": ("bits", "bits -> GGUF"),
+}
 
 
 @dataclass
@@ -52,10 +78,10 @@ def check(lowbit: Path, checkpoint: Path, text: Path, scratch: Path) -> RoundTri
     result = RoundTrip()
     made = {"checkpoint": checkpoint}
     likelihoods = {"checkpoint": measure(lowbit, checkpoint, text)}
-    for name, source, flags in STEPS:
+    for name, source, flags in steps(zlib.crc32(text.read_bytes())):
         if source not in made:
             continue
-        output = scratch / (re.sub(r"\W+", "-", name) + (".gguf" if flags is GGUF else ""))
+        output = scratch / (re.sub(r"\W+", "-", name) + (".gguf" if "--format" in flags else ""))
         line = [lowbit, "quantize", "--model", made[source], "--output", output, *flags]
         done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS, errors="replace")
         if done.returncode == 1:
@@ -66,29 +92,36 @@ def check(lowbit: Path, checkpoint: Path, text: Path, scratch: Path) -> RoundTri
         if done.returncode != 0:
             result.wrong.append(f"{name}: exit {done.returncode}: {done.stderr[-300:]}")
             continue
-        judge(lowbit, name, output, text, likelihoods, result)
+        if not judge(lowbit, name, output, text, likelihoods, result):
+            continue
         made[name] = output
+        if name in SAME_VALUES:
+            first, between = (made[step] for step in SAME_VALUES[name])
+            if other := decoded.difference(first, output, between):
+                result.wrong.append(f"{name}: {other}")
     for path in list(made.values())[1:]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return result
 
 
-def judge(lowbit: Path, name: str, output: Path, text: Path, likelihoods: dict, result: RoundTrip) -> None:
+def judge(lowbit: Path, name: str, output: Path, text: Path, likelihoods: dict, result: RoundTrip) -> bool:
+    """Whether it can be read."""
     try:
         nll = measure(lowbit, output, text)
     except ValueError as error:
         result.wrong.append(f"{name}: unread: {error}")
-        return
+        return False
     likelihoods[name] = nll
     origin = ORIGINS.get(name, "checkpoint")
     if origin is None:
-        return
+        return True
     difference = abs(nll - likelihoods[origin])
     result.worst = max(result.worst, difference)
     if difference <= TOLERANCE * max(1.0, likelihoods[origin]):
         result.kept.append(name)
     else:
         result.wrong.append(f"{name}: nll {nll}, not {likelihoods[origin]}")
+    return True
 
 
 def measure(lowbit: Path, path: Path, text: Path) -> float:
