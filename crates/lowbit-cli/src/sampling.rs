@@ -135,43 +135,73 @@ impl SamplingOptions {
 
     /// All that has an effect: first what is recommended, then the flags.
     fn line(&self, config: &GenerationConfig, source: &str, options: &GenerationOptions) -> String {
-        let (mut theirs, mut own) = (vec![], vec![]);
-        let mut say = |is_flag: bool, text: String| if is_flag { own.push(text) } else { theirs.push(text) };
-        let sampling = &options.sampling;
         let is_recommended = config.recommended_temperature().is_some();
-        if sampling.temperature == 0.0 {
-            say(self.temp.is_some() || !is_recommended, "greedy".into());
-        } else {
-            say(self.temp.is_some(), format!("temperature {}", sampling.temperature));
-            if sampling.top_k > 0 {
-                say(self.top_k.is_some(), format!("top-k {}", sampling.top_k));
-            }
-            if sampling.top_p < 1.0 {
-                say(self.top_p.is_some(), format!("top-p {}", sampling.top_p));
-            }
-            if sampling.min_p > 0.0 {
-                say(self.min_p.is_some(), format!("min-p {}", sampling.min_p));
-            }
-        }
-        for (is_flag, name, penalty, neutral) in [
-            (self.repetition_penalty.is_some(), "repetition", sampling.repetition_penalty, 1.0),
-            (true, "presence", sampling.presence_penalty, 0.0),
-            (true, "frequency", sampling.frequency_penalty, 0.0),
-        ] {
-            if penalty != neutral && options.repetition_context > 0 {
-                say(is_flag, format!("{name} penalty {penalty} over {} tokens", options.repetition_context));
-            }
-        }
-        if !options.logit_bias.is_empty() {
-            say(true, format!("{} logit biases", options.logit_bias.len()));
-        }
-        if sampling.temperature > 0.0 {
-            say(true, format!("seed {}", sampling.seed));
-        }
+        let is_flag = |setting: &Setting| match setting {
+            Setting::Greedy => self.temp.is_some() || !is_recommended,
+            Setting::Temperature => self.temp.is_some(),
+            Setting::TopK => self.top_k.is_some(),
+            Setting::TopP => self.top_p.is_some(),
+            Setting::MinP => self.min_p.is_some(),
+            Setting::RepetitionPenalty => self.repetition_penalty.is_some(),
+            Setting::Own => true,
+        };
+        let (own, theirs): (Vec<_>, Vec<_>) =
+            effects(options).into_iter().partition(|(setting, _)| is_flag(setting));
+        let [own, theirs] =
+            [own, theirs].map(|parts| parts.into_iter().map(|(_, text)| text).collect::<Vec<_>>());
         let theirs = (!theirs.is_empty()).then(|| format!("{} ({source})", theirs.join(", ")));
         let parts: Vec<String> = theirs.into_iter().chain(own).collect();
         format!("sampling: {}", parts.join(", "))
     }
+}
+
+/// A setting of how tokens are chosen.
+enum Setting {
+    Greedy,
+    Temperature,
+    TopK,
+    TopP,
+    MinP,
+    RepetitionPenalty,
+    /// One that no checkpoint recommends.
+    Own,
+}
+
+/// How tokens are chosen as a checkpoint recommends.
+pub fn recommended(config: &GenerationConfig) -> String {
+    let is_own = |setting: &Setting| matches!(setting, Setting::Own);
+    let effects = effects(&GenerationOptions::recommended(config)).into_iter();
+    let texts: Vec<String> = effects.filter(|(setting, _)| !is_own(setting)).map(|(_, text)| text).collect();
+    texts.join(", ")
+}
+
+/// All settings that have an effect, in words.
+fn effects(options: &GenerationOptions) -> Vec<(Setting, String)> {
+    let (sampling, context) = (&options.sampling, options.repetition_context);
+    let mut effects = vec![];
+    let mut say = |is_so: bool, setting: Setting, text: String| {
+        if is_so {
+            effects.push((setting, text));
+        }
+    };
+    let samples = sampling.temperature > 0.0;
+    say(!samples, Setting::Greedy, "greedy".into());
+    say(samples, Setting::Temperature, format!("temperature {}", sampling.temperature));
+    say(samples && sampling.top_k > 0, Setting::TopK, format!("top-k {}", sampling.top_k));
+    say(samples && sampling.top_p < 1.0, Setting::TopP, format!("top-p {}", sampling.top_p));
+    say(samples && sampling.min_p > 0.0, Setting::MinP, format!("min-p {}", sampling.min_p));
+    for (setting, name, penalty, neutral) in [
+        (Setting::RepetitionPenalty, "repetition", sampling.repetition_penalty, 1.0),
+        (Setting::Own, "presence", sampling.presence_penalty, 0.0),
+        (Setting::Own, "frequency", sampling.frequency_penalty, 0.0),
+    ] {
+        let text = format!("{name} penalty {penalty} over {context} tokens");
+        say(penalty != neutral && context > 0, setting, text);
+    }
+    let biases = options.logit_bias.len();
+    say(biases > 0, Setting::Own, format!("{biases} logit biases"));
+    say(samples, Setting::Own, format!("seed {}", sampling.seed));
+    effects
 }
 
 impl Sampling {

@@ -179,6 +179,12 @@ fn inspect_begins_with_what_people_ask() {
     ] {
         assert!(described.contains(want), "{want}{described}");
     }
+    // As a run says it: a penalty alone does not sample.
+    std::fs::write(path("generation_config.json"), r#"{"repetition_penalty": 1.5}"#).unwrap();
+    let described = text(&["-m", model]);
+    let want = "  sampling     greedy, repetition penalty 1.5 over 64 tokens\n";
+    assert!(described.contains(want), "{want}{described}");
+    std::fs::write(path("generation_config.json"), generation).unwrap();
     // Keys and values in f16, of two heads that are 16 wide in each of the layers.
     let report = json(&lowbit(&["inspect", "-m", model, "--json"]).output().unwrap());
     let number = |key: &str| report[key].as_u64().unwrap();

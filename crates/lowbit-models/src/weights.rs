@@ -53,6 +53,13 @@ pub struct Target {
     context: Option<usize>,
 }
 
+/// Whether a tensor of `shape` is stored with the dimensions `stored`: GGUF drops leading ones of 1, such as that of one
+/// expert.
+fn is_stored_as(stored: &[usize], shape: &[usize]) -> bool {
+    let ones = shape.iter().take_while(|&&n| n == 1).count();
+    stored == shape || stored == &shape[ones..]
+}
+
 /// What keys and values are cached in: where memory is what a step waits for, in f16.
 fn cache_type(device: &Device, activations: FloatType, exact: bool) -> FloatType {
     match device {
@@ -434,9 +441,7 @@ impl<'a> Weights<'a> {
                 None => return Err(self.refuse(&view, "f32, f16, bf16 or a quantised type".into())),
             },
         };
-        // GGUF drops leading dimensions of 1.
-        let ones = shape.iter().take_while(|&&n| n == 1).count();
-        if view.shape != shape && view.shape != shape[ones..] {
+        if !is_stored_as(&view.shape, shape) {
             return Err(self.refuse(&view, format!("{shape:?}")));
         }
         let component = self.component(format, 0, &view, shape)?;
@@ -489,11 +494,10 @@ impl<'a> Weights<'a> {
         let component =
             format.components(k).map_err(|error| self.weight_error(&view.name, error.into()))?[index];
         let want = [rows, &[component.columns]].concat();
-        if let Stored::Plain(dtype) = view.stored {
-            let as_stored = view.shape == want || rows == [1] && view.shape == [component.columns];
-            if dtype != component.dtype || !as_stored {
-                return Err(self.refuse(view, format!("{} {want:?}", component.dtype)));
-            }
+        if let Stored::Plain(dtype) = view.stored
+            && (dtype != component.dtype || !is_stored_as(&view.shape, &want))
+        {
+            return Err(self.refuse(view, format!("{} {want:?}", component.dtype)));
         }
         self.read.borrow_mut().push(view.clone());
         Tensor::mapped(view.bytes.clone(), &want, component.dtype, &self.target.host)

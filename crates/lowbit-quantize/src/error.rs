@@ -51,13 +51,25 @@ pub enum QuantizeError {
     #[error("{error}: {kind} cannot say otherwise what this checkpoint computes, so nothing is written")]
     Unreadable { kind: &'static str, error: Box<ModelError> },
     #[error(
-        "{checkpoint}: {setting} is {one}, but {kind} made of it would be computed with {other}, so nothing is written",
+        "{checkpoint}: {setting} is {one}, but {kind} made of it would be computed with {other}, so nothing is \
+         written{way_out}",
         checkpoint = shown_path(.checkpoint), setting = .difference.setting, one = shown(&.difference.one),
-        other = shown(&.difference.other)
+        other = shown(&.difference.other), way_out = within_window(.difference)
     )]
     Otherwise { checkpoint: PathBuf, kind: &'static str, difference: Difference },
     #[error("{path}: {error}", path = shown_path(.path), error = shown(.error))]
     Io { path: PathBuf, error: std::io::Error },
+}
+
+/// The way out where a window is lost: no token sees past it in a context that it covers.
+fn within_window(Difference { setting, one, other }: &Difference) -> String {
+    match setting.ends_with("sliding_window") && other == "none" {
+        true => format!(
+            "; with a max_position_embeddings of at most {} in config.json no window is needed",
+            shown(one)
+        ),
+        false => String::new(),
+    }
 }
 
 fn kept_by(rule: &Option<String>) -> String {

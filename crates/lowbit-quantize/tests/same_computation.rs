@@ -199,6 +199,39 @@ fn sections_and_experts_that_are_odd_are_read_again() {
 }
 
 #[test]
+fn a_context_within_the_window_needs_none() {
+    let short = |config: &mut Map<String, Value>| {
+        config.insert("sliding_window".into(), 61.into());
+        config.insert("max_position_embeddings".into(), 61.into());
+    };
+    let source = changed("mistral", short, |_| ());
+    let (file, _) = to_gguf(source.path()).unwrap();
+    assert_same("a window of the context", source.path(), &file);
+}
+
+#[test]
+fn one_expert_is_read_again_though_gguf_drops_its_dimension() {
+    let one = |config: &mut Map<String, Value>| {
+        config.insert("num_experts".into(), 1.into());
+        config.insert("num_experts_per_tok".into(), 1.into());
+    };
+    let source = changed("qwen3_moe", one, |tensors| {
+        tensors.retain(|name, _| !name.contains(".experts.") || name.contains(".experts.0."));
+        for (_, (_, shape, bytes)) in tensors.iter_mut().filter(|(name, _)| name.ends_with("mlp.gate.weight"))
+        {
+            bytes.truncate(bytes.len() / shape[0]);
+            shape[0] = 1;
+        }
+    });
+    let (file, _) = to_gguf(source.path()).unwrap();
+    assert_same("one expert", source.path(), &file);
+    // Of blocks as of plain values, and back.
+    let (quantised, _) = as_type(source.path(), "Q8_0").unwrap();
+    let (folder, _) = to_mlx(&quantised).unwrap();
+    assert_eq!(logits(&quantised).len(), logits(&folder.path().join("made")).len());
+}
+
+#[test]
 fn what_cannot_be_said_is_refused_before_anything_is_written() {
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "beta_slow": 2.0});
     for (name, key, value, want) in [
@@ -206,7 +239,8 @@ fn what_cannot_be_said_is_refused_before_anything_is_written() {
             "mistral",
             "sliding_window",
             json!(21),
-            ": layer 0's sliding_window is 21, but a GGUF file made of it would be computed with none, so nothing is written",
+            ": layer 0's sliding_window is 21, but a GGUF file made of it would be computed with none, so nothing is \
+             written; with a max_position_embeddings of at most 21 in config.json no window is needed",
         ),
         (
             "qwen3_moe",

@@ -1,6 +1,6 @@
 //! Facts that people ask about a model before they run it: its sizes, templates, sampling, licence and memory.
 
-use crate::Failure;
+use crate::{Failure, sampling::recommended};
 use lowbit::{ChatTemplate, Checkpoint, Device, Model, Target};
 use lowbit_files::read::{limit, read};
 use lowbit_files::shown;
@@ -55,6 +55,9 @@ struct Sampling {
     top_p: Option<f32>,
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
+    /// What a run does with all of this, as it says itself.
+    #[serde(skip)]
+    line: String,
 }
 
 #[derive(Serialize)]
@@ -155,7 +158,7 @@ impl Facts {
             }),
         );
         let none = || "no recommendation".to_string();
-        add("sampling", Some(self.sampling.as_ref().map_or_else(none, Sampling::line)));
+        add("sampling", Some(self.sampling.as_ref().map_or_else(none, |sampling| sampling.line.clone())));
         add(
             "licence",
             Some(match &self.licence {
@@ -210,25 +213,6 @@ impl Rope {
     }
 }
 
-impl Sampling {
-    fn line(&self) -> String {
-        if self.do_sample == Some(false) {
-            return "greedy".into();
-        }
-        let part = |name: &str, value: Option<String>| value.map(|value| format!("{name} {value}"));
-        let float = |value: Option<f32>| value.map(|value| value.to_string());
-        let parts = [
-            part("temperature", float(self.temperature)),
-            part("top-k", self.top_k.map(|value| value.to_string())),
-            part("top-p", float(self.top_p)),
-            part("min-p", float(self.min_p)),
-            part("repetition penalty", float(self.repetition_penalty)),
-        ];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        if parts.is_empty() { "at temperature 1".into() } else { parts.join(", ") }
-    }
-}
-
 fn templates(checkpoint: &Checkpoint) -> Vec<String> {
     match ChatTemplate::from_checkpoint(checkpoint) {
         Ok(Some(template)) => template.names().map(str::to_string).collect(),
@@ -246,8 +230,9 @@ fn sampling(checkpoint: &Checkpoint) -> Option<Sampling> {
         top_p: config.top_p,
         min_p: config.min_p,
         repetition_penalty: config.repetition_penalty,
+        line: recommended(&config),
     };
-    let Sampling { do_sample, temperature, top_k, top_p, min_p, repetition_penalty } = &sampling;
+    let Sampling { do_sample, temperature, top_k, top_p, min_p, repetition_penalty, line: _ } = &sampling;
     let floats = [temperature, top_p, min_p, repetition_penalty];
     let is_any = do_sample.is_some() || top_k.is_some() || floats.iter().any(|value| value.is_some());
     is_any.then_some(sampling)
