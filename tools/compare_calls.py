@@ -39,15 +39,12 @@ REASONING, CONTENT, RESULT = "Hm, é.", "Let me look.", "QQ42QQ"
 
 # Calls of forms of their own, which no model that lowbit computes writes.
 UNREAD = {
-    "CohereForAI-c4ai-command-r-plus-tool_use",
     "GigaChat3-10B-A1.8B",
     "Kimi-K3",
     "MiniMax-M3",
     "fireworks-ai-llama-3-firefunction-v2",
-    "meetkai-functionary-medium-v3.1",
     "meetkai-functionary-medium-v3.2",
     "muse-glimmer",
-    "tencent-Hy3",
     "upstage-Solar-Open-100B",
 }
 

@@ -127,21 +127,69 @@ pub(super) fn tool_call(body: &str, tools: &Tools) -> Parsed {
 /// `NAME`, then `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`, with white space between:
 /// GLM's.
 fn arg_keys(body: &str, tools: &Tools) -> Parsed {
-    let (name, mut rest) = body.split_at(body.find("<arg_key>").unwrap_or(body.len()));
-    let name = name.trim();
+    let (name, pairs) = body.split_at(body.find("<arg_key>").unwrap_or(body.len()));
+    let tags = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
+    key_values(name.trim(), pairs, tools, tags)
+}
+
+/// The call of `name` with these pairs of a key and a value.
+fn key_values(name: &str, mut rest: &str, tools: &Tools, tags: [&str; 4]) -> Parsed {
     if !is_name(name) || (rest.is_empty() && !tools.has(name)) {
         return Parsed::Malformed;
     }
+    let [key_start, key_end, value_start, value_end] = tags;
     let mut arguments = Map::new();
     while !rest.trim_start().is_empty() {
-        let Some(pair) = rest.trim_start().strip_prefix("<arg_key>") else { return Parsed::Malformed };
-        let Some((key, value)) = pair.split_once("</arg_key>") else { return Parsed::Incomplete };
-        let Some(value) = value.trim_start().strip_prefix("<arg_value>") else { return Parsed::Malformed };
-        let Some((value, after)) = value.split_once("</arg_value>") else { return Parsed::Incomplete };
+        let Some(pair) = rest.trim_start().strip_prefix(key_start) else { return Parsed::Malformed };
+        let Some((key, value)) = pair.split_once(key_end) else { return Parsed::Incomplete };
+        let Some(value) = value.trim_start().strip_prefix(value_start) else { return Parsed::Malformed };
+        let Some((value, after)) = value.split_once(value_end) else { return Parsed::Incomplete };
         arguments.insert(key.trim().into(), tools.value(name, key.trim(), value));
         rest = after;
     }
     Parsed::Calls(vec![Call::new(name, arguments)])
+}
+
+/// Hunyuan 3's: GLM's calls with a tag behind the name, each between tags of its own.
+pub(super) fn hunyuan(body: &str, tools: &Tools) -> Parsed {
+    const START: &str = "<tool_call:opensource>";
+    const TAGS: [&str; 4] = [
+        "<arg_key:opensource>",
+        "</arg_key:opensource>",
+        "<arg_value:opensource>",
+        "</arg_value:opensource>",
+    ];
+    let mut calls = vec![];
+    let mut rest = body.trim();
+    while !rest.is_empty() {
+        let Some(call) = rest.strip_prefix(START) else { return Parsed::Malformed };
+        let Some((call, after)) = call.split_once("</tool_call:opensource>") else {
+            return Parsed::Incomplete;
+        };
+        let Some((name, pairs)) = call.split_once("<tool_sep:opensource>") else { return Parsed::Malformed };
+        match key_values(name.trim(), pairs.trim(), tools, TAGS) {
+            Parsed::Calls(found) => calls.extend(found),
+            other => return other,
+        }
+        rest = after.trim_start();
+    }
+    Parsed::of(calls)
+}
+
+/// `<function=NAME>{..}</function>`: Functionary's.
+pub(super) fn function_and_json(body: &str, _: &Tools) -> Parsed {
+    let [start, _, end] = FUNCTION.call;
+    let call = body.strip_prefix(start).and_then(|call| call.strip_suffix(end));
+    let Some((name, arguments)) = call.and_then(|call| call.split_once('>')) else {
+        return Parsed::Malformed;
+    };
+    match serde_json::from_str::<Map<String, Value>>(arguments) {
+        Ok(_) if is_name(name) => {
+            Parsed::Calls(vec![Call { id: None, name: name.into(), arguments: arguments.trim().into() }])
+        }
+        Err(error) if error.is_eof() => Parsed::Incomplete,
+        _ => Parsed::Malformed,
+    }
 }
 
 fn is_name(text: &str) -> bool {

@@ -107,6 +107,30 @@ pub(super) const CALLS: &[Calls] = &[
         body: bodies::minicpm,
         markers_are_body: true,
     },
+    // Functionary, and Llama 3.1 with tools of its users: NAME> and an object.
+    Calls {
+        mention: "<function=example_function_name>{",
+        open: "<function=",
+        end: End::Marker("</function>"),
+        body: bodies::function_and_json,
+        markers_are_body: true,
+    },
+    // Hunyuan 3; its template puts the tags together.
+    Calls {
+        mention: "<tool_calls{}>",
+        open: "<tool_calls:opensource>",
+        end: End::Marker("</tool_calls:opensource>"),
+        body: bodies::hunyuan,
+        markers_are_body: false,
+    },
+    // Command R+: a list in JSON.
+    Calls {
+        mention: "Action:\\n```json",
+        open: "Action:\n```json",
+        end: End::Marker("```"),
+        body: bodies::json,
+        markers_are_body: false,
+    },
     // Gemma 4 and FunctionGemma.
     Calls::new("<|tool_call>", "<tool_call|>", bodies::gemma_4),
     Calls::new("<start_function_call>", "<end_function_call>", bodies::function_gemma),

@@ -410,6 +410,53 @@ fn glm() {
 }
 
 #[test]
+fn functionary_hunyuan_and_command_r() {
+    check(&Family {
+        mentions: "<function=example_function_name>{\"a\"",
+        tokens: &[],
+        prompt: "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        replies: &[
+            (
+                "ok<function=f>{\"s\": \"</function>\"}</function><function=g>{}</function>",
+                "ok|<f {\"s\": \"</function>\"}>|<g {}>",
+            ),
+            ("<function=f>[1]</function>", "<function=f>[1]</function>"),
+            ("<function=a b>{}</function>", "<function=a b>{}</function>"),
+        ],
+    });
+    check(&Family {
+        mentions: "<think{}><tool_calls{}>",
+        tokens: &["<tool_calls:opensource>", "</tool_calls:opensource>", "<tool_sep:opensource>"],
+        prompt: "",
+        replies: &[
+            (
+                "ok<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>s\
+                 </arg_key:opensource>\n<arg_value:opensource>a b</arg_value:opensource>\n</tool_call:opensource>\n\
+                 <tool_call:opensource>g<tool_sep:opensource>\n<arg_key:opensource>n</arg_key:opensource>\n\
+                 <arg_value:opensource>5</arg_value:opensource></tool_call:opensource></tool_calls:opensource>",
+                "ok|<f {\"s\":\"a b\"}>|<g {\"n\":5}>",
+            ),
+            (
+                "<tool_calls:opensource>f</tool_calls:opensource>",
+                "<tool_calls:opensource>f</tool_calls:opensource>",
+            ),
+        ],
+    });
+    check(&Family {
+        mentions: "Action:\\n```json",
+        tokens: &[],
+        prompt: "<|CHATBOT_TOKEN|>",
+        replies: &[
+            (
+                "ok\nAction:\n```json\n[\n{\"tool_name\": \"f\", \"parameters\": {\"s\": \"```\"}}]```",
+                "ok|<f {\"s\": \"```\"}>",
+            ),
+            ("Action:\n```json\n5```", "Action:\n```json\n5```"),
+        ],
+    });
+}
+
+#[test]
 fn kimi_minimax_minicpm_nemotron_and_lfm() {
     check(&Family {
         mentions: "<|tool_call_begin|>",
