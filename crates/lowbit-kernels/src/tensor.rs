@@ -1,4 +1,5 @@
-//! [`Tensor`]: contiguous arrays on a CPU or a GPU, shared between clones and views until one of them writes.
+//! [`Tensor`]: contiguous arrays on a CPU or a GPU, shared between clones and views until one of
+//! them writes.
 
 use crate::{Device, KernelError, buffer::Buffer};
 use bytes::Bytes;
@@ -39,8 +40,9 @@ macro_rules! elements {
 }
 elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, u32 = U32, i32 = I32, u8 = U8, i8 = I8);
 
-/// The number of elements of `shape`; none if the product of all its nonzero sizes and `bytes` is more than memory can
-/// hold. So no product of some of a tensor's sizes overflows. The sizes of all tensors and weights are checked here.
+/// The number of elements of `shape`; none if the product of all its nonzero sizes and `bytes` is
+/// more than memory can hold. So no product of some of a tensor's sizes overflows. The sizes of all
+/// tensors and weights are checked here.
 pub(crate) fn elements(shape: &[usize], bytes: usize) -> Option<usize> {
     let all = shape.iter().try_fold(bytes, |product, &n| product.checked_mul(n.max(1)))?;
     // Buffers are rounded up to whole cache lines.
@@ -57,9 +59,15 @@ fn too_large(shape: &[usize]) -> KernelError {
     KernelError::TooLarge { op: "tensor", shape: shape.to_vec() }
 }
 
+impl AsRef<Self> for Tensor {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Tensor {
-    /// An uninitialised tensor for an op to fill. In debug builds all its bits are ones (NaN in every float type, an
-    /// id out of range), so that tests find elements that were not written.
+    /// An uninitialised tensor for an op to fill. In debug builds all its bits are ones (NaN in
+    /// every float type, an id out of range), so that tests find elements that were not written.
     ///
     /// # Panics
     /// When memory cannot be allocated; [`Self::allocate`] gives an error instead.
@@ -188,7 +196,8 @@ impl Tensor {
         }
     }
 
-    /// Copies the storage of a tensor on a GPU if it is shared. Ops call this before they write in place.
+    /// Copies the storage of a tensor on a GPU if it is shared. Ops call this before they write in
+    /// place.
     #[cfg(feature = "gpu")]
     pub(crate) fn unshare(&mut self) -> Result<(), KernelError> {
         if let (Device::Gpu(gpu), true) = (self.device.clone(), self.is_shared()) {
@@ -231,11 +240,12 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Overwrites all elements with `values`, in place: replays of a captured pass that reads this tensor see them. A
-    /// tensor that shares its storage gets its own first.
+    /// Overwrites all elements with `values`, in place: replays of a captured pass that reads this
+    /// tensor see them. A tensor that shares its storage gets its own first.
     ///
     /// # Errors
-    /// [`KernelError::DType`] and [`KernelError::Shape`] for values of another type or number; [`KernelError::Gpu`].
+    /// [`KernelError::DType`] and [`KernelError::Shape`] for values of another type or number;
+    /// [`KernelError::Gpu`].
     pub fn write<T: Element>(&mut self, values: &[T]) -> Result<(), KernelError> {
         self.expect_dtype(T::DTYPE)?;
         if values.len() != self.len() || self.is_shared() {
@@ -384,8 +394,8 @@ impl Tensor {
     /// The elements.
     ///
     /// # Errors
-    /// [`KernelError::DType`] for another element type; [`KernelError::Value`] when they are misaligned in a mapped
-    /// file; [`KernelError::Unsupported`] when they are on a GPU.
+    /// [`KernelError::DType`] for another element type; [`KernelError::Value`] when they are
+    /// misaligned in a mapped file; [`KernelError::Unsupported`] when they are on a GPU.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], KernelError> {
         self.expect_dtype(T::DTYPE)?;
         self.expect_host("as_slice")?;
@@ -400,7 +410,8 @@ impl Tensor {
     /// The elements, mutable. A tensor that shares its storage gets its own copy first.
     ///
     /// # Errors
-    /// [`KernelError::DType`] for another element type; [`KernelError::Unsupported`] when they are on a GPU.
+    /// [`KernelError::DType`] for another element type; [`KernelError::Unsupported`] when they are
+    /// on a GPU.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], KernelError> {
         self.expect_dtype(T::DTYPE)?;
         self.expect_host("as_mut_slice")?;

@@ -1,21 +1,24 @@
-//! Functions that devices compute too roughly or each in its own way: Vulkan leaves an exponential two units of the
-//! last place for every unit of its argument, and a sine of far angles no digit. Polynomials, as [`crate::simd::math`]
-//! has them. A device may still flush subnormal numbers to zero.
+//! Functions that devices compute too roughly or each in its own way: Vulkan leaves an exponential
+//! two units of the last place for every unit of its argument, and a sine of far angles no digit.
+//! Polynomials, as [`crate::simd::math`] has them. A device may still flush subnormal numbers to
+//! zero.
 
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// `e^x`, within 1 ulp; 0 below -103.98, infinity above 88.73, NaN for NaN. As the CPU's, step by step.
+/// `e^x`, within 1 ulp; 0 below -103.98, infinity above 88.73, NaN for NaN. As the CPU's, step by
+/// step.
 #[cube]
 pub(crate) fn exp(x: f32) -> f32 {
     let given = x;
     let x = select(x < -104.0f32, -104.0f32.runtime(), x);
     let x = select(x > 89.0f32, 89.0f32.runtime(), x);
-    // Adding 1.5 * 2^23 rounds to a whole number. Its bits are taken: a compiler may find that subtracting cancels.
+    // Adding 1.5 * 2^23 rounds to a whole number. Its bits are taken: a compiler may find that
+    // subtracting cancels.
     let sum = fma(x, comptime!(std::f32::consts::LOG2_E).runtime(), 12_582_912.0f32);
     let whole = i32::reinterpret(sum) - 0x4b40_0000;
-    // Ln 2 in two parts, the first of 9 bits. Its product with n is exact, and an integer until the end: a compiler may
-    // find that the parts have a sum.
+    // Ln 2 in two parts, the first of 9 bits. Its product with n is exact, and an integer until the
+    // end: a compiler may find that the parts have a sum.
     let r = x - f32::cast_from(whole * 355) * comptime!(1.0f32 / 512.0).runtime();
     let n = f32::cast_from(whole);
     let r = fma(n, 2.121_944_4e-4f32, r);
@@ -29,16 +32,18 @@ pub(crate) fn exp(x: f32) -> f32 {
     unless_nan(given, power * exp2(half) * exp2(whole - half))
 }
 
-/// `y`, or NaN where `x` is NaN. Of the bits: NVIDIA's compiler for Vulkan (580.159) takes a comparison of floats for one
-/// of numbers, and makes of two ways to choose by it the one that loses a NaN.
+/// `y`, or NaN where `x` is NaN. Of the bits: NVIDIA's compiler for Vulkan (580.159) takes a
+/// comparison of floats for one of numbers, and makes of two ways to choose by it the one that
+/// loses a NaN.
 #[cube]
-fn unless_nan(x: f32, y: f32) -> f32 {
+pub(crate) fn unless_nan(x: f32, y: f32) -> f32 {
     let nan = f32::reinterpret(0x7fc0_0000u32);
     select((u32::reinterpret(x) & 0x7fff_ffffu32) > 0x7f80_0000u32, nan, y)
 }
 
-/// What a norm multiplies by: `1 / length` for a length from 0, and NaN for an infinite one. Zero would hide from everything
-/// after it that a sum of squares overflowed. Of the bits, as [`unless_nan`].
+/// What a norm multiplies by: `1 / length` for a length from 0, and NaN for an infinite one. Zero
+/// would hide from everything after it that a sum of squares overflowed. Of the bits, as
+/// [`unless_nan`].
 #[cube]
 pub(crate) fn reciprocal(length: f32) -> f32 {
     let nan = f32::reinterpret(0x7fc0_0000u32);
@@ -104,8 +109,8 @@ pub(crate) fn sin_cos(angle: f32) -> (f32, f32) {
     let bits = u32::reinterpret(angle);
     let exponent = i32::cast_from(bits >> 23u32) - 127;
     let mantissa = (bits & 0x7f_ffffu32) | 0x80_0000u32;
-    // angle / 2 pi = mantissa * 2^(exponent - 23) / 2 pi. Whole turns do not count, so that 64 bits of 2^(exponent - 23)
-    // / 2 pi after its point are enough.
+    // angle / 2 pi = mantissa * 2^(exponent - 23) / 2 pi. Whole turns do not count, so that 64 bits
+    // of 2^(exponent - 23) / 2 pi after its point are enough.
     let (high, low) = turn_bits(exponent - 23);
     let turn = mantissa * high + mantissa.mul_hi(low);
     let quarter = (turn + 0x2000_0000u32) >> 30u32;

@@ -10,7 +10,8 @@
 //! | `tests.rs`, `gpu_tests.rs` | the tests |
 //! | `bench.rs` | the benchmark cases, which register themselves |
 //!
-//! An op has those that it needs: one that is made of another op, or that runs on the CPU alone, has fewer.
+//! An op has those that it needs: one that is made of another op, or that runs on the CPU alone,
+//! has fewer.
 
 pub mod adam;
 pub mod add;
@@ -28,6 +29,7 @@ pub mod distillation_loss_top_k;
 mod elementwise;
 pub mod gated_delta_rule;
 pub mod gather_qmm;
+pub mod glu;
 pub mod grow;
 pub mod kv_append;
 pub mod kv_gather;
@@ -42,8 +44,6 @@ pub mod rms_norm_rope;
 pub mod rope;
 pub mod router_top_k;
 pub mod sample;
-pub mod sigmoid_mul;
-pub mod silu_mul;
 pub mod sum_rows;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -72,6 +72,7 @@ pub use gated_delta_rule::{
 pub use gather_qmm::{
     gather_qmm, gather_qmm_backward_scales, gather_qmm_backward_weight, gather_qmm_backward_x,
 };
+pub use glu::{Gate, GluGradient, glu, glu_backward};
 pub use grow::grow;
 pub use kv_append::kv_append;
 pub use kv_gather::kv_gather;
@@ -81,9 +82,10 @@ pub use matmul::matmul;
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{
-    AddRmsNorm, Input, ScalesGradient, WeightGradient, WeightPart, quantized_matmul,
-    quantized_matmul_and_sum, quantized_matmul_backward_scales, quantized_matmul_backward_weight,
-    quantized_matmul_backward_x, quantized_matmul_each, quantized_matmul_to, swiglu,
+    AddRmsNorm, Input, Norm, Operand, ScalesGradient, WeightGradient, WeightPart, gated_mlp,
+    quantized_matmul, quantized_matmul_and_sum, quantized_matmul_backward_scales,
+    quantized_matmul_backward_weight, quantized_matmul_backward_x, quantized_matmul_each,
+    quantized_matmul_to,
 };
 pub use rms_norm::{
     GatedRmsNormGradient, RmsNormGradient, gated_rms_norm, gated_rms_norm_backward, rms_norm,
@@ -95,8 +97,6 @@ pub use rms_norm_rope::{
 pub use rope::{Llama3, LongRope, Rope, RopeLayout, RopeParams, RopeScaling, Yarn, rope, rope_backward};
 pub use router_top_k::{RouterParams, RouterTopKGradient, router_top_k, router_top_k_backward};
 pub use sample::{DecodeState, Drawn, SampleParams, sample, sample_next};
-pub use sigmoid_mul::{SigmoidMulGradient, sigmoid_mul, sigmoid_mul_backward};
-pub use silu_mul::{SiluMulGradient, silu_mul, silu_mul_backward};
 pub use sum_rows::sum_rows;
 
 pub(crate) use check::Check;

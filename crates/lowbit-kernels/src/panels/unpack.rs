@@ -9,7 +9,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 /// Panels that are unpacked side by side.
 pub(crate) const PANELS: usize = 2;
-/// Values of each row that are unpacked at a time: with a few rows of x they stay in the first-level cache.
+/// Values of each row that are unpacked at a time: with a few rows of x they stay in the
+/// first-level cache.
 pub(crate) const CHUNK: usize = 256;
 // A chunk of a format with superblocks has one scale of scales per row.
 const _: () = assert!(CHUNK == SUPERBLOCK);
@@ -125,17 +126,14 @@ impl<'a> Unpack<'a> {
         Self { layout, parts, odd: None, bytes, chunk_bytes }
     }
 
-    /// This weight and `other` as one, whose panels are those of both in turn; `None` where they lie in different ways.
+    /// This weight and `other` as one, whose panels are those of both in turn; `None` where they
+    /// lie in different ways.
     pub fn in_turn(self, other: Self) -> Option<Self> {
         (self.layout == other.layout).then_some(Self { odd: Some(other.parts), ..self })
     }
 
-    /// Whether panels are those of two weights in turn.
-    pub fn is_two(&self) -> bool {
-        self.odd.is_some()
-    }
-
-    /// The components of the weight that panel `panel` is of, and which of that weight's panels it is.
+    /// The components of the weight that panel `panel` is of, and which of that weight's panels it
+    /// is.
     #[inline(always)]
     fn place(&self, panel: usize) -> (&[&'a [u8]; 3], usize) {
         match &self.odd {
@@ -144,8 +142,8 @@ impl<'a> Unpack<'a> {
         }
     }
 
-    /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `count` panels from `panel` on: as many as a chunk or the
-    /// rows have.
+    /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of `count` panels from `panel` on:
+    /// as many as a chunk or the rows have.
     #[inline(always)]
     pub fn unpack<S: Simd>(&self, simd: S, panel: usize, count: usize, k: usize, chunk: &mut Chunk) {
         for (at, scales) in chunk.panels[..count].iter_mut().enumerate() {
@@ -161,8 +159,8 @@ impl<'a> Unpack<'a> {
         with_bits!(self.layout, BITS => self.codes::<S, BITS>(simd, panel, spans, codes));
     }
 
-    /// The codes of the chunk that is unpacked after the one that starts with value `k`, where [`PANELS`] panels are gone through side
-    /// by side.
+    /// The codes of the chunk that is unpacked after the one that starts with value `k`, where
+    /// [`PANELS`] panels are gone through side by side.
     #[inline(always)]
     pub fn next_codes(&self, panel: usize, k: usize) -> &'a [u8] {
         let (next, span_bytes) = (k + CHUNK, self.layout.bits() * 64);
@@ -238,7 +236,8 @@ impl<'a> Unpack<'a> {
         simd.call(UnpackScales { weight: self, panel, k, out });
     }
 
-    /// The values of row `row % ROWS` of a panel, `out` as long as the row, exactly as the format decodes them.
+    /// The values of row `row % ROWS` of a panel, `out` as long as the row, exactly as the format
+    /// decodes them.
     #[inline(always)]
     pub fn row<S: Simd>(&self, simd: S, (panel, lane): (usize, usize), chunk: &mut Chunk, out: &mut [f32]) {
         let (zero, group, biased) = (self.layout.zero(), self.layout.group(), self.layout.biased());
@@ -358,8 +357,8 @@ fn super_scales<S: Simd>(simd: S, stored: &[u8], block: usize) -> [[f32; ROWS]; 
     [super_scale(simd, stored, 2 * block), super_scale(simd, stored, 2 * block + 1).map(|min| -min)]
 }
 
-/// `out = by * code` of each row, `SIGNED` codes two's complements. In vectors: LLVM takes plain loops apart row by row, not group by
-/// group, and then scatters what it computed.
+/// `out = by * code` of each row, `SIGNED` codes two's complements. In vectors: LLVM takes plain
+/// loops apart row by row, not group by group, and then scatters what it computed.
 #[inline(always)]
 fn multiply<S: Simd, const SIGNED: bool>(
     simd: S,
@@ -417,7 +416,8 @@ fn store_in_each<S: Simd>(simd: S, v: S::V, out: &mut [[f32; ROWS]], at: usize) 
     }
 }
 
-/// Halves of what e8m0's `codes` mean, since e2m1's values come doubled (and e4m3's are doubled for that reason).
+/// Halves of what e8m0's `codes` mean, since e2m1's values come doubled (and e4m3's are doubled for
+/// that reason).
 #[inline(always)]
 fn half_powers<S: Simd>(simd: S, codes: &[u8; ROWS], infinite: bool, out: &mut [f32; ROWS]) {
     // The last code may mean infinity.
@@ -453,13 +453,15 @@ pub(crate) fn ask_ahead<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64];
         simd.prefetch(packed.as_flattened(), line * 64 + AHEAD);
     }
     if BITS == 8 {
-        // LLVM puts off what nothing waits for, and so many lines asked for together have to wait for each other.
+        // LLVM puts off what nothing waits for, and so many lines asked for together have to wait
+        // for each other.
         compiler_fence(Ordering::SeqCst);
     }
 }
 
-/// The codes of four quads of a span, `FIRST` and those after it, or what `table` has for them: of the rows from `row` on, a vector of
-/// them. Quads are written out one by one, so that by how much they are shifted is known to the compiler.
+/// The codes of four quads of a span, `FIRST` and those after it, or what `table` has for them: of
+/// the rows from `row` on, a vector of them. Quads are written out one by one, so that by how much
+/// they are shifted is known to the compiler.
 #[inline(always)]
 pub(crate) fn half_span<S: Simd, const BITS: usize, const FIRST: usize>(
     simd: S,
@@ -490,7 +492,8 @@ fn store_half<S: Simd>(simd: S, codes: &[S::I; 4], row: usize, out: &mut [[u8; 6
     }
 }
 
-/// The codes of a quad, of the rows from `row` on. (No closures: those are not always inlined, and then know no vectors.)
+/// The codes of a quad, of the rows from `row` on. (No closures: those are not always inlined, and
+/// then know no vectors.)
 #[inline(always)]
 fn quad<S: Simd, const BITS: usize>(simd: S, packed: &[[u8; 64]; BITS], (quad, row): (usize, usize)) -> S::I {
     let [first, second, third] = Bits::<BITS>::PIECES[quad];

@@ -46,10 +46,8 @@ const KEYS: &[Key] = &[
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
     let attention = AttentionConfig::new(config, weights, sizes.hidden_size, RopeLayout::Interleaved)?;
-    let mlp = MlpConfig {
-        intermediate_size: config.size("intermediate_size", "feed_forward_length")?,
-        fused: true,
-    };
+    let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
+    let mlp = MlpConfig { fused: true, ..MlpConfig::new(intermediate_size) };
     let norms = LayerNorms {
         mixer: INPUT_NORM,
         after_mixer: Some(POST_SELF_ATTN_NORM),

@@ -54,10 +54,8 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
         true => config.optional_size("", "attention.sliding_window")?.filter(|&window| window > 0),
         false => window(config)?,
     };
-    let mlp = MlpConfig {
-        intermediate_size: config.size("intermediate_size", "feed_forward_length")?,
-        fused: true,
-    };
+    let intermediate_size = config.size("intermediate_size", "feed_forward_length")?;
+    let mlp = MlpConfig { fused: true, ..MlpConfig::new(intermediate_size) };
     let layers = sizes.num_hidden_layers;
     decoder(sizes, |index| {
         config.layer_type(index, layers, &["full_attention"])?;

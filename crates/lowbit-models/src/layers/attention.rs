@@ -6,7 +6,7 @@ use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Heads, Inventory, Var, attention, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
-use lowbit_kernels::ops::{AttentionParams, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
+use lowbit_kernels::ops::{AttentionParams, Gate, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
@@ -230,10 +230,11 @@ impl Attention {
             },
             LayerCache::DeltaNet(_) => Err(wrong_cache()),
         })?;
+        let y = shapes::reshape(&y, &[tokens, y.dim(1) * head_dim])?;
         let y = if self.config.gated {
-            self.o_proj.forward(Input::SigmoidMul { x: &y, gate: &q_gate })?
+            self.o_proj.forward(Input::Glu { x: &y, gate: &q_gate, by: Gate::Sigmoid })?
         } else {
-            self.o_proj.forward(&shapes::reshape(&y, &[tokens, y.dim(1) * head_dim])?)?
+            self.o_proj.forward(&y)?
         };
         Ok((sum, y))
     }

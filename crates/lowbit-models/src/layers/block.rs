@@ -138,7 +138,7 @@ impl Block {
         let (stream, update) = match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
             Feedforward::Sparse(moe) => {
-                let (stream, normed) = normed.vars()?;
+                let (stream, normed) = normed.make()?;
                 (stream, moe.forward(&normed)?)
             }
         };

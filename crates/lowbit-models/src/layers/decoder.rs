@@ -248,7 +248,7 @@ impl Decoder {
     /// # Errors
     /// Those of the ops.
     pub(crate) fn normed(&self, hidden: &Residual) -> Result<Var, KernelError> {
-        Ok(hidden.normed(&self.norm).vars()?.1)
+        Ok(hidden.normed(&self.norm).make()?.1)
     }
 
     /// Everything that has a name.

@@ -203,7 +203,7 @@ impl GatedDeltaNet {
                 LayerCache::Attention(_) => Err(wrong_cache()),
             })?,
         };
-        let z = shapes::reshape(&z, &[tokens, config.linear_num_value_heads, config.linear_value_head_dim])?;
+        let o = shapes::reshape(&o, &[tokens, config.value_dim()])?;
         Ok((sum, self.out_proj.forward(self.norm.gated(&o, &z))?))
     }
 

@@ -171,14 +171,15 @@ impl<const N: usize> MergedLinear<N> {
     /// # Errors
     /// As [`Linear::forward`].
     pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, [Var; N]), KernelError> {
-        match self.whole_for(x.x.dim(0), x.is_recorded()) {
-            Some(whole) if !x.is_recorded() => {
+        let recorded = ops::is_recorded(&x);
+        match self.whole_for(x.x.dim(0), recorded) {
+            Some(whole) if !recorded => {
                 let (sum, y) = ops::quantized_matmul_and_sum(x, &whole.weight)?;
                 Ok((sum, self.split(&whole.biased(y)?)?))
             }
             // Several products read the norm, or a tape records it.
             _ => {
-                let (sum, x) = x.vars()?;
+                let (sum, x) = x.make()?;
                 Ok((sum, self.forward(&x)?))
             }
         }

@@ -3,13 +3,15 @@ use crate::names::{FUSED_MLP, Name};
 use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
+use lowbit_kernels::ops::Gate;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
 
-/// SwiGLU: `down(silu(gate(x)) * up(x))`.
+/// `down(glu(up(x), gate(x)))`: SwiGLU where the gate is silu.
 #[derive(Clone, Debug)]
 pub struct Mlp {
     gate_up: MergedLinear<2>,
     down: Linear,
+    gate: Gate,
 }
 
 impl Mlp {
@@ -23,13 +25,14 @@ impl Mlp {
         hidden_size: usize,
         config: MlpConfig,
     ) -> Result<Self, ModelError> {
-        let MlpConfig { intermediate_size, fused } = config;
+        let MlpConfig { intermediate_size, fused, gate: function } = config;
         let [gate, up, down] = names;
         let gate_up = match fused {
             true => weights.fused(FUSED_MLP, [intermediate_size; 2], hidden_size)?,
             false => weights.merged([(gate, intermediate_size), (up, intermediate_size)], hidden_size)?,
         };
-        Ok(Self { gate_up, down: weights.linear(down, hidden_size, intermediate_size)? })
+        let down = weights.linear(down, hidden_size, intermediate_size)?;
+        Ok(Self { gate_up, down, gate: function })
     }
 
     /// The weights of gate, up and down, if there are no biases.
@@ -49,7 +52,7 @@ impl Mlp {
     /// Those of the ops.
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
         match (x.tensor().device(), self.weights()) {
-            (Device::Cpu(_), Some(weights)) if x.tape().is_none() => ops::swiglu(x, weights),
+            (Device::Cpu(_), Some(weights)) if x.tape().is_none() => ops::gated_mlp(x, weights, self.gate),
             _ => self.down(&self.gate_up.forward(x)?),
         }
     }
@@ -60,7 +63,7 @@ impl Mlp {
     /// Those of the ops.
     pub fn forward_sum(&self, x: AddRmsNorm<'_>) -> Result<(Var, Var), KernelError> {
         if let Device::Cpu(_) = x.x.tensor().device() {
-            let (sum, x) = x.vars()?;
+            let (sum, x) = x.make()?;
             return Ok((sum, self.forward(&x)?));
         }
         let (sum, gate_up) = self.gate_up.forward_sum(x)?;
@@ -68,6 +71,6 @@ impl Mlp {
     }
 
     fn down(&self, [gate, up]: &[Var; 2]) -> Result<Var, KernelError> {
-        self.down.forward(Input::SiluMul { gate, up })
+        self.down.forward(Input::Glu { x: up, gate, by: self.gate })
     }
 }

@@ -6,7 +6,7 @@ use crate::names::{
 use crate::tape::ops::{self, Input};
 use crate::tape::{Inventory, Named, Var, shapes};
 use crate::{Config, ModelError, Outline, Weights};
-use lowbit_kernels::ops::RouterParams;
+use lowbit_kernels::ops::{Gate, RouterParams};
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 /// The sizes of a mixture of experts, as `config.json` names them.
@@ -20,6 +20,8 @@ pub struct MoeConfig {
     pub shared_expert_intermediate_size: usize,
     /// Whether the chosen experts' weights are divided by their sum.
     pub norm_topk_prob: bool,
+    /// The function of the experts' gates, and of the shared one's.
+    pub gate: Gate,
 }
 
 impl MoeConfig {
@@ -60,6 +62,7 @@ impl MoeConfig {
             moe_intermediate_size,
             shared_expert_intermediate_size: 0,
             norm_topk_prob: true,
+            gate: Gate::Silu,
         })
     }
 }
@@ -86,6 +89,7 @@ enum Router {
 struct Experts {
     gate_up: GateUp,
     down: Named<QuantizedTensor>,
+    gate: Gate,
     /// Whether the shared expert is the last of the stack: a single token's products with it then need no extra launches.
     shared: bool,
 }
@@ -111,7 +115,8 @@ impl SparseMoe {
         let router = match config.shared_expert_intermediate_size {
             0 => Router::Alone(weights.exactly().linear(router.0, router.1, hidden_size)?),
             inner => {
-                let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, MlpConfig::new(inner))?;
+                let expert_config = MlpConfig { gate: config.gate, ..MlpConfig::new(inner) };
+                let expert = Mlp::load(weights, SHARED_EXPERT, hidden_size, expert_config)?;
                 let gate = (SHARED_EXPERT_GATE, 1);
                 if let (true, Some(shared)) = (weights.joins_experts(), expert.weights()) {
                     experts = experts.with_shared(shared)?;
@@ -168,7 +173,7 @@ impl SparseMoe {
         let y = ops::combine_experts(&self.experts.forward(x, &ids)?, &expert_weights)?;
         match apart {
             None => Ok(y),
-            Some((gate, expert)) => ops::add(&y, &ops::sigmoid_mul(&expert.forward(x)?, &gate)?),
+            Some((gate, expert)) => ops::add(&y, &ops::glu(&expert.forward(x)?, &gate, Gate::Sigmoid)?),
         }
     }
 }
@@ -191,7 +196,7 @@ impl Experts {
             stack(EXPERTS_DOWN, hidden_size, inner)?
         };
         let gate_up = if weights.joins_experts() { gate_up.joined()? } else { gate_up };
-        Ok(Self { gate_up, down, shared: false })
+        Ok(Self { gate_up, down, gate: config.gate, shared: false })
     }
 
     /// The stack with one more expert, of these weights for gate, up and down, if their shapes and formats fit.
@@ -209,7 +214,7 @@ impl Experts {
         let [gates, ups] = halves(&both.value)?;
         let gate_up = GateUp::Both(both.with(pair([&gates, &one(gate)?, &ups, &one(up)?])?));
         let down = self.down.with(QuantizedTensor::concat(&[&self.down.value, &one(down)?])?);
-        Ok(Self { gate_up, down, shared: true })
+        Ok(Self { gate_up, down, gate: self.gate, shared: true })
     }
 
     /// `x` `[T, H]` through the experts `ids` `[T, top_k]`: `[T, top_k, H]`.
@@ -229,7 +234,7 @@ impl Experts {
             }
             GateUp::Separate(gate, up) => [product(gate)?, product(up)?],
         };
-        ops::gather_qmm(Input::SiluMul { gate: &gate, up: &up }, &self.down, ids)
+        ops::gather_qmm(Input::Glu { x: &up, gate: &gate, by: self.gate }, &self.down, ids)
     }
 }
 

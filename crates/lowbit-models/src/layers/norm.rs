@@ -1,5 +1,5 @@
 use crate::names::Name;
-use crate::tape::ops::{self, AddRmsNorm, Input};
+use crate::tape::ops::{self, AddRmsNorm, Input, Norm};
 use crate::tape::{Inventory, Named, Var};
 use crate::{ModelError, Weights};
 use lowbit_kernels::{KernelError, Tensor};
@@ -44,16 +44,20 @@ impl RmsNorm {
     /// # Errors
     /// As [`lowbit_kernels::ops::rms_norm()`].
     pub fn forward(&self, x: &Var) -> Result<Var, KernelError> {
-        ops::rms_norm(x, self)
+        ops::rms_norm(x, self.norm())
+    }
+
+    fn norm(&self) -> Norm<'_> {
+        Norm { weight: &self.weight, eps: self.eps }
     }
 
     /// The norm of `h + x` in x's dtype, with that sum in h's.
     pub fn of_sum<'a>(&'a self, h: &'a Var, x: &'a Var) -> AddRmsNorm<'a> {
-        AddRmsNorm { h, x, norm: self }
+        AddRmsNorm { h, x, norm: self.norm() }
     }
 
-    /// The norm of each head of `x` times `silu(gate)`, both `[T, H, D]`, as a product takes it.
+    /// The norm of each head of `x` times `silu(gate)`, both `[T, H * D]`, as a product takes it.
     pub fn gated<'a>(&'a self, x: &'a Var, gate: &'a Var) -> Input<'a> {
-        Input::GatedRmsNorm { x, gate, norm: self }
+        Input::GatedRmsNorm { x, gate, norm: self.norm() }
     }
 }

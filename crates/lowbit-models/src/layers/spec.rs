@@ -3,6 +3,7 @@
 
 use super::{AttentionConfig, DecoderConfig, DeltaNetConfig, MoeConfig};
 use crate::names::Name;
+use lowbit_kernels::ops::Gate;
 
 /// A whole decoder.
 #[derive(Clone, Debug)]
@@ -58,18 +59,20 @@ pub enum FeedforwardSpec {
     Sparse(MoeConfig),
 }
 
-/// The sizes of a SwiGLU MLP.
+/// A gated MLP: SwiGLU where the gate is silu.
 #[derive(Clone, Copy, Debug)]
 pub struct MlpConfig {
     /// Rows of gate, and of up.
     pub intermediate_size: usize,
     /// Whether the checkpoint has gate's rows and up's in one matrix.
     pub fused: bool,
+    /// The gate's function.
+    pub gate: Gate,
 }
 
 impl MlpConfig {
-    /// Gate and up apart, as most checkpoints have them.
+    /// SwiGLU, gate and up apart, as most checkpoints have it.
     pub const fn new(intermediate_size: usize) -> Self {
-        Self { intermediate_size, fused: false }
+        Self { intermediate_size, fused: false, gate: Gate::Silu }
     }
 }

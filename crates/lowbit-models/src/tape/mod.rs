@@ -98,6 +98,12 @@ impl Var {
     }
 }
 
+impl AsRef<Tensor> for Var {
+    fn as_ref(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
 /// A constant: nothing records what is computed of it alone.
 impl From<Tensor> for Var {
     fn from(tensor: Tensor) -> Self {

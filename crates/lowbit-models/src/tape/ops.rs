@@ -2,124 +2,72 @@
 
 use super::shapes::{each, or_zeros, reshape};
 use super::{Named, Tape, Var};
-use crate::layers::RmsNorm;
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::{
-    self, Activation, CausalConv1dInputs, DeltaGates, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
-    RouterParams, WeightGradient, WeightPart,
+    self, Activation, CausalConv1dInputs, DeltaGates, Gate, GatedDeltaInputs, GatedDeltaRule, GatesGradient,
+    Operand, RouterParams, WeightGradient, WeightPart,
 };
 use lowbit_kernels::{KernelError, QuantizedTensor, Tensor};
 
 type Result<T> = std::result::Result<T, KernelError>;
 
-/// A product's x: as [`ops::Input`].
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub enum Input<'a> {
-    Var(&'a Var),
-    SiluMul { gate: &'a Var, up: &'a Var },
-    GatedRmsNorm { x: &'a Var, gate: &'a Var, norm: &'a RmsNorm },
-    SigmoidMul { x: &'a Var, gate: &'a Var },
-    AddRmsNorm(AddRmsNorm<'a>),
-}
+/// A product's x, which a tape may record.
+pub type Input<'a> = ops::Input<'a, Var>;
+/// The norm of a sum, which a tape may record.
+pub type AddRmsNorm<'a> = ops::AddRmsNorm<'a, Var>;
+/// A norm, whose weight a tape may ask for by name.
+pub type Norm<'a> = ops::Norm<'a, Var>;
 
-/// The norm of a sum: as [`ops::AddRmsNorm`].
-#[derive(Clone, Copy, Debug)]
-#[allow(missing_docs)]
-pub struct AddRmsNorm<'a> {
-    pub h: &'a Var,
-    pub x: &'a Var,
-    pub norm: &'a RmsNorm,
-}
+impl Operand for Var {
+    type Parameter = Named<Tensor>;
 
-impl<'a> From<&'a Var> for Input<'a> {
-    fn from(x: &'a Var) -> Self {
-        Self::Var(x)
+    fn reshape(&self, shape: &[usize]) -> Result<Self> {
+        reshape(self, shape)
+    }
+
+    fn glu(x: &Self, gate: &Self, by: Gate) -> Result<Self> {
+        glu(x, gate, by)
+    }
+
+    fn gated_rms_norm(x: &Self, gate: &Self, norm: Norm<'_>) -> Result<Self> {
+        gated_rms_norm(x, gate, norm)
+    }
+
+    fn add_rms_norm(x: &AddRmsNorm<'_>) -> Result<(Self, Self)> {
+        add_rms_norm(x)
     }
 }
 
-impl<'a> From<AddRmsNorm<'a>> for Input<'a> {
-    fn from(x: AddRmsNorm<'a>) -> Self {
-        Self::AddRmsNorm(x)
-    }
+/// What records an input.
+fn tape<'a>(x: impl Into<Input<'a>>) -> Option<&'a Tape> {
+    let (x, other) = x.into().operands();
+    x.tape().or(other.and_then(Var::tape))
 }
 
-impl<'a> Input<'a> {
-    fn tape(&self) -> Option<&'a Tape> {
-        match *self {
-            Self::Var(x) => x.tape(),
-            Self::SiluMul { gate, up } => gate.tape().or(up.tape()),
-            Self::GatedRmsNorm { x, gate, .. } | Self::SigmoidMul { x, gate } => x.tape().or(gate.tape()),
-            Self::AddRmsNorm(AddRmsNorm { h, x, .. }) => h.tape().or(x.tape()),
-        }
-    }
-
-    /// What a product of the op reads, for an input that nothing records.
-    fn unrecorded(&self) -> ops::Input<'a> {
-        match *self {
-            Self::Var(x) => ops::Input::Tensor(&x.tensor),
-            Self::SiluMul { gate, up } => ops::Input::SiluMul { gate: &gate.tensor, up: &up.tensor },
-            Self::GatedRmsNorm { x, gate, norm } => {
-                let (weight, eps) = norm.parts();
-                ops::Input::GatedRmsNorm { x: &x.tensor, gate: &gate.tensor, weight, eps }
-            }
-            Self::SigmoidMul { x, gate } => ops::Input::SigmoidMul { x: &x.tensor, gate: &gate.tensor },
-            Self::AddRmsNorm(x) => ops::Input::AddRmsNorm(x.unrecorded()),
-        }
-    }
-
-    /// x itself, recorded.
-    fn var(&self) -> Result<Var> {
-        match *self {
-            Self::Var(x) => Ok(x.clone()),
-            Self::SiluMul { gate, up } => silu_mul(gate, up),
-            Self::GatedRmsNorm { x, gate, norm } => join_heads(&gated_rms_norm(x, gate, norm)?),
-            Self::SigmoidMul { x, gate } => join_heads(&sigmoid_mul(x, gate)?),
-            Self::AddRmsNorm(x) => Ok(x.vars()?.1),
-        }
-    }
+/// Whether a tape records the sum.
+pub(crate) fn is_recorded(x: &AddRmsNorm<'_>) -> bool {
+    tape(*x).is_some()
 }
 
-impl<'a> AddRmsNorm<'a> {
-    fn unrecorded(&self) -> ops::AddRmsNorm<'a> {
-        let (weight, eps) = self.norm.parts();
-        ops::AddRmsNorm { h: &self.h.tensor, x: &self.x.tensor, weight, eps }
-    }
-
-    /// Whether a tape records the sum.
-    pub(crate) fn is_recorded(&self) -> bool {
-        self.h.tape().or(self.x.tape()).is_some()
-    }
-
-    /// The sum and its norm, for several readers.
-    ///
-    /// # Errors
-    /// As [`ops::add_rms_norm()`].
-    pub fn vars(&self) -> Result<(Var, Var)> {
-        let Some(tape) = self.h.tape().or(self.x.tape()) else {
-            let (sum, y) = self.unrecorded().tensors()?;
-            return Ok((sum.into(), y.into()));
-        };
-        let (_, eps) = self.norm.parts();
-        let (weight, name) = tape.tensor(self.norm.weight());
-        let (sum, y) = ops::add_rms_norm(&self.h.tensor, &self.x.tensor, &weight, eps)?;
-        let (h, x, kept) = (self.h.slot(), self.x.slot(), sum.clone());
-        let results = tape.record([sum, y], move |[dsum, dy], gradients| {
-            let [dsum, dy] = [or_zeros(dsum, &kept)?, or_zeros(dy, &kept)?];
-            let ops::AddRmsNormGradient { dsum, dweight } =
-                ops::add_rms_norm_backward(&kept, &weight, eps, [&dsum, &dy])?;
-            gradients.add_tensor(name.as_ref(), dweight)?;
-            gradients.add(h, dsum.clone())?;
-            gradients.add(x, dsum)
-        });
-        Ok(results.into())
-    }
-}
-
-/// `[.., H, D]` as `[.., H * D]`.
-fn join_heads(x: &Var) -> Result<Var> {
-    let (rows, heads) = x.tensor.shape().split_at(x.tensor.shape().len() - 2);
-    reshape(x, &[rows, &[heads.iter().product()]].concat())
+/// [`ops::add_rms_norm()`].
+fn add_rms_norm(x: &AddRmsNorm<'_>) -> Result<(Var, Var)> {
+    let AddRmsNorm { h, x: update, norm: Norm { weight, eps } } = *x;
+    let Some(tape) = tape(*x) else {
+        let (sum, y) = ops::add_rms_norm(&h.tensor, &update.tensor, &weight.value, eps)?;
+        return Ok((sum.into(), y.into()));
+    };
+    let (weight, name) = tape.tensor(weight);
+    let (sum, y) = ops::add_rms_norm(&h.tensor, &update.tensor, &weight, eps)?;
+    let (h, x, kept) = (h.slot(), update.slot(), sum.clone());
+    let results = tape.record([sum, y], move |[dsum, dy], gradients| {
+        let [dsum, dy] = [or_zeros(dsum, &kept)?, or_zeros(dy, &kept)?];
+        let ops::AddRmsNormGradient { dsum, dweight } =
+            ops::add_rms_norm_backward(&kept, &weight, eps, [&dsum, &dy])?;
+        gradients.add_tensor(name.as_ref(), dweight)?;
+        gradients.add(h, dsum.clone())?;
+        gradients.add(x, dsum)
+    });
+    Ok(results.into())
 }
 
 /// [`ops::quantized_matmul_to()`]; in x's type without `to`.
@@ -128,13 +76,13 @@ pub(crate) fn quantized_matmul(
     weight: &Named<QuantizedTensor>,
     to: Option<FloatType>,
 ) -> Result<Var> {
-    let product = |x: ops::Input<'_>, weight: &QuantizedTensor| match to {
+    let product = |x: Input<'_>, weight: &QuantizedTensor| match to {
         None => ops::quantized_matmul(x, weight),
         Some(dtype) => ops::quantized_matmul_to(x, weight, dtype),
     };
-    let Some(tape) = x.tape() else { return Ok(product(x.unrecorded(), &weight.value)?.into()) };
-    let (x, weight) = (x.var()?, tape.weight(weight));
-    let y = product((&x.tensor).into(), &weight.value)?;
+    let Some(tape) = tape(x) else { return Ok(product(x, &weight.value)?.into()) };
+    let ((x, _), weight) = (x.make()?, tape.weight(weight));
+    let y = product((&x).into(), &weight.value)?;
     let slot = x.slot();
     Ok(tape.record_one(y, move |dy, gradients| {
         let dweight = match weight.wanted {
@@ -159,7 +107,7 @@ pub(crate) fn quantized_matmul_and_sum(
     x: AddRmsNorm<'_>,
     weight: &Named<QuantizedTensor>,
 ) -> Result<(Var, Var)> {
-    let (sum, y) = ops::quantized_matmul_and_sum(x.unrecorded(), &weight.value)?;
+    let (sum, y) = ops::quantized_matmul_and_sum(x, &weight.value)?;
     Ok((sum.into(), y.into()))
 }
 
@@ -176,17 +124,15 @@ pub(crate) fn quantized_matmul_each<const N: usize>(
     each(weights.map(|weight| quantized_matmul(x.into(), weight, None)))
 }
 
-/// [`ops::swiglu()`]; nothing records it.
-pub(crate) fn swiglu(x: &Var, weights: [&Named<QuantizedTensor>; 3]) -> Result<Var> {
-    Ok(ops::swiglu(&x.tensor, weights.map(|weight| &weight.value))?.into())
+/// [`ops::gated_mlp()`]; nothing records it.
+pub(crate) fn gated_mlp(x: &Var, weights: [&Named<QuantizedTensor>; 3], by: Gate) -> Result<Var> {
+    Ok(ops::gated_mlp(&x.tensor, weights.map(|weight| &weight.value), by)?.into())
 }
 
 /// [`ops::gather_qmm()`]; ids are constants.
 pub(crate) fn gather_qmm(x: Input<'_>, weight: &Named<QuantizedTensor>, ids: &Tensor) -> Result<Var> {
-    let Some(tape) = x.tape() else {
-        return Ok(ops::gather_qmm(x.unrecorded(), &weight.value, ids)?.into());
-    };
-    let (x, weight, ids) = (x.var()?, tape.weight(weight), ids.clone());
+    let Some(tape) = tape(x) else { return Ok(ops::gather_qmm(x, &weight.value, ids)?.into()) };
+    let ((x, _), weight, ids) = (x.make()?, tape.weight(weight), ids.clone());
     let y = ops::gather_qmm(&x.tensor, &weight.value, &ids)?;
     let slot = x.slot();
     Ok(tape.record_one(y, move |dy, gradients| {
@@ -255,35 +201,22 @@ pub(crate) fn add_bias(x: &Var, bias: &Named<Tensor>) -> Result<Var> {
     }))
 }
 
-/// [`ops::silu_mul()`].
-pub(crate) fn silu_mul(gate: &Var, up: &Var) -> Result<Var> {
-    let y = ops::silu_mul(&gate.tensor, &up.tensor)?;
-    let Some(tape) = gate.tape().or(up.tape()) else { return Ok(y.into()) };
-    let (gate, up, slots) = (gate.tensor.clone(), up.tensor.clone(), [gate.slot(), up.slot()]);
-    Ok(tape.record_one(y, move |dy, gradients| {
-        let ops::SiluMulGradient { dgate, dup } = ops::silu_mul_backward(&gate, &up, dy)?;
-        gradients.add(slots[0], dgate)?;
-        gradients.add(slots[1], dup)
-    }))
-}
-
-/// [`ops::sigmoid_mul()`].
-pub(crate) fn sigmoid_mul(x: &Var, gate: &Var) -> Result<Var> {
-    let y = ops::sigmoid_mul(&x.tensor, &gate.tensor)?;
+/// [`ops::glu()`].
+pub(crate) fn glu(x: &Var, gate: &Var, by: Gate) -> Result<Var> {
+    let y = ops::glu(&x.tensor, &gate.tensor, by)?;
     let Some(tape) = x.tape().or(gate.tape()) else { return Ok(y.into()) };
     let (x, gate, slots) = (x.tensor.clone(), gate.tensor.clone(), [x.slot(), gate.slot()]);
     Ok(tape.record_one(y, move |dy, gradients| {
-        let ops::SigmoidMulGradient { dx, dgate } = ops::sigmoid_mul_backward(&x, &gate, dy)?;
+        let ops::GluGradient { dx, dgate } = ops::glu_backward(&x, &gate, by, dy)?;
         gradients.add(slots[0], dx)?;
         gradients.add(slots[1], dgate)
     }))
 }
 
 /// [`ops::rms_norm()`].
-pub(crate) fn rms_norm(x: &Var, norm: &RmsNorm) -> Result<Var> {
-    let (weight, eps) = norm.parts();
-    let Some(tape) = x.tape() else { return Ok(ops::rms_norm(&x.tensor, weight, eps)?.into()) };
-    let (weight, name) = tape.tensor(norm.weight());
+pub(crate) fn rms_norm(x: &Var, Norm { weight, eps }: Norm<'_>) -> Result<Var> {
+    let Some(tape) = x.tape() else { return Ok(ops::rms_norm(&x.tensor, &weight.value, eps)?.into()) };
+    let (weight, name) = tape.tensor(weight);
     let y = ops::rms_norm(&x.tensor, &weight, eps)?;
     let (x, slot) = (x.tensor.clone(), x.slot());
     Ok(tape.record_one(y, move |dy, gradients| {
@@ -294,12 +227,11 @@ pub(crate) fn rms_norm(x: &Var, norm: &RmsNorm) -> Result<Var> {
 }
 
 /// [`ops::gated_rms_norm()`].
-fn gated_rms_norm(x: &Var, gate: &Var, norm: &RmsNorm) -> Result<Var> {
-    let (weight, eps) = norm.parts();
+fn gated_rms_norm(x: &Var, gate: &Var, Norm { weight, eps }: Norm<'_>) -> Result<Var> {
     let Some(tape) = x.tape().or(gate.tape()) else {
-        return Ok(ops::gated_rms_norm(&x.tensor, &gate.tensor, weight, eps)?.into());
+        return Ok(ops::gated_rms_norm(&x.tensor, &gate.tensor, &weight.value, eps)?.into());
     };
-    let (weight, name) = tape.tensor(norm.weight());
+    let (weight, name) = tape.tensor(weight);
     let y = ops::gated_rms_norm(&x.tensor, &gate.tensor, &weight, eps)?;
     let (x, gate, slots) = (x.tensor.clone(), gate.tensor.clone(), [x.slot(), gate.slot()]);
     Ok(tape.record_one(y, move |dy, gradients| {

@@ -12,6 +12,12 @@ pub struct Named<T> {
     pub value: T,
 }
 
+impl AsRef<Tensor> for Named<Tensor> {
+    fn as_ref(&self) -> &Tensor {
+        &self.value
+    }
+}
+
 /// What a gradient is wanted of, with the value to compute with: the model's own is not read.
 #[derive(Clone, Debug)]
 pub enum Parameter {

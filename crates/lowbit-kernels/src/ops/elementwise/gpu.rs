@@ -96,12 +96,6 @@ pub(crate) fn kernels<F: Combine>(target: &Target, broadcasts: &[Broadcast]) -> 
     kernels
 }
 
-/// Those of a gate.
-#[cfg(test)]
-pub(crate) fn gate_kernels<F: Combine>(target: &Target) -> Vec<Box<dyn CubeKernel>> {
-    kernels::<F>(target, &[Broadcast::None])
-}
-
 /// So many elements keep all units busy with longer vectors.
 const MANY_ELEMENTS: usize = 1 << 20;
 

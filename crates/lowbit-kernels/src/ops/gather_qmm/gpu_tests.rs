@@ -3,7 +3,6 @@
 use super::tests::{Case, products_of_one_x_are_each_their_own_on};
 use super::{CHECK, gather_qmm};
 use crate::bench::Expected;
-use crate::ops::Input;
 use crate::ops::quantized_matmul::gpu::Experts;
 use crate::ops::quantized_matmul::gpu_tests::planned;
 use crate::ops::quantized_matmul::input_gpu_tests::{made, product};
@@ -12,6 +11,7 @@ use crate::ops::quantized_matmul::problem::Routing;
 use crate::ops::quantized_matmul::reference::{self, Rounded};
 use crate::ops::quantized_matmul::tests::{assert_expected, gpu_formats};
 use crate::ops::testing::{FLOATS, gpu, values};
+use crate::ops::{Gate, Input};
 use crate::{Device, KernelError, Tensor, inputs};
 use lowbit_formats::{FloatType, Format};
 
@@ -59,17 +59,21 @@ fn products_of_one_x_are_each_their_own() {
 /// What the product with each pair's expert makes itself, where it does: of rows of whole runs, and
 /// of many.
 #[test]
-fn products_of_what_silu_mul_gives() {
+fn products_of_what_a_gate_makes() {
     let gpu = gpu();
-    for (format, k, tokens) in [
+    for (i, (format, k, tokens)) in [
         (Format::affine(4, 64, FloatType::BF16).unwrap(), 512, 1),
         (Format::affine(3, 64, FloatType::F16).unwrap(), 2112, 2),
         (Format::Q4_K, 4096, 1),
         (Format::Q4_0, 4128, 1),
         (Format::Q8_0, 512, 1),
         (Format::Q4_0, 96, 20),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         for dtype in FLOATS {
+            let by = if dtype == FloatType::F16 { Gate::Silu } else { Gate::ALL[i % 4] };
             let case = Case::new(&host(), format, tokens, 3, dtype);
             let weight = inputs::weight(format, &[5, 23, k], 6, &host()).unwrap();
             let decoded = reference::decoded(&weight, weight.rows()).unwrap();
@@ -78,7 +82,7 @@ fn products_of_what_silu_mul_gives() {
                 let x = inputs::activations(&[tokens, 3, k], dtype, seed, &host()).unwrap();
                 x.to_device(&gpu).unwrap()
             });
-            let x = Input::SiluMul { gate: &gate, up: &up };
+            let x = Input::Glu { x: &up, gate: &gate, by };
             let y =
                 gather_qmm(x, &weight.to_device(&gpu).unwrap(), &case.ids.to_device(&gpu).unwrap()).unwrap();
             let x = made(&x);
@@ -89,7 +93,7 @@ fn products_of_what_silu_mul_gives() {
             let mut want: Vec<Expected> = ids.iter().enumerate().flat_map(pair).collect();
             want.iter_mut().enumerate().for_each(|(index, expected)| expected.index = index);
             let y = y.to_device(&host()).unwrap();
-            assert_expected(&format!("{format} K={k} T={tokens} {dtype:?}"), &y, &want);
+            assert_expected(&format!("{by:?} {format} K={k} T={tokens} {dtype:?}"), &y, &want);
         }
     }
 }

@@ -15,7 +15,7 @@ pub use gradient::{gather_qmm_backward_scales, gather_qmm_backward_weight, gathe
 use super::quantized_matmul::gpu::{Experts, multiply};
 #[cfg(feature = "gpu")]
 use super::quantized_matmul::problem::Routing;
-use super::{Check, Input};
+use super::{Check, Input, Operand};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 
 const CHECK: Check = Check("gather_qmm");
@@ -29,24 +29,25 @@ const CHECK: Check = Check("gather_qmm");
 /// | `ids` | `[T, top_k]` | u32 |
 /// | result | `[T, top_k, N]`, or `[P, T, top_k, N]` | as `x` |
 ///
-/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s. On a GPU nothing is read for an id that is not below
-/// `E`, and its row of the result is NaN.
+/// Rounding is [`quantized_matmul`](super::quantized_matmul())'s. On a GPU nothing is read for an
+/// id that is not below `E`, and its row of the result is NaN.
 ///
 /// # Errors
-/// [`KernelError::Id`], on a CPU, for an id that is not below `E`; [`KernelError::Shape`] when the shapes do not fit each other;
-/// [`KernelError::DType`] when `ids` are not u32; [`KernelError::Value`] when `x` is no float;
-/// [`KernelError::TooLarge`]; those of the op that makes `x`.
+/// [`KernelError::Id`], on a CPU, for an id that is not below `E`; [`KernelError::Shape`] when the
+/// shapes do not fit each other; [`KernelError::DType`] when `ids` are not u32;
+/// [`KernelError::Value`] when `x` is no float; [`KernelError::TooLarge`]; those of the op that
+/// makes `x`.
 ///
 /// Source: `mx.gather_qmm(transpose=True)`, mlx 0.32; `ggml_mul_mat_id`.
-pub fn gather_qmm<'a>(
-    x: impl Into<Input<'a>>,
+pub fn gather_qmm<'a, T: Operand + 'a>(
+    x: impl Into<Input<'a, T>>,
     weight: &QuantizedTensor,
     ids: &Tensor,
 ) -> Result<Tensor, KernelError> {
     let x = x.into();
     x.check(CHECK)?;
     let dtype = x.dtype(CHECK)?;
-    let shape = output_shape(&x.shape(), weight, ids)?;
+    let shape = output_shape(x.shape(), weight, ids)?;
     CHECK.ids("ids", ids, weight.shape()[weight.shape().len() - 3])?;
     CHECK.same_device("weight", weight.device(), x.device())?;
     CHECK.same_device("ids", ids.device(), x.device())?;
@@ -63,7 +64,7 @@ pub fn gather_qmm<'a>(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let mut y = CHECK.result(&shape, x.device())?;
-            let x = CHECK.widened("x", &x.tensor()?.0)?;
+            let x = CHECK.widened("x", x.make()?.0.as_ref())?;
             cpu::gather_qmm(cpu, &x, weight, ids, y.as_mut_slice()?)?;
             y.cast(dtype.dtype())
         }

@@ -4,12 +4,11 @@ use crate::{
     bench::Expected,
     inputs,
     ops::{
-        Input,
+        Gate, Input, glu,
         quantized_matmul::{
             reference::{self, Rounded},
             tests::{assert_expected, formats, layouts},
         },
-        silu_mul,
         testing::{devices, values},
     },
 };
@@ -102,9 +101,12 @@ fn a_product_of_an_input_is_both_ops() {
     for device in devices() {
         let case = Case::new(&device, Format::Q4_0, 7, 3, FloatType::F32);
         let up = inputs::activations(case.x.shape(), FloatType::F32, 9, &device).unwrap();
-        let both = gather_qmm(Input::SiluMul { gate: &case.x, up: &up }, &case.weight, &case.ids).unwrap();
-        let x = silu_mul(&case.x, &up).unwrap();
-        assert_eq!(values(&both), values(&gather_qmm(&x, &case.weight, &case.ids).unwrap()));
+        for by in Gate::ALL {
+            let input = Input::Glu { x: &up, gate: &case.x, by };
+            let both = gather_qmm(input, &case.weight, &case.ids).unwrap();
+            let x = glu(&up, &case.x, by).unwrap();
+            assert_eq!(values(&both), values(&gather_qmm(&x, &case.weight, &case.ids).unwrap()));
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn planned(
 ) -> Plan {
     let Device::Gpu(gpu) = x.device() else { unreachable!() };
     let dtype = FloatType::from_dtype(x.dtype()).unwrap();
-    plan_of(gpu, &XOperands::tensor(x), weight, experts, shape, dtype).unwrap().1
+    plan_of(gpu, &XOperands::new(&x.into()).unwrap(), weight, experts, shape, dtype).1
 }
 
 /// Whether products of many rows round weights to x's type.
@@ -120,8 +120,9 @@ fn f32_results_of_half_precision() {
             let x = inputs::activations(&[m, k], dtype, 8, &host).unwrap();
             let on_gpu = x.to_device(&gpu).unwrap();
             let Device::Gpu(queue) = &gpu else { unreachable!() };
-            let plan = plan_of(queue, &XOperands::tensor(&on_gpu), &weight, None, &[m, n], FloatType::F32);
-            let rounded = Rounded::weight_if(rounds_weight(&plan.unwrap().1), dtype);
+            let of_x = XOperands::new(&(&on_gpu).into()).unwrap();
+            let (_, plan) = plan_of(queue, &of_x, &weight, None, &[m, n], FloatType::F32);
+            let rounded = Rounded::weight_if(rounds_weight(&plan), dtype);
             let y = quantized_matmul_to(&on_gpu, &weight, FloatType::F32).unwrap();
             let want = reference::matmul_bounded(&values(&x), &decoded, k, FloatType::F32, rounded);
             assert_expected(&format!("{format} M={m} {dtype:?}"), &y.to_device(&host).unwrap(), &want);
@@ -149,8 +150,8 @@ fn rows_of_x_and_batches() {
     }
 }
 
-/// What tensor cores multiply exactly, where there are any: rows of x and of the weight below, at and above each tile,
-/// and as many steps, in groups of every size.
+/// What tensor cores multiply exactly, where there are any: rows of x and of the weight below, at
+/// and above each tile, and as many steps, in groups of every size.
 #[test]
 fn several_rows_on_both_sides_of_every_tile() {
     let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
@@ -188,8 +189,8 @@ fn several_rows_of_a_large_weight() {
     }
 }
 
-/// Rows that end within a stage, and groups of tiles that some processors have one more of; then more of them than wait to
-/// be added up together.
+/// Rows that end within a stage, and groups of tiles that some processors have one more of; then
+/// more of them than wait to be added up together.
 #[test]
 #[cfg(feature = "cuda")]
 fn one_row_of_a_large_weight() {
@@ -280,8 +281,8 @@ fn weights_decoded_to_16_bits() {
                 super::cuda::vendor_blas::decoded(queue, &weight.to_device(&gpu).unwrap(), dtype).unwrap();
             let shape = Tensor::allocate(&[n, 256], dtype.dtype(), &gpu).unwrap();
             let got = values(&shape.over(got, dtype.dtype()).to_device(&host).unwrap());
-            // The product of scale and code is rounded or not: it is no larger than a value and a group's offset, which
-            // is the value of code 0.
+            // The product of scale and code is rounded or not: it is no larger than a value and a
+            // group's offset, which is the value of code 0.
             let largest = want.iter().fold(0.0f32, |largest, w| largest.max(w.abs()));
             let product = |w: f32| f64::from(w.abs() + largest) * 2f64.powi(-24);
             let bound =
@@ -314,7 +315,8 @@ fn large_products() {
     }
 }
 
-/// Every way in which cooperative matrices cut a product, at sizes around its tiles: of the matrices that the device has.
+/// Every way in which cooperative matrices cut a product, at sizes around its tiles: of the
+/// matrices that the device has.
 #[test]
 fn cooperative_matrices_in_every_cut() {
     let (host, gpu) = (host(), gpu());
@@ -327,7 +329,8 @@ fn cooperative_matrices_in_every_cut() {
     assert!(cuts.len() == 5 || queue.to_string() != "msl", "{cuts:?}");
     for (i, config) in cuts.iter().enumerate() {
         let cut = config.cut;
-        // A last step of one run, and of two; a row and a column past a tile, and one that is missing.
+        // A last step of one run, and of two; a row and a column past a tile, and one that is
+        // missing.
         for (m, n, k) in [(cut.m_tile + 1, cut.n_tile - 1, 96), (cut.m_tile - 1, cut.n_tile + 1, 192)] {
             let format = [Format::Q4_0, Format::affine(3, 64, FloatType::BF16).unwrap()][k / 192];
             let config = of(format, [m, n, k])[i];
@@ -335,7 +338,8 @@ fn cooperative_matrices_in_every_cut() {
             let x = inputs::activations(&[2, m, k], f16, 8, &host).unwrap();
             let (x_on_gpu, y) = (x.to_device(&gpu).unwrap(), Tensor::empty(&[2, m, n], f16.dtype(), &gpu));
             let problem = Problem { batches: 2, ..Problem::example(format, [f16; 2], [m, n, k]) };
-            let (of_x, on_gpu) = (XOperands::tensor(&x_on_gpu), weight.to_device(&gpu).unwrap());
+            let of_x = XOperands::new(&(&x_on_gpu).into()).unwrap();
+            let on_gpu = weight.to_device(&gpu).unwrap();
             let operands = Operands { x: of_x, weight: &on_gpu, ids: None, y: &y, sum: None };
             cmma_tile::launch(queue, config, &problem, &operands).unwrap();
             let (x, weight) = (values(&x), reference::decoded(&weight, 2 * n).unwrap());
@@ -433,7 +437,8 @@ fn a_captured_pass_reads_what_is_there_when_it_is_replayed() {
     assert_eq!(values(&y.unwrap().to_device(&host).unwrap()), want);
 }
 
-/// No more than one of them is in use at a time, and what is left of the last is what was asked for.
+/// No more than one of them is in use at a time, and what is left of the last is what was asked
+/// for.
 #[test]
 fn a_captured_pass_with_many_intermediates_takes_the_memory_of_a_few() {
     let (host, gpu) = (host(), gpu());

@@ -1,7 +1,7 @@
 //! What a product's x may be.
 
-use crate::ops::Check;
-use crate::ops::{add_rms_norm, rms_norm, sigmoid_mul, silu_mul};
+use crate::ops::glu::{self, Gate};
+use crate::ops::{Check, add_rms_norm, rms_norm};
 use crate::{Device, KernelError, Tensor};
 use lowbit_formats::FloatType;
 
@@ -9,133 +9,212 @@ pub(in crate::ops) const CHECK: Check = Check("quantized_matmul");
 /// The log that says which kernel each product takes, and why.
 pub(in crate::ops) const PLAN: &str = "lowbit::plan";
 
-/// A product's x: a tensor, or what an op makes of others for this product alone. A product that reads x only once makes
-/// it itself, without a launch of its own; any other calls the op first.
+/// A product's x `[.., K]`: a tensor, or the result of an op for this product alone. A product that
+/// reads x only once makes it itself, without a launch of its own; any other calls the op first.
 ///
-/// Either way x has the op's rounding: all in f32, once to x's dtype. On the CPU it is the op's bit for bit; on a GPU sums
-/// may be in another order, and a sigmoid be within 2^-17 of itself or 2^-119, so that a value of x can be a neighbour of the
-/// op's.
-#[derive(Clone, Copy, Debug)]
-pub enum Input<'a> {
-    /// `[.., K]`.
-    Tensor(&'a Tensor),
-    /// [`silu_mul`](super::super::silu_mul()) of two `[.., K]`.
+/// Either way x has the op's rounding: all in f32, once to x's dtype. On the CPU it is the op's bit
+/// for bit; on a GPU sums may be in another order, and a sigmoid be within 2^-17 of itself or
+/// 2^-119, so that a value of x can be a neighbour of the op's.
+#[derive(Debug)]
+pub enum Input<'a, T: Operand = Tensor> {
+    /// x itself.
+    Tensor(&'a T),
+    /// [`glu`](super::super::glu()); the gate is `[.., K]`, or `[.., H, G]` of H heads.
     #[allow(missing_docs)]
-    SiluMul { gate: &'a Tensor, up: &'a Tensor },
-    /// [`gated_rms_norm`](super::super::gated_rms_norm()), of which all heads of a row are one: with x and gate
-    /// `[.., H, D]` it is `[.., H * D]`.
+    Glu { x: &'a T, gate: &'a T, by: Gate },
+    /// [`gated_rms_norm`](super::super::gated_rms_norm()) of each head of x and gate, both
+    /// `[.., K]`: as many values as the norm's weight has.
     #[allow(missing_docs)]
-    GatedRmsNorm { x: &'a Tensor, gate: &'a Tensor, weight: &'a Tensor, eps: f32 },
-    /// [`sigmoid_mul`](super::super::sigmoid_mul()), of which all heads of a row are one, too: x is `[.., H, D]`.
-    #[allow(missing_docs)]
-    SigmoidMul { x: &'a Tensor, gate: &'a Tensor },
-    /// The second of what [`add_rms_norm`](super::super::add_rms_norm()) gives.
-    AddRmsNorm(AddRmsNorm<'a>),
+    GatedRmsNorm { x: &'a T, gate: &'a T, norm: Norm<'a, T> },
+    /// The second result of [`add_rms_norm`](super::super::add_rms_norm()).
+    AddRmsNorm(AddRmsNorm<'a, T>),
 }
 
 /// The operands of [`add_rms_norm`](super::super::add_rms_norm()), h and x `[.., K]`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 #[allow(missing_docs)]
-pub struct AddRmsNorm<'a> {
-    pub h: &'a Tensor,
-    pub x: &'a Tensor,
-    pub weight: &'a Tensor,
+pub struct AddRmsNorm<'a, T: Operand = Tensor> {
+    pub h: &'a T,
+    pub x: &'a T,
+    pub norm: Norm<'a, T>,
+}
+
+/// A norm: its weight, and the number that is added to the mean square.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub struct Norm<'a, T: Operand = Tensor> {
+    pub weight: &'a T::Parameter,
     pub eps: f32,
 }
 
-impl<'a> From<&'a Tensor> for Input<'a> {
-    fn from(x: &'a Tensor) -> Self {
+/// A product's operands: tensors, or values that stand for one and record the ops on them.
+pub trait Operand: AsRef<Tensor> + Clone + std::fmt::Debug {
+    /// The weight of a norm.
+    type Parameter: AsRef<Tensor> + std::fmt::Debug;
+
+    /// [`Tensor::reshape`].
+    ///
+    /// # Errors
+    /// As the op.
+    fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError>;
+
+    /// [`glu`](super::super::glu()).
+    ///
+    /// # Errors
+    /// As the op.
+    fn glu(x: &Self, gate: &Self, by: Gate) -> Result<Self, KernelError>;
+
+    /// [`gated_rms_norm`](super::super::gated_rms_norm()).
+    ///
+    /// # Errors
+    /// As the op.
+    fn gated_rms_norm(x: &Self, gate: &Self, norm: Norm<'_, Self>) -> Result<Self, KernelError>;
+
+    /// [`add_rms_norm`](super::super::add_rms_norm()).
+    ///
+    /// # Errors
+    /// As the op.
+    fn add_rms_norm(x: &AddRmsNorm<'_, Self>) -> Result<(Self, Self), KernelError>;
+}
+
+impl Operand for Tensor {
+    type Parameter = Tensor;
+
+    fn reshape(&self, shape: &[usize]) -> Result<Self, KernelError> {
+        self.reshape(shape)
+    }
+
+    fn glu(x: &Self, gate: &Self, by: Gate) -> Result<Self, KernelError> {
+        glu::glu(x, gate, by)
+    }
+
+    fn gated_rms_norm(x: &Self, gate: &Self, norm: Norm<'_>) -> Result<Self, KernelError> {
+        rms_norm::gated_rms_norm(x, gate, norm.weight, norm.eps)
+    }
+
+    fn add_rms_norm(&AddRmsNorm { h, x, norm }: &AddRmsNorm<'_>) -> Result<(Self, Self), KernelError> {
+        add_rms_norm::add_rms_norm(h, x, norm.weight, norm.eps)
+    }
+}
+
+// Not derived: that would ask for operands that are `Copy`.
+impl<T: Operand> Clone for Input<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T: Operand> Copy for Input<'_, T> {}
+impl<T: Operand> Clone for AddRmsNorm<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T: Operand> Copy for AddRmsNorm<'_, T> {}
+impl<T: Operand> Clone for Norm<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T: Operand> Copy for Norm<'_, T> {}
+
+impl<'a, T: Operand> From<&'a T> for Input<'a, T> {
+    fn from(x: &'a T) -> Self {
         Self::Tensor(x)
     }
 }
 
-impl<'a> From<AddRmsNorm<'a>> for Input<'a> {
-    fn from(x: AddRmsNorm<'a>) -> Self {
+impl<'a, T: Operand> From<AddRmsNorm<'a, T>> for Input<'a, T> {
+    fn from(x: AddRmsNorm<'a, T>) -> Self {
         Self::AddRmsNorm(x)
     }
 }
 
-impl AddRmsNorm<'_> {
+impl<T: Operand> AddRmsNorm<'_, T> {
     /// The sum and its norm, for several readers.
     ///
     /// # Errors
     /// As [`add_rms_norm`](super::super::add_rms_norm()).
-    pub fn tensors(&self) -> Result<(Tensor, Tensor), KernelError> {
-        add_rms_norm::add_rms_norm(self.h, self.x, self.weight, self.eps)
+    pub fn make(&self) -> Result<(T, T), KernelError> {
+        T::add_rms_norm(self)
     }
 }
 
-impl Input<'_> {
-    /// The tensor that says dtype and device.
-    fn first(&self) -> &Tensor {
-        match self {
-            Self::Tensor(x) | Self::GatedRmsNorm { x, .. } | Self::SigmoidMul { x, .. } => x,
-            Self::SiluMul { gate, .. } => gate,
-            Self::AddRmsNorm(AddRmsNorm { x, .. }) => x,
+impl<'a, T: Operand> Input<'a, T> {
+    /// x, or what an op makes it of: the operand that has its shape and dtype, and the other one.
+    pub fn operands(&self) -> (&'a T, Option<&'a T>) {
+        match *self {
+            Self::Tensor(x) => (x, None),
+            Self::Glu { x, gate, .. } | Self::GatedRmsNorm { x, gate, .. } => (x, Some(gate)),
+            Self::AddRmsNorm(AddRmsNorm { h, x, .. }) => (x, Some(h)),
         }
+    }
+
+    /// The operand that has x's shape and dtype.
+    fn like(&self) -> &'a Tensor {
+        self.operands().0.as_ref()
     }
 
     /// Its type, for the op that `check` is of.
     pub(in crate::ops) fn dtype(&self, check: Check) -> Result<FloatType, KernelError> {
-        check.float("x", self.first())
+        check.float("x", self.like())
     }
 
-    pub(in crate::ops) fn device(&self) -> &Device {
-        self.first().device()
+    pub(in crate::ops) fn device(&self) -> &'a Device {
+        self.like().device()
     }
 
-    pub(in crate::ops) fn shape(&self) -> Vec<usize> {
-        match (self, self.first().shape()) {
-            (Self::GatedRmsNorm { .. } | Self::SigmoidMul { .. }, [rows @ .., heads, width]) => {
-                [rows, &[heads * width]].concat()
-            }
-            (_, shape) => shape.to_vec(),
-        }
+    pub(in crate::ops) fn shape(&self) -> &'a [usize] {
+        self.like().shape()
     }
 
     /// That the op takes its operands, for the product that `check` is of.
     pub(in crate::ops) fn check(&self, check: Check) -> Result<(), KernelError> {
         match *self {
             Self::Tensor(_) => {}
-            Self::SiluMul { gate, up } => drop(silu_mul::check(gate, up)?),
-            Self::GatedRmsNorm { x, gate, weight, eps } => {
-                rms_norm::check_gated(x, gate, weight, eps)?;
-                has_heads(check, x)?;
+            Self::Glu { x, gate, .. } => drop(glu::check(glu::CHECK, x.as_ref(), gate.as_ref())?),
+            Self::GatedRmsNorm { x, gate, norm: Norm { weight, eps } } => {
+                let (weight, shape) = (weight.as_ref(), heads(x.as_ref(), weight.as_ref())?);
+                let [x, gate] = [x.as_ref(), gate.as_ref()];
+                rms_norm::CHECK_GATED.shape("gate", gate, x.shape(), || "x".into())?;
+                rms_norm::check_gated(&x.reshape(&shape)?, &gate.reshape(&shape)?, weight, eps)?;
             }
-            Self::SigmoidMul { x, gate } => {
-                sigmoid_mul::check(x, gate)?;
-                has_heads(check, x)?;
-            }
-            Self::AddRmsNorm(AddRmsNorm { h, x, weight, eps }) => {
-                add_rms_norm::check(h, x, weight, eps)?;
+            Self::AddRmsNorm(AddRmsNorm { h, x, norm }) => {
+                add_rms_norm::check(h.as_ref(), x.as_ref(), norm.weight.as_ref(), norm.eps)?;
             }
         }
         self.dtype(check).map(drop)
     }
 
-    /// What the op gives: x, and the sum that it is the norm of.
-    pub(in crate::ops) fn tensor(&self) -> Result<(Tensor, Option<Tensor>), KernelError> {
-        match *self {
-            Self::Tensor(x) => Ok((x.clone(), None)),
-            Self::SiluMul { gate, up } => Ok((silu_mul::silu_mul(gate, up)?, None)),
-            Self::GatedRmsNorm { x, gate, weight, eps } => {
-                let y = rms_norm::gated_rms_norm(x, gate, weight, eps)?;
-                Ok((y.reshape(&self.shape())?, None))
-            }
-            Self::SigmoidMul { x, gate } => {
-                Ok((sigmoid_mul::sigmoid_mul(x, gate)?.reshape(&self.shape())?, None))
+    /// The op's result: x, and the sum that it is the norm of.
+    ///
+    /// # Errors
+    /// Those of the op.
+    pub fn make(&self) -> Result<(T, Option<T>), KernelError> {
+        Ok(match *self {
+            Self::Tensor(x) => (x.clone(), None),
+            Self::Glu { x, gate, by } => (T::glu(x, gate, by)?, None),
+            Self::GatedRmsNorm { x, gate, norm } => {
+                let shape = heads(x.as_ref(), norm.weight.as_ref())?;
+                let y = T::gated_rms_norm(&x.reshape(&shape)?, &gate.reshape(&shape)?, norm)?;
+                (y.reshape(x.as_ref().shape())?, None)
             }
             Self::AddRmsNorm(x) => {
-                let (sum, y) = x.tensors()?;
-                Ok((y, Some(sum)))
+                let (sum, y) = x.make()?;
+                (y, Some(sum))
             }
-        }
+        })
     }
 }
 
-fn has_heads(check: Check, x: &Tensor) -> Result<(), KernelError> {
-    if x.shape().len() < 2 {
-        return Err(check.shape_error("x", x, "[.., H, D] is wanted".into()));
+/// The shape of x `[.., H * D]` as heads `[.., H, D]`, each as long as the norm's `weight`.
+fn heads(x: &Tensor, weight: &Tensor) -> Result<Vec<usize>, KernelError> {
+    match (x.shape(), weight.shape()) {
+        ([rows @ .., all], &[width]) if width > 0 && all.is_multiple_of(width) => {
+            Ok([rows, &[all / width, width]].concat())
+        }
+        _ => {
+            let want = format!("x {:?} wants one whose length divides its last size", x.shape());
+            Err(rms_norm::CHECK_GATED.shape_error("weight", weight, want))
+        }
     }
-    Ok(())
 }

@@ -2,13 +2,14 @@
 
 use super::input_tests::Operands;
 use super::tests::assert_expected;
-use super::{AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_to, reference};
+use super::{
+    AddRmsNorm, Input, Norm, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_to, reference,
+};
 use crate::bench::Expected;
 use crate::inputs::{self, rounding};
-use crate::ops::elementwise::Gate;
-use crate::ops::silu_mul::SiluMul;
+use crate::ops::glu::Gate;
 use crate::ops::testing::{assert_close, gpu, values};
-use crate::ops::{add_rms_norm, rms_norm, sigmoid_mul};
+use crate::ops::{add_rms_norm, rms_norm};
 use crate::{Device, Tensor};
 use lowbit_formats::{FloatType, Format};
 use numcheck::gamma;
@@ -21,24 +22,21 @@ pub(crate) fn made(x: &Input<'_>) -> Vec<(f64, f64)> {
     let within = |relative: f64| move |y: f64| (y, relative * y.abs());
     match *x {
         Input::Tensor(x) => values(x).into_iter().map(|x| (x.into(), 0.0)).collect(),
-        Input::SiluMul { gate, up } => {
-            let y = SiluMul::references(&values(gate), &values(up));
-            y.into_iter().map(within(gamma(SiluMul::ROUNDINGS) + SIGMOID)).collect()
+        Input::Glu { x, gate, by } => {
+            let (columns, gates) = (gate.dim(-1), values(gate));
+            let width = x.len() / (gates.len() / columns);
+            let gates: Vec<f32> =
+                gates.chunks(columns).flat_map(|head| &head[columns - width..]).copied().collect();
+            let [y, magnitude] = by.references(&values(x), &gates);
+            let bound = gamma(by.roundings()) + SIGMOID;
+            y.into_iter().zip(magnitude).map(|(y, magnitude)| (y, bound * magnitude)).collect()
         }
-        Input::GatedRmsNorm { x, gate, weight, eps } => {
+        Input::GatedRmsNorm { x, gate, norm: Norm { weight, eps } } => {
             let y = rms_norm::reference::rms_norm(&values(x), Some(&values(gate)), &values(weight), eps);
             let roundings = rms_norm::reference::roundings(weight.len(), true);
             y.into_iter().map(within(gamma(roundings) + SIGMOID)).collect()
         }
-        Input::SigmoidMul { x, gate } => {
-            let (width, columns) = (x.dim(-1), gate.dim(-1));
-            let gates = values(gate);
-            let gates: Vec<f32> =
-                gates.chunks(columns).flat_map(|head| &head[columns - width..]).copied().collect();
-            let y = sigmoid_mul::reference::sigmoid_mul(&values(x), &gates);
-            y.into_iter().map(within(gamma(sigmoid_mul::reference::ROUNDINGS) + SIGMOID)).collect()
-        }
-        Input::AddRmsNorm(AddRmsNorm { h, x, weight, eps }) => {
+        Input::AddRmsNorm(AddRmsNorm { h, x, norm: Norm { weight, eps } }) => {
             let [_, y] = add_rms_norm::reference::add_rms_norm(&values(h), &values(x), &values(weight), eps);
             y
         }
@@ -80,11 +78,10 @@ fn check(format: Format, n: usize, sizes: [usize; 3], [dtype, h]: [FloatType; 2]
     let of = Operands::new(sizes, [dtype, h], &gpu);
     let what = format!("{format} N={n} {sizes:?} {dtype:?} {h:?}");
     let normed = Input::AddRmsNorm(of.add_rms_norm());
-    for (name, x) in [
-        ("silu_mul", of.silu_mul()),
-        ("gated_rms_norm", of.gated_rms_norm()),
-        ("sigmoid_mul", of.sigmoid_mul()),
-    ] {
+    let gates = Gate::ALL.map(|by| (format!("{by:?}"), of.glu(by)));
+    let heads = [Gate::Sigmoid, Gate::SwigluOai].map(|by| (format!("{by:?} of heads"), of.heads_glu(by)));
+    let normed_heads = ("gated_rms_norm".into(), of.gated_rms_norm());
+    for (name, x) in gates.into_iter().chain(heads).chain([normed_heads]) {
         let y = quantized_matmul(x, &weight).unwrap();
         assert_eq!((y.shape(), y.dtype()), (&[sizes[0], n][..], dtype.dtype()));
         assert_expected(&format!("{name} {what}"), &y, &product(&made(&x), &decoded, k, [dtype; 2]));
@@ -109,7 +106,8 @@ fn small_weights_and_several_rows() {
     }
 }
 
-/// What a product makes itself, where one does: units that make one vector of x and several, and one row too many.
+/// What a product makes itself, where one does: units that make one vector of x and several, and
+/// one row too many.
 #[test]
 fn large_weights() {
     use FloatType::{BF16, F16, F32};
@@ -140,10 +138,10 @@ fn a_chain_of_products() {
     let weight = weight.to_device(&gpu).unwrap();
     let Device::Gpu(queue) = &gpu else { unreachable!() };
     let run = || {
-        let AddRmsNorm { weight: norm, eps, .. } = of.add_rms_norm();
+        let AddRmsNorm { norm, .. } = of.add_rms_norm();
         let (mut sum, mut y) = quantized_matmul_and_sum(of.add_rms_norm(), &weight)?;
         for _ in 0..5 {
-            (sum, y) = quantized_matmul_and_sum(AddRmsNorm { h: &sum, x: &y, weight: norm, eps }, &weight)?;
+            (sum, y) = quantized_matmul_and_sum(AddRmsNorm { h: &sum, x: &y, norm }, &weight)?;
         }
         Ok((sum, y))
     };

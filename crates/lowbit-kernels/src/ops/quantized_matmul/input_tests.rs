@@ -1,9 +1,9 @@
 //! Products of what other ops make.
 
-use super::{AddRmsNorm, Input, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_to};
+use super::{AddRmsNorm, Input, Norm, quantized_matmul, quantized_matmul_and_sum, quantized_matmul_to};
 use crate::inputs::{activations, weight};
 use crate::ops::testing::{FLOATS, device, devices, values};
-use crate::ops::{add_rms_norm, gated_rms_norm, sigmoid_mul, silu_mul};
+use crate::ops::{Gate, add_rms_norm, gated_rms_norm, glu};
 use crate::{Device, Tensor};
 use lowbit_formats::{DType, FloatType, Format};
 
@@ -40,21 +40,21 @@ impl Operands {
         }
     }
 
-    pub fn silu_mul(&self) -> Input<'_> {
-        Input::SiluMul { gate: &self.gate, up: &self.x }
+    pub fn glu(&self, by: Gate) -> Input<'_> {
+        Input::Glu { x: &self.x, gate: &self.gate, by }
     }
 
     pub fn gated_rms_norm(&self) -> Input<'_> {
-        let [x, gate] = &self.heads;
-        Input::GatedRmsNorm { x, gate, weight: &self.head_norm, eps: EPS }
+        let norm = Norm { weight: &self.head_norm, eps: EPS };
+        Input::GatedRmsNorm { x: &self.x, gate: &self.gate, norm }
     }
 
-    pub fn sigmoid_mul(&self) -> Input<'_> {
-        Input::SigmoidMul { x: &self.heads[0], gate: &self.query_gate }
+    pub fn heads_glu(&self, by: Gate) -> Input<'_> {
+        Input::Glu { x: &self.x, gate: &self.query_gate, by }
     }
 
     pub fn add_rms_norm(&self) -> AddRmsNorm<'_> {
-        AddRmsNorm { h: &self.h, x: &self.x, weight: &self.norm, eps: EPS }
+        AddRmsNorm { h: &self.h, x: &self.x, norm: Norm { weight: &self.norm, eps: EPS } }
     }
 }
 
@@ -75,18 +75,20 @@ fn a_product_of_an_input_is_both_ops() {
                 assert_eq!(values(&got), values(&want), "{format} {sizes:?} {types:?}");
             };
             let product = |x: Input| quantized_matmul(x, &weight).unwrap();
-            same(product(of.silu_mul()), &silu_mul(&of.gate, &of.x).unwrap());
+            for by in Gate::ALL {
+                same(product(of.glu(by)), &glu(&of.x, &of.gate, by).unwrap());
+                let heads = glu(&of.heads[0], &of.query_gate, by).unwrap();
+                same(product(of.heads_glu(by)), &heads.reshape(&[sizes[0], k]).unwrap());
+            }
             let [x, gate] = &of.heads;
             let normed = gated_rms_norm(x, gate, &of.head_norm, EPS).unwrap();
             same(product(of.gated_rms_norm()), &normed.reshape(&[sizes[0], k]).unwrap());
-            let gated = sigmoid_mul(x, &of.query_gate).unwrap().reshape(&[sizes[0], k]).unwrap();
-            same(product(of.sigmoid_mul()), &gated);
             let (want, normed) = add_rms_norm(&of.h, &of.x, &of.norm, EPS).unwrap();
             let (sum, y) = quantized_matmul_and_sum(of.add_rms_norm(), &weight).unwrap();
             same(y, &normed);
             same(product(Input::AddRmsNorm(of.add_rms_norm())), &normed);
             assert_eq!((sum.dtype(), values(&sum)), (types[1].dtype(), values(&want)));
-            let wide = quantized_matmul_to(of.silu_mul(), &weight, FloatType::F32).unwrap();
+            let wide = quantized_matmul_to(of.glu(Gate::Silu), &weight, FloatType::F32).unwrap();
             assert_eq!(wide.dtype(), DType::F32);
         }
     }
@@ -99,20 +101,28 @@ fn refusals_are_those_of_the_op_that_makes_x() {
     let weight = weight(Format::Q4_0, &[5, 64], 7, &device).unwrap();
     let refused = |x: Input| quantized_matmul(x, &weight).unwrap_err().to_string();
     let (x, narrow, heads, ones) = (zeros(&[1, 64]), zeros(&[1, 32]), zeros(&[1, 2, 16]), zeros(&[64]));
-    let gated = |x, gate, weight| Input::GatedRmsNorm { x, gate, weight, eps: 0.0 };
-    let sum = |h, x, weight, eps| Input::AddRmsNorm(AddRmsNorm { h, x, weight, eps });
+    let glu = |x, gate| Input::Glu { x, gate, by: Gate::Silu };
+    let gated = |x, gate, weight| Input::GatedRmsNorm { x, gate, norm: Norm { weight, eps: 0.0 } };
+    let sum = |h, x, weight, eps| Input::AddRmsNorm(AddRmsNorm { h, x, norm: Norm { weight, eps } });
     for (x, want) in [
-        (Input::SiluMul { gate: &x, up: &narrow }, "silu_mul: up is [1, 32], but gate wants [1, 64]"),
         (
-            Input::SiluMul { gate: &narrow, up: &narrow },
-            "quantized_matmul: x is [1, 32], but weight is [5, 64]",
+            glu(&x, &narrow),
+            "glu: gate is [1, 32], but x [1, 64] wants the same shape, or a last size that is larger or 1",
         ),
-        (gated(&heads, &heads, &ones), "gated_rms_norm: weight is [64], but x [1, 2, 16] wants [16]"),
-        (gated(&heads, &heads, &zeros(&[16])), "quantized_matmul: x is [1, 32], but weight is [5, 64]"),
-        (gated(&ones, &ones, &ones), "quantized_matmul: x is [64], but [.., H, D] is wanted"),
         (
-            Input::SigmoidMul { x: &heads, gate: &x },
-            "sigmoid_mul: gate is [1, 64], but x [1, 2, 16] wants the same shape, or a last size that is larger or 1",
+            glu(&x, &heads),
+            "glu: gate is [1, 2, 16], but x [1, 64] wants the same shape, or a last size that is larger or 1",
+        ),
+        (glu(&narrow, &narrow), "quantized_matmul: x is [1, 32], but weight is [5, 64]"),
+        (gated(&narrow, &narrow, &zeros(&[16])), "quantized_matmul: x is [1, 32], but weight is [5, 64]"),
+        (gated(&x, &narrow, &ones), "gated_rms_norm: gate is [1, 32], but x wants [1, 64]"),
+        (
+            gated(&x, &x, &zeros(&[24])),
+            "gated_rms_norm: weight is [24], but x [1, 64] wants one whose length divides its last size",
+        ),
+        (
+            gated(&x, &x, &zeros(&[0])),
+            "gated_rms_norm: weight is [0], but x [1, 64] wants one whose length divides its last size",
         ),
         (sum(&x, &narrow, &ones, 0.0), "add_rms_norm: x is [1, 32], but h wants [1, 64]"),
         (sum(&x, &x, &ones, -1.0), "add_rms_norm: eps is -1, but a finite number from 0 is wanted"),
@@ -120,8 +130,5 @@ fn refusals_are_those_of_the_op_that_makes_x() {
         assert_eq!(refused(x), want);
     }
     let ids = Tensor::zeros(&[1, 64], DType::U32, &device);
-    assert_eq!(
-        refused(Input::SiluMul { gate: &x, up: &ids }),
-        "silu_mul: up is u32, but f32, f16 or bf16 is wanted"
-    );
+    assert_eq!(refused(glu(&x, &ids)), "glu: gate is u32, but f32, f16 or bf16 is wanted");
 }

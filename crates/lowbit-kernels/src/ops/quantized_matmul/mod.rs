@@ -4,6 +4,7 @@ pub(crate) mod bench;
 mod cpu;
 #[cfg(feature = "gpu")]
 mod cuda;
+mod gated_mlp;
 #[cfg(feature = "gpu")]
 pub(crate) mod gpu;
 #[cfg(all(test, feature = "gpu"))]
@@ -20,17 +21,16 @@ mod policy;
 #[cfg(feature = "gpu")]
 pub(crate) mod problem;
 pub(crate) mod reference;
-mod swiglu;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use cpu::{Group, Product, Weight, matmul_groups};
+pub use gated_mlp::gated_mlp;
 pub use gradient::{
     ScalesGradient, WeightGradient, WeightPart, quantized_matmul_backward_scales,
     quantized_matmul_backward_weight, quantized_matmul_backward_x,
 };
-pub use input::{AddRmsNorm, Input};
-pub use swiglu::swiglu;
+pub use input::{AddRmsNorm, Input, Norm, Operand};
 
 use super::Check;
 use crate::{Cpu, Device, KernelError, QuantizedTensor, Tensor};
@@ -50,36 +50,41 @@ pub(crate) const X_GROUP: usize = 32;
 /// | `weight` | `[N, K]` | any format |
 /// | result | `[.., N]` | as `x` |
 ///
-/// With `weight [B, N, K]` and `x [r*B, M, K]` the result is `[r*B, M, N]`: weight batch `b` serves the `r` batches of
-/// `x` from `r*b` on.
+/// With `weight [B, N, K]` and `x [r*B, M, K]` the result is `[r*B, M, N]`: weight batch `b` serves
+/// the `r` batches of `x` from `r*b` on.
 ///
-/// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed order; the result is
-/// rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where the weight is repacked and not of mxfp8
-/// ([`QuantizedTensor::to_panels`]): each 32 values of a row to multiples of a 127th of the greatest magnitude among them. A value that is not finite then makes its row of the result NaN.
-/// On a CPU with AMX, x and the decoded weight of a product of many rows are rounded to bf16 instead; a value that is not finite,
-/// or beyond bf16's range, makes its row infinite or NaN. Where a GPU's matrix units multiply (many rows of f16 or bf16: tensor
-/// cores, cooperative matrices), decoded weights are rounded to `x`'s dtype too, as MLX does; one beyond f16's range (65504) is then
-/// infinite. `x` itself is not rounded on a GPU: rows of f32 are multiplied in f32.
+/// Weights decode to f32 exactly as their format says; products and sums are f32, in no fixed
+/// order; the result is rounded to `x`'s dtype once. On a CPU x is rounded to 8 bits first where
+/// the weight is repacked and not of mxfp8 ([`QuantizedTensor::to_panels`]): each 32 values of a
+/// row to multiples of a 127th of the greatest magnitude among them. A value that is not finite
+/// then makes its row of the result NaN. On a CPU with AMX, x and the decoded weight of a product
+/// of many rows are rounded to bf16 instead; a value that is not finite, or beyond bf16's range,
+/// makes its row infinite or NaN. Where a GPU's matrix units multiply (many rows of f16 or bf16:
+/// tensor cores, cooperative matrices), decoded weights are rounded to `x`'s dtype too, as MLX
+/// does; one beyond f16's range (65504) is then infinite. `x` itself is not rounded on a GPU: rows
+/// of f32 are multiplied in f32.
 ///
 /// # Errors
-/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is no
-/// float; [`KernelError::TooLarge`]; those of the op that makes `x`.
+/// [`KernelError::Shape`] when the shapes do not fit each other; [`KernelError::Value`] when `x` is
+/// no float; [`KernelError::TooLarge`]; those of the op that makes `x`.
 ///
-/// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same broadcast over batches.
-pub fn quantized_matmul<'a>(
-    x: impl Into<Input<'a>>,
+/// Source: `mx.quantized_matmul(transpose=True)`, mlx 0.32; `ggml_mul_mat`, which has the same
+/// broadcast over batches.
+pub fn quantized_matmul<'a, T: Operand + 'a>(
+    x: impl Into<Input<'a, T>>,
     weight: &QuantizedTensor,
 ) -> Result<Tensor, KernelError> {
     let x = x.into();
     Ok(product(&x, weight, x.dtype(CHECK)?)?.0)
 }
 
-/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from half-precision activations.
+/// [`quantized_matmul()`] with a result of `dtype`, rounded to it once: f32 logits from
+/// half-precision activations.
 ///
 /// # Errors
 /// As [`quantized_matmul()`].
-pub fn quantized_matmul_to<'a>(
-    x: impl Into<Input<'a>>,
+pub fn quantized_matmul_to<'a, T: Operand + 'a>(
+    x: impl Into<Input<'a, T>>,
     weight: &QuantizedTensor,
     dtype: FloatType,
 ) -> Result<Tensor, KernelError> {
@@ -90,8 +95,8 @@ pub fn quantized_matmul_to<'a>(
 ///
 /// # Errors
 /// As [`quantized_matmul()`].
-pub fn quantized_matmul_and_sum(
-    x: AddRmsNorm<'_>,
+pub fn quantized_matmul_and_sum<T: Operand>(
+    x: AddRmsNorm<'_, T>,
     weight: &QuantizedTensor,
 ) -> Result<(Tensor, Tensor), KernelError> {
     let x = Input::AddRmsNorm(x);
@@ -99,8 +104,8 @@ pub fn quantized_matmul_and_sum(
     Ok((sum.expect("the norm of a sum comes with it"), y))
 }
 
-/// [`quantized_matmul()`] of one `x` and several weights. A CPU reads and rounds x once, and its threads wait for each other
-/// once.
+/// [`quantized_matmul()`] of one `x` and several weights. A CPU reads and rounds x once, and its
+/// threads wait for each other once.
 ///
 /// # Errors
 /// As [`quantized_matmul()`].
@@ -118,8 +123,8 @@ pub fn quantized_matmul_each(x: &Tensor, weights: &[&QuantizedTensor]) -> Result
 }
 
 /// The product, and the sum where x is the norm of one.
-fn product(
-    x: &Input<'_>,
+fn product<T: Operand>(
+    x: &Input<'_, T>,
     weight: &QuantizedTensor,
     dtype: FloatType,
 ) -> Result<(Tensor, Option<Tensor>), KernelError> {
@@ -127,7 +132,7 @@ fn product(
     match x.device() {
         #[cfg(feature = "gpu")]
         Device::Gpu(gpu) => {
-            let shape = output_shape(&x.shape(), weight)?;
+            let shape = output_shape(x.shape(), weight)?;
             CHECK.same_device("weight", weight.device(), x.device())?;
             gpu::multiply(gpu, x, weight, None, &shape, dtype)
         }
@@ -135,10 +140,10 @@ fn product(
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             // Before x is made, which may be long.
-            output_shape(&x.shape(), weight)?;
-            let (x, sum) = x.tensor()?;
-            let mut y = on_cpu(cpu, &x, &[Weight::One(weight)], dtype)?;
-            Ok((y.pop().expect("a result per weight"), sum))
+            output_shape(x.shape(), weight)?;
+            let (x, sum) = x.make()?;
+            let mut y = on_cpu(cpu, x.as_ref(), &[Weight::One(weight)], dtype)?;
+            Ok((y.pop().expect("a result per weight"), sum.map(|sum| sum.as_ref().clone())))
         }
     }
 }

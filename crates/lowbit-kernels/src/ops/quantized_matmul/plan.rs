@@ -1,18 +1,21 @@
-//! Which kernel a product takes on a GPU: the one place that decides, for `quantized_matmul` and `gather_qmm` alike.
+//! Which kernel a product takes on a GPU: the one place that decides, for `quantized_matmul` and
+//! `gather_qmm` alike.
 //!
-//! [`KERNELS`] is tried in order, and the first kernel that fits is taken. A kernel's `fit` says which sizes and types it
-//! takes, and how it is cut for a device; from which size on it is worth it, and what was measured, stands in the list.
-//! Figures are of an H200, in microseconds, for 4 bits and a weight of 4096 to 14336, where nothing else is said.
+//! [`KERNELS`] is tried in order, and the first kernel that fits is taken. A kernel's `fit` says
+//! which sizes and types it takes, and how it is cut for a device; from which size on it is worth
+//! it, and what was measured, stands in the list. Figures are of an H200, in microseconds, for 4
+//! bits and a weight of 4096 to 14336, where nothing else is said.
 
 use super::cuda::{mma_rows, mma_tile, mma_vec, stream, tiles, vendor_blas, wgmma};
 use super::gpu::{cmma_tile, mat_vec, tile};
-use super::problem::{Problem, Source};
+use super::problem::Problem;
 use crate::gpu::caps::Caps;
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Whether x is made by the op that it comes from first. Else x is there, or the kernel makes it.
+    /// Whether x is made by the op that it comes from first. Else x is there, or the kernel makes
+    /// it.
     pub make_x: bool,
     /// Whether all is done in f32, and the result rounded after that.
     pub widen: bool,
@@ -43,7 +46,8 @@ pub(crate) enum Kernel {
 /// A kernel of the list.
 struct Candidate {
     name: &'static str,
-    /// From which size on it is the fastest, as far as its `fit` does not say it, and what was measured.
+    /// From which size on it is the fastest, as far as its `fit` does not say it, and what was
+    /// measured.
     reason: &'static str,
     /// Whether it is for [few rows](few_rows) of x alone.
     few_rows: bool,
@@ -139,7 +143,8 @@ const KERNELS: [Candidate; 13] = [
 /// # Panics
 /// Never: [`mat_vec`] takes what no kernel for many rows takes.
 pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
-    // Kernels for many rows store the type that they multiply in, except the vendor BLAS and cooperative matrices.
+    // Kernels for many rows store the type that they multiply in, except the vendor BLAS and
+    // cooperative matrices.
     let widen = problem.x_type != problem.y_type
         && !few_rows(caps, problem)
         && !vendor_blas::stores_sums(caps, problem)
@@ -149,22 +154,23 @@ pub(crate) fn plan(caps: &Caps, problem: &Problem) -> Plan {
     let fit = |candidate: &Candidate| {
         let &Candidate { name, reason, fit, .. } = candidate;
         let plan = |make_x| move |kernel| Plan { make_x, widen, kernel, name, reason };
-        let made = || fit(caps, &problem.of_tensor()).filter(|_| problem.source != Source::Tensor);
+        let made = || fit(caps, &problem.of_tensor()).filter(|_| problem.source.is_some());
         fit(caps, &problem).map(plan(false)).or_else(|| made().map(plan(true)))
     };
     let mut candidates = KERNELS.iter().filter(|candidate| few_rows || !candidate.few_rows);
     candidates.find_map(fit).expect("a product without many rows is a mat-vec's")
 }
 
-/// The plan on a device of these abilities that is asked for the vendor BLAS only where that decides: to open cuBLASLt takes 80 ms.
+/// The plan on a device of these abilities that is asked for the vendor BLAS only where that
+/// decides: to open cuBLASLt takes 80 ms.
 pub(crate) fn plan_asking(caps: &Caps, problem: &Problem, vendor_blas: impl FnOnce() -> bool) -> Plan {
     let [without, with] = [false, true].map(|vendor_blas| plan(&Caps { vendor_blas, ..*caps }, problem));
     let differs = (with.name, with.widen, with.make_x) != (without.name, without.widen, without.make_x);
     if differs && vendor_blas() { with } else { without }
 }
 
-/// Whether a product is for kernels that decode the weight for each few rows of x: it has few, or nothing for many rows
-/// takes it (a weight of one row, say).
+/// Whether a product is for kernels that decode the weight for each few rows of x: it has few, or
+/// nothing for many rows takes it (a weight of one row, say).
 fn few_rows(caps: &Caps, problem: &Problem) -> bool {
     problem.routing.is_some()
         || problem.m < many_rows(caps, problem)
@@ -177,8 +183,8 @@ fn few_rows(caps: &Caps, problem: &Problem) -> bool {
 fn many_rows(caps: &Caps, problem: &Problem) -> usize {
     /// Without matrix units: on CPUs that stand for GPUs, and on GPUs through Vulkan.
     const ANYWHERE: usize = 33;
-    /// With cooperative matrices: a mat-vec decodes the weight for 4 rows at a time. Through Vulkan on an H200 it takes 96 for 8 rows,
-    /// and matrices 64 for 16.
+    /// With cooperative matrices: a mat-vec decodes the weight for 4 rows at a time. Through Vulkan
+    /// on an H200 it takes 96 for 8 rows, and matrices 64 for 16.
     const MATRICES: usize = 5;
     if tensor_core_tiles(caps, problem) {
         tile_rows(caps, problem)
@@ -194,8 +200,8 @@ fn tensor_core_tiles(caps: &Caps, problem: &Problem) -> bool {
     caps.tensor_cores && tiles::fits(&problem.of_tensor())
 }
 
-/// Rows of x from which on such tiles are faster than few rows at a time. On an H200 the smallest of wgmma takes 26: more than
-/// 16 rows in `mma_rows`, which is exact, and than 5 in `mma_vec`.
+/// Rows of x from which on such tiles are faster than few rows at a time. On an H200 the smallest
+/// of wgmma takes 26: more than 16 rows in `mma_rows`, which is exact, and than 5 in `mma_vec`.
 fn tile_rows(caps: &Caps, problem: &Problem) -> usize {
     if mma_rows::supports(caps, problem.layout, problem.x_type) { 17 } else { mma_rows::FROM }
 }

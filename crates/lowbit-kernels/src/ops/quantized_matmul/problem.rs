@@ -1,11 +1,14 @@
-//! A product as the choice of its kernel sees it: sizes and types, nothing of a device or of memory.
+//! A product as the choice of its kernel sees it: sizes and types, nothing of a device or of
+//! memory.
 
-use super::input::{AddRmsNorm, CHECK, Input};
+use super::input::{AddRmsNorm, CHECK, Input, Norm, Operand};
 use crate::gpu::layout::{Layout, RUN};
+use crate::ops::glu::Gate;
 use crate::{KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 
-/// Bytes that operands must be aligned to for kernels that load whole vectors, copy in bulk, or call the vendor BLAS.
+/// Bytes that operands must be aligned to for kernels that load whole vectors, copy in bulk, or
+/// call the vendor BLAS.
 pub(super) const ALIGNMENT: usize = 16;
 
 /// `y[b, m, n] = sum over k of x[b, m, k] * weight[b, n, k]`, or a product with routed experts.
@@ -16,22 +19,23 @@ pub(crate) struct Problem {
     /// Outputs: rows of a batch of the weight.
     pub n: usize,
     pub k: usize,
-    /// Batches of the weight; with `routing` rows of y, each of which takes the batch that its id says.
+    /// Batches of the weight; with `routing` rows of y, each of which takes the batch that its id
+    /// says.
     pub batches: usize,
     pub routing: Option<Routing>,
     pub layout: Layout,
     pub x_type: FloatType,
     pub y_type: FloatType,
-    /// What x is made of.
-    pub source: Source,
+    /// How x is made; `None` where it is there.
+    pub source: Option<Source>,
     /// Whether x, or all that it is made of, lies in whole vectors that kernels can load.
     pub vectors: bool,
     /// Whether the weight's first component is aligned as the vendor BLAS wants it.
     pub aligned_weight: bool,
 }
 
-/// `y[p, t, n] = sum over k of x[t / share, k] * weight[p, ids[t], n, k]`: each of `pairs` pairs of a token and an expert is
-/// a row of y, in each product p.
+/// `y[p, t, n] = sum over k of x[t / share, k] * weight[p, ids[t], n, k]`: each of `pairs` pairs of
+/// a token and an expert is a row of y, in each product p.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Routing {
     pub experts: usize,
@@ -41,13 +45,14 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
-    /// Whether bringing the pairs of an expert together takes less than reading its weights again for each.
+    /// Whether bringing the pairs of an expert together takes less than reading its weights again
+    /// for each.
     pub fn has_many_pairs(self) -> bool {
         self.pairs >= 128
     }
 
-    /// The most tiles of `rows` rows that the pairs take, sorted by expert: each expert that has pairs, and the ids that are no
-    /// expert's, may leave a tile part empty.
+    /// The most tiles of `rows` rows that the pairs take, sorted by expert: each expert that has
+    /// pairs, and the ids that are no expert's, may leave a tile part empty.
     pub fn most_tiles(self, rows: usize) -> usize {
         self.pairs / rows + self.pairs.min(self.experts + 1)
     }
@@ -60,38 +65,34 @@ impl Routing {
     }
 }
 
-/// What x is, where `other` and `norm` are operands beside it. A vector has 8 values.
+/// How x is made of the operands `x`, `other` and `norm`. A vector has 8 values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
-    Tensor,
-    /// `silu(x) * other`.
-    SiluMul,
+    /// `glu(other, x)`: the gate is first.
+    Glu(Gate),
+    /// `glu(x, other)` of heads of so many vectors, by the last vectors of each head's gates.
+    HeadsGlu { by: Gate, vectors: usize, gates: usize },
     /// `rms_norm(x, norm) * silu(other)` of heads of so many vectors.
-    GatedRmsNorm {
-        vectors: usize,
-    },
-    /// `x * sigmoid(other)` of heads of so many vectors, which are the last of the gate's.
-    SigmoidMul {
-        vectors: usize,
-        gates: usize,
-    },
+    GatedRmsNorm { vectors: usize },
     /// `rms_norm(other + x, norm)`, where `other` is of type `h`; the sum is stored, too.
-    AddRmsNorm {
-        h: FloatType,
-    },
+    AddRmsNorm { h: FloatType },
 }
 
 /// Values of a vector of [`Source`].
 pub(crate) const VECTOR: usize = 8;
 
-/// The tensors of a product's x.
+/// The tensors of a product's x, in the order in which kernels read them.
 #[derive(Clone, Copy)]
 pub(crate) struct XOperands<'a> {
-    pub source: Source,
+    pub source: Option<Source>,
     pub x: &'a Tensor,
     pub other: Option<&'a Tensor>,
     pub norm: Option<&'a Tensor>,
     pub eps: f32,
+    /// The type of what is made.
+    dtype: FloatType,
+    /// Whether kernels can load whole vectors of all.
+    vectors: bool,
 }
 
 /// All tensors of a product.
@@ -107,72 +108,56 @@ pub(crate) struct Operands<'a> {
 }
 
 impl<'a> XOperands<'a> {
-    /// The tensor that x is.
-    pub fn tensor(x: &'a Tensor) -> Self {
-        Self { source: Source::Tensor, x, other: None, norm: None, eps: 0.0 }
-    }
-
     /// # Errors
     /// [`KernelError::Value`] when an operand is no float.
-    pub fn new(input: &Input<'a>) -> Result<Self, KernelError> {
-        Ok(match *input {
-            Input::Tensor(x) => Self::tensor(x),
-            Input::SiluMul { gate, up } => {
-                Self { source: Source::SiluMul, x: gate, other: Some(up), norm: None, eps: 0.0 }
+    pub fn new<T: Operand>(input: &Input<'a, T>) -> Result<Self, KernelError> {
+        let whole = |x: &Tensor| x.dim(-1).is_multiple_of(VECTOR);
+        let alike = |x: &Tensor, other: &Tensor| other.dtype() == x.dtype();
+        let (source, x, other, norm, known) = match *input {
+            Input::Tensor(x) => (None, x, None, None, true),
+            Input::Glu { x, gate, by } if x.as_ref().shape() == gate.as_ref().shape() => {
+                (Some(Source::Glu(by)), gate, Some(x), None, alike(x.as_ref(), gate.as_ref()))
             }
-            Input::GatedRmsNorm { x, gate, weight, eps } => {
-                let source = Source::GatedRmsNorm { vectors: weight.len() / VECTOR };
-                Self { source, x, other: Some(gate), norm: Some(weight), eps }
+            Input::Glu { x, gate, by } => {
+                let (of_x, of_gate) = (x.as_ref(), gate.as_ref());
+                let width = of_x.len() / (of_gate.len() / of_gate.dim(-1).max(1)).max(1);
+                let (vectors, gates) = (width / VECTOR, of_gate.dim(-1) / VECTOR);
+                let source = Source::HeadsGlu { by, vectors, gates };
+                let whole = whole(of_gate) && vectors > 0 && width.is_multiple_of(VECTOR);
+                (Some(source), x, Some(gate), None, alike(of_x, of_gate) && whole)
             }
-            Input::SigmoidMul { x, gate } => {
-                let [vectors, gates] = [x, gate].map(|x| x.dim(-1) / VECTOR);
-                Self {
-                    source: Source::SigmoidMul { vectors, gates },
-                    x,
-                    other: Some(gate),
-                    norm: None,
-                    eps: 0.0,
-                }
+            Input::GatedRmsNorm { x, gate, norm } => {
+                let width = norm.weight.as_ref().len();
+                let vectors = width / VECTOR;
+                let whole = width.is_multiple_of(VECTOR) && vectors.is_power_of_two() && vectors <= 32;
+                let known = alike(x.as_ref(), gate.as_ref()) && whole;
+                (Some(Source::GatedRmsNorm { vectors }), x, Some(gate), Some(norm), known)
             }
-            Input::AddRmsNorm(AddRmsNorm { h, x, weight, eps }) => {
-                let source = Source::AddRmsNorm { h: CHECK.float("h", h)? };
-                Self { source, x, other: Some(h), norm: Some(weight), eps }
+            Input::AddRmsNorm(AddRmsNorm { h, x, norm }) => {
+                let source = Source::AddRmsNorm { h: CHECK.float("h", h.as_ref())? };
+                (Some(source), x, Some(h), Some(norm), true)
             }
-        })
+        };
+        let (eps, norm) = norm.map_or((0.0, None), |Norm { weight, eps }| (eps, Some(weight.as_ref())));
+        let (x, other) = (x.as_ref(), other.map(T::as_ref));
+        let vectors = known && [Some(x), other, norm].into_iter().flatten().all(|x| x.is_aligned(ALIGNMENT));
+        Ok(Self { source, x, other, norm, eps, dtype: input.dtype(CHECK)?, vectors })
     }
 
     /// Room for the sum that x is the norm of, a result beside the product's, if it is one.
     pub fn sum(&self) -> Result<Option<Tensor>, KernelError> {
         match (self.source, self.other) {
-            (Source::AddRmsNorm { .. }, Some(h)) => {
+            (Some(Source::AddRmsNorm { .. }), Some(h)) => {
                 Tensor::allocate(h.shape(), h.dtype(), h.device()).map(Some)
             }
             _ => Ok(None),
         }
     }
-
-    /// See [`Problem::vectors`].
-    fn vectors(&self) -> bool {
-        let alike = self.other.is_none_or(|other| other.dtype() == self.x.dtype());
-        let whole = |x: &Tensor| x.dim(-1).is_multiple_of(VECTOR);
-        let known = match self.source {
-            Source::Tensor | Source::AddRmsNorm { .. } => true,
-            Source::SiluMul => alike,
-            Source::GatedRmsNorm { vectors } => {
-                alike && whole(self.x) && vectors.is_power_of_two() && vectors <= 32
-            }
-            Source::SigmoidMul { vectors, .. } => {
-                alike && vectors > 0 && whole(self.x) && self.other.is_some_and(whole)
-            }
-        };
-        let aligned = |x: &Tensor| x.is_aligned(ALIGNMENT);
-        known && aligned(self.x) && self.other.is_none_or(aligned) && self.norm.is_none_or(aligned)
-    }
 }
 
 impl Operands<'_> {
-    /// Calls `launch` with the ids and the operands of each product that a weight `[.., E, N, K]` of experts stands for, one
-    /// after the other.
+    /// Calls `launch` with the ids and the operands of each product that a weight `[.., E, N, K]`
+    /// of experts stands for, one after the other.
     pub fn for_each_product(
         &self,
         problem: &Problem,
@@ -197,39 +182,33 @@ impl std::fmt::Display for Problem {
         if let Some(routing) = self.routing {
             write!(f, " {routing:?}")?;
         }
-        match self.source {
-            Source::Tensor => Ok(()),
-            source => write!(f, " x={source:?}"),
-        }
+        self.source.map_or(Ok(()), |source| write!(f, " x={source:?}"))
     }
 }
 
 impl Problem {
     /// The product of `x` and `weight`, neither empty, whose result has `rows` rows.
-    ///
-    /// # Errors
-    /// [`KernelError::Value`] when x is no float.
     pub fn new(
         x: &XOperands<'_>,
         weight: &QuantizedTensor,
         rows: usize,
         routing: Option<Routing>,
         y_type: FloatType,
-    ) -> Result<Self, KernelError> {
+    ) -> Self {
         let batches = if routing.is_some() { rows } else { weight.rows() / weight.n() };
-        Ok(Self {
+        Self {
             m: rows / batches,
             n: weight.n(),
             k: weight.k(),
             batches,
             routing,
             layout: Layout::of(weight.format()),
-            x_type: CHECK.float("x", x.x)?,
+            x_type: x.dtype,
             y_type,
             source: x.source,
-            vectors: x.vectors(),
+            vectors: x.vectors,
             aligned_weight: weight.components()[0].is_aligned(ALIGNMENT),
-        })
+        }
     }
 
     /// Runs of a row of the weight; the last may be a part of one.
@@ -254,10 +233,7 @@ impl Problem {
 
     /// The same with an x that is there: if need be another op has made it, in memory of its own.
     pub fn of_tensor(self) -> Self {
-        match self.source {
-            Source::Tensor => self,
-            _ => Self { source: Source::Tensor, vectors: true, ..self },
-        }
+        Self { source: None, vectors: self.vectors || self.source.is_some(), ..self }
     }
 
     /// One of the products of routed experts.
@@ -286,7 +262,7 @@ impl Problem {
             layout: Layout::of(format),
             x_type,
             y_type,
-            source: Source::Tensor,
+            source: None,
             vectors: true,
             aligned_weight: true,
         }

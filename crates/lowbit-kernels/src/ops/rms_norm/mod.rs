@@ -25,21 +25,23 @@ use lowbit_formats::FloatType;
 /// | weight | `[D]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All arithmetic is f32, rounded once to x's dtype. A row whose sum of squares overflows becomes NaN, not the zeros of
-/// `x / inf`, so that sampling reports it. For checkpoints that store `weight - 1`, models add 1 at load.
+/// All arithmetic is f32, rounded once to x's dtype. A row whose sum of squares overflows becomes
+/// NaN, not the zeros of `x / inf`, so that sampling reports it. For checkpoints that store
+/// `weight - 1`, models add 1 at load.
 ///
-/// Source: mlx 0.32 `fast.rms_norm`; transformers 5.23 `LlamaRMSNorm` (which rounds to x's dtype before it multiplies
-/// by the weight as well).
+/// Source: mlx 0.32 `fast.rms_norm`; transformers 5.23 `LlamaRMSNorm` (which rounds to x's dtype
+/// before it multiplies by the weight as well).
 ///
 /// # Errors
-/// [`KernelError::Shape`] for another weight, [`KernelError::Value`] for other dtypes and for an eps that is
-/// negative or not finite.
+/// [`KernelError::Shape`] for another weight, [`KernelError::Value`] for other dtypes and for an
+/// eps that is negative or not finite.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
     let check = Check("rms_norm");
     normalise(check, x, None, weight, (eps, check.float("x", x)?))
 }
 
-/// As [`rms_norm`], rounded to `dtype`: for an f32 residual stream whose norm is multiplied in f16 or bf16.
+/// As [`rms_norm`], rounded to `dtype`: for an f32 residual stream whose norm is multiplied in f16
+/// or bf16.
 ///
 /// # Errors
 /// As [`rms_norm`].
@@ -47,8 +49,8 @@ pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> R
     normalise(Check("rms_norm"), x, None, weight, (eps, dtype))
 }
 
-/// `y = rms_norm(x, weight, eps) * silu(gate)`, with `silu(g) = g / (1 + e^-g)`: the output norm of gated delta nets,
-/// with one row per head.
+/// `y = rms_norm(x, weight, eps) * silu(gate)`, with `silu(g) = g / (1 + e^-g)`: the output norm of
+/// gated delta nets, with one row per head.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -57,20 +59,21 @@ pub fn rms_norm_to(x: &Tensor, weight: &Tensor, eps: f32, dtype: FloatType) -> R
 /// | weight | `[D]` | f32, f16, bf16 |
 /// | y | `[.., D]` | x's |
 ///
-/// All arithmetic is f32, rounded once to x's dtype. Source: transformers 5.23 `Qwen3NextRMSNormGated`, mlx-lm 0.32
-/// `Qwen3NextRMSNormGated` (both round intermediate results where x is not f32).
+/// All arithmetic is f32, rounded once to x's dtype. Source: transformers 5.23
+/// `Qwen3NextRMSNormGated`, mlx-lm 0.32 `Qwen3NextRMSNormGated` (both round intermediate results
+/// where x is not f32).
 ///
 /// # Errors
 /// As [`rms_norm`]; [`KernelError::Shape`] for a gate of another shape than x.
 pub fn gated_rms_norm(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, KernelError> {
-    normalise(GATED, x, Some(gate), weight, (eps, GATED.float("x", x)?))
+    normalise(CHECK_GATED, x, Some(gate), weight, (eps, CHECK_GATED.float("x", x)?))
 }
 
-const GATED: Check = Check("gated_rms_norm");
+pub(in crate::ops) const CHECK_GATED: Check = Check("gated_rms_norm");
 
 /// Checks that [`gated_rms_norm`] takes these operands.
 pub(super) fn check_gated(x: &Tensor, gate: &Tensor, weight: &Tensor, eps: f32) -> Result<(), KernelError> {
-    check(GATED, x, Some(gate), weight, eps)
+    check(CHECK_GATED, x, Some(gate), weight, eps)
 }
 
 fn normalise(

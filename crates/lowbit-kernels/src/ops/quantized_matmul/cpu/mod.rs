@@ -1,5 +1,6 @@
-//! The product on the CPU, of one weight or of many experts at once: rows of x are cut into [`Group`]s, groups into
-//! tasks, and each task runs the kernel that [`policy`](super::policy) chooses.
+//! The product on the CPU, of one weight or of many experts at once: rows of x are cut into
+//! [`Group`]s, groups into tasks, and each task runs the kernel that [`policy`](super::policy)
+//! chooses.
 
 #[cfg(any(test, target_arch = "x86_64"))]
 mod bf16;
@@ -12,9 +13,11 @@ pub(super) mod rows;
 
 use super::input::PLAN;
 use super::policy::{self, MC, Variant};
+use crate::ops::glu::Gate;
 use crate::{Cpu, QuantizedTensor};
 use lowbit_formats::with_codec;
 use outer::Packed;
+use panels::Epilogue;
 use rows::{Rows, WeightRows};
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -66,11 +69,12 @@ impl<'a> PieceRows<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum Weight<'a> {
     One(&'a QuantizedTensor),
-    /// Two of one shape that have [`panels_in_turn`](QuantizedTensor::panels_in_turn): the result is
-    /// `silu(x gate^T) * (x up^T)`.
-    SiluMul {
+    /// Two of one shape that have [`panels_in_turn`](QuantizedTensor::panels_in_turn): the result
+    /// is `glu(x up^T, x gate^T)`.
+    Glu {
         gate: &'a QuantizedTensor,
         up: &'a QuantizedTensor,
+        by: Gate,
     },
 }
 
@@ -78,7 +82,7 @@ impl<'a> Weight<'a> {
     /// The one that says the shape.
     pub fn first(&self) -> &'a QuantizedTensor {
         match self {
-            Self::One(weight) | Self::SiluMul { gate: weight, .. } => weight,
+            Self::One(weight) | Self::Glu { gate: weight, .. } => weight,
         }
     }
 }
@@ -89,20 +93,22 @@ pub(crate) struct Product<'a> {
     pub groups: Vec<Group<'a>>,
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group of all `products`. What several weights in panels
-/// read is rounded once.
+/// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group of all `products`.
+/// What several weights in panels read is rounded once.
 pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     let mut repacked = Vec::new();
     for Product { weight, groups } in products {
-        let panels = match weight {
-            Weight::One(weight) => weight.panels(),
-            Weight::SiluMul { gate, up } => Some(gate.panels_in_turn(up).expect("two weights of one layout")),
+        let (panels, epilogue) = match weight {
+            Weight::One(weight) => (weight.panels(), Epilogue::Store),
+            Weight::Glu { gate, up, by } => {
+                (Some(gate.panels_in_turn(up).expect("two weights of one layout")), Epilogue::Glu(by))
+            }
         };
         let weight = weight.first();
         let (n, k) = (weight.n(), weight.k());
         match panels {
             _ if n == 0 => {}
-            Some(weight) => repacked.push(panels::Product { weight, n, groups }),
+            Some(weight) => repacked.push(panels::Product { weight, epilogue, n, groups }),
             None => with_codec!(weight.format(), codec => {
                 let rows = WeightRows { codec, parts: weight.parts(), rows: weight.rows(), k };
                 run(cpu, &rows, (n, k), groups);
@@ -112,37 +118,39 @@ pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     in_panels(cpu, repacked);
 }
 
-/// `y = (silu(x gate^T) * (x up^T)) down^T` for `m` rows, which are [`in_tiles`](policy::in_tiles). All weights are one matrix each, in
-/// panels, and those of gate and up are [in turn](QuantizedTensor::panels_in_turn).
+/// `y = glu(x up^T, x gate^T) down^T` for `m` rows, which are [`in_tiles`](policy::in_tiles). All
+/// weights are one matrix each, in panels, and those of gate and up are
+/// [in turn](QuantizedTensor::panels_in_turn).
 #[cfg_attr(not(target_arch = "x86_64"), allow(unused_variables))]
-pub(super) fn swiglu(
+pub(super) fn gated_mlp(
     cpu: &Arc<Cpu>,
     (x, m): (&[f32], usize),
-    [gate, up, down]: [&QuantizedTensor; 3],
+    ([gate, up, down], by): ([&QuantizedTensor; 3], Gate),
     y: &mut [f32],
 ) {
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = cpu.isa().tiles() {
         let gate_up = gate.panels_in_turn(up).expect("two weights of one layout");
         let down = down.panels().expect("a weight in panels");
-        return bf16::Bf16(amx).swiglu(cpu, (x, m), [gate_up, down], y);
+        return bf16::Bf16(amx).gated_mlp(cpu, (x, m), ([gate_up, down], by), y);
     }
     unreachable!("a unit for tiles was found");
 }
 
-/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers, or in f32 where codes are floats.
+/// Groups of many rows in tiles of bf16, where there is a unit for them, the others in integers, or
+/// in f32 where codes are floats.
 fn in_panels(cpu: &Arc<Cpu>, products: Vec<panels::Product<'_>>) {
     let in_tiles = |m: usize| policy::in_tiles(cpu.isa(), m);
-    for panels::Product { weight, n, groups } in &products {
+    for panels::Product { weight, n, groups, .. } in &products {
         let other = if weight.layout.minifloat() { "Minifloat" } else { "Int8" };
         let kernel = |m: usize| if in_tiles(m) { "Bf16" } else { other };
         log::trace!(target: PLAN, "{}", explain(groups, (*n, weight.layout.k()), kernel));
     }
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = cpu.isa().tiles() {
-        let split = |panels::Product { weight, n, groups }| {
+        let split = |panels::Product { weight, epilogue, n, groups }| {
             let (many, few) = groups.into_iter().partition(|group: &Group<'_>| in_tiles(group.y.len() / n));
-            let product = |groups| panels::Product { weight, n, groups };
+            let product = |groups| panels::Product { weight, epilogue, n, groups };
             (product(many), product(few))
         };
         let (many, few) = products.into_iter().map(split).unzip();

@@ -1,12 +1,14 @@
-//! Products of weights in [panels](crate::panels), by one [`Method`] or another: each x is rounded once for all weights that read
-//! it, and the results are cut into tasks of whole panels.
+//! Products of weights in [panels](crate::panels), by one [`Method`] or another: each x is rounded
+//! once for all weights that read it, and the results are cut into tasks of whole panels.
 
 use super::{Group, PieceRows, cut};
 use crate::Cpu;
-use crate::ops::silu_mul::SiluMul;
+use crate::ops::glu::cpu::{Formula, Glu};
+use crate::ops::glu::{Gate, with_gate};
 use crate::panels::{CHUNK, Layout, PANELS, ROWS, Unpack};
 use crate::simd::{Kernel, Simd, slices::Map};
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,7 +23,8 @@ pub(super) const STRIPS: usize = 2;
 pub(super) trait Method: Sync {
     /// x `[m, k]` as it is multiplied.
     type X: Sync;
-    /// Rows of x that one task takes at most: what they are rounded to stays in the second-level cache.
+    /// Rows of x that one task takes at most: what they are rounded to stays in the second-level
+    /// cache.
     const MAX_M: usize;
     /// Rows of x in the tallest tile. All others divide it, and it divides [`Self::MAX_M`].
     const HEIGHT: usize;
@@ -46,6 +49,7 @@ pub(super) trait Method: Sync {
 /// A piece of one group's result: `y[m, n] = sum over k of x[m, k] * weight[n, k]`.
 pub(super) struct Piece<'a, 'y, X> {
     pub weight: Unpack<'a>,
+    pub epilogue: Epilogue,
     pub x: &'a X,
     /// The first row of x, and the first panel, counted over all matrices.
     pub m: usize,
@@ -59,50 +63,69 @@ pub(super) struct Piece<'a, 'y, X> {
 pub(super) enum Epilogue {
     /// Results.
     Store,
-    /// Panels are of two weights in turn, and the sums of both become `silu(first) * second`.
-    SiluMul,
+    /// Panels are of two weights in turn, and the sums of both become `glu(second, first)`.
+    Glu(Gate),
 }
 
 impl Epilogue {
-    pub fn of(weight: &Unpack<'_>) -> Self {
-        if weight.is_two() { Self::SiluMul } else { Self::Store }
-    }
-
     /// Columns of the result that [`PANELS`] panels give.
     pub fn columns(self) -> usize {
         match self {
             Self::Store => WIDTH,
-            Self::SiluMul => ROWS,
+            Self::Glu(_) => ROWS,
         }
     }
 
-    /// The panels that give the columns from `first` on, a multiple of [`Self::columns`], so many of them.
+    /// The panels that give the columns from `first` on, a multiple of [`Self::columns`], so many
+    /// of them.
     #[inline(always)]
     pub fn panels(self, first: usize, columns: usize) -> Range<usize> {
         let first = first / self.columns() * PANELS;
         match self {
             Self::Store => first..first + columns.div_ceil(ROWS),
-            Self::SiluMul => first..first + PANELS,
+            Self::Glu(_) => first..first + PANELS,
         }
     }
 
     /// Writes up to [`Self::columns`] results of a row.
     #[inline(always)]
     pub fn store<S: Simd>(self, simd: S, sums: [&[f32; ROWS]; PANELS], y: &mut [f32]) {
-        for at in (0..ROWS).step_by(S::LANES) {
-            match self {
-                Self::Store => {
+        match self {
+            Self::Store => {
+                for at in (0..ROWS).step_by(S::LANES) {
                     store_from(simd, simd.load(&sums[0][at..]), at, y);
                     store_from(simd, simd.load(&sums[1][at..]), ROWS + at, y);
                 }
-                Self::SiluMul => store_from(simd, silu_mul(simd, sums, at), at, y),
             }
+            Self::Glu(by) => simd.call(StoreGlu { by, sums, y }),
         }
     }
 }
 
-/// Writes those lanes of `v` that `y` has elements for from `at` on. (Not by iterators over chunks: a zip of them was not inlined,
-/// and took an eighth of a prompt.)
+/// Writes up to [`ROWS`] results of a row. Not inlined: all gates' formulas would stand in the
+/// kernel of each format.
+struct StoreGlu<'a> {
+    by: Gate,
+    sums: [&'a [f32; ROWS]; PANELS],
+    y: &'a mut [f32],
+}
+
+impl Kernel for StoreGlu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Self { by, sums, y } = self;
+        with_gate!(by, G => {
+            for at in (0..ROWS).step_by(S::LANES) {
+                store_from(simd, glu::<S, G>(simd, sums, at), at, y);
+            }
+        });
+    }
+}
+
+/// Writes those lanes of `v` that `y` has elements for from `at` on. (Not by iterators over chunks:
+/// a zip of them was not inlined, and took an eighth of a prompt.)
 #[inline(always)]
 fn store_from<S: Simd>(simd: S, v: S::V, at: usize, y: &mut [f32]) {
     let end = y.len().min(at + S::LANES);
@@ -111,15 +134,16 @@ fn store_from<S: Simd>(simd: S, v: S::V, at: usize, y: &mut [f32]) {
     }
 }
 
-/// `silu(gate) * up` of the rows from `at` on.
+/// `glu(up, gate)` of the rows from `at` on.
 #[inline(always)]
-pub(super) fn silu_mul<S: Simd>(simd: S, [gate, up]: [&[f32; ROWS]; PANELS], at: usize) -> S::V {
-    SiluMul.apply(simd, [simd.load(&gate[at..]), simd.load(&up[at..])])
+pub(super) fn glu<S: Simd, G: Formula>(simd: S, [gate, up]: [&[f32; ROWS]; PANELS], at: usize) -> S::V {
+    Glu::<G>(PhantomData).apply(simd, [simd.load(&up[at..]), simd.load(&gate[at..])])
 }
 
 /// A weight and what it multiplies; the results have `n` columns.
 pub(super) struct Product<'a> {
     pub weight: Unpack<'a>,
+    pub epilogue: Epilogue,
     pub n: usize,
     pub groups: Vec<Group<'a>>,
 }
@@ -138,11 +162,11 @@ struct Task<'a> {
 pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'_>>) {
     let count = products.iter().map(|product| product.groups.len()).sum();
     let (mut operands, mut tasks, mut work) = (Vec::with_capacity(count), Vec::new(), 0usize);
-    let weights: Vec<_> = products.iter().map(|product| product.weight).collect();
+    let weights: Vec<_> = products.iter().map(|product| (product.weight, product.epilogue)).collect();
     // Weights of one layer read the same x, and so do experts that serve one token.
     let mut known = BTreeMap::new();
     for (weight, Product { n, groups, .. }) in products.into_iter().enumerate() {
-        let (layout, epilogue) = (weights[weight].layout, Epilogue::of(&weights[weight]));
+        let (Unpack { layout, .. }, epilogue) = weights[weight];
         for group in groups {
             let size = Size { m: group.y.len() / n, n, k: layout.k(), rows: WIDTH / epilogue.columns() };
             let operand = *known.entry((group.x.as_ptr(), size.m, M::key(&layout))).or_insert_with(|| {
@@ -158,7 +182,8 @@ pub(super) fn run<M: Method>(cpu: &Arc<Cpu>, method: &M, products: Vec<Product<'
         }
     }
     cpu.for_each_of(work, tasks, |Task { weight, operand, m, panel, mut y }| {
-        method.multiply(cpu, Piece { weight: weights[weight], x: &operands[operand], m, panel, y: y.each() });
+        let ((weight, epilogue), x) = (weights[weight], &operands[operand]);
+        method.multiply(cpu, Piece { weight, epilogue, x, m, panel, y: y.each() });
     });
 }
 
@@ -176,7 +201,7 @@ pub(super) fn run_rounded<M: Method>(
         tasks.push((m, first_n / ROWS * size.rows, y));
     });
     cpu.for_each_of(size.work::<M>(), tasks, |(m, panel, mut y)| {
-        method.multiply(cpu, Piece { weight, x, m, panel, y: y.each() });
+        method.multiply(cpu, Piece { weight, epilogue: Epilogue::Store, x, m, panel, y: y.each() });
     });
 }
 
@@ -224,13 +249,14 @@ impl Sums {
     }
 }
 
-/// What multiplies many rows of x: a chunk of a few panels is unpacked to the first-level cache, and tiles of x pass over it.
+/// What multiplies many rows of x: a chunk of a few panels is unpacked to the first-level cache,
+/// and tiles of x pass over it.
 pub(super) trait Chunks {
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of a strip's panels.
     fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize);
 
-    /// `sums[m][n] += sum over k of x[row + m, k] * weight[n, k]` for the tile of `height` rows that starts with `row`, and the
-    /// values from `k` on, which are unpacked.
+    /// `sums[m][n] += sum over k of x[row + m, k] * weight[n, k]` for the tile of `height` rows
+    /// that starts with `row`, and the values from `k` on, which are unpacked.
     fn multiply<S: Simd>(&self, simd: S, tile: (usize, usize), k: usize, sums: &mut [Sums]);
 }
 
@@ -240,10 +266,9 @@ pub(super) fn by_chunks<S: Simd>(
     simd: S,
     chunks: &mut impl Chunks,
     (first_m, first_panel): (usize, usize),
-    weight: &Unpack<'_>,
+    (k, epilogue): (usize, Epilogue),
     y: &mut [&mut [f32]],
 ) {
-    let (k, epilogue) = (weight.layout.k(), Epilogue::of(weight));
     if k == 0 {
         return y.iter_mut().for_each(|y| y.fill(0.0));
     }
@@ -276,8 +301,8 @@ pub(super) fn by_chunks<S: Simd>(
     }
 }
 
-/// Asks for the results of `rows` from column `first` on: a processor that writes to what is not in a cache waits for it, and rows are
-/// far from each other.
+/// Asks for the results of `rows` from column `first` on: a processor that writes to what is not in
+/// a cache waits for it, and rows are far from each other.
 #[inline(always)]
 fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize) {
     for y in &y[rows.start.min(y.len())..rows.end.min(y.len())] {
@@ -287,9 +312,11 @@ fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize
     }
 }
 
-/// What multiplies `M` rows, one or a few: that is bound by memory, and what is read is multiplied at once.
+/// What multiplies `M` rows, one or a few: that is bound by memory, and what is read is multiplied
+/// at once.
 pub(super) trait Strips<const M: usize> {
-    /// The results of some panels, by vectors of their rows. (A method, since a closure might not be inlined, and then knows no vectors.)
+    /// The results of some panels, by vectors of their rows. (A method, since a closure might not
+    /// be inlined, and then knows no vectors.)
     fn sums<S: Simd, const PARTS: usize>(
         &mut self,
         simd: S,
@@ -297,8 +324,9 @@ pub(super) trait Strips<const M: usize> {
     ) -> [[[S::V; M]; PARTS]; STRIPS];
 }
 
-/// Computes the rows `y`, of as many rows of x. The panels are cut into strips that are read at the same time, unless they are of two weights: memory
-/// is read faster from two places than from one or four.
+/// Computes the rows `y`, of as many rows of x. The panels are cut into strips that are read at the
+/// same time, unless they are of two weights: memory is read faster from two places than from one
+/// or four.
 #[inline(always)]
 pub(super) fn by_strips<S: Simd, const M: usize>(
     simd: S,
@@ -326,7 +354,7 @@ fn in_parts<S: Simd, const PARTS: usize, const M: usize>(
     // Panels that are read at the same time are `apart`, the next ones are `step` on.
     let (strip, step, apart, panels) = match epilogue {
         Epilogue::Store => (count.div_ceil(STRIPS), 1, count.div_ceil(STRIPS), count),
-        Epilogue::SiluMul => (count, PANELS, 1, PANELS * count),
+        Epilogue::Glu(_) => (count, PANELS, 1, PANELS * count),
     };
     for first in 0..strip {
         // Where strips are shorter the last panel stands in for the one that is not there.
@@ -345,8 +373,8 @@ fn in_parts<S: Simd, const PARTS: usize, const M: usize>(
     }
 }
 
-/// Writes a row of the results of [`Strips::sums`]. Not inlined, and nothing before it depends on the epilogue: LLVM would make two
-/// loops of the kernel of each format.
+/// Writes a row of the results of [`Strips::sums`]. Not inlined, and nothing before it depends on
+/// the epilogue: LLVM would make two loops of the kernel of each format.
 struct StoreRow<'a> {
     epilogue: Epilogue,
     panels: [usize; STRIPS],
@@ -368,10 +396,10 @@ impl Kernel for StoreRow<'_> {
                     }
                 }
             }
-            Epilogue::SiluMul => {
+            Epilogue::Glu(by) => {
                 let first = panels[0] / PANELS * ROWS;
                 let end = y.len().min(first + ROWS);
-                epilogue.store(simd, sums.each_ref(), &mut y[first..end]);
+                StoreGlu { by, sums: sums.each_ref(), y: &mut y[first..end] }.run(simd);
             }
         }
     }

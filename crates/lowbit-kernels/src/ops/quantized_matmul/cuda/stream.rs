@@ -1,7 +1,8 @@
-//! One row of x as a stream, from Hopper on: one cube a multiprocessor, some planes of which copy the weight into a ring of
-//! stages in shared memory, as soon as there is room, from before the launch before this one has ended until its last
-//! rows. The others multiply what has come. So loads are always under way, whatever the multiplying planes wait for, and
-//! rows that end do not hold up those that begin.
+//! One row of x as a stream, from Hopper on: one cube a multiprocessor, some planes of which copy
+//! the weight into a ring of stages in shared memory, as soon as there is room, from before the
+//! launch before this one has ended until its last rows. The others multiply what has come. So
+//! loads are always under way, whatever the multiplying planes wait for, and rows that end do not
+//! hold up those that begin.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -28,14 +29,18 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::DType;
 #[cfg(test)]
-use lowbit_formats::{FloatType, Format};
+use {
+    crate::ops::glu::Gate,
+    lowbit_formats::{FloatType, Format},
+};
 
 /// What the kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stream {
-    /// Of [`PLANES`] planes, one row of x, 16 rows of the weight per plane, all spans of x in one chunk.
+    /// Of [`PLANES`] planes, one row of x, 16 rows of the weight per plane, all spans of x in one
+    /// chunk.
     pub vec: MmaVec,
-    pub source: Source,
+    pub source: Option<Source>,
     /// Tiles of 16 rows of the weight a stage: each has as many planes.
     pub tiles: usize,
     /// Stages that shared memory holds.
@@ -55,8 +60,9 @@ pub(crate) struct Launch {
     pub cubes: usize,
 }
 
-/// How the product is cut: for one row of x, if rows and stages are whole steps and whole 16 bytes of each of the weight's
-/// components, there is memory for two stages at least, and work for most multiprocessors.
+/// How the product is cut: for one row of x, if rows and stages are whole steps and whole 16 bytes
+/// of each of the weight's components, there is memory for two stages at least, and work for most
+/// multiprocessors.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Launch> {
     let one_row = problem.m == 1 && problem.batches == 1 && problem.routing.is_none();
     if !one_row || !problem.vectors || !problem.whole_runs() {
@@ -86,7 +92,7 @@ impl Stream {
             planes: PLANES,
             chunk: spans.next_multiple_of(4),
             scaled: 4 * PLANES / tiles,
-            made: 0,
+            made: None,
             overlaps: true,
         };
         let (scale, bias) = layout.scale_sizes();
@@ -98,8 +104,9 @@ impl Stream {
         let x = stream.x_config().shared() + vec.x_vectors() * 16 + vec.x_sums() * vec.chunk * 4;
         let fixed = x + SLOTS * PLANES * 16 * 4 + 16;
         let stages = caps.shared_memory.checked_sub(fixed)? / stream.stage_bytes();
-        // More only make x wait behind the weight. That pays where the memory would have nothing to do until x has come, and where
-        // codes are then multiplied sooner than others come: those of 4 bits, which need no shift.
+        // More only make x wait behind the weight. That pays where the memory would have nothing to
+        // do until x has come, and where codes are then multiplied sooner than others come: those
+        // of 4 bits, which need no shift.
         let quick = matches!(layout.codes, Codes::Integer { .. }) && layout.bits == 4;
         let most = if quick && runs > SHORT { 4 } else { 3 };
         (aligned && stages >= 2).then_some(Self { stages: stages.min(most), ..stream })
@@ -129,12 +136,14 @@ impl Stream {
         PLANES / self.tiles
     }
 
-    /// Planes of a tile that have something to multiply in a row's last stage, if not all have. Other planes have it in the next group.
+    /// Planes of a tile that have something to multiply in a row's last stage, if not all have.
+    /// Other planes have it in the next group.
     fn left_over(self) -> usize {
         self.vec.chunk % self.vec.scaled / 4
     }
 
-    /// Words of codes from one row of a stage to the next: more than there are, so that units read different banks.
+    /// Words of codes from one row of a stage to the next: more than there are, so that units read
+    /// different banks.
     fn words(self) -> usize {
         let bits = self.vec.layout.bits;
         self.vec.scaled * RUNS * bits + if bits == 2 { 16 } else { 4 }
@@ -162,8 +171,9 @@ struct Stages<S: Int, B: Int, V: Size> {
 /// A ring of stages, and how far a plane is in it.
 #[derive(CubeType)]
 struct Ring {
-    /// Addresses in shared memory: the codes, scales and biases of all stages; of each stage a barrier for when it is full
-    /// and one for when it is empty, and after those one for when x is there.
+    /// Addresses in shared memory: the codes, scales and biases of all stages; of each stage a
+    /// barrier for when it is full and one for when it is empty, and after those one for when x is
+    /// there.
     codes: u32,
     scales: u32,
     biases: u32,
@@ -312,7 +322,7 @@ fn share_x(
     let all = Chunk { first: 0usize.runtime(), runs };
     let one =
         Rows { count: 1usize.runtime(), run: 0usize.runtime(), y: 0usize.runtime(), list: 0u32.runtime() };
-    if comptime!(x_config.source == Source::Tensor) {
+    if comptime!(x_config.source.is_none()) {
         stage(from.x, &one, &all, &mut xs, vec.staging());
     } else {
         let mut made =
@@ -327,7 +337,8 @@ fn share_x(
 /// Where a unit's operands are in every step. The compiler would compute that again in each.
 #[derive(CubeType)]
 struct Places {
-    /// The address of the unit's first codes in the ring's first stage, if its plane had the stage's first spans.
+    /// The address of the unit's first codes in the ring's first stage, if its plane had the
+    /// stage's first spans.
     codes: u32,
     x: XPlaces,
     x_sums: Shared<[f32]>,
@@ -357,8 +368,8 @@ impl Places {
     }
 }
 
-/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's tile. The planes of a tile take
-/// their turns in a stage's spans from the `turned`-th on.
+/// A unit's sums of the group of tiles that comes next in the ring, of the rows of its plane's
+/// tile. The planes of a tile take their turns in a stage's spans from the `turned`-th on.
 #[cube]
 fn multiply_group<S: Int, B: Int, V: Size>(
     stages: &Stages<S, B, V>,
@@ -548,15 +559,25 @@ pub(in super::super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<
     for (i, &format) in formats.iter().enumerate() {
         let sources = [
             Source::AddRmsNorm { h: F32 },
-            Source::SiluMul,
+            Source::Glu(Gate::Silu),
             Source::GatedRmsNorm { vectors: 16 },
             Source::AddRmsNorm { h: F16 },
-            Source::SigmoidMul { vectors: 32, gates: 64 },
+            Source::HeadsGlu { by: Gate::Sigmoid, vectors: 32, gates: 64 },
         ];
-        all.push((format, Source::Tensor, [F16, F16], 448));
-        all.push((format, Source::Tensor, [BF16, F32], 64));
-        all.push((format, sources[i % 5], if i % 2 == 0 { [F16, F16] } else { [BF16, F32] }, 128 << (i % 3)));
+        all.push((format, None, [F16, F16], 448));
+        all.push((format, None, [BF16, F32], 64));
+        all.push((
+            format,
+            Some(sources[i % 5]),
+            if i % 2 == 0 { [F16, F16] } else { [BF16, F32] },
+            128 << (i % 3),
+        ));
     }
+    all.extend(formats.first().into_iter().flat_map(|&format| {
+        let others =
+            [Gate::GeluTanh, Gate::SwigluOai].map(|by| (format, Some(Source::Glu(by)), [F16, F16], 128));
+        others.into_iter().chain([(format, Some(Source::Glu(Gate::Sigmoid)), [F16, F16], 128)])
+    }));
     let stream = |(format, source, types, runs): (Format, _, _, usize)| {
         let problem = Problem::example(format, types, [1, 4096, 32 * runs]);
         Stream::new(target.caps(), &Problem { source, ..problem })
@@ -586,6 +607,7 @@ pub(in super::super) fn launch(
         sizes: Sizes { n: index(problem.n)?, runs: index(problem.runs())?, eps: x.eps.to_bits() },
         ones: ONES,
     };
-    // SAFETY: the sizes are the operands'; x's operands have a row of whole vectors each, as `fit` asked for.
+    // SAFETY: the sizes are the operands'; x's operands have a row of whole vectors each, as `fit`
+    // asked for.
     unsafe { gpu.launch(compiled(gpu.target(), stream), [index(cubes)?, 1, 1], arguments) }
 }

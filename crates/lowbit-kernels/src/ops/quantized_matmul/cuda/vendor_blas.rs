@@ -1,9 +1,10 @@
-//! The product on a GPU by its maker's library of dense products: the weight is decoded first, to x's type.
+//! The product on a GPU by its maker's library of dense products: the weight is decoded first, to
+//! x's type.
 
 #![allow(unsafe_code)] // Launches.
 
 use super::super::input::CHECK;
-use super::super::problem::{Operands, Problem, Source};
+use super::super::problem::{Operands, Problem};
 use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
 use crate::gpu::components::{Components, ComponentsArgs};
@@ -18,7 +19,8 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Bytes that a decoded weight takes at the most: an output layer for 248,320 tokens of 5,120 values is 2.5 GB.
+/// Bytes that a decoded weight takes at the most: an output layer for 248,320 tokens of 5,120
+/// values is 2.5 GB.
 const SCRATCH: usize = 3 << 30;
 
 /// Units that run in step.
@@ -26,8 +28,8 @@ const PLANE: usize = 32;
 /// Vectors of a decoded run.
 const VECTORS: usize = RUN / 8;
 
-/// Each unit decodes runs to 16-bit floats. The units of `planes` of 32 exchange theirs, so that neighbours write
-/// neighbouring vectors.
+/// Each unit decodes runs to 16-bit floats. The units of `planes` of 32 exchange theirs, so that
+/// neighbours write neighbouring vectors.
 #[kernel]
 fn quantized_matmul_decode<S: Int, B: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -97,7 +99,8 @@ fn exchange(
     sync_plane();
 }
 
-/// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing and reading.
+/// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing
+/// and reading.
 #[cube]
 fn swizzled(run: usize, v: usize) -> usize {
     run * VECTORS + (v ^ (run / 2 % VECTORS))
@@ -158,7 +161,7 @@ pub(crate) enum Weight {
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Weight> {
     let Problem { n, k, x_type, .. } = *problem;
     let fits = caps.vendor_blas
-        && problem.source == Source::Tensor
+        && problem.source.is_none()
         && problem.routing.is_none()
         && problem.batches == 1
         && n.is_multiple_of(8)

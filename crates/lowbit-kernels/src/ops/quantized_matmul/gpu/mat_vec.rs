@@ -1,9 +1,9 @@
-//! The product with few rows of x, on any GPU: a cube takes some rows of the weight and some of x, and its units cut
-//! them into runs.
+//! The product with few rows of x, on any GPU: a cube takes some rows of the weight and some of x,
+//! and its units cut them into runs.
 
 #![allow(unsafe_code)] // Launches.
 
-use super::super::problem::{Operands, Problem, Source};
+use super::super::problem::{Operands, Problem};
 use super::cube_rows::{CubeRows, Sizes, check_indices, cube_rows, cubes, folds, tile_of_cube};
 use crate::KernelError;
 use crate::gpu::Gpu;
@@ -34,7 +34,8 @@ pub(crate) struct MatVec {
     pub units: usize,
     /// Units that run in step, or 0 where that differs from launch to launch.
     pub plane: usize,
-    /// How many times as many cubes as a device launches along a dimension the rows of the weight take.
+    /// How many times as many cubes as a device launches along a dimension the rows of the weight
+    /// take.
     pub folds: usize,
 }
 
@@ -121,7 +122,8 @@ fn quantized_matmul_mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     store::<Y>(&sums, y, &rows, n, row0, config);
 }
 
-/// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its groups.
+/// A run of x, each value scaled as the weight's code at its place needs it, and the sums of its
+/// groups.
 #[cube]
 fn load_x(
     x: &[Vector<u32, Const<4>>],
@@ -219,7 +221,7 @@ const LONG_ROW: usize = 384;
 
 /// How the product is cut; any fits.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MatVec> {
-    if problem.source != Source::Tensor {
+    if problem.source.is_some() {
         return None;
     }
     // What is decoded is used for several rows of x.
@@ -228,7 +230,8 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MatVec> {
     let (n_tile, units) = match caps.plane {
         // Small planes are a CPU's: one does all, without memory that units share.
         Some(plane @ ..32) => ((32 / problem.layout.bits).clamp(1, 8 / m_tile).min(most), plane),
-        // Of 1 to 8 rows by 32 to 256 units, these were the fastest or next to it at 3, 4, 6 and 8 bits on an H200.
+        // Of 1 to 8 rows by 32 to 256 units, these were the fastest or next to it at 3, 4, 6 and 8
+        // bits on an H200.
         plane => {
             let plane = plane.unwrap_or(64);
             (2.min(most), if problem.runs() < LONG_ROW { plane } else { plane.max(64) })
@@ -268,8 +271,8 @@ pub(in super::super) fn launch(
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 
-/// One of each format and type of x, at sizes of layers, and with a result of another type. With several rows of x the
-/// types differ in nothing new.
+/// One of each format and type of x, at sizes of layers, and with a result of another type. With
+/// several rows of x the types differ in nothing new.
 #[cfg(test)]
 pub(in super::super) fn kernels(
     target: &Target,

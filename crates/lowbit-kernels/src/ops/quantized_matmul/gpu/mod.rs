@@ -10,9 +10,9 @@ pub(super) mod tile;
 #[cfg(test)]
 use super::cuda::tiles;
 use super::cuda::{mma_rows, mma_tile, mma_vec, stream, vendor_blas, wgmma};
-use super::input::{Input, PLAN};
+use super::input::{Input, Operand, PLAN};
 use super::plan::{Kernel, Plan, plan_asking};
-use super::problem::{Operands, Problem, Routing, Source, XOperands};
+use super::problem::{Operands, Problem, Routing, XOperands};
 use crate::gpu::Gpu;
 #[cfg(test)]
 use crate::gpu::compile::Target;
@@ -55,32 +55,34 @@ pub(crate) struct Experts<'a> {
     pub routing: Routing,
 }
 
-/// `x` times `weight`, of shape `shape`, and the sum where x is the norm of one. Everything was checked.
-pub(crate) fn multiply(
+/// `x` times `weight`, of shape `shape`, and the sum where x is the norm of one. Everything was
+/// checked.
+pub(crate) fn multiply<T: Operand>(
     gpu: &Gpu,
-    input: &Input<'_>,
+    input: &Input<'_, T>,
     weight: &QuantizedTensor,
     experts: Option<Experts<'_>>,
     shape: &[usize],
     y_type: FloatType,
 ) -> Result<(Tensor, Option<Tensor>), KernelError> {
     let device = Device::Gpu(gpu.clone());
+    let make = || input.make().map(|(x, sum)| (x.as_ref().clone(), sum.map(|sum| sum.as_ref().clone())));
     if shape.contains(&0) {
-        return Ok((Tensor::allocate(shape, y_type.dtype(), &device)?, input.tensor()?.1));
+        return Ok((Tensor::allocate(shape, y_type.dtype(), &device)?, make()?.1));
     }
     let x = XOperands::new(input)?;
-    let (problem, plan) = plan_of(gpu, &x, weight, experts, shape, y_type)?;
+    let (problem, plan) = plan_of(gpu, &x, weight, experts, shape, y_type);
     log::trace!(target: PLAN, "{problem}: {}", plan.explain());
-    let (made, sum) = if plan.make_x { input.tensor()? } else { (x.x.clone(), x.sum()?) };
+    let (made, sum) = if plan.make_x { make()? } else { (x.x.clone(), x.sum()?) };
     let problem = if plan.make_x { problem.of_tensor() } else { problem };
     let problem = if plan.widen { problem.widened() } else { problem };
     // A kernel that makes x takes its operands as they are; the others read whole runs of a tensor.
     let made = match problem.source {
-        Source::Tensor if plan.widen => padded(gpu, &made)?.cast(DType::F32)?,
-        Source::Tensor => padded(gpu, &made)?,
-        _ => made,
+        None if plan.widen => padded(gpu, &made)?.cast(DType::F32)?,
+        None => padded(gpu, &made)?,
+        Some(_) => made,
     };
-    let x = if problem.source == Source::Tensor { XOperands::tensor(&made) } else { x };
+    let x = if problem.source.is_none() { XOperands::new(&Input::Tensor(&made))? } else { x };
     let y = Tensor::allocate(shape, problem.y_type.dtype(), &device)?;
     let operands = Operands { x, weight, ids: experts.map(|experts| experts.ids), y: &y, sum: sum.as_ref() };
     launch(gpu, plan.kernel, &problem, &operands)?;
@@ -95,11 +97,11 @@ pub(crate) fn plan_of(
     experts: Option<Experts<'_>>,
     shape: &[usize],
     y_type: FloatType,
-) -> Result<(Problem, Plan), KernelError> {
+) -> (Problem, Plan) {
     let rows = shape.iter().product::<usize>() / weight.n();
-    let problem = Problem::new(x, weight, rows, experts.map(|experts| experts.routing), y_type)?;
+    let problem = Problem::new(x, weight, rows, experts.map(|experts| experts.routing), y_type);
     let plan = plan_asking(gpu.target().caps(), &problem, || gpu.library().is_some());
-    Ok((problem, plan))
+    (problem, plan)
 }
 
 fn launch(gpu: &Gpu, kernel: Kernel, problem: &Problem, operands: &Operands<'_>) -> Result<(), KernelError> {

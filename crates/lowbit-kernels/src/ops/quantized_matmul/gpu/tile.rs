@@ -1,10 +1,10 @@
-//! The product on a GPU for many rows of x, on any device: a unit decodes a run of a weight's row once for several rows
-//! of x. Units share nothing, so that planes of any width do.
+//! The product on a GPU for many rows of x, on any device: a unit decodes a run of a weight's row
+//! once for several rows of x. Units share nothing, so that planes of any width do.
 
 #![allow(unsafe_code)] // Launches.
 
 use super::super::input::CHECK;
-use super::super::problem::{Operands, Problem, Source};
+use super::super::problem::{Operands, Problem};
 use crate::KernelError;
 use crate::gpu::caps::Caps;
 use crate::gpu::compile::Target;
@@ -173,7 +173,7 @@ const NARROW: usize = 16;
 /// How the product is cut, if the weight is wide enough, and the device takes so many cubes.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Tile> {
     let Problem { m, n, batches, layout, x_type: dtype, .. } = *problem;
-    let fits = problem.source == Source::Tensor
+    let fits = problem.source.is_none()
         && problem.routing.is_none()
         && n >= NARROW
         && batches <= CUBES

@@ -1,6 +1,7 @@
-//! The gradients on a GPU: dx and dgate row by row (`gpu/rows.rs`), then dweight, which is a sum over rows, in blocks of rows as
-//! [`sum_rows`](crate::ops::sum_rows()) has them. The first launch leaves each row's factor for the second, which reads x and dy again
-//! instead of what would be as large.
+//! The gradients on a GPU: dx and dgate row by row (`gpu/rows.rs`), then dweight, which is a sum
+//! over rows, in blocks of rows as [`sum_rows`](crate::ops::sum_rows()) has them. The first launch
+//! leaves each row's factor for the second, which reads x and dy again instead of what would be as
+//! large.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -12,7 +13,7 @@ use crate::gpu::launch::{Kernel, LaunchArgs, kernel};
 use crate::gpu::math::{reciprocal, silu};
 use crate::gpu::rows::{self, RowSizes, Rows, Sum};
 use crate::ops::check::Check;
-use crate::ops::silu_mul::gradient::gpu::silu_slope;
+use crate::ops::glu::gpu::silu_slope;
 use crate::ops::sum_rows;
 use crate::ops::sum_rows::{ROWS, gpu::BlockSizes};
 use crate::{KernelError, Tensor};
@@ -36,7 +37,8 @@ struct Operands<V: Size> {
     dy: Box<[Vector<u32, V>]>,
 }
 
-/// Fills dx, dgate where there is a gate, and each row's `1 / sqrt(mean(x^2) + eps)`; `eps` is the bits of an f32.
+/// Fills dx, dgate where there is a gate, and each row's `1 / sqrt(mean(x^2) + eps)`; `eps` is the
+/// bits of an f32.
 #[kernel]
 fn rms_norm_backward<V: Size>(
     operands: &Operands<V>,
@@ -213,7 +215,8 @@ impl Norm<'_> {
             sums: sums.buffer()?,
             sizes,
         };
-        // SAFETY: x, a gate and dy are `count` rows of `width` elements, each with a scale, and there is a row of sums for each block.
+        // SAFETY: x, a gate and dy are `count` rows of `width` elements, each with a scale, and
+        // there is a row of sums for each block.
         unsafe { gpu.launch(of_weight(gpu.target(), gated), sizes.cubes(), arguments)? };
         Ok((dx, dgate, sum_rows(&sums)?))
     }
@@ -247,8 +250,8 @@ impl Norm<'_> {
         };
         check.index(x.len())?;
         let config = GradientConfig { rows, gated: gate.is_some() };
-        // SAFETY: all but the weight, the scales and a placeholder are `count` rows of `width` elements; the weight is one, and a row
-        // has one scale.
+        // SAFETY: all but the weight, the scales and a placeholder are `count` rows of `width`
+        // elements; the weight is one, and a row has one scale.
         unsafe { gpu.launch(of_rows(gpu.target(), config), rows.cubes(count), arguments) }
     }
 }

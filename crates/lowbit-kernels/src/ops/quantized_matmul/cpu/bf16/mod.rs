@@ -1,24 +1,27 @@
-//! Products of many rows on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)), for weights in
-//! [panels](crate::panels): x is rounded to bf16 once ([`activations`]), a stretch of two panels is decoded, rounded to bf16
-//! and laid in tiles in the first-level cache ([`weights`]), and all of a task's rows of x pass over it. This is one kernel for
-//! all formats.
+//! Products of many rows on a unit that multiplies tiles of bf16 ([`tiles`](crate::simd::tiles)),
+//! for weights in [panels](crate::panels): x is rounded to bf16 once ([`activations`]), a stretch
+//! of two panels is decoded, rounded to bf16 and laid in tiles in the first-level cache
+//! ([`weights`]), and all of a task's rows of x pass over it. This is one kernel for all formats.
 //!
-//! Both operands are rounded to nearest even, each with a relative error of at most 2^-8; sums are f32. Why not tiles of int8,
-//! which multiply twice as fast: scales are per 16 or 32 values, and such a product sums up 64, so sums of int32 would leave the
-//! tiles after every half product, for a conversion and two fused operations each.
+//! Both operands are rounded to nearest even, each with a relative error of at most 2^-8; sums are
+//! f32. Why not tiles of int8, which multiply twice as fast: scales are per 16 or 32 values, and
+//! such a product sums up 64, so sums of int32 would leave the tiles after every half product, for
+//! a conversion and two fused operations each.
 //!
-//! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16 cycles, and 16 values of the
-//! weight cost about 4 operations of a vector, once per [`Method::MAX_M`] rows of x. Sums that do not stay in the first-level
-//! cache cost about a quarter more: as many lines go there and back as come of x in two steps.
+//! Floor: a step of 32 rows of x, 32 rows of the weight and 32 values is four products of 16
+//! cycles, and 16 values of the weight cost about 4 operations of a vector, once per
+//! [`Method::MAX_M`] rows of x. Sums that do not stay in the first-level cache cost about a quarter
+//! more: as many lines go there and back as come of x in two steps.
 
 mod activations;
 #[cfg(test)]
 mod tests;
 mod weights;
 
-use super::panels::{self, Epilogue, Method, Piece, Size, WIDTH, silu_mul};
+use super::panels::{self, Epilogue, Method, Piece, Size, WIDTH, glu};
 use crate::Cpu;
 use crate::buffer::Buffer;
+use crate::ops::glu::{Gate, with_gate};
 use crate::panels::{Layout, PANELS, ROWS, Unpack};
 use crate::simd::Simd;
 use crate::simd::tiles::{Ahead, Block, Pairs, STEP, Start, TILE, TileKernel, TileUnit, Tiles};
@@ -29,7 +32,8 @@ use weights::Stretch;
 
 /// Rows of x whose sums are computed at a time.
 const HEIGHT: usize = 2 * TILE;
-/// Values of a row that are decoded at a time: two panels' tiles take 32 KiB, which the first-level cache holds.
+/// Values of a row that are decoded at a time: two panels' tiles take 32 KiB, which the first-level
+/// cache holds.
 const DEPTH: usize = 512;
 /// Steps of a stretch.
 const STEPS: usize = DEPTH / STEP;
@@ -57,19 +61,19 @@ impl<U: TileUnit> Method for Bf16<U> {
     fn key(_: &Layout) {}
 
     fn multiply(&self, cpu: &Arc<Cpu>, piece: Piece<'_, '_, Activations>) {
-        let Piece { weight, x, m, panel, y } = piece;
-        self.0.dispatch(cpu.isa(), Product { cpu, weight, x, m, panel, output: Output::Rows(y) });
+        let Piece { weight, epilogue, x, m, panel, y } = piece;
+        self.0.dispatch(cpu.isa(), Product { cpu, weight, x, m, panel, output: Output::Rows(y, epilogue) });
     }
 }
 
 impl<U: TileUnit> Bf16<U> {
-    /// `y = (silu(x gate^T) * (x up^T)) down^T`, x `[m, K]` and y `[m, N]`; gate and up are one weight of two. What down multiplies is
-    /// written in tiles.
-    pub fn swiglu(
+    /// `y = glu(x up^T, x gate^T) down^T`, x `[m, K]` and y `[m, N]`; gate and up are one weight of
+    /// two. What down multiplies is written in tiles.
+    pub fn gated_mlp(
         &self,
         cpu: &Arc<Cpu>,
         (x, m): (&[f32], usize),
-        [gate_up, down]: [Unpack<'_>; 2],
+        ([gate_up, down], by): ([Unpack<'_>; 2], Gate),
         y: &mut [f32],
     ) {
         let (k, inner, n) = (gate_up.layout.k(), down.layout.k(), y.len() / m);
@@ -79,7 +83,7 @@ impl<U: TileUnit> Bf16<U> {
         let hidden = Activations::filled(cpu, [m, inner], parts, |parts| {
             cpu.for_each_of(size.work::<Self>(), parts, |part| {
                 let (m, panel) = (part.rows.start, part.columns.start / ROWS * PANELS);
-                let output = Output::Tiles(part);
+                let output = Output::Tiles(part, by);
                 self.0.dispatch(cpu.isa(), Product { cpu, weight: gate_up, x: &x, m, panel, output });
             });
         });
@@ -87,8 +91,8 @@ impl<U: TileUnit> Bf16<U> {
     }
 }
 
-/// Strips of panels whose sums a task keeps at a time, for `m` rows of x. Where x stays in the cache: one. Else x comes from the
-/// last-level cache once for all of them.
+/// Strips of panels whose sums a task keeps at a time, for `m` rows of x. Where x stays in the
+/// cache: one. Else x comes from the last-level cache once for all of them.
 fn side_by_side(m: usize, k: usize) -> usize {
     let m = m.next_multiple_of(HEIGHT);
     match m * k * 2 {
@@ -100,17 +104,24 @@ fn side_by_side(m: usize, k: usize) -> usize {
 /// Where results go.
 enum Output<'a, 'y> {
     /// Row by row.
-    Rows(&'a mut [&'y mut [f32]]),
-    /// The tiles of another product's x.
-    Tiles(Part<'y>),
+    Rows(&'a mut [&'y mut [f32]], Epilogue),
+    /// The tiles of another product's x, which a gate makes of the sums.
+    Tiles(Part<'y>, Gate),
 }
 
 impl Output<'_, '_> {
     /// Rows and columns.
     fn sizes(&self) -> [usize; 2] {
         match self {
-            Self::Rows(rows) => [rows.len(), rows[0].len()],
-            Self::Tiles(part) => [part.rows.len(), part.columns.len()],
+            Self::Rows(rows, _) => [rows.len(), rows[0].len()],
+            Self::Tiles(part, _) => [part.rows.len(), part.columns.len()],
+        }
+    }
+
+    fn epilogue(&self) -> Epilogue {
+        match *self {
+            Self::Rows(_, epilogue) => epilogue,
+            Self::Tiles(_, by) => Epilogue::Glu(by),
         }
     }
 }
@@ -131,7 +142,7 @@ impl TileKernel for Product<'_, '_> {
     #[inline(always)]
     fn run<S: Simd, T: Tiles>(mut self, simd: S, tiles: &mut T) {
         let ([m, n], k) = (self.output.sizes(), self.weight.layout.k());
-        let epilogue = Epilogue::of(&self.weight);
+        let epilogue = self.output.epilogue();
         let strips = n.div_ceil(epilogue.columns());
         let (blocks, side) = (m.div_ceil(HEIGHT), side_by_side(m, k).min(strips));
         let bytes = side * blocks * size_of::<Block>();
@@ -158,8 +169,8 @@ impl TileKernel for Product<'_, '_> {
 }
 
 impl Product<'_, '_> {
-    /// Adds to `sums` the products of all rows of x and a stretch that starts with value `k`. Asks for tiles of `ahead`, and takes
-    /// those away.
+    /// Adds to `sums` the products of all rows of x and a stretch that starts with value `k`. Asks
+    /// for tiles of `ahead`, and takes those away.
     #[inline(always)]
     fn multiply<T: Tiles>(
         &self,
@@ -188,7 +199,8 @@ impl Product<'_, '_> {
         }
     }
 
-    /// Writes the results of these strips of panels. Row by row: what is written lies in few places.
+    /// Writes the results of these strips of panels. Row by row: what is written lies in few
+    /// places.
     #[inline(always)]
     fn finish<S: Simd>(&mut self, simd: S, epilogue: Epilogue, strips: Range<usize>, sums: &[Block]) {
         let [m, _] = self.output.sizes();
@@ -198,7 +210,7 @@ impl Product<'_, '_> {
             [&first.0[row % TILE], &second.0[row % TILE]]
         };
         match &mut self.output {
-            Output::Rows(rows) => {
+            Output::Rows(rows, _) => {
                 for (row, y) in rows.iter_mut().enumerate() {
                     for (strip, at) in strips.clone().enumerate() {
                         let end = y.len().min((at + 1) * columns);
@@ -206,12 +218,14 @@ impl Product<'_, '_> {
                     }
                 }
             }
-            Output::Tiles(part) => {
+            Output::Tiles(part, by) => {
                 // What pads x to whole tiles is zero, and so are its sums.
                 for row in 0..m.next_multiple_of(TILE) {
                     for (strip, at) in strips.clone().enumerate() {
                         let sums = sums(strip, row);
-                        part.store(simd, row, at * columns, |lane| silu_mul(simd, sums, lane));
+                        with_gate!(*by, G => {
+                            part.store(simd, row, at * columns, |lane| glu::<S, G>(simd, sums, lane));
+                        });
                     }
                 }
             }

@@ -15,15 +15,21 @@ use crate::{
 };
 use lowbit_formats::{FloatType, Format};
 
-fn multiply<U: TileUnit>(cpu: &Arc<Cpu>, method: Bf16<U>, weight: Unpack<'_>, n: usize, group: Group<'_>) {
-    panels::run(cpu, &method, vec![panels::Product { weight, n, groups: vec![group] }]);
+fn multiply<U: TileUnit>(
+    cpu: &Arc<Cpu>,
+    method: Bf16<U>,
+    (weight, epilogue): (Unpack<'_>, Epilogue),
+    n: usize,
+    group: Group<'_>,
+) {
+    panels::run(cpu, &method, vec![panels::Product { weight, epilogue, n, groups: vec![group] }]);
 }
 
 /// The product by the model of a unit, and by the device's own unit if it has one.
 fn products(device: &Device, x: &[f32], weight: &QuantizedTensor, m: usize) -> Vec<Vec<f32>> {
     let (cpu, n) = (device.as_cpu("test").unwrap(), weight.n());
     let mut y = vec![vec![f32::NAN; m * n]];
-    let panels = weight.panels().unwrap();
+    let panels = (weight.panels().unwrap(), Epilogue::Store);
     multiply(cpu, Bf16(Model), panels, n, Group { weight_row: 0, x, y: &mut y[0] });
     #[cfg(target_arch = "x86_64")]
     if let Some(amx) = cpu.isa().tiles() {
@@ -79,8 +85,13 @@ fn sizes_around_every_tile() {
     check(&device, Format::Q4_0, (260, 150, 1600));
 }
 
-/// `y = (silu(x gate^T) * (x up^T)) down^T`, all at once and by the products after each other.
-fn check_swiglu<U: TileUnit>(device: &Device, unit: U, format: Format, [m, k, inner, n]: [usize; 4]) {
+/// `y = glu(x up^T, x gate^T) down^T`, all at once and by the products after each other.
+fn check_gated_mlp<U: TileUnit>(
+    device: &Device,
+    unit: U,
+    format: Format,
+    ([m, k, inner, n], by): ([usize; 4], Gate),
+) {
     let cpu = device.as_cpu("test").unwrap();
     let weight = |n: usize, k: usize, seed| {
         inputs::weight(format, &[n, k], seed, device).unwrap().to_panels().unwrap()
@@ -93,9 +104,11 @@ fn check_swiglu<U: TileUnit>(device: &Device, unit: U, format: Format, [m, k, in
         multiply(cpu, Bf16(unit), weight, n, Group { weight_row: 0, x, y: &mut y });
         y
     };
-    let want = product(down.panels().unwrap(), &product(gate_up, &x, inner), n);
+    let down = down.panels().unwrap();
+    let hidden = product((gate_up, Epilogue::Glu(by)), &x, inner);
+    let want = product((down, Epilogue::Store), &hidden, n);
     let mut y = vec![f32::NAN; m * n];
-    Bf16(unit).swiglu(cpu, (&x, m), [gate_up, down.panels().unwrap()], &mut y);
+    Bf16(unit).gated_mlp(cpu, (&x, m), ([gate_up, down], by), &mut y);
     numcheck::assert_bits(&format!("{format} M={m} K={k} I={inner} N={n} on {device:?}"), &y, &want);
 }
 
@@ -109,11 +122,12 @@ fn what_down_multiplies_is_written_in_tiles() {
         all.extend([32, 96, 512, 544, 1600].map(|inner| (Format::Q8_0, [50, 64, inner, 33])));
         // x does not stay in the cache.
         all.push((Format::Q4_0, [260, 1600, 1120, 40]));
-        for (format, sizes) in all {
-            check_swiglu(&device, Model, format, sizes);
+        for (i, (format, sizes)) in all.into_iter().enumerate() {
+            let sizes = (sizes, Gate::ALL[i % 4]);
+            check_gated_mlp(&device, Model, format, sizes);
             #[cfg(target_arch = "x86_64")]
             if let Some(amx) = device.as_cpu("test").unwrap().isa().tiles() {
-                check_swiglu(&device, amx, format, sizes);
+                check_gated_mlp(&device, amx, format, sizes);
             }
         }
     }

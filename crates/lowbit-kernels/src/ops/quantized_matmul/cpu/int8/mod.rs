@@ -1,6 +1,7 @@
-//! Products in integers, for weights in [panels](crate::panels): x is rounded to 8 bits per group ([`activations`]), a
-//! chunk of a few panels is unpacked to bytes in the first-level cache, and all rows of x pass over it, a few at a time
-//! ([`tile`]). A single row, or a few, multiply what is unpacked at once ([`row`]). These are the kernels for all formats.
+//! Products in integers, for weights in [panels](crate::panels): x is rounded to 8 bits per group
+//! ([`activations`]), a chunk of a few panels is unpacked to bytes in the first-level cache, and
+//! all rows of x pass over it, a few at a time ([`tile`]). A single row, or a few, multiply what is
+//! unpacked at once ([`row`]). These are the kernels for all formats.
 
 mod activations;
 mod row;
@@ -51,9 +52,9 @@ impl Kernel for Product<'_, '_> {
         if let Some(tiles) = self.0.x.few() {
             return row::multiply(simd, self.0, tiles);
         }
-        let Piece { weight, x, m, panel, y } = self.0;
+        let Piece { weight, epilogue, x, m, panel, y } = self.0;
         let mut unpacked = Unpacked { weight, x, chunk: Chunk::new(), panels: 0, ahead: Cell::default() };
-        by_chunks(simd, &mut unpacked, (m, panel), &weight, y);
+        by_chunks(simd, &mut unpacked, (m, panel), (weight.layout.k(), epilogue), y);
     }
 }
 
@@ -71,7 +72,8 @@ impl Chunks for Unpacked<'_> {
     #[inline(always)]
     fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize) {
         self.panels = panels.len();
-        // What unpacking asks for at once has to wait for each other; of wide codes that is too much.
+        // What unpacking asks for at once has to wait for each other; of wide codes that is too
+        // much.
         if self.weight.layout.bits() > 4 {
             self.ahead.set(std::array::from_fn(|at| self.weight.next_codes(panels.start + at, k)));
         }

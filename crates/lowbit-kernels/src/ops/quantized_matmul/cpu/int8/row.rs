@@ -1,9 +1,10 @@
-//! The product of panels and one row of x, or a few. It is bound by memory: what is read is multiplied at once, half a span after half
-//! a span, so that memory never waits for a chunk to be multiplied. All that a format decides is decided outside of the loop
-//! over spans.
+//! The product of panels and one row of x, or a few. It is bound by memory: what is read is
+//! multiplied at once, half a span after half a span, so that memory never waits for a chunk to be
+//! multiplied. All that a format decides is decided outside of the loop over spans.
 //!
-//! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4 shifts, 8 dot products and 2
-//! fused operations, 2 codes per byte and some 20 codes per vector operation.
+//! Floor of 4 bits in groups of 32: a span of 512 codes is read as 4 vectors and takes 8 masks, 4
+//! shifts, 8 dot products and 2 fused operations, 2 codes per byte and some 20 codes per vector
+//! operation.
 
 use super::super::panels::{Epilogue, Piece, STRIPS, Strips, TALLEST, by_strips};
 use super::activations::{Activations, Tile};
@@ -18,6 +19,7 @@ const HALF: usize = SPAN / 8;
 /// A few rows of x, and the panels that they multiply, from `panel` on.
 struct Rows<'a, 'y> {
     weight: Unpack<'a>,
+    epilogue: Epilogue,
     panel: usize,
     x: Tile<'a>,
     y: &'a mut [&'y mut [f32]],
@@ -30,15 +32,16 @@ const NARROW_TABLE: u8 = 1;
 /// What is found may be any byte.
 const WIDE_TABLE: u8 = 2;
 
-/// Rows of x that are multiplied at once as the weight is read, at most: with a few vectors of codes, two panels' sums of them and a
-/// group's products fit the registers.
+/// Rows of x that are multiplied at once as the weight is read, at most: with a few vectors of
+/// codes, two panels' sums of them and a group's products fit the registers.
 pub(super) const fn most_rows(registers: usize, lanes: usize) -> usize {
     registers * lanes / ROWS / 4
 }
 
-/// How many rows, with padding, an x of `m` rows has that is multiplied as the weight is read, at most `most` at once; `None` where
-/// there are too many. Eight rows, and then up to eight more while two panels are in the second-level cache, take up to an eighth less
-/// than chunks that all rows share; two rows and one more a tenth less, but two and two a tenth more.
+/// How many rows, with padding, an x of `m` rows has that is multiplied as the weight is read, at
+/// most `most` at once; `None` where there are too many. Eight rows, and then up to eight more
+/// while two panels are in the second-level cache, take up to an eighth less than chunks that all
+/// rows share; two rows and one more a tenth less, but two and two a tenth more.
 pub(super) fn padded(m: usize, most: usize) -> Option<usize> {
     let limit = if most < TALLEST { most + 1 } else { 2 * most };
     let left = m % most;
@@ -46,15 +49,16 @@ pub(super) fn padded(m: usize, most: usize) -> Option<usize> {
     (m <= limit).then_some(m - left + last)
 }
 
-/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the few rows of `piece`, which are all rows of x, in these tiles.
+/// `y[m, n] = sum over k of x[m, k] * weight[n, k]` for the few rows of `piece`, which are all rows
+/// of x, in these tiles.
 #[inline(always)]
 pub(super) fn multiply<S: Simd>(
     simd: S,
     piece: Piece<'_, '_, Activations>,
     tiles: impl Iterator<Item = (usize, usize)> + Clone,
 ) {
-    let Piece { weight, x, panel, y, .. } = piece;
-    let (epilogue, n) = (Epilogue::of(&weight), y[0].len());
+    let Piece { weight, epilogue, x, panel, y, .. } = piece;
+    let n = y[0].len();
     let width = if tiles.clone().count() == 1 { n } else { epilogue.columns() };
     for first in (0..n).step_by(width) {
         let columns = first..n.min(first + width);
@@ -63,13 +67,13 @@ pub(super) fn multiply<S: Simd>(
             let x = x.tile((row, height));
             let rows = row..y.len().min(row + height);
             let mut y: Vec<_> = y[rows].iter_mut().map(|y| &mut y[columns.clone()]).collect();
-            Rows { weight, panel, x, y: &mut y }.multiply(simd);
+            Rows { weight, epilogue, panel, x, y: &mut y }.multiply(simd);
         }
     }
 }
 
-/// Calls the [`Product`] of `$rows`, `$M` of them, for the kind of format that they have, one of these: bits per code, table, groups per
-/// span, and whether groups have biases.
+/// Calls the [`Product`] of `$rows`, `$M` of them, for the kind of format that they have, one of
+/// these: bits per code, table, groups per span, and whether groups have biases.
 macro_rules! call_product {
     ($simd:expr, $rows:expr, $M:expr; $(($bits:literal, $table:ident, $groups:literal, $biased:literal))*) => {{
         let layout = $rows.weight.layout;
@@ -113,8 +117,8 @@ impl Rows<'_, '_> {
     }
 }
 
-/// The product for one kind of format and `M` rows: bits per code, what codes are looked up in, groups per span, and whether groups
-/// have biases.
+/// The product for one kind of format and `M` rows: bits per code, what codes are looked up in,
+/// groups per span, and whether groups have biases.
 struct Product<
     'a,
     'y,
@@ -132,11 +136,11 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Rows { weight, panel, x, y } = self.0;
+        let Rows { weight, epilogue, panel, x, y } = self.0;
         debug_assert_eq!(Panels::<BITS, TABLE, GROUPS, BIASED, M>::SHORT > 0, weight.layout.narrow());
         let scales = Box::new([const { PanelScales::new() }; STRIPS]);
         let panels = Panels::<BITS, TABLE, GROUPS, BIASED, M> { weight, panel, x, scales };
-        by_strips(simd, panels, Epilogue::of(&weight), y);
+        by_strips(simd, panels, epilogue, y);
     }
 }
 
@@ -254,7 +258,8 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         products
     }
 
-    /// Adds to `products` those of half a span, its quads from `FIRST` on, and of the weight rows from `row` on.
+    /// Adds to `products` those of half a span, its quads from `FIRST` on, and of the weight rows
+    /// from `row` on.
     #[inline(always)]
     fn half<S: Simd, const PARTS: usize, const FIRST: usize>(
         simd: S,
@@ -329,7 +334,8 @@ struct Chunk<'a, const BITS: usize, const GROUPS: usize> {
 impl<'a, const BITS: usize, const GROUPS: usize> Chunk<'a, BITS, GROUPS> {
     #[inline(always)]
     fn new(packed: &'a [[[u8; 64]; BITS]], scales: &'a PanelScales, table: &'a [u8; 16]) -> Self {
-        // How many there are is kept from the compiler: a loop of eight turns at most it writes out, and then has no registers.
+        // How many there are is kept from the compiler: a loop of eight turns at most it writes
+        // out, and then has no registers.
         let (scales, biases) = (black_box(&scales.scales[..]), black_box(&scales.biases[..]));
         Self {
             packed,

@@ -1,7 +1,8 @@
-//! Products in f32, for weights in [panels](crate::panels) whose codes are e4m3: shifts make the bits of an f32 of a code, 2^-120 of
-//! its value ([`Simd::e4m3`]), so that no table and no branch stands between memory and a fused operation. x is not rounded. One row
-//! multiplies what it reads at once ([`row`]); for more a chunk of two panels is decoded to the first-level cache, and all rows of
-//! x pass over it, a few at a time ([`tile`]).
+//! Products in f32, for weights in [panels](crate::panels) whose codes are e4m3: shifts make the
+//! bits of an f32 of a code, 2^-120 of its value ([`Simd::e4m3`]), so that no table and no branch
+//! stands between memory and a fused operation. x is not rounded. One row multiplies what it reads
+//! at once ([`row`]); for more a chunk of two panels is decoded to the first-level cache, and all
+//! rows of x pass over it, a few at a time ([`tile`]).
 
 mod activations;
 mod row;
@@ -54,11 +55,12 @@ impl Kernel for Product<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Piece { weight, x, m, panel, y } = self.0;
+        let Piece { weight, epilogue, x, m, panel, y } = self.0;
         if let Some(x) = x.scaled() {
-            return simd.call(Row { weight, panel, x, y });
+            return simd.call(Row { weight, epilogue, panel, x, y });
         }
-        by_chunks(simd, &mut Decoded { weight, x, values: Values::new() }, (m, panel), &weight, y);
+        let k = weight.layout.k();
+        by_chunks(simd, &mut Decoded { weight, x, values: Values::new() }, (m, panel), (k, epilogue), y);
     }
 }
 

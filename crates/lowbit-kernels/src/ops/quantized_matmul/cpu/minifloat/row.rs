@@ -1,8 +1,9 @@
-//! The product of panels and one row of x. It is bound by memory: what is read is multiplied at once, from two strips of panels in
-//! turn, as in `int8/row.rs`.
+//! The product of panels and one row of x. It is bound by memory: what is read is multiplied at
+//! once, from two strips of panels in turn, as in `int8/row.rs`.
 //!
-//! Floor: 64 codes are a vector that is read and take 11 shifts and masks and 4 fused operations, and a span of 512 codes one more
-//! for the scales: two vector operations for each 8 bytes that a core reads in a cycle.
+//! Floor: 64 codes are a vector that is read and take 11 shifts and masks and 4 fused operations,
+//! and a span of 512 codes one more for the scales: two vector operations for each 8 bytes that a
+//! core reads in a cycle.
 
 use super::super::panels::{Epilogue, STRIPS, Strips, by_strips};
 use super::activations::Scaled;
@@ -15,6 +16,7 @@ const SUMS: usize = 2;
 /// `y[n] = sum over k of x[k] * weight[n, k]` of the panels from `panel` on.
 pub(super) struct Row<'a, 'y> {
     pub weight: Unpack<'a>,
+    pub epilogue: Epilogue,
     pub panel: usize,
     pub x: Scaled<'a>,
     pub y: &'a mut [&'y mut [f32]],
@@ -25,9 +27,9 @@ impl Kernel for Row<'_, '_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self { weight, panel, x, y } = self;
+        let Self { weight, epilogue, panel, x, y } = self;
         let scales = Box::new([const { PanelScales::new() }; STRIPS]);
-        by_strips(simd, Panels { weight, panel, x, scales }, Epilogue::of(&weight), y);
+        by_strips(simd, Panels { weight, panel, x, scales }, epilogue, y);
     }
 }
 

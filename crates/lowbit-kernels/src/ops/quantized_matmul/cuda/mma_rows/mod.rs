@@ -1,15 +1,18 @@
-//! The product with some rows of x, 8 to 32, on CUDA's tensor cores: as [`mma_vec`](super::mma_vec) an exact one, of
-//! codes as integers. All 4 units that share a row of the weight have parts of the same group, so that the 8 columns of
-//! a product are 8 rows of x, and what is decoded serves all of them:
+//! The product with some rows of x, 8 to 32, on CUDA's tensor cores: as [`mma_vec`](super::mma_vec)
+//! an exact one, of codes as integers. All 4 units that share a row of the weight have parts of the
+//! same group, so that the 8 columns of a product are 8 rows of x, and what is decoded serves all
+//! of them:
 //!
 //! ```text
 //! unit 4 g + t      weight: quarter t of a group, of rows g and g + 8     x: quarter t, row g
 //!                   sums:   rows 2 t and 2 t + 1 of x, rows g and g + 8 of the weight
 //! ```
 //!
-//! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is faster.
+//! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is
+//! faster.
 //!
-//! Where each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows itself: see `experts.rs`.
+//! Where each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows
+//! itself: see `experts.rs`.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -23,7 +26,7 @@ pub(crate) use config::MmaRows;
 
 use super::super::gpu::cube_rows::{Sizes, check_indices, cube_rows, cubes};
 use super::super::input::CHECK;
-use super::super::problem::{Operands, Problem, Source};
+use super::super::problem::{Operands, Problem};
 use super::numbers::{Numbers, ONES};
 use super::staging::{Chunk, Rows, Staged, stage, store_sums};
 use crate::KernelError;
@@ -48,8 +51,8 @@ use weight::Weight;
 /// Rows of x from which on the 8 columns of tensor cores' products are rows of x alone.
 pub(in super::super) const FROM: usize = 6;
 
-/// Whether a device has this kernel for a layout and a type of x: codes that the type has as numbers, in groups whose
-/// quarters are whole words and whole pairs.
+/// Whether a device has this kernel for a layout and a type of x: codes that the type has as
+/// numbers, in groups whose quarters are whole words and whole pairs.
 pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     if !matches!(layout.codes, Codes::Integer { .. }) || !caps.tensor_cores {
         return false;
@@ -66,15 +69,15 @@ pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType)
 /// How the product is cut.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     let fits = problem.m >= FROM
-        && problem.source == Source::Tensor
+        && problem.source.is_none()
         && problem.routing.is_none()
         && supports(caps, problem.layout, problem.x_type);
     fits.then(|| MmaRows::new(caps, problem))
 }
 
-/// How a product of routed experts is cut, where most experts have no more pairs than one cube takes, so that each reads
-/// its weight once without sorting them first. 4096 pairs would gain 5 % at the best, and lose where a few experts are
-/// chosen by most tokens.
+/// How a product of routed experts is cut, where most experts have no more pairs than one cube
+/// takes, so that each reads its weight once without sorting them first. 4096 pairs would gain 5 %
+/// at the best, and lose where a few experts are chosen by most tokens.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     let routing = problem.routing?;
     let mean = routing.pairs.div_ceil(routing.experts.max(1));
@@ -82,7 +85,7 @@ pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Mm
     let fits = few_each
         && routing.pairs <= MOST_IDS
         && routing.experts < CUBES
-        && problem.source == Source::Tensor
+        && problem.source.is_none()
         && supports(caps, problem.layout, problem.x_type);
     fits.then(|| MmaRows::of_experts(caps, problem, routing.pairs.next_power_of_two().max(512)))
 }
@@ -100,7 +103,8 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
 ) {
     // The weight's components.
     early(3usize);
-    // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
+    // The last launch may have written the ids, but not the weight. Without runs there is no later
+    // place to wait.
     if comptime!(config.overlaps && !config.listed()) && (sizes.experts > 0 || sizes.runs == 0) {
         overlap();
     }
@@ -115,7 +119,8 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     let mut shared = shares(config);
     let mut partial = Shared::<[f32]>::new_slice(comptime!(config.splits * config.m_tile * config.n_tile()));
     weight.fetch_first(config);
-    // How many times as many rows as a cube takes there are: one time, or up to where its list ends.
+    // How many times as many rows as a cube takes there are: one time, or up to where its list
+    // ends.
     let mut all = 1usize.runtime();
     let mut found = Shared::<[u16]>::new_slice(comptime!(config.ids.max(1)));
     let mut list = Shared::<[u32]>::new_aligned_slice(config.m_tile, 16usize);
@@ -269,7 +274,8 @@ pub(in super::super) fn launch(
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 
-/// Computes the product of routed experts: each cube finds its expert's pairs. One launch per product of the weight.
+/// Computes the product of routed experts: each cube finds its expert's pairs. One launch per
+/// product of the weight.
 pub(in super::super) fn launch_experts(
     gpu: &Gpu,
     config: MmaRows,
@@ -289,12 +295,14 @@ pub(in super::super) fn launch_experts(
         };
         // One cube more than there are experts takes the pairs whose id is none of theirs.
         let cubes = [CHECK.index(problem.n.div_ceil(config.n_tile()))?, experts + 1, 1];
-        // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the experts'.
+        // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the
+        // experts'.
         unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
     })
 }
 
-/// Both types of x for each format, both numbers of steps, and rows that follow each other or are found by ids.
+/// Both types of x for each format, both numbers of steps, and rows that follow each other or are
+/// found by ids.
 #[cfg(test)]
 pub(in super::super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<dyn CubeKernel>> {
     use FloatType::{BF16, F16, F32};

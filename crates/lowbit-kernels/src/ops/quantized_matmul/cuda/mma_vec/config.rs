@@ -1,15 +1,16 @@
 //! What the kernel is compiled for, and what follows from it.
 
-use super::super::super::problem::{Problem, Source};
+use super::super::super::problem::{Problem, Source, VECTOR};
 use super::super::numbers::Numbers;
 use super::super::staging::{Order, Staging, Sums};
 use super::make_x::XConfig;
 use crate::gpu::caps::Caps;
 use crate::gpu::layout::{Layout, RUN, Scales};
+use crate::ops::glu::Gate;
 use lowbit_formats::FloatType;
 
-/// Runs of a row that a unit has next to each other: those of the four units that share a row fill a cache line of 128
-/// bytes at 4 bits.
+/// Runs of a row that a unit has next to each other: those of the four units that share a row fill
+/// a cache line of 128 bytes at 4 bits.
 pub const RUNS: usize = 2;
 /// Values of a unit's runs.
 pub const SPAN: usize = RUNS * RUN;
@@ -34,23 +35,25 @@ pub(crate) struct MmaVec {
     pub chunk: usize,
     /// Spans whose scales units share at a time.
     pub scaled: usize,
-    /// Vectors of the one row of x where a cube makes it, as `silu(x) * up`; 0 where it is there.
-    pub made: usize,
+    /// The gate and the vectors of the one row of x where a cube makes it; `None` where it is
+    /// there.
+    pub made: Option<(Gate, usize)>,
     /// See [`Target::overlaps`](crate::gpu::compile::Target::overlaps).
     pub overlaps: bool,
 }
 
 impl MmaVec {
-    /// For rows of x of which `made` vectors are made, 0 if they are there.
-    pub fn new(caps: &Caps, problem: &Problem, made: usize) -> Self {
+    /// For rows of x that are made of so many vectors by a gate, or that are there.
+    pub fn new(caps: &Caps, problem: &Problem, made: Option<(Gate, usize)>) -> Self {
         let Problem { m, n, batches, layout, x_type, y_type, .. } = *problem;
         let runs = problem.runs();
         // Fewer planes than these do not fill the multiprocessors of an H200: 12 each.
         let filled = caps.multiprocessors * 12;
         let m_tile = m.next_power_of_two().min(8);
         let others = batches * m.div_ceil(m_tile);
-        // Measured at 4 bits: planes of 4 steps, and 32 rows of the weight per cube, which share x, where that leaves enough
-        // cubes; 16 for one row of x, which leaves little to share. More planes than fit all at once make the last ones wait for all that the first ones wait for.
+        // Measured at 4 bits: planes of 4 steps, and 32 rows of the weight per cube, which share x,
+        // where that leaves enough cubes; 16 for one row of x, which leaves little to share. More
+        // planes than fit all at once make the last ones wait for all that the first ones wait for.
         let planes = (runs / 32).next_power_of_two().clamp(if runs < 32 { 2 } else { 4 }, 8);
         let enough = |tiles: usize| others * n.div_ceil(16 * tiles) * planes >= filled;
         let (n_tiles, planes) = match (enough(2), enough(1)) {
@@ -97,8 +100,8 @@ impl MmaVec {
         SPAN / self.group()
     }
 
-    /// Whether one row of x has the columns of two: the first four columns its spans' first runs, the others their second ones. Each unit
-    /// then scales half as many products.
+    /// Whether one row of x has the columns of two: the first four columns its spans' first runs,
+    /// the others their second ones. Each unit then scales half as many products.
     pub fn runs_apart(self) -> bool {
         self.m_tile == 1 && self.groups() > 1
     }
@@ -142,8 +145,8 @@ impl MmaVec {
             .div_ceil(32 * self.planes)
     }
 
-    /// Elements from one row to the next where units share them: 16 bytes more than there are, so that 8 rows lie
-    /// in different banks.
+    /// Elements from one row to the next where units share them: 16 bytes more than there are, so
+    /// that 8 rows lie in different banks.
     pub fn element_rows(self) -> (usize, usize) {
         let (scales, biases) = self.layout.elements(RUNS * self.scaled);
         let (scale, bias) = self.layout.scale_sizes();
@@ -186,10 +189,15 @@ impl MmaVec {
         }
     }
 
+    /// Vectors of x that a cube makes.
+    pub fn made_vectors(self) -> usize {
+        self.made.map_or(0, |(_, vectors)| vectors)
+    }
+
     /// How a cube makes x.
     pub fn x_config(self) -> XConfig {
-        let source = if self.made == 0 { Source::Tensor } else { Source::SiluMul };
-        XConfig::new(source, self.x_type, 8 * self.made, 32 * self.planes)
+        let source = self.made.map(|(by, _)| Source::Glu(by));
+        XConfig::new(source, self.x_type, VECTOR * self.made_vectors(), 32 * self.planes)
     }
 
     /// What the cube stores.
@@ -235,7 +243,7 @@ mod tests {
         ];
         for ((batches, (m, n, runs)), want) in table {
             let problem = Problem::example(Format::Q4_0, [FloatType::F16; 2], [m, n, runs * RUN]);
-            let cut = MmaVec::new(target.caps(), &Problem { batches, ..problem }, 0);
+            let cut = MmaVec::new(target.caps(), &Problem { batches, ..problem }, None);
             assert_eq!(
                 (cut.m_tile, cut.n_tiles, cut.planes, cut.chunk),
                 want,

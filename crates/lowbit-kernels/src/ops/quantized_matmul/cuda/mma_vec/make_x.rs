@@ -1,12 +1,14 @@
-//! Where a stream's x comes from: memory, or what another op would write there. Every cube then makes all of x, in shared
-//! memory: it is a few times ten kilobytes that the cache has, and a launch less. The planes that multiply make it, a unit
-//! some vectors of 8 values.
+//! Where a stream's x comes from: memory, or what another op would write there. Every cube then
+//! makes all of x, in shared memory: it is a few times ten kilobytes that the cache has, and a
+//! launch less. The planes that multiply make it, a unit some vectors of 8 values.
 
 use super::super::super::problem::{Source, VECTOR};
 use crate::gpu::cuda::ptx;
 use crate::gpu::float::{narrow, widen};
 use crate::gpu::math::reciprocal;
 use crate::gpu::rows::{Sum, reduce_plane};
+use crate::ops::glu::Gate;
+use crate::ops::glu::gpu as gates;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
@@ -19,49 +21,50 @@ pub(in super::super) const MEETING: u32 = 1;
 /// How a cube makes x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct XConfig {
-    pub source: Source,
+    pub source: Option<Source>,
     /// The type of x.
     pub dtype: FloatType,
     /// Vectors that a unit makes at the most.
     pub batch: usize,
     /// Units that make x.
     pub units: usize,
+    /// The type of the other operand.
+    other: FloatType,
+    /// Vectors of a head of x and of its gates, where those lie in another way.
+    heads: Option<(usize, usize)>,
+    /// The weight of a norm, if there is one.
+    norm: Option<Weight>,
+}
+
+/// How the weight of a norm lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Weight {
+    /// As long as x.
+    Whole,
+    /// So many vectors, again for each head.
+    Repeated(usize),
 }
 
 impl XConfig {
     /// Of `values` values at the most, by `units` units.
-    pub fn new(source: Source, dtype: FloatType, values: usize, units: usize) -> Self {
-        Self { source, dtype, batch: values.div_ceil(VECTOR * units), units }
+    pub fn new(source: Option<Source>, dtype: FloatType, values: usize, units: usize) -> Self {
+        let (other, heads, norm) = match source {
+            None | Some(Source::Glu(_)) => (dtype, None, None),
+            Some(Source::HeadsGlu { vectors, gates, .. }) => (dtype, Some((vectors, gates)), None),
+            Some(Source::GatedRmsNorm { vectors }) => (dtype, None, Some(Weight::Repeated(vectors))),
+            Some(Source::AddRmsNorm { h }) => (h, None, Some(Weight::Whole)),
+        };
+        Self { source, dtype, batch: values.div_ceil(VECTOR * units), units, other, heads, norm }
     }
 
     /// Vectors of 16 bytes that units share.
     pub fn vectors(self) -> usize {
-        if self.source == Source::Tensor { 1 } else { self.batch * self.units }
+        if self.source.is_none() { 1 } else { self.batch * self.units }
     }
 
     /// Bytes that units share.
     pub fn shared(self) -> usize {
         16 * self.vectors() + 4 * PLANES
-    }
-
-    fn has_norm(self) -> bool {
-        matches!(self.source, Source::GatedRmsNorm { .. } | Source::AddRmsNorm { .. })
-    }
-
-    /// Vectors of the norm's weight, if they repeat.
-    fn repeats(self) -> Option<usize> {
-        match self.source {
-            Source::GatedRmsNorm { vectors } => Some(vectors),
-            _ => None,
-        }
-    }
-
-    /// The type of `other`.
-    fn other(self) -> FloatType {
-        match self.source {
-            Source::AddRmsNorm { h } => h,
-            _ => self.dtype,
-        }
     }
 }
 
@@ -108,12 +111,12 @@ pub(in super::super) fn norm(
     #[comptime] config: XConfig,
 ) -> Norm {
     let mut factors = Array::<f32>::new(comptime!(config.batch * VECTOR));
-    if comptime!(config.has_norm()) {
+    if comptime!(config.norm.is_some()) {
         #[unroll]
         for j in 0..comptime!(config.batch) {
             let mut at = min(vector_of_unit(j, config), count - 1);
-            if comptime!(config.repeats().is_some()) {
-                at %= comptime!(config.repeats().unwrap_or(1));
+            if let Some(Weight::Repeated(vectors)) = comptime!(config.norm) {
+                at %= vectors;
             }
             load(weight, at, &mut factors, j, FloatType::F32);
         }
@@ -132,31 +135,43 @@ pub(in super::super) fn make(
 ) {
     let (mut values, others) = operands(from, config);
     match comptime!(config.source) {
-        Source::Tensor => {}
-        Source::SiluMul => gate(&mut values, &others, config),
-        Source::GatedRmsNorm { vectors } => norm_and_gate(&mut values, &others, norm, vectors, config),
-        Source::SigmoidMul { .. } =>
+        None => {}
+        Some(Source::Glu(by)) => gate(&mut values, &others, by, config),
+        Some(Source::HeadsGlu { by, .. }) =>
         {
             #[unroll]
             for i in 0..comptime!(config.batch * VECTOR) {
-                values[i] *= ptx::sigmoid(others[i]);
+                values[i] = gates::glu::<Fast>(values[i], others[i], by);
             }
         }
-        Source::AddRmsNorm { .. } => add_and_norm(&mut values, &others, norm, sum, from.count, config),
+        Some(Source::GatedRmsNorm { vectors }) => norm_and_gate(&mut values, &others, norm, vectors, config),
+        Some(Source::AddRmsNorm { .. }) => add_and_norm(&mut values, &others, norm, sum, from.count, config),
     }
     keep(&values, made, config);
 }
 
-/// Makes x as [`Source::SiluMul`] says.
+/// Makes x as [`Source::Glu`] says.
 #[cube]
-pub(in super::super) fn silu_mul(
+pub(in super::super) fn glu(
     from: &Inputs<'_>,
     made: &mut Shared<[Vector<u32, Const<4>>]>,
     #[comptime] config: XConfig,
 ) {
     let (mut values, others) = operands(from, config);
-    gate(&mut values, &others, config);
+    if let Some(Source::Glu(by)) = comptime!(config.source) {
+        gate(&mut values, &others, by, config);
+    }
     keep(&values, made, config);
+}
+
+/// The sigmoid that is good enough for values of 16 bits.
+struct Fast;
+
+#[cube]
+impl gates::Sigmoid for Fast {
+    fn sigmoid(x: f32) -> f32 {
+        ptx::sigmoid(x)
+    }
 }
 
 /// A unit's values of x and of the other operand.
@@ -169,20 +184,20 @@ fn operands(from: &Inputs<'_>, #[comptime] config: XConfig) -> (Array<f32>, Arra
         let at = from.first + min(vector_of_unit(j, config), from.count - 1);
         load(from.x, at, &mut values, j, config.dtype);
         let mut behind = at;
-        if let Source::SigmoidMul { vectors, gates } = comptime!(config.source) {
+        if let Some((vectors, gates)) = comptime!(config.heads) {
             behind = at / vectors * gates + comptime!(gates - vectors) + at % vectors;
         }
-        load(from.other, behind, &mut others, j, comptime!(config.other()));
+        load(from.other, behind, &mut others, j, comptime!(config.other));
     }
     (values, others)
 }
 
-/// `silu(values) * others`.
+/// The others by the gate that is `values`.
 #[cube]
-fn gate(values: &mut Array<f32>, others: &Array<f32>, #[comptime] config: XConfig) {
+fn gate(values: &mut Array<f32>, others: &Array<f32>, #[comptime] by: Gate, #[comptime] config: XConfig) {
     #[unroll]
     for i in 0..comptime!(config.batch * VECTOR) {
-        values[i] = values[i] * ptx::sigmoid(values[i]) * others[i];
+        values[i] = gates::glu::<Fast>(others[i], values[i], by);
     }
 }
 
@@ -227,7 +242,7 @@ fn add_and_norm(
     count: usize,
     #[comptime] config: XConfig,
 ) {
-    let vectors = comptime!(config.other().size() / 2);
+    let vectors = comptime!(config.other.size() / 2);
     let mut sums = Array::<f32>::new(comptime!(config.batch * VECTOR));
     let mut all = 0.0f32;
     #[unroll]
@@ -241,7 +256,7 @@ fn add_and_norm(
         if CUBE_POS_X == 0u32 && vector_of_unit(j, config) < count {
             #[unroll]
             for v in 0..vectors {
-                let words = vector(&sums, comptime!(j * VECTOR + 4 * v), comptime!(config.other()));
+                let words = vector(&sums, comptime!(j * VECTOR + 4 * v), comptime!(config.other));
                 sum[vector_of_unit(j, config) * vectors + v] = words;
             }
         }

@@ -1,16 +1,19 @@
-//! The product with few rows of x on CUDA's tensor cores. A plane multiplies 16 rows of the weight with 8 columns at a
-//! time; of x's f16 and bf16 values and the weight's codes as numbers of the same type, so that all products are exact.
+//! The product with few rows of x on CUDA's tensor cores. A plane multiplies 16 rows of the weight
+//! with 8 columns at a time; of x's f16 and bf16 values and the weight's codes as numbers of the
+//! same type, so that all products are exact.
 //!
-//! A unit holds one span of two of the weight's rows (two runs, next to each other), and the 4 spans that a plane has
-//! of a row belong to different groups. So that their sums stay apart, each has a column of its own: it has x where its
-//! span is, and zeros elsewhere. The 8 columns are thus 4 spans of 2 rows of x:
+//! A unit holds one span of two of the weight's rows (two runs, next to each other), and the 4
+//! spans that a plane has of a row belong to different groups. So that their sums stay apart, each
+//! has a column of its own: it has x where its span is, and zeros elsewhere. The 8 columns are thus
+//! 4 spans of 2 rows of x:
 //!
 //! ```text
 //! unit 4 g + t      weight: span t of rows g and g + 8     x: span g % 4 of row g / 4, if t = g % 4
 //!                   sums:   spans 2 (t % 2) and the next, row t / 2 of x, rows g and g + 8 of the weight
 //! ```
 //!
-//! One row of x has the columns of both, where a run has a scale of its own: its spans' first runs, then their second ones.
+//! One row of x has the columns of both, where a run has a scale of its own: its spans' first runs,
+//! then their second ones.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -23,7 +26,7 @@ pub(super) mod scales;
 pub(crate) use config::MmaVec;
 
 use super::super::gpu::cube_rows::{CubeRows, Sizes, check_indices, cube_rows, cubes};
-use super::super::problem::{Operands, Problem, Source};
+use super::super::problem::{Operands, Problem, Source, VECTOR};
 use super::numbers::{Numbers, ONES};
 use super::staging::{Chunk, Rows, stage, store_sums};
 use crate::KernelError;
@@ -40,13 +43,14 @@ use config::RUNS;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
-#[cfg(test)]
-use lowbit_formats::Format;
 use make_x::Inputs;
 use products::{Step, multiply_spans, scale_products, x_places};
 use scales::{elements, keep_elements, load_elements, staged};
+#[cfg(test)]
+use {crate::ops::glu::Gate, lowbit_formats::Format};
 
-/// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's bandwidth without it.
+/// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's
+/// bandwidth without it.
 pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     let gains = !matches!(layout.codes, Codes::Integer { .. }) || layout.bits <= 6;
     caps.tensor_cores && Numbers::exist(layout, x_type) && gains
@@ -55,19 +59,23 @@ pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
 /// Values of a row of x that are made at the most: every cube makes all of them.
 const MOST_MADE: usize = 4096;
 
-/// How the product is cut. With experts it may make x, a row of which is `silu(x) * up`, itself.
+/// How the product is cut. With experts it may make x, a row of which is [`Source::Glu`], itself.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaVec> {
-    let makes_x = problem.source == Source::SiluMul
+    let gate = match problem.source {
+        Some(Source::Glu(by)) => Some(by),
+        _ => None,
+    };
+    let makes_x = gate.is_some()
         && problem.routing.is_some()
         && problem.vectors
         && problem.whole_runs()
         && (1..=MOST_MADE).contains(&problem.k);
-    let fits =
-        supports(caps, problem.layout, problem.x_type) && (problem.source == Source::Tensor || makes_x);
-    fits.then(|| MmaVec::new(caps, problem, if makes_x { problem.k / 8 } else { 0 }))
+    let fits = supports(caps, problem.layout, problem.x_type) && (problem.source.is_none() || makes_x);
+    fits.then(|| MmaVec::new(caps, problem, gate.filter(|_| makes_x).map(|by| (by, problem.k / VECTOR))))
 }
 
-/// What [`Sizes`] says, for rows of x that are whole runs. Each is made of `x` and `up` where [`MmaVec::made`] says so.
+/// What [`Sizes`] says, for rows of x that are whole runs. Each is made of `x` and `up` where
+/// [`MmaVec::made`] says so.
 #[kernel(waits)]
 fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     #[early] weight: &Components<S, B, V>,
@@ -83,7 +91,8 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     early(3usize);
     let sums_count = comptime!(config.n_unit() * config.pairs());
     let stride = comptime!(4 * config.planes);
-    // The last launch may have written the ids, but not the weight. Without runs there is no later place to wait.
+    // The last launch may have written the ids, but not the weight. Without runs there is no later
+    // place to wait.
     if comptime!(config.overlaps) && (sizes.experts > 0 || sizes.runs == 0) {
         overlap();
     }
@@ -94,7 +103,7 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     let starts = starts(&rows, row0, n, runs, config);
     let mut run = rows.x_row * runs;
     let x_row = run;
-    if comptime!(config.made > 0) {
+    if comptime!(config.made.is_some()) {
         run = 0;
     }
     let rows_of_x = Rows { count: rows.count, run, y: rows.t0, list: 0u32.runtime() };
@@ -128,12 +137,12 @@ fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
         if comptime!(config.overlaps) {
             overlap();
         }
-        if comptime!(config.made == 0) {
+        if comptime!(config.made.is_none()) {
             stage(x, &rows_of_x, &part, &mut xs, config.staging());
         } else {
             if chunk == 0 {
-                let from = Inputs::new(x, up, x_row * 4, comptime!(config.made).runtime());
-                make_x::silu_mul(&from, &mut made, config.x_config());
+                let from = Inputs::new(x, up, x_row * 4, comptime!(config.made_vectors()).runtime());
+                make_x::glu(&from, &mut made, config.x_config());
                 sync_cube();
             }
             stage(made.as_slice(), &rows_of_x, &part, &mut xs, config.staging());
@@ -251,7 +260,8 @@ pub(in super::super) fn launch(
         ones: ONES,
     };
     let cubes = cubes(problem, [config.m_tile, 16 * config.n_tiles], 1)?;
-    // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the experts'.
+    // SAFETY: the sizes are the operands', and nothing is read for an id that is none of the
+    // experts'.
     unsafe { gpu.launch(compiled(gpu.target(), config), cubes, arguments) }
 }
 
@@ -272,12 +282,17 @@ pub(in super::super) fn kernels(target: &Target, formats: &[Format]) -> Vec<Box<
                     planes: 4,
                     chunk: 64,
                     scaled: 64,
-                    made: 0,
+                    made: None,
                     overlaps: target.overlaps(),
                 };
                 kernels.push(compiled(target, config).code());
                 if m_tile == 1 {
-                    kernels.push(compiled(target, MmaVec { made: 64, ..config }).code());
+                    let gates = if layout == Layout::of(formats[0]) { &Gate::ALL[..] } else { &[Gate::Silu] };
+                    kernels.extend(
+                        gates
+                            .iter()
+                            .map(|&by| compiled(target, MmaVec { made: Some((by, 64)), ..config }).code()),
+                    );
                 }
             }
         }

@@ -1,9 +1,11 @@
-//! What the kernels for many rows of x on tensor cores share ([`wgmma`](super::wgmma), [`mma_tile`](super::mma_tile)):
-//! they multiply rows of the weight, decoded in registers, with a tile of rows of x in shared memory.
+//! What the kernels for many rows of x on tensor cores share ([`wgmma`](super::wgmma),
+//! [`mma_tile`](super::mma_tile)): they multiply rows of the weight, decoded in registers, with a
+//! tile of rows of x in shared memory.
 //!
-//! Four units share a row of the weight. A unit decodes whole runs, which are not what the tensor cores want of it. But K may
-//! go in any order that both operands share: `pack.rs` lays x out in the order in which the units have their values, in pieces
-//! of [`BLOCK`] values of all rows of a tile, so that a piece is copied as it lies.
+//! Four units share a row of the weight. A unit decodes whole runs, which are not what the tensor
+//! cores want of it. But K may go in any order that both operands share: `pack.rs` lays x out in
+//! the order in which the units have their values, in pieces of [`BLOCK`] values of all rows of a
+//! tile, so that a piece is copied as it lies.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -12,7 +14,7 @@ mod pack;
 
 use super::super::gpu::sorted::{self, Tiles};
 use super::super::input::CHECK;
-use super::super::problem::{Operands, Problem, Routing, Source};
+use super::super::problem::{Operands, Problem, Routing};
 use crate::KernelError;
 use crate::gpu::caps::Caps;
 use crate::gpu::float::narrow;
@@ -23,21 +25,23 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Values of a row of x that are copied at once: a run for each of the four units that share a row of the weight.
+/// Values of a row of x that are copied at once: a run for each of the four units that share a row
+/// of the weight.
 pub(super) const BLOCK: usize = 4 * RUN;
 /// Values that the tensor cores take at once.
 pub(super) const STEP: usize = 16;
 /// Rows of the weight per cube.
 pub(super) const N_TILE: usize = 128;
 
-/// Layouts whose values the tensor cores can have: floats of another type would not be rounded but misread.
+/// Layouts whose values the tensor cores can have: floats of another type would not be rounded but
+/// misread.
 pub(super) fn takes(layout: Layout, dtype: FloatType) -> bool {
     dtype != FloatType::F32 && !matches!(layout.codes, Codes::Float(float) if float != dtype)
 }
 
 /// Whether tiles take the product's sizes and types.
 fn supports(problem: &Problem) -> bool {
-    problem.source == Source::Tensor
+    problem.source.is_none()
         && takes(problem.layout, problem.x_type)
         && problem.k > 0
         && problem.k.is_multiple_of(BLOCK)
@@ -49,13 +53,14 @@ pub(in super::super) fn fits(problem: &Problem) -> bool {
     problem.routing.is_none() && supports(problem)
 }
 
-/// The routing of a product of routed experts that tiles take, where there are enough pairs for sorting them by expert to pay.
+/// The routing of a product of routed experts that tiles take, where there are enough pairs for
+/// sorting them by expert to pay.
 pub(super) fn fits_experts(caps: &Caps, problem: &Problem) -> Option<Routing> {
     sorted::sortable(caps, problem).filter(|_| supports(problem))
 }
 
-/// Of `m_tiles`, the rows per tile that suit pairs of a token and an expert, sorted by expert. `decode` is what a tile costs
-/// beside its rows, in rows.
+/// Of `m_tiles`, the rows per tile that suit pairs of a token and an expert, sorted by expert.
+/// `decode` is what a tile costs beside its rows, in rows.
 pub(super) fn experts_tile(routing: Routing, m_tiles: &[usize], decode: usize) -> usize {
     m_tiles.iter().copied().min_by_key(|&rows| routing.likely_tiles(rows) * (rows + decode)).unwrap_or(64)
 }
@@ -80,7 +85,8 @@ pub(crate) struct Stored {
     pub listed: bool,
 }
 
-/// Writes sums of the tile's row `row` for two neighbouring rows of the weight, `column` and the next, where there are such.
+/// Writes sums of the tile's row `row` for two neighbouring rows of the weight, `column` and the
+/// next, where there are such.
 #[cube]
 pub(super) fn store_pair(
     list: &[u32],

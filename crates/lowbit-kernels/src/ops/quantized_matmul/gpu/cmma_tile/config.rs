@@ -1,6 +1,6 @@
 //! What the kernel is compiled for, and how a product is cut.
 
-use super::super::super::problem::{Problem, Routing, Source};
+use super::super::super::problem::{Problem, Routing};
 use super::super::sorted;
 use crate::gpu::CUBES;
 use crate::gpu::caps::{Caps, Matrices};
@@ -17,7 +17,8 @@ pub(crate) struct CmmaTile {
     pub y_type: FloatType,
     /// What the device multiplies at once.
     pub matrices: Matrices,
-    /// Units of the largest plane that may run: where planes are smaller there are more of them, and some only load.
+    /// Units of the largest plane that may run: where planes are smaller there are more of them,
+    /// and some only load.
     pub plane: usize,
     /// Whether the last step has fewer runs than the others.
     pub ends_early: bool,
@@ -43,8 +44,9 @@ const fn cut([m_tile, n_tile]: [usize; 2], [m_planes, n_planes]: [usize; 2]) -> 
     Cut { m_tile, n_tile, m_planes, n_planes, step: RUN }
 }
 
-/// All cuts. At most 64 sums fall to a unit of a plane of 32: more leave too few registers. Measured through Vulkan on an H200 and
-/// an H100 (`bench/record/vulkan/`): smaller cubes, and room for two steps at a time, were slower.
+/// All cuts. At most 64 sums fall to a unit of a plane of 32: more leave too few registers.
+/// Measured through Vulkan on an H200 and an H100 (`bench/record/vulkan/`): smaller cubes, and room
+/// for two steps at a time, were slower.
 const CUTS: [Cut; 5] = [
     cut([128, 128], [4, 2]),
     cut([128, 64], [4, 2]),
@@ -53,20 +55,25 @@ const CUTS: [Cut; 5] = [
     cut([16, 64], [1, 4]),
 ];
 
-/// Values of K that may be in shared memory at a time. More were slower on an H100, although fewer barriers part them: 16 rows took 64 us
-/// with 256 and 45 with 64, 64 rows 92 with 128 and 69 with 64.
+/// Values of K that may be in shared memory at a time. More were slower on an H100, although fewer
+/// barriers part them: 16 rows took 64 us with 256 and 45 with 64, 64 rows 92 with 128 and 69 with
+/// 64.
 const STEPS: [usize; 2] = [2 * RUN, RUN];
-/// Runs of the weight, and vectors of x, that a unit may load per step: what registers hold beside the sums.
+/// Runs of the weight, and vectors of x, that a unit may load per step: what registers hold beside
+/// the sums.
 const MOST_RUNS: usize = 4;
 const MOST_LOADS: usize = 8;
 
-/// What a tile costs beside its products, as products per value of K: decoding a row of the weight, and loading a row of x.
+/// What a tile costs beside its products, as products per value of K: decoding a row of the weight,
+/// and loading a row of x.
 const DECODE: usize = 48;
 const LOAD: usize = 16;
-/// How much faster a multiprocessor is with several cubes, of which one loads while another multiplies.
+/// How much faster a multiprocessor is with several cubes, of which one loads while another
+/// multiplies.
 const ALONE: usize = 2;
 
-/// Elements between the rows of shared memory: 16 bytes, so that the same columns of 8 rows are in different banks.
+/// Elements between the rows of shared memory: 16 bytes, so that the same columns of 8 rows are in
+/// different banks.
 const PADDING: usize = 8;
 
 impl Cut {
@@ -95,13 +102,13 @@ impl CmmaTile {
         cuts.into_iter().min_by_key(|config| config.cut.cost(caps, problem))
     }
 
-    /// Every way to cut the product that the device has shared memory and units for. Pairs of a token and an expert are sorted by
-    /// expert.
+    /// Every way to cut the product that the device has shared memory and units for. Pairs of a
+    /// token and an expert are sorted by expert.
     pub fn all(caps: &Caps, problem: &Problem) -> Vec<Self> {
         let Problem { layout, x_type, y_type, .. } = *problem;
         let of_x = !matches!(layout.codes, Codes::Float(float) if float != x_type);
         let listed = problem.routing.is_some();
-        let takes = problem.source == Source::Tensor
+        let takes = problem.source.is_none()
             && (!listed || sorted::sortable(caps, problem).is_some())
             && problem.n >= NARROW
             && of_x;
@@ -128,8 +135,9 @@ impl CmmaTile {
         self.planes() * self.plane
     }
 
-    /// Whether x is loaded where it is stored to shared memory, not a step ahead: on an H100 that took 0.89 (512 rows) and 0.93 (4096)
-    /// of the time with tiles of 128 rows, whose loads of x take 16 registers of a unit.
+    /// Whether x is loaded where it is stored to shared memory, not a step ahead: on an H100 that
+    /// took 0.89 (512 rows) and 0.93 (4096) of the time with tiles of 128 rows, whose loads of x
+    /// take 16 registers of a unit.
     pub fn loads_x_late(self) -> bool {
         self.cut.m_tile >= 128
     }
@@ -217,7 +225,8 @@ mod tests {
         }
     }
 
-    /// Whole matrices for each plane, in what a device has of shared memory and units, on devices of every kind.
+    /// Whole matrices for each plane, in what a device has of shared memory and units, on devices
+    /// of every kind.
     #[test]
     fn cuts_fit_devices() {
         let sizes = [(8, 8, 8), (16, 16, 16), (8, 16, 16), (16, 8, 8)];

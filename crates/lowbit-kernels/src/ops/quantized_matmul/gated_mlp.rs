@@ -4,13 +4,13 @@ use super::cpu::{self, Weight};
 use super::input::Input;
 use super::{on_cpu, policy, product_shape, quantized_matmul, quantized_matmul_each};
 use crate::ops::Check;
-use crate::ops::silu_mul::silu_mul;
+use crate::ops::glu::{Gate, glu};
 use crate::{Device, KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 
-const CHECK: Check = Check("swiglu");
+const CHECK: Check = Check("gated_mlp");
 
-/// `y = (silu(x gate^T) * (x up^T)) down^T`, with `silu(x) = x / (1 + e^-x)`.
+/// `y = glu(x up^T, x gate^T) down^T`: SwiGLU with [`Gate::Silu`].
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -26,8 +26,12 @@ const CHECK: Check = Check("swiglu");
 /// # Errors
 /// As [`quantized_matmul()`](super::quantized_matmul()); [`KernelError::Shape`] for a gate and an up of different shapes.
 ///
-/// Source: mlx-lm 0.32 `swiglu`; `ggml_swiglu_split`.
-pub fn swiglu(x: &Tensor, [gate, up, down]: [&QuantizedTensor; 3]) -> Result<Tensor, KernelError> {
+/// Source: the `mlp` of most of transformers' models; mlx-lm 0.32 `swiglu`; ggml's `ggml_glu_split`.
+pub fn gated_mlp(
+    x: &Tensor,
+    [gate, up, down]: [&QuantizedTensor; 3],
+    by: Gate,
+) -> Result<Tensor, KernelError> {
     if gate.shape() != up.shape() {
         let want = format!("gate is {:?}", gate.shape());
         return Err(KernelError::Shape { op: CHECK.0, operand: "up", got: up.shape().to_vec(), want });
@@ -40,7 +44,7 @@ pub fn swiglu(x: &Tensor, [gate, up, down]: [&QuantizedTensor; 3]) -> Result<Ten
     }
     let Device::Cpu(cpu) = x.device() else {
         let products = quantized_matmul_each(x, &[gate, up])?;
-        return quantized_matmul(Input::SiluMul { gate: &products[0], up: &products[1] }, down);
+        return quantized_matmul(Input::Glu { x: &products[1], gate: &products[0], by }, down);
     };
     let wide = CHECK.widened("x", x)?;
     let m = x.shape()[..x.shape().len() - 1].iter().product();
@@ -48,22 +52,22 @@ pub fn swiglu(x: &Tensor, [gate, up, down]: [&QuantizedTensor; 3]) -> Result<Ten
     let one_batch = gate.shape().len() == 2 && down.shape().len() == 2;
     let y = if policy::in_tiles(cpu.isa(), m) && in_panels && one_batch && !down.shape().contains(&0) {
         let mut y = CHECK.result(&shape, x.device())?;
-        cpu::swiglu(cpu, (wide.as_slice()?, m), [gate, up, down], y.as_mut_slice()?);
+        cpu::gated_mlp(cpu, (wide.as_slice()?, m), ([gate, up, down], by), y.as_mut_slice()?);
         y
     } else {
-        quantized_matmul(&combined(&wide, gate, up)?, down)?
+        quantized_matmul(&combined(&wide, [gate, up], by)?, down)?
     };
     y.cast(dtype.dtype())
 }
 
-/// `silu(x gate^T) * (x up^T)` on a CPU, operands checked.
-fn combined(x: &Tensor, gate: &QuantizedTensor, up: &QuantizedTensor) -> Result<Tensor, KernelError> {
+/// `glu(x up^T, x gate^T)` on a CPU, operands checked.
+fn combined(x: &Tensor, [gate, up]: [&QuantizedTensor; 2], by: Gate) -> Result<Tensor, KernelError> {
     if gate.panels_in_turn(up).is_some() {
-        let mut y = on_cpu(x.device().as_cpu(CHECK.0)?, x, &[Weight::SiluMul { gate, up }], FloatType::F32)?;
+        let mut y = on_cpu(x.device().as_cpu(CHECK.0)?, x, &[Weight::Glu { gate, up, by }], FloatType::F32)?;
         return Ok(y.pop().expect("a result per weight"));
     }
     let products = quantized_matmul_each(x, &[gate, up])?;
-    silu_mul(&products[0], &products[1])
+    glu(&products[1], &products[0], by)
 }
 
 #[cfg(test)]
@@ -80,24 +84,25 @@ mod tests {
     }
 
     /// What down multiplies, and the three ops that it stands for.
-    fn both(x: &Tensor, gate: &QuantizedTensor, up: &QuantizedTensor) -> [Tensor; 2] {
-        let products = quantized_matmul_each(x, &[gate, up]).unwrap();
-        [combined(x, gate, up).unwrap(), silu_mul(&products[0], &products[1]).unwrap()]
+    fn both(x: &Tensor, weights: [&QuantizedTensor; 2], by: Gate) -> [Tensor; 2] {
+        let products = quantized_matmul_each(x, &weights).unwrap();
+        [combined(x, weights, by).unwrap(), glu(&products[1], &products[0], by).unwrap()]
     }
 
     #[test]
     fn products_are_combined_as_by_three_ops() {
         for device in devices() {
-            for format in formats() {
+            for (i, format) in formats().into_iter().enumerate() {
+                let by = Gate::ALL[i % 4];
                 for (m, n, k) in [(1, 35, 256), (7, 32, 256), (67, 19, 256)] {
                     let x = inputs::activations(&[m, k], FloatType::F32, 3, &device).unwrap();
                     let plain = [1, 2].map(|seed| weight(format, &[n, k], seed, &device));
                     let panels = plain.each_ref().map(|weight| weight.to_panels().unwrap());
                     for [gate, up] in [&plain, &panels, &[plain[0].clone(), panels[1].clone()]] {
-                        let [y, want] = both(&x, gate, up);
+                        let [y, want] = both(&x, [gate, up], by);
                         assert_eq!((y.shape(), y.dtype()), (want.shape(), want.dtype()));
                         assert_bits(
-                            &format!("{format} M={m} N={n} on {device:?}"),
+                            &format!("{by:?} {format} M={m} N={n} on {device:?}"),
                             &values(&y),
                             &values(&want),
                         );
@@ -108,12 +113,12 @@ mod tests {
     }
 
     /// The op, and what it is made of, all in f32.
-    fn all(x: &Tensor, weights: [&QuantizedTensor; 3]) -> [Tensor; 2] {
+    fn all(x: &Tensor, weights: [&QuantizedTensor; 3], by: Gate) -> [Tensor; 2] {
         let [gate, up, down] = weights;
         let wide = x.cast(DType::F32).unwrap();
-        let hidden = both(&wide, gate, up)[1].clone();
+        let hidden = both(&wide, [gate, up], by)[1].clone();
         let y = quantized_matmul(&hidden, down).unwrap().cast(x.dtype()).unwrap();
-        [swiglu(x, weights).unwrap(), y]
+        [gated_mlp(x, weights, by).unwrap(), y]
     }
 
     #[test]
@@ -121,7 +126,7 @@ mod tests {
         let formats = [Format::Q4_K, Format::Q4_K, Format::Q6_K, Format::Mxfp8];
         for device in devices() {
             for (i, dtype) in FLOATS.into_iter().enumerate() {
-                for m in [1, 5, 70] {
+                for (m, by) in [(1, Gate::Silu), (5, Gate::Silu), (70, Gate::Silu), (5, Gate::ALL[i + 1])] {
                     let weight = |format, shape: &[usize], panels| {
                         let weight = weight(format, shape, i as u64, &device);
                         if panels { weight.to_panels().unwrap() } else { weight }
@@ -132,7 +137,7 @@ mod tests {
                     for up in [weight(formats[0], &[768, 512], true), weight(formats[i], &[768, 512], false)]
                     {
                         let down = weight(formats[3 - i], &[37, 768], true);
-                        let [y, want] = all(&x, [&gate, &up, &down]);
+                        let [y, want] = all(&x, [&gate, &up, &down], by);
                         assert_eq!((y.shape(), y.dtype()), (&[m, 37][..], dtype.dtype()));
                         assert_bits(
                             &format!("{} M={m} on {device:?}", gate.format()),
@@ -152,7 +157,7 @@ mod tests {
                 let [gate, up, down] = [1, 2, 3]
                     .map(|seed| weight(Format::Q4_K, &[2, 256, 256], seed, &device).to_panels().unwrap());
                 let x = inputs::activations(&[4, m, 256], FloatType::F32, 3, &device).unwrap();
-                let [y, want] = all(&x, [&gate, &up, &down]);
+                let [y, want] = all(&x, [&gate, &up, &down], Gate::Silu);
                 assert_eq!(y.shape(), [4, m, 256]);
                 assert_bits(&format!("M={m} on {device:?}"), &values(&y), &values(&want));
             }
@@ -177,13 +182,15 @@ mod tests {
                 let x = inputs::activations(&[m, 96], FloatType::F32, 4, &host).unwrap();
                 let x = x.to_device(&device).unwrap();
                 let products = [&gate, &up].map(|weight| quantized_matmul(&x, weight).unwrap());
-                let hidden = silu_mul(&products[0], &products[1]).unwrap();
-                let (got, want) =
-                    (swiglu(&x, [&gate, &up, &down]).unwrap(), quantized_matmul(&hidden, &down).unwrap());
-                assert_eq!(got.shape(), [m, 35]);
-                // A product that makes its x has another sigmoid.
-                for (got, want) in values(&got).into_iter().zip(values(&want)) {
-                    assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "{got}, {want}");
+                for by in Gate::ALL {
+                    let hidden = glu(&products[1], &products[0], by).unwrap();
+                    let got = gated_mlp(&x, [&gate, &up, &down], by).unwrap();
+                    let want = quantized_matmul(&hidden, &down).unwrap();
+                    assert_eq!(got.shape(), [m, 35]);
+                    // A product that makes its x has another sigmoid.
+                    for (got, want) in values(&got).into_iter().zip(values(&want)) {
+                        assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "{by:?}: {got}, {want}");
+                    }
                 }
             }
         }
@@ -195,7 +202,8 @@ mod tests {
             for [m, k, inner, n] in [[0, 64, 64, 4], [60, 0, 64, 4], [60, 64, 0, 4], [60, 64, 64, 0]] {
                 let weight = |n, k| weight(Format::Q8_0, &[n, k], 1, &device).to_panels().unwrap();
                 let x = inputs::activations(&[m, k], FloatType::F32, 3, &device).unwrap();
-                let y = swiglu(&x, [&weight(inner, k), &weight(inner, k), &weight(n, inner)]).unwrap();
+                let weights = [&weight(inner, k), &weight(inner, k), &weight(n, inner)];
+                let y = gated_mlp(&x, weights, Gate::Silu).unwrap();
                 assert_eq!(y.shape(), [m, n]);
                 assert!(values(&y).iter().all(|&y| y == 0.0) || k * inner > 0);
             }
@@ -209,10 +217,10 @@ mod tests {
         let (gate, up, down) = (weight(64, 64), weight(96, 64), weight(5, 96));
         let message = |k, up, down| {
             let x = inputs::activations(&[2, k], FloatType::F32, 3, &device).unwrap();
-            swiglu(&x, [&gate, up, down]).unwrap_err().to_string()
+            gated_mlp(&x, [&gate, up, down], Gate::Silu).unwrap_err().to_string()
         };
-        assert_eq!(message(64, &up, &down), "swiglu: up is [96, 64], but gate is [64, 64]");
-        assert_eq!(message(32, &gate, &down), "swiglu: x is [2, 32], but weight is [64, 64]");
-        assert_eq!(message(64, &gate, &down), "swiglu: x is [2, 64], but weight is [5, 96]");
+        assert_eq!(message(64, &up, &down), "gated_mlp: up is [96, 64], but gate is [64, 64]");
+        assert_eq!(message(32, &gate, &down), "gated_mlp: x is [2, 32], but weight is [64, 64]");
+        assert_eq!(message(64, &gate, &down), "gated_mlp: x is [2, 64], but weight is [5, 96]");
     }
 }

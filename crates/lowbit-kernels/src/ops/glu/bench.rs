@@ -1,6 +1,6 @@
-//! Benchmark cases of `sigmoid_mul`, with the sizes of real models.
+//! Benchmark cases of `glu`, with the sizes of real models.
 
-use super::{reference, sigmoid_mul};
+use super::{Gate, glu};
 use crate::gamma::gamma;
 use crate::{
     bench::{Arithmetic, Case, Cases, Expected, Prepared},
@@ -10,17 +10,20 @@ use lowbit_formats::{DType, FloatType};
 
 inventory::submit!(Cases(cases));
 
-/// The output gate of Qwen3.5-9B's attention, alone and after each head's query, and that of the shared expert of
-/// Qwen3.5-35B-A3B.
+/// The feed-forward layer of Qwen3.5-9B by each of its kind of gates, for one token and for a prompt; the output gate of its
+/// attention, alone and after each head's query, and that of the shared expert of Qwen3.5-35B-A3B.
 fn cases() -> Vec<Case> {
-    [(1, 4096, 4096), (16, 256, 512), (512, 4096, 4096), (512, 2048, 1)].into_iter().map(case).collect()
+    let of_layers = [Gate::Silu, Gate::GeluTanh, Gate::SwigluOai].map(|by| [(by, 1), (by, 512)]);
+    let of_layers = of_layers.into_iter().flatten().map(|(by, m)| case(by, [m, 12288, 12288]));
+    let output = [[1, 4096, 4096], [16, 256, 512], [512, 4096, 4096], [512, 2048, 1]];
+    of_layers.chain(output.map(|sizes| case(Gate::Sigmoid, sizes))).collect()
 }
 
-fn case((m, d, gates): (usize, usize, usize)) -> Case {
+fn case(by: Gate, [m, d, gates]: [usize; 3]) -> Case {
     let dtype = FloatType::F32;
     Case {
-        op: "sigmoid_mul",
-        shape: format!("M={m} D={d} gates={gates}"),
+        op: "glu",
+        shape: format!("{by:?} M={m} D={d} gates={gates}"),
         format: "-".into(),
         dtype,
         bytes: m * (2 * d + gates.min(d)) * dtype.size(),
@@ -38,10 +41,10 @@ fn case((m, d, gates): (usize, usize, usize)) -> Case {
                 .flat_map(|row| &row[gates - gates.min(d)..])
                 .copied()
                 .collect();
-            let want = reference::sigmoid_mul(xs.as_slice()?, &gs);
-            let expected = Expected::all(&want, dtype, |i| gamma(reference::ROUNDINGS) * want[i].abs());
+            let [want, magnitude] = by.references(xs.as_slice()?, &gs);
+            let expected = Expected::all(&want, dtype, |i| gamma(by.roundings()) * magnitude[i]);
             let (x, gate) = (x.to_device(device)?, gate.to_device(device)?);
-            Ok(Prepared::warm(move || sigmoid_mul(&x, &gate), expected))
+            Ok(Prepared::warm(move || glu(&x, &gate, by), expected))
         }),
     }
 }
