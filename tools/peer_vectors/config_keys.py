@@ -35,6 +35,8 @@ MODEL_TYPES = [
     "qwen3_5_moe_text",
     "qwen3_vl",
     "qwen3_vl_text",
+    "gemma3",
+    "gemma3_text",
     "phi3",
     "glm4",
     "smollm3",

@@ -44,6 +44,9 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
         return -4.0 + 3.5 * uniform
     if ".visual." in name:
         return 0.02 * normal
+    if name.endswith("post_feedforward_layernorm.weight"):
+        # Layers that outweigh a scaled embedding, as the gains of tied models below.
+        return value.mean() + 3.0 + 0.2 * normal
     if "norm" in name:
         # Either 1 or, where the model computes with 1 + weight, 0.
         return value.mean() + 0.2 * normal

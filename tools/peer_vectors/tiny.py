@@ -682,6 +682,44 @@ def seed_oss() -> Tiny:
     )
 
 
+def gemma3_text(**fields) -> dict:
+    """Two layers with a window to one without; queries scaled by another number than a head's width."""
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": None,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": None,
+        "head_dim": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 64,
+        "initializer_range": 0.02,
+        "intermediate_size": 96,
+        "max_position_embeddings": 512,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "query_pre_attn_scalar": 24,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1000000,
+        "sliding_window": 21,
+        "sliding_window_pattern": 3,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 301,
+        **fields,
+    }
+
+
+def gemma3() -> Tiny:
+    return Tiny("gemma3", {**gemma3_text(), "tie_word_embeddings": True}, gguf_pre_tokenizer="default")
+
+
 def all_tiny() -> list[Tiny]:
     return [
         qwen3(),
@@ -704,4 +742,5 @@ def all_tiny() -> list[Tiny]:
         seed_oss(),
         mistral_small(),
         ministral3(),
+        gemma3(),
     ]

@@ -27,6 +27,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "seed_oss": tiny.seed_oss,
     "mistral3": tiny.mistral_small,
     "ministral3": tiny.ministral3,
+    "gemma3": tiny.gemma3,
 }
 
 

@@ -164,7 +164,9 @@ def measure(model, tokens: list[int], logits: torch.Tensor) -> Expected:
 def traits(model) -> list[str]:
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    names = [config.hidden_act, f"{config.rope_parameters['rope_type']} rope"]
+    rope = config.rope_parameters.get("full_attention") or config.rope_parameters
+    activation = getattr(config, "hidden_act", None) or config.hidden_activation
+    names = [activation, f"{rope['rope_type']} rope"]
     names += ["sliding window"] * (window is not None) + ["tied"] * bool(model.all_tied_weights_keys)
     kinds = set(getattr(config, "layer_types", None) or [])
     return names + sorted(f"{kind} layers" if len(kinds) > 1 else f"{kind} only" for kind in kinds)

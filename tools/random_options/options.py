@@ -10,11 +10,11 @@ from .case import Case
 
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral")
-WINDOWED = ("mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
+WINDOWED = ("gemma3", "mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
 # Those whose configuration need not say how wide a head is.
 HEADS_FROM_HIDDEN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
 # Those that have layers with windows and others.
-MIXED = ("qwen3", "qwen2", "smollm3")
+MIXED = ("gemma3", "qwen3", "qwen2", "smollm3")
 ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
 ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gelu_accurate", "gelu_10", "hardswish"]
 
@@ -32,6 +32,9 @@ def sizes(case: Case, r: random.Random) -> None:
         text["no_rope_layer_interval"] = r.choice([2, 3, 4])
     if "max_window_layers" in text:
         text["max_window_layers"] = layers
+    if "sliding_window_pattern" in text:
+        text["sliding_window_pattern"] = r.choice([1, 2, 3, 6])
+        text["query_pre_attn_scalar"] = r.choice([16, 24, 100])
     if "intermediate_size" in text:
         text["intermediate_size"] = r.choice([32, 37, 48, 96, 100, 160])
 
@@ -42,6 +45,9 @@ def heads(case: Case, r: random.Random) -> None:
     text["num_key_value_heads"] = kv_heads
     text["num_attention_heads"] = kv_heads * r.choice([1, 2, 3, 4])
     text["head_dim"] = r.choice([4, 8, 12, 16, 24, 32, 40, 64])
+    if "query_pre_attn_scalar" in text and r.random() < 0.6:
+        # As in all published models but one; GGUF has no key for another.
+        text["query_pre_attn_scalar"] = text["head_dim"]
     if case.architecture in HEADS_FROM_HIDDEN and r.random() < 0.5:
         text["head_dim"] = None
         if case.architecture not in ("llama", "mistral") or r.random() < 0.5:
@@ -82,7 +88,7 @@ def windows(case: Case, r: random.Random) -> None:
     if stray and r.random() < 0.8:
         return
     text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
-    if case.architecture not in ("mistral", "mistral3", "ministral3", "mixtral", "phi3"):
+    if case.architecture not in ("gemma3", "mistral", "mistral3", "ministral3", "mixtral", "phi3"):
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])
     if case.architecture in MIXED and r.random() < 0.4:

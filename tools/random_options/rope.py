@@ -19,6 +19,9 @@ def option(case: Case, r: random.Random) -> None:
         return
     for key in NESTED:
         text.pop(key, None)
+    if case.architecture == "gemma3":
+        by_kind(text, r)
+        return
     kind = r.choice(["default", "default", "longrope"] if case.architecture == "phi3" else KINDS)
     # Only these models rotate a part of a head; for the others the factor is without effect, or does not fit.
     chance = 0.6 if case.architecture in PARTIAL else 0.15
@@ -28,6 +31,22 @@ def option(case: Case, r: random.Random) -> None:
         body |= {key: old[key] for key in ("mrope_section", "mrope_interleaved")}
     theta = r.choice([None, 10000.0, 10000, 1e6, 500.0, 37.5])
     place(text, kind, body, theta, partial, r)
+
+
+def by_kind(text: dict, r: random.Random) -> None:
+    """One embedding for each kind of layer, in the old spelling or in the new one."""
+    text.pop("rope_local_base_freq", None)
+    kind = r.choice(["default", "linear", "llama3", "yarn"])
+    body = scaling(text, kind, None, "gemma3", r)
+    theta, local = r.choice([1e6, 10000, 500.0]), r.choice([10000.0, 10000, 300.0])
+    if r.random() < 0.5:
+        if r.random() < 0.7:
+            text["rope_theta"], text["rope_local_base_freq"] = theta, local
+        if kind != "default":
+            text["rope_scaling"] = body | {"rope_type": kind}
+        return
+    full = body | {"rope_type": kind, "rope_theta": theta}
+    text["rope_parameters"] = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
 
 
 def scaling(text: dict, kind: str, partial: float | None, architecture: str, r: random.Random) -> dict:

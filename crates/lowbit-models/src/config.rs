@@ -321,6 +321,27 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// A GGUF list of flags, one per layer, or the length of a pattern of which the last layer's flag alone is false; `length` is
+    /// llama.cpp's.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] when it is there and neither; [`ModelError::Config`] for a list of another length.
+    pub fn gguf_pattern(&self, gguf: &str, length: usize, layers: usize) -> Result<Vec<bool>, ModelError> {
+        let Source::Gguf { metadata, .. } = &self.source else { return Ok(vec![]) };
+        let key = self.gguf_key(gguf);
+        if let Ok(Some(flags)) = metadata.find::<&[bool]>(&key) {
+            return match flags.len() == layers {
+                true => Ok(flags.to_vec()),
+                false => {
+                    let want = format!("there are {layers} layers");
+                    Err(self.refuse(&key, &format!("a list of {}", flags.len()), &want))
+                }
+            };
+        }
+        let length = metadata.find::<usize>(&key)?.unwrap_or(length);
+        Ok((1..=layers).map(|n| length > 0 && !n.is_multiple_of(length)).collect())
+    }
+
     /// A GGUF array of whole numbers.
     ///
     /// # Errors
@@ -482,12 +503,19 @@ impl<'a> Config<'a> {
                     if !["rope_parameters", "rope_scaling"].contains(&key.as_str()) {
                         continue;
                     }
+                    // Some architectures have one for each kind of layer.
+                    let kinds = matches!(keys::role(tables, "rope_local_base_freq"), Some(Role::Computed(_)));
                     for (inner, value) in value.as_object().into_iter().flatten() {
-                        visit(
-                            &format!("{below}{key}.{inner}"),
-                            keys::role(&[ROPE], inner),
-                            Found::Json(value),
-                        )?;
+                        let name = format!("{below}{key}.{inner}");
+                        match value.as_object().filter(|_| kinds) {
+                            None => visit(&name, keys::role(&[ROPE], inner), Found::Json(value))?,
+                            Some(nested) => {
+                                for (inner, value) in nested {
+                                    let name = format!("{name}.{inner}");
+                                    visit(&name, keys::role(&[ROPE], inner), Found::Json(value))?;
+                                }
+                            }
+                        }
                     }
                 }
                 Ok(())

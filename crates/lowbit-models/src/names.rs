@@ -27,6 +27,10 @@ pub const POST_ATTENTION_NORM: Name<'_> = ("post_attention_layernorm", "post_att
 pub const POST_SELF_ATTN_NORM: Name<'_> = ("post_self_attn_layernorm", "post_attention_norm");
 pub const POST_MLP_NORM: Name<'_> = ("post_mlp_layernorm", "post_ffw_norm");
 
+/// Gemma's norms of the MLP's input and output.
+pub const PRE_FEEDFORWARD_NORM: Name<'_> = ("pre_feedforward_layernorm", "ffn_norm");
+pub const POST_FEEDFORWARD_NORM: Name<'_> = ("post_feedforward_layernorm", "post_ffw_norm");
+
 pub const Q_PROJ: Name<'_> = ("self_attn.q_proj", "attn_q");
 pub const K_PROJ: Name<'_> = ("self_attn.k_proj", "attn_k");
 pub const V_PROJ: Name<'_> = ("self_attn.v_proj", "attn_v");

@@ -76,6 +76,7 @@ impl Outline {
         outline.word("vocab_size", vocab_size);
         outline.word("max_position_embeddings", outline.spec.config.max_position_embeddings);
         outline.numbers("rms_norm_eps", &[rms_norm_eps]);
+        outline.numbers("embedding scale", outline.spec.embedding_scale.as_slice().to_vec().as_slice());
         for (index, block) in decoder.blocks().iter().enumerate() {
             let before = outline.settings.len();
             block.outline(&mut outline);

@@ -6,7 +6,9 @@ use lowbit_kernels::Device;
 use lowbit_kernels::ops::{RopeLayout, RopeParams};
 use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
-use lowbit_models::layers::{DecoderConfig, MixerSpec, QueryScale, rope_params};
+use lowbit_models::layers::{
+    AttentionConfig, DecoderConfig, MixerSpec, QueryScale, RopeKind, rope_params, rope_params_of,
+};
 use lowbit_models::{Config, Outline, Target, Weights};
 use std::path::Path;
 
@@ -70,10 +72,7 @@ impl<'a> Computed<'a> {
 
     /// The factor of queries by position, if there is one.
     pub fn query_scale(&self) -> Option<QueryScale> {
-        self.outline.spec().layers.iter().find_map(|layer| match &layer.mixer {
-            MixerSpec::Attention(attention) => attention.query_scale,
-            MixerSpec::DeltaNet(_) => None,
-        })
+        self.attention().find_map(|attention| attention.query_scale)
     }
 
     /// Query heads.
@@ -100,8 +99,35 @@ impl<'a> Computed<'a> {
     pub fn rope(&self) -> Result<RopeParams, QuantizeError> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
+        if self.architecture.conversion.windows {
+            return Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Full)?);
+        }
         // The layout decides which elements make a pair.
         Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)
+    }
+
+    /// The base of the rotary embedding of layers with a window, where that is one of their own.
+    ///
+    /// # Errors
+    /// As [`rope_params_of`].
+    pub fn local_theta(&self) -> Result<f64, QuantizeError> {
+        let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
+        let weights = Weights::new(self.checkpoint, &target);
+        Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Sliding)?.theta)
+    }
+
+    /// The layers' attention.
+    pub fn attention(&self) -> impl Iterator<Item = &AttentionConfig> {
+        self.outline.spec().layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(attention) => Some(attention),
+            MixerSpec::DeltaNet(_) => None,
+        })
+    }
+
+    /// The window of layers that have one, and which have it.
+    pub fn windows(&self) -> (Option<usize>, Vec<bool>) {
+        let window = self.attention().find_map(|attention| attention.sliding_window);
+        (window, self.attention().map(|attention| attention.sliding_window.is_some()).collect())
     }
 
     /// Refuses a checkpoint that readers would refuse, or compute otherwise than this one. `kind`

@@ -72,7 +72,13 @@ impl TextConfig<'_> {
         ] {
             self.put(key, size);
         }
-        self.put("hidden_act", "silu");
+        match keys::role(source.text_type().tables, "hidden_activation") {
+            Some(_) => self.put("hidden_activation", "gelu_pytorch_tanh"),
+            None => self.put("hidden_act", "silu"),
+        }
+        if source.architecture.conversion.windows {
+            self.windows()?;
+        }
         let key = "feed_forward_length";
         if let Some(size) = source.config.optional_size("intermediate_size", key)? {
             self.put("intermediate_size", size);
@@ -86,6 +92,37 @@ impl TextConfig<'_> {
             self.experts()?;
         }
         if self.has(A_LOG) { self.delta_net() } else { Ok(()) }
+    }
+
+    /// Which layers have windows, and the factor of scores.
+    fn windows(&mut self) -> Result<(), QuantizeError> {
+        let (window, sliding) = self.source.windows();
+        let kinds =
+            sliding.iter().map(|&sliding| if sliding { "sliding_attention" } else { "full_attention" });
+        // mlx-lm reads the interval alone.
+        let fits = |interval: &usize| {
+            (0..sliding.len()).all(|layer| sliding[layer] != (layer + 1).is_multiple_of(*interval))
+        };
+        let interval = (1..=sliding.len() + 1).rev().find(fits).ok_or_else(|| {
+            let full: Vec<_> = (0..sliding.len()).filter(|&layer| !sliding[layer]).collect();
+            self.refuse(
+                "layer_types",
+                &format!("full attention at {full:?}"),
+                "MLX's layout has one interval between them",
+            )
+        })?;
+        self.put("layer_types", kinds.collect::<Vec<_>>());
+        self.put("sliding_window_pattern", interval);
+        if let Some(window) = window {
+            self.put("sliding_window", window);
+        }
+        if let Some(attention) = self.source.attention().next() {
+            let scale = f64::from(attention.scale);
+            self.put("query_pre_attn_scalar", (1.0 / (scale * scale)).round() as usize);
+        }
+        let theta = self.number("rope_local_base_freq", self.source.local_theta()?)?;
+        self.put("rope_local_base_freq", theta);
+        Ok(())
     }
 
     fn experts(&mut self) -> Result<(), QuantizeError> {
@@ -342,7 +379,8 @@ pub fn own_attention_factor(factor: f64) -> f64 {
 pub fn wrapped(text: TextConfig<'_>) -> Map<String, Json> {
     let TextConfig { source, json } = text;
     // Llama's may be wrapped, too, but need not.
-    let wraps = source.config.is_wrapped() || !source.architecture.mlx_prefix.is_empty();
+    let wraps = source.config.is_wrapped() && !source.architecture.conversion.mlx_is_text
+        || !source.architecture.mlx_prefix.is_empty();
     let wrapper = source.architecture.model_types.iter().find(|model_type| model_type.wraps);
     let Some(wrapper) = wrapper.filter(|_| wraps) else { return json };
     let mut root = Map::new();

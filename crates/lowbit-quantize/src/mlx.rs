@@ -48,12 +48,13 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
     let rope = computed.rope()?;
     let scaling = text.scaling(&rope)?;
     text.rope(&rope, scaling)?;
+    let text_alone = computed.config.is_wrapped() && computed.architecture.conversion.mlx_is_text;
     let mut made = wrapped(text);
-    if computed.config.is_wrapped() {
+    if computed.config.is_wrapped() && !text_alone {
         let mut whole = root;
         whole.extend(made);
         made = whole;
-    } else if made.contains_key("text_config") {
+    } else if made.contains_key("text_config") || text_alone {
         // Readers look for these keys at the top level.
         for key in [
             "architectures",
@@ -67,6 +68,11 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
             made.extend(root.get(key).map(|value| (key.into(), value.clone())));
         }
     }
+    if text_alone {
+        made.insert("model_type".into(), computed.text_type().name.into());
+        // The multimodal class.
+        made.shift_remove("architectures");
+    }
     Ok(Json::Object(made))
 }
 
@@ -74,7 +80,7 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
 fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> {
     let path = computed.config.path().display();
     let mut warnings = vec![];
-    if computed.outline.has_windows() {
+    if computed.outline.has_windows() && !computed.architecture.conversion.windows {
         let what = "attends to all tokens before, although sliding_window says that layers do not";
         warnings.push(format!("{path}: mlx-lm {what}: it computes longer texts otherwise"));
     }
@@ -97,6 +103,8 @@ pub struct Known {
     pub tied: bool,
     /// Layers that predict further tokens, if they are kept, as layers after the others.
     pub predictors: usize,
+    /// The layout that the tensors are for.
+    pub target: Layout,
 }
 
 impl Known {
@@ -111,7 +119,14 @@ impl Known {
         };
         let (layers, tied) = (decoder.num_hidden_layers, decoder.tie_word_embeddings);
         let architecture = computed.architecture;
-        Ok(Self { architecture, layers, experts: experts.unwrap_or(0), tied, predictors: 0 })
+        Ok(Self {
+            architecture,
+            layers,
+            experts: experts.unwrap_or(0),
+            tied,
+            predictors: 0,
+            target: Layout::Mlx,
+        })
     }
 }
 
@@ -249,7 +264,7 @@ impl Names<'_> {
     fn is_offset_norm(&self, name: &str) -> bool {
         let norms = self.known.architecture.offset_norms;
         let Some((norms, module)) = norms.zip(name.strip_suffix(".weight")) else { return false };
-        norms.contain(self.checkpoint.layout(), module)
+        norms.contain(self.checkpoint.layout(), module) && !norms.contain(self.known.target, module)
     }
 
     /// The name where MLX has the text model.
@@ -399,7 +414,14 @@ mod tests {
             let config = format!(r#"{{"model_type": "{model_type}"}}"#);
             std::fs::write(folder.path().join("config.json"), config).unwrap();
             let (architecture, _) = arch::model_type(model_type, None).unwrap();
-            let known = Known { architecture, layers: 0, experts: 0, tied: false, predictors: 0 };
+            let known = Known {
+                architecture,
+                layers: 0,
+                experts: 0,
+                tied: false,
+                predictors: 0,
+                target: Layout::Mlx,
+            };
             let targets = targets(&Checkpoint::open(folder.path()).unwrap(), &known).unwrap();
             assert_eq!(
                 targets.iter().map(|target| target.change.add_one).collect::<Vec<_>>(),

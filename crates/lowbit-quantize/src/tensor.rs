@@ -41,6 +41,8 @@ pub enum Function {
     NegativeExp,
     /// `ln(-value)`, the inverse of that.
     LogOfNegative,
+    /// `value - 1`, of a norm that is stored so.
+    LessOne,
 }
 
 impl Function {
@@ -49,6 +51,7 @@ impl Function {
             Self::Same => value,
             Self::NegativeExp => -f64::from(value).exp() as f32,
             Self::LogOfNegative => f64::from(-value).ln() as f32,
+            Self::LessOne => (f64::from(value) - 1.0) as f32,
         }
     }
 }

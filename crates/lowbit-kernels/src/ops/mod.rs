@@ -36,6 +36,7 @@ pub mod kv_gather;
 pub mod l2_norm;
 pub mod logit_bias;
 pub mod matmul;
+pub mod mul;
 pub mod narrow;
 pub mod qdq;
 pub mod quantized_matmul;
@@ -79,6 +80,7 @@ pub use kv_gather::kv_gather;
 pub use l2_norm::{L2Norm, L2NormConvention, l2_norm, l2_norm_backward};
 pub use logit_bias::{LogitBias, logit_bias};
 pub use matmul::matmul;
+pub use mul::{MulGradient, mul, mul_backward};
 pub use narrow::narrow;
 pub use qdq::{Qdq, qdq_backward_biases, qdq_backward_scales, qdq_forward, qdq_init};
 pub use quantized_matmul::{

@@ -3,6 +3,7 @@
 
 mod biases;
 pub use biases::{Biases, Promise};
+mod gemma3;
 mod glm4;
 mod llama;
 mod mistral3;
@@ -73,6 +74,10 @@ pub struct Conversion {
     pub rope_divisors: &'static [&'static str],
     /// GGUF has YaRN's `mscale_all_dim` and the slope of queries' scales, as Ministral 3 has them.
     pub query_scale: bool,
+    /// MLX's checkpoint is that of the text model alone, also of a multimodal one.
+    pub mlx_is_text: bool,
+    /// GGUF has the window, and which layers have it.
+    pub windows: bool,
     /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
     pub rotary_dimension: bool,
     /// GGUF always has the sections of multimodal positions.
@@ -92,6 +97,8 @@ impl Conversion {
         like_llama: false,
         rope_divisors: &[],
         query_scale: false,
+        mlx_is_text: false,
+        windows: false,
         rotary_dimension: false,
         sections: false,
         tiled_value_heads: false,
@@ -225,6 +232,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_5::QWEN3_5,
     qwen3_5::QWEN3_5_MOE,
     qwen3_vl::QWEN3_VL,
+    gemma3::GEMMA3,
     phi3::PHI3,
     glm4::GLM4,
     smollm3::SMOLLM3,
@@ -311,7 +319,7 @@ pub(crate) fn decoder(
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
 ) -> Result<DecoderSpec, ModelError> {
     let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?;
-    Ok(DecoderSpec { config, layers })
+    Ok(DecoderSpec { config, layers, embedding_scale: None })
 }
 
 /// `config.json`'s `sliding_window`, if there is one.

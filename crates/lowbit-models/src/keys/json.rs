@@ -157,6 +157,10 @@ pub const WRAPPER: &[Key] = &[
     Key::no_effect("projector_hidden_act"),
     Key::no_effect("spatial_merge_size"),
     Key::no_effect("vision_feature_layer"),
+    // Of Gemma's.
+    Key::no_effect("boi_token_index"),
+    Key::no_effect("eoi_token_index"),
+    Key::no_effect("mm_tokens_per_image"),
 ];
 
 /// Inside `rope_parameters` and `rope_scaling`.

@@ -71,6 +71,8 @@ fn tables_name_each_key_once() {
         "original_max_position_embeddings",
         "rope_traditional",
         "rope_parameters",
+        "num_attention_heads",
+        "hidden_act",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
     ]

@@ -18,6 +18,8 @@ pub struct AttentionConfig {
     pub num_attention_heads: usize,
     pub num_key_value_heads: usize,
     pub head_dim: usize,
+    /// The factor of scores.
+    pub scale: f32,
     pub rope: Arc<Rope>,
     pub sliding_window: Option<usize>,
     /// The eps of an RMSNorm of each query and key head, where there is one.
@@ -68,6 +70,20 @@ impl AttentionConfig {
         hidden_size: usize,
         layout: RopeLayout,
     ) -> Result<Self, ModelError> {
+        let rope = |head_dim| rope_params(config, weights, head_dim, layout);
+        Self::with_rope(config, weights, hidden_size, rope)
+    }
+
+    /// As [`Self::new`], with the rotary embedding that `rope` gives for heads of so many elements.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_rope(
+        config: &Config<'_>,
+        weights: &Weights<'_>,
+        hidden_size: usize,
+        rope: impl FnOnce(usize) -> Result<RopeParams, ModelError>,
+    ) -> Result<Self, ModelError> {
         let heads = config.size("num_attention_heads", "attention.head_count")?;
         let kv_heads =
             config.optional_size("num_key_value_heads", "attention.head_count_kv")?.unwrap_or(heads);
@@ -91,7 +107,8 @@ impl AttentionConfig {
             num_attention_heads: heads,
             num_key_value_heads: kv_heads,
             head_dim,
-            rope: Arc::new(Rope::new(&rope_params(config, weights, head_dim, layout)?)?),
+            scale: (head_dim as f32).sqrt().recip(),
+            rope: Arc::new(Rope::new(&rope(head_dim)?)?),
             sliding_window: None,
             head_norm: None,
             gated: false,
@@ -194,6 +211,7 @@ impl Attention {
             outline.numbers("query scale", &[beta, original as f32]);
         }
         outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
+        outline.numbers("attention scale", &[self.config.scale]);
         outline.numbers("head norms' eps", self.config.head_norm.as_slice());
     }
 
@@ -216,8 +234,7 @@ impl Attention {
         let q_gate = shapes::reshape(&q, &[tokens, heads, q.dim(1) / heads])?;
         let k = shapes::reshape(&k, &[tokens, kv_heads, head_dim])?;
         let v = shapes::reshape(&v, &[tokens, kv_heads, head_dim])?;
-        let scale = (head_dim as f32).sqrt().recip();
-        let AttentionConfig { sliding_window, .. } = self.config;
+        let AttentionConfig { scale, sliding_window, .. } = self.config;
         let params = AttentionParams { scale, sliding_window, exact: self.exact };
         let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, params };
         let y = step.each([&q_gate, &k, &v], caches, |qkv, span, cache| match cache {

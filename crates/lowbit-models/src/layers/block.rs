@@ -111,7 +111,10 @@ impl Block {
             Mixer::DeltaNet(mixer) => mixer.outline(outline),
         }
         match &self.feedforward {
-            Feedforward::Dense(_) => outline.word("feedforward", "dense"),
+            Feedforward::Dense(mlp) => {
+                outline.word("feedforward", "dense");
+                outline.word("gate", format!("{:?}", mlp.gate()));
+            }
             Feedforward::Sparse(moe) => moe.outline(outline),
         }
         outline.word("norm after the mixer", self.norms.after_mixer.is_some());

@@ -2,7 +2,7 @@ use super::tied::{head_prefix, is_tied};
 use super::{Block, DecoderSpec, Embedding, Linear, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
-use crate::tape::ops::add;
+use crate::tape::ops::{add, mul};
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
@@ -74,6 +74,8 @@ fn eps(config: &Config<'_>) -> Result<f32, ModelError> {
 pub struct Decoder {
     embedding: Embedding,
     blocks: Arc<[Block]>,
+    /// The factor of the embedding in each column, `[hidden_size]`, if there is one.
+    embedding_scale: Option<Tensor>,
     norm: RmsNorm,
     head: Linear,
     activations: FloatType,
@@ -101,7 +103,10 @@ impl Decoder {
         let blocks = spec.layers.iter().enumerate().map(block).collect::<Result<_, _>>()?;
         let norm = RmsNorm::load(model, NORM, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
-        Ok(Self { embedding, blocks, norm, head, activations, cache })
+        let row =
+            |scale| Tensor::new(&vec![scale; config.hidden_size], &[config.hidden_size], weights.device());
+        let embedding_scale = spec.embedding_scale.map(row).transpose()?;
+        Ok(Self { embedding_scale, embedding, blocks, norm, head, activations, cache })
     }
 
     /// All layers.
@@ -159,7 +164,11 @@ impl Decoder {
     /// # Errors
     /// Those of the ops.
     pub(crate) fn embed(&self, tokens: &Tensor, tape: Option<&Tape>) -> Result<Var, KernelError> {
-        self.embedding.forward(tokens, tape)
+        let x = self.embedding.forward(tokens, tape)?;
+        match &self.embedding_scale {
+            None => Ok(x),
+            Some(scale) => mul(&x, &scale.clone().into()),
+        }
     }
 
     /// The states after block `index` of those before it, whole sequences.

@@ -35,6 +35,11 @@ impl Mlp {
         Ok(Self { gate_up, down, gate: function })
     }
 
+    /// The gate's function.
+    pub fn gate(&self) -> Gate {
+        self.gate
+    }
+
     /// The weights of gate, up and down, if there are no biases.
     pub(super) fn weights(&self) -> Option<[&Named<QuantizedTensor>; 3]> {
         let [gate, up] = self.gate_up.parts();

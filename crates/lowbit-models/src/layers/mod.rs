@@ -20,5 +20,5 @@ pub use linear::{Embedding, Linear, MergedLinear};
 pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;
-pub use rope::{rope_params, sections_cover};
+pub use rope::{RopeKind, rope_params, rope_params_of, sections_cover};
 pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig};

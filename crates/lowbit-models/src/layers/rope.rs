@@ -24,6 +24,77 @@ pub fn rope_params(
     }
 }
 
+/// Which layers a rotary embedding is for, where there are two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeKind {
+    /// Those that attend to all tokens before.
+    Full,
+    /// Those with a window.
+    Sliding,
+}
+
+impl RopeKind {
+    /// What `layer_types` calls such layers.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full_attention",
+            Self::Sliding => "sliding_attention",
+        }
+    }
+}
+
+/// The rotary embedding of the layers of one kind, for whole heads. Hugging Face has both in `rope_parameters` (transformers
+/// 5), or that of full layers in `rope_theta` and `rope_scaling`, and that of others in `rope_local_base_freq`.
+///
+/// # Errors
+/// As [`rope_params`].
+pub fn rope_params_of(
+    config: &Config<'_>,
+    weights: &Weights<'_>,
+    head_dim: usize,
+    kind: RopeKind,
+) -> Result<RopeParams, ModelError> {
+    let layout = RopeLayout::HalfSplit;
+    let plain = |theta| RopeParams {
+        theta,
+        rotary_dim: head_dim,
+        layout,
+        scaling: RopeScaling::None,
+        freq_factors: None,
+    };
+    if config.is_gguf() {
+        return match kind {
+            RopeKind::Full => from_gguf(config, weights, head_dim, layout),
+            RopeKind::Sliding => {
+                Ok(plain(config.optional_float("", "rope.freq_base_swa")?.unwrap_or(DEFAULT_THETA)))
+            }
+        };
+    }
+    let beside = match kind {
+        RopeKind::Full => "rope_theta",
+        RopeKind::Sliding => "rope_local_base_freq",
+    };
+    let both = config.section("rope_parameters")?;
+    let nested = match &both {
+        Some(both) if both.first_object().is_some() => both.section(kind.name())?,
+        Some(_) => {
+            let want = "this architecture has one for each kind of layer";
+            return Err(config.refuse("rope_parameters", "one rotary embedding", want));
+        }
+        None if kind == RopeKind::Full => config.section("rope_scaling")?,
+        None => None,
+    };
+    let theta = match nested.as_ref().map_or(Ok(None), |section| section.optional_float("rope_theta", ""))? {
+        Some(theta) => theta,
+        None => config.float(beside, "")?,
+    };
+    let scaling = match &nested {
+        Some(section) => scaling(config, section, &self::kind(config, Some(section))?)?,
+        None => RopeScaling::None,
+    };
+    Ok(RopeParams { scaling, ..plain(theta) })
+}
+
 fn from_json(
     config: &Config<'_>,
     weights: &Weights<'_>,

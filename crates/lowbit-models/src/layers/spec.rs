@@ -12,6 +12,8 @@ pub struct DecoderSpec {
     pub config: DecoderConfig,
     /// One per layer.
     pub layers: Vec<LayerSpec>,
+    /// The factor of the embedding, if there is one.
+    pub embedding_scale: Option<f32>,
 }
 
 /// A layer: `h = x + after_mixer(mixer(norm(x)))`, `y = h + after_feedforward(feedforward(norm(h)))`.

@@ -188,6 +188,18 @@ pub(crate) fn add(x: &Var, y: &Var) -> Result<Var> {
     }))
 }
 
+/// [`ops::mul()`].
+pub(crate) fn mul(x: &Var, y: &Var) -> Result<Var> {
+    let z = ops::mul(&x.tensor, &y.tensor)?;
+    let Some(tape) = x.tape().or(y.tape()) else { return Ok(z.into()) };
+    let (x, y, slots) = (x.tensor.clone(), y.tensor.clone(), [x.slot(), y.slot()]);
+    Ok(tape.record_one(z, move |dz, gradients| {
+        let ops::MulGradient { dx, dy } = ops::mul_backward(&x, &y, dz)?;
+        gradients.add(slots[0], dx)?;
+        gradients.add(slots[1], dy)
+    }))
+}
+
 /// [`ops::add()`] of a bias to each row.
 pub(crate) fn add_bias(x: &Var, bias: &Named<Tensor>) -> Result<Var> {
     let Some(tape) = x.tape() else { return Ok(ops::add(&x.tensor, &bias.value)?.into()) };

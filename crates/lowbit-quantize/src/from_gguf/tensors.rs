@@ -6,7 +6,7 @@ use crate::heads::{Heads, Order, UNFIT, Unfit};
 use crate::mlx::split_gate_up;
 use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
-use lowbit_files::TensorView;
+use lowbit_files::{Layout, TensorView};
 use lowbit_models::ModelError;
 use lowbit_models::arch::is_extra;
 use lowbit_models::names::{
@@ -75,6 +75,11 @@ impl Names<'_> {
             self.fuse(&view, &mut tensor)?;
         } else {
             self.change(&mut tensor, &known).map_err(|Unfit| refuse(UNFIT))?;
+        }
+        let norms = self.gguf.computed.architecture.offset_norms;
+        let module = known.strip_suffix(".weight");
+        if norms.zip(module).is_some_and(|(norms, module)| norms.contain(Layout::Mlx, module)) {
+            tensor.change.function = Function::LessOne;
         }
         if known == A_LOG.0 {
             let values = tensor.source_values()?;

@@ -10,6 +10,7 @@ use crate::mlx::{self, Known};
 use crate::rope_divisors::Llama3;
 use crate::source::Source;
 use crate::tensor::{Change, Function, Tensor};
+use lowbit_files::Layout;
 use lowbit_formats::{FloatType, Format};
 use lowbit_kernels::ops::RopeScaling;
 use lowbit_models::ModelError;
@@ -27,7 +28,9 @@ pub(super) fn tensors(computed: &Computed<'_>, predictors: usize) -> Result<Vec<
     let Computed { checkpoint, config, architecture, .. } = computed;
     let heads = Heads::new(config, architecture)?;
     let mut tensors = vec![];
-    for mut tensor in mlx::targets(checkpoint, &Known { predictors, ..Known::new(computed)? })? {
+    for mut tensor in
+        mlx::targets(checkpoint, &Known { predictors, target: Layout::Gguf, ..Known::new(computed)? })?
+    {
         let original = (tensor.name.clone(), tensor.shape.clone());
         let refuse =
             |want| QuantizeError::Shape { name: original.0.clone(), shape: original.1.clone(), want };

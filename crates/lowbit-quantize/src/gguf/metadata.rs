@@ -82,6 +82,9 @@ pub(super) fn metadata(
         u32_value(config, "num_key_value_heads", computed.key_heads()?)?,
     )?;
     builder.rope()?;
+    if architecture.conversion.windows {
+        builder.windows()?;
+    }
     builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
     builder.sizes(&[(computed.experts_key(), "expert_count")])?;
     builder.sizes(EXPERTS_PER_TOKEN)?;
@@ -190,6 +193,21 @@ impl Builder<'_> {
             self.put_own("attention.temperature_scale", Value::F32(beta as f32))?;
         }
         self.put_own("rope.freq_base", Value::F32(rope.theta as f32))
+    }
+
+    /// The window, and which layers have it where that is not what llama.cpp takes.
+    fn windows(&mut self) -> Result<(), QuantizeError> {
+        /// Of each so many layers the last one has no window.
+        const INTERVAL: usize = 6;
+        let (window, sliding) = self.computed.windows();
+        let Some(window) = window else { return Ok(()) };
+        self.put_own("attention.sliding_window", u32_value(self.config, "sliding_window", window)?)?;
+        if sliding.iter().enumerate().any(|(layer, &sliding)| sliding == (layer + 1).is_multiple_of(INTERVAL))
+        {
+            self.put_own("attention.sliding_window_pattern", Value::Array(Array::Bool(sliding)))?;
+        }
+        let theta = self.computed.local_theta()?;
+        self.put_own("rope.freq_base_swa", Value::F32(theta as f32))
     }
 
     fn yarn(&mut self, yarn: &Yarn, attention_factor: f32) -> Result<(), QuantizeError> {

@@ -10,6 +10,7 @@ mod gpu_tests;
 mod tests;
 
 use super::check::Check;
+use super::elementwise;
 use crate::{Device, KernelError, Tensor};
 
 /// `z = x + y`, element by element; a `y` of one dimension is added to each row, as a linear
@@ -41,8 +42,7 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let (x, y) = (check.widened("x", x)?, check.widened("y", y)?);
-            let z = if x.shape() == y.shape() { cpu::add(cpu, &x, &y) } else { cpu::add_row(cpu, &x, &y) };
-            z?.cast(dtype)
+            elementwise::map_rows(cpu, cpu::Add, &x, &y)?.cast(dtype)
         }
     }
 }

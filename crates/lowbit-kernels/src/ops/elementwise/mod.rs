@@ -1,4 +1,4 @@
-//! What the elementwise ops of two operands share: `add` and `glu`.
+//! What the elementwise ops of two operands share: `add`, `mul` and `glu`.
 
 #[cfg(feature = "gpu")]
 pub(super) mod gpu;
@@ -57,4 +57,45 @@ pub(super) fn map<const N: usize, F: Map<N> + Sync>(
         cpu.isa().dispatch(Elementwise { f: &f, x, y });
     });
     Ok(y)
+}
+
+/// `z = f(x, y)` where `y` is of x's shape, or `[D]` for each row of `x` `[.., D]`, on all threads. All
+/// are f32.
+pub(super) fn map_rows<F: Map<2> + Sync>(
+    cpu: &Cpu,
+    f: F,
+    x: &Tensor,
+    y: &Tensor,
+) -> Result<Tensor, KernelError> {
+    if x.shape() == y.shape() {
+        return map(cpu, f, [x, y]);
+    }
+    let mut z = Tensor::empty(x.shape(), DType::F32, x.device());
+    let (x, y, width) = (x.as_slice::<f32>()?, y.as_slice::<f32>()?, y.len());
+    if width > 0 {
+        cpu.for_each_rows(z.as_mut_slice()?, width, 2 * width, |first, z| {
+            let x = &x[first * width..first * width + z.len()];
+            cpu.isa().dispatch(EachRow { f: &f, x, y, z });
+        });
+    }
+    Ok(z)
+}
+
+struct EachRow<'a, F> {
+    f: &'a F,
+    x: &'a [f32],
+    y: &'a [f32],
+    z: &'a mut [f32],
+}
+
+impl<F: Map<2>> Kernel for EachRow<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let rows = self.x.chunks_exact(self.y.len()).zip(self.z.chunks_exact_mut(self.y.len()));
+        for (x, z) in rows {
+            slices::map(simd, self.f, [x, self.y], z);
+        }
+    }
 }
