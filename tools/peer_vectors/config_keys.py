@@ -36,6 +36,7 @@ MODEL_TYPES = [
     "qwen3_vl",
     "qwen3_vl_text",
     "gemma3",
+    "granite",
     "gemma3_text",
     "phi3",
     "glm4",

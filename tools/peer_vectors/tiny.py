@@ -720,6 +720,35 @@ def gemma3() -> Tiny:
     return Tiny("gemma3", {**gemma3_text(), "tie_word_embeddings": True}, gguf_pre_tokenizer="default")
 
 
+def granite() -> Tiny:
+    """Factors of the embedding, of scores, of what layers add, and of logits."""
+    return Tiny(
+        "granite",
+        dense(
+            "GraniteForCausalLM",
+            "granite",
+            attention_bias=False,
+            attention_multiplier=0.1,
+            embedding_multiplier=3.0,
+            logits_scaling=0.5,
+            mlp_bias=False,
+            residual_multiplier=1.5,
+            vocab_size=303,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-5,
+            rope_scaling=None,
+            rope_theta=10000000.0,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="refact",
+    )
+
+
 def all_tiny() -> list[Tiny]:
     return [
         qwen3(),
@@ -743,4 +772,5 @@ def all_tiny() -> list[Tiny]:
         mistral_small(),
         ministral3(),
         gemma3(),
+        granite(),
     ]

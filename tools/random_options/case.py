@@ -28,6 +28,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "mistral3": tiny.mistral_small,
     "ministral3": tiny.ministral3,
     "gemma3": tiny.gemma3,
+    "granite": tiny.granite,
 }
 
 

@@ -12,7 +12,7 @@ HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral")
 WINDOWED = ("gemma3", "mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
 # Those whose configuration need not say how wide a head is.
-HEADS_FROM_HIDDEN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
+HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
 # Those that have layers with windows and others.
 MIXED = ("gemma3", "qwen3", "qwen2", "smollm3")
 ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
@@ -32,6 +32,11 @@ def sizes(case: Case, r: random.Random) -> None:
         text["no_rope_layer_interval"] = r.choice([2, 3, 4])
     if "max_window_layers" in text:
         text["max_window_layers"] = layers
+    if "logits_scaling" in text:
+        text["logits_scaling"] = r.choice([1.0, 2, 8.0, 0.7])
+        text["embedding_multiplier"] = r.choice([1, 1.0, 12.0, 0.3])
+        text["residual_multiplier"] = r.choice([1.0, 0.22, 2])
+        text["attention_multiplier"] = r.choice([1.0, 0.25, 0.0078125])
     if "sliding_window_pattern" in text:
         text["sliding_window_pattern"] = r.choice([1, 2, 3, 6])
         text["query_pre_attn_scalar"] = r.choice([16, 24, 100])
@@ -68,7 +73,7 @@ def biases(case: Case, r: random.Random) -> None:
     """Mistral has no such key: there it is without effect."""
     if r.random() < (0.1 if case.architecture == "mistral" else 0.4):
         case.text["attention_bias"] = r.choice([True, True, False])
-    if case.architecture in ("llama", "smollm3", "seed_oss") and r.random() < 0.4:
+    if case.architecture in ("llama", "smollm3", "seed_oss", "granite") and r.random() < 0.4:
         case.text["mlp_bias"] = True
     elif r.random() < 0.03:
         case.text["mlp_bias"] = True

@@ -1,4 +1,4 @@
-use crate::layers::{DecoderConfig, DecoderSpec};
+use crate::layers::{DecoderConfig, DecoderSpec, Multipliers};
 use crate::{Config, ModelError, Target, Weights, arch};
 use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
@@ -76,7 +76,8 @@ impl Outline {
         outline.word("vocab_size", vocab_size);
         outline.word("max_position_embeddings", outline.spec.config.max_position_embeddings);
         outline.numbers("rms_norm_eps", &[rms_norm_eps]);
-        outline.numbers("embedding scale", outline.spec.embedding_scale.as_slice().to_vec().as_slice());
+        let Multipliers { embedding, residual, logits } = outline.spec.multipliers;
+        outline.numbers("multipliers of embedding, layers and logits", &[embedding, residual, logits]);
         for (index, block) in decoder.blocks().iter().enumerate() {
             let before = outline.settings.len();
             block.outline(&mut outline);

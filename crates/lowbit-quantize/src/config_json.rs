@@ -6,7 +6,7 @@ use crate::QuantizeError;
 use crate::computed::Computed;
 use lowbit_kernels::ops::{HeadMap, LongRope, Rope, RopeParams, RopeScaling, Yarn};
 use lowbit_models::keys::{self, Absent, Role};
-use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, MoeConfig};
+use lowbit_models::layers::{DeltaNetConfig, FeedforwardSpec, MoeConfig, Multipliers};
 use lowbit_models::names::{A_LOG, Name, ROUTER};
 use serde_json::{Map, Value as Json, json};
 
@@ -79,6 +79,9 @@ impl TextConfig<'_> {
         if source.architecture.conversion.windows {
             self.windows()?;
         }
+        if source.computes("logits_scaling") {
+            self.multipliers()?;
+        }
         let key = "feed_forward_length";
         if let Some(size) = source.config.optional_size("intermediate_size", key)? {
             self.put("intermediate_size", size);
@@ -92,6 +95,24 @@ impl TextConfig<'_> {
             self.experts()?;
         }
         if self.has(A_LOG) { self.delta_net() } else { Ok(()) }
+    }
+
+    /// The factors of a decoder that has keys for them.
+    fn multipliers(&mut self) -> Result<(), QuantizeError> {
+        let config = &self.source.config;
+        let Multipliers { embedding, residual, .. } = self.source.outline.spec().multipliers;
+        let scale = self.source.attention().next().map_or(1.0, |attention| attention.scale);
+        let divisor = config.float("logits_scaling", "logit_scale")?;
+        for (key, factor) in [
+            ("embedding_multiplier", embedding.into()),
+            ("residual_multiplier", residual.into()),
+            ("attention_multiplier", scale.into()),
+            ("logits_scaling", divisor),
+        ] {
+            let factor = self.number(key, factor)?;
+            self.put(key, factor);
+        }
+        Ok(())
     }
 
     /// Which layers have windows, and the factor of scores.
@@ -113,8 +134,10 @@ impl TextConfig<'_> {
         })?;
         self.put("layer_types", kinds.collect::<Vec<_>>());
         self.put("sliding_window_pattern", interval);
-        if let Some(window) = window {
-            self.put("sliding_window", window);
+        match window {
+            Some(window) => self.put("sliding_window", window),
+            // Readers want one even where no layer has it.
+            None => drop(self.json.entry("sliding_window").or_insert(4096.into())),
         }
         if let Some(attention) = self.source.attention().next() {
             let scale = f64::from(attention.scale);

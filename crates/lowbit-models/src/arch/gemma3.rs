@@ -8,7 +8,7 @@ use crate::keys::Fixed::{Flag, Float, Int, Text};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key, Tables, WRAPPER};
 use crate::layers::{
     AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec,
-    MlpConfig, RopeKind, rope_params_of,
+    MlpConfig, Multipliers, RopeKind, rope_params_of,
 };
 use crate::names::{
     ATTENTION, HEAD_NORMS, INPUT_NORM, MLP, POST_ATTENTION_NORM, POST_FEEDFORWARD_NORM, PRE_FEEDFORWARD_NORM,
@@ -129,7 +129,8 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
             feedforward: FeedforwardSpec::Dense(mlp),
         })
     })?;
-    Ok(DecoderSpec { embedding_scale: Some(embedding_scale), ..spec })
+    let multipliers = Multipliers { embedding: embedding_scale, ..Multipliers::NONE };
+    Ok(DecoderSpec { multipliers, ..spec })
 }
 
 /// The factor of scores.

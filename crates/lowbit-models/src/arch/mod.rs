@@ -5,6 +5,7 @@ mod biases;
 pub use biases::{Biases, Promise};
 mod gemma3;
 mod glm4;
+mod granite;
 mod llama;
 mod mistral3;
 mod mixtral;
@@ -22,7 +23,7 @@ mod smollm3;
 use crate::keys::Tables;
 use crate::layers::{
     AttentionConfig, Decoder, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec,
-    MlpConfig,
+    MlpConfig, Multipliers,
 };
 use crate::names::Names;
 use crate::names::ROUTER;
@@ -233,6 +234,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_5::QWEN3_5_MOE,
     qwen3_vl::QWEN3_VL,
     gemma3::GEMMA3,
+    granite::GRANITE,
     phi3::PHI3,
     glm4::GLM4,
     smollm3::SMOLLM3,
@@ -319,7 +321,7 @@ pub(crate) fn decoder(
     layer: impl Fn(usize) -> Result<LayerSpec, ModelError>,
 ) -> Result<DecoderSpec, ModelError> {
     let layers = (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?;
-    Ok(DecoderSpec { config, layers, embedding_scale: None })
+    Ok(DecoderSpec { config, layers, multipliers: Multipliers::NONE })
 }
 
 /// `config.json`'s `sliding_window`, if there is one.

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::cache::LayerCache;
 use crate::names::MLP;
-use crate::tape::ops::AddRmsNorm;
+use crate::tape::ops::{AddRmsNorm, mul};
 use crate::tape::{Inventory, Tape, Var, shapes};
 use crate::{ModelError, Outline, Weights};
 use lowbit_formats::DType;
@@ -17,6 +17,8 @@ pub struct Block {
     norms: BlockNorms,
     mixer: Mixer,
     feedforward: Feedforward,
+    /// The factor of what the two add, `[hidden_size]`, if there is one.
+    scale: Option<Tensor>,
 }
 
 /// As [`LayerNorms`](super::LayerNorms).
@@ -53,7 +55,12 @@ impl Block {
     ///
     /// # Errors
     /// As [`Weights::linear`].
-    pub fn load(weights: &Weights<'_>, config: &DecoderConfig, spec: &LayerSpec) -> Result<Self, ModelError> {
+    pub fn load(
+        weights: &Weights<'_>,
+        config: &DecoderConfig,
+        spec: &LayerSpec,
+        scale: Option<Tensor>,
+    ) -> Result<Self, ModelError> {
         let mixer = match &spec.mixer {
             MixerSpec::Attention(attention) => Mixer::Attention(Attention::load(weights, attention)?.into()),
             MixerSpec::DeltaNet(net) => Mixer::DeltaNet(GatedDeltaNet::load(weights, net)?.into()),
@@ -73,7 +80,7 @@ impl Block {
             feedforward: norm(between)?,
             after_feedforward: after_feedforward.map(norm).transpose()?,
         };
-        Ok(Self { norms, mixer, feedforward })
+        Ok(Self { norms, mixer, feedforward, scale })
     }
 
     /// An empty cache for this layer, keys and values in `dtype`.
@@ -136,7 +143,7 @@ impl Block {
             Mixer::Attention(mixer) => mixer.forward(normed, step, caches)?,
             Mixer::DeltaNet(mixer) => mixer.forward(normed, step, caches)?,
         };
-        let x = Residual { stream, update: after(self.norms.after_mixer.as_ref(), update)? };
+        let x = Residual { stream, update: self.added(update, self.norms.after_mixer.as_ref())? };
         let normed = x.normed(&self.norms.feedforward);
         let (stream, update) = match &self.feedforward {
             Feedforward::Dense(mlp) => mlp.forward_sum(normed)?,
@@ -145,13 +152,28 @@ impl Block {
                 (stream, moe.forward(&normed)?)
             }
         };
-        Ok(Residual { stream, update: after(self.norms.after_feedforward.as_ref(), update)? })
+        Ok(Residual { stream, update: self.added(update, self.norms.after_feedforward.as_ref())? })
+    }
+
+    /// What is added to the residual stream of `update`: its norm, if there is one, times the factor.
+    fn added(&self, update: Var, norm: Option<&RmsNorm>) -> Result<Var, KernelError> {
+        let normed = norm.map_or(Ok(update.clone()), |norm| norm.forward(&update))?;
+        scaled(normed, self.scale.as_ref())
     }
 }
 
-/// `norm(x)`, or x where there is none.
-fn after(norm: Option<&RmsNorm>, x: Var) -> Result<Var, KernelError> {
-    norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))
+/// `factor` in each of `width` columns, if it is not 1.
+pub(super) fn constant_row(
+    factor: f32,
+    width: usize,
+    device: &Device,
+) -> Result<Option<Tensor>, KernelError> {
+    (factor != 1.0).then(|| Tensor::new(&vec![factor; width], &[width], device)).transpose()
+}
+
+/// `x` times a row of factors, if there is one.
+pub(super) fn scaled(x: Var, factors: Option<&Tensor>) -> Result<Var, KernelError> {
+    factors.map_or(Ok(x.clone()), |factors| mul(&x, &factors.clone().into()))
 }
 
 /// The residual stream and what the last layer adds to it: the sum is taken together with the norm that follows, by the

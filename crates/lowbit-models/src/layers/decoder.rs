@@ -1,8 +1,9 @@
+use super::block::{constant_row, scaled};
 use super::tied::{head_prefix, is_tied};
-use super::{Block, DecoderSpec, Embedding, Linear, Residual, RmsNorm, Step};
+use super::{Block, DecoderSpec, Embedding, Linear, Multipliers, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
-use crate::tape::ops::{add, mul};
+use crate::tape::ops::add;
 use crate::tape::{Inventory, Kept, Tape, Var};
 use crate::{Config, ModelError, Weights, arch};
 use lowbit_formats::FloatType;
@@ -78,6 +79,8 @@ pub struct Decoder {
     embedding_scale: Option<Tensor>,
     norm: RmsNorm,
     head: Linear,
+    /// The factor of each logit, `[vocab_size]`, if there is one.
+    logit_scale: Option<Tensor>,
     activations: FloatType,
     /// The type of cached keys and values.
     cache: FloatType,
@@ -99,14 +102,16 @@ impl Decoder {
         } else {
             top.linear(LM_HEAD, config.vocab_size, config.hidden_size)?
         };
-        let block = |(i, layer)| Block::load(&model.layer(i), config, layer);
+        let Multipliers { embedding: first, residual, logits } = spec.multipliers;
+        let row = |factor, width| constant_row(factor, width, weights.device());
+        let scale = row(residual, config.hidden_size)?;
+        let block = |(i, layer)| Block::load(&model.layer(i), config, layer, scale.clone());
         let blocks = spec.layers.iter().enumerate().map(block).collect::<Result<_, _>>()?;
         let norm = RmsNorm::load(model, NORM, config.hidden_size, config.rms_norm_eps)?;
         let (activations, cache) = (weights.activations(), weights.cache());
-        let row =
-            |scale| Tensor::new(&vec![scale; config.hidden_size], &[config.hidden_size], weights.device());
-        let embedding_scale = spec.embedding_scale.map(row).transpose()?;
-        Ok(Self { embedding_scale, embedding, blocks, norm, head, activations, cache })
+        let embedding_scale = row(first, config.hidden_size)?;
+        let logit_scale = row(logits, config.vocab_size)?;
+        Ok(Self { embedding, embedding_scale, blocks, norm, head, logit_scale, activations, cache })
     }
 
     /// All layers.
@@ -165,10 +170,7 @@ impl Decoder {
     /// Those of the ops.
     pub(crate) fn embed(&self, tokens: &Tensor, tape: Option<&Tape>) -> Result<Var, KernelError> {
         let x = self.embedding.forward(tokens, tape)?;
-        match &self.embedding_scale {
-            None => Ok(x),
-            Some(scale) => mul(&x, &scale.clone().into()),
-        }
+        scaled(x, self.embedding_scale.as_ref())
     }
 
     /// The states after block `index` of those before it, whole sequences.
@@ -249,7 +251,8 @@ impl Decoder {
     /// # Errors
     /// Those of the ops.
     pub(crate) fn logits(&self, hidden: &Residual) -> Result<Var, KernelError> {
-        self.head.forward_f32(hidden.normed(&self.norm))
+        let logits = self.head.forward_f32(hidden.normed(&self.norm))?;
+        scaled(logits, self.logit_scale.as_ref())
     }
 
     /// States of T tokens to what the output layer reads, `[T, hidden_size]`.

@@ -21,4 +21,4 @@ pub use mlp::Mlp;
 pub use moe::{MoeConfig, SparseMoe};
 pub use norm::RmsNorm;
 pub use rope::{RopeKind, rope_params, rope_params_of, sections_cover};
-pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig};
+pub use spec::{DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig, Multipliers};

@@ -12,8 +12,24 @@ pub struct DecoderSpec {
     pub config: DecoderConfig,
     /// One per layer.
     pub layers: Vec<LayerSpec>,
-    /// The factor of the embedding, if there is one.
-    pub embedding_scale: Option<f32>,
+    /// Constant factors.
+    pub multipliers: Multipliers,
+}
+
+/// Constant factors of a decoder's values; 1 leaves them as they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Multipliers {
+    /// Of the embedding.
+    pub embedding: f32,
+    /// Of what a mixer and a feed-forward part add to the residual stream.
+    pub residual: f32,
+    /// Of logits.
+    pub logits: f32,
+}
+
+impl Multipliers {
+    /// No factors.
+    pub const NONE: Self = Self { embedding: 1.0, residual: 1.0, logits: 1.0 };
 }
 
 /// A layer: `h = x + after_mixer(mixer(norm(x)))`, `y = h + after_feedforward(feedforward(norm(h)))`.

@@ -85,6 +85,7 @@ pub(super) fn metadata(
     if architecture.conversion.windows {
         builder.windows()?;
     }
+    builder.multipliers()?;
     builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
     builder.sizes(&[(computed.experts_key(), "expert_count")])?;
     builder.sizes(EXPERTS_PER_TOKEN)?;
@@ -193,6 +194,22 @@ impl Builder<'_> {
             self.put_own("attention.temperature_scale", Value::F32(beta as f32))?;
         }
         self.put_own("rope.freq_base", Value::F32(rope.theta as f32))
+    }
+
+    /// The factors of a decoder that has keys for them.
+    fn multipliers(&mut self) -> Result<(), QuantizeError> {
+        for (json, gguf) in [
+            ("attention_multiplier", "attention.scale"),
+            ("embedding_multiplier", "embedding_scale"),
+            ("residual_multiplier", "residual_scale"),
+            ("logits_scaling", "logit_scale"),
+        ] {
+            if self.config.computes(json) {
+                let factor = self.config.float(json, "")? as f32;
+                self.put_own(gguf, Value::F32(factor))?;
+            }
+        }
+        Ok(())
     }
 
     /// The window, and which layers have it where that is not what llama.cpp takes.
