@@ -1,8 +1,5 @@
 use crate::{BlockScales, Component, FloatType, Scheme, Unpacked};
 
-/// The longest [`Codec::RUN`]: a buffer of this many values holds a run of any format.
-pub const MAX_RUN: usize = 256;
-
 /// The bytes of a weight's component tensors (see [`crate::Format::components`]), borrowed. Unused
 /// ones are empty.
 pub type Parts<'a> = [&'a [u8]; 3];

@@ -1,23 +1,4 @@
-use crate::{Codec, DType, FloatType, Format, FormatError, MAX_RUN, PackBlock, Parts, Scheme, Unpacked};
-
-/// One of the tensors that make up a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Component {
-    /// `weight`, `scales` or `biases`, as MLX names them; a format of one tensor has `weight`
-    /// alone.
-    pub name: &'static str,
-    /// Its element type.
-    pub dtype: DType,
-    /// Elements per row of the weight.
-    pub columns: usize,
-}
-
-impl Component {
-    /// Bytes per row of the weight.
-    pub const fn row_bytes(&self) -> usize {
-        self.columns * self.dtype.size()
-    }
-}
+use crate::{Codec, Component, FloatType, Format, FormatError, MAX_RUN, PackBlock, Parts, Scheme, Unpacked};
 
 impl Format {
     /// The group sizes of [`Format::Affine`]. All are powers of two and multiples of 32.

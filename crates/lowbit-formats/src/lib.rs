@@ -20,6 +20,7 @@
 mod list;
 
 mod codec;
+mod component;
 mod dtype;
 mod error;
 mod float;
@@ -30,16 +31,16 @@ mod mlx;
 mod nearest;
 mod scheme;
 
-pub use codec::{Codec, MAX_RUN, PackBlock, Parts};
+pub use codec::{Codec, PackBlock, Parts};
+pub use component::Component;
 pub use dtype::{DType, FloatType};
 pub use error::FormatError;
 pub use float::Float;
-pub use format::Component;
 pub use ggml::*;
 pub use list::Format;
 pub use minifloat::{E2M1, E4M3, E8M0, Minifloat};
 pub use mlx::*;
-pub use scheme::{BlockScales, Codes, Products, Scales, Scheme, Unpacked};
+pub use scheme::{BlockScales, Codes, MAX_RUN, Products, Scales, Scheme, Unpacked};
 
 /// The README's examples are tests, too.
 #[cfg(doctest)]

@@ -1,8 +1,11 @@
 //! The meaning of a format's codes and scales, independent of how a file packs them. Code that
 //! repacks weights (the upload to a GPU) needs this and [`Unpacked`], and no match on formats.
 
-use crate::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, MAX_RUN, Minifloat};
+use crate::{CODEBOOK, E2M1, E4M3, E8M0, FloatType, Minifloat};
 use half::f16;
+
+/// The longest [`Codec::RUN`](crate::Codec::RUN): a buffer of this many values holds a run of any format.
+pub const MAX_RUN: usize = 256;
 
 /// A format's quantisation scheme: `value = code * scale + bias`, where a code's value and a
 /// group's scale and bias are stored as these fields say.
