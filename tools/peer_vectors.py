@@ -15,7 +15,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-SUBJECTS = ["config_keys", "delta", "demo", "files", "formats", "gradients", "jinja", "models", "ops", "quantize"]
+SUBJECTS = ["config_keys", "delta", "demo", "embed", "files", "formats", "gradients", "jinja", "models", "ops", "quantize"]
 VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 
 

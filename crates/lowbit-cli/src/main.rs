@@ -1,5 +1,5 @@
-//! The program: `lowbit generate`, `chat`, `inspect`, `perplexity`, `quantize`, `bench`, `devices`
-//! and `setup`.
+//! The program: `lowbit generate`, `chat`, `embed`, `inspect`, `perplexity`, `quantize`, `bench`,
+//! `devices` and `setup`.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -21,9 +21,10 @@ mod plot;
 mod progress;
 mod sampling;
 mod template;
+mod texts;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use commands::{bench, chat, generate, inspect, perplexity, quantize, setup};
+use commands::{bench, chat, embed, generate, inspect, perplexity, quantize, setup};
 use std::process::ExitCode;
 
 /// Low-bit language models.
@@ -42,6 +43,8 @@ enum Command {
     Generate(generate::Arguments),
     /// Talk with a model.
     Chat(chat::Arguments),
+    /// Make embeddings of texts.
+    Embed(embed::Arguments),
     /// Show what a checkpoint holds.
     Inspect(inspect::Arguments),
     /// Measure how well a model predicts a text.
@@ -96,6 +99,7 @@ fn run() -> Result<(), Failure> {
     match parse()? {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
+        Command::Embed(arguments) => embed::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Perplexity(arguments) => perplexity::run(&arguments),
         Command::Quantize(arguments) => quantize::run(&arguments),

@@ -221,6 +221,13 @@ fn warn(model: &Model) {
     }
 }
 
+/// Says of an embedding model that it was not made to write text.
+pub fn note_embedding_model(checkpoint: &Checkpoint) {
+    if checkpoint.embedding_config().is_ok_and(|config| config.pooling.is_some()) {
+        out::note!("note: this is an embedding model; `lowbit embed` makes its embeddings");
+    }
+}
+
 /// Finds and maps the checkpoint of this name, which is given as --model's.
 pub fn open_named(model: &str) -> Result<Checkpoint, Failure> {
     Ok(Checkpoint::open(&resolve(model)?)?)

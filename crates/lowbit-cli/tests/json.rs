@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 use support::{json, lowbit, root, with_input, with_template};
 
 const TINY: &str = "tests/vectors/models/qwen3";
+/// It does not say how it pools.
+const EMBED: [&str; 8] = ["embed", "-m", TINY, "--pooling", "mean", "a", "--device", "cpu"];
 const TINY_4BIT: &str = "tests/vectors/models/qwen3-mlx-4bit";
 
 /// The fields that docs/json.md lists under the heading of this schema, with those of the schema
@@ -65,6 +67,14 @@ fn checked(schema: &str, object: Value) -> Value {
 #[track_caller]
 fn run(schema: &str, arguments: &[&str]) -> Value {
     checked(schema, json(&lowbit(&[arguments, &["--json"]].concat()).output().unwrap()))
+}
+
+#[test]
+fn embeddings_are_documented() {
+    let object = run("lowbit.embed/1", &EMBED);
+    assert_eq!(object["embedding"].as_array().unwrap().len(), 64);
+    let similarity = run("lowbit.similarity/1", &[&EMBED[..], &["--similarity"]].concat());
+    assert_eq!(similarity["similarity"].as_array().unwrap().len(), 1);
 }
 
 #[test]

@@ -22,7 +22,8 @@ mod tokenizer;
 
 pub use chat::{ChatTemplate, Message, ToolCall};
 pub use checkpoint::{
-    Checkpoint, GenerationConfig, Layout, Quantization, Unwritten, UnwrittenTensor, shard_names,
+    Checkpoint, EmbeddingConfig, GenerationConfig, Layout, Pooling, Quantization, Unwritten, UnwrittenTensor,
+    shard_names,
 };
 pub use companion::Companion;
 pub use error::FileError;

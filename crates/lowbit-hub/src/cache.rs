@@ -62,6 +62,12 @@ impl Repository {
     pub fn files(&self, commit: &Commit) -> Result<Vec<FileName>, String> {
         let mut files = self.files_in(&self.snapshot(commit), "")?;
         files.extend(self.files_in(&self.snapshot(commit).join(TEMPLATES), TEMPLATES)?);
+        let folders = fs::read_dir(self.snapshot(commit)).into_iter().flatten().flatten().take(ENTRIES);
+        for folder in folders.filter_map(|entry| entry.file_name().into_string().ok()) {
+            let Some(file) = FileName::of_module(&folder) else { continue };
+            let found = self.files_in(&self.snapshot(commit).join(&folder), &format!("{folder}/"))?;
+            files.extend(found.into_iter().filter(|found| *found == file));
+        }
         files.sort_unstable();
         Ok(files)
     }
@@ -132,11 +138,9 @@ impl Repository {
     /// Gives the blob its name in the snapshot.
     pub fn link(&self, commit: &Commit, file: &FileName, etag: &ETag) -> Result<(), String> {
         let snapshot = self.make(&[&self.name, "snapshots", commit.as_str()])?;
-        let folder = match file.is_template() {
-            true => {
-                self.make(&[&self.name, "snapshots", commit.as_str(), TEMPLATES.trim_end_matches('/')])?
-            }
-            false => snapshot.clone(),
+        let folder = match file.folder() {
+            Some(folder) => self.make(&[&self.name, "snapshots", commit.as_str(), folder])?,
+            None => snapshot.clone(),
         };
         let (path, beside) = (snapshot.join(file.as_str()), folder.join(unique()));
         // A process that was killed may have had the same number.
@@ -173,7 +177,7 @@ fn target(entry: &DirEntry) -> Option<PathBuf> {
 
 #[cfg(unix)]
 fn link(_: &Path, file: &FileName, etag: &ETag, path: &Path) -> Result<(), Error> {
-    let blobs = if file.is_template() { "../../../blobs" } else { "../../blobs" };
+    let blobs = if file.folder().is_some() { "../../../blobs" } else { "../../blobs" };
     std::os::unix::fs::symlink(Path::new(blobs).join(etag.as_str()), path)
 }
 

@@ -14,8 +14,8 @@ const DEFAULT_TAG: &str = "Q4_K_M";
 /// The most models that a message names.
 const NAMED: usize = 30;
 
-/// The files of a checkpoint that are read beside the tensors and chat templates in their folder.
-const FILES: [&str; 9] = [
+/// The files of a checkpoint that are read beside the tensors, and chat templates and modules in their folders.
+const FILES: [&str; 18] = [
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -23,15 +23,24 @@ const FILES: [&str; 9] = [
     "chat_template.jinja",
     "chat_template.json",
     "tokenizer.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
     INDEX,
     CONFIG,
 ];
 
 /// Those of `files` that are read beside the tensors.
 pub(super) fn small(files: &[FileName]) -> Vec<String> {
-    let templates = files.iter().filter(|file| file.is_template()).map(FileName::as_str);
+    let in_folders = files.iter().filter(|file| file.is_template() || file.is_module()).map(FileName::as_str);
     let has = |name: &&str| files.iter().any(|file| file.as_str() == *name);
-    templates.chain(FILES.into_iter().filter(has)).map(String::from).collect()
+    in_folders.chain(FILES.into_iter().filter(has)).map(String::from).collect()
 }
 
 /// The most bytes that `name` may have if it is not weights.

@@ -95,15 +95,15 @@ impl Commit {
     }
 }
 
-/// The name of a file in a repository's top folder, where all files of a model are but for chat templates with names: those
-/// are `additional_chat_templates/NAME.jinja`.
+/// The name of a file in a repository's top folder, where all files of a model are but for chat templates with names,
+/// `additional_chat_templates/NAME.jinja`, and sentence-transformers' modules, `1_Pooling/config.json`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FileName(String);
 
 impl FileName {
     pub fn parse(name: &str) -> Option<Self> {
         let template = name.strip_prefix(TEMPLATES).filter(|name| name.ends_with(".jinja"));
-        Self::is_plain(template.unwrap_or(name)).then(|| Self(name.into()))
+        (is_module(name) || Self::is_plain(template.unwrap_or(name))).then(|| Self(name.into()))
     }
 
     fn is_plain(name: &str) -> bool {
@@ -115,6 +115,21 @@ impl FileName {
             && !name.ends_with(['.', ' '])
             && name.chars().all(plain)
             && !is_device(name)
+    }
+
+    /// True if it names the settings of one of sentence-transformers' modules.
+    pub fn is_module(&self) -> bool {
+        is_module(&self.0)
+    }
+
+    /// The settings of the module in `folder`, if that is a module's.
+    pub fn of_module(folder: &str) -> Option<Self> {
+        Some(format!("{folder}/config.json")).filter(|name| is_module(name)).map(Self)
+    }
+
+    /// The folder that it is in, if that is not the top one.
+    pub fn folder(&self) -> Option<&str> {
+        self.0.split_once('/').map(|(folder, _)| folder)
     }
 
     /// True if it names a chat template in the templates' folder.
@@ -136,6 +151,15 @@ impl FileName {
         };
         self.0.bytes().map(encode).collect()
     }
+}
+
+/// Whether `name` is `N_NAME/config.json`.
+fn is_module(name: &str) -> bool {
+    let folder = name.strip_suffix("/config.json").and_then(|folder| folder.split_once('_'));
+    folder.is_some_and(|(number, name)| {
+        let digits = (1..=2).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit());
+        digits && (1..=32).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphabetic())
+    })
 }
 
 impl Display for FileName {
@@ -304,8 +328,16 @@ mod tests {
             (template.is_template(), &*template.encoded()),
             (true, "additional_chat_templates/tool%20use.jinja")
         );
+        let module = FileName::parse("1_Pooling/config.json").unwrap();
+        assert_eq!((module.is_module(), module.is_template()), (true, false));
         let long = "a".repeat(201);
         for name in [
+            "1_Pooling/model.safetensors",
+            "1_/config.json",
+            "1_../config.json",
+            "1_a/b/config.json",
+            "Pooling/config.json",
+            "/1_Pooling/config.json",
             "",
             ".",
             "..",
@@ -347,7 +379,8 @@ mod tests {
                 ModelName::parse(&text).map(|name| name.folder()),
             ];
             for name in names.into_iter().flatten() {
-                let name = name.strip_prefix(TEMPLATES).unwrap_or(&name).to_string();
+                let name = name.strip_prefix(TEMPLATES).unwrap_or(&name);
+                let name = if is_module(name) { name.trim_end_matches("/config.json") } else { name }.to_string();
                 let path = std::path::Path::new(&name);
                 let components: Vec<_> = path.components().collect();
                 prop_assert_eq!(components, [std::path::Component::Normal(name.as_ref())]);

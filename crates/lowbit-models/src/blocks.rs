@@ -46,8 +46,9 @@ impl Model {
     /// the states are the last block's.
     ///
     /// # Errors
-    /// Those of the ops.
+    /// [`ModelError::Headless`]; those of the ops.
     pub fn state_logits(&self, states: &Tensor) -> Result<Tensor, ModelError> {
+        self.check_head()?;
         let hidden = self.decoder().unchanged(states.clone().into())?;
         Ok(self.decoder().logits(&hidden)?.into_tensor())
     }

@@ -2,7 +2,7 @@
 //! only lists them ([`DryRun`](lowbit_kernels::gpu::DryRun)), so the list is the ops' own choice.
 
 use crate::{GenerationOptions, Model, ModelError, Session, Target};
-use lowbit_files::Checkpoint;
+use lowbit_files::{Checkpoint, Pooling};
 use lowbit_kernels::{Device, KernelError};
 use std::ops::ControlFlow::Continue;
 
@@ -60,6 +60,19 @@ pub fn dry_chat(model: &Model, options: &GenerationOptions) -> Result<(), ModelE
     dry_generation(model, &[12, 24, 48, 96, 192, 384], options)
 }
 
+/// For [`Model::load_compiled`]: texts of several lengths, alone and together, as [`Model::pooled`] runs them.
+///
+/// # Errors
+/// As [`Model::pooled`].
+pub fn dry_pooled(model: &Model, pooling: Pooling) -> Result<(), ModelError> {
+    let limit = model.config().max_position_embeddings;
+    let lengths = [8, 16, 64, 256].map(|length: usize| length.min(limit));
+    let texts = lengths.map(|length| vec![0; length]);
+    let pooled = |texts: &[&[u32]]| model.dry_states(texts, pooling);
+    texts.iter().try_for_each(|text| pooled(&[text]))?;
+    pooled(&texts.each_ref().map(Vec::as_slice))
+}
+
 /// Work for [`Model::load_compiled`]: prompts of these lengths one after the other in one session,
 /// each with the start of a reply. Prompts that do not fit the model's context are left out.
 ///
@@ -73,6 +86,9 @@ pub fn dry_generation(
     /// Tokens of a reply: the first is sampled after the prompt, the second in the step that is
     /// captured, the third in its replay.
     const REPLY: usize = 3;
+    if model.config().headless {
+        return Ok(());
+    }
     let limit = model.config().max_position_embeddings;
     let mut session = Session::new(model);
     // All tokens drawn are 0, which may be a stop id.

@@ -61,6 +61,12 @@ pub enum ModelError {
     #[error("there are no tokens to start from")]
     NoTokens,
     #[error(
+        "the {architecture} model has no output layer (lm_head), so that it writes no text: its states make embeddings, see lowbit embed", architecture = shown(.architecture)
+    )]
+    Headless { architecture: String },
+    #[error("element {element} of the pooled states is {got}, but every one must be finite")]
+    Pooled { element: usize, got: String },
+    #[error(
         "a context of {0} is too small: a window scores all its tokens but the first, so it takes at least 2"
     )]
     Window(usize),

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use steps::Steps;
 
 /// Prompt tokens per forward pass.
-fn chunk(device: &Device) -> usize {
+pub(crate) fn chunk(device: &Device) -> usize {
     match device {
         Device::Cpu(_) => 512,
         // Large products keep its units busy.

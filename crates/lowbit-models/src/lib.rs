@@ -23,6 +23,7 @@ mod model;
 pub mod names;
 mod outline;
 mod perplexity;
+mod pooled;
 #[cfg(all(test, any(feature = "cuda", feature = "vulkan", feature = "metal")))]
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -31,7 +32,7 @@ mod warnings;
 mod weights;
 
 pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache};
-pub use compile::{dry_chat, dry_generation};
+pub use compile::{dry_chat, dry_generation, dry_pooled};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
@@ -42,5 +43,6 @@ pub use perplexity::{
     ComparedToken, Estimate, Perplexity, Quantiles, Scoring, Statistics, compare, compare_layers,
     dry_perplexity, perplexity,
 };
+pub use pooled::Pooled;
 pub use warnings::warnings;
 pub use weights::{Target, Weights};

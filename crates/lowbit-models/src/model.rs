@@ -145,6 +145,9 @@ impl Model {
 
     /// The same, of what was checked.
     fn run(&self, batch: &mut [Sequence<'_>], logits: Logits) -> Result<Option<Tensor>, ModelError> {
+        if logits != Logits::None {
+            self.check_head()?;
+        }
         let sequences = batch.iter().map(|sequence| (sequence.cache.position(), sequence.tokens.len()));
         let step = Step::new(sequences, self.device())?;
         let hidden = self.hidden(batch, &step)?;
@@ -176,6 +179,7 @@ impl Model {
     /// # Errors
     /// As [`Self::forward_batch`].
     pub fn record(&self, batch: &[&[u32]], tape: &Tape) -> Result<Var, ModelError> {
+        self.check_head()?;
         Ok(self.decoder.logits(&self.recorded(batch, Some(tape))?)?)
     }
 
@@ -189,6 +193,14 @@ impl Model {
         self.hidden(&mut sequences, &step)
     }
 
+    /// Refuses to compute logits without an output layer.
+    pub(crate) fn check_head(&self) -> Result<(), ModelError> {
+        match self.config.headless {
+            true => Err(ModelError::Headless { architecture: self.architecture.clone() }),
+            false => Ok(()),
+        }
+    }
+
     /// All named tensors, which can be parameters.
     pub fn inventory(&self) -> Inventory {
         self.decoder.inventory()
@@ -197,8 +209,9 @@ impl Model {
     /// The output layer's weight, as these parameters have it.
     ///
     /// # Errors
-    /// [`KernelError::Value`] for an output layer with a bias, which no architecture here has.
-    pub(crate) fn output(&self, parameters: &Parameters) -> Result<Weight, KernelError> {
+    /// [`ModelError::Headless`]; [`KernelError::Value`] for an output layer with a bias, which no architecture here has.
+    pub(crate) fn output(&self, parameters: &Parameters) -> Result<Weight, ModelError> {
+        self.check_head()?;
         let weight = self.decoder.head().weight().ok_or_else(|| KernelError::Value {
             op: "output",
             operand: "lm_head",

@@ -1,4 +1,6 @@
-use lowbit_files::FileError;
+use std::path::PathBuf;
+
+use lowbit_files::{FileError, shown, shown_path};
 use lowbit_formats::FormatError;
 #[cfg(feature = "hub")]
 use lowbit_hub::HubError;
@@ -31,6 +33,41 @@ pub enum Error {
     /// A checkpoint that cannot be quantised.
     #[error(transparent)]
     Quantize(QuantizeError),
+    /// A checkpoint whose texts are to be embedded, but which does not say how their states are pooled.
+    #[error(
+        "{}: nothing says how the states of a text become its embedding (modules.json with its folder, or pooling_type of GGUF): if it is \
+         an embedding model, name its pooling: last, mean or cls", shown_path(.path)
+    )]
+    Pooling {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A reranker whose texts are to be embedded.
+    #[error("{}: is a reranker, which scores documents for a query and makes no embeddings", shown_path(.path))]
+    Ranks {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// The name of a prompt that a checkpoint does not have.
+    #[error("{}: has no prompt {}; it has {known}", shown_path(.path), shown(.name))]
+    Prompt {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The name that was asked for.
+        name: String,
+        /// The names of those that it has.
+        known: String,
+    },
+    /// A number of dimensions that an embedding does not have.
+    #[error(
+        "embeddings of {got} dimensions are asked for, but the model's have {hidden_size}: 1 to {hidden_size} can be kept"
+    )]
+    Dimensions {
+        /// The number that was asked for.
+        got: usize,
+        /// The model's.
+        hidden_size: usize,
+    },
 }
 
 impl From<FileError> for Error {

@@ -1,5 +1,5 @@
 use crate::reply::{Progress, Reply, ReplyOptions, reply};
-use crate::{Chat, Error, Syntax};
+use crate::{Chat, EmbedOptions, Embedder, Error, Syntax};
 use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer};
 use lowbit_kernels::Device;
 use lowbit_models::{GenerationOptions, Model, Session, Target, dry_chat};
@@ -168,6 +168,14 @@ impl LanguageModel {
     /// A new conversation.
     pub fn chat(&self) -> Chat<'_> {
         Chat::new(&self.model, &self.tokenizer, self.template.as_ref())
+    }
+
+    /// Makes embeddings.
+    ///
+    /// # Errors
+    /// Those of [`Embedder::new`].
+    pub fn embedder(&self, options: &EmbedOptions) -> Result<Embedder<'_>, Error> {
+        Embedder::new(&self.checkpoint, (&self.model, &self.tokenizer), options)
     }
 
     /// The checkpoint's files.

@@ -48,6 +48,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod chat;
+mod embed;
 mod error;
 mod history;
 mod language_model;
@@ -57,14 +58,15 @@ mod respelled;
 mod stop;
 
 pub use chat::Chat;
+pub use embed::{EmbedOptions, Embedder, FittedTokens, Prompt, cosine};
 pub use error::Error;
 pub use language_model::{LanguageModel, generate};
 pub use parse::{Call, Event, ReplyParser, Syntax};
 pub use reply::{Progress, Reply, ReplyOptions, reply};
 
 pub use lowbit_files::{
-    ChatTemplate, Checkpoint, FileError, Layout, Message, SpecialTokens, Stored, TensorView, Tensors,
-    TokenStream, Tokenizer, ToolCall,
+    ChatTemplate, Checkpoint, EmbeddingConfig, FileError, Layout, Message, Pooling, SpecialTokens, Stored,
+    TensorView, Tensors, TokenStream, Tokenizer, ToolCall,
 };
 pub use lowbit_formats::{DType, FloatType, Format, FormatError};
 #[cfg(feature = "hub")]
@@ -77,7 +79,7 @@ pub use lowbit_kernels::{Cpu, Device, KernelError, QuantizedTensor, Tensor, gpu:
 pub use lowbit_models::{
     Cache, ComparedToken, Finish, Generation, GenerationOptions, Logits, Model, ModelError, Perplexity,
     Scoring, Session, Statistics, Target, compare, compare_layers, dry_chat, dry_generation, dry_perplexity,
-    layers::DecoderConfig, perplexity,
+    dry_pooled, layers::DecoderConfig, perplexity,
 };
 
 /// Files: checkpoints, safetensors, GGUF, tokenizers, chat templates.

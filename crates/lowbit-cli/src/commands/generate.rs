@@ -1,6 +1,6 @@
 use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
-use crate::options::{ModelOptions, Opened};
+use crate::options::{ModelOptions, Opened, note_embedding_model};
 use crate::sampling::SamplingOptions;
 use crate::template::TemplateOptions;
 use crate::{Failure, habits, json, out};
@@ -59,6 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.sampling.check()?;
     let prompt = arguments.prompts.text()?;
     let opened = arguments.model.open_with_tokenizer()?;
+    note_embedding_model(&opened.checkpoint);
     let (prompt, syntax) = arguments.tokens(&opened, &prompt)?;
     let sampling = arguments.sampling.resolve(&opened.checkpoint)?;
     let loaded = opened

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod chat;
 mod context;
+pub mod embed;
 pub mod generate;
 pub mod inspect;
 mod learn;

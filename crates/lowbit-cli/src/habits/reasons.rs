@@ -3,7 +3,8 @@
 pub const ADAPTERS: &str =
     "adapters are not applied while a model runs: merge it first (peft's merge_and_unload, or mlx_lm.fuse)";
 pub const TEXT_ALONE: &str = "lowbit reads text alone";
-pub const NO_TEXT: &str = "lowbit writes text; it makes no embeddings, images or speech";
+pub const NO_TEXT: &str = "lowbit writes text and makes embeddings; it makes no images or speech";
+pub const EMBEDDINGS: &str = "`lowbit embed -m MODEL TEXT ..` makes embeddings";
 pub const DRAFTS: &str = "there is no speculative decoding";
 pub const ONE_DEVICE: &str = "a model is on one device, whole, which --device names";
 pub const AFFINITY: &str = "start lowbit with numactl or taskset";

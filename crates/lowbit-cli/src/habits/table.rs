@@ -14,6 +14,7 @@ const CHAT: Command = Some("chat");
 const PERPLEXITY: Command = Some("perplexity");
 const QUANTIZE: Command = Some("quantize");
 const BENCH: Command = Some("bench");
+const EMBED: Command = Some("embed");
 
 /// The translation of each flag, for one command or all of them. A flag that a command has itself
 /// is only looked up for what its value says ([`Instead::Value`]).
@@ -206,7 +207,19 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
     (None, &["--host", "--port", "--reuse-port", "--path", "-a", "--alias", "--tags", "-sps"], Say(SERVER)),
     (None, &["--allowed-origins", "--decode-concurrency", "--prompt-concurrency"], Say(SERVER)),
     (None, &["--props", "--metrics", "-to", "--timeout", "--sleep-idle-seconds", "--keepalive"], Say(SERVER)),
-    (None, &["--pooling", "--attention", "-embd"], Say(NO_TEXT)),
+    (None, &["--pooling", "-embd"], Say(EMBEDDINGS)),
+    (None, &["--attention"], Unless(&["causal"], "models attend to what is before a token")),
+    // embed.
+    (EMBED, &["--pooling"], Value(pooling)),
+    (EMBED, &["-embd", "--embedding", "--embeddings"], Nothing(0, "that is what `lowbit embed` does")),
+    (EMBED, &["--embd-normalize", "--embd-norm"], Value(embd_normalize)),
+    (EMBED, &["--embd-output-format"], Value(embd_output_format)),
+    (
+        EMBED,
+        &["--embd-separator"],
+        Unless(&["\n", "\\n"], "give each text as an argument, or a line of --file"),
+    ),
+    (EMBED, &["--truncate-dim", "--truncate_dim"], Is("--dimensions")),
     // bench.
     (BENCH, &["-p", "--n-prompt"], Is("--prompt-tokens")),
     (BENCH, &["-n", "--n-gen", "-g", "--generation-tokens"], Is("--generated-tokens")),
@@ -390,6 +403,32 @@ fn tensor_type(value: &str) -> Option<Instead> {
     }
 }
 
+/// The poolings of llama.cpp that are none of ours.
+fn pooling(value: &str) -> Option<Instead> {
+    match value {
+        "none" => Some(Say("lowbit embed makes one embedding of each text: mean, cls or last")),
+        "rank" => Some(Say("lowbit embed makes embeddings, and scores no documents")),
+        _ => None,
+    }
+}
+
+fn embd_normalize(value: &str) -> Option<Instead> {
+    Some(match value {
+        "-1" => Means("--no-normalize", ""),
+        "2" => Means("--normalize", ""),
+        _ => Say("embeddings are divided by their length (2), or left as they come (-1)"),
+    })
+}
+
+fn embd_output_format(value: &str) -> Option<Instead> {
+    Some(match value {
+        "" | "raw" => Means("--format", "text"),
+        "array" => Means("--format", "array"),
+        "json" => Means("--json", ""),
+        _ => Say("--json prints an object per text, and --similarity the cosines"),
+    })
+}
+
 /// The translation of `flag` of `command`: as a single flag of the command, as one of all commands,
 /// or by its class.
 pub fn instead(command: &str, flag: &str) -> Option<Instead> {
@@ -417,7 +456,8 @@ pub const COMMANDS: &[(&[&str], Instead)] = &[
     (&["evaluate", "lm_eval"], Say(TASKS)),
     (&["lora", "fuse"], Say(ADAPTERS)),
     (&["cache_prompt"], Say(PROMPT_CACHE)),
-    (&["embedding", "tts", "mtmd-cli"], Say(NO_TEXT)),
+    (&["embedding", "embeddings"], Is("embed")),
+    (&["tts", "mtmd-cli"], Say(NO_TEXT)),
     (&["gguf-split"], Say("GGUF files are read split or whole, and written whole")),
     (
         &["pull", "download"],

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::IgnoredAny;
 
+use super::embedding::{self, MODULES, PROMPTS, TRANSFORMERS};
 use super::{Checkpoint, GenerationConfig};
 use crate::chat::named;
 use crate::gguf::Metadata;
@@ -17,6 +18,8 @@ use crate::{Companion, FileError, Tokenizer};
 #[derive(Clone, Copy)]
 enum Content {
     Object,
+    /// A list or an object.
+    Json,
     Text,
     /// SentencePiece's and tiktoken's models: their content is not checked.
     Bytes,
@@ -35,6 +38,8 @@ const COMPANIONS: &[(&str, Content, u64)] = &[
     ("tokenizer.model", Content::Bytes, limit::CONFIG),
     ("vocab.json", Content::Object, limit::TOKENIZER),
     ("merges.txt", Content::Text, limit::TOKENIZER),
+    (MODULES, Content::Json, limit::CONFIG),
+    (PROMPTS, Content::Object, limit::CONFIG),
 ];
 
 impl Checkpoint {
@@ -55,8 +60,15 @@ impl Checkpoint {
         let named = COMPANIONS.iter().map(|&(name, content, limit)| (name.to_string(), content, limit));
         let templates = named::additional(self.path())?.into_iter();
         let templates = templates.map(|name| (named::path_of(&name), Content::Text, limit::TEMPLATE));
+        // Modules with weights of their own would be lost: they are refused.
+        self.embedding_config()?;
+        let folders =
+            self.modules()?.into_iter().map(|module| module.folder).filter(|folder| !folder.is_empty());
+        let modules = folders.map(|folder| format!("{folder}/{CONFIG}"));
+        let modules =
+            modules.chain(TRANSFORMERS.map(String::from)).map(|name| (name, Content::Object, limit::CONFIG));
         let mut companions = vec![];
-        for (name, content, limit) in named.chain(templates) {
+        for (name, content, limit) in named.chain(templates).chain(modules) {
             if let Some(path) = own_file(self.path(), &name)? {
                 let bytes = read(&path, limit)?;
                 content.check(&bytes, &self.path().join(&name))?;
@@ -77,6 +89,9 @@ fn from_gguf(checkpoint: &Checkpoint, metadata: &Metadata) -> Result<Vec<Compani
     if let Some(json) = generation.to_json(metadata.file())? {
         companions.push(Companion { name: "generation_config.json".into(), bytes: json.into_bytes() });
     }
+    if let Some(pooling) = checkpoint.embedding_config()?.pooling {
+        companions.extend(embedding::companions(pooling));
+    }
     Ok(companions)
 }
 
@@ -86,6 +101,9 @@ impl Content {
             Self::Object => serde_json::from_slice::<std::collections::HashMap<String, IgnoredAny>>(bytes)
                 .map(|_| ())
                 .map_err(FileError::json(path)),
+            Self::Json => {
+                serde_json::from_slice::<IgnoredAny>(bytes).map(|_| ()).map_err(FileError::json(path))
+            }
             Self::Text => std::str::from_utf8(bytes)
                 .map(|_| ())
                 .map_err(|error| FileError::io(path)(Error::new(ErrorKind::InvalidData, error))),

@@ -194,11 +194,32 @@ const CLASSES: &[(&str, &str)] = &[
     ("ForSpeechSeq2Seq", "writes down speech"),
     ("ForTextToWaveform", "speaks"),
     ("EncoderModel", "makes embeddings"),
-    ("Model", "makes embeddings"),
 ];
 
-/// The kind of a model that does not write text, according to `config` and the files beside it.
-pub(super) fn kind(path: &Path, config: &Value) -> Option<String> {
+/// Parts of the names of classes that attend to both sides. Those of decoders, such as Qwen3Model, end in Model, too.
+const ENCODERS: [&str; 18] = [
+    "Albert",
+    "Bart",
+    "Bert",
+    "BERT",
+    "BigBird",
+    "CLIP",
+    "Canine",
+    "Deberta",
+    "Electra",
+    "Ernie",
+    "Longformer",
+    "MPNet",
+    "Nomic",
+    "Siglip",
+    "T5",
+    "ViT",
+    "Wav2Vec2",
+    "XLM",
+];
+
+/// The kind of a model that is no decoder, according to `config`.
+pub(super) fn kind(config: &Value) -> Option<String> {
     let architectures = config.get("architectures").and_then(Value::as_array);
     let class = architectures.and_then(|list| list.first()).and_then(Value::as_str).unwrap_or_default();
     if config.get("is_encoder_decoder") == Some(&Value::Bool(true)) {
@@ -207,10 +228,8 @@ pub(super) fn kind(path: &Path, config: &Value) -> Option<String> {
     if let Some((_, does)) = CLASSES.iter().find(|(suffix, _)| class.ends_with(suffix)) {
         return Some(format!("is a model ({}) that {does}; {RUNS}", shown(class)));
     }
-    let modules =
-        crate::read::read(&path.join("modules.json"), crate::read::limit::CONFIG).unwrap_or_default();
-    contains(&modules, b"Pooling")
-        .then(|| format!("is a sentence-transformers model, which makes embeddings; {RUNS}"))
+    let is_encoder = class.ends_with("Model") && ENCODERS.iter().any(|part| class.contains(part));
+    is_encoder.then(|| format!("is a model ({}) that makes embeddings; {RUNS}", shown(class)))
 }
 
 /// The kind of a GGUF file that is not a model that writes text.
@@ -234,4 +253,4 @@ pub(super) fn gguf_kind(metadata: &Metadata) -> Option<String> {
     Some(format!("{what}; {RUNS}"))
 }
 
-const RUNS: &str = "lowbit runs models that write text";
+const RUNS: &str = "lowbit runs models that write text, and embedding models that were made of them";

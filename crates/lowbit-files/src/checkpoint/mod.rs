@@ -1,6 +1,7 @@
 //! A model on disk: a directory in Hugging Face's or MLX's layout, or GGUF.
 
 mod companion;
+mod embedding;
 pub(crate) mod foreign;
 #[cfg(test)]
 mod foreign_tests;
@@ -18,6 +19,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+pub use embedding::{EmbeddingConfig, Pooling};
 pub use generation::GenerationConfig;
 pub use index::shard_names;
 pub use quantization::Quantization;
@@ -108,7 +110,7 @@ impl Checkpoint {
         if !config.is_object() {
             return Err(mismatch(&config_path, "the whole", "an object", &config));
         }
-        if let Some(problem) = foreign::kind(path, &config) {
+        if let Some(problem) = foreign::kind(&config) {
             return Err(FileError::not_a_checkpoint(path, problem));
         }
         quantization::check(&config_path, &config)?;

@@ -31,6 +31,7 @@ pub const GGUF: &[Key] = &[
     Key::optional("rope.scaling.yarn_attn_factor"),
     // The vocabulary is as long as its embeddings.
     Key::no_effect("vocab_size"),
+    // Read with the checkpoint: `Checkpoint::embedding_config`.
     Key::no_effect("pooling_type"),
     Key::optional("nextn_predict_layers"),
 ];

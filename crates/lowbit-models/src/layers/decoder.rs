@@ -1,5 +1,5 @@
 use super::block::{constant_row, scaled};
-use super::tied::{head_prefix, is_tied};
+use super::tied::{head_prefix, is_headless, is_tied};
 use super::{Block, DecoderSpec, Embedding, Linear, Multipliers, Residual, RmsNorm, Step};
 use crate::cache::{Cache, LayerCache};
 use crate::names::{LM_HEAD, NORM};
@@ -20,6 +20,9 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f32,
     pub max_position_embeddings: usize,
     pub tie_word_embeddings: bool,
+    /// Whether the checkpoint has no output layer, and the embedding stands in its place: the model computes states,
+    /// and no logits.
+    pub headless: bool,
 }
 
 impl DecoderConfig {
@@ -47,13 +50,16 @@ impl DecoderConfig {
             let want = format!("there is a tensor {}", lowbit_files::shown(name));
             return Err(config.refuse("block_count", &layers.to_string(), &want));
         }
+        let tied = is_tied(config, weights)?;
+        let headless = !tied && is_headless(weights);
         Ok(Self {
             hidden_size: config.size("hidden_size", "embedding_length")?,
             num_hidden_layers: layers.saturating_sub(predictors),
             vocab_size,
             rms_norm_eps: eps(config)?,
             max_position_embeddings: config.size("max_position_embeddings", "context_length")?,
-            tie_word_embeddings: is_tied(config, weights)?,
+            tie_word_embeddings: tied || headless,
+            headless,
         })
     }
 }
@@ -180,6 +186,16 @@ impl Decoder {
     pub(crate) fn block(&self, index: usize, x: &Var, step: &Step) -> Result<Var, KernelError> {
         let Residual { stream, update } = self.whole(index, self.unchanged(x.clone())?, step)?;
         add(&stream, &update)
+    }
+
+    /// The states of whole sequences before the final norm and the output layer: as [`Self::run`], but only one block's keys
+    /// and values are in memory at a time.
+    ///
+    /// # Errors
+    /// Those of the ops.
+    pub(crate) fn run_whole(&self, tokens: &Tensor, step: &Step) -> Result<Residual, KernelError> {
+        let x = self.unchanged(self.embed(tokens, None)?)?;
+        (0..self.blocks.len()).try_fold(x, |x, index| self.whole(index, x, step))
     }
 
     /// Whole sequences through block `index`, with caches of its own.

@@ -8,6 +8,13 @@ pub(super) fn head_prefix(weights: &Weights<'_>) -> &'static str {
     if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" }
 }
 
+/// Whether there is no output layer: the checkpoint was saved without it, and then its names have no prefix either, as
+/// transformers' `Qwen3Model` has them. (GGUF cannot say this: no output layer means the embedding there.)
+pub(super) fn is_headless(weights: &Weights<'_>) -> bool {
+    let has_head = weights.has(&format!("{}lm_head.weight", head_prefix(weights)), "");
+    !weights.is_gguf() && !has_head && text_model(weights).prefix().is_empty()
+}
+
 /// Whether the output layer is the embedding. In GGUF it is when there is no output layer. Elsewhere
 /// `tie_word_embeddings` says it: for a multimodal model transformers reads the outer one, mlx-lm the one in
 /// `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their defaults. A file that has an output layer

@@ -109,6 +109,9 @@ pub(super) fn metadata(
         let rotary = u32_value(config, "partial_rotary_factor", computed.rope()?.rotary_dim)?;
         builder.put_own("rope.dimension_count", rotary)?;
     }
+    if let Some(pooling) = checkpoint.embedding_config()?.pooling {
+        builder.put_own("pooling_type", Value::U32(pooling.ggml()))?;
+    }
     if predictors > 0 {
         builder.put_own("nextn_predict_layers", u32_value(config, "mtp_num_hidden_layers", predictors)?)?;
     }

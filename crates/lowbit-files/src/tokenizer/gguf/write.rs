@@ -334,6 +334,7 @@ impl Source<'_> {
         for (name, key) in SPECIAL {
             ids.extend(named.get(name).and_then(id_of).map(|id| (key, id)));
         }
+        ids.extend(named.get("eot").and_then(id_of).map(|id| ("eot", id)));
         for (name, key) in SPECIAL {
             let known = ids.iter().any(|(other, _)| *other == key);
             ids.extend(in_config(name).filter(|_| !known).map(|id| (key, id)));
@@ -411,7 +412,11 @@ impl Source<'_> {
         for (name, token) in ["bos", "eos"].into_iter().zip(&ends) {
             let Some(token) = token else { continue };
             let known = named.entry(name).or_insert_with(|| token.clone());
-            if known != token {
+            if known != token && name == "eos" {
+                // As the converter has it: the token that ends texts is eos, and the one with that name ends turns.
+                let turn = std::mem::replace(known, token.clone());
+                named.insert("eot", turn);
+            } else if known != token {
                 let (token, known) = (shown(token), shown(known));
                 let problem = format!(
                     "its post_processor puts {token} around texts, but {name} is {known}: GGUF cannot say that"
@@ -450,7 +455,8 @@ impl Source<'_> {
         ends.extend(self.directory.special_id("eos_token"));
         ends.sort_unstable();
         ends.dedup();
-        let mut names = ["eot", "eom"].into_iter();
+        let is_free = |name: &&str| metadata.value(&format!("tokenizer.ggml.{name}_token_id")).is_none();
+        let mut names = ["eot", "eom"].into_iter().filter(is_free);
         for id in ends.into_iter().filter(|id| (*id as usize) < vocab_size && !known.contains(id)) {
             match names.next() {
                 Some(name) => self.put(&format!("ggml.{name}_token_id"), Value::U32(id)),

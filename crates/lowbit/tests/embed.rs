@@ -1,0 +1,157 @@
+//! Embeddings against sentence-transformers' (tools/peer_vectors/embed.py), from every layout.
+
+#[path = "support/embedding.rs"]
+mod embedding;
+
+use embedding::{Embedding, behead, texts};
+use lowbit::quantize::{GgufOptions, Mix, QuantizeOptions, quantize, quantize_to_gguf};
+use lowbit::{
+    Checkpoint, Device, EmbedOptions, Embedder, Error, Model, Pooling, Prompt, Target, Tokenizer, cosine,
+};
+use numcheck::Vectors;
+use serde_json::json;
+use std::ops::ControlFlow::Continue;
+use std::path::Path;
+
+/// The error of sums in another order, as a part of an embedding's length: 21 products, one after the other, each of up to
+/// 160 terms in f32.
+const BOUND: f32 = 21.0 * 160.0 * f32::EPSILON / 2.0;
+
+fn embed(path: &Path, options: &EmbedOptions, exact: bool) -> Result<Vec<Vec<f32>>, Error> {
+    let checkpoint = Checkpoint::open(path)?;
+    let target = Target::new(&Device::cpu(Some(2))?, None)?.with_exact(exact);
+    let (model, tokenizer) =
+        (Model::load_for(&checkpoint, target)?, Tokenizer::from_checkpoint(&checkpoint)?);
+    Embedder::new(&checkpoint, (&model, &tokenizer), options)?.embed(&texts())
+}
+
+#[track_caller]
+fn assert_close(what: &str, got: &[Vec<f32>], want: &[Vec<f32>], bound: f32) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.len(), want.len(), "{what}, text {index}");
+        let length = want.iter().map(|value| value * value).sum::<f32>().sqrt();
+        let error = got.iter().zip(want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+        // Not `error > bound`: a NaN must fail.
+        assert!(error <= bound * length, "{what}, text {index}: an error of {error} beside {length}");
+    }
+}
+
+fn expected(name: &str) -> Vec<Vec<f32>> {
+    let vector = Vectors::open("embed/expected").get(name);
+    vector.f32s().chunks(vector.shape[1]).map(<[f32]>::to_vec).collect()
+}
+
+fn named(name: &str) -> EmbedOptions {
+    EmbedOptions::default().with_prompt(Prompt::Named(name.into()))
+}
+
+#[test]
+fn embeddings_are_those_of_sentence_transformers() {
+    let plain = EmbedOptions::default;
+    let left = json!({"max_seq_length": 24, "truncation_side": "left"});
+    let default = json!({"default_prompt_name": "query", "include_prompt": false});
+    let cases = [
+        ("last", "lasttoken", true, json!({}), plain()),
+        ("query", "lasttoken", true, json!({}), named("query")),
+        ("mean", "mean_tokens", false, json!({}), plain()),
+        ("cls", "cls_token", true, json!({}), plain().with_prompt(Prompt::Text("in the ".into()))),
+        ("short", "lasttoken", true, json!({"max_seq_length": 24}), plain()),
+        ("short_left", "mean_tokens", true, left, named("query")),
+        ("default", "mean_tokens", true, default, plain()),
+        ("dimensions", "lasttoken", true, json!({}), plain().with_dimensions(24)),
+    ];
+    for (name, pooling, normalize, settings, options) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        Embedding { pooling, normalize, settings }.write(folder.path());
+        let want = expected(name);
+        assert_close(name, &embed(folder.path(), &options, true).unwrap(), &want, BOUND);
+        // With activations in 8 bits.
+        for (got, want) in embed(folder.path(), &options, false).unwrap().iter().zip(&want) {
+            assert!(cosine(got, want) > 0.99, "{name}: {}", cosine(got, want));
+        }
+    }
+}
+
+#[test]
+fn a_model_without_its_output_layer_makes_embeddings() {
+    let folder = tempfile::tempdir().unwrap();
+    Embedding::default().write(folder.path());
+    behead(folder.path());
+    let got = embed(folder.path(), &EmbedOptions::default(), true).unwrap();
+    assert_close("headless", &got, &expected("last"), BOUND);
+    let model = lowbit::LanguageModel::open(folder.path().to_str().unwrap()).unwrap();
+    let message = model.generate("the thing").unwrap_err().to_string();
+    assert!(message.starts_with("the qwen3 model has no output layer (lm_head)"), "{message}");
+}
+
+#[test]
+fn conversions_keep_how_embeddings_are_made() {
+    let folder = tempfile::tempdir().unwrap();
+    for headless in [false, true] {
+        let path = |name: &str| folder.path().join(format!("{name}-{headless}"));
+        let source = path("source");
+        std::fs::create_dir(&source).unwrap();
+        Embedding::default().write(&source);
+        if headless {
+            behead(&source);
+        }
+        let open = |path: &Path| Checkpoint::open(path).unwrap();
+        let (checkpoint, mlx, gguf) = (open(&source), path("mlx"), path("x.gguf"));
+        let gguf_options = GgufOptions::new(Mix::from_name("BF16").unwrap());
+        quantize_to_gguf(&checkpoint, &gguf, &gguf_options, |_, _| Continue(())).unwrap();
+        assert_close(
+            "GGUF",
+            &embed(&gguf, &EmbedOptions::default(), true).unwrap(),
+            &expected("last"),
+            BOUND,
+        );
+        assert_eq!(open(&gguf).metadata().unwrap().get::<u32>("qwen3.pooling_type").unwrap(), 3);
+
+        quantize(&checkpoint, &mlx, &QuantizeOptions::new("affine", 8, 32), |_, _| Continue(())).unwrap();
+        for name in [
+            "modules.json",
+            "1_Pooling/config.json",
+            "config_sentence_transformers.json",
+            "sentence_bert_config.json",
+        ] {
+            assert_eq!(
+                std::fs::read(mlx.join(name)).unwrap(),
+                std::fs::read(source.join(name)).unwrap(),
+                "{name}"
+            );
+        }
+        let near = |path: &Path, options: &EmbedOptions, name: &str| {
+            for (got, want) in embed(path, options, true).unwrap().iter().zip(&expected(name)) {
+                assert!(cosine(got, want) > 0.99, "{name}: {}", cosine(got, want));
+            }
+        };
+        near(&mlx, &named("query"), "query");
+        // MLX's files are made of what GGUF says.
+        let made = path("made");
+        quantize(&open(&gguf), &made, &QuantizeOptions::new("affine", 8, 32), |_, _| Continue(())).unwrap();
+        let config = open(&made).embedding_config().unwrap();
+        assert_eq!(
+            (config.pooling, config.normalize, config.include_prompt),
+            (Some(Pooling::Last), true, true)
+        );
+        near(&made, &EmbedOptions::default(), "last");
+    }
+}
+
+#[test]
+fn what_cannot_be_embedded_is_named() {
+    let plain = embedding::vectors().join("models/qwen3");
+    let message = embed(&plain, &EmbedOptions::default(), true).unwrap_err().to_string();
+    assert!(message.contains("nothing says how the states of a text become its embedding"), "{message}");
+    let pooled = embed(&plain, &EmbedOptions::default().with_pooling(Pooling::Mean), true).unwrap_err();
+    // Its tokenizer puts nothing around a text, and one of them is empty.
+    assert_eq!(pooled.to_string(), "sequence 1 of the batch: there are no tokens to start from");
+    let folder = tempfile::tempdir().unwrap();
+    Embedding::default().write(folder.path());
+    let refused = |options| embed(folder.path(), &options, true).unwrap_err().to_string();
+    let message = refused(named("other"));
+    assert!(message.ends_with("has no prompt other; it has query, document"), "{message}");
+    let want = "embeddings of 65 dimensions are asked for, but the model's have 64: 1 to 64 can be kept";
+    assert_eq!(refused(EmbedOptions::default().with_dimensions(65)), want);
+}
