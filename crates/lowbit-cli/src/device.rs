@@ -63,9 +63,6 @@ impl Named {
             Some(1..) if kind == "cpu" || kind == "metal" => {
                 Err(format!("there is one {kind} device, {kind}:0"))
             }
-            Some(1..) if kind == "vulkan" => {
-                Err("of Vulkan's devices the best is taken, vulkan:0; another cannot be named".into())
-            }
             Some(number) if kind == "auto" => Err(format!("auto takes no number, but {number} was given")),
             _ => Ok(Self { kind: kind.into(), number }),
         }
@@ -128,7 +125,8 @@ impl TypedValueParser for DeviceParser {
 #[command(next_help_heading = "Device")]
 pub struct DeviceOptions {
     /// Device to run on; auto takes the first of CUDA, Metal, Vulkan and the CPU that this build
-    /// and this machine have, cuda:1 the second CUDA device; `lowbit devices` lists all
+    /// and this machine have; cuda:1 is the second CUDA device, vulkan:1 the second of Vulkan's,
+    /// the best of which comes first; `lowbit devices` lists all
     /// [default: auto; cpu with --threads, --isa or --exact].
     #[arg(long, value_parser = DeviceParser)]
     device: Option<Named>,
@@ -280,7 +278,7 @@ pub fn list() -> Result<(), Failure> {
                 Some(Ok(Device::Cpu(_))) => break,
                 Some(Err(error)) => out::line!("{:<10} cannot be used: {error}", named.to_string())?,
             }
-            if kind != "cuda" {
+            if kind == "metal" {
                 break;
             }
         }
@@ -363,7 +361,9 @@ fn open(named: &Named, cuda_arch: Option<u32>) -> Option<Result<Device, KernelEr
         "vulkan" => {
             let cache = crate::cache::cache(&|name| std::env::var_os(name));
             let options = lowbit::VulkanOptions::default();
-            Some(Device::vulkan(&cache.into_iter().fold(options, lowbit::VulkanOptions::with_cache)))
+            let options = cache.into_iter().fold(options, lowbit::VulkanOptions::with_cache);
+            let options = named.number.into_iter().fold(options, lowbit::VulkanOptions::with_device);
+            Some(Device::vulkan(&options))
         }
         #[cfg(feature = "metal")]
         "metal" => Some(Device::metal()),
@@ -399,6 +399,7 @@ mod tests {
             ("cuda:1", of("cuda", Some(1))),
             ("CUDA12", of("cuda", Some(12))),
             ("Vulkan0", of("vulkan", Some(0))),
+            ("vulkan:1", of("vulkan", Some(1))),
             ("MTL0", of("metal", Some(0))),
             ("none", of("cpu", None)),
             ("cpu:0", of("cpu", Some(0))),
@@ -411,7 +412,6 @@ mod tests {
             ("cuda:", "a number is wanted after the colon"),
             ("cpu:1", "there is one cpu device, cpu:0"),
             ("cuda:99999999999999999999", "there is no device of number 99999999999999999999"),
-            ("Vulkan1", "of Vulkan's devices the best is taken, vulkan:0; another cannot be named"),
             ("auto:1", "auto takes no number, but 1 was given"),
         ] {
             assert_eq!(Named::parse(text).unwrap_err(), want, "{text}");

@@ -57,11 +57,11 @@ impl Device {
         Gpu::cuda(ordinal, options).map(Self::Gpu)
     }
 
-    /// The machine's best Vulkan device.
+    /// The Vulkan device that `options` name, or the machine's best.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the
-    /// kernels.
+    /// [`KernelError::NoGpu`] when there is none, or none of this number; [`KernelError::Gpu`] when
+    /// it cannot run the kernels.
     #[cfg(feature = "vulkan")]
     pub fn vulkan(options: &crate::gpu::VulkanOptions) -> Result<Self, KernelError> {
         crate::gpu::start_threads()?;

@@ -90,6 +90,19 @@ pub(crate) fn start_threads() -> Result<(), crate::KernelError> {
     }
 }
 
+/// The error of a device of `kind` that was asked for by a number that none of the devices `names`
+/// has.
+#[cfg(any(feature = "cuda", feature = "vulkan"))]
+fn no_such_device(kind: &str, number: usize, names: &[String]) -> crate::KernelError {
+    let known = names.iter().enumerate().map(|(index, name)| format!("{kind}:{index} {name}"));
+    let known = known.collect::<Vec<_>>().join(", ");
+    let known = if known.is_empty() { "none" } else { &known };
+    crate::KernelError::NoGpu {
+        device: format!("{kind}:{number}"),
+        problem: format!("no device has this number; there is {known}"),
+    }
+}
+
 /// A GPU and its queue. This build has none: the features `cuda`, `vulkan` and `metal` compile them
 /// in.
 #[cfg(not(feature = "gpu"))]

@@ -13,7 +13,7 @@ use super::nvrtc::{Architecture, Compiler};
 use crate::KernelError;
 use crate::gpu::compile::{self, Code, CudaDevice, DiskCache, Target};
 use crate::gpu::encoder::{Dense, Dispatch, Driver, Pass, Pending, Range, Replay, Unlaunched, lock};
-use crate::gpu::{Gpu, Memory};
+use crate::gpu::{Gpu, Memory, no_such_device};
 
 use cubecl_core::InfoBuilder;
 use cubecl_core::ir::AddressType;
@@ -182,7 +182,9 @@ impl Gpu {
         }
         let count = CudaContext::device_count().map_err(failed)?;
         if ordinal >= count.max(0) as usize {
-            return Err(absent(format!("the driver has {count} devices, counted from 0")));
+            let name = |index| result::device::get_name(result::device::get(index)?);
+            let names = (0..count).map(name).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+            return Err(no_such_device("cuda", ordinal, &names));
         }
         let context = CudaContext::new(ordinal).map_err(failed)?;
         // SAFETY: one stream orders all work, so that cudarc need not order it by events.

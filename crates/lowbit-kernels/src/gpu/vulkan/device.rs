@@ -2,6 +2,7 @@
 
 use super::features::{Features, Sizes};
 use crate::KernelError;
+use crate::gpu::no_such_device;
 use ash::prelude::VkResult;
 use ash::vk;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -68,13 +69,14 @@ impl Drop for Instance {
 }
 
 impl Context {
-    /// The best device that is there: a card of its own, else a part of the processor, else a
-    /// virtual one, else a program.
+    /// The device of this number, counted from 0 with the best first: cards of their own, then
+    /// parts of the processor, virtual ones, and programs. Without a number, the first of them that
+    /// has what is needed.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] without a loader, a driver or a device; [`KernelError::Gpu`] when a
-    /// device lacks what is needed.
-    pub fn open() -> Result<Self, KernelError> {
+    /// [`KernelError::NoGpu`] without a loader, a driver or a device of this number;
+    /// [`KernelError::Gpu`] when a device lacks what is needed.
+    pub fn open(number: Option<usize>) -> Result<Self, KernelError> {
         // SAFETY: the system's Vulkan loader is what it says.
         let entry = unsafe { ash::Entry::load() }.map_err(|_| {
             absent("Vulkan's loader is not installed (there is no libvulkan): install it, or choose another device")
@@ -96,10 +98,10 @@ impl Context {
             }
             made => checked("vkCreateInstance", made)?,
         };
-        Self::choose(Instance(Some((entry, instance))))
+        Self::choose(Instance(Some((entry, instance))), number)
     }
 
-    fn choose(mut owner: Instance) -> Result<Self, KernelError> {
+    fn choose(mut owner: Instance, number: Option<usize>) -> Result<Self, KernelError> {
         let (_, instance) = owner.0.as_ref().expect("it is there until a device takes it");
         // SAFETY: the instance is alive, and devices are its own.
         let devices = unsafe { instance.enumerate_physical_devices() };
@@ -109,6 +111,15 @@ impl Context {
             .map(|device| (device, unsafe { instance.get_physical_device_properties(device) }))
             .collect();
         devices.sort_by_key(|(_, properties)| rank(properties.device_type));
+        if let Some(number) = number
+            && !devices.is_empty()
+        {
+            let names: Vec<_> = devices.iter().map(|(_, properties)| product(properties)).collect();
+            if number >= names.len() {
+                return Err(no_such_device(NAME, number, &names));
+            }
+            devices = vec![devices.swap_remove(number)];
+        }
         let mut refusal = None;
         for (physical, properties) in devices {
             match usable(instance, physical, &properties) {

@@ -40,20 +40,29 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// Vulkan's cache of kernels. The program decides; nothing is read from the environment, except by
-/// Vulkan's loader itself.
+/// A choice of Vulkan device, and its cache of kernels. The program decides; nothing is read from
+/// the environment, except by Vulkan's loader itself.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct VulkanOptions {
     /// Keeps compiled kernels between runs.
     pub cache: Option<PathBuf>,
+    /// The device's number, counted from 0 with the best first; without it the best that has what
+    /// is needed.
+    pub device: Option<usize>,
 }
 
 impl VulkanOptions {
     /// With compiled kernels kept in the folder `cache`.
     #[must_use]
     pub fn with_cache(self, cache: impl Into<PathBuf>) -> Self {
-        Self { cache: Some(cache.into()) }
+        Self { cache: Some(cache.into()), ..self }
+    }
+
+    /// With the device of this number, see [`Self::device`].
+    #[must_use]
+    pub fn with_device(self, number: usize) -> Self {
+        Self { device: Some(number), ..self }
     }
 }
 
@@ -76,14 +85,14 @@ struct Capture {
 }
 
 impl Gpu {
-    /// The machine's best Vulkan device: a discrete GPU before an integrated one, a software driver
-    /// last.
+    /// The Vulkan device that `options` name, or the machine's best: a discrete GPU before an
+    /// integrated one, a software driver last.
     ///
     /// # Errors
-    /// [`KernelError::NoGpu`] when there is none; [`KernelError::Gpu`] when it cannot run the
-    /// kernels.
+    /// [`KernelError::NoGpu`] when there is none, or none of this number; [`KernelError::Gpu`] when
+    /// it cannot run the kernels.
     pub fn vulkan(options: &VulkanOptions) -> Result<Self, KernelError> {
-        let context = Arc::new(Context::open()?);
+        let context = Arc::new(Context::open(options.device)?);
         let properties =
             features::properties(&context.features, &context.sizes, &context.matrices, &context.product());
         let pipelines = Pipelines::new(&context, options.cache.as_deref())?;

@@ -9,8 +9,8 @@ fn device(cache: Option<&Path>) -> Option<Gpu> {
     if std::env::var("LOWBIT_GPU").is_ok_and(|name| name != NAME) {
         return None;
     }
-    let cache = cache.map(Path::to_path_buf);
-    Some(Gpu::vulkan(&VulkanOptions { cache }).expect("a Vulkan driver, such as Mesa's lavapipe"))
+    let options = cache.into_iter().fold(VulkanOptions::default(), VulkanOptions::with_cache);
+    Some(Gpu::vulkan(&options).expect("a Vulkan driver, such as Mesa's lavapipe"))
 }
 
 /// `len` bytes of which each differs from its neighbours.
@@ -61,10 +61,23 @@ fn memory_is_used_again_and_has_limits() {
     let message = gpu.allocate(1 << 60).unwrap_err().to_string();
     let start = "vulkan: 1152921504606846976 bytes were asked for at once, and an allocation holds at most ";
     assert!(message.starts_with(start), "{message}");
-    let context = Arc::new(Context::open().unwrap());
+    let context = Arc::new(Context::open(None).unwrap());
     let message = Pool::new(context).shortage(3 << 20).to_string();
     assert!(message.starts_with("vulkan: 3 MiB of memory were asked for, and "), "{message}");
     assert!(message.ends_with(": out of memory"), "{message}");
+}
+
+#[test]
+fn a_device_has_its_number_or_the_devices_are_named() {
+    let Some(best) = device(None) else { return };
+    // Whether the best has all that is needed is known here alone.
+    let first = Gpu::vulkan(&VulkanOptions::default().with_device(0));
+    if let Ok(first) = &first {
+        assert_eq!(first.product(), best.product());
+    }
+    let message = Gpu::vulkan(&VulkanOptions::default().with_device(1000)).unwrap_err().to_string();
+    assert!(message.starts_with("vulkan:1000: no device has this number; there is vulkan:0 "), "{message}");
+    assert!(message.contains(&best.product()), "{message}");
 }
 
 /// A pass reads and writes the same memory at each replay, in the order of its launches, whatever
