@@ -4,6 +4,7 @@
     python tools/peer_vectors.py models --llama-cpp llama.cpp --tools build/bin
     python tools/peer_vectors.py demo
     python tools/peer_vectors.py gradients
+    python tools/peer_vectors.py makers --auto-gptq auto_gptq-0.7.1 --autoawq autoawq-0.2.9
     python tools/peer_vectors.py config_keys
     python tools/peer_vectors.py quantize --llama-cpp llama.cpp --tools build/bin
 
@@ -15,7 +16,20 @@ import argparse
 import importlib
 from pathlib import Path
 
-SUBJECTS = ["config_keys", "delta", "demo", "embed", "files", "formats", "gradients", "jinja", "models", "ops", "quantize"]
+SUBJECTS = [
+    "config_keys",
+    "delta",
+    "demo",
+    "embed",
+    "files",
+    "formats",
+    "gradients",
+    "jinja",
+    "makers",
+    "models",
+    "ops",
+    "quantize",
+]
 VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 
 

@@ -50,6 +50,8 @@ pub enum FileError {
     Format { file: PathBuf, key: String, error: FormatError },
     #[error("{}: {method} quantization is not supported; supported are {supported}. Take the model in one of these, or quantize the unquantized original with `lowbit quantize`", shown_path(.file), method = shown(.method))]
     Quantization { file: PathBuf, method: String, supported: &'static str },
+    #[error("{}: tensor {tensor} is {got}, but {want}", shown_path(.file), tensor = shown(.tensor), got = shown(.got), want = shown_message(.want, LONG))]
+    Quantized { file: PathBuf, tensor: String, got: String, want: String },
     #[error("{}: chat template: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]
     Template { file: PathBuf, problem: String },
     #[error("{}: tokenizer: {problem}", shown_path(.file), problem = shown_message(.problem, LONG))]

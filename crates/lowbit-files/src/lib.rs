@@ -9,6 +9,7 @@
 mod chat;
 mod checkpoint;
 mod companion;
+mod contents;
 mod error;
 pub mod gguf;
 mod map;
@@ -26,6 +27,7 @@ pub use checkpoint::{
     shard_names,
 };
 pub use companion::Companion;
+pub use contents::Contents;
 pub use error::FileError;
 pub use map::report_cut_files;
 pub use show::{Shown, shown, shown_message, shown_path};

@@ -1,10 +1,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use lowbit_formats::{DType, Format, FormatError};
 
-use crate::FileError;
+use crate::{Contents, FileError};
 
 /// The type of a tensor's bytes according to its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,9 +34,9 @@ pub struct TensorView {
     pub stored: Stored,
     /// Outermost first, as safetensors has it (GGUF's dimensions, reversed). Empty for a scalar.
     pub shape: Vec<usize>,
-    /// The tensor's bytes in the map. safetensors promises no alignment beyond a byte's, GGUF
+    /// The tensor's bytes. In a map, safetensors promises no alignment beyond a byte's, GGUF
     /// promises `general.alignment`.
-    pub bytes: Bytes,
+    pub bytes: Contents,
     /// The file that it is in, for errors.
     pub file: Arc<Path>,
 }
@@ -51,7 +50,7 @@ impl TensorView {
     /// Gives the memory of the bytes back to the system, which reads them from the file again when
     /// they are needed.
     pub fn release(&self) {
-        crate::map::release(&self.bytes);
+        self.bytes.release();
     }
 }
 

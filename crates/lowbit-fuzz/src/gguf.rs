@@ -36,6 +36,6 @@ fn write(parsed: &Gguf) -> Bytes {
         writer.tensor(&view.name, view.stored, &view.shape).expect("a unique name and a shape that was read");
     }
     let mut body = writer.begin(Vec::new()).expect("memory to write to");
-    parsed.tensors.iter().for_each(|view| body.tensor(&view.bytes).expect("as many bytes as planned"));
+    parsed.tensors.iter().for_each(|view| body.tensor(&view.bytes.get()).expect("as many bytes as planned"));
     body.finish().expect("all tensors").into()
 }

@@ -52,7 +52,7 @@ fn file() -> Arc<Path> {
 
 /// A view's bytes are in the file, and as many as its shape takes.
 fn check_view(view: &TensorView, file: &Bytes) {
-    let (range, within) = (view.bytes.as_ptr_range(), file.as_ptr_range());
+    let (range, within) = (view.bytes.get().as_ptr_range(), file.as_ptr_range());
     assert!(view.bytes.is_empty() || (within.start <= range.start && range.end <= within.end), "{view:?}");
     let bytes = match view.stored {
         Stored::Plain(dtype) => view.elements() * dtype.size(),

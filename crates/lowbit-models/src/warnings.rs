@@ -6,7 +6,7 @@ const NAMES: usize = 8;
 
 /// Warnings about `checkpoint`, a sentence for the user each: parts that lowbit ignores, and
 /// harmless contradictions. They name keys in no table, quantization overrides of modules that do
-/// not exist, adapters, and stop ids outside the vocabulary.
+/// not exist, scales of activations, adapters, and stop ids outside the vocabulary.
 ///
 /// # Errors
 /// Those of [`Config::new`] and of [`Checkpoint::generation_config`].
@@ -28,6 +28,10 @@ pub fn warnings(checkpoint: &Checkpoint) -> Result<Vec<String>, ModelError> {
             "{path}: the quantization has entries for {}, but there are no such modules",
             listed(&overrides)
         ));
+    }
+    if let (Some(method), [_, ..]) = (checkpoint.method(), checkpoint.without_effect()) {
+        let kinds = listed(checkpoint.without_effect());
+        warnings.push(format!("{path}: {kinds} of {method} without effect: activations are floats"));
     }
     for adapter in checkpoint.adapters() {
         warnings

@@ -215,7 +215,7 @@ impl<'a> Weights<'a> {
         view(one, "weight").and(view(other, "weight"))?;
         let same = |part: &&str| match (view(one, part), view(other, part)) {
             (Some(one), Some(other)) => {
-                one.stored == other.stored && one.shape == other.shape && one.bytes[..] == other.bytes[..]
+                one.stored == other.stored && one.shape == other.shape && one.bytes.get() == other.bytes.get()
             }
             (one, other) => one.is_none() && other.is_none(),
         };
@@ -500,7 +500,11 @@ impl<'a> Weights<'a> {
             return Err(self.refuse(view, format!("{} {want:?}", component.dtype)));
         }
         self.read.borrow_mut().push(view.clone());
-        Tensor::mapped(view.bytes.clone(), &want, component.dtype, &self.target.host)
+        let bytes = match self.looks_only() {
+            true => view.bytes.unread()?,
+            false => view.bytes.get(),
+        };
+        Tensor::mapped(bytes, &want, component.dtype, &self.target.host)
             .map_err(|error| self.weight_error(&view.name, error))
     }
 
@@ -556,7 +560,8 @@ impl<'a> Weights<'a> {
         if view.shape.iter().product::<usize>() != len {
             return Err(self.refuse(&view, format!("{len} values")));
         }
-        Ok((0..len).map(|i| float.get(&view.bytes, i)).collect())
+        let bytes = view.bytes.get();
+        Ok((0..len).map(|i| float.get(&bytes, i)).collect())
     }
 
     /// The weight of a norm as the model computes with it: 1 is added where the checkpoint stores `w - 1`.
@@ -572,6 +577,11 @@ impl<'a> Weights<'a> {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         Ok(self.named((&json, &gguf), Tensor::new(&values, &[len], self.device())?))
+    }
+
+    /// Whether weights are looked at and never computed with.
+    fn looks_only(&self) -> bool {
+        self.target.outline || matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run())
     }
 
     /// Refuses tensors that were not asked for, except those whose full name `ignored` accepts.

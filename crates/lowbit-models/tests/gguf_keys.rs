@@ -30,7 +30,7 @@ fn with(name: &str, key: &str, value: Value) -> Result<Model, ModelError> {
     }
     let mut body = writer.begin(vec![]).unwrap();
     for view in source.tensors().iter() {
-        body.tensor(&view.bytes).unwrap();
+        body.tensor(&view.bytes.get()).unwrap();
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");

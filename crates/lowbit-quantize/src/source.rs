@@ -1,6 +1,5 @@
 use crate::QuantizeError;
-use bytes::Bytes;
-use lowbit_files::{Stored, TensorView};
+use lowbit_files::{Contents, Stored, TensorView};
 use lowbit_formats::{Component, FloatType, Format, FormatError, Parts};
 use std::ops::Range;
 
@@ -21,7 +20,7 @@ pub struct Source {
 struct Piece {
     format: Format,
     rows: usize,
-    components: Vec<Bytes>,
+    components: Vec<Contents>,
 }
 
 impl Source {
@@ -91,7 +90,7 @@ impl Source {
         self.views.extend(other.views);
     }
 
-    fn push_bytes(&mut self, view: &TensorView, bytes: Bytes) {
+    fn push_bytes(&mut self, view: &TensorView, bytes: Contents) {
         let row: usize = self
             .format
             .components(self.k)
@@ -160,11 +159,11 @@ impl Source {
 
     /// Calls `visit` with the format, the components and the number of rows that lie together,
     /// until it has seen `rows` rows from `first` on.
-    fn each<'s>(
-        &'s self,
+    fn each(
+        &self,
         mut first: usize,
         mut rows: usize,
-        mut visit: impl FnMut(Format, &Parts<'s>, usize) -> Result<(), FormatError>,
+        mut visit: impl FnMut(Format, &Parts<'_>, usize) -> Result<(), FormatError>,
     ) -> Result<(), FormatError> {
         for piece in &self.pieces {
             if first >= piece.rows {
@@ -173,13 +172,13 @@ impl Source {
             }
             let now = (piece.rows - first).min(rows);
             let components = piece.format.components(self.k)?;
-            let parts: Parts<'s> =
-                std::array::from_fn(|i| match (piece.components.get(i), components.get(i)) {
-                    (Some(bytes), Some(component)) => {
-                        &bytes[first * component.row_bytes()..][..now * component.row_bytes()]
-                    }
-                    _ => &[],
-                });
+            let bytes: Vec<_> = piece.components.iter().map(Contents::get).collect();
+            let parts = std::array::from_fn(|i| match (bytes.get(i), components.get(i)) {
+                (Some(bytes), Some(component)) => {
+                    &bytes[first * component.row_bytes()..][..now * component.row_bytes()]
+                }
+                _ => &[],
+            });
             visit(piece.format, &parts, now)?;
             (first, rows) = (0, rows - now);
             if rows == 0 {

@@ -32,7 +32,8 @@ fn assert_same(checkpoint: &Checkpoint) {
     assert_eq!(names, want);
     for view in checkpoint.tensors().iter() {
         let tensor = &tensors[&view.name];
-        let digest: String = Sha256::digest(&view.bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest: String =
+            Sha256::digest(&view.bytes.get()).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(serde_json::json!(view.shape), tensor["shape"], "{}", view.name);
         assert_eq!(digest, tensor["sha256"], "{}", view.name);
     }

@@ -247,7 +247,7 @@ fn without_predictors(directory: &Path, folder: &Path) -> PathBuf {
         writer.tensor(&view.name, dtype, &view.shape).unwrap();
     }
     let mut body = writer.begin(&copy, u64::MAX).unwrap();
-    kept.iter().for_each(|view| body.tensor(&view.bytes).unwrap());
+    kept.iter().for_each(|view| body.tensor(&view.bytes.get()).unwrap());
     body.finish().unwrap();
     copy
 }
@@ -284,10 +284,10 @@ fn directories_become_what_llama_cpps_converter_and_quantiser_make_of_them() {
             assert_eq!(view.stored.to_string().to_uppercase(), want["type"], "{model}: {}", view.name);
             assert_eq!(serde_json::json!(view.shape), want["shape"], "{model}: {}", view.name);
             match want["content"].as_array() {
-                None => assert_eq!(digest(&view.bytes), want["content"], "{model}: {}", view.name),
+                None => assert_eq!(digest(&view.bytes.get()), want["content"], "{model}: {}", view.name),
                 Some(rates) => {
                     for (i, rate) in rates.iter().enumerate() {
-                        let got = f32::from_le_bytes(view.bytes[4 * i..4 * i + 4].try_into().unwrap());
+                        let got = f32::from_le_bytes(view.bytes.get()[4 * i..4 * i + 4].try_into().unwrap());
                         let apart = got.to_bits().abs_diff((rate.as_f64().unwrap() as f32).to_bits());
                         // Their exp of f32 may be off by a unit in the last place.
                         assert!(apart <= 1, "{model}: {} {i}: {got} - {rate}", view.name);
@@ -321,10 +321,8 @@ fn mlx_checkpoints_become_what_they_stand_for() {
         for (exact, rounded) in exact.tensors.iter().zip(&rounded.tensors) {
             assert_eq!((&exact.name, &exact.shape), (&rounded.name, &rounded.shape));
             let values = |view: &TensorView| -> Vec<f32> {
-                view.bytes
-                    .chunks_exact(4)
-                    .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
-                    .collect()
+                let bytes = view.bytes.get();
+                bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
             };
             let [exact, got] = [exact, rounded].map(values);
             let (min, max) = exact.iter().fold((0f32, 0f32), |(min, max), &x| (min.min(x), max.max(x)));

@@ -1,5 +1,6 @@
 //! Checkpoints in MLX's layout, quantised ones among them, as sources of others in MLX's layout.
 
+use bytes::Bytes;
 use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer, safetensors};
 use lowbit_formats::{DType, FloatType, Format};
 use lowbit_kernels::Device;
@@ -37,8 +38,8 @@ fn quantised(source: &Path, output: &Path, options: &QuantizeOptions) -> Checkpo
 }
 
 /// Each tensor's shape and bytes, by name.
-fn tensors(checkpoint: &Checkpoint) -> BTreeMap<&str, (&[usize], &[u8])> {
-    checkpoint.tensors().iter().map(|view| (&view.name[..], (&view.shape[..], &view.bytes[..]))).collect()
+fn tensors(checkpoint: &Checkpoint) -> BTreeMap<&str, (&[usize], Bytes)> {
+    checkpoint.tensors().iter().map(|view| (&view.name[..], (&view.shape[..], view.bytes.get()))).collect()
 }
 
 #[track_caller]
@@ -70,10 +71,10 @@ fn held(checkpoint: &Checkpoint, view: &TensorView) -> Held {
         None => (Format::Float(FloatType::from_dtype(dtype).unwrap()), *view.shape.last().unwrap()),
     };
     let components = match format {
-        Format::Float(_) => vec![view.bytes.to_vec()],
+        Format::Float(_) => vec![view.bytes.get().to_vec()],
         _ => {
             let names = format.components(k).unwrap();
-            names.iter().map(|component| part(component.name).unwrap().bytes.to_vec()).collect()
+            names.iter().map(|component| part(component.name).unwrap().bytes.get().to_vec()).collect()
         }
     };
     let row = format.components(k).unwrap()[0].row_bytes();
@@ -249,7 +250,7 @@ fn rules_and_rows_that_do_not_fit_leave_a_weight_as_it_is() {
         held(checkpoint, view).format.to_string()
     };
     assert_eq!(format(&made, "lm_head"), "mxfp8");
-    let bytes = |checkpoint: &Checkpoint| checkpoint.tensors().get("lm_head.weight").unwrap().bytes.clone();
+    let bytes = |checkpoint: &Checkpoint| checkpoint.tensors().get("lm_head.weight").unwrap().bytes.get();
     assert_eq!(bytes(&made), bytes(&source));
     // The source's modes do not say which type the weights had: scales have the norms'.
     let embedding = held(&made, made.tensors().get("model.embed_tokens.weight").unwrap());
@@ -289,7 +290,7 @@ fn rules_and_rows_that_do_not_fit_leave_a_weight_as_it_is() {
     bytes.push((0..768).map(|i| (i % 251) as u8).collect());
     bytes.push((0..96).map(|i| 40 + i % 12).collect());
     let mut body = writer.begin(&small, u64::MAX).unwrap();
-    bytes.iter().for_each(|bytes| body.tensor(bytes).unwrap());
+    bytes.iter().for_each(|bytes| body.tensor(&bytes).unwrap());
     body.finish().unwrap();
     let rules = ["self_attn=none", "gate_proj=none", "up_proj=none", "embed=none"];
     let rules: Vec<Rule> = rules.map(|rule| rule.parse().unwrap()).into();
@@ -324,16 +325,17 @@ fn single_experts_that_are_quantised_are_stacked() {
         let Stored::Plain(dtype) = view.stored else { panic!("{} is in blocks", view.name) };
         let Some((layer, part)) = view.name.split_once("switch_mlp.") else {
             writer.tensor(&view.name, dtype, &view.shape).unwrap();
-            bodies.push(&view.bytes[..]);
+            bodies.push(view.bytes.get());
             continue;
         };
-        for (expert, bytes) in view.bytes.chunks(view.bytes.len() / view.shape[0]).enumerate() {
+        let size = view.bytes.len() / view.shape[0];
+        for expert in 0..view.shape[0] {
             writer.tensor(&format!("{layer}experts.{expert}.{part}"), dtype, &view.shape[1..]).unwrap();
-            bodies.push(bytes);
+            bodies.push(view.bytes.get().slice(expert * size..(expert + 1) * size));
         }
     }
     let mut body = writer.begin(&apart, u64::MAX).unwrap();
-    bodies.into_iter().for_each(|bytes| body.tensor(bytes).unwrap());
+    bodies.into_iter().for_each(|bytes| body.tensor(&bytes).unwrap());
     body.finish().unwrap();
     Model::load(&Checkpoint::open(&apart).unwrap(), &Device::cpu(Some(1)).unwrap()).unwrap();
     for (name, bits) in [("same", 4), ("coarser", 3)] {

@@ -286,7 +286,7 @@ fn layers_that_predict_further_tokens_are_kept_in_gguf_and_named_elsewhere() {
     }
     // The converter adds 1 to these norms, too.
     let first = |checkpoint: &Checkpoint, name: &str| {
-        f32::from_le_bytes(checkpoint.tensors().get(name).unwrap().bytes[..4].try_into().unwrap())
+        f32::from_le_bytes(checkpoint.tensors().get(name).unwrap().bytes.get()[..4].try_into().unwrap())
     };
     let original = Checkpoint::open(source.path()).unwrap();
     for (name, from) in [

@@ -178,10 +178,13 @@ fn other_quantizations_are_named() {
     };
     let cases = [
         (r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#, "FP8 quantization"),
-        (r#"{"quant_method": "gptq", "bits": 4}"#, "GPTQ quantization"),
-        (r#"{"quant_method": "awq", "bits": 4}"#, "AWQ quantization"),
+        (r#"{"quant_method": "gptq", "bits": 4}"#, "GPTQ without any of its tensors quantization"),
+        (r#"{"quant_method": "awq", "bits": 4}"#, "AWQ without any of its tensors quantization"),
         (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, "bitsandbytes quantization"),
-        (r#"{"quant_method": "compressed-tensors"}"#, "compressed-tensors quantization"),
+        (
+            r#"{"quant_method": "compressed-tensors"}"#,
+            "compressed-tensors without any of its tensors quantization",
+        ),
         (r#"{"quant_algo": "NVFP4"}"#, "NVFP4 quantization"),
         (r#"{"quant_method": "\u001b[2Jx"}"#, r"\u{1b}[2Jx quantization"),
     ];

@@ -8,6 +8,7 @@ mod foreign_tests;
 mod generation;
 mod gguf;
 mod index;
+mod makers;
 mod quantization;
 mod safetensors;
 #[cfg(test)]
@@ -63,7 +64,7 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Description {
-    Directory { layout: Layout, config: Value },
+    Directory { layout: Layout, config: Value, maker: Option<makers::Maker> },
     Gguf(Metadata),
 }
 
@@ -79,7 +80,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`FileError`] for files that are missing, malformed or disagree, and for quantization by
-    /// methods other than MLX's and GGUF's.
+    /// methods that are not read.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let metadata = std::fs::metadata(path).map_err(FileError::io(path))?;
         if !metadata.is_dir() {
@@ -113,11 +114,19 @@ impl Checkpoint {
         if let Some(problem) = foreign::kind(&config) {
             return Err(FileError::not_a_checkpoint(path, problem));
         }
-        quantization::check(&config_path, &config)?;
-        let (tensors, format) = safetensors::open(path)?;
-        let mlx = format.as_deref() == Some("mlx") || quantization::is_quantized(&config);
+        let quantized = quantization::by(&config_path, &config)?;
+        let (mut tensors, format) = safetensors::open(path)?;
+        let (mut maker, mut mlx) = (None, format.as_deref() == Some("mlx"));
+        match quantized {
+            None => {}
+            Some(quantization::By::Mlx) => mlx = true,
+            Some(quantization::By::Maker(method, settings)) => {
+                let adapted = makers::adapt(&config_path, &config, (&method, &settings), tensors)?;
+                (tensors, maker) = (adapted.0, Some(adapted.1));
+            }
+        }
         let layout = if mlx { Layout::Mlx } else { Layout::HuggingFace };
-        Ok(Self::new(path, tensors, Description::Directory { layout, config }))
+        Ok(Self::new(path, tensors, Description::Directory { layout, config, maker }))
     }
 
     fn open_gguf(path: &Path, file: &Path) -> Result<Self, FileError> {
@@ -152,6 +161,26 @@ impl Checkpoint {
                 Err(FileError::not_a_checkpoint(&self.path, "is GGUF and has no config.json"))
             }
         }
+    }
+
+    /// Who quantised it, if its tensors were not MLX's.
+    fn maker(&self) -> Option<&makers::Maker> {
+        match &self.description {
+            Description::Directory { maker, .. } => maker.as_ref(),
+            Description::Gguf(_) => None,
+        }
+    }
+
+    /// The method by which another tool quantised it (`GPTQ`). Its tensors are then found as MLX
+    /// would have them, by MLX's names.
+    pub fn method(&self) -> Option<&'static str> {
+        self.maker().map(|maker| maker.method)
+    }
+
+    /// The kinds of tensors that the tool which quantised it wrote for activations in few bits.
+    /// They change nothing here, where activations are floats.
+    pub fn without_effect(&self) -> &[String] {
+        self.maker().map_or(&[], |maker| &maker.without_effect)
     }
 
     /// GGUF's metadata (the first part's, when it is split).

@@ -3,16 +3,21 @@ use std::path::Path;
 use lowbit_formats::{DType, FloatType, Format, FormatError};
 use serde_json::Value;
 
-use super::{Checkpoint, mismatch};
+use super::{Checkpoint, makers, mismatch};
 use crate::names::CONFIG;
 use crate::{FileError, shown};
 
-/// MLX's quantization of a module's weight according to config.json: a format without the type of
+/// The quantization of a module's weight according to config.json: a format without the type of
 /// affine's scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantization(Format);
 
 impl Quantization {
+    /// That of a format.
+    pub(super) fn of(format: Format) -> Self {
+        Self(format)
+    }
+
     /// The format of a weight with this quantization, whose `scales` tensor has the type `scales`.
     ///
     /// # Errors
@@ -41,6 +46,9 @@ impl Checkpoint {
     /// [`FileError::Value`] for settings that are malformed, [`FileError::Format`] for those that
     /// MLX does not have.
     pub fn quantization(&self, path: &str) -> Result<Option<Quantization>, FileError> {
+        if let Some(maker) = self.maker() {
+            return Ok(maker.modules.get(path).copied());
+        }
         let Some((key, settings)) = self.config().ok().and_then(find) else { return Ok(None) };
         let file = self.path().join(CONFIG);
         match settings.get(path) {
@@ -59,7 +67,8 @@ impl Checkpoint {
     /// The names of entries in MLX's quantization that are neither general settings nor about a
     /// module of this checkpoint.
     pub fn surplus_quantization(&self) -> Vec<String> {
-        let Some((_, settings)) = self.config().ok().and_then(find) else { return vec![] };
+        let mlx = || self.config().ok().and_then(find).filter(|_| self.maker().is_none());
+        let Some((_, settings)) = mlx() else { return vec![] };
         let is_surplus = |key: &&String| {
             let is_module = || self.tensors.get(&format!("{key}.weight")).is_some();
             !["bits", "group_size", "mode"].contains(&key.as_str()) && !is_module()
@@ -82,47 +91,74 @@ fn find(config: &Value) -> Option<(&'static str, &Value)> {
         .find_map(|(key, config)| Some((key, config.get(key).filter(|settings| !settings.is_null())?)))
 }
 
-/// Whether `config` says how weights are quantised.
-pub(super) fn is_quantized(config: &Value) -> bool {
-    find(config).is_some()
+/// How a checkpoint's weights are quantised, if they are.
+pub(super) enum By {
+    /// As config.json says it for MLX.
+    Mlx,
+    /// By another tool: its method, and what it says of it.
+    Maker(String, Value),
 }
 
-/// Refuses what is not MLX's, so that packed weights are not taken for something else.
-pub(super) fn check(file: &Path, config: &Value) -> Result<(), FileError> {
+/// How `config`, read from `file`, says that weights are quantised.
+///
+/// # Errors
+/// [`FileError::Quantization`] for methods that are not read, so that packed weights are not taken
+/// for something else; those of settings that MLX does not have.
+pub(super) fn by(file: &Path, config: &Value) -> Result<Option<By>, FileError> {
     let Some((key, settings)) = find(config) else {
         // Older tools describe it in a separate file.
-        let beside = FILES.iter().find(|(name, _)| file.with_file_name(name).exists());
-        return beside.map_or(Ok(()), |(_, method)| Err(refused(file, method)));
+        let Some((name, method)) = FILES.iter().find(|(name, _)| file.with_file_name(name).exists()) else {
+            return Ok(None);
+        };
+        let settings = super::read_json(&file.with_file_name(name))?;
+        return maker(file, method, &settings).map(Some);
     };
     let method = settings.get("quant_method");
     if method.is_some() || (key == "quantization_config" && settings.get("bits").is_none()) {
         let method = method.or_else(|| settings.get("quant_algo")).and_then(Value::as_str);
-        return Err(refused(file, method.unwrap_or("an unnamed")));
+        return maker(file, method.unwrap_or("an unnamed"), settings).map(Some);
     }
-    parse(file, key, settings).map(drop)
+    parse(file, key, settings).map(|_| Some(By::Mlx))
 }
 
 /// Where AutoGPTQ, AutoAWQ and ModelOpt describe what they made.
 const FILES: [(&str, &str); 3] =
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")];
 
-/// Methods by their `quant_method`, and the names that people know them by.
-const METHODS: [(&str, &str); 6] = [
+/// Methods that are not read, by their `quant_method`, and the names that people know them by.
+const METHODS: [(&str, &str); 14] = [
     ("fp8", "FP8"),
     ("fbgemm_fp8", "FP8"),
-    ("gptq", "GPTQ"),
-    ("awq", "AWQ"),
     ("mxfp4", "MXFP4 as gpt-oss stores it"),
     ("modelopt", "ModelOpt (NVFP4 or FP8)"),
+    ("bitsandbytes", "bitsandbytes"),
+    ("exl2", "EXL2"),
+    ("exl3", "EXL3"),
+    ("hqq", "HQQ"),
+    ("aqlm", "AQLM"),
+    ("vptq", "VPTQ"),
+    ("quip", "QuIP#"),
+    ("bitnet", "BitNet"),
+    ("quark", "Quark"),
+    ("torchao", "torchao"),
 ];
 
-fn refused(file: &Path, method: &str) -> FileError {
+fn maker(file: &Path, method: &str, settings: &Value) -> Result<By, FileError> {
+    if makers::is_read(method) {
+        return Ok(By::Maker(method.into(), settings.clone()));
+    }
     let known = METHODS.iter().find(|(name, _)| *name == method);
     let method = known.map_or_else(|| shown(method).to_string(), |(_, known)| known.to_string());
+    Err(refused_as(file, method))
+}
+
+/// An error: weights that are quantised by `method` are not read.
+pub(super) fn refused_as(file: &Path, method: String) -> FileError {
     FileError::Quantization { file: file.into(), method, supported: SUPPORTED }
 }
 
-const SUPPORTED: &str = "MLX's affine, mxfp4, mxfp8 and nvfp4, and GGUF's block types";
+const SUPPORTED: &str = "MLX's affine, mxfp4, mxfp8 and nvfp4, compressed-tensors' pack-quantized and int-quantized, GPTQ, AWQ and \
+                         AutoRound, and GGUF's block types";
 
 fn parse(file: &Path, key: &str, settings: &Value) -> Result<Quantization, FileError> {
     if !settings.is_object() {

@@ -53,11 +53,17 @@ impl Checkpoint {
         let view = |tensor: UnwrittenTensor| {
             let bytes = zeros.slice(..size(&tensor));
             let UnwrittenTensor { name, stored, shape, bytes: own } = tensor;
-            TensorView { name, stored, shape, bytes: own.map_or(bytes, Bytes::from), file: file.clone() }
+            TensorView {
+                name,
+                stored,
+                shape,
+                bytes: own.map_or(bytes, Bytes::from).into(),
+                file: file.clone(),
+            }
         };
         let tensors = Tensors::new(tensors.into_iter().map(view).collect())?;
         let description = match description {
-            Unwritten::Mlx(config) => Description::Directory { layout: Layout::Mlx, config },
+            Unwritten::Mlx(config) => Description::Directory { layout: Layout::Mlx, config, maker: None },
             Unwritten::Gguf(metadata) => Description::Gguf(metadata),
         };
         Ok(Self::new(path, tensors, description))

@@ -57,7 +57,7 @@ pub fn parse(bytes: &Bytes, file: &Arc<Path>) -> Result<Gguf, GgufError> {
 }
 
 fn check_overlaps(tensors: &[TensorView], data: &Bytes) -> Result<(), GgufError> {
-    let offset = |view: &TensorView| view.bytes.as_ptr() as usize - data.as_ptr() as usize;
+    let offset = |view: &TensorView| view.bytes.get().as_ptr() as usize - data.as_ptr() as usize;
     let mut order: Vec<_> = tensors.iter().filter(|view| !view.bytes.is_empty()).collect();
     order.sort_by_key(|view| offset(view));
     for pair in order.windows(2) {
@@ -98,9 +98,13 @@ impl Description {
         };
         let range = usize::try_from(offset).ok().and_then(|from| Some(from..from.checked_add(want)?));
         match range.filter(|range| range.end <= data.len()) {
-            Some(range) => {
-                Ok(TensorView { name: tensor, stored, shape, bytes: data.slice(range), file: file.clone() })
-            }
+            Some(range) => Ok(TensorView {
+                name: tensor,
+                stored,
+                shape,
+                bytes: data.slice(range).into(),
+                file: file.clone(),
+            }),
             None => {
                 let stored = stored.to_string();
                 Err(GgufError::PastEnd { tensor, stored, shape, want, offset, data: data.len() })

@@ -87,7 +87,13 @@ pub fn parse(bytes: &Bytes, file: &Arc<Path>) -> Result<Safetensors, Safetensors
         }
         end = to;
         let bytes = data.slice(from..to);
-        tensors.push(TensorView { name, stored, shape: entry.shape, bytes, file: file.clone() });
+        tensors.push(TensorView {
+            name,
+            stored,
+            shape: entry.shape,
+            bytes: bytes.into(),
+            file: file.clone(),
+        });
     }
     if end != data.len() {
         return Err(SafetensorsError::Surplus { end, data: data.len() });

@@ -12,6 +12,7 @@ use crate::left_out::extras;
 use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, mlx, output_path};
+use bytes::Bytes;
 use lowbit_files::gguf::{Metadata, Value, Writer};
 use lowbit_files::staging::{Content, Staged};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView, Tokenizer, Unwritten, UnwrittenTensor};
@@ -20,7 +21,6 @@ use lowbit_models::Config;
 use lowbit_models::arch::{self, Extra};
 use lowbit_models::names::NEXTN;
 use mix::{Facts, Part, Place};
-use std::borrow::Cow;
 use std::io::{BufWriter, Seek, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -237,9 +237,9 @@ impl Job {
 
     /// Its bytes, and what they lost: as it is in the old file, rounded to nearest, or what
     /// `learned` has.
-    fn encode(&self, learned: Option<Vec<Vec<u8>>>) -> Result<(Cow<'_, [u8]>, Loss), QuantizeError> {
+    fn encode(&self, learned: Option<Vec<Vec<u8>>>) -> Result<(Bytes, Loss), QuantizeError> {
         let encoded = match (self, learned) {
-            (Self::Copy(view), None) => return Ok((Cow::Borrowed(&view.bytes), Loss::default())),
+            (Self::Copy(view), None) => return Ok((view.bytes.get(), Loss::default())),
             (Self::Copy(view), Some(learned)) => {
                 let tensor = unchanged(view)?;
                 tensor.encoded(tensor.source.format, learned)
@@ -250,7 +250,7 @@ impl Job {
         let Encoded { components, loss } =
             encoded.map_err(|error| error.with_rule(|| self.rule_to_keep()))?;
         // GGML's types have one component.
-        Ok((Cow::Owned(components.into_iter().next().unwrap_or_default()), loss))
+        Ok((components.into_iter().next().unwrap_or_default().into(), loss))
     }
 
     /// The tensor as readers will find it. Only the values of the RoPE divisors are needed to tell
@@ -258,7 +258,7 @@ impl Job {
     fn unwritten(&self) -> Result<UnwrittenTensor, QuantizeError> {
         let (name, (stored, shape)) = (self.name().to_string(), self.description());
         let bytes = convert::is_rope_divisors(&name).then(|| self.encode(None)).transpose()?;
-        let bytes = bytes.map(|(bytes, _)| bytes.into_owned());
+        let bytes = bytes.map(|(bytes, _)| bytes.to_vec());
         Ok(UnwrittenTensor { name, stored, shape: shape.into(), bytes })
     }
 

@@ -34,6 +34,9 @@ struct Report {
     path: String,
     architecture: String,
     layout: &'static str,
+    /// The tool's method, where its tensors are not MLX's: GPTQ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization: Option<&'static str>,
     parameters: u64,
     bytes: u64,
     bits_per_weight: f64,
@@ -82,6 +85,7 @@ fn report(checkpoint: &Checkpoint, with_tensors: bool) -> Result<Report, Failure
             Layout::Mlx => "MLX",
             Layout::Gguf => "GGUF",
         },
+        quantization: checkpoint.method(),
         parameters: sums.parameters,
         bytes: sums.bytes,
         bits_per_weight: sums.bits_per_weight(),
@@ -110,7 +114,8 @@ impl Report {
         if let Some(name) = &facts.name {
             row("name", shown(name))?;
         }
-        row("model", format_args!("{} in {layout} layout", shown(architecture)))?;
+        let by = self.quantization.map(|method| format!(", quantised by {method}")).unwrap_or_default();
+        row("model", format_args!("{} in {layout} layout{by}", shown(architecture)))?;
         let (parameters, bytes) = (count(self.parameters), size(self.bytes));
         row(
             "size",
