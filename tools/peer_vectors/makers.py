@@ -117,7 +117,61 @@ def small_floats(generator):
     want = want.transpose(1, 2).reshape(N, K)
     config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
     cases["gpt_oss"] = (parts, want, config)
+    return cases | fp8(bytes_of, generator) | nvfp4(bytes_of, generator)
+
+
+def fp8(bytes_of, generator):
+    from compressed_tensors.compressors.naive_quantized import FloatQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    weight = e4m3(bytes_of(0, 256, N, K))
+    parts = {"weight": weight, "weight_scale_inv": scales_of(generator, (N // 16, K // 64), torch.float32)}
+    want = Fp8Dequantize(None)._dequantize_one(weight, parts["weight_scale_inv"], torch.float32)
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 64]}
+    cases = {"fp8_blocks": (parts, want, config)}
+    for name, shape, strategy in [
+        ("ct_fp8_channel", (N, 1), {"strategy": "channel"}),
+        ("ct_fp8_tensor", (1,), {"strategy": "tensor"}),
+        ("ct_fp8_blocks", (N // 16, K // 32), {"strategy": "block", "block_structure": [16, 32]}),
+    ]:
+        arguments = {"num_bits": 8, "type": "float", "symmetric": True} | strategy
+        parts = {"weight": weight, "weight_scale": scales_of(generator, shape, torch.bfloat16)}
+        scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
+        wide = parts | {"weight_scale": parts["weight_scale"].float()}
+        want = FloatQuantizationCompressor.decompress(wide, scheme)["weight"].float()
+        activations = {"num_bits": 8, "type": "float", "dynamic": True}
+        group = {"targets": ["Linear"], "weights": arguments, "input_activations": activations}
+        config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+        cases[name] = (parts, want, config)
+    parts = {"weight": weight, "weight_scale": torch.tensor(0.0123), "input_scale": torch.tensor(0.5)}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+    cases["modelopt_fp8"] = (parts, weight.float() * parts["weight_scale"], config)
     return cases
+
+
+def nvfp4(bytes_of, generator):
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    packed, scale = bytes_of(0, 256, N, K // 2), e4m3(bytes_of(1, 127, N, K // 16))
+    codes = unpack_fp4_from_uint8(packed, N, K, dtype=torch.float32)
+    arguments = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    divisor = torch.tensor([2731.5])
+    want = dequantize(
+        codes, scale.float(), args=QuantizationArgs(**arguments), dtype=torch.float32, global_scale=divisor
+    )
+    parts = {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": divisor}
+    group = {"targets": ["Linear"], "weights": arguments, "input_activations": arguments | {"dynamic": "local"}}
+    form = "nvfp4-pack-quantized"
+    config = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+    cases = {"ct_nvfp4": (parts | {"input_global_scale": torch.tensor([3.0])}, want, config)}
+    factor = torch.tensor(0.000366)
+    parts = {"weight": packed, "weight_scale": scale, "weight_scale_2": factor, "input_scale": torch.tensor(0.5)}
+    want = codes * (scale.float() * factor).repeat_interleave(16, 1)
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+    return cases | {"modelopt_nvfp4": (parts, want, config)}
 
 
 def e4m3(codes):

@@ -95,6 +95,12 @@ impl Computed {
     }
 }
 
+impl std::fmt::Debug for Contents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
 impl From<Bytes> for Contents {
     fn from(bytes: Bytes) -> Self {
         let range = 0..bytes.len();

@@ -66,6 +66,10 @@ pub enum FileError {
     TokenId { file: PathBuf, id: u32, vocab_size: usize },
 }
 
+/// The quantization that is read.
+const SUPPORTED: &str = "MLX's affine, mxfp4, mxfp8 and nvfp4, compressed-tensors, GPTQ, AWQ, AutoRound, FP8, \
+                         ModelOpt's FP8 and NVFP4, gpt-oss' MXFP4, and GGUF's block types";
+
 impl FileError {
     pub(crate) fn io(file: &Path) -> impl FnOnce(std::io::Error) -> Self + '_ {
         move |source| Self::Io { file: file.into(), source }
@@ -85,6 +89,11 @@ impl FileError {
 
     pub(crate) fn tokenizer(file: &Path, problem: impl std::fmt::Display) -> Self {
         Self::Tokenizer { file: file.into(), problem: shown_message(problem, 1000).to_string() }
+    }
+
+    /// Weights that are quantised by `method` are not read.
+    pub(crate) fn quantization(file: &Path, method: String) -> Self {
+        Self::Quantization { file: file.into(), method, supported: SUPPORTED }
     }
 
     pub(crate) fn not_a_checkpoint(path: &Path, problem: impl Into<String>) -> Self {

@@ -24,7 +24,7 @@ fn child() {
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
     }
-    let sum: u64 = file.tensors.iter().flat_map(|view| view.bytes.iter()).map(|&byte| u64::from(byte)).sum();
+    let sum: u64 = file.tensors.iter().flat_map(|view| view.bytes.get()).map(u64::from).sum();
     println!("sum {sum}");
 }
 

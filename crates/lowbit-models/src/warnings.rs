@@ -33,6 +33,13 @@ pub fn warnings(checkpoint: &Checkpoint) -> Result<Vec<String>, ModelError> {
         let kinds = listed(checkpoint.without_effect());
         warnings.push(format!("{path}: {kinds} of {method} without effect: activations are floats"));
     }
+    if let (Some(method), 1..) = (checkpoint.method(), checkpoint.expanded()) {
+        warnings.push(format!(
+            "{path}: {} weights of {method} become f32 when they are read, 4 to 7 times as large: make a smaller \
+             checkpoint with `lowbit quantize`",
+            checkpoint.expanded()
+        ));
+    }
     for adapter in checkpoint.adapters() {
         warnings
             .push(format!("{path}: {adapter} is not applied: lowbit computes the model without the adapter"));

@@ -5,6 +5,7 @@ mod computed;
 mod config_json;
 mod converted;
 mod error;
+mod exact;
 mod from_gguf;
 mod gguf;
 mod heads;

@@ -1,6 +1,7 @@
 //! A tensor of the new checkpoint: where its values come from, and what is done to them before they
 //! are encoded.
 
+use crate::exact::{self, Rows};
 use crate::source::Source;
 use crate::{QuantizeError, threads};
 use lowbit_formats::{FloatType, Format, FormatError};
@@ -201,6 +202,26 @@ impl Tensor {
         !matches!(format, Format::Float(_)) && self.source.is_in(format) && !changes
     }
 
+    /// The rows from `first` on in blocks of `format`, if these hold `values` exactly: with the
+    /// codes and scales that the source has.
+    fn exactly(&self, format: Format, first: usize, values: &[f32]) -> Result<Option<Vec<u8>>, FormatError> {
+        let Self { source, change: Change { rows, columns, add_one, function, .. }, .. } = self;
+        let changes = columns.is_some() || *add_one || *function != Function::Same;
+        if changes || !exact::may_hold(format, source.format) || !source.is_in(source.format) {
+            return Ok(None);
+        }
+        let k = self.k();
+        let mut blocks = vec![];
+        for (i, values) in values.chunks_exact(k).enumerate() {
+            let row = rows.as_ref().map_or(first + i, |rows| rows[first + i]);
+            let components = source.encoded(row, 1)?;
+            let row = Rows { format: source.format, components: &components, k, values };
+            let Some(row) = row.in_blocks(format) else { return Ok(None) };
+            blocks.extend(row);
+        }
+        Ok(Some(blocks))
+    }
+
     fn encode_rows(&self, format: Format, first: usize, rows: usize) -> Result<Encoded, FormatError> {
         let k = self.k();
         let mut values = vec![0.0; rows * k];
@@ -210,7 +231,10 @@ impl Tensor {
                 None => self.source.encoded(first, rows),
                 Some(index) => Err(FormatError::NotFinite { format, index, value: values[index] }),
             },
-            false => format.encode_from(self.change.rounded, &values, k),
+            false => match self.exactly(format, first, &values)? {
+                Some(blocks) => Ok(vec![blocks]),
+                None => format.encode_from(self.change.rounded, &values, k),
+            },
         };
         let components = components.map_err(|error| match error {
             FormatError::NotFinite { format, index, value } => {

@@ -33,7 +33,7 @@ fn assert_same(checkpoint: &Checkpoint) {
     for view in checkpoint.tensors().iter() {
         let tensor = &tensors[&view.name];
         let digest: String =
-            Sha256::digest(&view.bytes.get()).iter().map(|byte| format!("{byte:02x}")).collect();
+            Sha256::digest(view.bytes.get()).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(serde_json::json!(view.shape), tensor["shape"], "{}", view.name);
         assert_eq!(digest, tensor["sha256"], "{}", view.name);
     }

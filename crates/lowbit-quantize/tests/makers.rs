@@ -2,7 +2,7 @@
 
 use half::f16;
 use lowbit_files::{Checkpoint, FileError, Stored, TensorView, safetensors};
-use lowbit_formats::{DType, FloatType, Format};
+use lowbit_formats::{DType, E4M3, FloatType, Format, Minifloat};
 use lowbit_kernels::Device;
 use lowbit_models::{Logits, Model, Target};
 use lowbit_quantize::{GgufOptions, Mix, QuantizeOptions, quantize, quantize_to_gguf};
@@ -150,6 +150,18 @@ fn settings(method: Method) -> Option<Value> {
 
 /// The tiny checkpoint `name`, its layers' projections in codes of 4 bits as `method` packs them.
 fn packed(name: &str, method: Method) -> TempDir {
+    rewritten(name, settings(method), |view| of_view(view, method))
+}
+
+/// A module's parts by their full names.
+type NamedPart = (String, DType, Vec<usize>, Vec<u8>);
+
+/// The tiny checkpoint `name` with `settings`, and with what `parts` gives in place of a tensor.
+fn rewritten(
+    name: &str,
+    settings: Option<Value>,
+    parts: impl Fn(&TensorView) -> Option<Vec<NamedPart>>,
+) -> TempDir {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name);
     let folder = tempfile::tempdir().unwrap();
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -157,7 +169,7 @@ fn packed(name: &str, method: Method) -> TempDir {
     }
     let mut config: Value =
         serde_json::from_slice(&std::fs::read(source.join("config.json")).unwrap()).unwrap();
-    if let Some(settings) = settings(method) {
+    if let Some(settings) = settings {
         config["quantization_config"] = settings;
     }
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -165,7 +177,7 @@ fn packed(name: &str, method: Method) -> TempDir {
     let (mut writer, mut bodies) = (safetensors::Writer::new(), vec![]);
     for view in checkpoint.tensors().iter() {
         let Stored::Plain(dtype) = view.stored else { panic!("{} is in blocks", view.name) };
-        for (name, dtype, shape, bytes) in of_view(view, method).unwrap_or_else(|| {
+        for (name, dtype, shape, bytes) in parts(view).unwrap_or_else(|| {
             vec![(view.name.clone(), dtype, view.shape.clone(), view.bytes.get().to_vec())]
         }) {
             writer.tensor(&name, dtype, &shape).unwrap();
@@ -179,7 +191,7 @@ fn packed(name: &str, method: Method) -> TempDir {
 }
 
 /// A projection's parts; `None` for what is not packed.
-fn of_view(view: &TensorView, method: Method) -> Option<Vec<(String, DType, Vec<usize>, Vec<u8>)>> {
+fn of_view(view: &TensorView, method: Method) -> Option<Vec<NamedPart>> {
     let module = view.name.strip_suffix(".weight").filter(|name| name.contains(".layers."))?;
     let projection =
         module.ends_with("_proj") || module.ends_with("in_proj_qkv") || module.ends_with("in_proj_z");
@@ -191,6 +203,51 @@ fn of_view(view: &TensorView, method: Method) -> Option<Vec<(String, DType, Vec<
     let values: Vec<f32> = (0..n * k).map(|i| FloatType::BF16.get(&bytes, i)).collect();
     let parts = Codes::new(&values, n, k).parts(method).into_iter();
     Some(parts.map(|(part, dtype, shape, bytes)| (format!("{module}.{part}"), dtype, shape, bytes)).collect())
+}
+
+/// A projection in e4m3 with a scale per block of 128 x 128 values, or the same values in f32.
+fn in_fp8(view: &TensorView, dense: bool) -> Option<Vec<NamedPart>> {
+    of_view(view, Method::Dense)?;
+    let (module, bytes) = (view.name.strip_suffix(".weight")?, view.bytes.get());
+    let [n, k] = [view.shape[0], view.shape[1]];
+    let blocks = [n.div_ceil(128), k.div_ceil(128)];
+    let scale = |i: usize| 0.001 + 0.0003 * ((i / k / 128 * blocks[1] + i % k / 128) as f32);
+    let codes: Vec<u8> =
+        (0..n * k).map(|i| E4M3::encode(FloatType::BF16.get(&bytes, i) / scale(i))).collect();
+    let values = codes.iter().enumerate().map(|(i, &code)| E4M3::decode(code) * scale(i));
+    if dense {
+        let bytes = values.flat_map(f32::to_le_bytes).collect();
+        return Some(vec![(view.name.clone(), DType::F32, view.shape.clone(), bytes)]);
+    }
+    let all = (0..blocks[0]).flat_map(|row| (0..blocks[1]).map(move |column| row * 128 * k + column * 128));
+    let scales = all.flat_map(|i| scale(i).to_le_bytes()).collect();
+    let scale_name = format!("{module}.weight_scale_inv");
+    Some(vec![
+        (view.name.clone(), DType::F8E4M3, view.shape.clone(), codes),
+        (scale_name, DType::F32, blocks.into(), scales),
+    ])
+}
+
+#[test]
+fn a_model_in_fp8_computes_and_converts() {
+    let settings = json!({
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    });
+    for name in ["qwen3_5", "qwen3_moe"] {
+        let (want, _) = logits(rewritten(name, None, |view| in_fp8(view, true)).path());
+        let folder = rewritten(name, Some(settings.clone()), |view| in_fp8(view, false));
+        let (got, warnings) = logits(folder.path());
+        let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+        assert!(error <= 1e-5, "{name}: {error}");
+        assert!(warnings.iter().any(|warning| warning.contains("weights of FP8 become f32")), "{warnings:?}");
+        let made = tempfile::tempdir().unwrap();
+        let output = made.path().join("new");
+        let options = QuantizeOptions::for_mode("affine").with_bits(8).with_group_size(32);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        quantize(&checkpoint, &output, &options, |_, _| Continue(())).unwrap();
+        let (got, _) = logits(&output);
+        assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 0.5), "{name}");
+    }
 }
 
 fn logits(path: &Path) -> (Vec<f32>, Vec<String>) {
@@ -258,11 +315,17 @@ fn conversion_to_the_same_codes_loses_nothing() {
         assert!(seen >= 6);
         let (got, want) = (logits(&output).0, logits(source.path()).0);
         assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 1e-4), "{method:?}");
-        let file = folder.path().join("new.gguf");
-        let mix = GgufOptions::new(Mix::from_name("Q8_0").unwrap());
-        quantize_to_gguf(&checkpoint, &file, &mix, |_, _| Continue(())).unwrap();
-        let (got, want) = (logits(&file).0, logits(source.path()).0);
-        assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 0.1), "{method:?}");
+        let rules = ["token_embd=F32", "output.weight=F32"].map(|rule| rule.parse().unwrap());
+        for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"] {
+            let file = folder.path().join(format!("{name}.gguf"));
+            let mix = GgufOptions::new(Mix::from_name(name).unwrap()).with_rules(rules.clone().into());
+            let summary = quantize_to_gguf(&checkpoint, &file, &mix, |_, _| Continue(())).unwrap();
+            let lost =
+                summary.kinds.iter().find(|kind| kind.relative_error() > 1e-6).map(|kind| kind.kind.name());
+            assert_eq!(lost, None, "{method:?} {name}");
+            let got = logits(&file).0;
+            assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 1e-4), "{method:?} {name}");
+        }
     }
 }
 

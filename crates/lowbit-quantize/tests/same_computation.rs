@@ -57,7 +57,8 @@ fn changed(
         let lowbit_files::Stored::Plain(dtype) = view.stored else { panic!("{view:?}") };
         // Conversions to MLX's layout round to the type that the configuration says.
         let float = FloatType::from_dtype(dtype).unwrap();
-        let values = (0..view.elements()).flat_map(|i| float.get(&view.bytes, i).to_le_bytes());
+        let bytes = view.bytes.get();
+        let values = (0..view.elements()).flat_map(|i| float.get(&bytes, i).to_le_bytes());
         all.insert(view.name.clone(), (DType::F32, view.shape.clone(), values.collect()));
     }
     tensors(&mut all);

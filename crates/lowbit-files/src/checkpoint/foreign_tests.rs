@@ -177,7 +177,10 @@ fn other_quantizations_are_named() {
         refused(&[(CONFIG, config.as_bytes()), (WEIGHTS, &tensors("pt", &["a"]))])
     };
     let cases = [
-        (r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#, "FP8 quantization"),
+        (
+            r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#,
+            "FP8 without any of its tensors quantization",
+        ),
         (r#"{"quant_method": "gptq", "bits": 4}"#, "GPTQ without any of its tensors quantization"),
         (r#"{"quant_method": "awq", "bits": 4}"#, "AWQ without any of its tensors quantization"),
         (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, "bitsandbytes quantization"),
@@ -185,7 +188,7 @@ fn other_quantizations_are_named() {
             r#"{"quant_method": "compressed-tensors"}"#,
             "compressed-tensors without any of its tensors quantization",
         ),
-        (r#"{"quant_algo": "NVFP4"}"#, "NVFP4 quantization"),
+        (r#"{"quant_algo": "NVFP4"}"#, "ModelOpt without any of its tensors quantization"),
         (r#"{"quant_method": "\u001b[2Jx"}"#, r"\u{1b}[2Jx quantization"),
     ];
     for (settings, want) in cases {
@@ -195,9 +198,11 @@ fn other_quantizations_are_named() {
             "{message}\nshould say: {want}"
         );
     }
-    for (name, want) in
-        [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ"), ("hf_quant_config.json", "ModelOpt")]
-    {
+    for (name, want) in [
+        ("quantize_config.json", "GPTQ"),
+        ("quant_config.json", "AWQ"),
+        ("hf_quant_config.json", "ModelOpt with quant_algo NONE"),
+    ] {
         assert_refused(&[EMPTY, (WEIGHTS, &tensors("pt", &["a"])), (name, b"{}")], want);
     }
 }

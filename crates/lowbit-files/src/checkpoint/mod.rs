@@ -183,6 +183,12 @@ impl Checkpoint {
         self.maker().map_or(&[], |maker| &maker.without_effect)
     }
 
+    /// The number of that tool's weights that become f32 when they are read, since no format of
+    /// lowbit's holds them: those of FP8 and NVFP4.
+    pub fn expanded(&self) -> usize {
+        self.maker().map_or(0, |maker| maker.expanded)
+    }
+
     /// GGUF's metadata (the first part's, when it is split).
     pub fn metadata(&self) -> Option<&Metadata> {
         match &self.description {

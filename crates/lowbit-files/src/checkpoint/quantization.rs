@@ -13,11 +13,6 @@ use crate::{FileError, shown};
 pub struct Quantization(Format);
 
 impl Quantization {
-    /// That of a format.
-    pub(super) fn of(format: Format) -> Self {
-        Self(format)
-    }
-
     /// The format of a weight with this quantization, whose `scales` tensor has the type `scales`.
     ///
     /// # Errors
@@ -47,7 +42,7 @@ impl Checkpoint {
     /// MLX does not have.
     pub fn quantization(&self, path: &str) -> Result<Option<Quantization>, FileError> {
         if let Some(maker) = self.maker() {
-            return Ok(maker.modules.get(path).copied());
+            return Ok(maker.modules.get(path).copied().map(Quantization));
         }
         let Some((key, settings)) = self.config().ok().and_then(find) else { return Ok(None) };
         let file = self.path().join(CONFIG);
@@ -115,8 +110,10 @@ pub(super) fn by(file: &Path, config: &Value) -> Result<Option<By>, FileError> {
     };
     let method = settings.get("quant_method");
     if method.is_some() || (key == "quantization_config" && settings.get("bits").is_none()) {
-        let method = method.or_else(|| settings.get("quant_algo")).and_then(Value::as_str);
-        return maker(file, method.unwrap_or("an unnamed"), settings).map(Some);
+        // ModelOpt's own file names algorithms alone.
+        let own = settings.get("quant_algo").map(|_| "modelopt");
+        let method = method.map_or(own, Value::as_str).unwrap_or("an unnamed");
+        return maker(file, method, settings).map(Some);
     }
     parse(file, key, settings).map(|_| Some(By::Mlx))
 }
@@ -126,11 +123,7 @@ const FILES: [(&str, &str); 3] =
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")];
 
 /// Methods that are not read, by their `quant_method`, and the names that people know them by.
-const METHODS: [(&str, &str); 14] = [
-    ("fp8", "FP8"),
-    ("fbgemm_fp8", "FP8"),
-    ("mxfp4", "MXFP4 as gpt-oss stores it"),
-    ("modelopt", "ModelOpt (NVFP4 or FP8)"),
+const METHODS: [(&str, &str); 10] = [
     ("bitsandbytes", "bitsandbytes"),
     ("exl2", "EXL2"),
     ("exl3", "EXL3"),
@@ -149,16 +142,8 @@ fn maker(file: &Path, method: &str, settings: &Value) -> Result<By, FileError> {
     }
     let known = METHODS.iter().find(|(name, _)| *name == method);
     let method = known.map_or_else(|| shown(method).to_string(), |(_, known)| known.to_string());
-    Err(refused_as(file, method))
+    Err(FileError::quantization(file, method))
 }
-
-/// An error: weights that are quantised by `method` are not read.
-pub(super) fn refused_as(file: &Path, method: String) -> FileError {
-    FileError::Quantization { file: file.into(), method, supported: SUPPORTED }
-}
-
-const SUPPORTED: &str = "MLX's affine, mxfp4, mxfp8 and nvfp4, compressed-tensors' pack-quantized and int-quantized, GPTQ, AWQ and \
-                         AutoRound, and GGUF's block types";
 
 fn parse(file: &Path, key: &str, settings: &Value) -> Result<Quantization, FileError> {
     if !settings.is_object() {

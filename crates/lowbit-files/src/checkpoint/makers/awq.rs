@@ -11,7 +11,7 @@ use bytes::Bytes;
 use lowbit_formats::{DType, FloatType};
 
 use super::Adapter;
-use super::gptq::{by_columns, drop_zero_bias, said};
+use super::columns::{by_columns, drop_zero_bias, said};
 use super::integers::{Integers, word, words_by_rows};
 use crate::{Contents, FileError};
 

@@ -14,7 +14,8 @@ use lowbit_formats::{DType, FloatType};
 use serde_json::Value;
 
 use super::integers::{Integers, bits_at, word};
-use super::{Adapter, integers, microscaled};
+use super::nvfp4::{self, Global};
+use super::{Adapter, fp8, integers, microscaled};
 use crate::{Contents, FileError, Stored, TensorView};
 
 /// How a group of modules is quantised.
@@ -41,6 +42,10 @@ pub(super) fn read(adapter: &mut Adapter<'_>) -> Result<(), FileError> {
     for module in adapter.modules_with(".weight_packed") {
         let (weight, scale) = (adapter.need(module, "weight_packed")?, adapter.need(module, "weight_scale")?);
         match weight.stored {
+            Stored::Plain(DType::U8) if scale.stored == Stored::Plain(DType::F8E4M3) => {
+                let global = adapter.need(module, "weight_global_scale")?;
+                nvfp4::read_module(adapter, module, [weight, scale, global], Global::Divides)?;
+            }
             Stored::Plain(DType::U8) => microscaled::read_module(adapter, module, (weight, scale))?,
             _ => packed(adapter, &groups, module, (weight, scale))?,
         }
@@ -56,7 +61,10 @@ pub(super) fn read(adapter: &mut Adapter<'_>) -> Result<(), FileError> {
         };
         match weight.stored {
             Stored::Plain(DType::I8) => bytes(adapter, module, (weight, scale))?,
-            _ => microscaled::read_module(adapter, module, (weight, scale))?,
+            _ if scale.stored == Stored::Plain(DType::U8) => {
+                microscaled::read_module(adapter, module, (weight, scale))?;
+            }
+            _ => fp8::read_module(adapter, module, (weight, scale))?,
         }
         activations(adapter, module);
     }
@@ -64,10 +72,12 @@ pub(super) fn read(adapter: &mut Adapter<'_>) -> Result<(), FileError> {
 }
 
 /// The formats that are read.
-const FORMATS: [&str; 6] = [
+const FORMATS: [&str; 8] = [
     "pack-quantized",
     "int-quantized",
     "naive-quantized",
+    "float-quantized",
+    "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
     "mxfp8-quantized",
     "dense",

@@ -7,10 +7,14 @@
 //! are those of the tool's own code.
 
 mod awq;
+mod columns;
 mod compressed_tensors;
+mod fp8;
 mod gptq;
 mod integers;
 mod microscaled;
+mod modelopt;
+mod nvfp4;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +24,6 @@ use std::path::Path;
 use lowbit_formats::{DType, Format};
 use serde_json::Value;
 
-use super::Quantization;
 use crate::{Contents, FileError, Stored, TensorView, Tensors};
 
 /// Who quantised a checkpoint whose tensors are not MLX's.
@@ -29,16 +32,21 @@ pub(super) struct Maker {
     /// As people know it.
     pub method: &'static str,
     /// The format of each module that is quantised.
-    pub modules: BTreeMap<String, Quantization>,
+    pub modules: BTreeMap<String, Format>,
+    /// How many modules' weights become floats because no format here holds them.
+    pub expanded: usize,
     /// What the kinds of tensors are called that change nothing: activations are not quantised.
     pub without_effect: Vec<String>,
 }
 
 /// The methods that are read, by `quant_method`, each with what makes MLX's tensors of its own.
 type Read = fn(&mut Adapter<'_>) -> Result<(), FileError>;
-const READ: [(&str, &str, Read); 7] = [
+const READ: [(&str, &str, Read); 10] = [
     ("compressed-tensors", "compressed-tensors", compressed_tensors::read),
     ("mxfp4", "MXFP4 as gpt-oss stores it", microscaled::read_gpt_oss),
+    ("fp8", "FP8", fp8::read),
+    ("fbgemm_fp8", "FP8", fp8::read),
+    ("modelopt", "ModelOpt", modelopt::read),
     ("gptq", "GPTQ", gptq::read),
     ("awq", "AWQ", awq::read),
     ("auto-round", "AutoRound", gptq::read_auto_round),
@@ -73,16 +81,20 @@ pub(super) fn adapt(
         taken: HashSet::new(),
         made: vec![],
         modules: BTreeMap::new(),
+        expanded: BTreeSet::new(),
         without_effect: BTreeSet::new(),
     };
     read(&mut adapter)?;
-    if adapter.modules.is_empty() && adapter.word("format").as_deref() != Some("dense") {
-        return Err(super::quantization::refused_as(file, format!("{name} without any of its tensors")));
+    if adapter.modules.is_empty()
+        && adapter.expanded.is_empty()
+        && adapter.word("format").as_deref() != Some("dense")
+    {
+        return Err(FileError::quantization(file, format!("{name} without any of its tensors")));
     }
-    let Adapter { taken, mut made, modules, without_effect, .. } = adapter;
+    let Adapter { taken, mut made, modules, expanded, without_effect, .. } = adapter;
     made.extend(tensors.iter().filter(|view| !taken.contains(view.name.as_str())).cloned());
     let without_effect = without_effect.into_iter().map(str::to_string).collect();
-    Ok((Tensors::new(made)?, Maker { method: name, modules, without_effect }))
+    Ok((Tensors::new(made)?, Maker { method: name, modules, expanded: expanded.len(), without_effect }))
 }
 
 /// What is read so far.
@@ -94,7 +106,8 @@ struct Adapter<'a> {
     tensors: &'a Tensors,
     taken: HashSet<&'a str>,
     made: Vec<TensorView>,
-    modules: BTreeMap<String, Quantization>,
+    modules: BTreeMap<String, Format>,
+    expanded: BTreeSet<String>,
     without_effect: BTreeSet<&'static str>,
 }
 
@@ -145,7 +158,7 @@ impl<'a> Adapter<'a> {
 
     /// Says which format a module is in.
     fn is_in(&mut self, module: &str, format: Format) {
-        self.modules.insert(module.into(), Quantization::of(format));
+        self.modules.insert(module.into(), format);
     }
 
     /// An error: `view` is not what it should be.
@@ -161,7 +174,7 @@ impl<'a> Adapter<'a> {
 
     /// An error: the method is read, but not `what`.
     fn unsupported(&self, what: impl std::fmt::Display) -> FileError {
-        super::quantization::refused_as(self.file, format!("{} with {what}", self.method))
+        FileError::quantization(self.file, format!("{} with {what}", self.method))
     }
 
     /// A number of the settings.
@@ -188,7 +201,7 @@ impl<'a> Adapter<'a> {
             None => Ok(()),
             Some(_) => Err(self.unsupported(format!(
                 "{key} (quantised keys and values; set it to null in {} to have them in f16)",
-                super::CONFIG
+                crate::names::CONFIG
             ))),
         }
     }

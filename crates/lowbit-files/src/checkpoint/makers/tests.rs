@@ -60,6 +60,15 @@ fn written<'a>(
 fn values(checkpoint: &Checkpoint) -> (Format, Vec<f32>) {
     let view =
         |part: &str| checkpoint.tensors().get(&format!("m.{part}")).unwrap_or_else(|| panic!("no {part}"));
+    if checkpoint.expanded() == 1 {
+        let (view, float) = (view("weight"), FloatType::F32);
+        assert_eq!(
+            (view.stored, checkpoint.quantization("m").unwrap()),
+            (Stored::Plain(float.dtype()), None)
+        );
+        let bytes = view.bytes.get();
+        return (Format::Float(float), (0..view.elements()).map(|i| float.get(&bytes, i)).collect());
+    }
     let Stored::Plain(dtype) = view("scales").stored else { panic!("blocks") };
     let format = checkpoint.quantization("m").unwrap().unwrap().format(dtype).unwrap();
     let (groups, rows) = view("scales").shape.split_last().unwrap();
@@ -103,6 +112,13 @@ fn values_are_those_of_the_makers_own_code() {
         ("ct_mxfp4", "mxfp4", FloatType::F32),
         ("ct_mxfp8", "mxfp8", FloatType::F32),
         ("gpt_oss", "mxfp4", FloatType::F32),
+        ("fp8_blocks", "f32", FloatType::F32),
+        ("ct_fp8_channel", "f32", FloatType::F32),
+        ("ct_fp8_tensor", "f32", FloatType::F32),
+        ("ct_fp8_blocks", "f32", FloatType::F32),
+        ("modelopt_fp8", "f32", FloatType::F32),
+        ("ct_nvfp4", "f32", FloatType::F32),
+        ("modelopt_nvfp4", "f32", FloatType::F32),
     ];
     assert_eq!(formats.len(), cases.described.as_object().unwrap().len());
     for (case, name, scales) in formats {
@@ -114,10 +130,9 @@ fn values_are_those_of_the_makers_own_code() {
         let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(digest, cases.described[case]["want"], "{case}");
         let names: Vec<_> = checkpoint.tensors().names().collect();
-        assert!(
-            names.ends_with(&["m.scales", "m.weight"]) && (names.len() < 3 || names[0] == "m.biases"),
-            "{names:?}"
-        );
+        assert!(names.iter().all(|name| ["m.biases", "m.scales", "m.weight"].contains(name)), "{names:?}");
+        let activations = ["ct_nvfp4", "modelopt_fp8", "modelopt_nvfp4"].contains(&case);
+        assert_eq!(checkpoint.without_effect().len(), usize::from(activations), "{case}");
         assert_eq!(checkpoint.surplus_quantization(), [""; 0]);
     }
 }
@@ -174,6 +189,12 @@ fn what_cannot_be_computed_is_named() {
             &set("/packing_format", json!("auto_round:fp8")),
             "with packing_format auto_round:fp8",
         ),
+        (
+            "modelopt_nvfp4",
+            &add("kv_cache_scheme", json!({"num_bits": 8, "type": "float"})),
+            "ModelOpt with kv_cache_scheme (quantised keys and values",
+        ),
+        ("modelopt_fp8", &set("/quant_algo", json!("W4A8_AWQ")), "ModelOpt with quant_algo W4A8_AWQ"),
         ("auto_round", &add("rotation_config", json!({})), "AutoRound with rotation_config"),
     ] {
         let message = refused(case, change);
@@ -231,7 +252,7 @@ fn only_the_usual_order_of_groups_is_read() {
 
 #[test]
 fn tensors_that_do_not_fit_are_named() {
-    use safetensors::Dtype::{F16, I8, I32, I64};
+    use safetensors::Dtype::{F8_E4M3, F16, I8, I32, I64};
     let zeros = [0; 1 << 16];
     for (case, part, dtype, shape, want) in [
         (
@@ -284,6 +305,30 @@ fn tensors_that_do_not_fit_are_named() {
         ),
         ("gptq_2", "qweight", I32, &[6, 32], "2 bits and 2 groups of rows of 96 values (m)"),
         ("ct_mxfp4", "weight_scale", I8, &[32, 4], "m.weight_scale is i8 [32, 4], but u8 [32, 4] is wanted"),
+        (
+            "fp8_blocks",
+            "weight_scale_inv",
+            F16,
+            &[3, 2],
+            "m.weight_scale_inv is f16 [3, 2], but scales of 32 x 128 values in blocks of 16 x 64 are wanted",
+        ),
+        ("ct_fp8_channel", "weight_scale", F16, &[31, 1], "but scales of 32 x 128 values are wanted"),
+        ("ct_fp8_channel", "weight_scale", F16, &[32, 7], "but scales of 32 x 128 values are wanted"),
+        (
+            "ct_nvfp4",
+            "weight_global_scale",
+            F16,
+            &[1],
+            "m.weight_global_scale is f16 [1], but its value is 0",
+        ),
+        ("ct_nvfp4", "weight_global_scale", F16, &[2], "but one number is wanted"),
+        (
+            "modelopt_nvfp4",
+            "weight_scale",
+            F8_E4M3,
+            &[32, 7],
+            "m.weight_scale is f8e4m3 [32, 7], but f8e4m3 [32, 8]",
+        ),
         ("ct_mxfp8", "weight_scale", I8, &[32, 4], "m.weight_scale is i8 [32, 4], but u8 [32, 4] is wanted"),
         ("awq", "qzeros", I32, &[1, 4], "m.qzeros is i32 [1, 4], but [2, 4] is wanted, as m.scales says"),
         (
@@ -296,7 +341,7 @@ fn tensors_that_do_not_fit_are_named() {
         ("awq", "scales", F16, &[32], "m.scales is f16 [32], but a matrix is wanted"),
     ] {
         let size = match dtype {
-            I8 => 1,
+            I8 | F8_E4M3 => 1,
             F16 => 2,
             I32 => 4,
             _ => 8,
@@ -304,5 +349,145 @@ fn tensors_that_do_not_fit_are_named() {
         let bytes = &zeros[..shape.iter().product::<usize>() * size];
         let message = with_part(case, part, dtype, shape, bytes).unwrap_err();
         assert!(message.contains(want), "{case} {part}: {message}\nshould say: {want}");
+    }
+}
+
+/// `quantization_config` of published models, as their config.json has them (July 2024 to 2026),
+/// with tensors of that kind.
+#[test]
+fn published_configurations_are_read() {
+    let cases = Cases::open();
+    let published = [
+        // Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4
+        (
+            "gptq_4_sym",
+            json!({
+                "batch_size": 1, "bits": 4, "block_name_to_quantize": null, "cache_block_outputs": true,
+                "damp_percent": 0.01, "dataset": null, "desc_act": false, "exllama_config": {"version": 1},
+                "group_size": 128, "max_input_length": null, "model_seqlen": null, "pad_token_id": null,
+                "modules_in_block_to_quantize": null, "quant_method": "gptq", "sym": true, "tokenizer": null,
+                "true_sequential": true, "use_cuda_fp16": false, "use_exllama": true
+            }),
+        ),
+        // Of GPTQModel.
+        (
+            "gptq_4",
+            json!({
+                "bits": 8, "checkpoint_format": "gptq", "desc_act": false, "group_size": 128, "lm_head": false,
+                "dynamic": {"+:.*down_proj": {"bits": 4}}, "pack_dtype": "int32", "quant_method": "gptq",
+                "meta": {"quantizer": ["gptqmodel:2.1.0"], "static_groups": false}, "sym": false
+            }),
+        ),
+        // Qwen/Qwen2.5-7B-Instruct-AWQ and Qwen/Qwen3-32B-AWQ
+        (
+            "awq",
+            json!({
+                "bits": 4, "group_size": 128, "modules_to_not_convert": null, "quant_method": "awq",
+                "version": "gemm", "zero_point": true
+            }),
+        ),
+        (
+            "awq",
+            json!({
+                "backend": "autoawq", "bits": 4, "do_fuse": false, "exllama_config": null,
+                "fuse_max_seq_len": null, "group_size": 128, "modules_to_fuse": null,
+                "modules_to_not_convert": null, "quant_method": "awq", "version": "gemm", "zero_point": true
+            }),
+        ),
+        // Intel's, of AutoRound.
+        (
+            "auto_round_auto_gptq",
+            json!({
+                "amp": true, "autoround_version": "0.5.1", "bits": 4, "data_type": "int", "group_size": 128,
+                "iters": 200, "low_gpu_mem_usage": true, "packing_format": "auto_round:auto_gptq",
+                "quant_method": "auto-round", "sym": false
+            }),
+        ),
+        // RedHatAI/Qwen2.5-7B-Instruct-quantized.w4a16
+        (
+            "ct_w4a16",
+            json!({
+                "config_groups": {"group_0": {
+                    "input_activations": null, "output_activations": null, "targets": ["Linear"],
+                    "weights": {
+                        "actorder": "weight", "block_structure": null, "dynamic": false, "group_size": 128,
+                        "num_bits": 4, "observer": "mse", "observer_kwargs": {}, "strategy": "group",
+                        "symmetric": true, "type": "int"
+                    }
+                }},
+                "format": "pack-quantized", "global_compression_ratio": 1.89, "ignore": ["lm_head"],
+                "kv_cache_scheme": null, "quant_method": "compressed-tensors",
+                "quantization_status": "compressed", "sparsity_config": {}, "transform_config": {}
+            }),
+        ),
+        // RedHatAI/Qwen3-8B-FP8-dynamic
+        (
+            "ct_fp8_channel",
+            json!({
+                "config_groups": {"group_0": {
+                    "input_activations": {"dynamic": true, "num_bits": 8, "strategy": "token", "type": "float"},
+                    "targets": ["Linear"],
+                    "weights": {
+                        "dynamic": false, "num_bits": 8, "strategy": "channel", "symmetric": true,
+                        "type": "float"
+                    }
+                }},
+                "format": "float-quantized", "ignore": ["lm_head"], "kv_cache_scheme": null,
+                "quant_method": "compressed-tensors", "quantization_status": "compressed"
+            }),
+        ),
+        // Qwen/Qwen3-8B-FP8, whose blocks are of 128 x 128: one of these, with a scale of its own.
+        (
+            "fp8_blocks",
+            json!({
+                "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                "modules_to_not_convert": ["lm_head", "model.layers.0.input_layernorm"],
+                "weight_block_size": [16, 64]
+            }),
+        ),
+        // nvidia/Qwen3-8B-NVFP4, but for its cache in FP8.
+        (
+            "modelopt_nvfp4",
+            json!({
+                "config_groups": {"group_0": {
+                    "input_activations": {"dynamic": false, "group_size": 16, "num_bits": 4, "type": "float"},
+                    "targets": ["Linear"],
+                    "weights": {"dynamic": false, "group_size": 16, "num_bits": 4, "type": "float"}
+                }},
+                "ignore": ["lm_head"], "producer": {"name": "modelopt", "version": "0.29.0"},
+                "quant_algo": "NVFP4", "quant_method": "modelopt"
+            }),
+        ),
+        // openai/gpt-oss-20b
+        (
+            "gpt_oss",
+            json!({
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"
+                ],
+                "quant_method": "mxfp4"
+            }),
+        ),
+    ];
+    for (case, settings) in published {
+        let own = values(&cases.checkpoint(case, "", |_| {}).unwrap());
+        let got = values(&cases.checkpoint(case, "", |own| *own = settings.clone()).unwrap());
+        assert_eq!(own.0, got.0, "{case}");
+        let same = own.1.iter().zip(&got.1).all(|(own, got)| own.to_bits() == got.to_bits());
+        assert!(same, "{case}");
+    }
+    // A file of its own beside config.json, as ModelOpt wrote it first.
+    let refused = |settings: Value| written(std::iter::empty(), &settings).unwrap_err();
+    for (settings, want) in [
+        (
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}),
+            "bitsandbytes",
+        ),
+        (json!({"quant_method": "exl3", "version": "0.0.1", "bits": 4.0, "head_bits": 6}), "EXL3"),
+        (json!({"quant_method": "hqq"}), "HQQ"),
+    ] {
+        let message = refused(settings);
+        let names = message.contains(&format!("{want} quantization is not supported"));
+        assert!(names && message.contains("`lowbit quantize`"), "{message}");
     }
 }

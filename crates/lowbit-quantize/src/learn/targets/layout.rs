@@ -76,7 +76,7 @@ fn fingerprint(checkpoint: &Checkpoint) -> String {
     }
     for view in checkpoint.tensors().iter() {
         digest.update(format!("{} {} {:?}\n", view.name, view.stored, view.shape));
-        digest.update(&view.bytes.get());
+        digest.update(view.bytes.get());
         view.release();
     }
     hexadecimal(digest)
