@@ -1,6 +1,6 @@
 //! Gates on a CPU: one per element, or one per row.
 
-use super::gate::{GELU, GELU_LINEAR, OAI_ALPHA, OAI_LIMIT};
+use super::constants::{GELU, GELU_LINEAR, OAI_ALPHA, OAI_LIMIT};
 use crate::{
     Cpu, KernelError, Tensor,
     simd::{

@@ -1,5 +1,7 @@
 //! The gates, and their formulas in f64.
 
+use super::constants::{GELU, OAI_ALPHA, OAI_LIMIT};
+
 /// The function of a gated linear unit ([`glu`](super::glu())).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
@@ -15,17 +17,6 @@ pub enum Gate {
     /// 5.24 `gpt_oss`; ggml's `swiglu_oai`.
     SwigluOai,
 }
-
-/// `sqrt(2 / pi)` times 2, and times 0.044715: [`Gate::GeluTanh`] is
-/// `g * sigmoid(GELU[0] g + GELU[1] g^3)`, since `1 + tanh(u)` is `2 sigmoid(2 u)`.
-pub(in crate::ops) const GELU: [f32; 2] = [1.595_769_2, 0.071_354_814];
-/// Beyond this, [`Gate::GeluTanh`] has a slope of 0 or 1, and the derivative's powers of g could
-/// overflow.
-pub(in crate::ops) const GELU_LINEAR: f32 = 16.0;
-/// What [`Gate::SwigluOai`] multiplies the gate by in its sigmoid, and where it cuts both operands
-/// off.
-pub(in crate::ops) const OAI_ALPHA: f32 = 1.702;
-pub(in crate::ops) const OAI_LIMIT: f32 = 7.0;
 
 /// `$body` with `$G`, the type that has the formulas of a gate on a CPU
 /// ([`Formula`](super::cpu::Formula)) and on a GPU.

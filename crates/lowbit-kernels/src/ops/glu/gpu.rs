@@ -1,6 +1,7 @@
 //! Gates on a GPU: their formulas, and the elementwise kernel (`ops/elementwise/gpu.rs`) with them.
 
-use super::gate::{GELU, GELU_LINEAR, Gate, OAI_ALPHA, OAI_LIMIT, with_gate};
+use super::constants::{GELU, GELU_LINEAR, OAI_ALPHA, OAI_LIMIT};
+use super::gate::{Gate, with_gate};
 use super::{CHECK, cpu};
 use crate::gpu::Gpu;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Gated linear units: a tensor times a function of another, element by element.
 
 mod bench;
+mod constants;
 pub(in crate::ops) mod cpu;
 mod gate;
 #[cfg(feature = "gpu")]

@@ -1,4 +1,4 @@
-use super::gate::OAI_LIMIT;
+use super::constants::OAI_LIMIT;
 use super::*;
 use crate::ops::testing::{FLOATS, WIDTHS, assert_close, device, devices, normal, tensor, values};
 use numcheck::{Random, gamma};

@@ -1,4 +1,4 @@
-use super::super::gate::OAI_LIMIT;
+use super::super::constants::OAI_LIMIT;
 use super::*;
 #[cfg(feature = "gpu")]
 use crate::ops::testing::gpu;
