@@ -28,6 +28,7 @@ mod pooled;
 #[path = "../tests/support/mod.rs"]
 mod support;
 pub mod tape;
+mod target;
 mod warnings;
 mod weights;
 
@@ -44,5 +45,6 @@ pub use perplexity::{
     dry_perplexity, perplexity,
 };
 pub use pooled::Pooled;
+pub use target::Target;
 pub use warnings::warnings;
-pub use weights::{Target, Weights};
+pub use weights::Weights;

@@ -1,7 +1,7 @@
 use crate::names::EMBED_TOKENS;
 use crate::tape::ops::{self, AddRmsNorm, Input};
 use crate::tape::{Inventory, Named, Tape, Var, shapes};
-use crate::weights::Placement;
+use crate::target::Placement;
 use crate::{ModelError, Weights};
 use lowbit_formats::FloatType;
 use lowbit_kernels::ops::concat;

@@ -1,0 +1,118 @@
+//! Where a model runs, and where its weights go.
+
+use lowbit_formats::FloatType;
+use lowbit_kernels::{Device, KernelError, QuantizedTensor};
+
+/// Where a model runs and what its layers exchange.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Where weights go.
+    pub device: Device,
+    /// The device that can read the mapped file: `device` itself if it is a CPU.
+    pub host: Device,
+    /// The type of activations, except the residual stream and the logits, which are f32.
+    pub activations: FloatType,
+    /// The type of cached keys and values.
+    pub cache: FloatType,
+    /// Whether products on the CPU are exact to f32: see [`Self::with_exact`].
+    pub(crate) exact: bool,
+    /// Whether a GPU computes several projections of the same experts as one product.
+    pub(crate) joins_experts: bool,
+    /// True if nothing is computed: see [`Self::outline`].
+    pub(crate) outline: bool,
+    /// See [`Self::with_context`].
+    pub(crate) context: Option<usize>,
+}
+
+/// What keys and values are cached in: where memory is what a step waits for, in f16.
+fn cache_type(device: &Device, activations: FloatType, exact: bool) -> FloatType {
+    match device {
+        Device::Cpu(_) if !exact => FloatType::F16,
+        _ => activations,
+    }
+}
+
+impl Target {
+    /// `device` with activations of the given type, or of the type it is fastest with.
+    ///
+    /// # Errors
+    /// As [`Device::host`].
+    pub fn new(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
+        let activations = activations.unwrap_or_else(|| device.activations());
+        let cache = cache_type(device, activations, false);
+        let (device, host, exact) = (device.clone(), device.host()?, false);
+        Ok(Self {
+            device,
+            host,
+            activations,
+            cache,
+            exact,
+            joins_experts: true,
+            outline: false,
+            context: None,
+        })
+    }
+
+    /// For a model that learns: products are [exact](Self::with_exact), and each weight is one of the checkpoint's, so
+    /// that it can be a [parameter](crate::tape::Parameter). Activations are of the given type, or of
+    /// [the device's](Device::activations_for_gradients): bf16 on tensor cores, where products of f32 are a tenth as
+    /// fast.
+    ///
+    /// # Errors
+    /// As [`Device::host`].
+    pub fn for_gradients(device: &Device, activations: Option<FloatType>) -> Result<Self, KernelError> {
+        let activations = activations.unwrap_or_else(|| device.activations_for_gradients());
+        let target = Self::new(device, Some(activations))?.with_exact(true);
+        Ok(Self { joins_experts: false, ..target })
+    }
+
+    /// True if products are [exact](Self::with_exact).
+    pub fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    /// For a model that computes nothing: weights are looked at, and neither read nor copied.
+    pub(crate) fn outline(device: &Device) -> Result<Self, KernelError> {
+        Ok(Self { outline: true, ..Self::new(device, None)?.with_exact(true) })
+    }
+
+    /// The same for another device of the same kind.
+    pub fn on(&self, device: Device) -> Self {
+        Self { device, ..self.clone() }
+    }
+
+    /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
+    /// are repacked at load, activations are rounded to 8 bits and keys and values are cached in f16, as llama.cpp does:
+    /// several times as fast ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16 then.
+    /// Other devices compute the same either way.
+    pub fn with_exact(self, exact: bool) -> Self {
+        Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
+    }
+
+    /// For sequences of up to `context` tokens, where that decides what is computed: LongRoPE's frequencies have one set of
+    /// divisors up to the original training's length, and another one beyond. By default sequences may be as long as the model's
+    /// context, as in mlx-lm and llama.cpp; transformers goes by the tokens that there are.
+    pub fn with_context(self, context: Option<usize>) -> Self {
+        Self { context, ..self }
+    }
+}
+
+/// Where weights go, and whether they are repacked for products in integers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement<'a> {
+    pub device: &'a Device,
+    pub repack: bool,
+}
+
+impl Placement<'_> {
+    /// Whether weights are repacked on the CPU, after which their rows cannot be taken apart.
+    pub fn repacks(self) -> bool {
+        self.repack && matches!(self.device, Device::Cpu(_))
+    }
+
+    /// A weight that was read through the map, as products read it.
+    pub fn weight(self, weight: &QuantizedTensor) -> Result<QuantizedTensor, KernelError> {
+        let weight = weight.to_device(self.device)?;
+        if self.repack { weight.to_panels() } else { Ok(weight) }
+    }
+}
