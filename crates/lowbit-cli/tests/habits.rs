@@ -261,11 +261,11 @@ fn other_architectures_are_named_before_their_tokenizers() {
     let folder = tempfile::tempdir().unwrap();
     let source = root().join("tests/vectors/models/qwen3");
     std::fs::copy(source.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
-    let config = r#"{"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}"#;
+    let config = r#"{"model_type": "cohere2", "architectures": ["Cohere2ForCausalLM"]}"#;
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     let message =
         refusal(lowbit(&["generate", "-p", "x", "-m", folder.path().to_str().unwrap()]).output().unwrap());
-    assert!(message.contains("\"gemma3_text\" is not supported; supported are"), "{message}");
+    assert!(message.contains("\"cohere2\" is not supported; supported are"), "{message}");
 }
 
 #[test]

@@ -115,7 +115,7 @@ fn agree_with_torch(device: &Device) {
             checked += 1;
         }
         println!("{name}: {checked} gradients, largest error {:.1e} ({})", worst.0, worst.1);
-        assert!(checked >= 20, "{name}: only {checked} parameters");
+        assert!(checked >= 15, "{name}: only {checked} parameters");
     }
     assert!(failures.is_empty(), "{failures:#?}");
 }

@@ -14,7 +14,7 @@ use support::{checkpoint, data, files, to_3_bits};
 
 fn options(learn: Learn) -> LearnOptions {
     let mut options = LearnOptions::new(learn);
-    (options.steps, options.batch, options.validate_every) = (60, 4, 12);
+    (options.steps, options.batch, options.validate_every) = (96, 4, 12);
     options
 }
 

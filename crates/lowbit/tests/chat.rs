@@ -240,11 +240,9 @@ fn a_template_that_refuses_calls_gets_them_as_it_takes_them() {
     let text = "{{ '<tool_call>' + call.function.arguments + 'f' }}";
     let either = "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}f";
     let silent = "{% if m.content is none %}f{% endif %}";
-    for (call, answer, want) in [
-        (text, "A", "one|A<tool_call>{}f|two|"),
-        (either, "A", "one|Af|two|"),
-        (silent, "", "one|Nonef|two|"),
-    ] {
+    for (call, answer, want) in
+        [(text, "A", "one|A<tool_call>{}f|two|"), (either, "A", "one|Af|two|"), (silent, "", "one|f|two|")]
+    {
         let folder = tempfile::tempdir().unwrap();
         let calls = format!("{{% for call in m.tool_calls %}}{call}{{% endfor %}}");
         let template = format!("{{% for m in messages %}}{{{{ m.content }}}}{calls}</u>{{% endfor %}}");
@@ -304,7 +302,8 @@ fn a_model_with_delta_nets_goes_back_to_its_marks() {
 fn what_is_no_model_is_an_error_of_files() {
     for name in ["no/such/path/at/all", "../../tests"] {
         let error = LanguageModel::open(name).unwrap_err();
-        assert!(matches!(error, Error::File(_)), "{error:?}");
+        // A name that is no path is looked for on the hub.
+        assert!(matches!(error, Error::File(_) | Error::Hub(_)), "{error:?}");
         assert!(error.to_string().contains(name), "{error}");
     }
 }

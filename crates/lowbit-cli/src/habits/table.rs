@@ -219,7 +219,7 @@ pub const FLAGS: &[(Command, &[&str], Instead)] = &[
         &["--embd-separator"],
         Unless(&["\n", "\\n"], "give each text as an argument, or a line of --file"),
     ),
-    (EMBED, &["--truncate-dim", "--truncate_dim"], Is("--dimensions")),
+    (EMBED, &["--truncate-dim"], Is("--dimensions")),
     // bench.
     (BENCH, &["-p", "--n-prompt"], Is("--prompt-tokens")),
     (BENCH, &["-n", "--n-gen", "-g", "--generation-tokens"], Is("--generated-tokens")),

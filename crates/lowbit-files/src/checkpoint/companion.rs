@@ -60,8 +60,6 @@ impl Checkpoint {
         let named = COMPANIONS.iter().map(|&(name, content, limit)| (name.to_string(), content, limit));
         let templates = named::additional(self.path())?.into_iter();
         let templates = templates.map(|name| (named::path_of(&name), Content::Text, limit::TEMPLATE));
-        // Modules with weights of their own would be lost: they are refused.
-        self.embedding_config()?;
         let folders =
             self.modules()?.into_iter().map(|module| module.folder).filter(|folder| !folder.is_empty());
         let modules = folders.map(|folder| format!("{folder}/{CONFIG}"));
@@ -75,6 +73,8 @@ impl Checkpoint {
                 companions.push(Companion { name, bytes });
             }
         }
+        // Modules with weights of their own would be lost: they are refused.
+        self.embedding_config()?;
         Ok(companions)
     }
 }

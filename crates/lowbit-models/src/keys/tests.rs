@@ -71,6 +71,7 @@ fn tables_name_each_key_once() {
         "original_max_position_embeddings",
         "rope_traditional",
         "rope_parameters",
+        "rope.scaling.finetuned",
         "num_attention_heads",
         "hidden_act",
         "rope.scaling.yarn_beta_fast",
