@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.numpy import save_file
-from sentence_transformers import SentenceTransformer
 
 MODEL = Path(__file__).resolve().parents[2] / "tests" / "vectors" / "models" / "qwen3"
 END = "<|endoftext|>"
@@ -40,6 +39,9 @@ def arguments(parser):
 
 
 def write(folder, options):
+    # Other subjects need not have this package.
+    from sentence_transformers import SentenceTransformer
+
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for name, (mode, normalised, changes, encode) in SETTINGS.items():

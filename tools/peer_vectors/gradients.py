@@ -64,6 +64,8 @@ def write(folder: Path, options):
             continue
         config = json.loads((path / "config.json").read_text())
         model = oracle.load(path, config["architectures"][0])
+        # torch leaves out the gradient of a padding token's row, which is a token like others here.
+        model.get_input_embeddings().padding_idx = None
         for parameter in model.parameters():
             parameter.requires_grad_(True)
         loss(model).backward()

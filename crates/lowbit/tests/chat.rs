@@ -240,9 +240,11 @@ fn a_template_that_refuses_calls_gets_them_as_it_takes_them() {
     let text = "{{ '<tool_call>' + call.function.arguments + 'f' }}";
     let either = "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}f";
     let silent = "{% if m.content is none %}f{% endif %}";
-    for (call, answer, want) in
-        [(text, "A", "one|A<tool_call>{}f|two|"), (either, "A", "one|Af|two|"), (silent, "", "one|f|two|")]
-    {
+    for (call, answer, want) in [
+        (text, "A", "one|A<tool_call>{}f|two|"),
+        (either, "A", "one|Af|two|"),
+        (silent, "", "one|Nonef|two|"),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let calls = format!("{{% for call in m.tool_calls %}}{call}{{% endfor %}}");
         let template = format!("{{% for m in messages %}}{{{{ m.content }}}}{calls}</u>{{% endfor %}}");

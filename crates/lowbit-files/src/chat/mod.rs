@@ -173,7 +173,7 @@ impl ChatTemplate {
     }
 
     /// The text of `messages` ([`Message`]s, or values that serialise to objects with more fields;
-    /// fields that are null do not count).
+    /// fields that are null do not count, but for the content of a message with calls).
     /// With `add_generation_prompt` it ends with the start of the assistant's next message.
     ///
     /// # Errors
@@ -196,8 +196,9 @@ impl ChatTemplate {
         let mut messages = input::json(messages).map_err(|problem| refuse(format!("messages: {problem}")))?;
         for message in messages.as_array_mut().into_iter().flatten().filter_map(Json::as_object_mut) {
             // As in transformers: OpenAI's interface has null for what a message does not have, and
-            // templates would print it.
-            message.retain(|_, value| !value.is_null());
+            // templates would print it. DeepSeek's ask for a content that is none beside calls.
+            let calls = message.get("tool_calls").is_some_and(|calls| !calls.is_null());
+            message.retain(|key, value| !value.is_null() || calls && key == "content");
             name_reasoning(message);
         }
         variables.insert("messages".into(), messages);

@@ -304,7 +304,7 @@ fn tensors_that_do_not_fit_are_named() {
             "m.scales is f16 [1, 31], but [1, 32] is wanted, as m.qweight and",
         ),
         ("gptq_2", "qweight", I32, &[6, 32], "2 bits and 2 groups of rows of 96 values (m)"),
-        ("ct_mxfp4", "weight_scale", I8, &[32, 4], "m.weight_scale is i8 [32, 4], but scales are"),
+        ("ct_mxfp4", "weight_scale", I8, &[32, 4], "m.weight_scale is i8 [32, 4], but u8 [32, 4] is wanted"),
         (
             "fp8_blocks",
             "weight_scale_inv",
