@@ -1,6 +1,6 @@
 //! The gates, and their formulas in f64.
 
-use super::constants::{GELU, OAI_ALPHA, OAI_LIMIT};
+use super::constants::OAI_LIMIT;
 
 /// The function of a gated linear unit ([`glu`](super::glu())).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +134,7 @@ impl Gate {
     }
 }
 
-/// As [`GELU`] and [`OAI_ALPHA`], before they are rounded.
+/// As `GELU` and `OAI_ALPHA` of [`constants`](super::constants), before they are rounded.
 const GELU_EXACT: [f64; 2] = [1.595_769_121_605_730_8, 0.071_354_816_272_600_25];
 const OAI_ALPHA_EXACT: f64 = 1.702;
 
