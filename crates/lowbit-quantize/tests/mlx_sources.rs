@@ -290,7 +290,7 @@ fn rules_and_rows_that_do_not_fit_leave_a_weight_as_it_is() {
     bytes.push((0..768).map(|i| (i % 251) as u8).collect());
     bytes.push((0..96).map(|i| 40 + i % 12).collect());
     let mut body = writer.begin(&small, u64::MAX).unwrap();
-    bytes.iter().for_each(|bytes| body.tensor(&bytes).unwrap());
+    bytes.iter().for_each(|bytes| body.tensor(bytes).unwrap());
     body.finish().unwrap();
     let rules = ["self_attn=none", "gate_proj=none", "up_proj=none", "embed=none"];
     let rules: Vec<Rule> = rules.map(|rule| rule.parse().unwrap()).into();
