@@ -3,13 +3,12 @@
 
 use super::biases::BY_FLAGS;
 use super::llama::ROPE_DIVISORS;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, dense};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, permuted};
 use crate::keys::Fixed::{Flag, Float};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key};
 use crate::layers::{AttentionConfig, DecoderConfig, DecoderSpec, LayerNorms, Multipliers};
 use crate::names::{ATTENTION, FFN_NORM, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::RopeLayout;
 
 pub const GRANITE: Architecture = Architecture {
     model_types: &[ModelType { name: "granite", tables: &[KEYS, DECODER, BASE], wraps: false }],
@@ -54,9 +53,7 @@ const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
-    // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
-    let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
-    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, layout)?;
+    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, permuted(config))?;
     let factor = |json, gguf| Ok::<_, ModelError>(config.optional_float(json, gguf)?.unwrap_or(0.0));
     // llama.cpp takes 0 and a missing factor for none.
     let or_one = |factor: f64| if config.is_gguf() && factor == 0.0 { 1.0 } else { factor as f32 };

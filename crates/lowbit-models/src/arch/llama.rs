@@ -2,15 +2,12 @@
 //! Source: transformers 5 `models/{llama,mistral}`; llama.cpp `src/models/llama.cpp`.
 
 use super::biases::BY_FLAGS;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, permuted, window};
 use crate::keys::Fixed::{Flag, Int};
 use crate::keys::{BASE, DECODER, GGUF, Key, WRAPPER};
-use crate::layers::{
-    AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig,
-};
+use crate::layers::{AttentionConfig, DecoderConfig, DecoderSpec, LayerNorms};
 use crate::names::{ATTENTION, FFN_NORM, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::RopeLayout;
 
 pub const LLAMA: Architecture = Architecture {
     model_types: &[
@@ -70,23 +67,18 @@ const GGUF_KEYS: &[Key] = &[
     Key::only("expert_used_count", &[Int(0)]),
 ];
 
+const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
+
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
-    // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
-    let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
-    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, layout)?;
+    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, permuted(config))?;
     if !config.is_gguf() {
         attention.sliding_window = window(config)?;
     }
-    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
     let layers = sizes.num_hidden_layers;
-    decoder(sizes, |index| {
+    dense(config, sizes, NORMS, |index| {
         // Windows of some layers alone are mlx-lm's, not transformers'.
         config.layer_type(index, layers, &["full_attention"])?;
-        Ok(LayerSpec {
-            norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
-            mixer: MixerSpec::Attention(attention.clone()),
-            feedforward: FeedforwardSpec::Dense(mlp),
-        })
+        Ok(attention.clone())
     })
 }

@@ -2,13 +2,12 @@
 //! Source: transformers 5.24 `models/{ministral3,mistral3}`; mlx-lm 0.32 `models/ministral3.py`; llama.cpp
 //! `src/models/mistral3.cpp`.
 
-use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, window};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, permuted, window};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key, Tables, WRAPPER};
 use crate::layers::{AttentionConfig, DecoderConfig, DecoderSpec, LayerNorms, QueryScale};
 use crate::names::{ATTENTION, FFN_NORM, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::RopeLayout;
 
 pub const MISTRAL3: Architecture = Architecture {
     model_types: &[
@@ -53,9 +52,7 @@ const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
-    // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
-    let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
-    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, layout)?;
+    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, permuted(config))?;
     if !config.is_gguf() {
         attention.sliding_window = window(config)?;
     }

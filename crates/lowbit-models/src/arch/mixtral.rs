@@ -2,7 +2,7 @@
 //! Source: transformers 5.24 `models/mixtral`; mlx-lm 0.32 `models/mixtral.py`; llama.cpp `src/models/llama.cpp`.
 
 use super::llama::ROPE_DIVISORS;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, permuted, window};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, EXPERTS, GGUF, GGUF_DENSE, Key, Role};
 use crate::layers::{
@@ -10,7 +10,6 @@ use crate::layers::{
 };
 use crate::names::{self, ATTENTION, FFN_NORM, INPUT_NORM, TOP};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::RopeLayout;
 
 pub const MIXTRAL: Architecture = Architecture {
     model_types: &[ModelType { name: "mixtral", tables: &[KEYS, EXPERTS, DECODER, BASE], wraps: false }],
@@ -54,9 +53,7 @@ const GGUF_KEYS: &[Key] = &[Key::required("expert_count"), Key::required("expert
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
-    // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
-    let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
-    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, layout)?;
+    let mut attention = AttentionConfig::new(config, weights, sizes.hidden_size, permuted(config))?;
     if !config.is_gguf() {
         attention.sliding_window = window(config)?;
     }

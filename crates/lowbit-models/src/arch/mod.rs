@@ -29,6 +29,7 @@ use crate::names::Names;
 use crate::names::ROUTER;
 use crate::{Config, ModelError, Weights};
 use lowbit_files::{Layout, shown};
+use lowbit_kernels::ops::RopeLayout;
 use std::borrow::Cow;
 use std::collections::HashSet;
 
@@ -301,6 +302,12 @@ pub fn load(config: &Config<'_>, weights: &Weights<'_>) -> Loaded {
     Ok((spec, decoder))
 }
 
+/// The layout of rotated pairs where [`Conversion::like_llama`]: GGUF's converter permutes q's and k's rows so that pairs are
+/// neighbours.
+pub(crate) fn permuted(config: &Config<'_>) -> RopeLayout {
+    if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit }
+}
+
 /// The decoder of these sizes whose layer `i` has the attention `attention(i)` and a SwiGLU MLP.
 pub(crate) fn dense(
     config: &Config<'_>,
@@ -329,6 +336,37 @@ pub(crate) fn window(config: &Config<'_>) -> Result<Option<usize>, ModelError> {
     match config.optional_size("sliding_window", "")? {
         Some(0) => Err(config.refuse("sliding_window", "0", "a token sees itself at least")),
         window => Ok(window),
+    }
+}
+
+/// The window of layer `index` of a model whose windows are switched on by `use_sliding_window`, where `layer_types` says that
+/// it has one, or `by_default` where that is missing.
+pub(crate) fn switched_window(
+    config: &Config<'_>,
+    layers: usize,
+    index: usize,
+    by_default: impl FnOnce() -> Result<bool, ModelError>,
+) -> Result<Option<usize>, ModelError> {
+    if config.is_gguf() {
+        return Ok(None);
+    }
+    let window = match config.flag("use_sliding_window", false)? {
+        true => window(config)?,
+        false => None,
+    };
+    let kinds = &["full_attention", "sliding_attention"];
+    let sliding = match config.layer_type(index, layers, kinds)? {
+        Some(kind) => kind == "sliding_attention",
+        None => window.is_some() && by_default()?,
+    };
+    match (sliding, window) {
+        (true, None) => {
+            let key = format!("layer_types[{index}]");
+            let want = "use_sliding_window is false, or sliding_window null";
+            Err(config.refuse(&key, "sliding_attention", want))
+        }
+        (true, window) => Ok(window),
+        (false, _) => Ok(None),
     }
 }
 

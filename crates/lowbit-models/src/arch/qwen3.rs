@@ -2,11 +2,9 @@
 //! Source: transformers 5 `models/qwen3`; mlx-lm 0.32 `models/qwen3.py`.
 
 use super::biases::BY_FLAGS;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, decoder, window};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, switched_window};
 use crate::keys::{BASE, DECODER, GGUF, Key};
-use crate::layers::{
-    AttentionConfig, DecoderConfig, DecoderSpec, FeedforwardSpec, LayerNorms, LayerSpec, MixerSpec, MlpConfig,
-};
+use crate::layers::{AttentionConfig, DecoderConfig, DecoderSpec, LayerNorms};
 use crate::names::{ATTENTION, FFN_NORM, HEAD_NORMS, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
 use lowbit_kernels::ops::RopeLayout;
@@ -40,18 +38,15 @@ const KEYS: &[Key] = &[
 
 const GGUF_KEYS: &[Key] = &[Key::required("feed_forward_length")];
 
+const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
+
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
     let full = attention(config, weights, &sizes)?;
-    let mlp = MlpConfig::new(config.size("intermediate_size", "feed_forward_length")?);
     let layers = sizes.num_hidden_layers;
-    decoder(sizes, |index| {
+    dense(config, sizes, NORMS, |index| {
         let sliding_window = layer_window(config, layers, index)?;
-        Ok(LayerSpec {
-            norms: LayerNorms::before(INPUT_NORM, FFN_NORM),
-            mixer: MixerSpec::Attention(AttentionConfig { sliding_window, ..full.clone() }),
-            feedforward: FeedforwardSpec::Dense(mlp),
-        })
+        Ok(AttentionConfig { sliding_window, ..full.clone() })
     })
 }
 
@@ -71,25 +66,7 @@ pub(super) fn layer_window(
     layers: usize,
     index: usize,
 ) -> Result<Option<usize>, ModelError> {
-    if config.is_gguf() {
-        return Ok(None);
-    }
-    let window = match config.flag("use_sliding_window", false)? {
-        true => window(config)?,
-        false => None,
-    };
-    let kinds = &["full_attention", "sliding_attention"];
-    let sliding = match config.layer_type(index, layers, kinds)? {
-        Some(kind) => kind == "sliding_attention",
-        None => window.is_some() && index >= config.optional_size("max_window_layers", "")?.unwrap_or(0),
-    };
-    match (sliding, window) {
-        (true, None) => {
-            let key = format!("layer_types[{index}]");
-            let want = "use_sliding_window is false, or sliding_window null";
-            Err(config.refuse(&key, "sliding_attention", want))
-        }
-        (true, window) => Ok(window),
-        (false, _) => Ok(None),
-    }
+    switched_window(config, layers, index, || {
+        Ok(index >= config.optional_size("max_window_layers", "")?.unwrap_or(0))
+    })
 }

@@ -2,13 +2,12 @@
 //! Source: transformers 5.24 `models/smollm3`; mlx-lm 0.32 `models/smollm3.py`; llama.cpp `src/models/smollm3.cpp`.
 
 use super::biases::BY_FLAGS;
-use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, window};
+use super::{Architecture, Conversion, ModelType, TiedByDefault, dense, permuted, switched_window};
 use crate::keys::Fixed::{Float, Int};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key};
 use crate::layers::{AttentionConfig, DecoderConfig, DecoderSpec, LayerNorms};
 use crate::names::{ATTENTION, FFN_NORM, INPUT_NORM, MLP, TOP};
 use crate::{Config, ModelError, Weights};
-use lowbit_kernels::ops::RopeLayout;
 
 pub const SMOLLM3: Architecture = Architecture {
     model_types: &[ModelType { name: "smollm3", tables: &[KEYS, DECODER, BASE], wraps: false }],
@@ -50,15 +49,14 @@ const NORMS: LayerNorms = LayerNorms::before(INPUT_NORM, FFN_NORM);
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
     let sizes = DecoderConfig::new(config, weights)?;
-    // The GGUF converter permutes q's and k's rows so that pairs are neighbours.
-    let layout = if config.is_gguf() { RopeLayout::Interleaved } else { RopeLayout::HalfSplit };
-    let rotated = AttentionConfig::new(config, weights, sizes.hidden_size, layout)?;
+    let rotated = AttentionConfig::new(config, weights, sizes.hidden_size, permuted(config))?;
     let still = rotated.without_rope()?;
     let layers = sizes.num_hidden_layers;
     let rotates = rotates(config, layers)?;
     dense(config, sizes, NORMS, |index| {
         let attention = if rotates[index] { &rotated } else { &still };
-        let sliding_window = layer_window(config, layers, index, rotates[index])?;
+        // Without `layer_types`, those that do not rotate have the window.
+        let sliding_window = switched_window(config, layers, index, || Ok(!rotates[index]))?;
         Ok(AttentionConfig { sliding_window, ..attention.clone() })
     })
 }
@@ -76,33 +74,5 @@ fn rotates(config: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> 
             let (got, want) = (format!("a list of {}", list.len()), format!("num_hidden_layers is {layers}"));
             Err(config.refuse("no_rope_layers", &got, &want))
         }
-    }
-}
-
-/// The window of layer `index`: without `layer_types`, of those that do not rotate.
-fn layer_window(
-    config: &Config<'_>,
-    layers: usize,
-    index: usize,
-    rotates: bool,
-) -> Result<Option<usize>, ModelError> {
-    if config.is_gguf() {
-        return Ok(None);
-    }
-    let window = match config.flag("use_sliding_window", false)? {
-        true => window(config)?,
-        false => None,
-    };
-    let kinds = &["full_attention", "sliding_attention"];
-    let sliding = match config.layer_type(index, layers, kinds)? {
-        Some(kind) => kind == "sliding_attention",
-        None => !rotates,
-    };
-    match config.has("layer_types") && sliding && window.is_none() {
-        true => {
-            let want = "use_sliding_window is false, or sliding_window null";
-            Err(config.refuse(&format!("layer_types[{index}]"), "sliding_attention", want))
-        }
-        false => Ok(window.filter(|_| sliding)),
     }
 }
