@@ -1,5 +1,5 @@
-//! Quantising checkpoints, round-to-nearest: into the layout that mlx-lm writes and reads, and into
-//! GGUF with the types that `llama-quantize` chooses.
+//! Quantising checkpoints by a [`Recipe`]: into the layout that mlx-lm writes and reads, and into
+//! GGUF with the types that `llama-quantize` chooses; rounded to nearest, or learned.
 
 mod computed;
 mod config_json;
@@ -13,6 +13,8 @@ mod learn;
 mod left_out;
 mod mlx;
 mod output_path;
+mod planned;
+mod recipe;
 mod rope_divisors;
 mod round;
 mod rule;
@@ -23,14 +25,15 @@ mod tensor;
 mod threads;
 
 pub use error::QuantizeError;
-pub use gguf::{GgufOptions, Mix, plan_gguf, quantize_to_gguf, quantize_to_gguf_and_learn};
+pub use gguf::Mix;
 pub use learn::{
     BlockReport, Data, Found, Learn, LearnOptions, LearnProgress, LearnReport, Learning, Progress, Saving,
     Targets, default_rate,
 };
-pub use round::{QuantizeOptions, plan, quantize, quantize_and_learn};
+pub use recipe::{Made, OutputFormat, Recipe};
+pub use round::MlxFormat;
 pub use rule::Rule;
-pub use sensitivity::{Budget, allocate_bits};
+pub use sensitivity::Budget;
 pub use summary::{Fallback, Kind, KindSummary, Summary};
 
 /// The README's examples are tests, too.

@@ -1,38 +1,36 @@
+//! Checkpoints in MLX's layout, as mlx-lm writes and reads them.
+
 use crate::computed::Computed;
 use crate::converted::Converted;
-use crate::learn::{LearnReport, Learning, Progress, Teacher};
-use crate::mlx;
+use crate::planned::{Asked, Learned, Planned, Student, Written};
 use crate::tensor::{Encoded, Loss, Tensor};
-use crate::{Fallback, QuantizeError, Rule, Summary, output_path};
-use lowbit_files::staging::{Content, Staged};
+use crate::{Fallback, QuantizeError, Rule, Summary, mlx, output_path};
+use lowbit_files::staging::{Content, Existing, Staged};
 use lowbit_files::{Checkpoint, Companion, Layout, Stored, Unwritten, UnwrittenTensor, safetensors};
-use lowbit_formats::{Component, DType, FloatType, Format};
+use lowbit_formats::{Component, DType, FloatType, Format, FormatError};
 use serde_json::{Map, Value, json};
-use std::ops::ControlFlow;
 use std::path::Path;
 
-/// The target of round-to-nearest quantisation into MLX's layout.
+/// The formats of a checkpoint in MLX's layout.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct QuantizeOptions {
+pub struct MlxFormat {
     /// `affine`, `mxfp4`, `mxfp8` or `nvfp4`, as `mx.quantize` names its modes.
     pub mode: String,
     /// Bits per code.
     pub bits: usize,
     /// Values that share a scale.
     pub group_size: usize,
-    /// Other formats for some modules. Without a rule, routers and shared-expert gates get 8 bits
-    /// in groups of 64.
-    pub rules: Vec<Rule>,
-    /// True to replace a checkpoint that has the output's name already.
-    pub replace: bool,
 }
 
-impl QuantizeOptions {
-    /// With `bits` bits per code in groups of `group_size`, in one of the modes of [`Self::mode`].
-    /// [`quantize`] refuses numbers that the mode does not have.
+impl MlxFormat {
+    /// The names of the modes.
+    pub const MODES: [&str; 4] = ["affine", "mxfp4", "mxfp8", "nvfp4"];
+
+    /// With `bits` bits per code in groups of `group_size`, in one of [`Self::MODES`].
+    /// [`Recipe::run`](crate::Recipe::run) refuses numbers that the mode does not have.
     pub fn new(mode: impl Into<String>, bits: usize, group_size: usize) -> Self {
-        Self { mode: mode.into(), bits, group_size, rules: vec![], replace: false }
+        Self { mode: mode.into(), bits, group_size }
     }
 
     /// With MLX's default bits and group size for `mode`.
@@ -59,20 +57,13 @@ impl QuantizeOptions {
         Self { group_size, ..self }
     }
 
-    /// With other formats for some modules.
-    #[must_use]
-    pub fn with_rules(self, rules: Vec<Rule>) -> Self {
-        Self { rules, ..self }
-    }
-
-    /// With or without replacing a checkpoint that has the output's name already.
-    #[must_use]
-    pub fn with_replace(self, replace: bool) -> Self {
-        Self { replace, ..self }
+    /// The format of a weight whose scales have the type `scales`.
+    fn format(&self, scales: FloatType) -> Result<Format, FormatError> {
+        Format::from_mlx(&self.mode, self.bits, self.group_size, scales)
     }
 }
 
-impl Default for QuantizeOptions {
+impl Default for MlxFormat {
     /// `affine` at 4 bits in groups of 64.
     fn default() -> Self {
         Self::for_mode("affine")
@@ -86,96 +77,10 @@ const ROUTER: (usize, usize) = (8, 64);
 /// A file of a sharded checkpoint holds at most this many bytes, as mlx-lm has it.
 const SHARD_BYTES: u64 = 5 << 30;
 
-/// Quantises `checkpoint`, of any layout, round-to-nearest into a new directory `output` in MLX's
-/// layout: codes, scales and biases equal those of `mlx_lm convert -q` (mlx-lm 0.32, MLX's CPU
-/// backend) bit for bit. Weights that are quantised already are decoded in f32 first; weights whose
-/// format stays keep their bytes. `progress` is called after each tensor, with the number of
-/// tensors done and of all tensors, and once more when everything is on the disk; it stops the run
-/// by returning `Break`.
-///
-/// The directory is [`Staged`]: it gets its name once all of it is on the disk. If the run ends
-/// earlier, for whatever reason, nothing has that name, or still the checkpoint that was to be
-/// replaced.
-///
-/// # Errors
-/// [`QuantizeError`], for instance for an output that exists or may not be replaced, a checkpoint
-/// of another kind, files beside it that may not be copied ([`Checkpoint::companions`]), or a
-/// tensor with NaN or an infinity.
-pub fn quantize(
-    checkpoint: &Checkpoint,
-    output: &Path,
-    options: &QuantizeOptions,
-    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-) -> Result<Summary, QuantizeError> {
-    let plan = Plan::new(checkpoint, output, options)?;
-    let staged = plan.stage(output)?;
-    let summary = plan.write(staged.path(), |job| job.encode(), &mut progress)?;
-    output_path::commit(staged, plan.jobs.len(), progress)?;
-    Ok(summary)
-}
-
-/// The summary of [`quantize`] without rounding errors. Everything is checked, also that the output
-/// may be written, but nothing is encoded or written.
-///
-/// # Errors
-/// As [`quantize`], except for errors in values.
-pub fn plan(
-    checkpoint: &Checkpoint,
-    output: &Path,
-    options: &QuantizeOptions,
-) -> Result<Summary, QuantizeError> {
-    let plan = Plan::new(checkpoint, output, options)?;
-    Staged::check_directory(output, output_path::existing(options.replace, Content::CHECKPOINT))?;
-    let (fallbacks, warnings) = (plan.fallbacks.clone(), plan.warnings.clone());
-    let mut summary = Summary { fallbacks, warnings, ..Summary::default() };
-    for Job { tensor, format, .. } in &plan.jobs {
-        let parameters = tensor.shape.iter().map(|&n| n as u64).product();
-        summary.add(&tensor.name, format.to_string(), parameters, tensor.size_in(*format)?, Loss::default());
-    }
-    Ok(summary)
-}
-
-/// Quantises as [`quantize`] does, then learns scales, biases and perhaps codes on `data`, so that
-/// the model's next-token distributions come closer to those of `checkpoint`. Formats stay. Both
-/// models and the learned values in f32 are in memory (the source only while its targets are made,
-/// with [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded checkpoint is written
-/// first, below the output's temporary name, and removed in the end.
-///
-/// # Errors
-/// As [`quantize`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
-pub fn quantize_and_learn(
-    checkpoint: &Checkpoint,
-    output: &Path,
-    options: &QuantizeOptions,
-    learning: Learning<'_>,
-    mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<(Summary, LearnReport), QuantizeError> {
-    learning.check()?;
-    let plan = Plan::new(checkpoint, output, options)?;
-    let teacher = Teacher::load(checkpoint, learning, |done, all| progress(Progress::Targets(done, all)))?;
-    let staged = plan.stage(output)?;
-    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
-    let rounded = staged.path().join("rounded");
-    let io = |error| QuantizeError::Io { path: rounded.clone(), error };
-    std::fs::create_dir(&rounded).map_err(io)?;
-    plan.write(&rounded, |job| job.encode(), &mut tensors)?;
-    let (weights, report) =
-        teacher.teach(&rounded, |module| plan.values(module), |step| progress(Progress::Learning(step)))?;
-    std::fs::remove_dir_all(&rounded).map_err(io)?;
-    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
-    let encode = |job: &Job| match weights.get(job.module()) {
-        Some(weight) => job.tensor.encoded(job.format, weight.components()),
-        None => job.encode(),
-    };
-    let summary = plan.write(staged.path(), encode, &mut tensors)?;
-    output_path::commit(staged, plan.jobs.len(), tensors)?;
-    teacher.finish()?;
-    Ok((summary, report))
-}
-
-/// A new checkpoint, before it is written.
-pub(crate) struct Plan<'a> {
-    options: &'a QuantizeOptions,
+/// A new checkpoint in MLX's layout, before it is written.
+pub(crate) struct Plan {
+    format: MlxFormat,
+    replace: bool,
     /// `config.json`, without the new quantisation.
     config: Value,
     companions: Vec<Companion>,
@@ -184,24 +89,26 @@ pub(crate) struct Plan<'a> {
     warnings: Vec<String>,
 }
 
-impl<'a> Plan<'a> {
+impl Plan {
     /// Checks everything before anything is written.
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         output: &Path,
-        options: &'a QuantizeOptions,
+        format: &MlxFormat,
+        Asked { rules, replace }: &Asked,
     ) -> Result<Self, QuantizeError> {
-        Format::from_mlx(&options.mode, options.bits, options.group_size, FloatType::BF16)?;
-        output_path::check_all(checkpoint, output, options.replace)?;
+        format.format(FloatType::BF16)?;
+        output_path::check_all(checkpoint, output, *replace)?;
         let computed = Computed::new(checkpoint)?;
         let Converted { config, tensors, warnings } = mlx::convert(&computed)?;
         let companions = checkpoint.companions()?;
         let types = Types::new(checkpoint.layout(), &config, &tensors);
-        Rule::check(&options.rules, tensors.iter().filter_map(module))?;
+        Rule::check(rules, tensors.iter().filter_map(module))?;
         let mut fallbacks = vec![];
-        let job = |tensor| Job::new(tensor, &types, options, &mut fallbacks);
+        let job = |tensor| Job::new(tensor, &types, (format, rules), &mut fallbacks);
         let jobs = tensors.into_iter().map(job).collect::<Result<Vec<_>, _>>()?;
-        let plan = Self { options, config, companions, jobs, fallbacks, warnings };
+        let (format, replace) = (format.clone(), *replace);
+        let plan = Self { format, replace, config, companions, jobs, fallbacks, warnings };
         let unwritten =
             |(name, dtype, shape)| UnwrittenTensor { name, stored: Stored::Plain(dtype), shape, bytes: None };
         let mut tensors = vec![];
@@ -214,8 +121,8 @@ impl<'a> Plan<'a> {
 
     /// `config.json` with the new quantisation.
     fn quantized_config(&self) -> Value {
-        let overrides = self.jobs.iter().filter_map(|job| job.quantization(self.options)).collect();
-        config(self.config.clone(), self.options, overrides)
+        let overrides = self.jobs.iter().filter_map(|job| job.quantization(&self.format)).collect();
+        config(self.config.clone(), &self.format, overrides)
     }
 
     /// Its tensors.
@@ -223,34 +130,71 @@ impl<'a> Plan<'a> {
         &self.jobs
     }
 
-    /// The place where it is written before it gets its name.
-    pub(crate) fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
-        Ok(Staged::directory(output, output_path::existing(self.options.replace, Content::CHECKPOINT))?)
-    }
-
-    /// The values of a module's weight, before they are rounded.
-    ///
-    /// # Errors
-    /// [`QuantizeError::Missing`]; those of decoding.
-    fn values(&self, module: &str) -> Result<Vec<f32>, QuantizeError> {
-        let job = self.jobs.iter().find(|job| job.module() == module);
-        job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
-    }
-
     /// Writes all files into `folder`.
-    pub(crate) fn write(
+    pub(crate) fn write_into(
         &self,
         folder: &Path,
-        encode: impl Fn(&Job) -> Result<Encoded, QuantizeError>,
-        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+        learned: Learned<'_>,
+        progress: Written<'_>,
     ) -> Result<Summary, QuantizeError> {
         let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
-        let summary = Summary { fallbacks, warnings, ..write_tensors(&self.jobs, folder, encode, progress)? };
+        let summary =
+            Summary { fallbacks, warnings, ..write_tensors(&self.jobs, folder, learned, progress)? };
         let config = self.quantized_config();
         let config = serde_json::to_string_pretty(&config).expect("JSON values can be written");
         write(folder, "config.json", config.as_bytes())?;
         self.companions.iter().try_for_each(|companion| write(folder, &companion.name, &companion.bytes))?;
         Ok(summary)
+    }
+
+    fn existing(&self) -> Existing {
+        output_path::existing(self.replace, Content::CHECKPOINT)
+    }
+}
+
+impl Planned for Plan {
+    fn tensors(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn summary(&self) -> Result<Summary, QuantizeError> {
+        let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
+        let mut summary = Summary { fallbacks, warnings, ..Summary::default() };
+        for Job { tensor, format, .. } in &self.jobs {
+            let parameters = tensor.shape.iter().map(|&n| n as u64).product();
+            let size = tensor.size_in(*format)?;
+            summary.add(&tensor.name, format.to_string(), parameters, size, Loss::default());
+        }
+        Ok(summary)
+    }
+
+    fn check_place(&self, output: &Path) -> Result<(), QuantizeError> {
+        Ok(Staged::check_directory(output, self.existing())?)
+    }
+
+    fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
+        Ok(Staged::directory(output, self.existing())?)
+    }
+
+    fn values(&self, module: &str) -> Result<Vec<f32>, QuantizeError> {
+        let job = self.jobs.iter().find(|job| job.module() == module);
+        job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
+    }
+
+    fn write_student(&self, staged: &mut Staged, progress: Written<'_>) -> Result<Student, QuantizeError> {
+        let rounded = staged.path().join("rounded");
+        std::fs::create_dir(&rounded).map_err(|error| QuantizeError::Io { path: rounded.clone(), error })?;
+        self.write_into(&rounded, &|_| None, progress)?;
+        Ok(Student::Folder(rounded))
+    }
+
+    fn write(
+        &self,
+        staged: &mut Staged,
+        learned: Learned<'_>,
+        progress: Written<'_>,
+    ) -> Result<Summary, QuantizeError> {
+        self.write_into(staged.path(), learned, progress)
     }
 }
 
@@ -258,8 +202,8 @@ impl<'a> Plan<'a> {
 fn write_tensors(
     jobs: &[Job],
     folder: &Path,
-    encode: impl Fn(&Job) -> Result<Encoded, QuantizeError>,
-    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    learned: Learned<'_>,
+    progress: Written<'_>,
 ) -> Result<Summary, QuantizeError> {
     let mut writer = safetensors::Writer::new();
     writer.metadata("format", "mlx");
@@ -273,7 +217,7 @@ fn write_tensors(
     let mut body = writer.begin(folder, SHARD_BYTES)?;
     for (done, job) in jobs.iter().enumerate() {
         let Tensor { name, shape, source, .. } = &job.tensor;
-        let encoded = encode(job).map_err(|error| job.not_encoded(error))?;
+        let encoded = job.encode(learned(job.module())).map_err(|error| job.not_encoded(error))?;
         for component in &encoded.components {
             body.tensor(component)?;
         }
@@ -310,17 +254,17 @@ pub(crate) fn is_router(module: &str) -> bool {
 /// The format of a tensor, with scales in `scales`; `None` for tensors that are not quantised.
 fn wanted(
     tensor: &Tensor,
-    options: &QuantizeOptions,
+    (format, rules): (&MlxFormat, &[Rule]),
     scales: FloatType,
 ) -> Result<Option<Format>, QuantizeError> {
     let Some(path) = module(tensor) else { return Ok(None) };
-    let QuantizeOptions { mode, bits, group_size, rules, .. } = options;
     if let Some(rule) = Rule::find(rules, path) {
-        return rule.mlx(if mode == "affine" { *group_size } else { ROUTER.1 }, scales);
+        let group_size = if format.mode == "affine" { format.group_size } else { ROUTER.1 };
+        return rule.mlx(group_size, scales);
     }
     Ok(Some(match is_router(path) {
         true => Format::affine(ROUTER.0, ROUTER.1, scales)?,
-        false => Format::from_mlx(mode, *bits, *group_size, scales)?,
+        false => format.format(scales)?,
     }))
 }
 
@@ -390,7 +334,7 @@ impl Job {
     fn new(
         mut tensor: Tensor,
         types: &Types,
-        options: &QuantizeOptions,
+        wanted: (&MlxFormat, &[Rule]),
         fallbacks: &mut Vec<Fallback>,
     ) -> Result<Self, QuantizeError> {
         let dtype = types.of(&tensor);
@@ -405,7 +349,7 @@ impl Job {
             Some(_) => Format::Float(dtype),
             None => tensor.source.format.with_float(dtype),
         };
-        let format = match wanted(&tensor, options, dtype)? {
+        let format = match self::wanted(&tensor, wanted, dtype)? {
             None => as_it_is,
             Some(wanted) => {
                 let taken = fitting(wanted, tensor.k()).unwrap_or(as_it_is);
@@ -419,9 +363,12 @@ impl Job {
         Ok(Self { tensor, dtype, format })
     }
 
-    /// Rounded to nearest.
-    pub(crate) fn encode(&self) -> Result<Encoded, QuantizeError> {
-        self.tensor.encode(self.format)
+    /// Rounded to nearest, or what `learned` has.
+    fn encode(&self, learned: Option<Vec<Vec<u8>>>) -> Result<Encoded, QuantizeError> {
+        match learned {
+            None => self.tensor.encode(self.format),
+            Some(learned) => self.tensor.encoded(self.format, learned),
+        }
     }
 
     /// Rounded to nearest in another format.
@@ -460,9 +407,8 @@ impl Job {
 
     /// The module's entry in the configuration, if it is quantised otherwise than most. As mlx-lm
     /// does it, routers have one in any case.
-    fn quantization(&self, options: &QuantizeOptions) -> Option<(String, Value)> {
-        let QuantizeOptions { mode, bits, group_size, .. } = options;
-        let usual = Format::from_mlx(mode, *bits, *group_size, self.dtype).ok();
+    fn quantization(&self, format: &MlxFormat) -> Option<(String, Value)> {
+        let usual = format.format(self.dtype).ok();
         if !self.is_quantised() || usual == Some(self.format) && !is_router(self.module()) {
             return None;
         }
@@ -493,8 +439,8 @@ impl Job {
 }
 
 /// `config.json` with the quantisation, under both keys that readers look for.
-fn config(mut config: Value, options: &QuantizeOptions, overrides: Map<String, Value>) -> Value {
-    let QuantizeOptions { mode, bits, group_size, .. } = options;
+fn config(mut config: Value, format: &MlxFormat, overrides: Map<String, Value>) -> Value {
+    let MlxFormat { mode, bits, group_size } = format;
     let mut quantization = json!({ "group_size": group_size, "bits": bits, "mode": mode });
     if let (Some(quantization), Some(config)) = (quantization.as_object_mut(), config.as_object_mut()) {
         quantization.extend(overrides);

@@ -10,7 +10,8 @@
 //! `quant/dynamic_quant.py` for choosing bits by sensitivity.
 
 use crate::learn::Data;
-use crate::round::{Job, Plan, QuantizeOptions, is_router};
+use crate::planned::{Asked, Planned};
+use crate::round::{Job, MlxFormat, Plan, is_router};
 use crate::{QuantizeError, Rule};
 use lowbit_files::Checkpoint;
 use lowbit_formats::{Format, FormatError};
@@ -46,35 +47,35 @@ struct Choice {
     cost: f64,
 }
 
-/// Rules for [`quantize`](crate::quantize()) with `options` in mode `affine`: a number of bits for
-/// each weight that has no rule of its own and is not a router. All weights together have at most
+/// Rules for a checkpoint in `format`, which is affine: a number of bits for each weight that has no
+/// rule of its own and is not a router. All weights together have at most
 /// [`Budget::bits_per_weight`], and rounding costs as little as possible, to second order. The
-/// options' own rules come first. `progress` is called with the number of windows done and of all
-/// windows, also while weights are rounded. A checkpoint of 8 bits is written below `output`'s
-/// temporary name for this, and removed in the end.
+/// rules that were asked for come first. `progress` is called with the number of windows done and
+/// of all windows, also while weights are rounded. A checkpoint of 8 bits is written below
+/// `output`'s temporary name for this, and removed in the end.
 ///
 /// # Errors
 /// [`QuantizeError::Learn`] for another mode than `affine`, and for fewer bits per weight than
-/// 2-bit codes have; [`QuantizeError::Interrupted`]; as [`quantize`](crate::quantize()) and
+/// 2-bit codes have; [`QuantizeError::Interrupted`]; those of rounding and of
 /// [`likelihood_gradients`].
-pub fn allocate_bits(
+pub(crate) fn allocate_bits(
     checkpoint: &Checkpoint,
     output: &Path,
-    options: &QuantizeOptions,
+    (format, asked): (&MlxFormat, &Asked),
     budget: Budget<'_>,
     mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Vec<Rule>, QuantizeError> {
-    if options.mode != "affine" {
+    if format.mode != "affine" {
         let problem =
-            format!("bits are shared out in affine formats; {} has one number of bits", options.mode);
+            format!("bits are shared out in affine formats; {} has one number of bits", format.mode);
         return Err(QuantizeError::Learn(problem));
     }
-    let plan = Plan::new(checkpoint, output, options)?;
-    let fine = QuantizeOptions { bits: BITS[BITS.len() - 1], rules: vec![], ..options.clone() };
-    let fine = Plan::new(checkpoint, output, &fine)?;
-    let staged = fine.stage(output)?;
+    let plan = Plan::new(checkpoint, output, format, asked)?;
+    let fine = format.clone().with_bits(BITS[BITS.len() - 1]);
+    let fine = Plan::new(checkpoint, output, &fine, &Asked { rules: vec![], ..*asked })?;
+    let mut staged = fine.stage(output)?;
     let windows = windows(budget.data);
-    fine.write(staged.path(), Job::encode, |_, _| progress(0, windows.len()))?;
+    fine.write(&mut staged, &|_| None, &mut |_, _| progress(0, windows.len()))?;
     let fisher = fisher(&Checkpoint::open(staged.path())?, budget.device, &windows, &mut progress)?;
     drop(staged);
     let (mut size, mut values, mut free) = (0.0, 0.0, vec![]);
@@ -84,7 +85,7 @@ pub fn allocate_bits(
             Some(fisher)
                 if matches!(job.format(), Format::Affine { .. })
                     && !is_router(job.module())
-                    && Rule::find(&options.rules, job.module()).is_none() =>
+                    && Rule::find(&asked.rules, job.module()).is_none() =>
             {
                 free.push((job.module(), choices(job, fisher)?));
                 if progress(windows.len(), windows.len()).is_break() {
@@ -103,7 +104,7 @@ pub fn allocate_bits(
         ))
     })?;
     let chosen = free.iter().zip(chosen).map(|((module, choices), i)| Rule::exactly(module, choices[i].bits));
-    Ok(options.rules.iter().cloned().chain(chosen).collect())
+    Ok(asked.rules.iter().cloned().chain(chosen).collect())
 }
 
 /// The windows whose gradients are taken: evenly from all that there are.

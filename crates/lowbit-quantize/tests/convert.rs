@@ -1,7 +1,7 @@
 //! The demo model quantised here against `mlx_lm convert -q`, tensor by tensor, bit for bit.
 
 use lowbit_files::{Checkpoint, FileError, Stored};
-use lowbit_quantize::{QuantizeError, QuantizeOptions, quantize};
+use lowbit_quantize::{MlxFormat, Progress, QuantizeError, Recipe};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::ops::ControlFlow::{Break, Continue};
@@ -11,8 +11,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-fn options() -> QuantizeOptions {
-    QuantizeOptions::new("affine", 4, 64)
+fn recipe() -> Recipe<'static> {
+    Recipe::new(MlxFormat::new("affine", 4, 64))
 }
 
 /// The peer's tensors: shape, type and digest by name; and its `quantization`.
@@ -61,13 +61,14 @@ fn converting_gives_the_peers_bits() {
     let output = folder.path().join("demo-4bit");
     let demo = Checkpoint::open(&root().join("models/demo")).unwrap();
     let mut heard = 0;
-    let summary = quantize(&demo, &output, &options(), |done, all| {
+    let made = recipe().run(&demo, &output, |progress| {
+        let Progress::Tensors(done, all) = progress else { panic!("{progress:?}") };
         heard += 1;
         // Once more when all is on the disk.
         assert!(done == heard.min(all) && heard <= all + 1);
         Continue(())
     });
-    let summary = summary.unwrap();
+    let summary = made.unwrap().summary;
     let made = Checkpoint::open(&output).unwrap();
     assert_same(&made);
     assert_eq!(summary.bytes, made.tensors().iter().map(|view| view.bytes.len() as u64).sum::<u64>());
@@ -97,8 +98,8 @@ fn every_mode_makes_a_checkpoint_that_opens() {
         [("affine", 3, 32), ("affine", 8, 32), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
     {
         let output = folder.path().join(format!("{mode}-{bits}"));
-        let options = QuantizeOptions::new(mode, bits, group_size);
-        quantize(&demo, &output, &options, |_, _| Continue(())).unwrap();
+        let recipe = Recipe::new(MlxFormat::new(mode, bits, group_size));
+        recipe.run(&demo, &output, |_| Continue(())).unwrap();
         let made = Checkpoint::open(&output).unwrap();
         assert!(made.tensors().iter().any(|view| view.name.ends_with("q_proj.scales")), "{mode}");
     }
@@ -111,8 +112,8 @@ fn rules_give_modules_other_formats() {
     let source = Checkpoint::open(&root().join("models/demo")).unwrap();
     let rules = ["switch_mlp.down=6", "layers.1.*shared_expert.=mxfp8", "embed_tokens=none", "mlp.gate=4"];
     let rules = rules.map(|rule| rule.parse().unwrap());
-    let options = options().with_rules(rules.into());
-    let summary = quantize(&source, &output, &options, |_, _| Continue(())).unwrap();
+    let recipe = recipe().with_rules(rules.into());
+    let summary = recipe.run(&source, &output, |_| Continue(())).unwrap().summary;
     assert_eq!(summary.fallbacks, []);
     let made = Checkpoint::open(&output).unwrap();
     let layer = "language_model.model.layers.1";
@@ -140,8 +141,8 @@ fn rows_that_are_no_whole_groups_take_smaller_ones_or_stay() {
     let output = folder.path().join("new");
     // Rows of 96, 160 and 64 values.
     let source = Checkpoint::open(&root().join("tests/vectors/models/llama-bias")).unwrap();
-    let options = options().with_group_size(128);
-    let summary = quantize(&source, &output, &options, |_, _| Continue(())).unwrap();
+    let recipe = Recipe::new(MlxFormat::new("affine", 4, 128));
+    let summary = recipe.run(&source, &output, |_| Continue(())).unwrap().summary;
     assert!(summary.fallbacks.iter().any(|fallback| fallback.k == 64 && fallback.taken.block() == 64));
     assert!(summary.fallbacks.iter().any(|fallback| fallback.k == 96 && fallback.taken.block() == 32));
     let made = Checkpoint::open(&output).unwrap();
@@ -151,8 +152,8 @@ fn rows_that_are_no_whole_groups_take_smaller_ones_or_stay() {
         assert_eq!(scales.shape.last(), Some(&(fallback.k / fallback.taken.block())), "{module}");
         assert!(made.quantization(module).unwrap().is_some(), "{module}");
     }
-    let options = QuantizeOptions::for_mode("nvfp4").with_rules(vec!["q_proj=mxfp4".parse().unwrap()]);
-    let summary = quantize(&source, &folder.path().join("other"), &options, |_, _| Continue(())).unwrap();
+    let recipe = Recipe::new(MlxFormat::for_mode("nvfp4")).with_rules(vec!["q_proj=mxfp4".parse().unwrap()]);
+    let summary = recipe.run(&source, &folder.path().join("other"), |_| Continue(())).unwrap().summary;
     assert_eq!(summary.fallbacks, []);
 }
 
@@ -160,13 +161,13 @@ fn rows_that_are_no_whole_groups_take_smaller_ones_or_stay() {
 fn refusals_name_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let demo = Checkpoint::open(&root().join("models/demo")).unwrap();
-    let error = quantize(&demo, folder.path(), &options(), |_, _| Continue(())).unwrap_err();
+    let error = recipe().run(&demo, folder.path(), |_| Continue(())).unwrap_err();
     assert!(matches!(error, QuantizeError::File(FileError::Exists { .. })), "{error}");
     let output = folder.path().join("new");
-    let wrong = options().with_bits(7);
-    assert!(matches!(quantize(&demo, &output, &wrong, |_, _| Continue(())), Err(QuantizeError::Format(_))));
-    let wrong = QuantizeOptions::new("q4", 4, 64);
-    assert!(matches!(quantize(&demo, &output, &wrong, |_, _| Continue(())), Err(QuantizeError::Format(_))));
+    let wrong = Recipe::new(MlxFormat::new("affine", 7, 64));
+    assert!(matches!(wrong.run(&demo, &output, |_| Continue(())), Err(QuantizeError::Format(_))));
+    let wrong = Recipe::new(MlxFormat::new("q4", 4, 64));
+    assert!(matches!(wrong.run(&demo, &output, |_| Continue(())), Err(QuantizeError::Format(_))));
     assert!(!output.exists(), "nothing is written before the checks");
     let missing: Result<Checkpoint, FileError> = Checkpoint::open(&folder.path().join("none"));
     assert!(missing.is_err());
@@ -196,18 +197,15 @@ fn what_is_broken_off_or_fails_leaves_nothing() {
     let checkpoint = Checkpoint::open(&source).unwrap();
     let output = folder.path().join("a/b/new");
     for end in 1..4 {
-        let result =
-            quantize(
-                &checkpoint,
-                &output,
-                &options(),
-                |done, _| if done == end { Break(()) } else { Continue(()) },
-            );
+        let result = recipe().run(&checkpoint, &output, |progress| match progress {
+            Progress::Tensors(done, _) if done == end => Break(()),
+            _ => Continue(()),
+        });
         assert!(matches!(result, Err(QuantizeError::Interrupted)));
         assert_eq!(names(folder.path()), ["source"]);
     }
-    let wrong = options().with_group_size(48);
-    quantize(&checkpoint, &output, &wrong, |_, _| Continue(())).unwrap_err();
+    let wrong = Recipe::new(MlxFormat::new("affine", 4, 48));
+    wrong.run(&checkpoint, &output, |_| Continue(())).unwrap_err();
     assert_eq!(names(folder.path()), ["source"]);
 }
 
@@ -217,13 +215,13 @@ fn an_output_is_replaced_when_asked_for() {
     let source = tiny(folder.path());
     let checkpoint = Checkpoint::open(&source).unwrap();
     let output = folder.path().join("new");
-    let bits = |bits| options().with_bits(bits).with_replace(true);
+    let bits = |bits| Recipe::new(MlxFormat::new("affine", bits, 64)).with_replace(true);
     for wanted in [4, 8, 4] {
-        quantize(&checkpoint, &output, &bits(wanted), |_, _| Continue(())).unwrap();
+        bits(wanted).run(&checkpoint, &output, |_| Continue(())).unwrap();
         assert_eq!(Checkpoint::open(&output).unwrap().config().unwrap()["quantization"]["bits"], wanted);
         assert_eq!(names(folder.path()), ["new", "source"]);
     }
-    let result = quantize(&checkpoint, &output, &bits(8), |_, _| Break(()));
+    let result = bits(8).run(&checkpoint, &output, |_| Break(()));
     assert!(matches!(result, Err(QuantizeError::Interrupted)));
     assert_eq!(Checkpoint::open(&output).unwrap().config().unwrap()["quantization"]["bits"], 4);
 }
@@ -245,8 +243,8 @@ fn the_source_is_never_the_output() {
         ("none/../source/a", "lies in"),
         (".", "holds"),
     ] {
-        let options = options().with_replace(true);
-        let result = quantize(&checkpoint, &folder.path().join(output), &options, |_, _| Continue(()));
+        let recipe = recipe().with_replace(true);
+        let result = recipe.run(&checkpoint, &folder.path().join(output), |_| Continue(()));
         let error = result.unwrap_err();
         assert!(
             matches!(error, QuantizeError::Output { relation, .. } if relation == want),
@@ -267,7 +265,7 @@ fn a_strangers_links_are_not_followed() {
     for target in ["/etc/passwd", "../secret.json", "/dev/zero", "nothing"] {
         std::fs::remove_file(source.join("tokenizer_config.json")).unwrap();
         std::os::unix::fs::symlink(target, source.join("tokenizer_config.json")).unwrap();
-        let error = quantize(&checkpoint, &output, &options(), |_, _| Continue(())).unwrap_err().to_string();
+        let error = recipe().run(&checkpoint, &output, |_| Continue(())).unwrap_err().to_string();
         assert!(error.contains("tokenizer_config.json"), "{error}");
         assert_eq!(names(folder.path()), ["secret.json", "source"]);
     }
@@ -290,7 +288,7 @@ fn weights_that_are_no_numbers_are_named() {
             bytes[end - 2..end].copy_from_slice(&value.to_le_bytes()[2..]);
             std::fs::write(source.join("model.safetensors"), bytes).unwrap();
             let checkpoint = Checkpoint::open(&source).unwrap();
-            let error = quantize(&checkpoint, &folder.path().join("new"), &options(), |_, _| Continue(()));
+            let error = recipe().run(&checkpoint, &folder.path().join("new"), |_| Continue(()));
             let error = error.unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(&format!("value {last} is {value}")), "{error}");
             assert_eq!(names(folder.path()), ["source"]);

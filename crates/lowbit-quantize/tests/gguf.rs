@@ -5,7 +5,7 @@ use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer, safetensors};
 use lowbit_formats::DType;
 use lowbit_kernels::Device;
 use lowbit_models::Model;
-use lowbit_quantize::{GgufOptions, Mix, QuantizeError, QuantizeOptions, Rule, quantize, quantize_to_gguf};
+use lowbit_quantize::{Mix, MlxFormat, Progress, QuantizeError, Recipe, Rule};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::ops::ControlFlow::{Break, Continue};
@@ -20,8 +20,8 @@ fn vectors(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn options(mix: &str) -> GgufOptions {
-    GgufOptions::new(Mix::from_name(mix).unwrap())
+fn recipe(mix: &str) -> Recipe<'static> {
+    Recipe::new(Mix::from_name(mix).unwrap())
 }
 
 fn digest(bytes: &[u8]) -> String {
@@ -30,14 +30,14 @@ fn digest(bytes: &[u8]) -> String {
 
 /// Quantises `source` in a new folder and returns the file's bytes.
 fn quantised(source: &Path, mix: &str) -> Vec<u8> {
-    quantised_with(source, &options(mix))
+    quantised_with(source, &recipe(mix))
 }
 
-fn quantised_with(source: &Path, options: &GgufOptions) -> Vec<u8> {
+fn quantised_with(source: &Path, recipe: &Recipe<'_>) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("new.gguf");
     let checkpoint = Checkpoint::open(source).unwrap();
-    let summary = quantize_to_gguf(&checkpoint, &output, options, |_, _| Continue(())).unwrap();
+    let summary = recipe.run(&checkpoint, &output, |_| Continue(())).unwrap().summary;
     let made = Checkpoint::open(&output).unwrap();
     assert_eq!(summary.bytes, made.tensors().iter().map(|view| view.bytes.len() as u64).sum::<u64>());
     assert_eq!(summary.kinds.iter().map(|kind| kind.bytes).sum::<u64>(), summary.bytes);
@@ -79,7 +79,7 @@ fn converted_files_load() {
 fn rules_are_llama_quantizes_tensor_types() {
     let ruled = &vectors("files.json")["ruled"];
     let source = checkpoint_path(ruled["model"].as_str().unwrap()).join("model.gguf");
-    let mix = options(ruled["mix"].as_str().unwrap());
+    let mix = recipe(ruled["mix"].as_str().unwrap());
     let made = quantised_with(&source, &mix.clone().with_rules(rules(&ruled["rules"])));
     assert_eq!(digest(&made), ruled["digest"]);
     assert_ne!(digest(&quantised_with(&source, &mix)), ruled["digest"]);
@@ -102,8 +102,8 @@ fn rules_that_mean_nothing_are_refused() {
              Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4",
         ),
     ] {
-        let options = options("Q4_0").with_rules(vec![rule.parse().unwrap()]);
-        let error = quantize_to_gguf(&checkpoint, &output, &options, |_, _| Continue(())).unwrap_err();
+        let recipe = recipe("Q4_0").with_rules(vec![rule.parse().unwrap()]);
+        let error = recipe.run(&checkpoint, &output, |_| Continue(())).unwrap_err();
         assert_eq!(error.to_string(), want);
         assert!(!output.exists());
     }
@@ -139,7 +139,7 @@ fn types_are_those_that_llama_quantize_chooses() {
         let names = model["tensors"].as_object().unwrap().keys();
         for (mix, want) in model["types"].as_object().unwrap() {
             let output = folder.path().join(mix);
-            quantize_to_gguf(&checkpoint, &output, &options(mix), |_, _| Continue(())).unwrap();
+            recipe(mix).run(&checkpoint, &output, |_| Continue(())).unwrap();
             let made = Checkpoint::open(&output).unwrap();
             let letter = |name: &String| {
                 let stored = made.tensors().get(name).unwrap().stored.to_string().to_uppercase();
@@ -180,8 +180,8 @@ fn what_is_not_possible_is_refused_before_anything_is_written() {
     std::fs::copy(root().join("tests/vectors/models/qwen3/model.gguf"), &source).unwrap();
     let checkpoint = Checkpoint::open(&source).unwrap();
     let refusal = |checkpoint: &Checkpoint, output: &Path| {
-        let options = options("Q4_0").with_replace(true);
-        quantize_to_gguf(checkpoint, output, &options, |_, _| Continue(())).unwrap_err().to_string()
+        let recipe = recipe("Q4_0").with_replace(true);
+        recipe.run(checkpoint, output, |_| Continue(())).unwrap_err().to_string()
     };
     let path = source.display();
     let want = format!("{path} is {path}, the checkpoint that is to be quantised; name a path outside of it");
@@ -196,8 +196,9 @@ fn what_is_not_possible_is_refused_before_anything_is_written() {
     assert!(error.starts_with(&want) && error.contains("qwen35moe"), "{error}");
     for end in 1..4 {
         let output = folder.path().join("new.gguf");
-        let result = quantize_to_gguf(&checkpoint, &output, &options("Q4_0"), |done, _| {
-            if done == end { Break(()) } else { Continue(()) }
+        let result = recipe("Q4_0").run(&checkpoint, &output, |progress| match progress {
+            Progress::Tensors(done, _) if done == end => Break(()),
+            _ => Continue(()),
         });
         assert!(matches!(result, Err(QuantizeError::Interrupted)));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
@@ -307,12 +308,12 @@ fn mlx_checkpoints_become_what_they_stand_for() {
     for model in ["demo", "qwen3", "qwen3_next"] {
         let source = Checkpoint::open(&checkpoint_path(model)).unwrap();
         let mlx = folder.path().join(format!("{model}-mlx"));
-        quantize(&source, &mlx, &QuantizeOptions::new("affine", 8, 32), |_, _| Continue(())).unwrap();
+        Recipe::new(MlxFormat::new("affine", 8, 32)).run(&source, &mlx, |_| Continue(())).unwrap();
         let paths = [checkpoint_path(model), mlx].map(|path| {
             let output = path.file_name().unwrap().to_str().unwrap().to_string() + ".gguf";
             let output = folder.path().join(output);
             let checkpoint = Checkpoint::open(&path).unwrap();
-            quantize_to_gguf(&checkpoint, &output, &options("F32"), |_, _| Continue(())).unwrap();
+            recipe("F32").run(&checkpoint, &output, |_| Continue(())).unwrap();
             output
         });
         let [exact, rounded] = paths.map(|path| gguf::read(&path).unwrap());
@@ -369,8 +370,7 @@ fn tokenizers_without_a_name_in_gguf_are_refused() {
         std::fs::write(source.join("tokenizer.json"), original.replace(from, to)).unwrap();
         let checkpoint = Checkpoint::open(&source).unwrap();
         let output = folder.path().join("new.gguf");
-        let error =
-            quantize_to_gguf(&checkpoint, &output, &options("Q8_0"), |_, _| Continue(())).unwrap_err();
+        let error = recipe("Q8_0").run(&checkpoint, &output, |_| Continue(())).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("{}: tokenizer: {want}", source.join("tokenizer.json").display())
@@ -415,7 +415,7 @@ fn sizes_that_no_tensor_has_are_refused() {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let output = folder.path().with_extension("gguf");
         let error =
-            quantize_to_gguf(&checkpoint, &output, &options("Q8_0"), |_, _| Continue(())).unwrap_err();
+            recipe("Q8_0").run(&checkpoint, &output, |_| Continue(())).unwrap_err();
         assert!(error.to_string().ends_with(&want), "{key}: {error}");
         assert!(!output.exists());
     }

@@ -7,10 +7,7 @@ use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer};
 use lowbit_formats::{DType, FloatType};
 use lowbit_kernels::Device;
 use lowbit_models::{Logits, Model, Target};
-use lowbit_quantize::{
-    GgufOptions, Learn, LearnOptions, Learning, Mix, QuantizeOptions, Summary, quantize, quantize_and_learn,
-    quantize_to_gguf,
-};
+use lowbit_quantize::{Learn, LearnOptions, Learning, Mix, MlxFormat, Recipe, Summary};
 use serde_json::Value;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
@@ -61,18 +58,18 @@ fn gguf(name: &str) -> PathBuf {
 
 #[track_caller]
 fn to_gguf(source: &Path, mix: &str, output: &Path) {
-    let options = GgufOptions::new(Mix::from_name(mix).unwrap());
-    quantize_to_gguf(&Checkpoint::open(source).unwrap(), output, &options, |_, _| Continue(())).unwrap();
+    let options = Recipe::new(Mix::from_name(mix).unwrap());
+    options.run(&Checkpoint::open(source).unwrap(), output, |_| Continue(())).unwrap();
 }
 
 #[track_caller]
-fn to_mlx(source: &Path, output: &Path, options: &QuantizeOptions) -> Summary {
-    quantize(&Checkpoint::open(source).unwrap(), output, options, |_, _| Continue(())).unwrap()
+fn to_mlx(source: &Path, output: &Path, options: &Recipe<'_>) -> Summary {
+    options.run(&Checkpoint::open(source).unwrap(), output, |_| Continue(())).unwrap().summary
 }
 
 /// As it is, in the type of the source.
-fn unquantised() -> QuantizeOptions {
-    QuantizeOptions::default().with_rules(vec!["*=none".parse().unwrap()])
+fn unquantised() -> Recipe<'static> {
+    Recipe::new(MlxFormat::default()).with_rules(vec!["*=none".parse().unwrap()])
 }
 
 fn values(view: &TensorView) -> Vec<f32> {
@@ -116,7 +113,7 @@ fn a_file_becomes_what_its_original_becomes_bit_for_bit() {
             ["file", "direct", "made"].map(|what| folder.path().join(format!("{name}-{what}")));
         let original = windowless(name, folder.path());
         to_gguf(&original, mix, &file);
-        let options = QuantizeOptions::new("affine", 4, 32);
+        let options = Recipe::new(MlxFormat::new("affine", 4, 32));
         to_mlx(&original, &direct, &options);
         let summary = to_mlx(&file, &made, &options);
         // Layers that predict further tokens.
@@ -197,7 +194,7 @@ fn blocks_are_decoded_in_f32_and_rounded_once() {
         let [wide, made, by_f32] =
             ["wide", "made", "by-f32"].map(|what| folder.path().join(format!("{name}-{what}")));
         to_gguf(&gguf(name), "F32", &wide);
-        let options = QuantizeOptions::for_mode("mxfp8");
+        let options = Recipe::new(MlxFormat::for_mode("mxfp8"));
         to_mlx(&gguf(name), &made, &options);
         to_mlx(&wide, &by_f32, &options);
         let [made, by_f32] = [made, by_f32].map(|path| Checkpoint::open(&path).unwrap());
@@ -244,7 +241,7 @@ fn every_file_of_llama_cpps_converter_is_a_source() {
         "qwen3_next-gguf",
     ] {
         let made = folder.path().join(name);
-        let summary = to_mlx(&gguf(name), &made, &QuantizeOptions::new("affine", 8, 32));
+        let summary = to_mlx(&gguf(name), &made, &Recipe::new(MlxFormat::new("affine", 8, 32)));
         // Layers that predict further tokens.
         let predictors = |warning: &String| {
             warning.contains(": 15 tensors of the layers of multi-token prediction (blk.4.")
@@ -274,8 +271,8 @@ fn a_file_teaches() {
     let learning = Learning { data: &data, options: &options, device: &device, saving: None };
     let source = Checkpoint::open(&gguf("qwen3_next-gguf")).unwrap();
     let output = folder.path().join("new");
-    let learned = quantize_and_learn(&source, &output, &support::to_3_bits(), learning, |_| Continue(()));
-    let (_, report) = learned.unwrap();
+    let learned = support::to_3_bits().with_learning(learning).run(&source, &output, |_| Continue(()));
+    let report = learned.unwrap().learned.unwrap();
     println!("{report:?}");
     assert!(report.after < 0.9 * report.before && report.went_back == 0, "{report:?}");
 }
@@ -422,7 +419,7 @@ fn what_mlx_has_no_place_for_is_refused_before_anything_is_written() {
         let (source, output) = (folder.path().join(format!("{index}.gguf")), folder.path().join("new"));
         rewritten(&gguf(model), &source, metadata, tensor);
         let checkpoint = Checkpoint::open(&source).unwrap();
-        let refused = quantize(&checkpoint, &output, &QuantizeOptions::default(), |_, _| panic!("written"));
+        let refused = Recipe::new(MlxFormat::default()).run(&checkpoint, &output, |_| panic!("written"));
         let message = refused.unwrap_err().to_string();
         assert!(message.contains(want), "{message}\n{want}");
         let left: Vec<_> =
@@ -451,7 +448,7 @@ fn what_is_left_out_is_named() {
     };
     rewritten(&gguf("qwen3_5-gguf"), &source, metadata, |_| true);
     let path = source.display();
-    let summary = to_mlx(&source, &output, &QuantizeOptions::new("affine", 8, 32));
+    let summary = to_mlx(&source, &output, &Recipe::new(MlxFormat::new("affine", 8, 32)));
     assert_eq!(
         summary.warnings,
         [

@@ -4,10 +4,7 @@
 mod support;
 
 use lowbit_kernels::Device;
-use lowbit_quantize::{
-    Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, Saving, quantize,
-    quantize_and_learn,
-};
+use lowbit_quantize::{Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, Saving};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
 use support::{checkpoint, data, files, to_3_bits};
@@ -26,8 +23,10 @@ fn learn(
 ) -> Result<LearnReport, QuantizeError> {
     let (data, device) = (data(2000, 32), Device::cpu(Some(threads)).unwrap());
     let learning = Learning { data: &data, options, device: &device, saving: None };
-    quantize_and_learn(&checkpoint(name), output, &to_3_bits(), learning, |_| Continue(()))
-        .map(|(_, report)| report)
+    to_3_bits()
+        .with_learning(learning)
+        .run(&checkpoint(name), output, |_| Continue(()))
+        .map(|made| made.learned.unwrap())
 }
 
 #[test]
@@ -35,7 +34,7 @@ fn every_architecture_learns_scales_and_codes() {
     for name in ["qwen3", "qwen3_next", "qwen3_5_moe"] {
         let folder = tempfile::tempdir().unwrap();
         let rounded = folder.path().join("rounded");
-        quantize(&checkpoint(name), &rounded, &to_3_bits(), |_, _| Continue(())).unwrap();
+        to_3_bits().run(&checkpoint(name), &rounded, |_| Continue(())).unwrap();
         let mut last = f64::INFINITY;
         for what in [Learn::Scales, Learn::Codes] {
             let output = folder.path().join(format!("{what:?}"));
@@ -97,7 +96,7 @@ fn a_rate_that_diverges_goes_back_and_never_ends_worse_than_rounding() {
     assert!(report.went_back > 0 && report.after <= report.before, "{report:?}");
     if report.best_step == 0 {
         let rounded = folder.path().join("rounded");
-        quantize(&checkpoint("qwen3"), &rounded, &to_3_bits(), |_, _| Continue(())).unwrap();
+        to_3_bits().run(&checkpoint("qwen3"), &rounded, |_| Continue(())).unwrap();
         assert!(files(&rounded) == files(&output));
     }
 }
@@ -113,7 +112,7 @@ fn an_interruption_and_bad_options_leave_nothing() {
             Progress::Learning(done) if done.step == steps => Break(()),
             _ => Continue(()),
         };
-        let error = quantize_and_learn(&checkpoint("qwen3"), &output, &to_3_bits(), learning, progress);
+        let error = to_3_bits().with_learning(learning).run(&checkpoint("qwen3"), &output, progress);
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
         error.unwrap_err().to_string()
     };
@@ -144,8 +143,10 @@ fn learn_saving(
         Progress::Learning(done) if each(done.step) => Break(()),
         _ => Continue(()),
     };
-    quantize_and_learn(&checkpoint("qwen3_next"), output, &to_3_bits(), learning, progress)
-        .map(|(_, report)| report)
+    to_3_bits()
+        .with_learning(learning)
+        .run(&checkpoint("qwen3_next"), output, progress)
+        .map(|made| made.learned.unwrap())
 }
 
 #[test]
@@ -158,9 +159,9 @@ fn a_run_that_is_resumed_gives_what_an_uninterrupted_one_gives() {
     let device = Device::cpu(Some(2)).unwrap();
     let text = data(2000, 32);
     let learning = Learning { data: &text, options: &options, device: &device, saving: None };
-    let (_, want) =
-        quantize_and_learn(&checkpoint("qwen3_next"), &whole, &to_3_bits(), learning, |_| Continue(()))
-            .unwrap();
+    let want =
+        to_3_bits().with_learning(learning).run(&checkpoint("qwen3_next"), &whole, |_| Continue(())).unwrap();
+    let want = want.learned.unwrap();
     let resume = Saving { path: &state, found: Found::Resume };
 
     // Stopped, in the middle of an interval and at the end of one.

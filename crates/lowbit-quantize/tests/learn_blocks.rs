@@ -6,8 +6,7 @@ use lowbit_files::Checkpoint;
 use lowbit_kernels::Device;
 use lowbit_models::Model;
 use lowbit_quantize::{
-    Found, GgufOptions, Learn, LearnOptions, LearnReport, Learning, Mix, Progress, QuantizeError, Saving,
-    quantize, quantize_and_learn, quantize_to_gguf_and_learn,
+    Found, Learn, LearnOptions, LearnReport, Learning, Mix, Progress, QuantizeError, Recipe, Saving,
 };
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::Path;
@@ -40,12 +39,12 @@ fn learn(
     };
     let result = match output.extension().is_some_and(|end| end == "gguf") {
         true => {
-            let q4_0 = GgufOptions::new(Mix::from_name("Q4_0").unwrap());
-            quantize_to_gguf_and_learn(&checkpoint(name), output, &q4_0, learning, progress)
+            let q4_0 = Recipe::new(Mix::from_name("Q4_0").unwrap());
+            q4_0.with_learning(learning).run(&checkpoint(name), output, progress)
         }
-        false => quantize_and_learn(&checkpoint(name), output, &to_3_bits(), learning, progress),
+        false => to_3_bits().with_learning(learning).run(&checkpoint(name), output, progress),
     };
-    result.map(|(_, report)| report)
+    result.map(|made| made.learned.unwrap())
 }
 
 /// Attention and delta nets, dense layers and experts, in MLX's layout and in GGUF.
@@ -165,7 +164,7 @@ fn the_same_bytes_for_every_number_of_threads() {
         let device = Device::cpu(Some(threads)).unwrap();
         let learning = Learning { data: &data, options: &options, device: &device, saving: None };
         let (source, output) = (checkpoint("qwen3_5_moe"), folder.path().join(threads.to_string()));
-        quantize_and_learn(&source, &output, &to_3_bits(), learning, |_| Continue(())).unwrap();
+        to_3_bits().with_learning(learning).run(&source, &output, |_| Continue(())).unwrap();
         files(&output)
     };
     assert!(of(1) == of(3));
@@ -184,7 +183,7 @@ fn nothing_ends_worse_than_rounding() {
     assert!(report.after <= report.before, "{report:?}");
     if report.after == report.before {
         let rounded = folder.path().join("rounded");
-        quantize(&checkpoint("qwen3"), &rounded, &to_3_bits(), |_, _| Continue(())).unwrap();
+        to_3_bits().run(&checkpoint("qwen3"), &rounded, |_| Continue(())).unwrap();
         assert!(files(&rounded) == files(&output));
     }
 }
@@ -204,7 +203,8 @@ fn a_block_without_anything_to_learn_is_passed_over() {
         Continue(())
     };
     let output = folder.path().join("output");
-    let (_, report) = quantize_and_learn(&checkpoint("qwen3"), &output, &some, learning, progress).unwrap();
+    let made = some.with_learning(learning).run(&checkpoint("qwen3"), &output, progress).unwrap();
+    let report = made.learned.unwrap();
     seen.dedup();
     assert_eq!(seen, [(1, 3), (3, 3)]);
     let [first, second, third] = report.blocks[..] else { panic!("{report:?}") };

@@ -6,8 +6,7 @@ use lowbit_formats::{DType, Format};
 use lowbit_kernels::Device;
 use lowbit_models::Model;
 use lowbit_quantize::{
-    Data, Found, GgufOptions, Learn, LearnOptions, LearnReport, Learning, Mix, Progress, QuantizeError,
-    Saving, quantize_to_gguf, quantize_to_gguf_and_learn,
+    Data, Found, Learn, LearnOptions, LearnReport, Learning, Mix, Progress, QuantizeError, Recipe, Saving,
 };
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -84,8 +83,8 @@ fn options(learn: Learn, steps: u32) -> LearnOptions {
     options
 }
 
-fn to(mix: &str) -> GgufOptions {
-    GgufOptions::new(Mix::from_name(mix).unwrap())
+fn to(mix: &str) -> Recipe<'static> {
+    Recipe::new(Mix::from_name(mix).unwrap())
 }
 
 /// Learns until `stop`, which sees the number of every step.
@@ -102,7 +101,7 @@ fn learn_until(
         Progress::Learning(done) if stop(done.step) => Break(()),
         _ => Continue(()),
     };
-    quantize_to_gguf_and_learn(checkpoint, output, &to(mix), learning, progress).map(|(_, report)| report)
+    to(mix).with_learning(learning).run(checkpoint, output, progress).map(|made| made.learned.unwrap())
 }
 
 fn learn(checkpoint: &Checkpoint, output: &Path, mix: &str, options: &LearnOptions) -> LearnReport {
@@ -122,7 +121,7 @@ fn every_type_learns_scales_and_codes() {
     let mut learned = BTreeSet::new();
     for mix in ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K"] {
         let rounded = folder.path().join(format!("{mix}.gguf"));
-        quantize_to_gguf(&checkpoint, &rounded, &to(mix), |_, _| Continue(())).unwrap();
+        to(mix).run(&checkpoint, &rounded, |_| Continue(())).unwrap();
         for what in [Learn::Scales, Learn::Codes] {
             let output = folder.path().join(format!("{mix}-{what:?}.gguf"));
             let mut options = options(what, 12);
@@ -157,7 +156,7 @@ fn every_architecture_learns() {
         let checkpoint = Checkpoint::open(if gguf.exists() { &gguf } else { &path }).unwrap();
         let [rounded, learned] =
             ["rounded", "learned"].map(|what| folder.path().join(format!("{name}-{what}")));
-        quantize_to_gguf(&checkpoint, &rounded, &to("Q4_0"), |_, _| Continue(())).unwrap();
+        to("Q4_0").run(&checkpoint, &rounded, |_| Continue(())).unwrap();
         let report = learn(&checkpoint, &learned, "Q4_0", &options(Learn::Codes, 8));
         println!("{name}: {report:?}");
         assert!(report.after < report.before, "{name}: {report:?}");
@@ -202,7 +201,7 @@ fn what_has_not_moved_is_what_was_rounded() {
     for mix in ["Q4_0", "Q4_1", "Q3_K_M", "Q4_K_M", "Q6_K"] {
         let [rounded, learned] =
             ["rounded", "learned"].map(|name| folder.path().join(format!("{mix}-{name}")));
-        quantize_to_gguf(&checkpoint, &rounded, &to(mix), |_, _| Continue(())).unwrap();
+        to(mix).run(&checkpoint, &rounded, |_| Continue(())).unwrap();
         // Steps of less than half an f32's precision.
         let mut options = options(Learn::Scales, 2);
         options.rate = Some(1e-14);

@@ -4,9 +4,7 @@
 mod support;
 
 use lowbit_kernels::Device;
-use lowbit_quantize::{
-    Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, Saving, quantize_and_learn,
-};
+use lowbit_quantize::{Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, Saving};
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::Path;
 use support::{checkpoint, data, files, to_3_bits};
@@ -31,10 +29,10 @@ fn learn(
             losses.push(done.loss);
             if stop == Some(done.step) { Break(()) } else { Continue(()) }
         }
-        Progress::Tensors(..) | Progress::Targets(..) => Continue(()),
+        _ => Continue(()),
     };
-    let result = quantize_and_learn(&checkpoint("qwen3_5_moe"), output, &to_3_bits(), learning, progress);
-    (result.map(|(_, report)| report), losses)
+    let result = to_3_bits().with_learning(learning).run(&checkpoint("qwen3_5_moe"), output, progress);
+    (result.map(|made| made.learned.unwrap()), losses)
 }
 
 /// Scales stay on the GPU from step to step there: a run learns what the CPU's does, and one that

@@ -5,7 +5,6 @@ mod support;
 use lowbit_kernels::Device;
 use lowbit_quantize::{
     Data, Found, Learn, LearnOptions, LearnReport, Learning, Progress, QuantizeError, Saving, Targets,
-    quantize_and_learn,
 };
 use std::ops::ControlFlow::{Break, Continue};
 use std::path::{Path, PathBuf};
@@ -54,12 +53,12 @@ fn learn(
         match progress {
             Progress::Targets(done, all) => said.targets.push((done, all)),
             Progress::Learning(done) => said.losses.push(done.loss),
-            Progress::Tensors(..) => {}
+            _ => {}
         }
         if stop(&said) { Break(()) } else { Continue(()) }
     };
-    let result = quantize_and_learn(&checkpoint(name), output, &to_3_bits(), learning, progress);
-    (result.map(|(_, report)| report), said)
+    let result = to_3_bits().with_learning(learning).run(&checkpoint(name), output, progress);
+    (result.map(|made| made.learned.unwrap()), said)
 }
 
 /// A file of targets in a folder of its own.

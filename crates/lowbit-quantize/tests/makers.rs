@@ -5,7 +5,7 @@ use lowbit_files::{Checkpoint, FileError, Stored, TensorView, safetensors};
 use lowbit_formats::{DType, E4M3, FloatType, Format, Minifloat};
 use lowbit_kernels::Device;
 use lowbit_models::{Logits, Model, Target};
-use lowbit_quantize::{GgufOptions, Mix, QuantizeOptions, quantize, quantize_to_gguf};
+use lowbit_quantize::{Mix, MlxFormat, Recipe};
 use serde_json::{Value, json};
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
@@ -242,9 +242,9 @@ fn a_model_in_fp8_computes_and_converts() {
         assert!(warnings.iter().any(|warning| warning.contains("weights of FP8 become f32")), "{warnings:?}");
         let made = tempfile::tempdir().unwrap();
         let output = made.path().join("new");
-        let options = QuantizeOptions::for_mode("affine").with_bits(8).with_group_size(32);
+        let recipe = Recipe::new(MlxFormat::for_mode("affine").with_bits(8).with_group_size(32));
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        quantize(&checkpoint, &output, &options, |_, _| Continue(())).unwrap();
+        recipe.run(&checkpoint, &output, |_| Continue(())).unwrap();
         let (got, _) = logits(&output);
         assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= 0.5), "{name}");
     }
@@ -285,9 +285,9 @@ fn conversion_to_the_same_codes_loses_nothing() {
         let (source, folder) = (packed("qwen3_moe", method), tempfile::tempdir().unwrap());
         let output = folder.path().join("new");
         let rules = ["embed_tokens=none", "lm_head=none", "mlp.gate=none"].map(|rule| rule.parse().unwrap());
-        let options = QuantizeOptions::default().with_group_size(GROUP).with_rules(rules.into());
+        let recipe = Recipe::new(MlxFormat::default().with_group_size(GROUP)).with_rules(rules.into());
         let checkpoint = Checkpoint::open(source.path()).unwrap();
-        quantize(&checkpoint, &output, &options, |_, _| Continue(())).unwrap();
+        recipe.run(&checkpoint, &output, |_| Continue(())).unwrap();
         let made = Checkpoint::open(&output).unwrap();
         let format = Format::affine(4, GROUP, scales).unwrap();
         assert_eq!(
@@ -318,8 +318,8 @@ fn conversion_to_the_same_codes_loses_nothing() {
         let rules = ["token_embd=F32", "output.weight=F32"].map(|rule| rule.parse().unwrap());
         for name in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"] {
             let file = folder.path().join(format!("{name}.gguf"));
-            let mix = GgufOptions::new(Mix::from_name(name).unwrap()).with_rules(rules.clone().into());
-            let summary = quantize_to_gguf(&checkpoint, &file, &mix, |_, _| Continue(())).unwrap();
+            let mix = Recipe::new(Mix::from_name(name).unwrap()).with_rules(rules.clone().into());
+            let summary = mix.run(&checkpoint, &file, |_| Continue(())).unwrap().summary;
             let lost =
                 summary.kinds.iter().find(|kind| kind.relative_error() > 1e-6).map(|kind| kind.kind.name());
             assert_eq!(lost, None, "{method:?} {name}");

@@ -5,7 +5,7 @@ use lowbit_files::{Checkpoint, Stored, TensorView, Tokenizer, safetensors};
 use lowbit_formats::{DType, FloatType, Format};
 use lowbit_kernels::Device;
 use lowbit_models::{Logits, Model, Target};
-use lowbit_quantize::{QuantizeError, QuantizeOptions, Rule, quantize};
+use lowbit_quantize::{MlxFormat, QuantizeError, Recipe, Rule};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
 use std::path::{Path, PathBuf};
@@ -31,9 +31,9 @@ fn model(name: &str) -> PathBuf {
 
 /// Quantises `source` into `output`.
 #[track_caller]
-fn quantised(source: &Path, output: &Path, options: &QuantizeOptions) -> Checkpoint {
+fn quantised(source: &Path, output: &Path, recipe: &Recipe<'_>) -> Checkpoint {
     let source = Checkpoint::open(source).unwrap();
-    quantize(&source, output, options, |_, _| Continue(())).unwrap();
+    recipe.run(&source, output, |_| Continue(())).unwrap();
     Checkpoint::open(output).unwrap()
 }
 
@@ -94,9 +94,9 @@ fn every_weight_is_encoded_from_what_the_source_decodes_to() {
         for (mode, bits, group_size) in
             [("affine", 4, 32), ("affine", 3, 64), ("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)]
         {
-            let options = QuantizeOptions::new(mode, bits, group_size);
+            let recipe = Recipe::new(MlxFormat::new(mode, bits, group_size));
             let output = folder.path().join(format!("{name}-{mode}-{bits}"));
-            let made = quantised(&model(name), &output, &options);
+            let made = quantised(&model(name), &output, &recipe);
             let source = Checkpoint::open(&model(name)).unwrap();
             let is_value =
                 |view: &&TensorView| !view.name.ends_with(".scales") && !view.name.ends_with(".biases");
@@ -142,14 +142,14 @@ fn a_dense_checkpoint_becomes_what_its_original_becomes() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["llama-bias", "qwen3_next", "qwen3_5_moe"] {
         let dense = folder.path().join(format!("{name}-dense"));
-        let nothing = QuantizeOptions::default().with_rules(vec!["*=none".parse().unwrap()]);
+        let nothing = Recipe::new(MlxFormat::default()).with_rules(vec!["*=none".parse().unwrap()]);
         quantised(&model(name), &dense, &nothing);
         std::fs::copy(model(name).join("config.json"), dense.join("config.json")).unwrap();
         for (mode, bits, group_size) in [("affine", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)] {
-            let options = QuantizeOptions::new(mode, bits, group_size);
+            let recipe = Recipe::new(MlxFormat::new(mode, bits, group_size));
             let outputs = ["direct", "again"].map(|way| folder.path().join(format!("{name}-{mode}-{way}")));
-            let direct = quantised(&model(name), &outputs[0], &options);
-            let again = quantised(&dense, &outputs[1], &options);
+            let direct = quantised(&model(name), &outputs[0], &recipe);
+            let again = quantised(&dense, &outputs[1], &recipe);
             assert_same(name, &direct, &again);
             assert_eq!(direct.config().unwrap(), again.config().unwrap(), "{name} {mode}");
         }
@@ -170,15 +170,15 @@ fn assert_has(made: &serde_json::Value, old: &serde_json::Value) {
 fn the_demo_model_of_4_bits_stays_as_it_is_and_of_8_bits_becomes_4() {
     let folder = tempfile::tempdir().unwrap();
     let demo = root().join("models/demo-4bit");
-    let options = QuantizeOptions::default();
-    let same = quantised(&demo, &folder.path().join("same"), &options);
+    let recipe = Recipe::new(MlxFormat::default());
+    let same = quantised(&demo, &folder.path().join("same"), &recipe);
     let demo = Checkpoint::open(&demo).unwrap();
     assert_same("the demo model", &demo, &same);
     assert_has(same.config().unwrap(), demo.config().unwrap());
     let fine = folder.path().join("8");
-    let fine_options = options.clone().with_bits(8);
-    quantised(&root().join("models/demo"), &fine, &fine_options);
-    let coarse = quantised(&fine, &folder.path().join("4"), &options);
+    let fine_recipe = Recipe::new(MlxFormat::default().with_bits(8));
+    quantised(&root().join("models/demo"), &fine, &fine_recipe);
+    let coarse = quantised(&fine, &folder.path().join("4"), &recipe);
     assert_has(coarse.config().unwrap(), demo.config().unwrap());
     // Errors of both roundings are independent, so their squares add up: sqrt(1 + (15 / 255)^2) =
     // 1.002.
@@ -230,7 +230,7 @@ fn what_is_made_computes_what_its_source_computes() {
         let want = logits(&model(name), &tokens);
         let [fine, coarse] = [8, 3].map(|bits| {
             let output = folder.path().join(format!("{name}-{bits}"));
-            quantised(&model(name), &output, &QuantizeOptions::default().with_bits(bits));
+            quantised(&model(name), &output, &Recipe::new(MlxFormat::default().with_bits(bits)));
             median_error(&want, &logits(&output, &tokens), want.len() / tokens.len())
         });
         println!("{name}: {fine:.4} at 8 bits, {coarse:.4} at 3");
@@ -244,7 +244,7 @@ fn rules_and_rows_that_do_not_fit_leave_a_weight_as_it_is() {
     let source = Checkpoint::open(&model("mistral-mlx-fp")).unwrap();
     let rules: Vec<Rule> = ["lm_head=none", "v_proj=6"].map(|rule| rule.parse().unwrap()).into();
     let output = folder.path().join("new");
-    let made = quantised(source.path(), &output, &QuantizeOptions::default().with_rules(rules));
+    let made = quantised(source.path(), &output, &Recipe::new(MlxFormat::default()).with_rules(rules));
     let format = |checkpoint: &Checkpoint, module: &str| {
         let view = checkpoint.tensors().get(&format!("{module}.weight")).unwrap();
         held(checkpoint, view).format.to_string()
@@ -295,12 +295,13 @@ fn rules_and_rows_that_do_not_fit_leave_a_weight_as_it_is() {
     let rules = ["self_attn=none", "gate_proj=none", "up_proj=none", "embed=none"];
     let rules: Vec<Rule> = rules.map(|rule| rule.parse().unwrap()).into();
     let source = Checkpoint::open(&small).unwrap();
-    for options in [QuantizeOptions::default(), QuantizeOptions::for_mode("mxfp8")] {
-        let (output, options) = (folder.path().join(&options.mode), options.with_rules(rules.clone()));
-        let summary = quantize(&source, &output, &options, |_, _| Continue(())).unwrap();
+    for mode in ["affine", "mxfp8"] {
+        let recipe = Recipe::new(MlxFormat::for_mode(mode)).with_rules(rules.clone());
+        let output = folder.path().join(mode);
+        let summary = recipe.run(&source, &output, |_| Continue(())).unwrap().summary;
         let made = Checkpoint::open(&output).unwrap();
         assert_eq!(format(&made, name), "nvfp4");
-        assert_same(&options.mode, &source, &made);
+        assert_same(mode, &source, &made);
         let fallbacks: Vec<_> =
             summary.fallbacks.iter().map(|fallback| (fallback.k, fallback.taken)).collect();
         assert_eq!(fallbacks, [(48, Format::from_mlx_mode("nvfp4").unwrap())]);
@@ -339,12 +340,12 @@ fn single_experts_that_are_quantised_are_stacked() {
     body.finish().unwrap();
     Model::load(&Checkpoint::open(&apart).unwrap(), &Device::cpu(Some(1)).unwrap()).unwrap();
     for (name, bits) in [("same", 4), ("coarser", 3)] {
-        let options = QuantizeOptions::new("affine", bits, 32);
+        let recipe = Recipe::new(MlxFormat::new("affine", bits, 32));
         let outputs = ["apart", "stacked"].map(|way| folder.path().join(format!("{name}-{way}")));
         assert_same(
             name,
-            &quantised(&apart, &outputs[0], &options),
-            &quantised(&source, &outputs[1], &options),
+            &quantised(&apart, &outputs[0], &recipe),
+            &quantised(&source, &outputs[1], &recipe),
         );
     }
 }
@@ -369,8 +370,8 @@ fn what_cannot_be_a_source_is_named() {
     std::fs::write(broken.join("model.safetensors"), bytes).unwrap();
     for bits in [4, 8] {
         let source = Checkpoint::open(&broken).unwrap();
-        let options = QuantizeOptions::new("affine", bits, 32);
-        let error = quantize(&source, &output, &options, |_, _| Continue(())).unwrap_err();
+        let recipe = Recipe::new(MlxFormat::new("affine", bits, 32));
+        let error = recipe.run(&source, &output, |_| Continue(())).unwrap_err();
         assert!(matches!(error, QuantizeError::Encode { .. }), "{error}");
         let message = error.to_string();
         assert!(message.contains(module) && message.contains("value 32 is NaN"), "{message}");

@@ -5,7 +5,7 @@ use lowbit_files::{Checkpoint, safetensors};
 use lowbit_formats::{DType, FloatType};
 use lowbit_kernels::Device;
 use lowbit_models::{Logits, Model, Target};
-use lowbit_quantize::{GgufOptions, Mix, QuantizeOptions, Summary, quantize, quantize_to_gguf};
+use lowbit_quantize::{Mix, MlxFormat, Recipe, Summary};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::Continue;
@@ -83,22 +83,20 @@ fn to_gguf(source: &Path) -> Result<(PathBuf, Summary), String> {
 
 fn as_type(source: &Path, mix: &str) -> Result<(PathBuf, Summary), String> {
     let output = source.with_extension("gguf");
-    let options = GgufOptions::new(Mix::from_name(mix).unwrap()).with_replace(true);
-    let summary =
-        quantize_to_gguf(&Checkpoint::open(source).unwrap(), &output, &options, |_, _| Continue(()));
-    let summary = summary.map_err(|error| error.to_string())?;
-    Ok((output, summary))
+    let recipe = Recipe::new(Mix::from_name(mix).unwrap()).with_replace(true);
+    let made = recipe.run(&Checkpoint::open(source).unwrap(), &output, |_| Continue(()));
+    let made = made.map_err(|error| error.to_string())?;
+    Ok((output, made.summary))
 }
 
 /// The checkpoint in MLX's layout, unquantised, in a new folder.
 fn to_mlx(source: &Path) -> Result<(TempDir, Summary), String> {
     let output = tempfile::tempdir().unwrap();
-    let options = QuantizeOptions::default().with_rules(vec!["*=none".parse().unwrap()]).with_replace(true);
-    let made = quantize(&Checkpoint::open(source).unwrap(), &output.path().join("made"), &options, |_, _| {
-        Continue(())
-    });
-    let summary = made.map_err(|error| error.to_string())?;
-    Ok((output, summary))
+    let recipe =
+        Recipe::new(MlxFormat::default()).with_rules(vec!["*=none".parse().unwrap()]).with_replace(true);
+    let made = recipe.run(&Checkpoint::open(source).unwrap(), &output.path().join("made"), |_| Continue(()));
+    let made = made.map_err(|error| error.to_string())?;
+    Ok((output, made.summary))
 }
 
 /// The logits of more tokens than any window here has.
@@ -344,24 +342,21 @@ fn an_outlier_is_refused_with_a_way_out() {
     let want = "tensor blk.0.ffn_down.weight: value 7 is 999424, which Q4_0 cannot store; with the rule (--rule) \
                 blk.0.ffn_down=F32 it stays in a type that can";
     assert_eq!(message, want);
-    let options = GgufOptions::new(Mix::from_name("Q4_0").unwrap());
-    let options = options.with_rules(vec!["blk.0.ffn_down=F32".parse().unwrap()]);
+    let recipe = Recipe::new(Mix::from_name("Q4_0").unwrap());
+    let recipe = recipe.with_rules(vec!["blk.0.ffn_down=F32".parse().unwrap()]);
     let checkpoint = Checkpoint::open(source.path()).unwrap();
-    quantize_to_gguf(&checkpoint, &source.path().with_extension("ruled.gguf"), &options, |_, _| Continue(()))
-        .unwrap();
+    recipe.run(&checkpoint, &source.path().with_extension("ruled.gguf"), |_| Continue(())).unwrap();
     // The peer's encoders write zeros for this value.
     let source = outlier(1e20, 7);
     for mix in ["Q6_K", "Q3_K_M", "IQ4_XS", "Q8_0", "F16"] {
         let message = as_type(source.path(), mix).map(drop).unwrap_err();
         assert!(message.starts_with("tensor blk.0.ffn_down.weight: value 7 is "), "{mix}: {message}");
     }
-    let options = QuantizeOptions::new("nvfp4", 4, 16);
-    let error = quantize(
-        &Checkpoint::open(source.path()).unwrap(),
-        &source.path().with_extension("mlx"),
-        &options,
-        |_, _| Continue(()),
-    );
+    let recipe = Recipe::new(MlxFormat::new("nvfp4", 4, 16));
+    let error =
+        recipe.run(&Checkpoint::open(source.path()).unwrap(), &source.path().with_extension("mlx"), |_| {
+            Continue(())
+        });
     let message = error.unwrap_err().to_string();
     assert!(
         message.ends_with(

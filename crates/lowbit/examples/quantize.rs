@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p lowbit --example quantize -- [MODEL] OUTPUT
 
-use lowbit::quantize::{QuantizeOptions, quantize};
+use lowbit::quantize::{MlxFormat, Recipe};
 use lowbit::{Checkpoint, Error};
 use std::io::{self, Write};
 use std::ops::ControlFlow::Continue;
@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// Quantises `model` into the new directory `output` and says on `out` what came of it.
 pub fn run(model: &Path, output: &Path, out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let checkpoint = Checkpoint::open(model)?;
-    let options = QuantizeOptions::new("affine", 4, 64);
-    let summary = quantize(&checkpoint, output, &options, |_, _| Continue(())).map_err(Error::from)?;
+    let recipe = Recipe::new(MlxFormat::new("affine", 4, 64));
+    let summary = recipe.run(&checkpoint, output, |_| Continue(())).map_err(Error::from)?.summary;
     let bits = summary.bytes as f64 * 8.0 / summary.parameters as f64;
     writeln!(out, "{:.1} MB, {bits:.2} bits per weight", summary.bytes as f64 / 1e6)?;
     let output = output.to_str().ok_or("the output's name is not UTF-8")?;

@@ -4,7 +4,7 @@
 mod embedding;
 
 use embedding::{Embedding, behead, texts};
-use lowbit::quantize::{GgufOptions, Mix, QuantizeOptions, quantize, quantize_to_gguf};
+use lowbit::quantize::{Mix, MlxFormat, Recipe};
 use lowbit::{
     Checkpoint, Device, EmbedOptions, Embedder, Error, Model, Pooling, Prompt, Target, Tokenizer, cosine,
 };
@@ -98,8 +98,8 @@ fn conversions_keep_how_embeddings_are_made() {
         }
         let open = |path: &Path| Checkpoint::open(path).unwrap();
         let (checkpoint, mlx, gguf) = (open(&source), path("mlx"), path("x.gguf"));
-        let gguf_options = GgufOptions::new(Mix::from_name("BF16").unwrap());
-        quantize_to_gguf(&checkpoint, &gguf, &gguf_options, |_, _| Continue(())).unwrap();
+        let gguf_options = Recipe::new(Mix::from_name("BF16").unwrap());
+        gguf_options.run(&checkpoint, &gguf, |_| Continue(())).unwrap();
         assert_close(
             "GGUF",
             &embed(&gguf, &EmbedOptions::default(), true).unwrap(),
@@ -108,7 +108,7 @@ fn conversions_keep_how_embeddings_are_made() {
         );
         assert_eq!(open(&gguf).metadata().unwrap().get::<u32>("qwen3.pooling_type").unwrap(), 3);
 
-        quantize(&checkpoint, &mlx, &QuantizeOptions::new("affine", 8, 32), |_, _| Continue(())).unwrap();
+        Recipe::new(MlxFormat::new("affine", 8, 32)).run(&checkpoint, &mlx, |_| Continue(())).unwrap();
         for name in [
             "modules.json",
             "1_Pooling/config.json",
@@ -129,7 +129,7 @@ fn conversions_keep_how_embeddings_are_made() {
         near(&mlx, &named("query"), "query");
         // MLX's files are made of what GGUF says.
         let made = path("made");
-        quantize(&open(&gguf), &made, &QuantizeOptions::new("affine", 8, 32), |_, _| Continue(())).unwrap();
+        Recipe::new(MlxFormat::new("affine", 8, 32)).run(&open(&gguf), &made, |_| Continue(())).unwrap();
         let config = open(&made).embedding_config().unwrap();
         assert_eq!(
             (config.pooling, config.normalize, config.include_prompt),

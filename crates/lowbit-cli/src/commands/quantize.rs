@@ -1,25 +1,24 @@
-use super::learn::{self, LearnArguments};
+use super::learn::{self, LearnArguments, Log};
 use crate::interrupt::{Doing, Interrupts};
 use crate::options::ModelOptions;
 use crate::paths::Paths;
 use crate::{Failure, json, out, progress};
+use clap::builder::TypedValueParser;
+use indicatif::ProgressBar;
 use lowbit_files::Checkpoint;
 use lowbit_files::staging::beside;
 use lowbit_quantize::{
-    Budget, Data, Fallback, GgufOptions, KindSummary, LearnProgress, Learning, Mix, Progress, QuantizeError,
-    QuantizeOptions, Rule, Saving, Summary, allocate_bits, plan, plan_gguf, quantize, quantize_and_learn,
-    quantize_to_gguf, quantize_to_gguf_and_learn,
+    Budget, Data, Fallback, KindSummary, LearnOptions, LearnProgress, LearnReport, Learning, Made, MlxFormat,
+    OutputFormat, Progress, QuantizeError, Recipe, Rule, Saving, Summary,
 };
 use serde_json::{Map, Value, json};
+use std::borrow::Cow;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The suffix of the state of learning, after the output's name.
 const STATE: &str = ".lowbit-learning";
-
-/// MLX's modes.
-const MODES: [&str; 4] = ["affine", "mxfp4", "mxfp8", "nvfp4"];
 
 /// Flags of `quantize`.
 #[derive(clap::Args)]
@@ -35,8 +34,8 @@ pub struct Arguments {
     /// A mode of MLX's, for a directory as mlx-lm has it, or a type of llama.cpp's, for a GGUF
     /// file.
     #[arg(long, visible_aliases = ["mode", "q-mode"], default_value = "affine", ignore_case = true,
-        value_parser = clap::builder::PossibleValuesParser::new(MODES.into_iter().chain(Mix::names())))]
-    format: String,
+        value_parser = format_parser())]
+    format: OutputFormat,
     /// Bits per code, for a mode of MLX's [default: 4; mxfp8: 8].
     #[arg(long, visible_alias = "q-bits")]
     bits: Option<usize>,
@@ -75,148 +74,156 @@ impl Arguments {
         paths.check()
     }
 
-    /// For a mode of MLX's.
-    fn options(&self) -> QuantizeOptions {
-        let mut options = QuantizeOptions::for_mode(self.format.to_lowercase())
-            .with_replace(self.force)
-            .with_rules(self.rules.clone());
-        options.bits = self.bits.unwrap_or(options.bits);
-        options.group_size = self.group_size.unwrap_or(options.group_size);
-        options
+    /// What the flags ask for, without learning and without sharing out bits.
+    fn recipe<'a>(&self) -> Result<Recipe<'a>, Failure> {
+        let mut into = self.format.clone();
+        match &mut into {
+            OutputFormat::Mlx(format) => {
+                format.bits = self.bits.unwrap_or(format.bits);
+                format.group_size = self.group_size.unwrap_or(format.group_size);
+            }
+            OutputFormat::Gguf(mix) => {
+                for (flag, given) in [("--bits", self.bits), ("--group-size", self.group_size)] {
+                    if let Some(given) = given {
+                        let (name, modes) = (mix.name(), MlxFormat::MODES.join(", "));
+                        return Err(format!(
+                            "{flag} {given} goes with {modes}; {name} has its own bits and blocks"
+                        )
+                        .into());
+                    }
+                }
+            }
+        }
+        if let Some(problem) = self.learn.target_bpw().and_then(|_| self.no_budget()) {
+            return Err(problem.into());
+        }
+        Ok(Recipe::new(into).with_replace(self.force).with_rules(self.rules.clone()))
     }
 
-    /// The same, with the rules that share out `--target-bpw`.
-    fn options_within(
-        &self,
-        checkpoint: &Checkpoint,
-        data: Option<&Data>,
-        interrupts: &Interrupts,
-    ) -> Result<Result<QuantizeOptions, QuantizeError>, Failure> {
-        let options = self.options();
-        let (Some(bits_per_weight), Some(data)) = (self.learn.target_bpw(), data) else {
-            return Ok(Ok(options));
-        };
-        if self.bits.is_some() {
-            return Err(
+    /// The reason why bits cannot be shared out.
+    fn no_budget(&self) -> Option<String> {
+        match (&self.format, self.bits) {
+            (OutputFormat::Mlx(_), None) => None,
+            (_, Some(_)) => Some(
                 "--bits and --target-bpw are one too many: --target-bpw chooses the bits of each weight"
                     .into(),
-            );
-        }
-        if Mix::from_name(&self.format).is_some() {
-            return Err(format!("--target-bpw goes with affine, not with {}", self.format).into());
-        }
-        let device = self.model.device()?;
-        let bar = progress::bar("sharing out bits", "windows", 0);
-        let budget = Budget { bits_per_weight, data, device: &device };
-        let rules = allocate_bits(checkpoint, &self.output, &options, budget, |done, all| {
-            bar.set_length(all as u64);
-            bar.set_position(done as u64);
-            if interrupts.stop() { Break(()) } else { Continue(()) }
-        });
-        bar.finish_and_clear();
-        Ok(rules.map(|rules| options.with_rules(rules)))
-    }
-
-    fn quantize(
-        &self,
-        checkpoint: &Checkpoint,
-        options: &QuantizeOptions,
-        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<Result<Summary, QuantizeError>, Failure> {
-        Ok(match self.gguf_options()? {
-            None => quantize(checkpoint, &self.output, options, progress),
-            Some(options) => quantize_to_gguf(checkpoint, &self.output, &options, progress),
-        })
-    }
-
-    /// For a type of llama.cpp's, if that is what was asked for.
-    fn gguf_options(&self) -> Result<Option<GgufOptions>, Failure> {
-        let Some(mix) = Mix::from_name(&self.format) else { return Ok(None) };
-        for (flag, given) in [("--bits", self.bits), ("--group-size", self.group_size)] {
-            if let Some(given) = given {
-                let (name, modes) = (mix.name(), MODES.join(", "));
-                return Err(
-                    format!("{flag} {given} goes with {modes}; {name} has its own bits and blocks").into()
-                );
+            ),
+            (OutputFormat::Gguf(mix), None) => {
+                Some(format!("--target-bpw goes with affine, not with {}", mix.name()))
             }
         }
-        Ok(Some(GgufOptions::new(mix).with_replace(self.force).with_rules(self.rules.clone())))
     }
 
-    /// The summary of a run, without writing the output.
-    fn plan(&self, checkpoint: &Checkpoint) -> Result<Summary, Failure> {
-        Ok(match self.gguf_options()? {
-            None => plan(checkpoint, &self.output, &self.options())?,
-            Some(options) => plan_gguf(checkpoint, &self.output, &options)?,
-        })
-    }
-
-    /// Quantises and learns, if that was asked for.
-    fn learn(
+    /// Makes the new checkpoint by `recipe`, with a budget and learning where the flags ask for
+    /// them and there is `data` for them.
+    fn make(
         &self,
-        checkpoint: &Checkpoint,
-        (quantize_options, data): (&QuantizeOptions, Option<&Data>),
+        (checkpoint, data): (&Checkpoint, Option<&Data>),
+        recipe: &Recipe<'_>,
         interrupts: &Interrupts,
-    ) -> Result<Option<Finished>, Failure> {
-        let (Some(mut options), Some(data)) = (self.learn.options(), data) else { return Ok(None) };
+    ) -> Result<(Made, Option<Value>), Failure> {
+        let device = data.map(|_| self.model.device()).transpose()?;
+        let (data, mut recipe) = (data.zip(device.as_ref()), recipe.clone());
+        if let (Some((data, device)), Some(bits_per_weight)) = (data, self.learn.target_bpw()) {
+            recipe = recipe.with_budget(Budget { bits_per_weight, data, device });
+        }
+        let (Some((data, device)), Some(mut options)) = (data, self.learn.options()) else {
+            let made = Run::new(interrupts, None).make(&recipe, checkpoint, &self.output)?;
+            return Ok((made, None));
+        };
         options.activations = self.model.activations();
-        let gguf = self.gguf_options()?;
-        let (device, mut log) = (self.model.device()?, self.learn.log(self.force)?);
         let state = self.state();
-        let saving = Saving { path: &state, found: self.learn.found(self.force) };
-        let learning = Learning { data, options: &options, device: &device, saving: Some(saving) };
-        let bar = progress::bar("rounding", "tensors", 0);
-        let (mut failure, mut speed, mut start) = (None, 0.0, Instant::now());
-        let mut learned = 0;
-        let progress = |progress: Progress<'_>| {
-            match progress {
-                Progress::Targets(done, all) => {
-                    progress::show(&bar, "the source's targets", "windows", (done as u64, all as u64));
-                }
-                Progress::Tensors(done, all) => {
-                    interrupts.pass_to(Doing::Saving);
-                    let doing = if learned == 0 { "rounding" } else { "writing" };
-                    progress::show(&bar, doing, "tensors", (done as u64, all as u64));
-                    start = Instant::now();
-                }
-                Progress::Learning(done) => {
-                    interrupts.pass_to(Doing::Learning);
-                    let LearnProgress { step, steps, block, loss, step_tokens, .. } = *done;
-                    learned += step_tokens;
-                    speed = learned as f64 / start.elapsed().as_secs_f64();
-                    let block = block.map(|(block, of)| format!("block {block}/{of}, ")).unwrap_or_default();
-                    let doing = format!("learning, {block}loss {loss:.4}, {speed:.0} tokens/s");
-                    progress::show(&bar, doing, "steps", (step.into(), steps.into()));
-                    failure = log.as_mut().and_then(|log| log.step(done).err());
-                }
-            }
-            if interrupts.stop() || failure.is_some() { Break(()) } else { Continue(()) }
-        };
-        let result = match gguf {
-            None => quantize_and_learn(checkpoint, &self.output, quantize_options, learning, progress),
-            Some(gguf) => quantize_to_gguf_and_learn(checkpoint, &self.output, &gguf, learning, progress),
-        };
-        bar.finish_and_clear();
-        if let (Err(_), Some(log)) = (&result, &log) {
-            log.remove_if_unused();
+        let saving = Some(Saving { path: &state, found: self.learn.found(self.force) });
+        let recipe = recipe.with_learning(Learning { data, options: &options, device, saving });
+        let mut run = Run::new(interrupts, self.learn.log(self.force)?);
+        let made = run.make(&recipe, checkpoint, &self.output)?;
+        let json = made.learned.as_ref().map(|report| self.tell(report, &options, run.speed)).transpose()?;
+        Ok((made, json.flatten()))
+    }
+
+    /// Prints the results of learning, or gives them back for JSON.
+    fn tell(
+        &self,
+        report: &LearnReport,
+        options: &LearnOptions,
+        speed: f64,
+    ) -> Result<Option<Value>, Failure> {
+        if self.json {
+            return Ok(Some(learn::to_json(report, options, speed)));
         }
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        let told = result.map(|(summary, report)| {
-            let json = self.json.then(|| learn::to_json(&report, &options, speed));
-            let printed = if self.json { Ok(()) } else { learn::print(&report, &options, speed) };
-            printed.map(|()| (summary, json))
-        });
-        match told {
-            Err(error) => Ok(Some(Err(error))),
-            Ok(printed) => printed.map(|made| Some(Ok(made))),
-        }
+        learn::print(report, options, speed)?;
+        Ok(None)
     }
 }
 
-/// The summary of the output, and the results of learning for JSON.
-type Finished = Result<(Summary, Option<Value>), QuantizeError>;
+/// All formats, by their names.
+fn format_parser() -> impl clap::builder::TypedValueParser<Value = OutputFormat> {
+    clap::builder::PossibleValuesParser::new(OutputFormat::names())
+        .try_map(|name| OutputFormat::from_name(&name).ok_or("is no format"))
+}
+
+/// A run with its progress bar and its log.
+struct Run<'a> {
+    interrupts: &'a Interrupts,
+    log: Option<Log>,
+    bar: ProgressBar,
+    /// Tokens learned from, and since when.
+    learned: u64,
+    start: Instant,
+    /// In tokens per second.
+    speed: f64,
+    /// The log's.
+    failure: Option<Failure>,
+}
+
+impl<'a> Run<'a> {
+    fn new(interrupts: &'a Interrupts, log: Option<Log>) -> Self {
+        let bar = progress::bar("rounding", "tensors", 0);
+        Self { interrupts, log, bar, learned: 0, start: Instant::now(), speed: 0.0, failure: None }
+    }
+
+    fn make(&mut self, recipe: &Recipe<'_>, checkpoint: &Checkpoint, output: &Path) -> Result<Made, Failure> {
+        let made = recipe.run(checkpoint, output, |progress| self.show(progress));
+        self.bar.finish_and_clear();
+        if let (Err(_), Some(log)) = (&made, &self.log) {
+            log.remove_if_unused();
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if matches!(made, Err(QuantizeError::Interrupted)) {
+            self.interrupts.obey();
+        }
+        Ok(made?)
+    }
+
+    fn show(&mut self, progress: Progress<'_>) -> ControlFlow<()> {
+        let show = |doing: Cow<'static, str>, counted, done: usize, all: usize| {
+            progress::show(&self.bar, doing, counted, (done as u64, all as u64));
+        };
+        match progress {
+            Progress::Budget(done, all) => show("sharing out bits".into(), "windows", done, all),
+            Progress::Targets(done, all) => show("the source's targets".into(), "windows", done, all),
+            Progress::Tensors(done, all) => {
+                self.interrupts.pass_to(Doing::Saving);
+                let doing = if self.learned == 0 { "rounding" } else { "writing" };
+                show(doing.into(), "tensors", done, all);
+                self.start = Instant::now();
+            }
+            Progress::Learning(done) => {
+                self.interrupts.pass_to(Doing::Learning);
+                let LearnProgress { step, steps, block, loss, step_tokens, .. } = *done;
+                self.learned += step_tokens;
+                self.speed = self.learned as f64 / self.start.elapsed().as_secs_f64();
+                let block = block.map(|(block, of)| format!("block {block}/{of}, ")).unwrap_or_default();
+                let doing = format!("learning, {block}loss {loss:.4}, {:.0} tokens/s", self.speed);
+                show(doing.into(), "steps", step as usize, steps as usize);
+                self.failure = self.log.as_mut().and_then(|log| log.step(done).err());
+            }
+        }
+        if self.interrupts.stop() || self.failure.is_some() { Break(()) } else { Continue(()) }
+    }
+}
 
 /// Quantises into MLX's layout or GGUF.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -226,36 +233,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.check_paths(&checkpoint)?;
     let start = Instant::now();
     let data = arguments.learn.data(&checkpoint)?;
+    let recipe = arguments.recipe()?;
     if arguments.dry_run {
-        let made = Made { summary: &arguments.plan(&checkpoint)?, learning: None, seconds: None };
-        return made.print(arguments, &checkpoint);
+        let summary = &recipe.plan(&checkpoint, &arguments.output)?;
+        return Report { summary, learning: None, seconds: None }.print(arguments, &checkpoint);
     }
-    let result = match arguments.options_within(&checkpoint, data.as_ref(), &interrupts)? {
-        Err(error) => Err(error),
-        Ok(options) => match arguments.learn(&checkpoint, (&options, data.as_ref()), &interrupts)? {
-            Some(result) => result,
-            None => {
-                let bar = progress::bar("quantising", "tensors", 0);
-                let result = arguments.quantize(&checkpoint, &options, |done, all| {
-                    bar.set_length(all as u64);
-                    bar.set_position(done as u64);
-                    if interrupts.stop() { Break(()) } else { Continue(()) }
-                });
-                bar.finish_and_clear();
-                result?.map(|summary| (summary, None))
-            }
-        },
-    };
+    let (made, learning) = arguments.make((&checkpoint, data.as_ref()), &recipe, &interrupts)?;
     let seconds = Some(start.elapsed().as_secs_f64());
-    if matches!(result, Err(QuantizeError::Interrupted)) {
-        interrupts.obey();
-    }
-    let (summary, learning) = result?;
-    Made { summary: &summary, learning, seconds }.print(arguments, &checkpoint)
+    Report { summary: &made.summary, learning, seconds }.print(arguments, &checkpoint)
 }
 
 /// The report on an output that was made, or would be.
-struct Made<'a> {
+struct Report<'a> {
     summary: &'a Summary,
     /// The results of learning, for JSON.
     learning: Option<Value>,
@@ -263,7 +252,7 @@ struct Made<'a> {
     seconds: Option<f64>,
 }
 
-impl Made<'_> {
+impl Report<'_> {
     fn print(self, arguments: &Arguments, checkpoint: &Checkpoint) -> Result<(), Failure> {
         for warning in &self.summary.warnings {
             out::note!("warning: {warning}");

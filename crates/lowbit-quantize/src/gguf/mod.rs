@@ -7,14 +7,14 @@ mod mix;
 pub use mix::Mix;
 
 use crate::computed::Computed;
-use crate::learn::{LearnReport, Learning, Progress, Teacher};
 use crate::left_out::extras;
+use crate::planned::{self, Asked, Learned, Student, Written};
 use crate::source::Source;
 use crate::tensor::{Change, Encoded, Loss, Tensor};
 use crate::{Fallback, QuantizeError, Rule, Summary, mlx, output_path};
 use bytes::Bytes;
 use lowbit_files::gguf::{Metadata, Value, Writer};
-use lowbit_files::staging::{Content, Staged};
+use lowbit_files::staging::{Content, Existing, Staged};
 use lowbit_files::{Checkpoint, Layout, Stored, TensorView, Tokenizer, Unwritten, UnwrittenTensor};
 use lowbit_formats::{FloatType, Format};
 use lowbit_models::Config;
@@ -22,183 +22,101 @@ use lowbit_models::arch::{self, Extra};
 use lowbit_models::names::NEXTN;
 use mix::{Facts, Part, Place};
 use std::io::{BufWriter, Seek, Write};
-use std::ops::ControlFlow;
 use std::path::Path;
-
-/// Options for writing a GGUF file.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct GgufOptions {
-    /// The mix, which says the types of the tensors.
-    pub mix: Mix,
-    /// Other types for some tensors.
-    pub rules: Vec<Rule>,
-    /// True to replace a file that has the output's name already.
-    pub replace: bool,
-}
-
-impl GgufOptions {
-    /// A file of this mix, which replaces nothing.
-    pub fn new(mix: Mix) -> Self {
-        Self { mix, rules: vec![], replace: false }
-    }
-
-    /// With other types for some tensors, as `llama-quantize --tensor-type` has it.
-    #[must_use]
-    pub fn with_rules(self, rules: Vec<Rule>) -> Self {
-        Self { rules, ..self }
-    }
-
-    /// With or without replacing a file that has the output's name already.
-    #[must_use]
-    pub fn with_replace(self, replace: bool) -> Self {
-        Self { replace, ..self }
-    }
-}
 
 /// The version of GGML's block types, in `general.quantization_version`.
 const QUANTIZATION_VERSION: u32 = 2;
 const FILE_TYPE: &str = "general.file_type";
 const VERSION: &str = "general.quantization_version";
 
-/// Quantises `checkpoint`, round-to-nearest without an importance matrix, into the new GGUF file
-/// `output`. Types and bytes of all tensors are those of `llama-quantize` (llama.cpp of
-/// llama-cpp-python 0.3.36), for a directory after `convert_hf_to_gguf.py`. A checkpoint that is
-/// quantised already is decoded first.
-///
-/// `progress` and the output's name are as in [`quantize`](crate::quantize()); the output is a
-/// file.
-///
-/// # Errors
-/// [`QuantizeError`], for instance for an output that exists or may not be replaced, an
-/// architecture that is not supported, or a tensor with NaN or an infinity.
-pub fn quantize_to_gguf(
-    checkpoint: &Checkpoint,
-    output: &Path,
-    options: &GgufOptions,
-    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
-) -> Result<Summary, QuantizeError> {
-    let plan = Plan::new(checkpoint, output, options)?;
-    let mut staged = plan.stage(output)?;
-    let summary = plan.write(&mut staged, |_| None, &mut progress)?;
-    output_path::commit(staged, plan.jobs.len(), progress)?;
-    Ok(summary)
-}
-
-/// Quantises as [`quantize_to_gguf`] does, then learns scales, minimums and perhaps codes on
-/// `data`, so that the model's next-token distributions come closer to those of `checkpoint`. Types
-/// stay. Tensors in types without scales to learn (floats, IQ4 and MXFP4) stay as they were
-/// rounded, and are listed in the report. Both models and the learned values in f32 are in memory
-/// (the source only while its targets are made, with
-/// [`LearnOptions::targets`](crate::LearnOptions::targets)). The rounded file is written first,
-/// under the output's temporary name, and is the student.
-///
-/// # Errors
-/// As [`quantize_to_gguf`]; [`QuantizeError::Learn`], [`QuantizeError::Model`].
-pub fn quantize_to_gguf_and_learn(
-    checkpoint: &Checkpoint,
-    output: &Path,
-    options: &GgufOptions,
-    learning: Learning<'_>,
-    mut progress: impl FnMut(Progress<'_>) -> ControlFlow<()>,
-) -> Result<(Summary, LearnReport), QuantizeError> {
-    learning.check()?;
-    let plan = Plan::new(checkpoint, output, options)?;
-    let teacher = Teacher::load(checkpoint, learning, |done, all| progress(Progress::Targets(done, all)))?;
-    let mut staged = plan.stage(output)?;
-    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
-    plan.write(&mut staged, |_| None, &mut tensors)?;
-    let (weights, report) = teacher.teach(
-        staged.path(),
-        |module| plan.values(module),
-        |step| progress(Progress::Learning(step)),
-    )?;
-    let learned = |job: &Job| weights.get(job.module()).map(|weight| weight.components());
-    let mut tensors = |done, all| progress(Progress::Tensors(done, all));
-    let summary = plan.write(&mut staged, learned, &mut tensors)?;
-    output_path::commit(staged, plan.jobs.len(), tensors)?;
-    teacher.finish()?;
-    Ok((summary, report))
-}
-
-/// The summary of [`quantize_to_gguf`] without the rounding errors, as [`plan`](crate::plan()) for
-/// MLX's layout.
-///
-/// # Errors
-/// As [`plan`](crate::plan()).
-pub fn plan_gguf(
-    checkpoint: &Checkpoint,
-    output: &Path,
-    options: &GgufOptions,
-) -> Result<Summary, QuantizeError> {
-    let plan = Plan::new(checkpoint, output, options)?;
-    Staged::check_file(output, output_path::existing(options.replace, Content::GGUF))?;
-    let mut summary = Summary { fallbacks: plan.fallbacks.clone(), ..Summary::default() };
-    for job in &plan.jobs {
-        let (stored, shape) = job.description();
-        let bytes = match job {
-            Job::Copy(view) => view.bytes.len() as u64,
-            Job::Encode(tensor, format) => tensor.size_in(*format)?,
-        };
-        let parameters = shape.iter().map(|&n| n as u64).product();
-        summary.add(job.name(), stored.to_string(), parameters, bytes, Loss::default());
-    }
-    Ok(summary)
-}
-
 /// A new file, before it is written.
-struct Plan<'a> {
-    options: &'a GgufOptions,
+pub(crate) struct Plan {
+    mix: Mix,
+    replace: bool,
     metadata: Metadata,
     jobs: Vec<Job>,
     fallbacks: Vec<Fallback>,
     warnings: Vec<String>,
 }
 
-impl<'a> Plan<'a> {
+impl Plan {
     /// Checks everything before anything is written.
-    fn new(checkpoint: &Checkpoint, output: &Path, options: &'a GgufOptions) -> Result<Self, QuantizeError> {
-        output_path::check_all(checkpoint, output, options.replace)?;
+    pub(crate) fn new(
+        checkpoint: &Checkpoint,
+        output: &Path,
+        mix: &Mix,
+        Asked { rules, replace }: &Asked,
+    ) -> Result<Self, QuantizeError> {
+        let (mix, replace) = (*mix, *replace);
+        output_path::check_all(checkpoint, output, replace)?;
         if let Some(metadata) = checkpoint.metadata() {
             // Its settings stay as they are.
             arch::find(&Config::new(checkpoint)?)?;
-            let (jobs, fallbacks) = choose(carried_over(checkpoint)?, metadata, options)?;
-            return Ok(Self { options, metadata: metadata.clone(), jobs, fallbacks, warnings: vec![] });
+            let (jobs, fallbacks) = choose(carried_over(checkpoint)?, metadata, (&mix, rules))?;
+            return Ok(Self { mix, replace, metadata: metadata.clone(), jobs, fallbacks, warnings: vec![] });
         }
         let computed = Computed::new(checkpoint)?;
         let Converted { tensors, metadata, warnings } = from_directory(&computed)?;
-        let (jobs, fallbacks) = choose(tensors, &metadata, options)?;
-        let plan = Self { options, metadata, jobs, fallbacks, warnings };
+        let (jobs, fallbacks) = choose(tensors, &metadata, (&mix, rules))?;
+        let plan = Self { mix, replace, metadata, jobs, fallbacks, warnings };
         let description = Unwritten::Gguf(plan.metadata.clone());
         let unwritten = plan.jobs.iter().map(Job::unwritten).collect::<Result<_, _>>()?;
         computed.check_new(output, "a GGUF file", description, unwritten)?;
         Ok(plan)
     }
 
-    /// The place where it is written before it gets its name.
-    fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
-        Ok(Staged::file(output, output_path::existing(self.options.replace, Content::GGUF))?)
+    fn existing(&self) -> Existing {
+        output_path::existing(self.replace, Content::GGUF)
+    }
+}
+
+impl planned::Planned for Plan {
+    fn tensors(&self) -> usize {
+        self.jobs.len()
     }
 
-    /// The values of a module's weight, before they are rounded.
-    ///
-    /// # Errors
-    /// [`QuantizeError::Missing`]; those of decoding.
+    fn summary(&self) -> Result<Summary, QuantizeError> {
+        let (fallbacks, warnings) = (self.fallbacks.clone(), self.warnings.clone());
+        let mut summary = Summary { fallbacks, warnings, ..Summary::default() };
+        for job in &self.jobs {
+            let (stored, shape) = job.description();
+            let bytes = match job {
+                Job::Copy(view) => view.bytes.len() as u64,
+                Job::Encode(tensor, format) => tensor.size_in(*format)?,
+            };
+            let parameters = shape.iter().map(|&n| n as u64).product();
+            summary.add(job.name(), stored.to_string(), parameters, bytes, Loss::default());
+        }
+        Ok(summary)
+    }
+
+    fn check_place(&self, output: &Path) -> Result<(), QuantizeError> {
+        Ok(Staged::check_file(output, self.existing())?)
+    }
+
+    fn stage(&self, output: &Path) -> Result<Staged, QuantizeError> {
+        Ok(Staged::file(output, self.existing())?)
+    }
+
     fn values(&self, module: &str) -> Result<Vec<f32>, QuantizeError> {
         let job = self.jobs.iter().find(|job| job.module() == module);
         job.ok_or_else(|| QuantizeError::Missing { name: module.into() })?.values()
     }
 
-    /// Writes the whole file, in place of what was written before: each tensor rounded to nearest,
-    /// unless `learned` has its components.
+    fn write_student(&self, staged: &mut Staged, progress: Written<'_>) -> Result<Student, QuantizeError> {
+        self.write(staged, &|_| None, progress)?;
+        Ok(Student::File(staged.path().into()))
+    }
+
+    /// In place of what was written before.
     fn write(
         &self,
         staged: &mut Staged,
-        learned: impl Fn(&Job) -> Option<Vec<Vec<u8>>>,
-        progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+        learned: Learned<'_>,
+        progress: Written<'_>,
     ) -> Result<Summary, QuantizeError> {
         let mut writer = Writer::new();
-        for (key, value) in entries(&self.metadata, &self.options.mix) {
+        for (key, value) in entries(&self.metadata, &self.mix) {
             writer.entry(&key, value)?;
         }
         let summary = write(&self.jobs, writer, staged, learned, progress)?;
@@ -384,7 +302,7 @@ fn layer(name: &str) -> Option<usize> {
 fn choose(
     planned: Vec<Planned>,
     metadata: &Metadata,
-    GgufOptions { mix, rules, .. }: &GgufOptions,
+    (mix, rules): (&Mix, &[Rule]),
 ) -> Result<(Vec<Job>, Vec<Fallback>), QuantizeError> {
     let facts = facts(metadata, planned.iter().map(|planned| planned.name_and_shape().0))?;
     let quantised =
@@ -477,8 +395,8 @@ fn write(
     jobs: &[Job],
     mut writer: Writer,
     staged: &mut Staged,
-    learned: impl Fn(&Job) -> Option<Vec<Vec<u8>>>,
-    mut progress: impl FnMut(usize, usize) -> ControlFlow<()>,
+    learned: Learned<'_>,
+    progress: Written<'_>,
 ) -> Result<Summary, QuantizeError> {
     for job in jobs {
         let (stored, shape) = job.description();
@@ -492,7 +410,7 @@ fn write(
     let mut body = writer.begin(BufWriter::new(file)).map_err(failed)?;
     for (done, job) in jobs.iter().enumerate() {
         let (stored, shape) = job.description();
-        let (bytes, loss) = job.encode(learned(job))?;
+        let (bytes, loss) = job.encode(learned(job.module()))?;
         body.tensor(&bytes).map_err(failed)?;
         let parameters = shape.iter().map(|&n| n as u64).product();
         summary.add(job.name(), stored.to_string(), parameters, bytes.len() as u64, loss);

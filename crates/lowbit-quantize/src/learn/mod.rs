@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Weights that are learned, by name.
-type Weights = BTreeMap<Arc<str>, LearnedWeight>;
+pub(crate) type Weights = BTreeMap<Arc<str>, LearnedWeight>;
 
 /// The parts of a weight that learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,14 +192,16 @@ impl Learning<'_> {
     }
 }
 
-/// The progress of [`quantize_and_learn`](crate::quantize_and_learn) and
-/// [`quantize_to_gguf_and_learn`](crate::quantize_to_gguf_and_learn).
+/// The progress of [`Recipe::run`](crate::Recipe::run), in this order.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// Tensors written, and all.
-    Tensors(usize, usize),
+    /// Windows whose gradients say how to share out a budget, and all.
+    Budget(usize, usize),
     /// Windows whose targets are on the disk, and all.
     Targets(usize, usize),
+    /// Tensors written, and all; once more when everything is on the disk. With learning, rounded
+    /// tensors come before it, and what was learned after it.
+    Tensors(usize, usize),
     /// A step of learning.
     Learning(&'a LearnProgress),
 }

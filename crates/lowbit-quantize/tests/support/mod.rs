@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use lowbit_files::Checkpoint;
-use lowbit_quantize::{Data, QuantizeOptions};
+use lowbit_quantize::{Data, MlxFormat, Recipe};
 use std::path::{Path, PathBuf};
 
 /// One of the tiny checkpoints with random weights.
@@ -16,8 +16,8 @@ pub fn data(tokens: u32, length: usize) -> Data {
     Data::new(&[(0..tokens).map(|i| (i * i + 7 * i) % 199).collect()], length).unwrap()
 }
 
-pub fn to_3_bits() -> QuantizeOptions {
-    QuantizeOptions::for_mode("affine").with_bits(3).with_group_size(32)
+pub fn to_3_bits() -> Recipe<'static> {
+    Recipe::new(MlxFormat::for_mode("affine").with_bits(3).with_group_size(32))
 }
 
 /// The name and the content of each file in a folder, by name.
