@@ -1,5 +1,7 @@
 mod model;
+mod request;
 mod scaling;
+mod server;
 
 use crate::options::{ModelOptions, at_least_one};
 use crate::out::Unwritable;
@@ -7,6 +9,7 @@ use crate::{Failure, explain, json, out, progress};
 use lowbit::Device;
 use lowbit_files::staging::open_to_write;
 use lowbit_kernels::bench::{self, Case, Limits, Row};
+use server::ServerArguments;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -19,12 +22,13 @@ pub struct Arguments {
     filter: Vec<String>,
     #[command(flatten)]
     pub model: ModelOptions,
-    /// With --model: prompt lengths in tokens.
-    #[arg(long, value_delimiter = ',', default_values_t = [512, 4096], requires = "model", value_parser = at_least_one())]
+    /// With --model: prompt lengths in tokens [default: 512, 4096]. With --server: one length
+    /// [default: 512].
+    #[arg(long, value_delimiter = ',', value_parser = at_least_one())]
     pub prompt_tokens: Vec<usize>,
-    /// With --model: tokens to write.
-    #[arg(long, default_value_t = 128, requires = "model", value_parser = at_least_one())]
-    pub generated_tokens: usize,
+    /// With --model or --server: tokens to write [default: 128].
+    #[arg(long, value_parser = at_least_one())]
+    pub generated_tokens: Option<usize>,
     /// With --model: lengths in tokens of a text that stands before each prompt and reply; it is
     /// not timed.
     #[arg(long, value_delimiter = ',', default_values_t = [0], requires = "model")]
@@ -49,15 +53,31 @@ pub struct Arguments {
     /// Vulkan's driver made of each kernel.
     #[arg(long)]
     explain: bool,
+    #[command(flatten)]
+    server: ServerArguments,
 }
+
+/// Tokens that a model writes in a timed run, unless a flag says otherwise.
+const GENERATED: usize = 128;
 
 /// Checks and times the ops; with --model, times a whole model.
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.explain {
         explain::start();
     }
+    if let Some(url) = &arguments.server.server {
+        return server::run(arguments, url);
+    }
     if arguments.model.is_named() {
         return model::run(arguments);
+    }
+    for (flag, given) in [
+        ("--prompt-tokens", !arguments.prompt_tokens.is_empty()),
+        ("--generated-tokens", arguments.generated_tokens.is_some()),
+    ] {
+        if given {
+            return Err(format!("{flag} goes with --model or --server").into());
+        }
     }
     let filter = arguments.filter.join(" ");
     if arguments.list {

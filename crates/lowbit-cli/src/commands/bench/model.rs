@@ -1,6 +1,6 @@
 //! `bench --model`: how fast a whole model reads prompts and writes, on ids that need no tokenizer.
 
-use super::{Arguments, print_json};
+use super::{Arguments, GENERATED, print_json};
 use crate::options::ModelOptions;
 use crate::{Failure, out, progress};
 use lowbit::{GenerationOptions, Model, Session, dry_generation};
@@ -24,6 +24,9 @@ struct Figure {
     tokens_per_second: f64,
 }
 
+/// Prompt lengths, unless a flag says otherwise.
+const PROMPTS: [usize; 2] = [512, 4096];
+
 /// Tokens before the generated ones at a depth of 0: one has to be there.
 const PROMPT: usize = 16;
 
@@ -38,12 +41,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut session = Session::new(&model);
     for &depth in &arguments.depth {
         let text = ids(&model, depth);
-        for &tokens in &arguments.prompt_tokens {
+        for &tokens in prompts(arguments) {
             let run = || prompt_seconds(&model, &text, tokens);
             figures.push(measure(arguments, "prompt", (tokens, depth), run)?);
         }
         let text = if depth == 0 { ids(&model, PROMPT) } else { text };
-        let tokens = arguments.generated_tokens;
+        let tokens = generated(arguments);
         let run = || generation_seconds(&mut session, &text, tokens);
         figures.push(measure(arguments, "generate", (tokens, depth), run)?);
     }
@@ -57,6 +60,14 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         print_json(rows.collect::<Result<_, serde_json::Error>>()?)?;
     }
     Ok(())
+}
+
+fn prompts(arguments: &Arguments) -> &[usize] {
+    if arguments.prompt_tokens.is_empty() { &PROMPTS } else { &arguments.prompt_tokens }
+}
+
+fn generated(arguments: &Arguments) -> usize {
+    arguments.generated_tokens.unwrap_or(GENERATED)
 }
 
 /// The median time of `run`, after a first run that compiles kernels, touches weights and, where it
@@ -84,10 +95,10 @@ fn measure(
 
 /// Runs all that is to be timed on a model that computes nothing.
 fn compiled(arguments: &Arguments, model: &Model) -> Result<(), ModelError> {
-    let options = GenerationOptions::default().with_max_tokens(arguments.generated_tokens);
+    let options = GenerationOptions::default().with_max_tokens(generated(arguments));
     for &depth in &arguments.depth {
         dry_generation(model, &[if depth == 0 { PROMPT } else { depth }], &options)?;
-        for &tokens in &arguments.prompt_tokens {
+        for &tokens in prompts(arguments) {
             dry_generation(model, &[depth, tokens], &options)?;
         }
     }
@@ -98,8 +109,8 @@ fn compiled(arguments: &Arguments, model: &Model) -> Result<(), ModelError> {
 fn check(arguments: &Arguments, model: &Model) -> Result<(), Failure> {
     let limit = model.config().max_position_embeddings;
     for &depth in &arguments.depth {
-        let written = arguments.generated_tokens.saturating_add(if depth == 0 { PROMPT } else { 0 });
-        for tokens in arguments.prompt_tokens.iter().copied().chain([written]) {
+        let written = generated(arguments).saturating_add(if depth == 0 { PROMPT } else { 0 });
+        for tokens in prompts(arguments).iter().copied().chain([written]) {
             let tokens = tokens.saturating_add(depth);
             if tokens > limit {
                 return Err(ModelError::ContextLength { tokens, limit }.into());
