@@ -41,14 +41,14 @@ pub struct DeltaCache {
 /// such layer, which it shares until it writes. Keys and values need nothing: those of later tokens
 /// are not read, and are overwritten.
 #[derive(Clone, Debug)]
-pub(crate) struct Mark {
+pub struct Mark {
     position: usize,
     states: Vec<DeltaCache>,
 }
 
 impl Mark {
     /// Tokens before it.
-    pub(crate) fn position(&self) -> usize {
+    pub fn position(&self) -> usize {
         self.position
     }
 }
@@ -66,6 +66,8 @@ pub struct CacheSize {
     pub fixed: usize,
     /// Layers with keys and values.
     pub attention_layers: usize,
+    /// Keys and values are allocated for multiples of this many tokens.
+    pub granule: usize,
 }
 
 impl CacheSize {
@@ -77,7 +79,7 @@ impl CacheSize {
 
     /// That of these layers.
     pub(crate) fn of(layers: &[LayerCache]) -> Self {
-        let mut size = Self::default();
+        let mut size = Self { granule: FIRST_CAPACITY, ..Self::default() };
         for layer in layers {
             match layer {
                 LayerCache::Attention(KvCache { keys, values }) => {
@@ -127,12 +129,12 @@ impl Cache {
     }
 
     /// True if it has no states that need a [`Mark`] to go back.
-    pub(crate) fn goes_back_anywhere(&self) -> bool {
+    pub fn goes_back_anywhere(&self) -> bool {
         self.layers.iter().all(|layer| matches!(layer, LayerCache::Attention(_)))
     }
 
     /// This place.
-    pub(crate) fn mark(&self) -> Mark {
+    pub fn mark(&self) -> Mark {
         let states = self.layers.iter().filter_map(|layer| match layer {
             LayerCache::Attention(_) => None,
             LayerCache::DeltaNet(cache) => Some(cache.clone()),
@@ -140,8 +142,8 @@ impl Cache {
         Mark { position: self.position, states: states.collect() }
     }
 
-    /// Goes back to `mark`, which is of this text.
-    pub(crate) fn go_back(&mut self, mark: &Mark) {
+    /// Goes back to `mark`, which is of this text: this cache's, or one that it is a fork of.
+    pub fn go_back(&mut self, mark: &Mark) {
         self.position = mark.position;
         let nets = self.layers.iter_mut().filter_map(|layer| match layer {
             LayerCache::Attention(_) => None,
@@ -170,8 +172,50 @@ impl Cache {
         Ok(&mut self.layers)
     }
 
+    /// Goes back to the first `tokens` tokens. False if it has not seen so many, or has states and
+    /// needs a [`Mark`]: then nothing changes.
+    pub fn go_back_to(&mut self, tokens: usize) -> bool {
+        let reaches = tokens == self.position || (tokens < self.position && self.goes_back_anywhere());
+        if reaches {
+            self.position = tokens;
+        }
+        reaches
+    }
+
+    /// Makes room for `tokens` in all, of which it has seen some; without the room to spare that
+    /// [`Self::reserve`] makes. `new` makes the layers' parts before the first.
+    pub(crate) fn make_room(
+        &mut self,
+        tokens: usize,
+        new: impl FnOnce() -> Result<Vec<LayerCache>, KernelError>,
+    ) -> Result<(), KernelError> {
+        if self.layers.is_empty() {
+            self.layers = new()?;
+        }
+        for layer in &mut self.layers {
+            if let LayerCache::Attention(cache) = layer
+                && tokens > cache.keys.dim(1)
+            {
+                cache.grow(tokens.next_multiple_of(FIRST_CAPACITY))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A fork whose keys and values have memory of their own, with room for `tokens` in all.
+    pub(crate) fn fork(&self, tokens: usize) -> Result<Self, KernelError> {
+        let mut fork = self.clone();
+        for layer in &mut fork.layers {
+            if let LayerCache::Attention(cache) = layer {
+                let capacity = tokens.next_multiple_of(FIRST_CAPACITY).max(cache.keys.dim(1));
+                cache.grow(capacity)?;
+            }
+        }
+        Ok(fork)
+    }
+
     /// True if `tokens` more fit without reallocation.
-    pub(crate) fn has_room(&self, tokens: usize) -> bool {
+    pub fn has_room(&self, tokens: usize) -> bool {
         self.layers.iter().all(|layer| match layer {
             LayerCache::Attention(cache) => self.position + tokens <= cache.keys.dim(1),
             LayerCache::DeltaNet(_) => true,
@@ -216,10 +260,15 @@ impl KvCache {
     fn reserve(&mut self, tokens: usize) -> Result<(), KernelError> {
         let capacity = self.keys.dim(1);
         if tokens > capacity {
-            let capacity = tokens.max(2 * capacity).next_multiple_of(FIRST_CAPACITY);
-            self.keys = ops::grow(&self.keys, capacity)?;
-            self.values = ops::grow(&self.values, capacity)?;
+            self.grow(tokens.max(2 * capacity).next_multiple_of(FIRST_CAPACITY))?;
         }
+        Ok(())
+    }
+
+    /// Moves to memory for `capacity` tokens.
+    fn grow(&mut self, capacity: usize) -> Result<(), KernelError> {
+        self.keys = ops::grow(&self.keys, capacity)?;
+        self.values = ops::grow(&self.values, capacity)?;
         Ok(())
     }
 }

@@ -1,12 +1,11 @@
 mod steps;
 
-use crate::cache::Mark;
-use crate::{Cache, Logits, Model, ModelError};
+use crate::{Cache, Logits, Mark, Model, ModelError};
 use lowbit_files::GenerationConfig;
 use lowbit_kernels::ops::SampleParams;
 use lowbit_kernels::{Device, Tensor};
 use std::ops::ControlFlow;
-use steps::Steps;
+pub use steps::Steps;
 
 /// Prompt tokens per forward pass.
 pub(crate) fn chunk(device: &Device) -> usize {

@@ -19,6 +19,7 @@ mod error;
 mod generate;
 pub mod keys;
 pub mod layers;
+mod logprobs;
 mod model;
 pub mod names;
 mod outline;
@@ -32,12 +33,13 @@ mod target;
 mod warnings;
 mod weights;
 
-pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache};
+pub use cache::{Cache, CacheSize, DeltaCache, KvCache, LayerCache, Mark};
 pub use compile::{dry_chat, dry_generation, dry_pooled};
 pub use config::Config;
 pub use distill::{Distillation, Distilled, TargetDistillation, likelihood_gradients, top_k_targets};
 pub use error::ModelError;
-pub use generate::{Finish, Generation, GenerationOptions, Session};
+pub use generate::{Finish, Generation, GenerationOptions, Session, Steps};
+pub use logprobs::{Logprob, TokenLogprobs};
 pub use model::{Logits, Model, Sequence};
 pub use outline::{Difference, Outline};
 pub use perplexity::{

@@ -194,7 +194,10 @@ impl Model {
     }
 
     /// Refuses to compute logits without an output layer.
-    pub(crate) fn check_head(&self) -> Result<(), ModelError> {
+    ///
+    /// # Errors
+    /// [`ModelError::Headless`].
+    pub fn check_head(&self) -> Result<(), ModelError> {
         match self.config.headless {
             true => Err(ModelError::Headless { architecture: self.architecture.clone() }),
             false => Ok(()),
@@ -229,6 +232,25 @@ impl Model {
         cache: &mut Cache,
     ) -> Result<Tensor, KernelError> {
         Ok(self.decoder.logits(&self.decoder.run(token, step, &mut [cache])?)?.into_tensor())
+    }
+
+    /// Makes room in `cache` for `tokens` in all, those included that it has seen:
+    /// [`CacheSize::bytes`] of them, while a pass without room for its tokens doubles the cache.
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn make_room(&self, cache: &mut Cache, tokens: usize) -> Result<(), ModelError> {
+        Ok(cache.make_room(tokens, || self.decoder.layer_caches(self.device()))?)
+    }
+
+    /// A fork of `cache` whose keys and values have memory of their own, with room for `tokens` in
+    /// all, or for as many as `cache` has room for. (A clone shares all memory until either is
+    /// written, and then the writer copies. States of delta nets are shared so here, too.)
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`] when a GPU has no such memory left.
+    pub fn fork(&self, cache: &Cache, tokens: usize) -> Result<Cache, ModelError> {
+        Ok(cache.fork(tokens)?)
     }
 
     /// Makes room for `tokens` more.
@@ -268,7 +290,10 @@ impl Model {
     }
 
     /// Checks that every id is in the vocabulary.
-    pub(crate) fn check_ids(&self, tokens: &[u32]) -> Result<(), ModelError> {
+    ///
+    /// # Errors
+    /// [`ModelError::Token`] with the first that is not.
+    pub fn check_ids(&self, tokens: &[u32]) -> Result<(), ModelError> {
         let vocab_size = self.config.vocab_size;
         match tokens.iter().position(|&id| id as usize >= vocab_size) {
             Some(index) => Err(ModelError::Token { index, id: tokens[index], vocab_size }),

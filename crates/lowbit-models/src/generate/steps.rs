@@ -7,7 +7,7 @@ use lowbit_kernels::{Device, KernelError, Tensor};
 /// Decode steps: each runs the model on the last token and samples the next one, all on the device.
 /// On a GPU the step is captured once and replayed, also in later replies if it still fits them.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub struct Steps {
     sampling: SampleParams,
     /// The token ids and values that `bias` was made of.
     biases: Vec<(u32, f32)>,
@@ -21,7 +21,11 @@ pub(super) struct Steps {
 impl Steps {
     /// Steps after `tokens`. The step that `last`, those of the previous reply, captured is
     /// replayed if it still fits: same sampling, same memory of `cache`, which no fork shares.
-    pub(super) fn new(
+    ///
+    /// # Errors
+    /// [`ModelError::Kernel`] for no tokens, a bias of an id outside the vocabulary, or when a GPU
+    /// fails.
+    pub fn new(
         last: Option<Self>,
         model: &Model,
         (tokens, cache): (&[u32], &Cache),
@@ -50,7 +54,10 @@ impl Steps {
     }
 
     /// Samples a token: from the prompt's logits, to begin with.
-    pub(super) fn sample(&mut self, logits: &Tensor) -> Result<(), KernelError> {
+    ///
+    /// # Errors
+    /// As [`ops::sample_next`].
+    pub fn sample(&mut self, logits: &Tensor) -> Result<(), KernelError> {
         match &self.bias {
             None => ops::sample_next(logits, &mut self.state, &self.sampling),
             Some(bias) => ops::sample_next(&ops::logit_bias(logits, bias)?, &mut self.state, &self.sampling),
@@ -58,17 +65,29 @@ impl Steps {
     }
 
     /// A handle to the token sampled last. To be taken before the next step is recorded.
-    pub(super) fn drawn(&self) -> Result<Drawn, ModelError> {
-        Ok(self.state.drawn()?)
+    ///
+    /// # Errors
+    /// [`KernelError::Gpu`].
+    pub fn drawn(&self) -> Result<Drawn, KernelError> {
+        self.state.drawn()
     }
 
     /// True if [`Self::next`] only queues a replay, without waiting for anything.
-    pub(super) fn is_captured(&self, cache: &Cache) -> bool {
+    pub fn is_captured(&self, cache: &Cache) -> bool {
         self.pass.is_some() && cache.has_room(1)
     }
 
-    /// Runs the model on the token sampled last and samples the next one.
-    pub(super) fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
+    /// Forgets the captured step: the cache that it writes to is about to move.
+    pub fn release(&mut self) {
+        self.pass = None;
+    }
+
+    /// Runs the model on the token sampled last and samples the next one. `cache` is always the
+    /// same, unless [`Self::release`] is called before it is another one or its memory moves.
+    ///
+    /// # Errors
+    /// Those of the model's ops, and of [`ops::sample_next`].
+    pub fn next(&mut self, model: &Model, cache: &mut Cache) -> Result<(), KernelError> {
         // A cache without room is about to move away from where a captured pass writes.
         self.pass.take_if(|_| !cache.has_room(1));
         match (model.device(), &self.pass) {

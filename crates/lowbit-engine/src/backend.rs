@@ -1,0 +1,108 @@
+use crate::{EngineError, Request, Sink};
+use std::fmt;
+
+/// Answers requests: implemented by the [`Engine`](crate::Engine), and by scripted models in tests
+/// of what stands above it.
+pub trait Backend: Send + Sync {
+    /// Takes a request. `sink` is called with its events until the last one, also when the handle
+    /// was dropped.
+    ///
+    /// # Errors
+    /// What is known before the request waits: [`EngineError::Overloaded`],
+    /// [`EngineError::ContextLength`], [`EngineError::TooLarge`], [`EngineError::Draining`],
+    /// [`EngineError::Invalid`], and [`EngineError::DeviceLost`] once the device has failed.
+    fn submit(&self, request: Request, sink: Sink) -> Result<Handle, EngineError>;
+
+    /// The most tokens that a prompt and its reply may have together: the model's context, or less
+    /// where the budget holds no more.
+    fn context(&self) -> usize;
+
+    /// What it does now and has done so far.
+    fn stats(&self) -> Stats;
+
+    /// Takes no more requests, and returns at once. Those that wait or run are answered:
+    /// [`Stats::is_idle`] tells when all are done.
+    fn drain(&self);
+
+    /// Takes no more requests, and ends those that wait or run with [`EngineError::Draining`].
+    /// Returns at once.
+    fn stop(&self);
+}
+
+/// A request that was submitted. Dropping it cancels the request: one that still runs ends with
+/// [`Finish::Interrupted`](crate::Finish::Interrupted) before the next step. Keep it until the last
+/// event.
+#[must_use = "dropping a handle cancels its request"]
+pub struct Handle(Box<dyn Fn() + Send + Sync>);
+
+impl Handle {
+    /// A handle that calls `cancel` when it is dropped, also if the request has ended by then.
+    pub fn new(cancel: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Box::new(cancel))
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Handle")
+    }
+}
+
+/// What an engine does now and has done since its start.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Requests that wait, the preempted ones included.
+    pub waiting: usize,
+    /// Requests whose prompt is read or whose reply is written.
+    pub running: usize,
+    /// True if no new requests are taken.
+    pub draining: bool,
+    /// True once the device has failed for good.
+    pub lost: bool,
+    /// The budget of all caches, in bytes.
+    pub budget_bytes: usize,
+    /// Bytes of the running requests' caches.
+    pub running_bytes: usize,
+    /// Bytes of the caches that are kept for later requests.
+    pub cached_bytes: usize,
+    /// Texts whose caches are kept for later requests.
+    pub cached_texts: usize,
+    /// Requests that were taken.
+    pub submitted: u64,
+    /// Requests that got a complete reply.
+    pub finished: u64,
+    /// Requests that were cancelled.
+    pub cancelled: u64,
+    /// Requests that failed after they were taken.
+    pub failed: u64,
+    /// Times that a request gave its caches back to others and started anew.
+    pub preempted: u64,
+    /// Texts whose kept caches were dropped for room.
+    pub evicted: u64,
+    /// Tokens of the prompts of started requests.
+    pub prompt_tokens: u64,
+    /// Those found in the prefix cache.
+    pub cached_tokens: u64,
+    /// Sampled tokens.
+    pub completion_tokens: u64,
+    /// Tokens that were computed once more after a preemption.
+    pub recomputed_tokens: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Sequences in the last step's batch.
+    pub last_batch: usize,
+}
+
+impl Stats {
+    /// True if no request waits or runs.
+    pub fn is_idle(&self) -> bool {
+        self.waiting == 0 && self.running == 0
+    }
+}

@@ -1,0 +1,202 @@
+//! The model behind the scheduler.
+
+use crate::runner::{Row, Runner, Sampled, Sizes};
+use crate::{EngineError, Request};
+use lowbit_kernels::ops::{Drawn, LogitBias};
+use lowbit_kernels::{KernelError, Tensor};
+use lowbit_models::{Cache, Logits, Mark, Model, ModelError, Sequence, Steps, TokenLogprobs};
+use std::sync::Arc;
+
+/// A model, whose errors are sorted into those of requests and those of the device.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelRunner {
+    model: Model,
+    sizes: Sizes,
+}
+
+impl ModelRunner {
+    pub(crate) fn new(model: Model) -> Result<Self, EngineError> {
+        model.check_head().map_err(failed)?;
+        let size = model.cache_size().map_err(failed)?;
+        let sizes = Sizes { per_token: size.per_token, states: size.fixed, granule: size.granule };
+        Ok(Self { model, sizes })
+    }
+
+    /// The model's context.
+    pub(crate) fn context(&self) -> usize {
+        self.model.config().max_position_embeddings
+    }
+
+    /// What is known of a request before it runs; its length apart.
+    pub(crate) fn check(&self, request: &Request) -> Result<(), EngineError> {
+        let options = &request.options;
+        let check = || {
+            match request.prompt.is_empty() {
+                true => return Err(ModelError::NoTokens),
+                false => self.model.check_ids(&request.prompt)?,
+            }
+            options.sampling.validate()?;
+            LogitBias::new(&options.logit_bias, self.model.config().vocab_size, self.model.host())?;
+            Ok(())
+        };
+        check().map_err(|error| EngineError::Invalid(Arc::new(error)))
+    }
+
+    /// An error of a pass: the device's, if it does not answer any more.
+    fn sorted(&self, error: ModelError) -> EngineError {
+        let is_gpu = matches!(&error, ModelError::Kernel(KernelError::Gpu { .. }));
+        match is_gpu && self.model.synchronize().is_err() {
+            true => EngineError::DeviceLost(Arc::new(error)),
+            false => failed(error),
+        }
+    }
+
+    fn sample(&self, sampler: &mut Sampler, logits: &Tensor) -> Result<Drawn, KernelError> {
+        sampler.steps.sample(logits)?;
+        sampler.steps.drawn()
+    }
+
+    /// Waits for a drawn token.
+    fn drawn(
+        &self,
+        sampler: &mut Sampler,
+        drawn: Result<Drawn, KernelError>,
+        logits: Option<(&Tensor, usize)>,
+    ) -> Result<Sampled, EngineError> {
+        let id = drawn.and_then(Drawn::wait).map_err(|error| match error {
+            error @ KernelError::Gpu { .. } => self.sorted(error.into()),
+            error => failed(ModelError::Draw { tokens: sampler.tokens, error }),
+        })?;
+        sampler.tokens += 1;
+        let logprobs = logits.map(|(logits, count)| {
+            let row = logits.to_device(self.model.host())?;
+            Ok(TokenLogprobs::new(row.as_slice::<f32>()?, id, count))
+        });
+        let logprobs = logprobs.transpose().map_err(|error: KernelError| self.sorted(error.into()))?;
+        Ok(Sampled { id, logprobs })
+    }
+
+    /// A step of a sequence alone: on a GPU its launches are captured once and replayed.
+    fn decode_one(&self, row: &mut Row<'_, Self>) -> Result<Result<Sampled, EngineError>, EngineError> {
+        let Sampler { steps, .. } = &mut *row.sampler;
+        let next = steps.next(&self.model, row.cache).and_then(|()| steps.drawn());
+        match next {
+            Err(error @ KernelError::Gpu { .. }) => Err(self.sorted(error.into())),
+            drawn => Ok(self.drawn(row.sampler, drawn, None)),
+        }
+    }
+}
+
+fn failed(error: ModelError) -> EngineError {
+    EngineError::Model(Arc::new(error))
+}
+
+/// A request's sampling.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    steps: Steps,
+    /// Tokens of the text.
+    tokens: usize,
+}
+
+impl Runner for ModelRunner {
+    type Cache = Cache;
+    type Mark = Mark;
+    type Sampler = Sampler;
+
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn cache(&self, capacity: usize) -> Result<Cache, EngineError> {
+        let mut cache = self.model.cache();
+        self.make_room(&mut cache, capacity)?;
+        Ok(cache)
+    }
+
+    fn fork(
+        &self,
+        cache: &Cache,
+        tokens: usize,
+        mark: Option<&Mark>,
+        capacity: usize,
+    ) -> Result<Cache, EngineError> {
+        let mut fork = self.model.fork(cache, capacity).map_err(|error| self.sorted(error))?;
+        self.go_back(&mut fork, tokens, mark);
+        Ok(fork)
+    }
+
+    fn go_back(&self, cache: &mut Cache, tokens: usize, mark: Option<&Mark>) {
+        match mark {
+            Some(mark) => cache.go_back(mark),
+            None => assert!(cache.go_back_to(tokens), "the scheduler goes back to where the cache was"),
+        }
+    }
+
+    fn mark(&self, cache: &Cache) -> Mark {
+        cache.mark()
+    }
+
+    fn make_room(&self, cache: &mut Cache, capacity: usize) -> Result<(), EngineError> {
+        self.model.make_room(cache, capacity).map_err(|error| self.sorted(error))
+    }
+
+    fn release(&self, sampler: &mut Sampler) {
+        sampler.steps.release();
+    }
+
+    fn sampler(&self, request: &Request) -> Result<Sampler, EngineError> {
+        let steps = Steps::new(None, &self.model, (&request.prompt, &self.model.cache()), &request.options);
+        Ok(Sampler { steps: steps.map_err(|error| self.sorted(error))?, tokens: request.prompt.len() })
+    }
+
+    fn prefill(
+        &self,
+        cache: &mut Cache,
+        tokens: &[u32],
+        sampler: Option<(&mut Sampler, Option<usize>)>,
+    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
+        let wanted = if sampler.is_some() { Logits::Last } else { Logits::None };
+        let logits = self.model.forward(tokens, cache, wanted).map_err(|error| self.sorted(error))?;
+        let (Some(logits), Some((sampler, logprobs))) = (logits, sampler) else {
+            // The scheduler measures how long it takes.
+            self.model.synchronize().map_err(|error| self.sorted(error))?;
+            return Ok(None);
+        };
+        let drawn = self.sample(sampler, &logits);
+        Ok(Some(self.drawn(sampler, drawn, logprobs.map(|count| (&logits, count)))))
+    }
+
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
+        // To capture a step takes room for two.
+        if let [row @ Row { samples: true, logprobs: None, .. }] = rows
+            && row.cache.has_room(2)
+        {
+            return Ok(vec![self.decode_one(row)?]);
+        }
+        rows.iter_mut().for_each(|row| self.release(row.sampler));
+        let mut batch: Vec<Sequence<'_>> = rows
+            .iter_mut()
+            .map(|row| Sequence { tokens: std::slice::from_ref(&row.token), cache: row.cache })
+            .collect();
+        let logits = self.model.forward_batch(&mut batch, Logits::Last);
+        let logits = logits.map_err(|error| self.sorted(error))?;
+        let logits = logits.ok_or_else(|| failed(ModelError::NoTokens))?;
+        // All draws are recorded before the host waits for the first.
+        let mut drawn = vec![];
+        for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.samples) {
+            let logits = logits.rows(index, index + 1).map_err(|error| self.sorted(error.into()))?;
+            drawn.push((index, self.sample(row.sampler, &logits), logits));
+        }
+        let mut sampled = vec![];
+        for (index, drawn, logits) in drawn {
+            let Row { sampler, logprobs, .. } = &mut rows[index];
+            sampled.push(self.drawn(sampler, drawn, logprobs.map(|count| (&logits, count))));
+        }
+        // A lost device is everyone's.
+        match sampled.iter().find_map(|row| row.as_ref().err()) {
+            Some(error @ EngineError::DeviceLost(_)) => Err(error.clone()),
+            _ => Ok(sampled),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+use lowbit_kernels::Device;
+use std::time::Duration;
+
+/// An engine's limits: [`EngineOptions::new`], changed by its `with_` methods.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct EngineOptions {
+    /// The most requests that run at the same time.
+    pub max_running: usize,
+    /// The most requests that wait; more are refused with
+    /// [`EngineError::Overloaded`](crate::EngineError::Overloaded).
+    pub max_waiting: usize,
+    /// The budget of all caches together, those of running requests and those that are kept for
+    /// later ones, in bytes.
+    pub cache_bytes: usize,
+    /// Whether caches are kept for later requests.
+    pub prefix_cache: bool,
+    /// The time between two tokens of a reply that prompts of others may not exceed, as far as
+    /// passes of 64 tokens allow.
+    pub target_inter_token: Duration,
+    /// The most prompt tokens per pass, rounded down to a multiple of 64 (at least 64).
+    pub prefill_chunk: usize,
+    /// The time that raises a waiting request's priority by one.
+    pub ageing: Duration,
+}
+
+/// [`EngineOptions::cache_bytes`] by default.
+const CACHE_BYTES: usize = 4 << 30;
+
+impl EngineOptions {
+    /// The defaults on `device`: 25 ms between tokens and passes of 4096 prompt tokens on a GPU, 250
+    /// ms and 512 on a CPU; 64 requests that run, 256 that wait; 4 GiB of caches.
+    pub fn new(device: &Device) -> Self {
+        let (inter_token, prefill_chunk) = match device {
+            Device::Cpu(_) => (250, 512),
+            Device::Gpu(_) => (25, 4096),
+        };
+        Self {
+            max_running: 64,
+            max_waiting: 256,
+            cache_bytes: CACHE_BYTES,
+            prefix_cache: true,
+            target_inter_token: Duration::from_millis(inter_token),
+            prefill_chunk,
+            ageing: Duration::from_secs(5),
+        }
+    }
+
+    /// With at most so many requests that run at the same time (at least one).
+    #[must_use]
+    pub fn with_max_running(self, max_running: usize) -> Self {
+        Self { max_running, ..self }
+    }
+
+    /// With at most so many requests that wait (at least one).
+    #[must_use]
+    pub fn with_max_waiting(self, max_waiting: usize) -> Self {
+        Self { max_waiting, ..self }
+    }
+
+    /// With this budget of all caches, in bytes.
+    #[must_use]
+    pub fn with_cache_bytes(self, cache_bytes: usize) -> Self {
+        Self { cache_bytes, ..self }
+    }
+
+    /// With or without caches that are kept for later requests.
+    #[must_use]
+    pub fn with_prefix_cache(self, prefix_cache: bool) -> Self {
+        Self { prefix_cache, ..self }
+    }
+
+    /// With this time between two tokens of a reply while others' prompts are read.
+    #[must_use]
+    pub fn with_target_inter_token(self, target_inter_token: Duration) -> Self {
+        Self { target_inter_token, ..self }
+    }
+
+    /// With at most so many prompt tokens per pass.
+    #[must_use]
+    pub fn with_prefill_chunk(self, prefill_chunk: usize) -> Self {
+        Self { prefill_chunk, ..self }
+    }
+
+    /// With this time that raises a waiting request's priority by one.
+    #[must_use]
+    pub fn with_ageing(self, ageing: Duration) -> Self {
+        Self { ageing, ..self }
+    }
+}

@@ -1,0 +1,113 @@
+//! What the scheduler needs of a model: the seam that simulations replace.
+
+use crate::{EngineError, Request};
+use lowbit_models::TokenLogprobs;
+
+/// Tokens per block of the prefix cache. Prompts are cut at multiples of it.
+pub(crate) const BLOCK: usize = 64;
+
+/// Sizes of a sequence's cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Keys and values of a token, in bytes.
+    pub per_token: usize,
+    /// Recurrent states, in bytes; 0 for models of attention alone.
+    pub states: usize,
+    /// Keys and values are allocated for multiples of this many tokens.
+    pub granule: usize,
+}
+
+impl Sizes {
+    /// The capacity that holds `tokens`.
+    pub(crate) fn capacity(&self, tokens: usize) -> usize {
+        tokens.checked_next_multiple_of(self.granule).unwrap_or(tokens)
+    }
+
+    /// Bytes of a cache of this capacity.
+    pub(crate) fn bytes(&self, capacity: usize) -> usize {
+        self.per_token.saturating_mul(capacity).saturating_add(self.states)
+    }
+
+    /// Of `context` tokens, those whose cache fits into `budget` bytes.
+    pub(crate) fn fitting(&self, context: usize, budget: usize) -> usize {
+        if self.bytes(self.capacity(context)) <= budget {
+            return context;
+        }
+        let tokens = budget.saturating_sub(self.states) / self.per_token.max(1);
+        tokens - tokens % self.granule
+    }
+}
+
+/// A sampled token.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampled {
+    pub id: u32,
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// A sequence in a batch of steps.
+pub(crate) struct Row<'a, R: Runner + ?Sized> {
+    pub cache: &'a mut R::Cache,
+    pub sampler: &'a mut R::Sampler,
+    /// The token that runs.
+    pub token: u32,
+    /// Whether the next token is sampled; otherwise it is known already.
+    pub samples: bool,
+    /// [`Request::logprobs`].
+    pub logprobs: Option<usize>,
+}
+
+/// A model as the scheduler sees it. Errors that are [`EngineError::DeviceLost`] mean that nothing
+/// can run any more, others concern the sequences of the call.
+pub(crate) trait Runner {
+    /// One sequence's keys, values and states.
+    type Cache;
+    /// The states at a place of a text, to go back to.
+    type Mark;
+    /// A sequence's sampling: its options, last tokens and step.
+    type Sampler;
+
+    fn sizes(&self) -> Sizes;
+
+    /// An empty cache with room for `capacity` tokens.
+    fn cache(&self, capacity: usize) -> Result<Self::Cache, EngineError>;
+
+    /// A copy of `cache` as it was after `tokens` tokens, in memory of its own, with room for
+    /// `capacity` tokens, which is no less than the original's. `mark` is of this place, in models
+    /// with states.
+    fn fork(
+        &self,
+        cache: &Self::Cache,
+        tokens: usize,
+        mark: Option<&Self::Mark>,
+        capacity: usize,
+    ) -> Result<Self::Cache, EngineError>;
+
+    /// Sets `cache` to what it was after `tokens` tokens.
+    fn go_back(&self, cache: &mut Self::Cache, tokens: usize, mark: Option<&Self::Mark>);
+
+    /// The states as they are.
+    fn mark(&self, cache: &Self::Cache) -> Self::Mark;
+
+    /// Makes room for `capacity` tokens in all.
+    fn make_room(&self, cache: &mut Self::Cache, capacity: usize) -> Result<(), EngineError>;
+
+    /// The cache that `sampler` steps on is about to move or to go.
+    fn release(&self, sampler: &mut Self::Sampler);
+
+    /// The sampling of a request's reply, after its prompt.
+    fn sampler(&self, request: &Request) -> Result<Self::Sampler, EngineError>;
+
+    /// Runs a part of a prompt. At its end, `sampler` draws the first token; the inner error is the
+    /// draw's.
+    fn prefill(
+        &self,
+        cache: &mut Self::Cache,
+        tokens: &[u32],
+        sampler: Option<(&mut Self::Sampler, Option<usize>)>,
+    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError>;
+
+    /// Runs a token of each row; a result for each row that samples, in order, of which an error
+    /// concerns that row alone.
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError>;
+}

@@ -1,0 +1,229 @@
+//! Who starts, in which memory, and who gives it back.
+
+use super::Scheduler;
+use crate::prefix::{Found, HolderId};
+use crate::runner::Runner;
+use crate::sequence::{AHEAD, Live, PREEMPTIONS, Sequence};
+use crate::store::Held;
+use crate::{EngineError, Event};
+use std::cmp::Reverse;
+
+impl<R: Runner> Scheduler<R> {
+    /// Starts waiting requests, in order of priority and age, until one does not fit. None overtakes
+    /// one that waits for memory, or large requests would starve.
+    pub(super) fn admit(&mut self) -> Result<(), EngineError> {
+        while self.running.len() < self.options.max_running {
+            let now = (self.now)();
+            let ranked = self.waiting.iter().enumerate();
+            let first = ranked.max_by_key(|(_, sequence)| sequence.rank(now, self.options.ageing));
+            let Some((index, _)) = first else { break };
+            match self.start(index) {
+                Ok(true) => self.sweep(),
+                Ok(false) => break,
+                Err(error @ EngineError::DeviceLost(_)) => return Err(error),
+                Err(error) => {
+                    self.counts.failed += 1;
+                    self.waiting.swap_remove(index).fail(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a waiting request; false if the budget is short.
+    fn start(&mut self, index: usize) -> Result<bool, EngineError> {
+        let sequence = &self.waiting[index];
+        let capacity = self.sizes.capacity(sequence.room(self.context));
+        let found = match self.options.prefix_cache {
+            true => self.store.find(&sequence.request.prompt),
+            false => Found::default(),
+        };
+        if sequence.sampler.is_none() {
+            let sampler = self.runner.sampler(&sequence.request)?;
+            self.waiting[index].sampler = Some(sampler);
+        }
+        let Some((held, tokens)) = self.caches(found, capacity)? else { return Ok(false) };
+        let mut sequence = self.waiting.swap_remove(index);
+        let now = (self.now)();
+        let found = Found { tokens, ..found };
+        let places = self.store.places(&sequence.request.prompt, &sequence.request.checkpoints, found);
+        if self.options.prefix_cache {
+            self.store.tree.extend(held.id, &sequence.request.prompt[..tokens]);
+        }
+        sequence.live = Some(Live { held, position: tokens, places });
+        sequence.since = now;
+        if sequence.started.is_none() {
+            sequence.started = Some(now);
+            sequence.cached = tokens;
+            self.counts.prompt_tokens += sequence.request.prompt.len() as u64;
+            self.counts.cached_tokens += tokens as u64;
+            sequence.emit(Event::Started { cached_tokens: tokens });
+        } else {
+            self.counts.recomputed_tokens += (sequence.text.len() - 1).saturating_sub(tokens) as u64;
+        }
+        self.running.push(sequence);
+        Ok(true)
+    }
+
+    /// Caches with room for `capacity` tokens, and the tokens of the prompt that they have seen;
+    /// `None` if the budget is short.
+    fn caches(&mut self, found: Found, capacity: usize) -> Result<Option<(Held<R>, usize)>, EngineError> {
+        if let Some(donor) = found.holder {
+            // A text that goes on from all that is kept takes it over; others get a copy.
+            let goes_on = self.store.get(donor).is_some() && self.store.tree.length(donor) == found.tokens;
+            if !goes_on && let Some(held) = self.copied(found, donor, capacity)? {
+                return Ok(Some((held, found.tokens)));
+            }
+            if let Some(held) = self.taken(found, donor, capacity)? {
+                return Ok(Some((held, found.tokens)));
+            }
+        }
+        if !self.make_free(self.sizes.bytes(capacity), None) {
+            return Ok(None);
+        }
+        let cache = self.runner.cache(capacity)?;
+        Ok(Some((Held { id: self.store.holder(), cache, capacity, marks: vec![] }, 0)))
+    }
+
+    /// A copy of what `donor` has.
+    fn copied(
+        &mut self,
+        found: Found,
+        donor: HolderId,
+        capacity: usize,
+    ) -> Result<Option<Held<R>>, EngineError> {
+        let Some(held) = self.held(donor) else { return Ok(None) };
+        let capacity = capacity.max(held.capacity);
+        if !self.make_free(self.sizes.bytes(capacity), Some(donor)) {
+            return Ok(None);
+        }
+        let Some(held) = self.held(donor) else { return Ok(None) };
+        let cache = self.runner.fork(&held.cache, found.tokens, held.mark_at(found.tokens), capacity)?;
+        self.store.touch(donor, (self.now)());
+        Ok(Some(Held { id: self.store.holder(), cache, capacity, marks: vec![] }))
+    }
+
+    /// The donor's own caches, if no running request has them.
+    fn taken(
+        &mut self,
+        found: Found,
+        donor: HolderId,
+        capacity: usize,
+    ) -> Result<Option<Held<R>>, EngineError> {
+        let Some(held) = self.store.get(donor) else { return Ok(None) };
+        let (old, capacity) = (held.capacity, capacity.max(held.capacity));
+        if !self.make_free(self.sizes.bytes(capacity) - self.sizes.bytes(old), Some(donor)) {
+            return Ok(None);
+        }
+        let Some(mut held) = self.store.take(donor) else { return Ok(None) };
+        self.store.tree.truncate(donor, found.tokens);
+        held.go_back(&self.runner, found.tokens);
+        if capacity > old {
+            self.runner.make_room(&mut held.cache, capacity).inspect_err(|_| {
+                self.store.tree.remove(donor);
+            })?;
+            held.capacity = capacity;
+        }
+        Ok(Some(held))
+    }
+
+    /// The caches of a text, a running request's or kept ones.
+    fn held(&self, id: HolderId) -> Option<&Held<R>> {
+        let running = self.running.iter().filter_map(|sequence| sequence.live.as_ref());
+        running.map(|live| &live.held).find(|held| held.id == id).or_else(|| self.store.get(id))
+    }
+
+    /// Evicts kept caches, `but` that one, until `bytes` are free. Evicts none if all of them were
+    /// too few.
+    pub(super) fn make_free(&mut self, bytes: usize, but: Option<HolderId>) -> bool {
+        let spared = but.and_then(|id| self.store.get(id)).map_or(0, |held| held.bytes(&self.sizes));
+        if self.free() + self.store.bytes() - spared < bytes {
+            return false;
+        }
+        while self.free() < bytes {
+            if !self.store.evict(but, (self.now)()) {
+                return false;
+            }
+            self.counts.evicted += 1;
+        }
+        true
+    }
+
+    /// Makes room for the next token of each sequence that writes, the oldest first. The youngest
+    /// give their caches back where the budget is short.
+    pub(super) fn make_rooms(&mut self) -> Result<(), EngineError> {
+        let mut ids: Vec<(Reverse<i32>, u64)> = vec![];
+        for sequence in self.running.iter().filter(|sequence| sequence.is_decoding()) {
+            ids.push((Reverse(sequence.request.priority), sequence.id));
+        }
+        ids.sort_unstable();
+        for (_, id) in ids {
+            match self.make_room(id) {
+                Ok(()) => {}
+                Err(error @ EngineError::DeviceLost(_)) => return Err(error),
+                Err(error) => self.end(id, Err(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self, id: u64) -> Result<(), EngineError> {
+        // Preempted on the way: by an older one, or by itself.
+        while let Some(index) = self.running.iter().position(|sequence| sequence.id == id) {
+            let Sequence { live: Some(Live { held, position, .. }), .. } = &self.running[index] else {
+                break;
+            };
+            if *position < held.capacity {
+                break;
+            }
+            let (position, old) = (*position, held.capacity);
+            let wanted = [position + AHEAD, position + 1].map(|tokens| {
+                let capacity = self.sizes.capacity(tokens.min(self.context));
+                (capacity, self.sizes.bytes(capacity) - self.sizes.bytes(old))
+            });
+            let Some((capacity, _)) = wanted.into_iter().find(|&(_, bytes)| self.make_free(bytes, None))
+            else {
+                if !self.drop_marks() && !self.preempt() {
+                    // Those that may not be preempted have all room that they need.
+                    let bytes = self.sizes.bytes(self.sizes.capacity(position + 1));
+                    return Err(EngineError::TooLarge { bytes, budget: self.options.cache_bytes });
+                }
+                continue;
+            };
+            let Sequence { live: Some(Live { held, .. }), sampler, .. } = &mut self.running[index] else {
+                break;
+            };
+            sampler.iter_mut().for_each(|sampler| self.runner.release(sampler));
+            self.runner.make_room(&mut held.cache, capacity)?;
+            held.capacity = capacity;
+        }
+        Ok(())
+    }
+
+    /// Drops the states that running requests keep for later ones; false if there are none.
+    fn drop_marks(&mut self) -> bool {
+        let mut any = false;
+        for live in self.running.iter_mut().filter_map(|sequence| sequence.live.as_mut()) {
+            for (place, _) in live.held.marks.drain(..) {
+                self.store.tree.unmark(live.held.id, place);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// The youngest running request of the lowest priority gives its caches back, of those that may
+    /// have to; false if there is none.
+    fn preempt(&mut self) -> bool {
+        let youngest = self.running.iter().enumerate().filter(|(_, it)| it.preemptions < PREEMPTIONS);
+        let youngest = youngest.min_by_key(|(_, it)| (it.request.priority, Reverse(it.id)));
+        let Some((index, _)) = youngest else { return false };
+        let mut sequence = self.retire(index);
+        sequence.sampler.iter_mut().for_each(|sampler| self.runner.release(sampler));
+        sequence.preemptions += 1;
+        sequence.since = (self.now)();
+        self.counts.preempted += 1;
+        self.waiting.push(sequence);
+        true
+    }
+}

@@ -1,0 +1,533 @@
+//! The scheduler with a model that writes integers, whose memory is counted and whose clock is
+//! simulated.
+
+use super::{Scheduler, check_size};
+use crate::runner::{BLOCK, Row, Runner, Sampled, Sizes};
+use crate::{EngineError, EngineOptions, Event, Finish, Request, Sink};
+use lowbit_kernels::Device;
+use lowbit_models::GenerationOptions;
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::ops::ControlFlow::{Break, Continue};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const CONTEXT: usize = 4096;
+const STOP: u32 = 7;
+/// A prompt that ends with it fails when the first token is drawn.
+const POISON: u32 = 666;
+
+/// Bytes in use, freed when dropped.
+struct Bytes(usize, Rc<Cell<usize>>);
+
+impl Bytes {
+    fn new(bytes: usize, all: &Rc<Cell<usize>>) -> Self {
+        all.set(all.get() + bytes);
+        Self(bytes, all.clone())
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        self.1.set(self.1.get() - self.0);
+    }
+}
+
+#[derive(Clone)]
+struct Fake {
+    sizes: Sizes,
+    clock: Rc<Cell<Duration>>,
+    bytes: Rc<Cell<usize>>,
+}
+
+struct FakeCache {
+    /// Tokens, and whether a prefill computed them.
+    tokens: Vec<(u32, bool)>,
+    capacity: usize,
+    _bytes: Bytes,
+}
+
+struct FakeMark {
+    tokens: Vec<(u32, bool)>,
+    _bytes: Bytes,
+}
+
+/// What the model writes after `text`: a function of the whole text.
+fn next(text: impl Iterator<Item = u32>) -> u32 {
+    text.fold(1u32, |hash, id| hash.wrapping_mul(31).wrapping_add(id).rotate_left(5)) % 41
+}
+
+/// The reply to `request` when it runs alone.
+fn reply(request: &Request, context: usize) -> (Vec<u32>, Finish) {
+    let (mut text, mut reply) = (request.prompt.clone(), vec![]);
+    while reply.len() < request.options.max_tokens {
+        let (id, before) = (next(text.iter().copied()), text.len());
+        if request.options.stop_ids.contains(&id) {
+            return (reply, Finish::Stop);
+        }
+        reply.push(id);
+        text.push(id);
+        if before >= context {
+            break;
+        }
+    }
+    (reply, Finish::Length)
+}
+
+impl Fake {
+    fn new(states: usize) -> Self {
+        let sizes = Sizes { per_token: 1, states, granule: BLOCK };
+        Self { sizes, clock: Rc::default(), bytes: Rc::default() }
+    }
+
+    fn takes(&self, micros: usize) {
+        self.clock.set(self.clock.get() + Duration::from_micros(micros as u64));
+    }
+
+    fn scheduler(&self, options: EngineOptions) -> Scheduler<Self> {
+        let clock = self.clock.clone();
+        Scheduler::new(self.clone(), CONTEXT, options, Box::new(move || clock.get()))
+    }
+}
+
+impl Runner for Fake {
+    type Cache = FakeCache;
+    type Mark = FakeMark;
+    type Sampler = ();
+
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn cache(&self, capacity: usize) -> Result<FakeCache, EngineError> {
+        let _bytes = Bytes::new(self.sizes.bytes(capacity), &self.bytes);
+        Ok(FakeCache { tokens: vec![], capacity, _bytes })
+    }
+
+    fn fork(
+        &self,
+        cache: &FakeCache,
+        tokens: usize,
+        mark: Option<&FakeMark>,
+        capacity: usize,
+    ) -> Result<FakeCache, EngineError> {
+        assert!(capacity >= cache.capacity);
+        let mut fork = FakeCache { tokens: cache.tokens.clone(), ..self.cache(capacity)? };
+        self.go_back(&mut fork, tokens, mark);
+        Ok(fork)
+    }
+
+    fn go_back(&self, cache: &mut FakeCache, tokens: usize, mark: Option<&FakeMark>) {
+        assert_eq!(mark.is_some(), self.sizes.states > 0, "states need a mark");
+        assert!(mark.is_none_or(|mark| mark.tokens == cache.tokens[..tokens]), "the mark is of this place");
+        cache.tokens.truncate(tokens);
+        assert!(cache.tokens.iter().all(|&(_, prefilled)| prefilled), "steps' keys are not for others");
+    }
+
+    fn mark(&self, cache: &FakeCache) -> FakeMark {
+        FakeMark { tokens: cache.tokens.clone(), _bytes: Bytes::new(self.sizes.states, &self.bytes) }
+    }
+
+    fn make_room(&self, cache: &mut FakeCache, capacity: usize) -> Result<(), EngineError> {
+        let tokens = std::mem::take(&mut cache.tokens);
+        // In place.
+        cache._bytes = Bytes::new(0, &self.bytes);
+        *cache = FakeCache { tokens, ..self.cache(capacity)? };
+        Ok(())
+    }
+
+    fn release(&self, (): &mut ()) {}
+
+    fn sampler(&self, _: &Request) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn prefill(
+        &self,
+        cache: &mut FakeCache,
+        tokens: &[u32],
+        sampler: Option<(&mut (), Option<usize>)>,
+    ) -> Result<Option<Result<Sampled, EngineError>>, EngineError> {
+        assert!(cache.tokens.len().is_multiple_of(BLOCK), "prompts are cut at blocks");
+        cache.tokens.extend(tokens.iter().map(|&id| (id, true)));
+        assert!(cache.tokens.len() <= cache.capacity, "there is room");
+        self.takes(1000 + 10 * tokens.len());
+        let id = next(cache.tokens.iter().map(|&(id, _)| id));
+        let drawn = match tokens.last() {
+            Some(&POISON) => Err(EngineError::Panicked { message: "NaN".into() }),
+            _ => Ok(Sampled { id, logprobs: None }),
+        };
+        Ok(sampler.map(|_| drawn))
+    }
+
+    fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
+        self.takes(2000 + 100 * rows.len());
+        let mut sampled = vec![];
+        for row in rows {
+            row.cache.tokens.push((row.token, false));
+            assert!(row.cache.tokens.len() <= row.cache.capacity, "there is room");
+            if row.samples {
+                let id = next(row.cache.tokens.iter().map(|&(id, _)| id));
+                sampled.push(Ok(Sampled { id, logprobs: None }));
+            }
+        }
+        Ok(sampled)
+    }
+}
+
+type Events = Arc<Mutex<Vec<(Duration, Event)>>>;
+
+/// Simulated requests and what happened to them.
+struct Simulation {
+    fake: Fake,
+    scheduler: Scheduler<Fake>,
+    options: EngineOptions,
+    requests: Vec<(Request, Events)>,
+    /// The clock as sinks see it.
+    clock: Arc<Mutex<Duration>>,
+}
+
+impl Simulation {
+    fn new(states: usize, budget: usize, change: impl Fn(EngineOptions) -> EngineOptions) -> Self {
+        let fake = Fake::new(states);
+        let device = Device::cpu(None).expect("a CPU");
+        let options = change(EngineOptions::new(&device).with_cache_bytes(budget));
+        let scheduler = fake.scheduler(options.clone());
+        Self { fake, scheduler, options, requests: vec![], clock: Arc::default() }
+    }
+
+    /// Submits a request, and returns its number; `breaks` events on, its sink wants no more.
+    fn submit(&mut self, request: Request, breaks: Option<usize>) -> Result<usize, EngineError> {
+        check_size(&self.fake.sizes, CONTEXT, &self.options, &request)?;
+        let (events, clock) = (Events::default(), self.clock.clone());
+        let told = events.clone();
+        let sink: Sink = Box::new(move |event| {
+            let mut told = told.lock().unwrap();
+            told.push((*clock.lock().unwrap(), event));
+            if Some(told.len()) == breaks { Break(()) } else { Continue(()) }
+        });
+        let id = self.requests.len();
+        self.scheduler.submit(id as u64, request.clone(), sink, self.fake.clock.get());
+        self.requests.push((request, events));
+        Ok(id)
+    }
+
+    fn step(&mut self) {
+        self.scheduler.step().expect("the device lives");
+        *self.clock.lock().unwrap() = self.fake.clock.get();
+        self.check();
+    }
+
+    /// Every byte is counted, once, and the budget holds.
+    fn check(&self) {
+        let stats = self.scheduler.stats();
+        assert_eq!(self.fake.bytes.get(), stats.running_bytes + stats.cached_bytes);
+        assert!(self.fake.bytes.get() <= self.options.cache_bytes, "{stats:?}");
+    }
+
+    /// Steps until all is done; too many mean that nothing gets on.
+    fn finish(&mut self) {
+        for _ in 0..100_000 {
+            if self.scheduler.is_idle() {
+                return;
+            }
+            self.step();
+        }
+        panic!("no end: {:?}", self.scheduler.stats());
+    }
+
+    fn events(&self, id: usize) -> Vec<Event> {
+        self.requests[id].1.lock().unwrap().iter().map(|(_, event)| event.clone()).collect()
+    }
+
+    fn time(&self, id: usize, is: impl Fn(&Event) -> bool) -> Option<Duration> {
+        self.requests[id].1.lock().unwrap().iter().find(|(_, event)| is(event)).map(|(time, _)| *time)
+    }
+
+    /// What a request got: tokens, cached tokens, and how it ended.
+    fn outcome(&self, id: usize) -> (Vec<u32>, usize, Option<Finish>) {
+        let (mut tokens, mut cached, mut end) = (vec![], 0, None);
+        for event in self.events(id) {
+            match event {
+                Event::Token { id, .. } => tokens.push(id),
+                Event::Started { cached_tokens } => cached = cached_tokens,
+                Event::Finished { finish, usage, .. } => {
+                    assert_eq!(usage.cached_tokens, cached);
+                    end = Some(finish);
+                }
+                _ => {}
+            }
+        }
+        (tokens, cached, end)
+    }
+
+    /// Runs one request to its end, and returns its cached tokens.
+    fn cached(&mut self, request: Request) -> usize {
+        let id = self.submit(request, None).expect("it fits");
+        self.finish();
+        self.outcome(id).1
+    }
+
+    /// Nothing is left once everything is evicted.
+    fn empty(mut self) {
+        let now = self.fake.clock.get();
+        while self.scheduler.store.evict(None, now) {}
+        assert_eq!((self.fake.bytes.get(), self.scheduler.store.tree.len()), (0, 0));
+    }
+}
+
+/// A prompt of `shared` tokens that all prompts of a family have, and others of its own.
+fn prompt(family: u32, shared: usize, own: u32, length: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..shared as u32).map(|i| 1000 + family * 100 + i % 50).collect();
+    ids.extend((0..length.max(1) as u32).map(|i| 5000 + own * 97 + i));
+    ids
+}
+
+fn asks(prompt: Vec<u32>, max_tokens: usize) -> Request {
+    let options = GenerationOptions::default().with_max_tokens(max_tokens).with_stop_ids(vec![STOP]);
+    Request::new(prompt).with_options(options)
+}
+
+fn without_stop(prompt: Vec<u32>, max_tokens: usize) -> Request {
+    Request::new(prompt).with_options(GenerationOptions::default().with_max_tokens(max_tokens))
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Submit { request: Request, breaks: Option<usize> },
+    Steps(usize),
+    Cancel(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let tokens = prop_oneof![3 => 0usize..20, 1 => 100usize..1500];
+    let request = (0u32..3, 0usize..400, 0u32..6, 0usize..300, tokens, -1i32..2, 0usize..500);
+    let request = request.prop_map(|(family, shared, own, length, tokens, priority, place)| {
+        asks(prompt(family, shared, own, length), tokens)
+            .with_priority(priority)
+            .with_checkpoints(vec![shared, place])
+    });
+    let breaks = proptest::option::weighted(0.1, 1usize..30);
+    prop_oneof![
+        4 => (request, breaks).prop_map(|(request, breaks)| Op::Submit { request, breaks }),
+        3 => (1usize..60).prop_map(Op::Steps),
+        1 => (0usize..30).prop_map(Op::Cancel),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    /// T24, T27, T30, T31: whatever is submitted and cancelled, every request ends once, with the
+    /// reply that it gets alone, within the budget, and nothing leaks.
+    #[test]
+    fn t24_t27_t30_t31_any_mix_ends_within_the_budget(
+        ops in proptest::collection::vec(op(), 1..40),
+        (states, budget, running) in (prop_oneof![Just(0usize), Just(90)], 700usize..4000, 1usize..9),
+    ) {
+        let mut simulation = Simulation::new(states, budget, |options| options.with_max_running(running));
+        let (mut cancelled, mut breaking) = (vec![], vec![]);
+        for op in ops {
+            match op {
+                Op::Submit { request, breaks } => match simulation.submit(request, breaks) {
+                    Ok(id) => breaking.extend(breaks.map(|_| id)),
+                    Err(error) => assert!(matches!(error, EngineError::TooLarge { .. }), "{error}"),
+                },
+                Op::Steps(steps) => (0..steps).for_each(|_| simulation.step()),
+                Op::Cancel(id) => {
+                    simulation.scheduler.cancel(id as u64);
+                    cancelled.push(id);
+                    simulation.check();
+                }
+            }
+        }
+        simulation.finish();
+        let context = simulation.fake.sizes.fitting(CONTEXT, budget);
+        for id in 0..simulation.requests.len() {
+            let (tokens, _, end) = simulation.outcome(id);
+            let (expected, finish) = reply(&simulation.requests[id].0, context);
+            prop_assert!(expected.starts_with(&tokens), "{id}");
+            if !cancelled.contains(&id) && !breaking.contains(&id) {
+                prop_assert_eq!((&tokens, end), (&expected, Some(finish)), "{}", id);
+            }
+            let ends = |event: &Event| matches!(event, Event::Finished { .. } | Event::Failed(_));
+            let count = simulation.events(id).iter().filter(|event| ends(event)).count();
+            prop_assert!(count == 1 || (count == 0 && breaking.contains(&id)), "{id}");
+        }
+        let stats = simulation.scheduler.stats();
+        prop_assert!(stats.preempted <= 2 * stats.submitted);
+        prop_assert_eq!(stats.finished + stats.cancelled + stats.failed, stats.submitted);
+        simulation.empty();
+    }
+}
+
+#[test]
+fn t1_a_prompt_sent_again_is_cached_but_for_its_last_block() {
+    for states in [0, 90] {
+        for length in [1000, 1024] {
+            let mut simulation = Simulation::new(states, 100_000, |options| options);
+            let request = asks(prompt(0, length, 0, 1), 5);
+            assert_eq!(simulation.cached(request.clone()), 0);
+            assert!(simulation.cached(request) >= length - BLOCK);
+        }
+    }
+}
+
+#[test]
+fn t3_shared_starts_of_200_tokens_hit() {
+    let mut plain = Simulation::new(0, 100_000, |options| options);
+    plain.cached(asks(prompt(0, 200, 0, 300), 5));
+    assert_eq!(plain.cached(asks(prompt(0, 200, 1, 300), 5)), 192);
+    // With states, the second leaves a place for the third.
+    let mut states = Simulation::new(90, 100_000, |options| options);
+    states.cached(asks(prompt(0, 200, 0, 300), 5));
+    assert_eq!(states.cached(asks(prompt(0, 200, 1, 300), 5)), 0);
+    assert_eq!(states.cached(asks(prompt(0, 200, 2, 300), 5)), 192);
+}
+
+#[test]
+fn t4_the_second_request_hits_the_system_prompt() {
+    for states in [0, 90] {
+        let mut simulation = Simulation::new(states, 100_000, |options| options);
+        let request = |own| asks(prompt(0, 500, own, 300), 5).with_checkpoints(vec![500]);
+        simulation.cached(request(0));
+        assert_eq!(simulation.cached(request(1)), 448);
+    }
+}
+
+#[test]
+fn t5_a_turn_runs_its_own_tokens_and_a_block() {
+    for states in [0, 90] {
+        let mut simulation = Simulation::new(states, 100_000, |options| options);
+        let mut text = prompt(0, 150, 0, 150);
+        for turn in 0..20 {
+            let before = text.len();
+            let id = simulation.submit(asks(text.clone(), 30), None).expect("it fits");
+            simulation.finish();
+            let (reply, cached, _) = simulation.outcome(id);
+            if turn > 0 {
+                let new = 30 + 23;
+                assert!(before - cached <= new + BLOCK, "turn {turn}: {cached} of {before}");
+            }
+            text.extend(reply);
+            text.extend(prompt(1, 0, turn, 23));
+        }
+        // A turn takes the last one's caches over.
+        assert_eq!(simulation.scheduler.stats().cached_texts, 1);
+    }
+}
+
+#[test]
+fn t6_a_dropped_reply_hits_to_the_last_message() {
+    let mut simulation = Simulation::new(90, 100_000, |options| options);
+    let first = prompt(0, 700, 0, 50);
+    simulation
+        .cached(asks([first.clone(), prompt(1, 0, 1, 200)].concat(), 5).with_checkpoints(vec![first.len()]));
+    let next = [first.clone(), prompt(1, 0, 2, 300)].concat();
+    assert_eq!(simulation.cached(asks(next, 5)), first.len() / BLOCK * BLOCK);
+}
+
+#[test]
+fn t26_a_long_prompt_neither_stops_replies_nor_short_prompts() {
+    let mut simulation =
+        Simulation::new(0, 100_000, |options| options.with_target_inter_token(Duration::from_millis(10)));
+    let writer = simulation.submit(without_stop(prompt(0, 0, 0, 10), 900), None).unwrap();
+    (0..20).for_each(|_| simulation.step());
+    let long = simulation.submit(without_stop(prompt(1, 0, 1, 4000), 5), None).unwrap();
+    (0..3).for_each(|_| simulation.step());
+    let short = simulation.submit(without_stop(prompt(2, 0, 2, 40), 5), None).unwrap();
+    let asked = simulation.fake.clock.get();
+    simulation.finish();
+    let times: Vec<Duration> = {
+        let events = simulation.requests[writer].1.lock().unwrap();
+        events
+            .iter()
+            .filter(|(_, event)| matches!(event, Event::Token { .. }))
+            .map(|(time, _)| *time)
+            .collect()
+    };
+    let longest = times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+    assert!(longest <= Duration::from_millis(15), "{longest:?}");
+    let first = |id| simulation.time(id, |event| matches!(event, Event::Token { .. })).unwrap();
+    assert!(first(short) < first(long));
+    assert!(first(short) - asked <= Duration::from_millis(40), "{:?}", first(short) - asked);
+}
+
+#[test]
+fn t31_a_request_is_preempted_twice_at_most() {
+    let mut simulation = Simulation::new(0, 1600, |options| options);
+    let ids: Vec<_> = (0..6)
+        .map(|own| simulation.submit(without_stop(prompt(0, 0, own, 30), 1400), None).unwrap())
+        .collect();
+    simulation.finish();
+    let stats = simulation.scheduler.stats();
+    assert!(stats.preempted > 0, "the budget is short");
+    for id in ids {
+        assert_eq!(simulation.outcome(id).0.len(), 1400);
+    }
+    assert!(stats.preempted <= 12);
+}
+
+#[test]
+fn a_low_priority_request_is_started_under_a_stream_of_others() {
+    let mut simulation = Simulation::new(0, 100_000, |options| {
+        options.with_max_running(1).with_ageing(Duration::from_millis(500))
+    });
+    let low = simulation.submit(asks(prompt(0, 0, 0, 30), 5).with_priority(-3), None).unwrap();
+    for own in 0..800 {
+        let request = without_stop(prompt(1, 0, own, 30), 5);
+        let _ = simulation.submit(request, None).unwrap();
+        (0..4).for_each(|_| simulation.step());
+    }
+    let started = simulation.time(low, |event| matches!(event, Event::Started { .. }));
+    let started = started.expect("it starts while others keep coming");
+    assert!(started > Duration::from_millis(1500), "three ages later: {started:?}");
+    assert!(simulation.scheduler.stats().waiting > 0);
+}
+
+#[test]
+fn a_failed_draw_fails_its_request_alone() {
+    let mut simulation = Simulation::new(90, 100_000, |options| options);
+    let mut poisoned = prompt(0, 100, 0, 20);
+    poisoned.push(POISON);
+    let bad = simulation.submit(asks(poisoned, 5), None).unwrap();
+    let good = simulation.submit(asks(prompt(0, 100, 1, 20), 5), None).unwrap();
+    simulation.finish();
+    assert!(matches!(simulation.events(bad).last(), Some(Event::Failed(_))));
+    assert_eq!(simulation.outcome(good).0, reply(&simulation.requests[good].0, CONTEXT).0);
+    simulation.empty();
+}
+
+#[test]
+fn t24_a_cancelled_request_frees_its_memory_at_once() {
+    let mut simulation = Simulation::new(0, 100_000, |options| options.with_prefix_cache(false));
+    let id = simulation.submit(without_stop(prompt(0, 0, 0, 2000), 900), None).unwrap();
+    let waits = simulation.submit(without_stop(prompt(0, 0, 1, 2000), 900), None).unwrap();
+    simulation.scheduler.cancel(waits as u64);
+    simulation.step();
+    assert!(simulation.fake.bytes.get() > 0, "it reads its prompt");
+    simulation.scheduler.cancel(id as u64);
+    assert_eq!(simulation.fake.bytes.get(), 0);
+    let decoding = simulation.submit(without_stop(prompt(0, 0, 2, 10), 900), None).unwrap();
+    (0..20).for_each(|_| simulation.step());
+    simulation.scheduler.cancel(decoding as u64);
+    assert_eq!((simulation.fake.bytes.get(), simulation.scheduler.is_idle()), (0, true));
+    for id in [id, waits, decoding] {
+        assert_eq!(simulation.outcome(id).2, Some(Finish::Interrupted));
+    }
+}
+
+#[test]
+fn what_can_never_run_is_refused() {
+    let mut simulation = Simulation::new(10, 1000, |options| options);
+    let error = simulation.submit(asks(prompt(0, 0, 0, 5000), 5), None).unwrap_err();
+    assert_eq!(error.to_string(), "the prompt has 5000 tokens, but a text may have 4096 at most");
+    let error = simulation.submit(asks(prompt(0, 0, 0, 990), 5), None).unwrap_err();
+    assert_eq!(error.to_string(), "the request needs 1034 bytes of caches, but the budget is 1000");
+    // A reply that outgrows the budget ends there, as at the end of the context.
+    let id = simulation.submit(without_stop(prompt(0, 0, 0, 300), 3000), None).unwrap();
+    simulation.finish();
+    let (tokens, _, end) = simulation.outcome(id);
+    assert_eq!((tokens.len(), end), (960 - 300 + 1, Some(Finish::Length)));
+}
