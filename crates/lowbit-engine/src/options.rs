@@ -22,6 +22,9 @@ pub struct EngineOptions {
     pub prefill_chunk: usize,
     /// The time that raises a waiting request's priority by one.
     pub ageing: Duration,
+    /// Tokens of a reply for which a request has room when it starts. More room is made as the reply
+    /// grows; where the budget is short then, the youngest request gives its caches back.
+    pub reply_room: usize,
 }
 
 /// [`EngineOptions::cache_bytes`] by default.
@@ -43,6 +46,7 @@ impl EngineOptions {
             target_inter_token: Duration::from_millis(inter_token),
             prefill_chunk,
             ageing: Duration::from_secs(5),
+            reply_room: 512,
         }
     }
 
@@ -86,5 +90,11 @@ impl EngineOptions {
     #[must_use]
     pub fn with_ageing(self, ageing: Duration) -> Self {
         Self { ageing, ..self }
+    }
+
+    /// With room for so many tokens of a reply when it starts (at least one).
+    #[must_use]
+    pub fn with_reply_room(self, reply_room: usize) -> Self {
+        Self { reply_room, ..self }
     }
 }

@@ -6,10 +6,6 @@ use crate::{EngineError, Event, Finish, Request, Sink, Times, Usage};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Tokens of a reply for which a request has room when it starts. More room is made as the reply
-/// grows.
-pub(crate) const AHEAD: usize = 512;
-
 /// Times that a request gives its caches back to others. Then it starts with room for all that it
 /// may need, and keeps it.
 pub(crate) const PREEMPTIONS: u32 = 2;
@@ -80,10 +76,11 @@ impl<R: Runner> Sequence<R> {
         self.text.len() - self.request.prompt.len()
     }
 
-    /// Tokens that its cache must hold when it starts; `context` at most.
-    pub(crate) fn room(&self, context: usize) -> usize {
+    /// Tokens that its cache must hold when it starts, `context` at most: of the reply,
+    /// `reply_room`, or all if it may not be preempted again.
+    pub(crate) fn room(&self, context: usize, reply_room: usize) -> usize {
         let reply = self.request.options.max_tokens;
-        let reply = if self.preemptions < PREEMPTIONS { reply.min(AHEAD) } else { reply };
+        let reply = if self.preemptions < PREEMPTIONS { reply.min(reply_room) } else { reply };
         let text = self.request.prompt.len().saturating_add(reply).max(self.text.len() + 1);
         // A prompt without a reply has no more tokens than itself.
         text.min(context.max(self.request.prompt.len()))

@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use lowbit::{Logits, Model, Tokenizer};
-use lowbit_models::ModelError;
+use lowbit_models::{Logprob, ModelError, TokenLogprobs};
 use serde::Serialize;
 
 /// Tokens that are scored at a time: a row of logits is as long as the vocabulary.
@@ -50,20 +50,10 @@ pub fn score(
 }
 
 fn row_scores(tokenizer: &Tokenizer, logits: &[f32], id: u32, count: usize) -> Scored {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
-    let candidate = |id: u32| Candidate {
-        id,
-        token: tokenizer.decode(&[id]).unwrap_or_default(),
-        logprob: f64::from(logits[id as usize] - max) - sum.ln(),
+    let candidate = |Logprob { id, logprob }| {
+        let token = tokenizer.decode(&[id]).unwrap_or_default();
+        Candidate { id, token, logprob }
     };
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    let count = count.min(ids.len());
-    let by_logit = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    if count > 0 && count < ids.len() {
-        ids.select_nth_unstable_by(count - 1, by_logit);
-    }
-    ids.truncate(count);
-    ids.sort_unstable_by(by_logit);
-    Scored { token: candidate(id), top_logprobs: ids.into_iter().map(candidate).collect() }
+    let TokenLogprobs { token, top } = TokenLogprobs::new(logits, id, count);
+    Scored { token: candidate(token), top_logprobs: top.into_iter().map(candidate).collect() }
 }

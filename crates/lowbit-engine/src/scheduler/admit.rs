@@ -3,7 +3,7 @@
 use super::Scheduler;
 use crate::prefix::{Found, HolderId};
 use crate::runner::Runner;
-use crate::sequence::{AHEAD, Live, PREEMPTIONS, Sequence};
+use crate::sequence::{Live, PREEMPTIONS, Sequence};
 use crate::store::Held;
 use crate::{EngineError, Event};
 use std::cmp::Reverse;
@@ -33,7 +33,7 @@ impl<R: Runner> Scheduler<R> {
     /// Starts a waiting request; false if the budget is short.
     fn start(&mut self, index: usize) -> Result<bool, EngineError> {
         let sequence = &self.waiting[index];
-        let capacity = self.sizes.capacity(sequence.room(self.context));
+        let capacity = self.sizes.capacity(sequence.room(self.context, self.options.reply_room));
         let found = match self.options.prefix_cache {
             true => self.store.find(&sequence.request.prompt),
             false => Found::default(),
@@ -177,7 +177,7 @@ impl<R: Runner> Scheduler<R> {
                 break;
             }
             let (position, old) = (*position, held.capacity);
-            let wanted = [position + AHEAD, position + 1].map(|tokens| {
+            let wanted = [position.saturating_add(self.options.reply_room), position + 1].map(|tokens| {
                 let capacity = self.sizes.capacity(tokens.min(self.context));
                 (capacity, self.sizes.bytes(capacity) - self.sizes.bytes(old))
             });

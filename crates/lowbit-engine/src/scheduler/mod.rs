@@ -46,7 +46,7 @@ pub(crate) fn check_size(
     if tokens > context {
         return Err(EngineError::ContextLength { tokens, limit: context });
     }
-    let room = tokens.saturating_add(request.options.max_tokens.min(crate::sequence::AHEAD)).min(context);
+    let room = tokens.saturating_add(request.options.max_tokens.min(options.reply_room)).min(context);
     let (bytes, budget) = (sizes.bytes(sizes.capacity(room)), options.cache_bytes);
     if bytes > budget {
         return Err(EngineError::TooLarge { bytes, budget });
@@ -65,6 +65,7 @@ impl<R: Runner> Scheduler<R> {
         let sizes = runner.sizes();
         let options = EngineOptions {
             max_running: options.max_running.max(1),
+            reply_room: options.reply_room.max(1),
             prefill_chunk: (options.prefill_chunk - options.prefill_chunk % BLOCK).max(BLOCK),
             ..options
         };

@@ -1,0 +1,116 @@
+//! Replies of real models: those of a session, whoever runs beside them and whatever was cached.
+
+mod support;
+
+use lowbit_engine::{Backend, Finish, Request};
+use support::{alone, ask, exact, ids, options, patient, start};
+
+/// A model of attention alone, and two with recurrent states.
+const MODELS: [&str; 3] = ["qwen3", "qwen3_5", "demo-4bit"];
+
+#[test]
+fn t12_replies_alone_are_those_of_a_session() {
+    for name in MODELS {
+        let model = exact(name);
+        let engine = start(&model, patient(&model).with_prefix_cache(false));
+        for (index, length) in [1, 64, 100, 200].into_iter().enumerate() {
+            let request =
+                Request::new(ids(&model, index as u32, length)).with_options(options(index as u64, 16));
+            let answer = ask(&engine, request.clone()).answer();
+            let (finish, usage) = answer.end.unwrap();
+            assert_eq!((answer.tokens, finish), alone(&model, &request), "{name} after {length}");
+            assert_eq!((usage.prompt_tokens, usage.completion_tokens), (length, 16));
+        }
+    }
+}
+
+#[test]
+fn t12_t33_twelve_side_by_side_each_equal_themselves_alone() {
+    for name in MODELS {
+        let model = exact(name);
+        let request = |index: u32| {
+            let length = 20 + 13 * index as usize;
+            // They end at different times.
+            let options = options(index.into(), 6 + 2 * index as usize);
+            Request::new(ids(&model, index, length)).with_options(options).with_logprobs(2)
+        };
+        let scored = |engine: &lowbit_engine::Engine, index| ask(engine, request(index)).answer();
+        let engine = start(&model, patient(&model).with_prefix_cache(false));
+        let each: Vec<_> = (0..12).map(|index| scored(&engine, index)).collect();
+        let asked: Vec<_> = (0..12).map(|index| ask(&engine, request(index))).collect();
+        let together: Vec<_> = asked.into_iter().map(|asked| asked.answer()).collect();
+        let (mut equal, mut all, mut worst) = (0, 0, 0.0f64);
+        for (index, (alone, beside)) in each.iter().zip(&together).enumerate() {
+            assert_eq!(alone.tokens, beside.tokens, "{name}: request {index}");
+            assert_eq!(beside.logprobs.len(), beside.tokens.len());
+            for (a, b) in alone.logprobs.iter().zip(&beside.logprobs) {
+                assert_eq!(a.top.len(), 2);
+                let (a, b) = (a.token.logprob, b.token.logprob);
+                all += 1;
+                equal += usize::from(a == b);
+                worst = worst.max((a - b).abs());
+            }
+            let (finish, usage) = beside.end.as_ref().unwrap();
+            assert_eq!((*finish, usage.completion_tokens), (Finish::Length, 6 + 2 * index));
+        }
+        println!(
+            "{name}: {equal} of {all} log-probabilities have the same bits, the worst is {worst:e} away"
+        );
+        assert!(worst <= 1e-4, "{name}: {worst:e}");
+        assert!(engine.stats().last_batch > 0);
+    }
+}
+
+#[test]
+fn t1_t4_t5_t13_what_is_cached_changes_no_reply() {
+    for name in MODELS {
+        let model = exact(name);
+        let engine = start(&model, patient(&model));
+        let cold = start(&model, patient(&model).with_prefix_cache(false));
+        let same = |request: &Request, cached: usize, what: &str| {
+            let (warm, fresh) =
+                (ask(&engine, request.clone()).answer(), ask(&cold, request.clone()).answer());
+            assert_eq!(warm.tokens, fresh.tokens, "{name}: {what}");
+            assert_eq!(warm.cached, cached, "{name}: {what}");
+            assert_eq!(warm.end.unwrap().1.cached_tokens, cached);
+            warm.tokens
+        };
+        let system = ids(&model, 1, 140);
+        let user = |seed: u32, length: usize| [&system[..], &ids(&model, seed, length)].concat();
+        let request = |prompt: Vec<u32>, index| {
+            Request::new(prompt).with_options(options(index, 12)).with_checkpoints(vec![system.len()])
+        };
+        let first = request(user(2, 40), 0);
+        let reply = same(&first, 0, "cold");
+        same(&first, 128, "sent again");
+        same(&request(user(3, 70), 1), 128, "another message after the same system prompt");
+        // The reply is read again: what steps computed is not cached.
+        let turn = [&first.prompt[..], &reply, &ids(&model, 4, 30)].concat();
+        let reply = same(&request(turn.clone(), 2), 128, "a turn");
+        let turn = [&turn[..], &reply, &ids(&model, 5, 9)].concat();
+        same(&request(turn, 3), 192, "another turn");
+    }
+}
+
+#[test]
+fn t31_preempted_requests_write_what_they_would_have_written() {
+    for name in ["qwen3", "qwen3_5"] {
+        let model = exact(name);
+        let size = model.cache_size().unwrap();
+        // Three start, and one of them has room to grow.
+        let budget = 3 * size.bytes(256) + size.per_token * 256;
+        let options = patient(&model).with_cache_bytes(budget).with_reply_room(1);
+        let engine = start(&model, options);
+        let request = |index: u32| {
+            let length = 180 + 10 * index as usize;
+            Request::new(ids(&model, index, length)).with_options(support::options(index.into(), 120))
+        };
+        let asked: Vec<_> = (0..3).map(|index| ask(&engine, request(index))).collect();
+        for (index, asked) in asked.into_iter().enumerate() {
+            let expected = alone(&model, &request(index as u32)).0;
+            assert_eq!(asked.answer().tokens, expected, "{name}: {index}");
+        }
+        let stats = engine.stats();
+        assert!(stats.preempted > 0 && stats.recomputed_tokens > 0, "{name}: {stats:?}");
+    }
+}
