@@ -29,7 +29,7 @@ pub struct Engine {
 enum Control {
     Submit {
         id: u64,
-        request: Request,
+        request: Box<Request>,
         sink: Sink,
         submitted: Duration,
     },
@@ -117,7 +117,7 @@ impl Backend for Engine {
         shared.submitted += 1;
         let id = shared.submitted;
         let submitted = self.start.elapsed();
-        self.send(Control::Submit { id, request, sink, submitted });
+        self.send(Control::Submit { id, request: request.into(), sink, submitted });
         drop(shared);
         let control = self.control.clone();
         Ok(Handle::new(move || drop(control.send(Control::Cancel(id)))))
@@ -199,7 +199,7 @@ impl<R: Runner> Thread<R> {
             };
             match message {
                 Ok(Control::Submit { id, request, sink, submitted }) => {
-                    self.scheduler.submit(id, request, sink, submitted);
+                    self.scheduler.submit(id, *request, sink, submitted);
                     self.seen += 1;
                     self.refuse_if_lost();
                 }

@@ -36,3 +36,10 @@ pub enum EngineError {
     #[error("the engine's thread could not be started: {0}")]
     Thread(Arc<std::io::Error>),
 }
+
+impl EngineError {
+    /// True if nothing can run any more.
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost(_))
+    }
+}

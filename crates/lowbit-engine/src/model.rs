@@ -77,13 +77,18 @@ impl ModelRunner {
     }
 
     /// A step of a sequence alone: on a GPU its launches are captured once and replayed.
-    fn decode_one(&self, row: &mut Row<'_, Self>) -> Result<Result<Sampled, EngineError>, EngineError> {
+    fn decode_one(&self, row: &mut Row<'_, Self>) -> Result<Sampled, EngineError> {
         let Sampler { steps, .. } = &mut *row.sampler;
-        let next = steps.next(&self.model, row.cache).and_then(|()| steps.drawn());
-        match next {
-            Err(error @ KernelError::Gpu { .. }) => Err(self.sorted(error.into())),
-            drawn => Ok(self.drawn(row.sampler, drawn, None)),
-        }
+        let drawn = steps.next(&self.model, row.cache).and_then(|()| steps.drawn());
+        self.drawn(row.sampler, drawn, None)
+    }
+}
+
+/// A lost device is not one row's.
+fn of_row(result: Result<Sampled, EngineError>) -> Result<Result<Sampled, EngineError>, EngineError> {
+    match result {
+        Err(error) if error.is_lost() => Err(error),
+        result => Ok(result),
     }
 }
 
@@ -164,7 +169,7 @@ impl Runner for ModelRunner {
             return Ok(None);
         };
         let drawn = self.sample(sampler, &logits);
-        Ok(Some(self.drawn(sampler, drawn, logprobs.map(|count| (&logits, count)))))
+        of_row(self.drawn(sampler, drawn, logprobs.map(|count| (&logits, count)))).map(Some)
     }
 
     fn decode(&self, rows: &mut [Row<'_, Self>]) -> Result<Vec<Result<Sampled, EngineError>>, EngineError> {
@@ -172,7 +177,7 @@ impl Runner for ModelRunner {
         if let [row @ Row { samples: true, logprobs: None, .. }] = rows
             && row.cache.has_room(2)
         {
-            return Ok(vec![self.decode_one(row)?]);
+            return Ok(vec![of_row(self.decode_one(row))?]);
         }
         rows.iter_mut().for_each(|row| self.release(row.sampler));
         let mut batch: Vec<Sequence<'_>> = rows
@@ -191,12 +196,41 @@ impl Runner for ModelRunner {
         let mut sampled = vec![];
         for (index, drawn, logits) in drawn {
             let Row { sampler, logprobs, .. } = &mut rows[index];
-            sampled.push(self.drawn(sampler, drawn, logprobs.map(|count| (&logits, count))));
+            let logits = logprobs.map(|count| (&logits, count));
+            sampled.push(of_row(self.drawn(sampler, drawn, logits))?);
         }
-        // A lost device is everyone's.
-        match sampled.iter().find_map(|row| row.as_ref().err()) {
-            Some(error @ EngineError::DeviceLost(_)) => Err(error.clone()),
-            _ => Ok(sampled),
+        Ok(sampled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lowbit_files::Checkpoint;
+    use lowbit_kernels::Device;
+    use std::path::Path;
+
+    #[test]
+    fn the_scheduler_counts_the_bytes_that_caches_have() {
+        for name in ["qwen3", "qwen3_5"] {
+            let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/models").join(name);
+            let checkpoint = Checkpoint::open(&folder).unwrap();
+            let model = Model::load(&checkpoint, &Device::cpu(Some(1)).unwrap()).unwrap();
+            let runner = ModelRunner::new(model).unwrap();
+            let sizes = runner.sizes();
+            let bytes = |cache: &Cache, tokens| {
+                assert_eq!(cache.size_bytes(), sizes.bytes(sizes.capacity(tokens)), "{name}: {tokens}");
+            };
+            let mut cache = runner.cache(100).unwrap();
+            bytes(&cache, 100);
+            runner.prefill(&mut cache, &[1; 64], None).unwrap();
+            let mark = (sizes.states > 0).then(|| runner.mark(&cache));
+            runner.prefill(&mut cache, &[2; 64], None).unwrap();
+            runner.make_room(&mut cache, 257).unwrap();
+            bytes(&cache, 257);
+            let fork = runner.fork(&cache, 64, mark.as_ref(), 700).unwrap();
+            bytes(&fork, 700);
+            assert_eq!((cache.position(), fork.position()), (128, 64));
         }
     }
 }

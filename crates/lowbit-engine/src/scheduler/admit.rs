@@ -5,7 +5,7 @@ use crate::prefix::{Found, HolderId};
 use crate::runner::Runner;
 use crate::sequence::{Live, PREEMPTIONS, Sequence};
 use crate::store::Held;
-use crate::{EngineError, Event};
+use crate::{EngineError, Event, Request};
 use std::cmp::Reverse;
 
 impl<R: Runner> Scheduler<R> {
@@ -20,7 +20,7 @@ impl<R: Runner> Scheduler<R> {
             match self.start(index) {
                 Ok(true) => self.sweep(),
                 Ok(false) => break,
-                Err(error @ EngineError::DeviceLost(_)) => return Err(error),
+                Err(error) if error.is_lost() => return Err(error),
                 Err(error) => {
                     self.counts.failed += 1;
                     self.waiting.swap_remove(index).fail(error);
@@ -46,9 +46,11 @@ impl<R: Runner> Scheduler<R> {
         let mut sequence = self.waiting.swap_remove(index);
         let now = (self.now)();
         let found = Found { tokens, ..found };
-        let places = self.store.places(&sequence.request.prompt, &sequence.request.checkpoints, found);
+        let mut places = vec![];
         if self.options.prefix_cache {
-            self.store.tree.extend(held.id, &sequence.request.prompt[..tokens]);
+            let Request { prompt, checkpoints, .. } = &sequence.request;
+            places = self.store.places(prompt, checkpoints, found);
+            self.store.tree.extend(held.id, &prompt[..tokens]);
         }
         sequence.live = Some(Live { held, position: tokens, places });
         sequence.since = now;
@@ -81,8 +83,21 @@ impl<R: Runner> Scheduler<R> {
         if !self.make_free(self.sizes.bytes(capacity), None) {
             return Ok(None);
         }
-        let cache = self.runner.cache(capacity)?;
+        let cache = match self.runner.cache(capacity) {
+            // The device had less memory than the budget says.
+            Err(error) if !error.is_lost() && self.evict_all() => self.runner.cache(capacity)?,
+            cache => cache?,
+        };
         Ok(Some((Held { id: self.store.holder(), cache, capacity, marks: vec![] }, 0)))
+    }
+
+    /// Evicts all kept caches; false if there were none.
+    fn evict_all(&mut self) -> bool {
+        let before = self.counts.evicted;
+        while self.store.evict(None, (self.now)()) {
+            self.counts.evicted += 1;
+        }
+        self.counts.evicted > before
     }
 
     /// A copy of what `donor` has.
@@ -98,7 +113,12 @@ impl<R: Runner> Scheduler<R> {
             return Ok(None);
         }
         let Some(held) = self.held(donor) else { return Ok(None) };
-        let cache = self.runner.fork(&held.cache, found.tokens, held.mark_at(found.tokens), capacity)?;
+        let fork = self.runner.fork(&held.cache, found.tokens, held.mark_at(found.tokens), capacity);
+        let cache = match fork {
+            Err(error) if error.is_lost() => return Err(error),
+            Err(_) => return Ok(None),
+            Ok(cache) => cache,
+        };
         self.store.touch(donor, (self.now)());
         Ok(Some(Held { id: self.store.holder(), cache, capacity, marks: vec![] }))
     }
@@ -119,9 +139,10 @@ impl<R: Runner> Scheduler<R> {
         self.store.tree.truncate(donor, found.tokens);
         held.go_back(&self.runner, found.tokens);
         if capacity > old {
-            self.runner.make_room(&mut held.cache, capacity).inspect_err(|_| {
+            if let Err(error) = self.runner.make_room(&mut held.cache, capacity) {
                 self.store.tree.remove(donor);
-            })?;
+                return if error.is_lost() { Err(error) } else { Ok(None) };
+            }
             held.capacity = capacity;
         }
         Ok(Some(held))
@@ -160,7 +181,7 @@ impl<R: Runner> Scheduler<R> {
         for (_, id) in ids {
             match self.make_room(id) {
                 Ok(()) => {}
-                Err(error @ EngineError::DeviceLost(_)) => return Err(error),
+                Err(error) if error.is_lost() => return Err(error),
                 Err(error) => self.end(id, Err(error)),
             }
         }
@@ -170,34 +191,47 @@ impl<R: Runner> Scheduler<R> {
     fn make_room(&mut self, id: u64) -> Result<(), EngineError> {
         // Preempted on the way: by an older one, or by itself.
         while let Some(index) = self.running.iter().position(|sequence| sequence.id == id) {
-            let Sequence { live: Some(Live { held, position, .. }), .. } = &self.running[index] else {
+            let sequence = &self.running[index];
+            let Some(live) = sequence.live.as_ref().filter(|live| live.position >= live.held.capacity) else {
                 break;
             };
-            if *position < held.capacity {
-                break;
+            let needed = live.position + 1;
+            let reply = sequence.request.options.max_tokens;
+            let most = sequence.request.prompt.len().saturating_add(reply).min(self.context);
+            let ahead = live.position.saturating_add(self.options.reply_room).min(most);
+            let grown = self.grow(index, ahead.max(needed))? || self.grow(index, needed)?;
+            if !grown && !self.drop_marks() && !self.preempt() {
+                // Those that may not be preempted have all room that they need.
+                let bytes = self.sizes.bytes(self.sizes.capacity(needed));
+                return Err(EngineError::TooLarge { bytes, budget: self.options.cache_bytes });
             }
-            let (position, old) = (*position, held.capacity);
-            let wanted = [position.saturating_add(self.options.reply_room), position + 1].map(|tokens| {
-                let capacity = self.sizes.capacity(tokens.min(self.context));
-                (capacity, self.sizes.bytes(capacity) - self.sizes.bytes(old))
-            });
-            let Some((capacity, _)) = wanted.into_iter().find(|&(_, bytes)| self.make_free(bytes, None))
-            else {
-                if !self.drop_marks() && !self.preempt() {
-                    // Those that may not be preempted have all room that they need.
-                    let bytes = self.sizes.bytes(self.sizes.capacity(position + 1));
-                    return Err(EngineError::TooLarge { bytes, budget: self.options.cache_bytes });
-                }
-                continue;
-            };
-            let Sequence { live: Some(Live { held, .. }), sampler, .. } = &mut self.running[index] else {
-                break;
-            };
-            sampler.iter_mut().for_each(|sampler| self.runner.release(sampler));
-            self.runner.make_room(&mut held.cache, capacity)?;
-            held.capacity = capacity;
         }
         Ok(())
+    }
+
+    /// Makes room for `tokens` tokens of a running request; false if the budget or the device is
+    /// short.
+    fn grow(&mut self, index: usize, tokens: usize) -> Result<bool, EngineError> {
+        let capacity = self.sizes.capacity(tokens);
+        let old = self.running[index].live.as_ref().map_or(capacity, |live| live.held.capacity);
+        if !self.make_free(self.sizes.bytes(capacity) - self.sizes.bytes(old), None) {
+            return Ok(false);
+        }
+        loop {
+            let Sequence { live: Some(Live { held, .. }), sampler, .. } = &mut self.running[index] else {
+                return Ok(false);
+            };
+            sampler.iter_mut().for_each(|sampler| self.runner.release(sampler));
+            match self.runner.make_room(&mut held.cache, capacity) {
+                Ok(()) => {
+                    held.capacity = capacity;
+                    return Ok(true);
+                }
+                Err(error) if error.is_lost() => return Err(error),
+                Err(_) if self.evict_all() => {}
+                Err(_) => return Ok(false),
+            }
+        }
     }
 
     /// Drops the states that running requests keep for later ones; false if there are none.

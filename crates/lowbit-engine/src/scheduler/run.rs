@@ -31,7 +31,7 @@ impl<R: Runner> Scheduler<R> {
         let results = self.runner.decode(&mut rows);
         drop(rows);
         match results {
-            Err(error @ EngineError::DeviceLost(_)) => return Err(error),
+            Err(error) if error.is_lost() => return Err(error),
             Err(error) => ids.iter().for_each(|&(id, _)| self.end(id, Err(error.clone()))),
             Ok(results) => {
                 for &(id, _) in &ids {
@@ -103,7 +103,7 @@ impl<R: Runner> Scheduler<R> {
         let draw = samples.then_some((sampler, request.logprobs));
         let sampled = match self.runner.prefill(&mut live.held.cache, &text[position..end], draw) {
             Ok(sampled) => sampled,
-            Err(error @ EngineError::DeviceLost(_)) => return Err(error),
+            Err(error) if error.is_lost() => return Err(error),
             Err(error) => {
                 self.end(id, Err(error));
                 return Ok(());
@@ -139,7 +139,7 @@ impl<R: Runner> Scheduler<R> {
             return;
         }
         live.places.remove(0);
-        if !is_kept || !self.make_free(self.sizes.states, None) {
+        if !self.make_free(self.sizes.states, None) {
             return;
         }
         if let Some(live) = &mut self.running[index].live {

@@ -4,8 +4,8 @@
 use super::{Scheduler, check_size};
 use crate::runner::{BLOCK, Row, Runner, Sampled, Sizes};
 use crate::{EngineError, EngineOptions, Event, Finish, Request, Sink};
-use lowbit_kernels::Device;
-use lowbit_models::GenerationOptions;
+use lowbit_kernels::{Device, KernelError};
+use lowbit_models::{GenerationOptions, ModelError};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::ops::ControlFlow::{Break, Continue};
@@ -39,6 +39,8 @@ struct Fake {
     sizes: Sizes,
     clock: Rc<Cell<Duration>>,
     bytes: Rc<Cell<usize>>,
+    /// What the device has; allocations beyond it fail.
+    memory: Rc<Cell<usize>>,
 }
 
 struct FakeCache {
@@ -78,7 +80,7 @@ fn reply(request: &Request, context: usize) -> (Vec<u32>, Finish) {
 impl Fake {
     fn new(states: usize) -> Self {
         let sizes = Sizes { per_token: 1, states, granule: BLOCK };
-        Self { sizes, clock: Rc::default(), bytes: Rc::default() }
+        Self { sizes, clock: Rc::default(), bytes: Rc::default(), memory: Rc::new(Cell::new(usize::MAX)) }
     }
 
     fn takes(&self, micros: usize) {
@@ -101,6 +103,11 @@ impl Runner for Fake {
     }
 
     fn cache(&self, capacity: usize) -> Result<FakeCache, EngineError> {
+        if self.bytes.get() + self.sizes.bytes(capacity) > self.memory.get() {
+            let (device, problem) = ("fake".into(), "out of memory".into());
+            let error = ModelError::Kernel(KernelError::Gpu { device, problem });
+            return Err(EngineError::Model(Arc::new(error)));
+        }
         let _bytes = Bytes::new(self.sizes.bytes(capacity), &self.bytes);
         Ok(FakeCache { tokens: vec![], capacity, _bytes })
     }
@@ -130,10 +137,12 @@ impl Runner for Fake {
     }
 
     fn make_room(&self, cache: &mut FakeCache, capacity: usize) -> Result<(), EngineError> {
-        let tokens = std::mem::take(&mut cache.tokens);
         // In place.
-        cache._bytes = Bytes::new(0, &self.bytes);
-        *cache = FakeCache { tokens, ..self.cache(capacity)? };
+        self.bytes.set(self.bytes.get() - self.sizes.bytes(cache.capacity));
+        let grown = self.cache(capacity);
+        self.bytes.set(self.bytes.get() + self.sizes.bytes(cache.capacity));
+        let tokens = cache.tokens.clone();
+        *cache = FakeCache { tokens, ..grown? };
         Ok(())
     }
 
@@ -325,8 +334,11 @@ proptest! {
     fn t24_t27_t30_t31_any_mix_ends_within_the_budget(
         ops in proptest::collection::vec(op(), 1..40),
         (states, budget, running) in (prop_oneof![Just(0usize), Just(90)], 700usize..4000, 1usize..9),
+        // T29: sometimes the device has less than the budget says.
+        memory in prop_oneof![3 => Just(usize::MAX), 1 => 500usize..2500],
     ) {
         let mut simulation = Simulation::new(states, budget, |options| options.with_max_running(running));
+        simulation.fake.memory.set(memory);
         let (mut cancelled, mut breaking) = (vec![], vec![]);
         for op in ops {
             match op {
@@ -348,7 +360,9 @@ proptest! {
             let (tokens, _, end) = simulation.outcome(id);
             let (expected, finish) = reply(&simulation.requests[id].0, context);
             prop_assert!(expected.starts_with(&tokens), "{id}");
-            if !cancelled.contains(&id) && !breaking.contains(&id) {
+            let failed = matches!(simulation.events(id).last(), Some(Event::Failed(_)));
+            prop_assert!(!failed || memory < budget, "{}", id);
+            if !failed && !cancelled.contains(&id) && !breaking.contains(&id) {
                 prop_assert_eq!((&tokens, end), (&expected, Some(finish)), "{}", id);
             }
             let ends = |event: &Event| matches!(event, Event::Finished { .. } | Event::Failed(_));
@@ -516,6 +530,24 @@ fn t24_a_cancelled_request_frees_its_memory_at_once() {
     for id in [id, waits, decoding] {
         assert_eq!(simulation.outcome(id).2, Some(Finish::Interrupted));
     }
+}
+
+#[test]
+fn t29_a_device_without_the_memory_fails_one_request() {
+    let mut simulation = Simulation::new(0, 100_000, |options| options);
+    simulation.fake.memory.set(1000);
+    // What is kept makes way.
+    simulation.cached(asks(prompt(0, 0, 0, 600), 5));
+    assert_eq!(simulation.cached(asks(prompt(1, 0, 1, 600), 5)), 0);
+    assert_eq!(simulation.scheduler.stats().evicted, 1);
+    let runs = simulation.submit(without_stop(prompt(0, 0, 0, 200), 600), None).unwrap();
+    (0..5).for_each(|_| simulation.step());
+    let fails = simulation.submit(asks(prompt(2, 0, 2, 600), 5), None).unwrap();
+    simulation.finish();
+    let Some(Event::Failed(error)) = simulation.events(fails).pop() else { panic!("it does not fit") };
+    assert_eq!(error.to_string(), "fake: out of memory");
+    assert_eq!(simulation.outcome(runs).0.len(), 600);
+    simulation.empty();
 }
 
 #[test]

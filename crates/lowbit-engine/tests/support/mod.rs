@@ -57,7 +57,7 @@ pub fn options(index: u64, max_tokens: usize) -> GenerationOptions {
         seed: index,
         ..Default::default()
     };
-    let sampling = if index % 2 == 0 { SampleParams::default() } else { drawn };
+    let sampling = if index.is_multiple_of(2) { SampleParams::default() } else { drawn };
     let bias = vec![(1, 0.5), (2, f32::NEG_INFINITY)];
     GenerationOptions::default()
         .with_sampling(sampling)
