@@ -29,6 +29,7 @@ SUBJECTS = [
     "models",
     "ops",
     "quantize",
+    "rerank",
 ]
 VECTORS = Path(__file__).resolve().parent.parent / "tests" / "vectors"
 

@@ -24,7 +24,7 @@ mod template;
 mod texts;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use commands::{bench, chat, embed, generate, inspect, perplexity, quantize, setup};
+use commands::{bench, chat, embed, generate, inspect, perplexity, quantize, rerank, setup};
 use std::process::ExitCode;
 
 /// Low-bit language models.
@@ -45,6 +45,8 @@ enum Command {
     Chat(chat::Arguments),
     /// Make embeddings of texts.
     Embed(embed::Arguments),
+    /// Rank texts by how well they answer a query.
+    Rerank(rerank::Arguments),
     /// Show what a checkpoint holds.
     Inspect(inspect::Arguments),
     /// Measure how well a model predicts a text.
@@ -100,6 +102,7 @@ fn run() -> Result<(), Failure> {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
         Command::Embed(arguments) => embed::run(&arguments),
+        Command::Rerank(arguments) => rerank::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Perplexity(arguments) => perplexity::run(&arguments),
         Command::Quantize(arguments) => quantize::run(&arguments),

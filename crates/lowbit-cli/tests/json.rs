@@ -1,5 +1,7 @@
 //! `--json`: each object says its schema, and docs/json.md has every field that is printed.
 
+#[path = "../../lowbit/tests/support/reranker.rs"]
+mod reranker;
 mod support;
 
 use serde_json::Value;
@@ -127,6 +129,13 @@ fn measurements_are_documented() {
     assert!(op["rows"][0]["deviation_us"].as_f64().unwrap() >= 0.0);
     let cases = run("lowbit.bench/1", &["bench", "--list", "rms_norm"]);
     assert!(cases["cases"].as_array().unwrap().iter().any(|case| case["op"] == "rms_norm"));
+}
+
+#[test]
+fn ranks_are_documented() {
+    let folder = tempfile::tempdir().unwrap();
+    reranker::make(folder.path(), &reranker::case(&reranker::peer(), "flat")["files"]);
+    run("lowbit.rerank/1", &["rerank", "-m", folder.path().to_str().unwrap(), "-q", "a", "b", "c"]);
 }
 
 #[test]

@@ -167,7 +167,11 @@ impl<'m> Embedder<'m> {
 }
 
 /// The prompt that is asked for; empty for none.
-fn prompt(checkpoint: &Checkpoint, config: &EmbeddingConfig, wanted: &Prompt) -> Result<String, Error> {
+pub(crate) fn prompt(
+    checkpoint: &Checkpoint,
+    config: &EmbeddingConfig,
+    wanted: &Prompt,
+) -> Result<String, Error> {
     let name = match wanted {
         Prompt::Text(text) => return Ok(text.clone()),
         Prompt::Named(name) => name,

@@ -58,6 +58,31 @@ pub enum Error {
         /// The names of those that it has.
         known: String,
     },
+    /// A model that does not say how it scores.
+    #[error(
+        "{}: no module of it scores (modules.json has no LogitScore): name the tokens of its answers, such as yes and no",
+        lowbit_files::shown_path(.path)
+    )]
+    NoScore {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A token by which a model is to score, and that it does not have.
+    #[error("{token}: no token of the model is spelled so, or has this id")]
+    NoToken {
+        /// Its spelling or id.
+        token: String,
+    },
+    /// A chat template that leaves out the query or the document.
+    #[error(
+        "{}: the chat template leaves out the messages of the roles query and document, or gives the same text for any: \
+         a reranker's has a place for both",
+        lowbit_files::shown_path(.path)
+    )]
+    NoPair {
+        /// The checkpoint.
+        path: PathBuf,
+    },
     /// A number of dimensions that an embedding does not have.
     #[error(
         "embeddings of {got} dimensions are asked for, but the model's have {hidden_size}: 1 to {hidden_size} can be kept"

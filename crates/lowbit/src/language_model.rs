@@ -1,5 +1,5 @@
 use crate::reply::{Progress, Reply, ReplyOptions, reply};
-use crate::{Chat, EmbedOptions, Embedder, Error, Syntax};
+use crate::{Chat, EmbedOptions, Embedder, Error, RerankOptions, Reranker, Syntax};
 use lowbit_files::{ChatTemplate, Checkpoint, Message, Tokenizer};
 use lowbit_kernels::Device;
 use lowbit_models::{GenerationOptions, Model, Session, Target, dry_chat};
@@ -176,6 +176,14 @@ impl LanguageModel {
     /// Those of [`Embedder::new`].
     pub fn embedder(&self, options: &EmbedOptions) -> Result<Embedder<'_>, Error> {
         Embedder::new(&self.checkpoint, (&self.model, &self.tokenizer), options)
+    }
+
+    /// Scores documents for a query.
+    ///
+    /// # Errors
+    /// Those of [`Reranker::new`].
+    pub fn reranker(&self, options: &RerankOptions) -> Result<Reranker<'_>, Error> {
+        Reranker::new(&self.checkpoint, (&self.model, &self.tokenizer), options)
     }
 
     /// The checkpoint's files.

@@ -54,6 +54,7 @@ mod history;
 mod language_model;
 mod parse;
 mod reply;
+mod rerank;
 mod respelled;
 mod stop;
 
@@ -63,6 +64,7 @@ pub use error::Error;
 pub use language_model::{LanguageModel, generate};
 pub use parse::{Call, Event, ReplyParser, Syntax};
 pub use reply::{Progress, Reply, ReplyOptions, reply};
+pub use rerank::{RerankOptions, Reranker, Score};
 
 pub use lowbit_files::{
     ChatTemplate, Checkpoint, EmbeddingConfig, FileError, Layout, Message, Pooling, SpecialTokens, Stored,

@@ -12,5 +12,6 @@ mod logprobs;
 pub mod perplexity;
 pub mod quantize;
 mod reply;
+pub mod rerank;
 mod screen;
 pub mod setup;

@@ -107,7 +107,7 @@ pub(super) const TRANSFORMERS: [&str; 7] = [
 /// A module of `modules.json`.
 pub(super) struct Module {
     /// The class, without what it is in.
-    class: String,
+    pub class: String,
     /// Its folder; empty for that of the checkpoint.
     pub folder: String,
 }
@@ -187,7 +187,7 @@ impl Checkpoint {
     }
 
     /// A module's own config.json, if there is one.
-    fn module_config(&self, folder: &str) -> Result<Option<(PathBuf, Value)>, FileError> {
+    pub(super) fn module_config(&self, folder: &str) -> Result<Option<(PathBuf, Value)>, FileError> {
         let path = self.path().join(folder).join(CONFIG);
         if folder.is_empty() || !path.exists() {
             return Ok(None);
@@ -209,9 +209,18 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn transformer(&self, config: &mut EmbeddingConfig) -> Result<(), FileError> {
+    /// The settings of the first module.
+    pub(super) fn transformer_config(&self) -> Result<Option<(PathBuf, Value)>, FileError> {
         for name in TRANSFORMERS {
-            let Some((file, json)) = self.json(name)? else { continue };
+            if let Some(found) = self.json(name)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn transformer(&self, config: &mut EmbeddingConfig) -> Result<(), FileError> {
+        if let Some((file, json)) = self.transformer_config()? {
             match &json["max_seq_length"] {
                 Value::Null => {}
                 value => match value.as_u64().and_then(|tokens| usize::try_from(tokens).ok()) {
@@ -232,7 +241,6 @@ impl Checkpoint {
                 let want = "one with text: texts that a chat template writes are not embedded";
                 return Err(mismatch(&file, "modality_config", want, modalities));
             }
-            break;
         }
         Ok(())
     }

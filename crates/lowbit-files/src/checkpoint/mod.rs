@@ -11,6 +11,7 @@ mod index;
 mod makers;
 mod quantization;
 mod safetensors;
+mod scoring;
 #[cfg(test)]
 mod tests;
 mod unwritten;
@@ -24,6 +25,7 @@ pub use embedding::{EmbeddingConfig, Pooling};
 pub use generation::GenerationConfig;
 pub use index::shard_names;
 pub use quantization::Quantization;
+pub use scoring::ScoringConfig;
 pub use unwritten::{Unwritten, UnwrittenTensor};
 
 use crate::gguf::Metadata;
