@@ -135,6 +135,27 @@ fn settings_that_a_source_leaves_to_defaults_are_written() {
     }
 }
 
+/// Norms that are stored as `w - 1` in f16, whose sum with 1 has no f16.
+#[test]
+fn norms_of_mlx_become_the_sums_that_are_computed_with() {
+    let source = changed("gemma3", with("dtype", "float16".into()), |_| ());
+    let (mlx, _) = to_mlx(source.path()).unwrap();
+    let mlx = mlx.path().join("made");
+    let (gguf, _) = to_gguf(&mlx).unwrap();
+    let values = |path: &Path, name: &str| -> Vec<f32> {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let view = checkpoint.tensors().get(name).unwrap().clone();
+        let lowbit_files::Stored::Plain(dtype) = view.stored else { panic!("{view:?}") };
+        let (float, bytes) = (FloatType::from_dtype(dtype).unwrap(), view.bytes.get());
+        (0..view.elements()).map(|i| float.get(&bytes, i)).collect()
+    };
+    let stored = values(&mlx, "model.layers.0.self_attn.k_norm.weight");
+    let sums: Vec<f32> = stored.iter().map(|value| value + 1.0).collect();
+    assert_eq!(values(&gguf, "blk.0.attn_k_norm.weight"), sums);
+    assert!(sums.iter().any(|&sum| FloatType::F16.round(sum) != sum), "{sums:?}");
+    assert_same("norms", &mlx, &gguf);
+}
+
 #[test]
 fn scaled_rotary_embeddings_are_written_as_they_were_computed() {
     for (name, scaling) in [
