@@ -93,6 +93,20 @@ fn t1_t4_t5_t13_what_is_cached_changes_no_reply() {
 }
 
 #[test]
+fn replies_to_one_prompt_read_it_once_and_differ_by_their_seeds() {
+    let model = exact("qwen3_5");
+    let engine = start(&model, patient(&model));
+    let request = |index| Request::new(ids(&model, 1, 200)).with_options(options(2 * index + 1, 12));
+    let asked: Vec<_> = (0..4).map(|index| ask(&engine, request(index))).collect();
+    let answers: Vec<_> = asked.into_iter().map(|asked| asked.answer()).collect();
+    for (index, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.tokens, alone(&model, &request(index as u64)).0, "{index}");
+    }
+    assert_ne!(answers[0].tokens, answers[1].tokens);
+    assert_eq!(answers.iter().map(|answer| answer.cached).sum::<usize>(), 3 * 192);
+}
+
+#[test]
 fn t31_preempted_requests_write_what_they_would_have_written() {
     for name in ["qwen3", "qwen3_5"] {
         let model = exact(name);

@@ -2,24 +2,36 @@
 
 use super::Scheduler;
 use crate::prefix::{Found, HolderId};
-use crate::runner::Runner;
+use crate::runner::{BLOCK, Runner};
 use crate::sequence::{Live, PREEMPTIONS, Sequence};
 use crate::store::Held;
 use crate::{EngineError, Event, Request};
 use std::cmp::Reverse;
 
+/// What became of a request that was to start.
+enum Start {
+    Done,
+    /// Another request is reading what its prompt begins with.
+    Later,
+    /// The budget is short.
+    Short,
+}
+
 impl<R: Runner> Scheduler<R> {
     /// Starts waiting requests, in order of priority and age, until one does not fit. None overtakes
     /// one that waits for memory, or large requests would starve.
     pub(super) fn admit(&mut self) -> Result<(), EngineError> {
+        let mut later = vec![];
         while self.running.len() < self.options.max_running {
             let now = (self.now)();
-            let ranked = self.waiting.iter().enumerate();
-            let first = ranked.max_by_key(|(_, sequence)| sequence.rank(now, self.options.ageing));
-            let Some((index, _)) = first else { break };
+            let ready = self.waiting.iter().enumerate().filter(|(_, sequence)| !later.contains(&sequence.id));
+            let first = ready.max_by_key(|(_, sequence)| sequence.rank(now, self.options.ageing));
+            let Some((index, sequence)) = first else { break };
+            let id = sequence.id;
             match self.start(index) {
-                Ok(true) => self.sweep(),
-                Ok(false) => break,
+                Ok(Start::Done) => self.sweep(),
+                Ok(Start::Later) => later.push(id),
+                Ok(Start::Short) => break,
                 Err(error) if error.is_lost() => return Err(error),
                 Err(error) => {
                     self.counts.failed += 1;
@@ -30,19 +42,23 @@ impl<R: Runner> Scheduler<R> {
         Ok(())
     }
 
-    /// Starts a waiting request; false if the budget is short.
-    fn start(&mut self, index: usize) -> Result<bool, EngineError> {
+    /// Starts a waiting request.
+    fn start(&mut self, index: usize) -> Result<Start, EngineError> {
         let sequence = &self.waiting[index];
         let capacity = self.sizes.capacity(sequence.room(self.context, self.options.reply_room));
-        let found = match self.options.prefix_cache {
-            true => self.store.find(&sequence.request.prompt),
-            false => Found::default(),
-        };
+        let mut found = Found::default();
+        if self.options.prefix_cache {
+            let prompt = &sequence.request.prompt;
+            found = self.store.find(prompt);
+            if self.coming(prompt) > found.tokens {
+                return Ok(Start::Later);
+            }
+        }
         if sequence.sampler.is_none() {
             let sampler = self.runner.sampler(&sequence.request)?;
             self.waiting[index].sampler = Some(sampler);
         }
-        let Some((held, tokens)) = self.caches(found, capacity)? else { return Ok(false) };
+        let Some((held, tokens)) = self.caches(found, capacity)? else { return Ok(Start::Short) };
         let mut sequence = self.waiting.swap_remove(index);
         let now = (self.now)();
         let found = Found { tokens, ..found };
@@ -64,7 +80,22 @@ impl<R: Runner> Scheduler<R> {
             self.counts.recomputed_tokens += (sequence.text.len() - 1).saturating_sub(tokens) as u64;
         }
         self.running.push(sequence);
-        Ok(true)
+        Ok(Start::Done)
+    }
+
+    /// The tokens of a prompt that can be taken over from a prompt that is being read now, as soon as
+    /// they are read: several replies to one prompt read it once.
+    fn coming(&self, prompt: &[u32]) -> usize {
+        let read = |sequence: &Sequence<R>| {
+            let live = sequence.live.as_ref().filter(|_| sequence.is_prefilling())?;
+            let same = prompt.iter().zip(&sequence.request.prompt).take_while(|(a, b)| a == b).count();
+            let same = same.min(prompt.len().saturating_sub(1));
+            match self.sizes.states {
+                0 => Some(same - same % BLOCK),
+                _ => live.places.iter().copied().rfind(|&place| place <= same),
+            }
+        };
+        self.running.iter().filter_map(read).max().unwrap_or(0)
     }
 
     /// Caches with room for `capacity` tokens, and the tokens of the prompt that they have seen;

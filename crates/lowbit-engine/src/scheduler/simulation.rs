@@ -411,6 +411,27 @@ fn t4_the_second_request_hits_the_system_prompt() {
 }
 
 #[test]
+fn eight_replies_to_one_prompt_read_it_once() {
+    for states in [0, 90] {
+        let mut simulation =
+            Simulation::new(states, 100_000, |options| options.with_target_inter_token(Duration::ZERO));
+        for index in 0..8 {
+            let mut request = asks(prompt(0, 1000, 0, 1), 20);
+            request.options.max_tokens += index;
+            simulation.submit(request, None).expect("it fits");
+        }
+        // One that begins otherwise does not wait for them.
+        let other = simulation.submit(asks(prompt(1, 0, 1, 30), 5), None).expect("it fits");
+        simulation.step();
+        assert!(matches!(simulation.events(other)[..], [Event::Started { .. }, ..]));
+        simulation.finish();
+        let stats = simulation.scheduler.stats();
+        let computed = stats.prompt_tokens - stats.cached_tokens;
+        assert!(computed <= 1001 + 30 + 7 * BLOCK as u64, "{computed}");
+    }
+}
+
+#[test]
 fn t5_a_turn_runs_its_own_tokens_and_a_block() {
     for states in [0, 90] {
         let mut simulation = Simulation::new(states, 100_000, |options| options);
