@@ -55,6 +55,7 @@ mod language_model;
 mod parse;
 mod reply;
 mod rerank;
+mod reply_stream;
 mod respelled;
 mod stop;
 
@@ -65,6 +66,8 @@ pub use language_model::{LanguageModel, generate};
 pub use parse::{Call, Event, ReplyParser, Syntax};
 pub use reply::{Progress, Reply, ReplyOptions, reply};
 pub use rerank::{RerankOptions, Reranker, Score};
+pub use reply_stream::{Piece, ReplyStream};
+pub use respelled::render as render_chat;
 
 pub use lowbit_files::{
     ChatTemplate, Checkpoint, EmbeddingConfig, FileError, Layout, Message, Pooling, SpecialTokens, Stored,

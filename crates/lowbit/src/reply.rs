@@ -1,14 +1,12 @@
 //! Runs a prompt through a session and answers it: text, reasoning, content and tool calls.
 
-use crate::parse::{Call, Event, ReplyParser, Syntax};
-use crate::stop::StopTexts;
+use crate::parse::{Call, Event, Syntax};
+use crate::reply_stream::{Piece, ReplyStream};
 use crate::{Error, ModelError};
-use lowbit_files::{FileError, TokenStream, Tokenizer};
+use lowbit_files::{FileError, Tokenizer};
 use lowbit_kernels::Tensor;
 use lowbit_models::{Finish, GenerationOptions, Session};
-use std::collections::VecDeque;
 use std::ops::ControlFlow::{self, Break};
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Options for sampling and ending a reply: [`ReplyOptions::default`], changed by its `with_`
@@ -149,9 +147,6 @@ pub(crate) struct Asked<'a> {
     pub(crate) calls: usize,
 }
 
-/// Tokens before a reply that decide how its text starts.
-const TAIL: usize = 64;
-
 /// Runs `prompt` after the tokens of `session`, and answers it in the syntax of its model. `each`
 /// is called with what happens, and ends the prompt or the reply by returning `Break`.
 ///
@@ -182,23 +177,8 @@ pub(crate) fn answer(
     let logits = read(session, asked, &mut each)?;
     let prompt_time = start.elapsed();
 
-    let tail = session.tokens()[session.tokens().len().saturating_sub(TAIL)..].to_vec();
-    let parser = syntax.parser(&tokenizer.decode(&tail)?, asked.calls);
-    let stops: Vec<String> = options.stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
-    let mut writing = Writing {
-        syntax,
-        stream: tokenizer.stream(&tail)?,
-        text: Text {
-            stops: StopTexts::new(&stops),
-            seen: 0,
-            markers: VecDeque::new(),
-            waiting: String::new(),
-            parser,
-        },
-        parts: Parts::default(),
-        failed: None,
-        each,
-    };
+    let stream = ReplyStream::new((tokenizer, syntax), session.tokens(), options.stops.clone(), asked.calls)?;
+    let mut writing = Writing { stream, parts: Parts::default(), failed: None, each };
     let start = Instant::now();
     let (tokens, finish) = match logits {
         Some(logits) => {
@@ -208,7 +188,7 @@ pub(crate) fn answer(
         None => (vec![], Finish::Interrupted),
     };
     let time = start.elapsed();
-    let is_stopped = writing.text.stops.found();
+    let is_stopped = writing.stream.stop().is_some();
     let end = session.tokens().last().filter(|_| options.show_end && finish == Finish::Stop && !is_stopped);
     let Parts { text, reasoning, content, tool_calls } =
         writing.end(end.map(|&id| tokenizer.decode(&[id])))?;
@@ -270,9 +250,7 @@ impl Parts {
 
 /// A reply that is being written, and what went wrong with it.
 struct Writing<'a, F> {
-    syntax: &'a Syntax,
-    stream: TokenStream<'a>,
-    text: Text<'a>,
+    stream: ReplyStream<'a>,
     parts: Parts,
     failed: Option<FileError>,
     each: F,
@@ -281,20 +259,18 @@ struct Writing<'a, F> {
 impl<F: FnMut(Progress<'_>) -> ControlFlow<()>> Writing<'_, F> {
     fn token(&mut self, id: u32) -> ControlFlow<()> {
         let goes_on = (self.each)(Progress::Token(id));
-        let text = match self.stream.push(id) {
-            Ok(text) => text.unwrap_or_default(),
+        let piece = match self.stream.push(id) {
+            Ok(piece) => piece,
             Err(error) => {
                 self.failed = Some(error);
                 return Break(());
             }
         };
-        let marker = self.syntax.marker(id).map(|spelling| (id, spelling.len()));
-        let (text, events) = self.text.push(&text, marker);
-        self.tell(&text, &events)?;
-        if self.text.stops.found() { Break(()) } else { goes_on }
+        self.tell(&piece)?;
+        if self.stream.stop().is_some() { Break(()) } else { goes_on }
     }
 
-    fn tell(&mut self, text: &str, events: &[Event]) -> ControlFlow<()> {
+    fn tell(&mut self, Piece { text, events }: &Piece) -> ControlFlow<()> {
         self.parts.text.push_str(text);
         events.iter().for_each(|event| self.parts.add(event));
         if !text.is_empty() {
@@ -308,81 +284,11 @@ impl<F: FnMut(Progress<'_>) -> ControlFlow<()>> Writing<'_, F> {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        let rest = self.stream.flush()?;
-        let (text, events) = self.text.finish(&rest);
+        let rest = self.stream.finish()?;
         // The reply ends here whatever the caller says.
-        let _ = self.tell(&text, &events);
-        let end = end.transpose()?.unwrap_or_default();
-        let _ = self.tell(&end, &[]);
+        let _ = self.tell(&rest);
+        let text = end.transpose()?.unwrap_or_default();
+        let _ = self.tell(&Piece { text, events: vec![] });
         Ok(self.parts)
-    }
-}
-
-/// The text on its way from the tokens through the stop texts to the parser, which sees markers'
-/// tokens as such.
-struct Text<'a> {
-    stops: StopTexts<'a>,
-    /// Bytes that went into the stop texts.
-    seen: usize,
-    /// The tokens of markers that the parser did not see yet: their places, counted in bytes from
-    /// the start of `waiting`.
-    markers: VecDeque<(Range<usize>, u32)>,
-    /// Text that came out of the stop texts and that the parser did not see yet.
-    waiting: String,
-    parser: ReplyParser<'a>,
-}
-
-impl Text<'_> {
-    /// Takes the text of a token; `marker` is its id and length if it is a marker's, at the end of
-    /// the text. Returns the text that cannot be the start of a stop text, and its parts.
-    fn push(&mut self, text: &str, marker: Option<(u32, usize)>) -> (String, Vec<Event>) {
-        self.seen += text.len();
-        // A tokenizer's decoder may change how a token is spelled where it stands.
-        if let Some((id, length)) = marker {
-            self.markers.push_back((self.seen - length.min(text.len())..self.seen, id));
-        }
-        let text = self.stops.push(text);
-        let events = self.parse(&text);
-        (text, events)
-    }
-
-    fn parse(&mut self, text: &str) -> Vec<Event> {
-        self.waiting.push_str(text);
-        let mut events = vec![];
-        while let Some((place, id)) = self.markers.front().cloned() {
-            if place.end > self.waiting.len() {
-                break;
-            }
-            events.extend(self.parser.text(&self.waiting[..place.start]));
-            events.extend(self.parser.token(id));
-            self.consume(place.end);
-            self.markers.pop_front();
-        }
-        // A marker of which a part came out waits for the rest.
-        let end =
-            self.markers.front().map_or(self.waiting.len(), |(place, _)| place.start.min(self.waiting.len()));
-        events.extend(self.parser.text(&self.waiting[..end]));
-        self.consume(end);
-        events
-    }
-
-    fn consume(&mut self, length: usize) {
-        self.waiting.drain(..length);
-        self.seen -= length;
-        for (place, _) in &mut self.markers {
-            *place = place.start.saturating_sub(length)..place.end.saturating_sub(length);
-        }
-    }
-
-    /// The end of the text, whose last part is `rest`.
-    fn finish(&mut self, rest: &str) -> (String, Vec<Event>) {
-        let (mut text, mut events) = self.push(rest, None);
-        let held = self.stops.flush();
-        events.extend(self.parse(&held));
-        text.push_str(&held);
-        // A stop text may have cut a marker's token.
-        events.extend(self.parser.text(&std::mem::take(&mut self.waiting)));
-        events.extend(self.parser.finish());
-        (text, events)
     }
 }

@@ -7,8 +7,12 @@ use serde_json::Value;
 const CHANGES: [fn(&mut Value); 3] = [arguments_as_text, no_empty_content, content_without_reasoning];
 
 /// The text of `messages`, with the start of an answer. Messages that call tools are spelled
-/// otherwise where the template refuses them or leaves the calls out.
-pub(crate) fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, FileError> {
+/// otherwise where the template refuses them or leaves the calls out: templates differ in whether
+/// arguments are an object or text, and whether content or reasoning may stand beside calls.
+///
+/// # Errors
+/// As [`ChatTemplate::render`].
+pub fn render(template: &ChatTemplate, messages: &[Message]) -> Result<String, FileError> {
     let plain = template.render(messages, true);
     let names: Vec<&str> =
         messages.iter().flat_map(|message| &message.tool_calls).map(|call| call.name()).collect();

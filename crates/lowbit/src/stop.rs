@@ -2,31 +2,33 @@
 
 /// Passes a text on piece by piece up to the first stop text, which may span pieces. The end of a
 /// piece that could be the start of a stop text is held back.
-pub struct StopTexts<'a> {
-    stops: &'a [String],
+pub struct StopTexts {
+    stops: Vec<String>,
     held: String,
-    found: bool,
+    /// By its index.
+    found: Option<usize>,
 }
 
-impl<'a> StopTexts<'a> {
-    /// None of `stops` may be empty.
-    pub fn new(stops: &'a [String]) -> Self {
-        Self { stops, held: String::new(), found: false }
+impl StopTexts {
+    /// Empty ones of `stops` are ignored.
+    pub fn new(mut stops: Vec<String>) -> Self {
+        stops.retain(|stop| !stop.is_empty());
+        Self { stops, held: String::new(), found: None }
     }
 
-    /// True if a stop text was found: nothing is passed on any more.
-    pub fn found(&self) -> bool {
-        self.found
+    /// The stop text that was found: nothing is passed on any more.
+    pub fn found(&self) -> Option<&str> {
+        self.found.map(|index| self.stops[index].as_str())
     }
 
     /// Takes the next piece of text and returns what can be passed on.
     pub fn push(&mut self, text: &str) -> String {
-        if self.found {
+        if self.found.is_some() {
             return String::new();
         }
         self.held.push_str(text);
-        if let Some(start) = self.first() {
-            self.found = true;
+        if let Some((start, index)) = self.first() {
+            self.found = Some(index);
             self.held.truncate(start);
             return std::mem::take(&mut self.held);
         }
@@ -40,14 +42,14 @@ impl<'a> StopTexts<'a> {
         std::mem::take(&mut self.held)
     }
 
-    /// The start of the stop text that is complete first; of several that end there, the longest.
-    /// So the result does not depend on how the text was cut into pieces.
-    fn first(&self) -> Option<usize> {
-        let places = self.stops.iter().filter_map(|stop| {
+    /// The start of the stop text that is complete first, and its index; of several that end there,
+    /// the longest. So the result does not depend on how the text was cut into pieces.
+    fn first(&self) -> Option<(usize, usize)> {
+        let places = self.stops.iter().enumerate().filter_map(|(index, stop)| {
             let start = self.held.find(stop.as_str())?;
-            Some((start + stop.len(), start))
+            Some((start + stop.len(), start, index))
         });
-        places.min().map(|(_, start)| start)
+        places.min().map(|(_, start, index)| (start, index))
     }
 }
 
@@ -63,13 +65,13 @@ mod tests {
 
     fn pass(stops: &[&str], pieces: &[&str]) -> (String, bool) {
         let stops: Vec<String> = stops.iter().map(|&stop| stop.into()).collect();
-        let mut filter = StopTexts::new(&stops);
+        let mut filter = StopTexts::new(stops);
         let mut text = String::new();
         for piece in pieces {
             text += &filter.push(piece);
         }
         text += &filter.flush();
-        (text, filter.found())
+        (text, filter.found().is_some())
     }
 
     #[test]
@@ -80,6 +82,13 @@ mod tests {
         assert_eq!(pass(&["é!"], &["caf", "é", "!"]), ("caf".into(), true));
         assert_eq!(pass(&[], &["a", "b"]), ("ab".into(), false));
         assert_eq!(pass(&["ab"], &["a"]), ("a".into(), false));
+    }
+
+    #[test]
+    fn the_stop_text_that_was_found_is_known() {
+        let mut filter = StopTexts::new(["", "late", "stop"].map(String::from).to_vec());
+        assert_eq!((filter.push("a sto"), filter.found()), ("a ".into(), None));
+        assert_eq!((filter.push("p late"), filter.found()), (String::new(), Some("stop")));
     }
 
     #[test]

@@ -33,11 +33,13 @@ use named::Named;
 /// A checkpoint may have several templates: the one named `tool_use` renders chats with tools
 /// (`tools` is not null), the one named `default` all others.
 ///
+/// A clone shares the programs, and has variables of its own.
+///
 /// Source: transformers 5.24 `render_jinja_template` and `get_chat_template`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
-    default: Option<Parsed>,
-    tool_use: Option<Parsed>,
+    default: Option<Arc<Parsed>>,
+    tool_use: Option<Arc<Parsed>>,
     /// Those that are for no kind of chat.
     others: Vec<String>,
     /// Each is an error, where it could not be turned into JSON.
@@ -55,8 +57,8 @@ struct Parsed {
 }
 
 impl Parsed {
-    fn new(source: &str, file: &Path) -> Self {
-        Self { program: Template::parse(source), file: file.into() }
+    fn new(source: &str, file: &Path) -> Arc<Self> {
+        Arc::new(Self { program: Template::parse(source), file: file.into() })
     }
 }
 
@@ -116,7 +118,7 @@ impl ChatTemplate {
                 _ => this.others.push(name.clone()),
             }
         }
-        if let Some(Parsed { program: Err(problem), file }) = &this.default {
+        if let Some(Parsed { program: Err(problem), file }) = this.default.as_deref() {
             return Err(template_error(file, problem));
         }
         Ok(Some(this.with_all(special_tokens()?)))
@@ -140,7 +142,7 @@ impl ChatTemplate {
     /// [`FileError::Template`].
     pub fn new(source: &str, file: &Path) -> Result<Self, FileError> {
         let program = Template::parse(source).map_err(|problem| template_error(file, problem))?;
-        let default = Some(Parsed { program: Ok(program), file: file.into() });
+        let default = Some(Arc::new(Parsed { program: Ok(program), file: file.into() }));
         Ok(Self { default, ..Self::without_programs(file) })
     }
 
@@ -216,8 +218,8 @@ impl ChatTemplate {
     /// The template for a chat with the variables at hand.
     fn chosen(&self) -> Result<(&Template, &Path), FileError> {
         let has_tools = !matches!(self.variables.get("tools"), None | Some(Ok(Json::Null)));
-        let tool_use = self.tool_use.as_ref().filter(|_| has_tools);
-        let Some(Parsed { program, file }) = tool_use.or(self.default.as_ref()) else {
+        let tool_use = self.tool_use.as_deref().filter(|_| has_tools);
+        let Some(Parsed { program, file }) = tool_use.or(self.default.as_deref()) else {
             let names: Vec<_> = self.names().map(|name| crate::shown(name).to_string()).collect();
             let problem = format!("there is no template called default, only {}", names.join(", "));
             return Err(template_error(&self.file, problem));

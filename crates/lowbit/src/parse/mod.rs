@@ -176,6 +176,14 @@ impl Syntax {
         Self::default()
     }
 
+    /// The same without calls, whose markup then is content. Harmony's calls are messages of their
+    /// own and stay calls.
+    #[must_use]
+    pub fn without_calls(mut self) -> Self {
+        self.calls.clear();
+        self
+    }
+
     /// True if replies have nothing but content.
     pub fn is_plain(&self) -> bool {
         self.reasoning.is_empty() && self.calls.is_empty() && self.harmony.is_none()
