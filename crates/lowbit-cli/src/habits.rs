@@ -3,6 +3,8 @@
 mod classes;
 mod instead;
 mod reasons;
+#[cfg(feature = "serve")]
+mod server;
 mod table;
 mod translate;
 

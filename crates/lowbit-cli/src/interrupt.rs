@@ -7,9 +7,10 @@
 //! | a reply of `chat`, including its prompt | stops the reply; another one ends the program if the reply has not stopped within a second |
 //! | editing a line | is a key, which the line editor reads |
 //! | saving a checkpoint | stops it, so that what was written is removed, and ends the program in a second; a second one ends it at once |
+//! | serving | takes no more requests, and ends the program when the running ones have ended; a second one ends it at once |
 //! | learning | stops it after the step that it is in, so that its state is saved; a second one ends the program at once |
 //!
-//! SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was
+//! While serving, SIGTERM and SIGHUP do what Ctrl-C does. Else SIGTERM and SIGHUP end the program as they do without a handler, but with the terminal as it was
 //! found; while a checkpoint is saved they do what Ctrl-C does. A file that grows past its limit is
 //! an error, not a signal.
 
@@ -42,6 +43,8 @@ pub enum Doing {
     Saving,
     /// The same, but it takes its time: there is a state to save.
     Learning,
+    /// Serving requests, which any signal ends in time; a second one ends the program at once.
+    Serving,
 }
 
 /// The time that a save may take to stop, before the program removes its files and ends: below a
@@ -145,7 +148,7 @@ impl State {
                 Some(before) => before.when.elapsed() < patience,
                 None => self.ask(asked, signal),
             },
-            Doing::Saving | Doing::Learning => asked.is_none() && self.ask(asked, signal),
+            Doing::Saving | Doing::Learning | Doing::Serving => asked.is_none() && self.ask(asked, signal),
             // A Ctrl-C for a reply that had just ended: while a line is edited it would have been a
             // key.
             Doing::Editing => signal == SIGINT && !tcgetattr(std::io::stdin()).is_ok_and(|now| is_raw(&now)),

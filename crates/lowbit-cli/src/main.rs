@@ -1,5 +1,5 @@
-//! The program: `lowbit generate`, `chat`, `embed`, `inspect`, `perplexity`, `quantize`, `bench`,
-//! `devices` and `setup`.
+//! The program: `lowbit generate`, `chat`, `serve`, `embed`, `rerank`, `inspect`, `perplexity`,
+//! `quantize`, `bench`, `devices` and `setup`.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -24,6 +24,8 @@ mod template;
 mod texts;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+#[cfg(feature = "serve")]
+use commands::serve;
 use commands::{bench, chat, embed, generate, inspect, perplexity, quantize, rerank, setup};
 use std::process::ExitCode;
 
@@ -43,6 +45,9 @@ enum Command {
     Generate(generate::Arguments),
     /// Talk with a model.
     Chat(chat::Arguments),
+    /// Serve a model over HTTP: OpenAI's and Anthropic's APIs.
+    #[cfg(feature = "serve")]
+    Serve(serve::Arguments),
     /// Make embeddings of texts.
     Embed(embed::Arguments),
     /// Rank texts by how well they answer a query.
@@ -67,6 +72,7 @@ Examples:
   lowbit generate -m DIR -p \"A vector is\" -n 100 --temp 0.7
   lowbit chat -m model.gguf
   lowbit chat -hf org/name:Q4_K_M
+  lowbit serve -m DIR --port 8080
   lowbit quantize -m DIR -o DIR-4bit --bits 4
 
 Without a command, lowbit generates when it is given a prompt (-p, -f), else it chats.";
@@ -101,6 +107,8 @@ fn run() -> Result<(), Failure> {
     match parse()? {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
+        #[cfg(feature = "serve")]
+        Command::Serve(arguments) => serve::run(&arguments),
         Command::Embed(arguments) => embed::run(&arguments),
         Command::Rerank(arguments) => rerank::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),

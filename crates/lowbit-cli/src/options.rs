@@ -160,6 +160,12 @@ impl ModelOptions {
         self.model.is_some() || self.hf_repo.is_some()
     }
 
+    /// The model's name on the hub, if it was named by that.
+    pub fn name(&self) -> Option<String> {
+        let name = self.model.as_ref().or(self.hf_repo.as_ref())?;
+        (!habits::expand_home(name).exists()).then(|| name.clone())
+    }
+
     /// The type of activations, if one is named.
     pub fn activations(&self) -> Option<FloatType> {
         self.dtype.map(Activations::float)

@@ -90,6 +90,12 @@ pub struct Sampling {
 }
 
 impl SamplingOptions {
+    /// The seed, if a flag names one.
+    #[cfg(feature = "serve")]
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
     /// That the flags make sense, before a model is opened.
     pub fn check(&self) -> Result<(), Failure> {
         Ok(self.over(GenerationOptions::default(), 0).sampling.validate()?)
@@ -209,6 +215,15 @@ impl Sampling {
     pub fn say(&self) {
         for note in &self.notes {
             out::note!("{note}");
+        }
+    }
+
+    /// The same of replies whose seeds are chosen one by one.
+    #[cfg(feature = "serve")]
+    pub fn say_without_seed(&self) {
+        let seed = format!(", seed {}", self.options.sampling.seed);
+        for note in &self.notes {
+            out::note!("{}", note.strip_suffix(&seed).unwrap_or(note));
         }
     }
 

@@ -65,6 +65,11 @@ impl TemplateOptions {
         Ok(Some(template))
     }
 
+    /// Whether --tools was given.
+    pub fn has_tools(&self) -> bool {
+        self.tools.is_some()
+    }
+
     /// Refuses flags that would do nothing, and says why.
     pub fn unused(&self, why: &str) -> Result<(), Failure> {
         let flags = [

@@ -54,8 +54,8 @@ mod history;
 mod language_model;
 mod parse;
 mod reply;
-mod rerank;
 mod reply_stream;
+mod rerank;
 mod respelled;
 mod stop;
 
@@ -65,8 +65,8 @@ pub use error::Error;
 pub use language_model::{LanguageModel, generate};
 pub use parse::{Call, Event, ReplyParser, Syntax};
 pub use reply::{Progress, Reply, ReplyOptions, reply};
-pub use rerank::{RerankOptions, Reranker, Score};
 pub use reply_stream::{Piece, ReplyStream};
+pub use rerank::{RerankOptions, Reranker, Score};
 pub use respelled::render as render_chat;
 
 pub use lowbit_files::{

@@ -14,4 +14,6 @@ pub mod quantize;
 mod reply;
 pub mod rerank;
 mod screen;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod setup;

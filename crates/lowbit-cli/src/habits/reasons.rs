@@ -15,6 +15,6 @@ pub const SAMPLERS: &str = "tokens are drawn by --temp, --top-k, --top-p, --min-
     --presence-penalty, --frequency-penalty and --logit-bias";
 pub const GRAMMAR: &str = "what is written cannot be held to a grammar; --json prints the reply as JSON";
 pub const PROMPT_CACHE: &str = "prompts are not kept in files; `lowbit chat` keeps a conversation's";
-pub const SERVER: &str = "lowbit has no server yet";
+pub const SERVER: &str = "that is a server's: `lowbit serve` is one";
 pub const IMATRIX: &str =
     "importance matrices are not used: --learn scales --data TEXT learns what rounding lost";

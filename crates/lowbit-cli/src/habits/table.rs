@@ -6,7 +6,7 @@ use super::instead::Instead::{self, *};
 use super::reasons::*;
 
 /// A command of lowbit, or all.
-type Command = Option<&'static str>;
+pub type Command = Option<&'static str>;
 
 const GENERATE: Command = Some("generate");
 const INSPECT: Command = Some("inspect");
@@ -18,7 +18,7 @@ const EMBED: Command = Some("embed");
 
 /// The translation of each flag, for one command or all of them. A flag that a command has itself
 /// is only looked up for what its value says ([`Instead::Value`]).
-pub const FLAGS: &[(Command, &[&str], Instead)] = &[
+const FLAGS: &[(Command, &[&str], Instead)] = &[
     // The model.
     (None, &["-hf", "-hfr"], Is("--hf-repo")),
     (
@@ -429,14 +429,23 @@ fn embd_output_format(value: &str) -> Option<Instead> {
     })
 }
 
+/// All single flags.
+pub fn flags() -> impl Iterator<Item = &'static (Command, &'static [&'static str], Instead)> {
+    #[cfg(feature = "serve")]
+    let of_server = super::server::FLAGS;
+    #[cfg(not(feature = "serve"))]
+    let of_server = &[];
+    FLAGS.iter().chain(of_server)
+}
+
 /// The translation of `flag` of `command`: as a single flag of the command, as one of all commands,
 /// or by its class.
 pub fn instead(command: &str, flag: &str) -> Option<Instead> {
     let single = |wanted: Command| {
-        let found = FLAGS.iter().find(|(of, names, _)| *of == wanted && names.contains(&flag));
+        let found = flags().find(|(of, names, _)| *of == wanted && names.contains(&flag));
         found.map(|(_, _, instead)| *instead)
     };
-    let command = FLAGS.iter().find_map(|(of, ..)| of.filter(|of| *of == command));
+    let command = flags().find_map(|(of, ..)| of.filter(|of| *of == command));
     command
         .and_then(|command| single(Some(command)))
         .or_else(|| single(None))
@@ -451,7 +460,10 @@ pub const COMMANDS: &[(&[&str], Instead)] = &[
     (&["convert", "dwq", "awq", "gptq", "dynamic_quant", "quant"], Is("quantize")),
     (&["benchmark"], Is("bench")),
     (&["show", "info"], Is("inspect")),
-    (&["serve", "server"], Say(SERVER)),
+    #[cfg(feature = "serve")]
+    (&["server"], Is("serve")),
+    #[cfg(not(feature = "serve"))]
+    (&["serve", "server"], Say("this program was built without the feature `serve`")),
     (&["imatrix"], Say(IMATRIX)),
     (&["evaluate", "lm_eval"], Say(TASKS)),
     (&["lora", "fuse"], Say(ADAPTERS)),

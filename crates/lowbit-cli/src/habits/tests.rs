@@ -77,6 +77,14 @@ fn flags_are_called_by_their_names_here() {
         ("--list-devices", "devices"),
         ("generate -ctk f16 -p x -mg 0 -sm none", "generate --cache-type-k f16 -p x"),
         ("quantize -ctk q8_0 -m x -o y", "quantize -m x -o y"),
+        (
+            "llama-server -m x --port 9 -np 4 -c 64 --api-key k",
+            "serve -m x --port 9 --max-running 4 -c 64 --api-key k",
+        ),
+        ("llama-server -m x -a y -cb --metrics -to 600", "serve -m x --alias y"),
+        ("mlx_lm.server --model x --host h --port 9", "serve --model x --host h --port 9"),
+        ("vllm serve org/name --max-model-len 64", "serve --model=org/name --ctx-size 64"),
+        ("serve -m x -ngl 99 -fa on --jinja", "serve -m x --n-gpu-layers 99"),
         ("mlx_lm generate --model x --prompt hi", "generate --model x --prompt hi"),
         ("mlx_lm.generate --model x --prompt hi", "generate --model x --prompt hi"),
         ("convert --hf-path x --mlx-path y -q --q-bits 4", "quantize --model x --output y --q-bits 4"),
@@ -100,9 +108,11 @@ fn what_is_not_here_is_answered() {
         ("chat -p hi", "lowbit generate"),
         ("-m x -p hi -cnv", "-p: `lowbit generate`"),
         ("generate -cnv", "lowbit chat"),
-        ("serve -m x", "no server"),
+        ("serve -m x --ssl-key-file k", "proxy"),
+        ("llama-server -m x -cram 100", "--cache-memory"),
+        ("serve -p hi", "requests have their prompts"),
         ("generate -cbx", "there is no such flag"),
-        ("generate -np", "no server"),
+        ("generate -np", "`lowbit serve`"),
         ("generate -mu https://example.org/x.gguf", "download the file"),
         ("generate -mg 1", "--device cuda:1"),
         ("generate -temp 0.5", "--temp"),
@@ -132,7 +142,7 @@ fn the_table_agrees_with_the_commands() {
         longs.map(|name| format!("--{name}")).chain(shorts.map(|name| format!("-{name}"))).collect()
     };
     let mut seen = HashSet::new();
-    for (of, flags, instead) in table::FLAGS {
+    for (of, flags, instead) in table::flags() {
         let commands =
             program.get_subcommands().filter(|command| of.is_none_or(|of| of == command.get_name()));
         let commands: Vec<_> = commands.collect();

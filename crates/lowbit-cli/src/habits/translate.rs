@@ -77,7 +77,7 @@ fn meant(
     }
     // `mlx_lm generate` is `mlx_lm.generate`.
     let (name, replaces) = match text(1) {
-        Some(second) if ["mlx_lm", "mlx-lm", "llama", "ollama"].contains(&first) => (second, 2),
+        Some(second) if ["mlx_lm", "mlx-lm", "llama", "ollama", "vllm"].contains(&first) => (second, 2),
         _ => (first.strip_prefix("mlx_lm.").or(first.strip_prefix("llama-")).unwrap_or(first), 1),
     };
     let instead = table::COMMANDS.iter().find(|(names, _)| names.contains(&name));
@@ -341,7 +341,7 @@ impl<'a> Words<'a> {
         let has_prompt = self.has(&["-p", "--prompt", "-f", "--file"]);
         let is_model = match self.command.get_name() {
             _ if is_named => false,
-            "chat" | "inspect" => is_model(&text(first)),
+            "chat" | "inspect" | "serve" => is_model(&text(first)),
             "quantize" => true,
             "perplexity" => !self.has(&["--compare"]) && texts.len() == 1,
             "bench" => is_checkpoint(&text(first)),

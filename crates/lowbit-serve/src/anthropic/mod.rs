@@ -1,0 +1,100 @@
+//! Anthropic's API.
+
+mod input;
+mod reply;
+
+use crate::app::{App, Record};
+use crate::body;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::{Warnings, answer};
+use crate::run::{Job, Replies, Whole};
+use crate::sampling::{max_tokens, model, options, stops};
+use crate::stream::stream;
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::Response;
+use input::conversation;
+use reply::{MessageStream, whole_message};
+use serde_json::json;
+use std::sync::Arc;
+
+struct Asked {
+    job: Job,
+    model: String,
+    stream: bool,
+    warnings: Warnings,
+}
+
+/// `/v1/messages`.
+pub(crate) async fn messages(
+    State(app): State<Arc<App>>,
+    Extension(record): Extension<Arc<Record>>,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    app.admit()?;
+    let body = body::read(&app, body).await?;
+    let asked = app.work(move |app| Asked::read(app, Fields::parse(&body.bytes)?)).await?;
+    let id = app.id("msg_");
+    let jobs = vec![asked.job];
+    if asked.stream {
+        let writer = MessageStream::new(id, asked.model);
+        return Ok(asked.warnings.on(stream(app, record, jobs, writer).await?));
+    }
+    let replies = Whole::all(Replies::submit(&app, &record, &jobs)?).await?;
+    let whole = replies.first().ok_or_else(ApiError::internal)?;
+    Ok(asked.warnings.on(answer(&whole_message(&id, &asked.model, whole))))
+}
+
+/// `/v1/messages/count_tokens`.
+pub(crate) async fn count_tokens(
+    State(app): State<Arc<App>>,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    let body = body::read(&app, body).await?;
+    let count = app.work(move |app| {
+        let mut fields = Fields::parse(&body.bytes)?;
+        let mut warnings = Warnings::default();
+        model(&mut fields, &app.served)?;
+        let conversation = conversation(app, &mut fields, &mut warnings)?;
+        let (tokens, _) = (conversation.prompt(&app.served)?.ids.len(), fields);
+        Ok((tokens, warnings))
+    });
+    let (tokens, warnings) = count.await?;
+    Ok(warnings.on(answer(&json!({"input_tokens": tokens}))))
+}
+
+impl Asked {
+    fn read(app: &App, mut fields: Fields) -> Result<Self, ApiError> {
+        let served = &app.served;
+        let mut warnings = Warnings::default();
+        let model = model(&mut fields, served)?;
+        let mut options = options(&mut fields, served, app.random())?;
+        let Some(tokens) = max_tokens(&mut fields, &["max_tokens"], 1)? else {
+            return Err(ApiError::field("max_tokens", "is missing"));
+        };
+        options.max_tokens = tokens;
+        let stops = stops(&mut fields, "stop_sequences")?;
+        let stream = fields.take("stream")?.unwrap_or(false);
+        let (conversation, one_call) = {
+            let one_call = input::one_call(&mut fields)?;
+            (conversation(app, &mut fields, &mut warnings)?, one_call)
+        };
+        fields.ignore(&["metadata", "service_tier", "container", "context_management", "betas"]);
+        fields.refuse(&["output_format", "output_config", "mcp_servers"], "is not done here")?;
+        warnings.unknown(&fields);
+        let prompt = conversation.prompt(served)?;
+        let job = Job {
+            prompt: prompt.ids,
+            options,
+            logprobs: None,
+            checkpoints: prompt.checkpoints,
+            syntax: prompt.syntax,
+            stops,
+            calls: prompt.calls,
+            one_call,
+        };
+        Ok(Self { job, model, stream, warnings })
+    }
+}

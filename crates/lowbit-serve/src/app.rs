@@ -1,0 +1,194 @@
+//! What all handlers share.
+
+use crate::budget::Budget;
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::options::ServeOptions;
+use crate::served::Served;
+use axum::http::StatusCode;
+use lowbit_engine::Backend;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Semaphore, watch};
+
+/// Writes a line about a request or a fault.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+pub(crate) struct App {
+    pub(crate) served: Served,
+    pub(crate) engine: Arc<dyn Backend>,
+    pub(crate) options: ServeOptions,
+    pub(crate) metrics: Metrics,
+    pub(crate) bodies: Budget,
+    pub(crate) log: Log,
+    /// True once the server was told to stop: it takes no more requests.
+    draining: AtomicBool,
+    /// True once what still runs ends with an error.
+    ending: watch::Sender<bool>,
+    /// Requests that are read, rendered and tokenised at a time: such work keeps a core busy, and
+    /// a body as JSON takes several times its bytes.
+    workers: Arc<Semaphore>,
+    random: RandomState,
+    ids: AtomicU64,
+    /// The time of the start, for the list of models.
+    pub(crate) created: u64,
+}
+
+impl App {
+    pub(crate) fn new(served: Served, engine: Arc<dyn Backend>, options: ServeOptions, log: Log) -> Self {
+        let figures = engine.clone();
+        Self {
+            served,
+            engine,
+            metrics: Metrics::new(Arc::new(move || figures.stats())),
+            bodies: Budget::new(options.limits.bodies),
+            options,
+            log,
+            draining: AtomicBool::new(false),
+            ending: watch::Sender::new(false),
+            workers: Arc::new(Semaphore::new(thread::available_parallelism().map_or(2, usize::from))),
+            random: RandomState::new(),
+            ids: AtomicU64::new(0),
+            created: now(),
+        }
+    }
+
+    /// Takes no more requests.
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+        self.engine.drain();
+    }
+
+    /// Ends what still runs.
+    pub(crate) fn end(&self) {
+        self.ending.send_replace(true);
+        self.engine.stop();
+    }
+
+    /// Turns true once what still runs is to end.
+    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// True if the engine answers requests.
+    pub(crate) fn is_ready(&self) -> bool {
+        let stats = self.engine.stats();
+        !self.is_draining() && !stats.draining && !stats.lost
+    }
+
+    /// Tokens that a prompt and its reply may have together.
+    pub(crate) fn context(&self) -> usize {
+        self.engine.context().min(self.served.context)
+    }
+
+    /// A number that does not repeat, and cannot be guessed from another.
+    pub(crate) fn random(&self) -> u64 {
+        self.random.hash_one(self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// An id that begins with `start`.
+    pub(crate) fn id(&self, start: &str) -> String {
+        format!("{start}{:016x}{:08x}", self.random(), self.random() as u32)
+    }
+
+    /// Runs work that keeps a core busy, away from the threads that serve connections. A panic of it
+    /// is one of its handler.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub(crate) async fn work<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let place = self.workers.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
+        let app = self.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            work(&app)
+        });
+        match done.await {
+            Ok(result) => result,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => Err(ApiError::stopping()),
+            },
+        }
+    }
+
+    /// That a request may begin now.
+    ///
+    /// # Errors
+    /// 503 while the server drains.
+    pub(crate) fn admit(&self) -> Result<(), ApiError> {
+        if self.is_draining() { Err(ApiError::stopping()) } else { Ok(()) }
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// A request while it is answered, and its line in the log, which is written when it ends: for a
+/// stream that is after its last byte.
+pub(crate) struct Record {
+    app: Arc<App>,
+    pub(crate) start: Instant,
+    method: String,
+    /// The path of a route, or `other`.
+    path: &'static str,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    status: Option<StatusCode>,
+    /// Words about it.
+    words: Vec<String>,
+}
+
+impl Record {
+    pub(crate) fn new(app: Arc<App>, method: String, path: &'static str) -> Arc<Self> {
+        Arc::new(Self { app, start: Instant::now(), method, path, state: Mutex::default() })
+    }
+
+    /// Adds words to the line.
+    pub(crate) fn say(&self, words: String) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).words.push(words);
+    }
+
+    pub(crate) fn status(&self, status: StatusCode) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).status = Some(status);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let took = self.start.elapsed();
+        // Nginx' number for a client that has gone before the answer.
+        let status = state.status.map_or(499, |status| status.as_u16());
+        self.app.metrics.answered(self.path, status, took);
+        // Probes come every few seconds.
+        if self.path.starts_with("/health") && status == 200 || self.path == "/metrics" {
+            return;
+        }
+        let words = state.words.iter().fold(String::new(), |line, words| line + " " + words);
+        (self.app.log)(&format!("{} {} {status} {}{words}", self.method, self.path, shown(took)));
+    }
+}
+
+/// A time as a log has it.
+pub(crate) fn shown(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.0} ms", seconds * 1e3),
+        seconds => format!("{seconds:.1} s"),
+    }
+}

@@ -1,0 +1,140 @@
+//! Paths of no other API: health, figures, tokens, and the page.
+
+use crate::app::App;
+use crate::body;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::openai::chat::conversation;
+use crate::openai::{Warnings, answer, spelled};
+use crate::prompt::{check, encode};
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, Response, StatusCode};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// The process runs.
+pub(crate) async fn live() -> Response<Body> {
+    answer(&json!({"status": "ok"}))
+}
+
+/// Requests are taken: 200, or 503 while the server drains or where its device is lost.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response<Body> {
+    let is_ready = app.is_ready();
+    let mut response = answer(&json!({"status": if is_ready { "ok" } else { "unavailable" }}));
+    if !is_ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+/// As [`ready`], with what the engine does.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Response<Body> {
+    let (is_ready, stats) = (app.is_ready(), app.engine.stats());
+    let mut response = answer(&json!({
+        "status": if is_ready { "ok" } else { "unavailable" },
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "draining": app.is_draining(),
+        "device_lost": stats.lost,
+    }));
+    if !is_ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+/// Figures for Prometheus.
+pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Result<Response<Body>, ApiError> {
+    let text = app.metrics.text().map_err(|_| ApiError::internal())?;
+    let mut response = Response::new(Body::from(text));
+    let of = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, of);
+    Ok(response)
+}
+
+/// The ids of a text (`content`, or vLLM's `prompt`), or of a conversation (`messages`).
+pub(crate) async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
+    let body = body::read(&app, body).await?;
+    let value = app.work(move |app| {
+        let mut fields = Fields::parse(&body.bytes)?;
+        let served = &app.served;
+        let text = match fields.take::<String>("content")? {
+            Some(text) => Some(text),
+            None => fields.take("prompt")?,
+        };
+        let ids = match text {
+            Some(text) => {
+                let special =
+                    fields.take("add_special")?.or(fields.take("add_special_tokens")?).unwrap_or(false);
+                encode(|| served.tokenizer.encode(&text, special))?
+            }
+            None => conversation(app, &mut fields, &mut Warnings::default())?.prompt(served)?.ids.to_vec(),
+        };
+        let pieces = fields.take("with_pieces")?.unwrap_or(false);
+        let tokens: Vec<Value> = match pieces {
+            true => {
+                ids.iter().map(|&id| json!({"id": id, "piece": spelled(&served.tokenizer, id)})).collect()
+            }
+            false => ids.iter().map(|&id| id.into()).collect(),
+        };
+        Ok(json!({"tokens": tokens, "count": ids.len(), "max_model_len": app.context()}))
+    });
+    Ok(answer(&value.await?))
+}
+
+/// The text of ids (`tokens`).
+pub(crate) async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response<Body>, ApiError> {
+    let body = body::read(&app, body).await?;
+    let value = app.work(move |app| {
+        let ids: Vec<u32> = Fields::parse(&body.bytes)?.need("tokens")?;
+        check(&app.served, &ids, "tokens")?;
+        let text = app.served.tokenizer.decode(&ids);
+        let text = text.map_err(|error| ApiError::field("tokens", error))?;
+        // llama.cpp's name, and vLLM's.
+        Ok(json!({"content": text, "prompt": text}))
+    });
+    Ok(answer(&value.await?))
+}
+
+/// The text that the model reads for a conversation.
+pub(crate) async fn apply_template(
+    State(app): State<Arc<App>>,
+    body: Body,
+) -> Result<Response<Body>, ApiError> {
+    let body = body::read(&app, body).await?;
+    let value = app.work(move |app| {
+        let mut fields = Fields::parse(&body.bytes)?;
+        let conversation = conversation(app, &mut fields, &mut Warnings::default())?;
+        Ok(json!({"prompt": conversation.render(&app.served)?.0}))
+    });
+    Ok(answer(&value.await?))
+}
+
+/// A chat in a browser.
+pub(crate) async fn page() -> Response<Body> {
+    let mut response = file(include_str!("page/page.html"), "text/html; charset=utf-8");
+    let policy = HeaderValue::from_static(PAGE_POLICY);
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
+    response
+}
+
+pub(crate) async fn script() -> Response<Body> {
+    file(include_str!("page/page.js"), "text/javascript; charset=utf-8")
+}
+
+pub(crate) async fn style() -> Response<Body> {
+    file(include_str!("page/page.css"), "text/css; charset=utf-8")
+}
+
+fn file(text: &'static str, of: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(of));
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// The page loads its own script and style, and talks to this server.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";

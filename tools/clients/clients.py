@@ -1,0 +1,85 @@
+"""PyPI's openai and anthropic against a server: tools/check_clients runs it with the address and a key."""
+
+import sys
+
+import anthropic
+import openai
+
+ADDRESS, KEY = sys.argv[1:]
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "What is a vector?"}], "max_tokens": 24, "temperature": 0}
+FUNCTION = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+BLOCK = {"name": "look", "description": "Looks.", "input_schema": FUNCTION["parameters"]}
+
+
+def raised(kind, call):
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def with_openai():
+    client = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key=KEY)
+    assert [model.id for model in client.models.list()][0] == "demo"
+    whole = client.chat.completions.create(**CHAT)
+    choice = whole.choices[0]
+    assert choice.message.content and choice.finish_reason in ("stop", "length") and whole.usage.completion_tokens > 0
+    chunks = list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == choice.message.content, (text, choice.message.content)
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    with client.chat.completions.stream(**CHAT) as stream:
+        assert "".join(event.delta for event in stream if event.type == "content.delta") == choice.message.content
+    again = client.chat.completions.create(**CHAT)
+    assert again.choices[0].message.content == choice.message.content
+    tools = client.chat.completions.create(**CHAT, tools=[{"type": "function", "function": FUNCTION}])
+    assert tools.choices[0].message.content is not None or tools.choices[0].message.tool_calls
+    scored = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+    logprobs = scored.choices[0].logprobs.content
+    assert len(logprobs[0].top_logprobs) == 3 and logprobs[0].logprob <= 0
+    # Greedy: the token is the likeliest.
+    assert logprobs[0].top_logprobs[0].token == logprobs[0].token
+    many = client.chat.completions.create(**{**CHAT, "temperature": 2}, top_p=1, n=3, seed=5)
+    assert len({choice.message.content for choice in many.choices}) > 1
+    text = client.completions.create(model="demo", prompt="A vector is", max_tokens=8, temperature=0)
+    assert text.choices[0].text and text.usage.completion_tokens == 8
+    error = raised(openai.BadRequestError, lambda: client.chat.completions.create(**CHAT, response_format={"type": "json_object"}))
+    assert error.param == "response_format.type", error
+    long = [{"role": "user", "content": "word " * 4000}]
+    error = raised(openai.BadRequestError, lambda: client.chat.completions.create(**{**CHAT, "messages": long}))
+    assert error.code == "context_length_exceeded", error
+    raised(openai.NotFoundError, lambda: client.chat.completions.create(**{**CHAT, "model": "gpt-9"}))
+    stranger = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key="wrong")
+    raised(openai.AuthenticationError, lambda: stranger.models.list())
+    return choice.message.content
+
+
+def with_anthropic(text):
+    # Newer versions have no argument for it.
+    chat = {**CHAT, "extra_body": {"temperature": CHAT["temperature"]}}
+    del chat["temperature"]
+    client = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY)
+    whole = client.messages.create(**chat)
+    assert whole.content[0].text == text, (whole, text)
+    assert whole.stop_reason in ("end_turn", "max_tokens") and whole.usage.output_tokens > 0
+    with client.messages.stream(**chat) as stream:
+        assert "".join(stream.text_stream) == text
+        final = stream.get_final_message()
+    assert (final.content[0].text, final.stop_reason) == (text, whole.stop_reason)
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    tools = client.messages.create(**chat, system="Be brief.", tools=[BLOCK], stop_sequences=["###"])
+    assert tools.content
+    count = client.messages.count_tokens(model="demo", messages=chat["messages"])
+    usage = whole.usage
+    assert count.input_tokens == usage.input_tokens + usage.cache_read_input_tokens
+    image = [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}]}]
+    raised(anthropic.BadRequestError, lambda: client.messages.create(**{**chat, "messages": image}))
+    stranger = anthropic.Anthropic(base_url=ADDRESS, api_key="wrong")
+    raised(anthropic.AuthenticationError, lambda: stranger.messages.create(**chat))
+
+
+text = with_openai()
+print("  openai", openai.__version__)
+with_anthropic(text)
+print("  anthropic", anthropic.__version__)
