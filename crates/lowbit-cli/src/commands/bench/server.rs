@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments, url: &str) -> Result<(), Failure> {
     if arguments.prompt_tokens.len() > 1 {
         return Err("--server takes one length of prompts (--prompt-tokens)".into());
     }
-    let prompts = Prompts::new(&client, prompt_tokens, flags.shared_tokens)?;
+    let mut prompts = Prompts::new(&client, prompt_tokens, flags.shared_tokens)?;
     let loads: Vec<Load> = match flags.rate {
         Some(rate) if rate > 0.0 && rate.is_finite() => vec![Load::Rate(rate)],
         Some(rate) => return Err(format!("--rate {rate}: a number above 0 is wanted").into()),
@@ -110,6 +110,8 @@ pub fn run(arguments: &Arguments, url: &str) -> Result<(), Failure> {
     let mut rows = vec![];
     for load in loads {
         let row = measure(&client, &prompts, arguments, load)?;
+        // The server may have cached what it was asked before.
+        prompts.first += row.requests;
         if !arguments.json {
             row.print()?;
         }
@@ -207,6 +209,8 @@ struct Prompts {
     shared: usize,
     /// Tells the prompts of this run from those of earlier ones, which the server may have cached.
     run: u64,
+    /// Requests of the rows before.
+    first: usize,
 }
 
 impl Prompts {
@@ -216,7 +220,7 @@ impl Prompts {
         let run = now.as_nanos() as u64;
         let counted = client.count(&words(run, PROBE))?.max(1);
         let words_per_token = PROBE as f64 / counted as f64;
-        Ok(Self { words_per_token, tokens, shared: shared.min(tokens), run })
+        Ok(Self { words_per_token, tokens, shared: shared.min(tokens), run, first: 0 })
     }
 
     fn words_of(&self, tokens: usize) -> usize {
@@ -224,7 +228,7 @@ impl Prompts {
     }
 
     fn request(&self, index: usize, arguments: &Arguments) -> Asked {
-        let seed = self.run.wrapping_add(1000 * (index as u64 + 1));
+        let seed = self.run.wrapping_add(1000 * ((self.first + index) as u64 + 1));
         let own = self.words_of(self.tokens - self.shared).max(1);
         let prompt = words(self.run, self.words_of(self.shared)) + &words(seed, own);
         let tokens = arguments.generated_tokens.unwrap_or(super::GENERATED);
