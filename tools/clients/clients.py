@@ -44,6 +44,11 @@ def with_openai():
     assert len({choice.message.content for choice in many.choices}) > 1
     text = client.completions.create(model="demo", prompt="A vector is", max_tokens=8, temperature=0)
     assert text.choices[0].text and text.usage.completion_tokens == 8
+    response = client.responses.create(model="demo", input="What is a vector?", max_output_tokens=24, temperature=0)
+    assert response.output_text == choice.message.content, response
+    with client.responses.stream(model="demo", input="What is a vector?", max_output_tokens=24, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert text == choice.message.content, text
     error = raised(openai.BadRequestError, lambda: client.chat.completions.create(**CHAT, response_format={"type": "json_object"}))
     assert error.param == "response_format.type", error
     long = [{"role": "user", "content": "word " * 4000}]

@@ -15,7 +15,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 /// The paths that have routes, by which requests are counted.
-const PATHS: [&str; 15] = [
+const PATHS: [&str; 21] = [
     "/",
     "/page.js",
     "/page.css",
@@ -28,6 +28,12 @@ const PATHS: [&str; 15] = [
     "/v1/completions",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
+    "/api/show",
+    "/api/version",
     "/tokenize",
     "/detokenize",
     "/apply-template",

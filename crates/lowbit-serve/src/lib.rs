@@ -1,4 +1,4 @@
-//! Serves a model over HTTP: OpenAI's chat completions and completions, Anthropic's messages, health, figures and tokens.
+//! Serves a model over HTTP: OpenAI's chat completions, completions and responses, Anthropic's messages, Ollama's chats, health, figures and tokens.
 //! The program's command for it is `lowbit serve`.
 //!
 //! A [`Server`] takes an address; [`Server::run`] answers requests for a [`Served`] model by anything that is a
@@ -17,10 +17,12 @@ mod error;
 mod fields;
 mod guard;
 mod metrics;
+mod ollama;
 mod openai;
 mod options;
 mod own;
 mod prompt;
+mod responses;
 mod run;
 mod sampling;
 mod served;

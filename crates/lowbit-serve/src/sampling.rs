@@ -80,7 +80,7 @@ pub(crate) fn max_tokens(fields: &mut Fields, names: &[&str], least: i64) -> Res
         let Some(tokens) = fields.take::<i64>(name)? else { continue };
         if tokens < least && tokens != -1 {
             let problem = format!("is {tokens}, but at least {least} is wanted, or -1 for no limit");
-            return Err(ApiError::field(name, problem));
+            return Err(ApiError::field(&fields.path(name), problem));
         }
         found = found.or(Some(usize::try_from(tokens).unwrap_or(usize::MAX)));
     }

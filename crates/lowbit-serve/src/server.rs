@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::guard::guard;
 use crate::options::ServeOptions;
 use crate::served::Served;
-use crate::{ServeError, anthropic, openai, own};
+use crate::{ServeError, anthropic, ollama, openai, own, responses};
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::from_fn_with_state;
@@ -116,6 +116,12 @@ fn routes(app: Arc<App>) -> Router {
         .route("/v1/completions", post(openai::completions::completions))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::responses))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/show", post(ollama::show))
+        .route("/api/version", get(ollama::version))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), guard))

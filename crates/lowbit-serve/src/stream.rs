@@ -29,8 +29,8 @@ pub(crate) trait Writer: Send + 'static {
     fn failed(&mut self, error: &ApiError, out: &mut String);
 
     /// What is sent when nothing else was for a while.
-    fn ping(&self) -> &'static str {
-        ": ping\n\n"
+    fn ping(&self) -> String {
+        ": ping\n\n".into()
     }
 
     /// The stream's media type.
@@ -102,7 +102,7 @@ async fn write(
         };
         let goes_on = match next {
             Err(_) => {
-                out.push_str(writer.ping());
+                out.push_str(&writer.ping());
                 true
             }
             Ok(None) => {

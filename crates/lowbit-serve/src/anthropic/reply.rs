@@ -171,7 +171,7 @@ impl Writer for MessageStream {
         out.push_str(&event("error", error.body(Dialect::Anthropic)));
     }
 
-    fn ping(&self) -> &'static str {
-        "event: ping\ndata: {\"type\": \"ping\"}\n\n"
+    fn ping(&self) -> String {
+        "event: ping\ndata: {\"type\": \"ping\"}\n\n".into()
     }
 }
