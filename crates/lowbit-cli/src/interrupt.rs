@@ -44,6 +44,7 @@ pub enum Doing {
     /// The same, but it takes its time: there is a state to save.
     Learning,
     /// Serving requests, which any signal ends in time; a second one ends the program at once.
+    #[cfg_attr(not(feature = "serve"), allow(dead_code, reason = "a program without a server"))]
     Serving,
 }
 

@@ -161,6 +161,7 @@ impl ModelOptions {
     }
 
     /// The model's name on the hub, if it was named by that.
+    #[cfg(feature = "serve")]
     pub fn name(&self) -> Option<String> {
         let name = self.model.as_ref().or(self.hf_repo.as_ref())?;
         (!habits::expand_home(name).exists()).then(|| name.clone())

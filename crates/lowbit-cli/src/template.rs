@@ -66,6 +66,7 @@ impl TemplateOptions {
     }
 
     /// Whether --tools was given.
+    #[cfg(feature = "serve")]
     pub fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
