@@ -63,11 +63,16 @@ impl ReplyOptions {
         Self { show_end, ..self }
     }
 
-    /// The options of generation after `before` tokens, the prompt included.
-    fn generation(
+    /// The options of a reply after `before` tokens, the prompt included: with the tokenizer's
+    /// end-of-text ids and the special tokens that are stop texts as stop ids, and as many tokens as
+    /// the context has room for. `context` is the model's.
+    ///
+    /// # Errors
+    /// [`ModelError::ContextLength`].
+    pub fn generation(
         &self,
-        session: &Session<'_>,
         tokenizer: &Tokenizer,
+        context: usize,
         before: usize,
     ) -> Result<GenerationOptions, ModelError> {
         let mut generation = self.generation.clone();
@@ -77,7 +82,6 @@ impl ReplyOptions {
         // A special token is seen by its id before it is text.
         let ids = self.stops.iter().filter_map(|stop| tokenizer.id(stop));
         generation.stop_ids.extend(ids.filter(|&id| tokenizer.is_special(id)));
-        let context = session.context();
         let limit = self.context.map_or(context, |tokens| tokens.min(context));
         if before > limit {
             return Err(ModelError::ContextLength { tokens: before, limit });
@@ -172,7 +176,7 @@ pub(crate) fn answer(
 ) -> Result<Reply, Error> {
     let Asked { tokenizer, syntax, prompt, .. } = *asked;
     let cached_tokens = session.tokens().len();
-    let generation = options.generation(session, tokenizer, cached_tokens + prompt.len())?;
+    let generation = options.generation(tokenizer, session.context(), cached_tokens + prompt.len())?;
     let start = Instant::now();
     let logits = read(session, asked, &mut each)?;
     let prompt_time = start.elapsed();

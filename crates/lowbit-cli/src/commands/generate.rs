@@ -1,3 +1,4 @@
+use super::prompts::{self, Batch};
 use super::reply::{Reply, ReplyOptions, Watch};
 use crate::interrupt::{Interrupted, Interrupts};
 use crate::options::{ModelOptions, Opened, note_embedding_model};
@@ -6,7 +7,7 @@ use crate::template::TemplateOptions;
 use crate::{Failure, habits, json, out};
 use lowbit::{Finish, Message, Session, Syntax, dry_generation};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Flags of `generate`.
 #[derive(clap::Args)]
@@ -42,6 +43,10 @@ struct Prompts {
     /// A file with the prompt; one line break at its end is dropped.
     #[arg(long, short, conflicts_with = "prompt")]
     file: Option<PathBuf>,
+    /// A file with many prompts, {"prompt": ".."} on each line, which are answered side by side: with --json, an object per
+    /// prompt, in their order.
+    #[arg(long, value_name = "JSONL", conflicts_with_all = ["text", "prompt", "file", "special"], requires = "json")]
+    prompts: Option<PathBuf>,
     /// Interpret \n, \t, \\ and other escapes in --prompt.
     #[arg(long, short)]
     escape: bool,
@@ -57,6 +62,9 @@ struct Prompts {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let interrupts = Interrupts::listen()?;
     arguments.sampling.check()?;
+    if let Some(file) = &arguments.prompts.prompts {
+        return arguments.side_by_side(&interrupts, file);
+    }
     let prompt = arguments.prompts.text()?;
     let opened = arguments.model.open_with_tokenizer()?;
     note_embedding_model(&opened.checkpoint);
@@ -117,6 +125,24 @@ impl Prompts {
 }
 
 impl Arguments {
+    /// Answers the prompts of a file.
+    fn side_by_side(&self, interrupts: &Interrupts, file: &Path) -> Result<(), Failure> {
+        let texts = prompts::read(file)?;
+        let opened = self.model.open_with_tokenizer()?;
+        note_embedding_model(&opened.checkpoint);
+        let prompts: Vec<_> =
+            texts.iter().map(|text| self.tokens(&opened, text)).collect::<Result<_, _>>()?;
+        let sampling = self.sampling.resolve(&opened.checkpoint)?;
+        let lengths: Vec<usize> = prompts.iter().map(|(tokens, _)| tokens.len()).collect();
+        let loaded = opened
+            .with_context(self.reply.limit())
+            .load(|model| dry_generation(model, &lengths, sampling.first()))?;
+        let context = self.reply.context(&loaded)?;
+        let options = self.reply.library(sampling.first().clone(), context).with_ignore_eos(self.ignore_eos);
+        let batch = Batch { loaded: &loaded, options: &options, logprobs: self.reply.logprobs };
+        batch.answer(interrupts, &prompts, || sampling.say())
+    }
+
     /// The prompt's tokens, and how the model spells what a reply to it is made of.
     fn tokens(&self, opened: &Opened, prompt: &str) -> Result<(Vec<u32>, Syntax), Failure> {
         let template = match self.prompts.ignore_chat_template {

@@ -44,16 +44,22 @@ pub fn score(
         let logits = model.forward(&tokens[first - 1..end - 1], &mut cache, Logits::All)?;
         let logits = logits.ok_or(ModelError::NoTokens)?.to_device(model.host())?;
         let rows = logits.as_slice::<f32>()?.chunks_exact(logits.dim(-1));
-        scored.extend(rows.zip(&tokens[first..end]).map(|(row, &id)| row_scores(tokenizer, row, id, count)));
+        scored.extend(
+            rows.zip(&tokens[first..end])
+                .map(|(row, &id)| Scored::new(tokenizer, TokenLogprobs::new(row, id, count))),
+        );
     }
     Ok(scored)
 }
 
-fn row_scores(tokenizer: &Tokenizer, logits: &[f32], id: u32, count: usize) -> Scored {
-    let candidate = |Logprob { id, logprob }| {
-        let token = tokenizer.decode(&[id]).unwrap_or_default();
-        Candidate { id, token, logprob }
-    };
-    let TokenLogprobs { token, top } = TokenLogprobs::new(logits, id, count);
-    Scored { token: candidate(token), top_logprobs: top.into_iter().map(candidate).collect() }
+impl Scored {
+    /// A token's log-probability, with the spelling of all tokens.
+    pub fn new(tokenizer: &Tokenizer, logprobs: TokenLogprobs) -> Self {
+        let candidate = |Logprob { id, logprob }| {
+            let token = tokenizer.decode(&[id]).unwrap_or_default();
+            Candidate { id, token, logprob }
+        };
+        let TokenLogprobs { token, top } = logprobs;
+        Self { token: candidate(token), top_logprobs: top.into_iter().map(candidate).collect() }
+    }
 }

@@ -10,6 +10,7 @@ mod learn;
 mod lines;
 mod logprobs;
 pub mod perplexity;
+mod prompts;
 pub mod quantize;
 mod reply;
 pub mod rerank;

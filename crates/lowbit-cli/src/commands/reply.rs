@@ -37,7 +37,7 @@ pub struct ReplyOptions {
     reasoning: Reasoning,
     /// With --json: each token's log-probability, and those of the K likeliest in its place.
     #[arg(long, value_name = "K", requires = "json")]
-    logprobs: Option<usize>,
+    pub logprobs: Option<usize>,
 }
 
 impl ReplyOptions {
