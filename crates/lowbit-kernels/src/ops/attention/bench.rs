@@ -108,8 +108,14 @@ fn prepare(
     let mut expected = vec![];
     for t in if tokens == 1 { vec![0] } else { vec![0, tokens - 1] } {
         let q = &qs.as_slice()?[t * row..(t + 1) * row];
-        let operands =
-            Operands { q, k: ks.as_slice()?, v: vs.as_slice()?, positions: &positions[t..t + 1], sizes };
+        let operands = Operands {
+            q,
+            k: ks.as_slice()?,
+            v: vs.as_slice()?,
+            positions: &positions[t..t + 1],
+            sinks: &[],
+            sizes,
+        };
         let answer = operands.attention(&params);
         let bound = |i| match device {
             Device::Cpu(cpu) => {
@@ -132,7 +138,7 @@ fn prepare(
     let run = |_| -> Result<Run, KernelError> {
         let [k, v] = [&k, &v].map(|x| copy(x).and_then(|x| x.to_device(device)));
         let (q, k, v, at) = (q.clone(), k?, v?, at.clone());
-        Ok(Box::new(move || attention(&q, &k, &v, &at, &params)))
+        Ok(Box::new(move || attention(&q, &k, &v, &at, None, &params)))
     };
     Ok(Prepared { runs: (0..copies).map(run).collect::<Result<_, _>>()?, expected })
 }

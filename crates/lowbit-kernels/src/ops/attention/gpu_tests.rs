@@ -73,8 +73,8 @@ fn check_each_matrix_kernel(case: &Case, dtype: FloatType, at: &[u32]) {
     if caps.matrices(dtype).is_none() && !caps.tensor_cores {
         return;
     }
-    case.check_each(at, [dtype; 2], &gpu(), |operands| {
-        let all = by_each_matrix_kernel(&queue, operands, &case.params()).unwrap();
+    case.check_each(at, [dtype; 2], &gpu(), |operands, sinks| {
+        let all = by_each_matrix_kernel(&queue, operands, sinks, &case.params()).unwrap();
         assert!(!all.is_empty(), "{case:?}");
         all.into_iter().map(|y| (y, Some(dtype))).collect()
     });
@@ -185,6 +185,46 @@ fn steps_after_long_texts_on_tensor_cores() {
     }
 }
 
+/// Sinks beside keys that one cube has and that several share, in every kernel.
+#[test]
+fn sinks_are_in_the_denominator() {
+    let case = Case { sinks: true, width: 64, value_width: 64, ..CASE };
+    for (dtype, cache) in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|cache| (dtype, cache))) {
+        case.check(&[70], dtype, cache, &gpu());
+        case.check(&positions(11..48), dtype, cache, &gpu());
+    }
+    let odd = Case { sinks: true, ..CASE };
+    odd.check(&positions(60..99), F32, F32, &gpu());
+    let long = Case { capacity: 3000, ..case };
+    for case in [case, long, Case { window: Some(40), ..long }, Case { query_heads: 16, ..long }] {
+        for dtype in [FloatType::F16, FloatType::BF16] {
+            check_each_matrix_kernel(&case, dtype, &[149]);
+            check_each_matrix_kernel(&case, dtype, &positions(60..105));
+            check_each_matrix_kernel(&case, dtype, &[149, 3, 50, 0]);
+        }
+        case.check(&[149], F32, FloatType::F16, &gpu());
+        case.check(&[149, 3, 50, 0], F32, FloatType::F16, &gpu());
+    }
+}
+
+/// The rows of a token whose position is beyond the capacity are NaN with sinks, too.
+#[test]
+fn a_wrong_position_gives_nan_beside_sinks() {
+    for (capacity, dtype) in [(20, DType::F32), (3000, DType::F32), (20, DType::F16), (3000, DType::F16)] {
+        let [q, k, v] =
+            [&[3, 2, 32], &[1, capacity, 32], &[1, capacity, 16]].map(|x| ones(x).cast(dtype).unwrap());
+        let [q, k, v] = [q, k, v].map(|x| x.to_device(&gpu()).unwrap());
+        let at = Tensor::new(&[2, capacity as u32, 7], &[3], &gpu()).unwrap();
+        let sinks = Tensor::new(&[-1.0f32, 1.0], &[2], &gpu()).unwrap();
+        let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+        let y = attention(&q, &k, &v, &at, Some(&sinks), &params).unwrap().to_device(&device()).unwrap();
+        for (row, y) in values(&y).chunks(16).enumerate() {
+            let as_wanted = |y: &f32| if row / 2 == 1 { y.is_nan() } else { (0.9..=1.0).contains(y) };
+            assert!(y.iter().all(as_wanted), "{row}: {y:?}");
+        }
+    }
+}
+
 #[test]
 fn groups_of_heads() {
     for (query_heads, heads) in [(1, 1), (3, 3), (5, 1), (9, 3), (14, 2), (16, 1)] {
@@ -232,7 +272,7 @@ fn rows(q: &Tensor, k: &Tensor, v: &Tensor, at: &[u32]) -> Vec<Vec<f32>> {
     let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
     let [q, k, v] = [q, k, v].map(|x| x.to_device(&gpu()).unwrap());
     let at = Tensor::new(at, &[at.len()], &gpu()).unwrap();
-    let y = attention(&q, &k, &v, &at, &params).unwrap().to_device(&device()).unwrap();
+    let y = attention(&q, &k, &v, &at, None, &params).unwrap().to_device(&device()).unwrap();
     values(&y).chunks(v.dim(2)).map(<[f32]>::to_vec).collect()
 }
 
@@ -320,7 +360,7 @@ fn a_replay_sees_what_the_positions_say_by_then() {
     let pass = queue
         .capture(|| {
             let position = bits.over(bits.memory()?.0.clone(), DType::U32).reshape(&[1])?;
-            y = Some(attention(&q, &k, &v, &position, &params)?);
+            y = Some(attention(&q, &k, &v, &position, None, &params)?);
             Ok(())
         })
         .unwrap();
@@ -329,7 +369,7 @@ fn a_replay_sees_what_the_positions_say_by_then() {
         let value = Tensor::new(&[f32::from_bits(position)], &[1, 1, 1], &gpu).unwrap();
         crate::ops::kv_append(&mut bits, &value, &at(0)).unwrap();
         pass.replay().unwrap();
-        let want = attention(&q, &k, &v, &at(position), &params).unwrap().to_device(&host).unwrap();
+        let want = attention(&q, &k, &v, &at(position), None, &params).unwrap().to_device(&host).unwrap();
         assert_eq!(values(&y.to_device(&host).unwrap()), values(&want), "{position}");
     }
 }

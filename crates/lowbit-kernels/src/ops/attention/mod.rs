@@ -19,6 +19,7 @@ pub use gradient::{AttentionGradient, attention_backward};
 
 use super::check::Check;
 use crate::{Device, KernelError, Tensor};
+use lowbit_formats::DType;
 
 const CHECK: Check = Check("attention");
 
@@ -36,7 +37,8 @@ pub struct AttentionParams {
 
 /// `y[t, h] = sum_j softmax_j(scale * q[t, h] . k[g, j]) v[g, j]` over the keys that query t sees:
 /// `j <= positions[t]`, and `j > positions[t] - sliding_window` where there is a window. Query head
-/// h reads key head `g = h / (Hq / Hkv)`.
+/// h reads key head `g = h / (Hq / Hkv)`. With `sinks`, `exp(sinks[h])` is one more term of the
+/// softmax's denominator: a score that belongs to a value of zero.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|
@@ -44,6 +46,7 @@ pub struct AttentionParams {
 /// | k | `[Hkv, capacity, D]`, Hq a multiple of Hkv | f32, f16, bf16 |
 /// | v | `[Hkv, capacity, Dv]` | k's |
 /// | positions | `[T]`, in any order | u32 |
+/// | sinks | `[Hq]`, or none | f32 |
 /// | y | `[T, Hq, Dv]` | q's |
 ///
 /// The keys and values of all positions that a query sees must have been written
@@ -58,8 +61,8 @@ pub struct AttentionParams {
 /// values are rounded to bf16 where caches are f16 or bf16, a key head has 16 rows of queries or
 /// more, and `exact` is not set.
 ///
-/// Source: transformers 5.23 `eager_attention_forward` and `sliding_window_overlay`; mlx 0.32
-/// `fast.scaled_dot_product_attention`.
+/// Source: transformers 5.24 `eager_attention_forward` (gpt-oss' has sinks) and
+/// `sliding_window_overlay`; mlx 0.32 `fast.scaled_dot_product_attention`.
 ///
 /// # Errors
 /// [`KernelError::Shape`] for sizes that do not fit, [`KernelError::DType`] and
@@ -70,17 +73,24 @@ pub fn attention(
     k: &Tensor,
     v: &Tensor,
     positions: &Tensor,
+    sinks: Option<&Tensor>,
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
     check_operands(CHECK, [q, k, v], positions, params)?;
+    if let Some(sinks) = sinks {
+        CHECK.shape("sinks", sinks, &[q.dim(1)], || format!("q {:?}", q.shape()))?;
+        CHECK.dtype("sinks", sinks, DType::F32)?;
+        CHECK.same_device("sinks", sinks.device(), q.device())?;
+    }
     match q.device() {
         #[cfg(feature = "gpu")]
-        Device::Gpu(gpu) => gpu::attention(gpu, [q, k, v, positions], params),
+        Device::Gpu(gpu) => gpu::attention(gpu, [q, k, v, positions], sinks, params),
         #[cfg(not(feature = "gpu"))]
         Device::Gpu(gpu) => match *gpu {},
         Device::Cpu(cpu) => {
             let (dtype, q) = (q.dtype(), CHECK.widened("q", q)?);
-            cpu::attention(cpu, [&q, k, v], positions.as_slice()?, params)?.cast(dtype)
+            let sinks = sinks.map(Tensor::as_slice).transpose()?;
+            cpu::attention(cpu, [&q, k, v], positions.as_slice()?, sinks, params)?.cast(dtype)
         }
     }
 }

@@ -28,6 +28,21 @@ pub(super) enum Choice {
     Stream(StreamConfig),
 }
 
+impl Choice {
+    /// The same kernel, which writes parts in any case.
+    pub(super) fn in_parts(mut self) -> Self {
+        let split = match &mut self {
+            Self::Step(config) => &mut config.split,
+            Self::Tile(config) => &mut config.split,
+            Self::Wgmma(config) => &mut config.split,
+            Self::CmmaTile(config) => &mut config.split,
+            Self::Stream(config) => &mut config.split,
+        };
+        *split = true;
+        self
+    }
+}
+
 /// The kernel for query rows of `sizes` (rows per key head, key heads, capacity, D and Dv), and how
 /// many cubes share the keys of a row. The types are q's and k's; `scale` includes the factor
 /// log2(e).

@@ -14,6 +14,8 @@ pub(crate) struct Operands<'a> {
     pub v: &'a [f32],
     /// `[T]`.
     pub positions: &'a [u32],
+    /// `[Hq]`, or none.
+    pub sinks: &'a [f32],
     /// Hq, Hkv, capacity, D and Dv.
     pub sizes: [usize; 5],
 }
@@ -115,9 +117,10 @@ impl Operands<'_> {
                     q.iter().zip(k).map(move |(&q, &k)| scale * f64::from(q) * f64::from(k))
                 };
                 let scores: Vec<f64> = visible.clone().map(|j| products(j).sum()).collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = self.sinks.get(h).map(|&sink| f64::from(sink));
+                let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
                 let sum = |f: fn(f64) -> f64, d: usize| {
                     let v = visible.clone().map(|j| f(f64::from(self.v[row(j) * value_width + d])));
                     v.zip(&weights).map(|(v, w)| v * w).sum::<f64>() / total
@@ -125,7 +128,9 @@ impl Operands<'_> {
                 answer.y.extend((0..value_width).map(|d| sum(|v| v, d)));
                 answer.magnitude.extend((0..value_width).map(|d| sum(f64::abs, d)));
                 let greatest = visible.clone().map(|j| products(j).map(f64::abs).sum()).fold(0.0, f64::max);
-                answer.rows.push((visible.len(), greatest));
+                // A sink's weight is that of a score, which is exact.
+                let sink = sink.filter(|sink| sink.is_finite()).map_or(0.0, f64::abs);
+                answer.rows.push((visible.len() + self.sinks.len().min(1), greatest + sink));
                 let v = |j: usize, d: usize| f64::from(self.v[row(j) * value_width + d]).abs();
                 let most = |d| visible.clone().map(|j| v(j, d)).sum::<f64>() / total;
                 answer.most.extend((0..value_width).map(most));

@@ -15,10 +15,20 @@ pub(super) struct Case {
     pub window: Option<usize>,
     /// Standard deviation of q.
     pub spread: f32,
+    /// Whether heads have sinks.
+    pub sinks: bool,
 }
 
-pub(super) const CASE: Case =
-    Case { query_heads: 6, heads: 2, capacity: 150, width: 20, value_width: 13, window: None, spread: 1.5 };
+pub(super) const CASE: Case = Case {
+    query_heads: 6,
+    heads: 2,
+    capacity: 150,
+    width: 20,
+    value_width: 13,
+    window: None,
+    spread: 1.5,
+    sinks: false,
+};
 
 impl Case {
     /// Compares with the reference. Keys and values that no query sees are NaN.
@@ -38,8 +48,8 @@ impl Case {
             #[cfg(not(feature = "gpu"))]
             Device::Gpu(gpu) => match *gpu {},
         };
-        self.check_each(positions, [dtype, cache_dtype], device, |[q, k, v, at]| {
-            vec![(attention(q, k, v, at, &self.params()).unwrap(), rounded)]
+        self.check_each(positions, [dtype, cache_dtype], device, |[q, k, v, at], sinks| {
+            vec![(attention(q, k, v, at, sinks, &self.params()).unwrap(), rounded)]
         });
     }
 
@@ -47,14 +57,14 @@ impl Case {
         AttentionParams { scale: 0.3, sliding_window: self.window, exact: false }
     }
 
-    /// Compares all that `run` makes of q, k, v and positions with the reference, each with the
-    /// type that weights are rounded to.
+    /// Compares all that `run` makes of q, k, v, positions and sinks with the reference, each with
+    /// the type that weights are rounded to.
     pub(super) fn check_each(
         &self,
         positions: &[u32],
         [dtype, cache_dtype]: [FloatType; 2],
         device: &Device,
-        run: impl Fn([&Tensor; 4]) -> Vec<(Tensor, Option<FloatType>)>,
+        run: impl Fn([&Tensor; 4], Option<&Tensor>) -> Vec<(Tensor, Option<FloatType>)>,
     ) {
         let host = &if let Device::Cpu(_) = device { device.clone() } else { crate::ops::testing::device() };
         let mut random = Random::new(positions.len() as u64 + self.width as u64);
@@ -75,11 +85,16 @@ impl Case {
         };
         let ((k, ks), (v, vs)) = (cache(self.width), cache(self.value_width));
         let at = Tensor::new(positions, &[positions.len()], device).unwrap();
+        // Far below the scores, among them and above them.
+        let sinks: Vec<f32> = (0..self.query_heads).map(|head| (head % 5) as f32 * 4.0 - 8.0).collect();
+        let sinks = if self.sinks { sinks } else { vec![] };
+        let on_device = self.sinks.then(|| Tensor::new(&sinks, &[sinks.len()], device).unwrap());
         let [q, k, v] = [q, k, v].map(|x| x.to_device(device).unwrap());
         let sizes = [self.query_heads, self.heads, self.capacity, self.width, self.value_width];
-        let answer = Operands { q: &qs, k: &ks, v: &vs, positions, sizes }.attention(&params);
+        let operands = Operands { q: &qs, k: &ks, v: &vs, positions, sinks: &sinks, sizes };
+        let answer = operands.attention(&params);
         let shape = [positions.len(), self.query_heads, self.value_width];
-        for (y, rounded) in run([&q, &k, &v, &at]) {
+        for (y, rounded) in run([&q, &k, &v, &at], on_device.as_ref()) {
             let bound = |i| match device {
                 Device::Cpu(_) => answer.cpu_bound(i, rounded),
                 #[cfg(feature = "gpu")]
@@ -109,10 +124,12 @@ fn every_type_and_a_prefill_that_crosses_blocks() {
 fn exact_attention_is_in_f32_on_every_cpu() {
     for device in devices().into_iter().filter(|device| matches!(device, Device::Cpu(_))) {
         let positions: Vec<u32> = (11..11 + 37).collect();
-        CASE.check_each(&positions, [FloatType::F32, FloatType::F16], &device, |[q, k, v, at]| {
-            let params = AttentionParams { exact: true, ..CASE.params() };
-            vec![(attention(q, k, v, at, &params).unwrap(), None)]
-        });
+        for case in [CASE, Case { sinks: true, ..CASE }] {
+            case.check_each(&positions, [FloatType::F32, FloatType::F16], &device, |[q, k, v, at], sinks| {
+                let params = AttentionParams { exact: true, ..case.params() };
+                vec![(attention(q, k, v, at, sinks, &params).unwrap(), None)]
+            });
+        }
     }
 }
 
@@ -197,9 +214,8 @@ fn a_streamed_nan_reaches_its_own_head_only() {
         let tensor = |x: &[f32], shape: &[usize]| Tensor::new(x, shape, &device).unwrap();
         let (q, k, v) = (tensor(&q, &[1, 4, 16]), tensor(&k, &[2, 80, 16]), tensor(&v, &[2, 80, 16]));
         let at = Tensor::new(&[78u32], &[1], &device).unwrap();
-        let y =
-            attention(&q, &k, &v, &at, &AttentionParams { scale: 1.0, sliding_window: None, exact: false })
-                .unwrap();
+        let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
+        let y = attention(&q, &k, &v, &at, None, &params).unwrap();
         for (i, y) in y.as_slice::<f32>().unwrap().iter().enumerate() {
             let nan = i / 16 == 1 || i / 16 >= 2 && i % 16 == 3;
             assert!(if nan { y.is_nan() } else { (y - 1.0).abs() < 1e-6 }, "{i}: {y}");
@@ -234,7 +250,7 @@ fn nan_reaches_its_own_rows_only() {
         q.as_mut_slice::<f32>().unwrap()[3 * 4] = f32::NAN;
         let at = Tensor::new(&[2u32, 3, 4], &[3], &device).unwrap();
         let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
-        let y = attention(&q, &k, &v, &at, &params).unwrap();
+        let y = attention(&q, &k, &v, &at, None, &params).unwrap();
         for (row, y) in y.as_slice::<f32>().unwrap().chunks(5).enumerate() {
             assert!(y.iter().all(|y| if row == 3 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
         }
@@ -242,11 +258,12 @@ fn nan_reaches_its_own_rows_only() {
         let (mut k, mut v) = (k, v);
         k.as_mut_slice::<f32>().unwrap()[4 * 4] = f32::NAN;
         v.as_mut_slice::<f32>().unwrap()[4 * 5] = f32::NAN;
-        let y = attention(&ones(&[3, 2, 4]), &k, &v, &at, &params).unwrap();
+        let y = attention(&ones(&[3, 2, 4]), &k, &v, &at, None, &params).unwrap();
         for (row, y) in y.as_slice::<f32>().unwrap().chunks(5).enumerate() {
             assert!(y.iter().all(|y| if row >= 4 { y.is_nan() } else { *y == 1.0 }), "{row}: {y:?}");
         }
-        let none = attention(&q.rows(0, 0).unwrap(), &k, &v, &at.rows(0, 0).unwrap(), &params).unwrap();
+        let at = at.rows(0, 0).unwrap();
+        let none = attention(&q.rows(0, 0).unwrap(), &k, &v, &at, None, &params).unwrap();
         assert_eq!(none.shape(), [0, 2, 5]);
     }
 }
@@ -259,7 +276,7 @@ fn refusals_name_both_sides() {
     let params = AttentionParams { scale: 1.0, sliding_window: None, exact: false };
     let (q, k, v) = (f(&[2, 6, 5]), f(&[3, 7, 5]), f(&[3, 7, 4]));
     let refused = |q: &Tensor, k: &Tensor, v: &Tensor, at: &Tensor| {
-        attention(q, k, v, at, &params).unwrap_err().to_string()
+        attention(q, k, v, at, None, &params).unwrap_err().to_string()
     };
     let two = at(&[0, 1]);
     assert_eq!(
@@ -284,7 +301,7 @@ fn refusals_name_both_sides() {
     refused(&f(&[2, 6, 0]), &f(&[3, 7, 0]), &v, &two);
     refused(&q, &f(&[0, 7, 5]), &v, &two);
     refused(&q, &k, &v, &f(&[2]));
-    let error = |params| attention(&q, &k, &v, &two, &params).unwrap_err().to_string();
+    let error = |params| attention(&q, &k, &v, &two, None, &params).unwrap_err().to_string();
     assert_eq!(
         error(AttentionParams { sliding_window: Some(0), ..params }),
         "attention: sliding_window is 0, but a query sees itself at least"
@@ -293,4 +310,48 @@ fn refusals_name_both_sides() {
         error(AttentionParams { scale: f32::NAN, ..params }),
         "attention: scale is NaN, but a finite number is wanted"
     );
+    let sinks = |sinks: &Tensor| attention(&q, &k, &v, &two, Some(sinks), &params).unwrap_err().to_string();
+    assert_eq!(sinks(&f(&[3])), "attention: sinks is [3], but q [2, 6, 5] wants [6]");
+    let half = Tensor::zeros(&[6], DType::F16, &device);
+    assert_eq!(sinks(&half), "attention: sinks is f16, but f32 is wanted");
+}
+
+/// By every way through the op on a CPU: blocks of tokens and single ones, keys in one stretch and
+/// in several.
+#[test]
+fn sinks_are_in_the_denominator() {
+    for device in devices() {
+        let case = Case { sinks: true, ..CASE };
+        for (dtype, cache) in FLOATS.into_iter().flat_map(|dtype| FLOATS.map(|cache| (dtype, cache))) {
+            case.check(&(11..48).collect::<Vec<_>>(), dtype, cache, &device);
+            case.check(&[70], dtype, cache, &device);
+        }
+        let case = Case { width: 64, value_width: 64, window: Some(20), ..case };
+        case.check(&[99, 3, 50, 3, 0, 149], FloatType::F32, FloatType::BF16, &device);
+        case.check(&[149], FloatType::F32, FloatType::BF16, &device);
+        let long = Case { capacity: 2100, window: None, ..case };
+        long.check(&[2077], FloatType::F32, FloatType::F16, &device);
+        long.check(&[2077, 2078], FloatType::F32, FloatType::F32, &device);
+    }
+}
+
+#[test]
+fn a_sink_of_minus_infinity_is_none_and_a_great_one_takes_all() {
+    for device in devices() {
+        let mut random = Random::new(9);
+        let mut float = |shape: &[usize]| {
+            Tensor::new(&random.normal(shape.iter().product(), 1.0), shape, &device).unwrap()
+        };
+        let (q, k, v) = (float(&[3, 4, 16]), float(&[2, 40, 16]), float(&[2, 40, 8]));
+        let at = Tensor::new(&[5u32, 6, 39], &[3], &device).unwrap();
+        let params = CASE.params();
+        let with = |sink: f32| {
+            let sinks = Tensor::new(&[sink; 4], &[4], &device).unwrap();
+            attention(&q, &k, &v, &at, Some(&sinks), &params).unwrap()
+        };
+        let none = attention(&q, &k, &v, &at, None, &params).unwrap();
+        assert_eq!(with(f32::NEG_INFINITY).as_slice::<f32>().unwrap(), none.as_slice::<f32>().unwrap());
+        assert!(with(1e30).as_slice::<f32>().unwrap().iter().all(|&y| y == 0.0));
+        assert!(with(f32::NAN).as_slice::<f32>().unwrap().iter().all(|y| y.is_nan()));
+    }
 }

@@ -48,6 +48,8 @@ const RATE: usize = 60;
 /// and stretches.
 struct Plan<'a> {
     positions: &'a [u32],
+    /// Of each query head, if there are any.
+    sinks: Option<&'a [f32]>,
     params: &'a AttentionParams,
     /// Query heads that read one key head.
     group: usize,
@@ -91,6 +93,12 @@ impl Plan<'_> {
         (0..self.blocks()).map(|block| self.keys(self.tokens(block)).len()).max().unwrap_or(0)
     }
 
+    /// The term that the sink of query head `head` adds to a sum of weights relative to `max`.
+    #[inline(always)]
+    fn sink(&self, head: usize, max: f32) -> f32 {
+        self.sinks.map_or(0.0, |sinks| math::exp(sinks[head] - max))
+    }
+
     /// The place of the partial of row `row` of `y` in a stretch.
     fn place(&self, row: usize, stretch: usize) -> usize {
         let (t, h) = (row / (self.heads * self.group), row % (self.heads * self.group));
@@ -131,8 +139,8 @@ impl<'a, T> Task<'a, T> {
 
 /// The destination of a task's rows.
 enum Output<'a> {
-    /// The rows of the result: the task sees all of their keys.
-    Whole(Vec<&'a mut [f32]>),
+    /// The rows of the result, and their sinks if there are any: the task sees all of their keys.
+    Whole(Vec<(&'a mut [f32], Option<f32>)>),
     /// Partials, as long as [`Plan::partial`] says.
     Stretch(&'a mut [f32]),
 }
@@ -142,7 +150,11 @@ impl Output<'_> {
     #[inline(always)]
     fn write<S: Simd>(&mut self, simd: S, row: usize, sums: &[f32], [max, total]: [f32; 2]) {
         match self {
-            Self::Whole(rows) => slices::map(simd, &Scale(1.0 / total), [sums], rows[row]),
+            Self::Whole(rows) => {
+                let (row, sink) = &mut rows[row];
+                let total = sink.map_or(total, |sink| total + math::exp(sink - max));
+                slices::map(simd, &Scale(1.0 / total), [sums], row);
+            }
             Self::Stretch(partials) => {
                 let partial = &mut partials[row * (sums.len() + 2)..][..sums.len() + 2];
                 partial[..sums.len()].copy_from_slice(sums);
@@ -179,6 +191,7 @@ pub(super) fn attention(
     cpu: &Arc<Cpu>,
     [q, k, v]: [&Tensor; 3],
     positions: &[u32],
+    sinks: Option<&[f32]>,
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
     if q.is_empty() || v.is_empty() {
@@ -187,10 +200,10 @@ pub(super) fn attention(
     #[cfg(target_arch = "x86_64")]
     if let Some(unit) = tiles(cpu, k.dtype(), positions.len() * q.dim(1) / k.dim(0), params) {
         return with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
-            on_tiles::<T>(cpu, unit, [q, k, v], positions, params)
+            on_tiles::<T>(cpu, unit, [q, k, v], (positions, sinks), params)
         });
     }
-    let plan = Plan::new([q, k, v], positions, params, |_| ROWS);
+    let plan = Plan::new([q, k, v], (positions, sinks), params, |_| ROWS);
     let whole = |width: usize| width.is_multiple_of(cpu.isa().lanes());
     let streams = positions.len() == 1 && whole(plan.width) && whole(plan.value_width);
     with_float!(FloatType::from_dtype(k.dtype()).expect("checked"), T => {
@@ -207,11 +220,12 @@ fn on_tiles<T: Float>(
     cpu: &Arc<Cpu>,
     unit: impl TileUnit,
     [q, k, v]: [&Tensor; 3],
-    positions: &[u32],
+    (positions, sinks): (&[u32], Option<&[f32]>),
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
     let tasks = TASKS * cpu.threads();
-    let plan = Plan::new([q, k, v], positions, params, |rows| rows.div_ceil(tasks).clamp(ROWS, TILED_ROWS));
+    let rows = |rows: usize| rows.div_ceil(tasks).clamp(ROWS, TILED_ROWS);
+    let plan = Plan::new([q, k, v], (positions, sinks), params, rows);
     plan.compute(cpu, [q, k, v], |task: Task<'_, T>| unit.dispatch(cpu.isa(), Tiled { cpu, task }))
 }
 
@@ -219,14 +233,14 @@ impl<'a> Plan<'a> {
     /// Blocks have as many query rows as `rows` makes of all that there are.
     fn new(
         [q, k, v]: [&Tensor; 3],
-        positions: &'a [u32],
+        (positions, sinks): (&'a [u32], Option<&'a [f32]>),
         params: &'a AttentionParams,
         rows: impl Fn(usize) -> usize,
     ) -> Self {
         let (heads, width, value_width) = (k.dim(0), q.dim(2), v.dim(2));
         let group = q.dim(1) / heads;
         let block = (rows(positions.len() * q.dim(1)) / group).clamp(1, positions.len());
-        Self { positions, params, group, heads, width, value_width, block, stretches: 1 }
+        Self { positions, sinks, params, group, heads, width, value_width, block, stretches: 1 }
     }
 
     /// Computes the result, task by task.
@@ -270,14 +284,17 @@ fn stretches(threads: usize, blocks: usize, keys: usize) -> usize {
 }
 
 impl Plan<'_> {
-    /// The rows of `y`, `[T, Hq, Dv]`, that each task computes where there is one stretch.
-    fn rows_of_tasks<'a>(&self, y: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
+    /// The rows of `y`, `[T, Hq, Dv]`, that each task computes where there is one stretch, with their
+    /// sinks.
+    fn rows_of_tasks<'a>(&self, y: &'a mut [f32]) -> Vec<Vec<(&'a mut [f32], Option<f32>)>> {
         let mut tasks: Vec<_> =
             (0..self.heads * self.blocks()).map(|_| Vec::with_capacity(self.rows())).collect();
         let heads = y.chunks_exact_mut(self.group * self.value_width);
         for (at, head) in heads.enumerate() {
             let (t, h) = (at / self.heads, at % self.heads);
-            tasks[h * self.blocks() + t / self.block].extend(head.chunks_exact_mut(self.value_width));
+            let sink = |i: usize| self.sinks.map(|sinks| sinks[h * self.group + i]);
+            let rows = head.chunks_exact_mut(self.value_width).enumerate();
+            tasks[h * self.blocks() + t / self.block].extend(rows.map(|(i, row)| (row, sink(i))));
         }
         tasks
     }
@@ -340,6 +357,7 @@ impl Kernel for Merge<'_> {
                 total += weight * partial[width + 1];
                 y.iter_mut().zip(partial).for_each(|(y, x)| *y += weight * x);
             }
+            total += plan.sink(row % (plan.heads * plan.group), max);
             y.iter_mut().for_each(|y| *y /= total);
         }
     }

@@ -4,11 +4,12 @@
 //! Each of the `splits` cubes of a row leaves, in f32, Dv sums of weighted values
 //! (`parts[split, row, Dv]`), and its greatest score and the sum of its weights
 //! (`scales[row, split, 2]`). The result is
-//! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`.
+//! `sum_s exp(score_s - greatest) parts_s / sum_s exp(score_s - greatest) weights_s`. Sinks are added
+//! to the denominator here and nowhere else: with them, rows of one part are combined, too.
 
 #![allow(unsafe_code)] // Launches.
 
-use super::operands::reciprocal;
+use super::operands::{reciprocal, reciprocal_with};
 use super::{Call, Output};
 use crate::KernelError;
 use crate::gpu::CUBES;
@@ -41,6 +42,8 @@ pub(crate) struct CombineConfig {
     pub dtype: FloatType,
     /// Units of a plane, or a divisor of that.
     pub plane: usize,
+    /// True if there are sinks.
+    sinks: bool,
     /// Groups of [`Self::lanes`] units; group `i` takes the parts from `i` on, strided by the
     /// number of groups.
     groups: usize,
@@ -49,10 +52,15 @@ pub(crate) struct CombineConfig {
 impl CombineConfig {
     /// For `splits` parts of each row: a group for as many of them as a unit loads at once.
     pub fn new(width: usize, dtype: FloatType, splits: usize, plane: usize) -> Self {
-        let one = Self { width, dtype, plane, groups: 1 };
+        let one = Self { width, dtype, plane, sinks: false, groups: 1 };
         // Devices of small planes share no memory within a cube.
         let most = if plane < 32 { 1 } else { 512 / one.lanes() };
         Self { groups: splits.div_ceil(PREFETCH).next_power_of_two().min(most).max(1), ..one }
+    }
+
+    /// With sinks or without.
+    pub fn with_sinks(self, sinks: bool) -> Self {
+        Self { sinks, ..self }
     }
 
     /// Elements that a unit takes.
@@ -74,13 +82,16 @@ impl CombineConfig {
 /// Parts that a unit loads before it uses the first.
 const PREFETCH: usize = 4;
 
-/// `y` of `rows` rows from `splits` parts of each. One cube per row.
+/// `y` of `rows` rows from `splits` parts of each; row r has query head `r % heads`. One cube per
+/// row.
 #[kernel]
 pub(super) fn attention_combine<Y: Int, V: Size>(
     parts: &[Vector<f32, V>],
     scales: &[f32],
+    sinks: &[f32],
     y: &mut [Y],
     rows: u32,
+    heads: u32,
     splits: u32,
     #[comptime] config: CombineConfig,
 ) {
@@ -130,14 +141,19 @@ pub(super) fn attention_combine<Y: Int, V: Size>(
         }
         first += comptime!(PREFETCH as u32) * step;
     }
-    add_groups_and_store::<Y>(&mut sums, weights, y, row, config);
+    let mut sink = 0.0f32;
+    if comptime!(config.sinks) {
+        sink = (sinks[(row % heads) as usize] - greatest).exp();
+    }
+    add_groups_and_store::<Y>(&mut sums, (weights, sink), y, row, config);
 }
 
-/// Adds up what the groups have, and stores the row.
+/// Adds up what the groups have, and stores the row. `found` is a group's sum of weights, and the
+/// sink's weight.
 #[cube]
 fn add_groups_and_store<Y: Int>(
     sums: &mut Array<f32>,
-    weights: f32,
+    found: (f32, f32),
     y: &mut [Y],
     row: u32,
     #[comptime] config: CombineConfig,
@@ -146,7 +162,7 @@ fn add_groups_and_store<Y: Int>(
     let vector = comptime!(config.vector());
     let stride = comptime!(config.lanes() * (config.vector() + 1));
     let column = UNIT_POS_X % lanes;
-    let mut weights = weights;
+    let (mut weights, sink) = found;
     if comptime!(config.groups > 1) {
         let mut shared = Shared::<[f32]>::new_slice(comptime!(config.groups * stride));
         let at = (UNIT_POS_X / lanes) as usize * stride + column as usize;
@@ -174,7 +190,10 @@ fn add_groups_and_store<Y: Int>(
         }
     }
     if UNIT_POS_X < comptime!((config.width / config.vector()) as u32) {
-        let factor = reciprocal(weights);
+        let mut factor = reciprocal(weights);
+        if comptime!(config.sinks) {
+            factor = reciprocal_with(weights, weights + sink);
+        }
         #[unroll]
         for i in 0..vector {
             let element = column * comptime!(vector as u32) + comptime!(i as u32);
@@ -197,15 +216,18 @@ pub(super) fn launch(
     parts: Output,
     splits: usize,
 ) -> Result<(), KernelError> {
-    let rows = call.y.dim(0) * call.y.dim(1);
+    let (rows, heads) = (call.y.dim(0) * call.y.dim(1), call.y.dim(1));
     let arguments = AttentionCombine {
         parts: parts.y.buffer()?,
         scales: parts.scales.buffer()?,
+        // An unused operand gets a placeholder buffer.
+        sinks: call.sinks.unwrap_or(parts.scales).buffer()?,
         y: call.y.buffer()?,
         rows: CHECK.index(rows)?,
+        heads: CHECK.index(heads)?,
         splits: CHECK.index(splits)?,
     };
-    // SAFETY: there are `splits` parts and scales per row of y, and cubes past the last row take
-    // that.
+    // SAFETY: there are `splits` parts and scales per row of y, whose heads each have a sink if there
+    // are any, and cubes past the last row take that.
     unsafe { call.gpu.launch(compiled(call.gpu.target(), config), cubes(rows), arguments) }
 }

@@ -40,6 +40,8 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
         combine::compiled(target, policy::combine_config(width, dtype, splits, target.plane())).code()
     };
     let mut kernels: Vec<_> = floats.iter().zip([(128, 2), (256, 33), (13, 33)]).map(combine).collect();
+    let config = policy::combine_config(64, FloatType::BF16, 1, target.plane());
+    kernels.push(combine::compiled(target, config.with_sinks(true)).code());
     let mut push = |dtype, cache, sizes| {
         let (config, _) = policy::stream_config([dtype, cache], sizes, target.caps());
         kernels.push(stream::compiled(target, config).code());
@@ -85,9 +87,10 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
 pub(super) fn attention(
     gpu: &Gpu,
     operands: [&Tensor; 4],
+    sinks: Option<&Tensor>,
     params: &AttentionParams,
 ) -> Result<Tensor, KernelError> {
-    attention_by(gpu, operands, params, |dtypes, sizes| {
+    attention_by(gpu, operands, sinks, params, |dtypes, sizes| {
         policy::choose(dtypes, sizes, params.scale * LOG2_E, gpu.target())
     })
 }
@@ -98,6 +101,7 @@ pub(super) fn attention(
 pub(super) fn by_each_matrix_kernel(
     gpu: &Gpu,
     operands: [&Tensor; 4],
+    sinks: Option<&Tensor>,
     params: &AttentionParams,
 ) -> Result<Vec<Tensor>, KernelError> {
     let [q, k, v, _] = operands;
@@ -108,7 +112,8 @@ pub(super) fn by_each_matrix_kernel(
     let all = all.map(|(config, splits)| (Choice::CmmaTile(config), splits));
     let scale = params.scale * LOG2_E;
     let of_tensor_cores = policy::tensor_core_choices(dtypes, sizes, scale, gpu.target());
-    all.chain(of_tensor_cores).map(|choice| attention_by(gpu, operands, params, |_, _| choice)).collect()
+    let by = |choice| attention_by(gpu, operands, sinks, params, |_, _| choice);
+    all.chain(of_tensor_cores).map(by).collect()
 }
 
 /// By the kernel and the number of cubes per row that `choose` makes of the types of q and k, and
@@ -116,6 +121,7 @@ pub(super) fn by_each_matrix_kernel(
 fn attention_by(
     gpu: &Gpu,
     [q, k, v, positions]: [&Tensor; 4],
+    sinks: Option<&Tensor>,
     params: &AttentionParams,
     choose: impl FnOnce([FloatType; 2], [usize; 5]) -> (Choice, usize),
 ) -> Result<Tensor, KernelError> {
@@ -131,9 +137,10 @@ fn attention_by(
         CHECK.index(x.len())?;
     }
     let group = query_heads / heads;
-    let call = Call { gpu, operands: [q, k, v, positions], y: &y, params, group };
+    let call = Call { gpu, operands: [q, k, v, positions], sinks, y: &y, params, group };
     let sizes = [tokens * group, heads, capacity, width, value_width];
     let (kernel, splits) = choose([dtype, cache], sizes);
+    let kernel = if sinks.is_some() { kernel.in_parts() } else { kernel };
     call.run(splits, |out| match kernel {
         Choice::Step(config) => cuda::launch_step(&call, config, splits, out),
         Choice::Tile(config) => cuda::launch_tile(&call, config, splits, out),
@@ -167,6 +174,7 @@ pub(super) struct Call<'a> {
     pub gpu: &'a Gpu,
     /// q, k, v and positions.
     operands: [&'a Tensor; 4],
+    sinks: Option<&'a Tensor>,
     y: &'a Tensor,
     pub params: &'a AttentionParams,
     /// Query heads per key head.
@@ -183,14 +191,14 @@ pub(super) struct Output<'a> {
 }
 
 impl Call<'_> {
-    /// Has `launch` write y, or the parts of it where `splits` cubes share the keys, which are then
-    /// combined.
+    /// Has `launch` write y, or the parts of it where `splits` cubes share the keys or there are
+    /// sinks: they are then combined.
     fn run(
         &self,
         splits: usize,
         launch: impl Fn(Output) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
-        if splits == 1 {
+        if splits == 1 && self.sinks.is_none() {
             // An unused operand gets a placeholder buffer.
             return launch(Output { y: self.y, scales: self.y });
         }
@@ -202,7 +210,7 @@ impl Call<'_> {
         launch(parts)?;
         let config =
             policy::combine_config(width, CHECK.float("q", self.y)?, splits, self.gpu.target().plane());
-        combine::launch(self, config, parts, splits)
+        combine::launch(self, config.with_sinks(self.sinks.is_some()), parts, splits)
     }
 
     /// Key heads, as a kernel takes them.

@@ -102,5 +102,11 @@ pub(in crate::ops::attention) fn row_index(row: u32, group: u32) -> u32 {
 /// The factor that turns sums of weighted values into means: NaN for a row that sees no keys.
 #[cube]
 pub(in crate::ops::attention) fn reciprocal(weights: f32) -> f32 {
-    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / weights)
+    reciprocal_with(weights, weights)
+}
+
+/// The same where the weights are a part of the softmax's denominator, which is `total`.
+#[cube]
+pub(in crate::ops::attention) fn reciprocal_with(weights: f32, total: f32) -> f32 {
+    select(weights == 0.0f32, f32::reinterpret(0x7fc0_0000u32), 1.0f32 / total)
 }

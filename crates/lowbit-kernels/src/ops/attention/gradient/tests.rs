@@ -20,9 +20,9 @@ fn formulas_are_the_derivatives_of_the_forward_reference() {
     for sliding_window in [None, Some(2)] {
         let params = AttentionParams { scale: 0.5, sliding_window, exact: false };
         let loss = |q: &[f32], k: &[f32], v: &[f32]| {
-            dot(&Operands { q, k, v, positions: &positions, sizes }.attention(&params).y, &dy)
+            dot(&Operands { q, k, v, positions: &positions, sinks: &[], sizes }.attention(&params).y, &dy)
         };
-        let of = Operands { q: &q, k: &k, v: &v, positions: &positions, sizes };
+        let of = Operands { q: &q, k: &k, v: &v, positions: &positions, sinks: &[], sizes };
         let [dq, dk, dv] = reference::attention_backward(&of, &dy, &params);
         assert_derivatives("dq", &q, &dq.values, |q| loss(q, &k, &v));
         assert_derivatives("dk", &k, &dk.values, |k| loss(&q, k, &v));
@@ -59,7 +59,7 @@ fn operands(
 fn forward([q, k, v, at]: [&Tensor; 4], params: &AttentionParams) -> Tensor {
     let host = host(q.device());
     let [on_q, on_k, on_v, on_at] = [q, k, v, at].map(|x| x.to_device(&host).unwrap());
-    attention(&on_q, &on_k, &on_v, &on_at, params).unwrap().to_device(q.device()).unwrap()
+    attention(&on_q, &on_k, &on_v, &on_at, None, params).unwrap().to_device(q.device()).unwrap()
 }
 
 fn check(device: &Device, sizes: [usize; 5], positions: &[u32], window: Option<usize>) {
@@ -77,7 +77,7 @@ fn compare(
     got: &AttentionGradient,
 ) {
     let [qs, ks, vs, dys] = [q, k, v, dy].map(values);
-    let of = Operands { q: &qs, k: &ks, v: &vs, positions, sizes };
+    let of = Operands { q: &qs, k: &ks, v: &vs, positions, sinks: &[], sizes };
     let [dq, dk, dv] = reference::attention_backward(&of, &dys, params);
     for (got, like, want) in [(&got.dq, q, dq), (&got.dk, k, dk), (&got.dv, v, dv)] {
         assert_close(got, like.shape(), FLOATS[0], &want.values, |i| want.bounds[i]);

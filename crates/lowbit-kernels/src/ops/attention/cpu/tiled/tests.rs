@@ -15,19 +15,26 @@ use half::{bf16, f16};
 use lowbit_formats::{DType, FloatType};
 
 /// Attention by the model of a unit, and by the device's own unit if it has one.
-fn attention(device: &Device, [q, k, v, at]: [&Tensor; 4], params: &AttentionParams) -> Vec<Tensor> {
+fn attention(
+    device: &Device,
+    [q, k, v, at]: [&Tensor; 4],
+    sinks: Option<&Tensor>,
+    params: &AttentionParams,
+) -> Vec<Tensor> {
     match k.dtype() {
-        DType::F16 => attention_of::<f16>(device, [q, k, v, at], params),
-        _ => attention_of::<bf16>(device, [q, k, v, at], params),
+        DType::F16 => attention_of::<f16>(device, [q, k, v, at], sinks, params),
+        _ => attention_of::<bf16>(device, [q, k, v, at], sinks, params),
     }
 }
 
 fn attention_of<T: Float>(
     device: &Device,
     [q, k, v, at]: [&Tensor; 4],
+    sinks: Option<&Tensor>,
     params: &AttentionParams,
 ) -> Vec<Tensor> {
-    let (cpu, at) = (device.as_cpu("test").unwrap(), at.as_slice().unwrap());
+    let cpu = device.as_cpu("test").unwrap();
+    let at = (at.as_slice().unwrap(), sinks.map(|sinks| sinks.as_slice().unwrap()));
     let model = on_tiles::<T>(cpu, Model, [q, k, v], at, params).unwrap();
     #[cfg(target_arch = "x86_64")]
     let own = cpu.isa().tiles().map(|amx| on_tiles::<T>(cpu, amx, [q, k, v], at, params).unwrap());
@@ -38,8 +45,8 @@ fn attention_of<T: Float>(
 
 /// Compares with the reference, for queries in f32. Keys and values that no query sees are NaN.
 fn check(case: &Case, positions: &[u32], cache: FloatType, device: &Device) {
-    case.check_each(positions, [FloatType::F32, cache], device, |operands| {
-        let all = attention(device, operands, &case.params());
+    case.check_each(positions, [FloatType::F32, cache], device, |operands, sinks| {
+        let all = attention(device, operands, sinks, &case.params());
         all.into_iter().map(|y| (y, Some(FloatType::BF16))).collect()
     });
 }
@@ -56,6 +63,16 @@ fn rows_around_every_tile() {
             check(&CASE, &range(101, tokens), FloatType::F16, &device);
         }
         check(&CASE, &range(0, 37), FloatType::BF16, &device);
+    }
+}
+
+#[test]
+fn sinks() {
+    for device in devices() {
+        let case = Case { sinks: true, capacity: 1200, ..CASE };
+        check(&case, &range(101, 22), FloatType::F16, &device);
+        // Cut into several stretches of keys, where there are threads.
+        check(&Case { query_heads: 2, heads: 1, ..case }, &range(1100, 20), FloatType::BF16, &device);
     }
 }
 
@@ -119,7 +136,7 @@ fn what_is_not_finite_reaches_who_sees_it() {
                 let q = tensor(&[tokens, 1, width], q);
                 let (k, v) =
                     (half(tensor(&[1, tokens, width], k)), half(tensor(&[1, tokens, value_width], v)));
-                attention(&device, [&q, &k, &v, &at], &params)
+                attention(&device, [&q, &k, &v, &at], None, &params)
             };
             let check = |y: Vec<Tensor>, reached: &dyn Fn(usize, usize) -> bool| {
                 for y in y {
