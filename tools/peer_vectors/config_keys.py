@@ -38,6 +38,7 @@ MODEL_TYPES = [
     "gemma3",
     "granite",
     "gemma3_text",
+    "gpt_oss",
     "phi3",
     "glm4",
     "smollm3",

@@ -50,13 +50,15 @@ def initial(name: str, value: torch.Tensor, tied: bool, generator: torch.Generat
     if "norm" in name:
         # Either 1 or, where the model computes with 1 + weight, 0.
         return value.mean() + 0.2 * normal
-    if name.endswith(".bias"):
+    if name.endswith((".bias", "proj_bias")):
         return 0.3 * normal
+    if name.endswith(".sinks"):
+        return 1.5 * normal
     if name.endswith("conv1d.weight"):
         return 0.5 * normal
     if name.endswith("embed_tokens.weight"):
         return (0.25 if tied else 1.0) * normal
-    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "shared_expert_gate.weight": 1.5}
+    gain = {"lm_head.weight": 2.0, "mlp.gate.weight": 3.0, "mlp.router.weight": 3.0, "shared_expert_gate.weight": 1.5}
     if tied:
         # Layers that outweigh the token's own embedding: otherwise a tied head repeats that token for ever.
         gain |= {"o_proj.weight": 2.0, "down_proj.weight": 2.0}

@@ -85,12 +85,13 @@ class RouterGaps:
         self.least = math.inf
         self.hooks = []
         for name, module in model.named_modules():
-            if top_k and name.endswith("mlp.gate"):
+            if top_k and name.endswith(("mlp.gate", "mlp.router")):
                 self.hooks.append(module.register_forward_pre_hook(self.watch(top_k)))
 
     def watch(self, top_k: int):
         def hook(module, args):
-            logits = args[0].reshape(-1, args[0].shape[-1]) @ module.weight.T
+            bias = getattr(module, "bias", None)
+            logits = torch.nn.functional.linear(args[0].reshape(-1, args[0].shape[-1]), module.weight, bias)
             ranked = logits.sort(dim=-1, descending=True).values
             if top_k >= ranked.shape[-1]:
                 return

@@ -749,6 +749,47 @@ def granite() -> Tiny:
     )
 
 
+def gpt_oss() -> Tiny:
+    """Windows in every other layer, sinks, YaRN without rounding, stacked experts with biases."""
+    return Tiny(
+        "gpt_oss",
+        dense(
+            "GptOssForCausalLM",
+            "gpt_oss",
+            attention_bias=True,
+            vocab_size=286,
+            hidden_size=64,
+            intermediate_size=32,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            experts_per_token=2,
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=24,
+            rms_norm_eps=1e-5,
+            initial_context_length=32,
+            rope_theta=150000,
+            rope_scaling={
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 32,
+                "truncate": False,
+            },
+            sliding_window=20,
+            layer_types=["sliding_attention", "full_attention"],
+            swiglu_limit=7.0,
+            output_router_logits=False,
+            router_aux_loss_coef=0.9,
+            tie_word_embeddings=False,
+            torch_dtype="bfloat16",
+        ),
+        gguf_pre_tokenizer="gpt-4o",
+    )
+
+
 def all_tiny() -> list[Tiny]:
     return [
         qwen3(),
@@ -773,4 +814,5 @@ def all_tiny() -> list[Tiny]:
         ministral3(),
         gemma3(),
         granite(),
+        gpt_oss(),
     ]

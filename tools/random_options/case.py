@@ -29,6 +29,7 @@ BASES: dict[str, Callable[[], Tiny]] = {
     "ministral3": tiny.ministral3,
     "gemma3": tiny.gemma3,
     "granite": tiny.granite,
+    "gpt_oss": tiny.gpt_oss,
 }
 
 

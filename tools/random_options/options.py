@@ -9,12 +9,14 @@ from . import files, rope, spelling
 from .case import Case
 
 HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral")
-WINDOWED = ("gemma3", "mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
+EXPERTS = ("qwen3_moe", "qwen3_next", "qwen3_5_moe", "qwen2_moe", "mixtral", "gpt_oss")
+# Those whose experts have the MLP's size, and one name more for their number.
+LOCAL_EXPERTS = ("mixtral", "gpt_oss")
+WINDOWED = ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "qwen3", "qwen3_moe", "qwen2", "mixtral", "smollm3", "phi3")
 # Those whose configuration need not say how wide a head is.
 HEADS_FROM_HIDDEN = ("granite", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "smollm3", "phi3")
 # Those that have layers with windows and others.
-MIXED = ("gemma3", "qwen3", "qwen2", "smollm3")
+MIXED = ("gemma3", "gpt_oss", "qwen3", "qwen2", "smollm3")
 ACTIVATIONS = ["silu"] * 30 + ["swish", "relu", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_python", "gelu_fast"]
 ACTIVATIONS += ["quick_gelu", "relu2", "sigmoid", "tanh", "linear", "mish", "gelu_accurate", "gelu_10", "hardswish"]
 
@@ -26,6 +28,8 @@ def sizes(case: Case, r: random.Random) -> None:
     text["num_hidden_layers"] = layers = r.choice([1, 2, 2, 3, 4, 5])
     if "layer_types" in text:
         kinds = ["linear_attention", "full_attention"] if case.architecture in HYBRIDS else ["full_attention"]
+        if case.architecture == "gpt_oss":
+            kinds = ["sliding_attention", "full_attention"]
         text["layer_types"] = [r.choice(kinds) for _ in range(layers)]
     if "no_rope_layers" in text:
         text["no_rope_layers"] = r.choice([None, [r.choice([0, 1]) for _ in range(layers)]])
@@ -93,7 +97,7 @@ def windows(case: Case, r: random.Random) -> None:
     if stray and r.random() < 0.8:
         return
     text["sliding_window"] = r.choice([None, None, 1, 1, 2, 2, 7, 7, 21, 21, 64, 64, 100, 4096, 0, -1])
-    if case.architecture not in ("gemma3", "mistral", "mistral3", "ministral3", "mixtral", "phi3"):
+    if case.architecture not in ("gemma3", "gpt_oss", "mistral", "mistral3", "ministral3", "mixtral", "phi3"):
         text["use_sliding_window"] = r.random() < 0.7
         text["max_window_layers"] = r.choice([0, 1, 2, 5])
     if case.architecture in MIXED and r.random() < 0.4:
@@ -141,11 +145,11 @@ def experts(case: Case, r: random.Random) -> None:
         return
     text = case.text
     count = r.choice([1, 2, 4, 5, 8, 16, 0 if r.random() < 0.1 else 3])
-    mixtral = case.architecture == "mixtral"
-    text["num_local_experts" if mixtral else "num_experts"] = count
+    local = case.architecture in LOCAL_EXPERTS
+    text["num_local_experts" if local else "num_experts"] = count
     text["num_experts_per_tok"] = r.choice([n for n in (1, 2, 3, 5, 8) if n <= max(count, 1)])
     case.save_original_format = r.random() < 0.5
-    if mixtral:
+    if local:
         return
     text["moe_intermediate_size"] = r.choice([16, 17, 32, 48, 64])
     if case.architecture != "qwen3_moe" or r.random() < 0.1:

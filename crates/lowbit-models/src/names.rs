@@ -43,6 +43,8 @@ pub const FUSED_QKV: Name<'_> = ("self_attn.qkv_proj", "attn_qkv");
 pub const Q_NORM: Name<'_> = ("self_attn.q_norm", "attn_q_norm");
 pub const K_NORM: Name<'_> = ("self_attn.k_norm", "attn_k_norm");
 pub const HEAD_NORMS: Names = &[Q_NORM, K_NORM];
+/// A logit per query head, which has no value.
+pub const SINKS: Name<'_> = ("self_attn.sinks", "attn_sinks.weight");
 
 /// Gate, up and down.
 pub const MLP: [Name<'_>; 3] =

@@ -123,6 +123,18 @@ impl Outline {
         None
     }
 
+    /// The same with these rotary frequencies in all layers.
+    #[must_use]
+    pub fn with_frequencies(&self, frequencies: &[f32]) -> Self {
+        let mut other = self.clone();
+        for (name, setting) in &mut other.settings {
+            if name.ends_with(FREQUENCIES) {
+                *setting = Setting::Numbers(frequencies.into());
+            }
+        }
+        other
+    }
+
     /// True if layers attend to fewer tokens than the context has.
     pub fn has_windows(&self) -> bool {
         let none = Setting::Word("none".into());

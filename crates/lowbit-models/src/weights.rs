@@ -423,6 +423,25 @@ impl<'a> Weights<'a> {
         Ok(self.named(name, self.moved(&first, stacked)?))
     }
 
+    /// The biases of `experts` experts' projection `name`, one row each, f32 `[experts, n]`.
+    ///
+    /// # Errors
+    /// As [`Self::vector`].
+    pub fn expert_biases(
+        &self,
+        (json, gguf): Name<'_>,
+        experts: usize,
+        n: usize,
+    ) -> Result<Named<QuantizedTensor>, ModelError> {
+        let (json, gguf) = (format!("{json}.bias"), format!("{gguf}.bias"));
+        let name = (&*json, &*gguf);
+        let shape = [experts, n];
+        let count = self.product(["num_experts", "moe_intermediate_size"], shape)?;
+        let values = Tensor::new(&self.values(name, count)?, &shape, self.device())?;
+        let biases = QuantizedTensor::new(Format::Float(FloatType::F32), &shape, vec![values]);
+        Ok(self.named(name, biases.map_err(|error| self.weight_error(&self.name(name.0, name.1), error))?))
+    }
+
     /// A vector of `len` values (or a tensor of as many: a conv kernel `[C, 1, W]`), widened to f32.
     ///
     /// # Errors

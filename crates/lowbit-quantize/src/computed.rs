@@ -3,7 +3,7 @@
 use crate::QuantizeError;
 use lowbit_files::{Checkpoint, Unwritten, UnwrittenTensor};
 use lowbit_kernels::Device;
-use lowbit_kernels::ops::{RopeLayout, RopeParams};
+use lowbit_kernels::ops::{Rope, RopeLayout, RopeParams, RopeScaling, Yarn};
 use lowbit_models::arch::{self, Architecture, ModelType};
 use lowbit_models::keys::{self, Absent, Role};
 use lowbit_models::layers::{
@@ -99,11 +99,27 @@ impl<'a> Computed<'a> {
     pub fn rope(&self) -> Result<RopeParams, QuantizeError> {
         let target = Target::new(&Device::cpu(Some(1))?, None)?.with_exact(true);
         let weights = Weights::new(self.checkpoint, &target);
-        if self.architecture.conversion.windows {
+        if self.architecture.conversion.windows.is_some_and(|windows| windows.like_gemma) {
             return Ok(rope_params_of(&self.config, &weights, self.head_dim()?, RopeKind::Full)?);
         }
         // The layout decides which elements make a pair.
         Ok(rope_params(&self.config, &weights, self.head_dim()?, RopeLayout::HalfSplit)?)
+    }
+
+    /// The rotary embedding that llama.cpp computes from a GGUF file of this model, where it is known to differ:
+    /// [`Conversion::rounds_yarn`](arch::Conversion::rounds_yarn).
+    ///
+    /// # Errors
+    /// As [`rope_params`].
+    pub fn rounded_yarn(&self) -> Result<Option<Rope>, QuantizeError> {
+        let rope = self.rope()?;
+        let scaling = match &rope.scaling {
+            RopeScaling::Yarn(yarn) if self.architecture.conversion.rounds_yarn && !yarn.truncate => {
+                RopeScaling::Yarn(Yarn { truncate: true, ..*yarn })
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(Rope::new(&RopeParams { scaling, ..rope })?))
     }
 
     /// The base of the rotary embedding of layers with a window, where that is one of their own.
@@ -142,10 +158,15 @@ impl<'a> Computed<'a> {
         description: Unwritten,
         tensors: Vec<UnwrittenTensor>,
     ) -> Result<(), QuantizeError> {
+        let made_of_gguf = matches!(description, Unwritten::Gguf(_));
         let made = Checkpoint::unwritten(output, description, tensors)?;
         let made =
             Outline::new(&made).map_err(|error| QuantizeError::Unreadable { kind, error: error.into() })?;
-        match self.outline.difference(&made) {
+        let rounded = match made_of_gguf {
+            true => self.rounded_yarn()?.map(|rope| self.outline.with_frequencies(rope.inv_freq())),
+            false => None,
+        };
+        match rounded.as_ref().unwrap_or(&self.outline).difference(&made) {
             None => Ok(()),
             Some(difference) => {
                 let checkpoint = self.checkpoint.path().to_path_buf();

@@ -76,8 +76,10 @@ impl TextConfig<'_> {
             Some(_) => self.put("hidden_activation", "gelu_pytorch_tanh"),
             None => self.put("hidden_act", "silu"),
         }
-        if source.architecture.conversion.windows {
-            self.windows()?;
+        match source.architecture.conversion.windows {
+            Some(windows) if windows.like_gemma => self.windows_of_gemma()?,
+            Some(_) => self.windows(),
+            None => {}
         }
         if source.computes("logits_scaling") {
             self.multipliers()?;
@@ -115,11 +117,20 @@ impl TextConfig<'_> {
         Ok(())
     }
 
-    /// Which layers have windows, and the factor of scores.
-    fn windows(&mut self) -> Result<(), QuantizeError> {
+    /// Which layers have windows.
+    fn windows(&mut self) {
         let (window, sliding) = self.source.windows();
-        let kinds =
-            sliding.iter().map(|&sliding| if sliding { "sliding_attention" } else { "full_attention" });
+        let kind = |&sliding: &bool| if sliding { "sliding_attention" } else { "full_attention" };
+        self.put("layer_types", sliding.iter().map(kind).collect::<Vec<_>>());
+        if let Some(window) = window {
+            self.put("sliding_window", window);
+        }
+    }
+
+    /// Which layers have windows, their rotary embedding, and the factor of scores.
+    fn windows_of_gemma(&mut self) -> Result<(), QuantizeError> {
+        let (window, sliding) = self.source.windows();
+        self.windows();
         // mlx-lm reads the interval alone.
         let fits = |interval: &usize| {
             (0..sliding.len()).all(|layer| sliding[layer] != (layer + 1).is_multiple_of(*interval))
@@ -132,12 +143,10 @@ impl TextConfig<'_> {
                 "MLX's layout has one interval between them",
             )
         })?;
-        self.put("layer_types", kinds.collect::<Vec<_>>());
         self.put("sliding_window_pattern", interval);
-        match window {
-            Some(window) => self.put("sliding_window", window),
+        if window.is_none() {
             // Readers want one even where no layer has it.
-            None => drop(self.json.entry("sliding_window").or_insert(4096.into())),
+            self.json.entry("sliding_window").or_insert(4096.into());
         }
         if let Some(attention) = self.source.attention().next() {
             let scale = f64::from(attention.scale);
@@ -286,7 +295,8 @@ impl TextConfig<'_> {
             // Scaled embeddings of transformers read it also where whole heads are rotated.
             None => drop(self.json.remove("partial_rotary_factor")),
         }
-        if !scaling.is_empty() && !scaling.contains_key("rope_type") {
+        let named = self.source.architecture.conversion.names_plain_rope;
+        if (named || !scaling.is_empty()) && !scaling.contains_key("rope_type") {
             scaling.insert("rope_type".into(), "default".into());
         }
         self.put("rope_scaling", if scaling.is_empty() { Json::Null } else { Json::Object(scaling) });

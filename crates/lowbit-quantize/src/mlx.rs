@@ -80,7 +80,7 @@ fn config(computed: &Computed<'_>) -> Result<Json, QuantizeError> {
 fn not_in_mlx_lm(computed: &Computed<'_>) -> Result<Vec<String>, QuantizeError> {
     let path = computed.config.path().display();
     let mut warnings = vec![];
-    if computed.outline.has_windows() && !computed.architecture.conversion.windows {
+    if computed.outline.has_windows() && computed.architecture.conversion.windows.is_none() {
         let what = "attends to all tokens before, although sliding_window says that layers do not";
         warnings.push(format!("{path}: mlx-lm {what}: it computes longer texts otherwise"));
     }

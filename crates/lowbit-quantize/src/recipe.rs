@@ -7,6 +7,7 @@ use crate::round::{self, MlxFormat};
 use crate::sensitivity::allocate_bits;
 use crate::{Budget, QuantizeError, Rule, Summary, output_path};
 use lowbit_files::Checkpoint;
+use lowbit_models::{Config, arch};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -163,6 +164,9 @@ impl<'a> Recipe<'a> {
         if let Some(learning) = &self.learning {
             learning.check()?;
         }
+        if self.learning.is_some() || self.budget.is_some() {
+            check_gradients(checkpoint)?;
+        }
         let mut asked = self.asked();
         if let Some(budget) = self.budget {
             let OutputFormat::Mlx(format) = &self.into else {
@@ -218,6 +222,14 @@ impl<'a> Recipe<'a> {
         teacher.map_or(Ok(()), |teacher| teacher.finish())?;
         Ok((summary, report))
     }
+}
+
+/// Refuses a model of which some part has no gradient.
+fn check_gradients(checkpoint: &Checkpoint) -> Result<(), QuantizeError> {
+    let architecture = arch::find(&Config::new(checkpoint)?)?;
+    let Some(what) = architecture.conversion.no_gradient else { return Ok(()) };
+    let name = architecture.model_types[0].name;
+    Err(QuantizeError::Learn(format!("gradients of {name} are wanted, but {what} has none")))
 }
 
 fn planned(plan: &impl Planned, output: &Path) -> Result<Summary, QuantizeError> {

@@ -248,7 +248,7 @@ fn module(tensor: &Tensor) -> Option<&str> {
 
 /// True if a module chooses or weighs experts.
 pub(crate) fn is_router(module: &str) -> bool {
-    module.ends_with("mlp.gate") || module.ends_with("shared_expert_gate")
+    ["mlp.gate", "mlp.router", "shared_expert_gate"].iter().any(|name| module.ends_with(name))
 }
 
 /// The format of a tensor, with scales in `scales`; `None` for tensors that are not quantised.

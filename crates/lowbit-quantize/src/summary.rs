@@ -81,7 +81,7 @@ pub enum Kind {
 }
 
 /// Parts of names, MLX's and GGUF's; the first that is found says the kind.
-const KINDS: [(&str, Kind); 20] = [
+const KINDS: [(&str, Kind); 23] = [
     ("norm", Kind::Norm),
     ("embed_tokens", Kind::Embedding),
     ("token_embd", Kind::Embedding),
@@ -93,9 +93,12 @@ const KINDS: [(&str, Kind); 20] = [
     ("self_attn.", Kind::Attention),
     (".attn_", Kind::Attention),
     ("mlp.gate.", Kind::Router),
+    ("mlp.router.", Kind::Router),
+    ("block_sparse_moe.gate.", Kind::Router),
     ("shared_expert_gate.", Kind::Router),
     ("ffn_gate_inp", Kind::Router),
     ("switch_mlp.", Kind::Experts),
+    ("mlp.experts.", Kind::Experts),
     ("_exps.", Kind::Experts),
     ("shared_expert.", Kind::SharedExpert),
     ("_shexp.", Kind::SharedExpert),

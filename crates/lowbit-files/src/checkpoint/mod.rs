@@ -7,6 +7,7 @@ pub(crate) mod foreign;
 mod foreign_tests;
 mod generation;
 mod gguf;
+mod gpt_oss;
 mod index;
 mod makers;
 mod quantization;
@@ -126,6 +127,9 @@ impl Checkpoint {
                 let adapted = makers::adapt(&config_path, &config, (&method, &settings), tensors)?;
                 (tensors, maker) = (adapted.0, Some(adapted.1));
             }
+        }
+        if !mlx && config.get("model_type").and_then(Value::as_str) == Some(gpt_oss::MODEL_TYPE) {
+            tensors = gpt_oss::adapt(&config_path, &tensors, maker.as_mut())?;
         }
         let layout = if mlx { Layout::Mlx } else { Layout::HuggingFace };
         Ok(Self::new(path, tensors, Description::Directory { layout, config, maker }))

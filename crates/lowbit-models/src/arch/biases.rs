@@ -58,7 +58,9 @@ pub(super) fn check(
     let promised = architecture.biases.iter().map(promised).collect::<Result<Vec<_>, _>>()?;
     for name in weights.names().filter(|name| !super::is_extra(name, layers)) {
         let mut groups = architecture.biases.iter().zip(&promised);
-        let group = groups.find(|(group, _)| group.modules.iter().any(|module| is_of(name, module)));
+        let group = groups.find(|(group, _)| {
+            group.modules.iter().any(|module| is_of(name, &architecture.stored_name(module)))
+        });
         if let (Some(module), Some((_, true))) = (name.strip_suffix(".weight"), group) {
             let bias = format!("{module}.bias");
             if !weights.has(&bias, "") {
@@ -76,7 +78,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whether `name` is a parameter of `module` in some layer.
+/// Whether `name` is a parameter of `module`, as the checkpoint calls it, in some layer.
 fn is_of(name: &str, module: &str) -> bool {
     let Some((found, _)) = name.rsplit_once('.') else { return false };
     found.strip_suffix(module).is_some_and(|before| before.ends_with('.'))

@@ -3,7 +3,7 @@
 //! Source: transformers 5.24 `models/gemma3`; mlx-lm 0.32 `models/gemma3_text.py`; llama.cpp `src/models/gemma3.cpp`.
 
 use super::biases::BY_FLAGS;
-use super::{Architecture, Conversion, ModelType, OffsetNorms, TiedByDefault, decoder, window};
+use super::{Architecture, Conversion, ModelType, OffsetNorms, TiedByDefault, Windows, decoder, window};
 use crate::keys::Fixed::{Flag, Float, Int, Text};
 use crate::keys::{BASE, DECODER, GGUF, GGUF_DENSE, Key, Tables, WRAPPER};
 use crate::layers::{
@@ -36,11 +36,13 @@ pub const GEMMA3: Architecture = Architecture {
     ],
     aliases: &[],
     biases: BY_FLAGS,
-    conversion: Conversion { mlx_is_text: true, windows: true, ..Conversion::PLAIN },
+    conversion: Conversion { mlx_is_text: true, windows: Some(WINDOWS), ..Conversion::PLAIN },
     mlx_prefix: "",
     tied_by_default: TiedByDefault { transformers: true, mlx_lm: true },
     describe,
 };
+
+const WINDOWS: Windows = Windows { interval: 6, like_gemma: true };
 
 /// All norms; llama.cpp's converter adds the 1.
 const OFFSET_NORMS: OffsetNorms = OffsetNorms {
@@ -154,7 +156,7 @@ fn is_sliding(
     let sliding = match config.is_gguf() {
         true => {
             let key = "attention.sliding_window_pattern";
-            window.is_some() && config.gguf_pattern(key, 6, layers)?[index]
+            window.is_some() && config.gguf_pattern(key, WINDOWS.interval, layers)?[index]
         }
         false => match config.layer_type(index, layers, kinds)? {
             Some(kind) => kind == "sliding_attention",

@@ -5,6 +5,7 @@ mod biases;
 pub use biases::{Biases, Promise};
 mod gemma3;
 mod glm4;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mistral3;
@@ -78,8 +79,15 @@ pub struct Conversion {
     pub query_scale: bool,
     /// MLX's checkpoint is that of the text model alone, also of a multimodal one.
     pub mlx_is_text: bool,
-    /// GGUF has the window, and which layers have it.
-    pub windows: bool,
+    /// Only some layers have a window: how checkpoints say which.
+    pub windows: Option<Windows>,
+    /// Readers do not take a missing `rope_scaling` for none: it is always written.
+    pub names_plain_rope: bool,
+    /// llama.cpp rounds the bounds of YaRN's ramp to whole pairs, also of models that were trained without: a GGUF file of
+    /// such a model computes that.
+    pub rounds_yarn: bool,
+    /// The part of the model that has no gradient, so that its weights cannot be learned.
+    pub no_gradient: Option<&'static str>,
     /// GGUF has `rope.dimension_count`, since a part of each head is rotated.
     pub rotary_dimension: bool,
     /// GGUF always has the sections of multimodal positions.
@@ -88,6 +96,15 @@ pub struct Conversion {
     pub tiled_value_heads: bool,
     /// Hugging Face and MLX have q, k, v and z of a delta net in one matrix, and b and a in another.
     pub fused_delta_nets: bool,
+}
+
+/// Windows that only some layers have.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Of so many layers the last one has no window, where a GGUF file does not say it.
+    pub interval: usize,
+    /// Layers with a window have a rotary embedding of their own, and mlx-lm reads the interval alone, as of Gemma 3.
+    pub like_gemma: bool,
 }
 
 /// LongRoPE's divisors, for contexts of the original training's length and for longer ones.
@@ -100,7 +117,10 @@ impl Conversion {
         rope_divisors: &[],
         query_scale: false,
         mlx_is_text: false,
-        windows: false,
+        windows: None,
+        names_plain_rope: false,
+        rounds_yarn: false,
+        no_gradient: None,
         rotary_dimension: false,
         sections: false,
         tiled_value_heads: false,
@@ -235,6 +255,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     qwen3_5::QWEN3_5_MOE,
     qwen3_vl::QWEN3_VL,
     gemma3::GEMMA3,
+    gpt_oss::GPT_OSS,
     granite::GRANITE,
     phi3::PHI3,
     glm4::GLM4,

@@ -1,9 +1,9 @@
 use super::{Linear, MergedLinear, RmsNorm, Step, rope_params, wrong_cache};
 use crate::cache::{KvCache, LayerCache};
-use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, V_PROJ};
+use crate::names::{FUSED_QKV, K_NORM, K_PROJ, O_PROJ, Q_NORM, Q_PROJ, SINKS, V_PROJ};
 use crate::outline::FREQUENCIES;
 use crate::tape::ops::{self, AddRmsNorm, Input};
-use crate::tape::{Heads, Inventory, Var, attention, shapes};
+use crate::tape::{Heads, Inventory, Named, Var, attention, shapes};
 use crate::{Config, ModelError, Outline, Weights};
 use lowbit_formats::DType;
 use lowbit_kernels::ops::{AttentionParams, Gate, Rope, RopeLayout, RopeParams, RopeScaling, kv_gather};
@@ -30,6 +30,8 @@ pub struct AttentionConfig {
     pub fused: bool,
     /// The factor of queries by position, if there is one.
     pub query_scale: Option<QueryScale>,
+    /// Whether each query head has a sink: a learned logit that is one more term of its softmax's denominator.
+    pub sinks: bool,
 }
 
 /// Queries at position p are multiplied by `1 + beta ln(1 + floor(p / original))`, so that attention stays as sharp over more
@@ -114,6 +116,7 @@ impl AttentionConfig {
             gated: false,
             fused: false,
             query_scale: None,
+            sinks: false,
         })
     }
 
@@ -145,6 +148,8 @@ pub struct Attention {
     norms: Option<[RmsNorm; 2]>,
     /// [`QueryScale::table`].
     query_scales: Option<Tensor>,
+    /// f32 `[num_attention_heads]`.
+    sinks: Option<Named<Tensor>>,
     /// [`AttentionParams::exact`].
     exact: bool,
 }
@@ -171,7 +176,9 @@ impl Attention {
             false => weights.merged([(Q_PROJ, rows[0]), (K_PROJ, rows[1]), (V_PROJ, rows[2])], hidden)?,
         };
         let scale = config.query_scale.map(|scale| scale.table(weights.device()));
+        let sinks = config.sinks.then(|| weights.vector(SINKS, config.num_attention_heads));
         Ok(Self {
+            sinks: sinks.transpose()?,
             exact: weights.is_exact(),
             query_scales: scale.transpose()?.flatten(),
             qkv_proj,
@@ -213,6 +220,7 @@ impl Attention {
         outline.numbers("rotary attention factor", &[self.config.rope.attention_factor()]);
         outline.numbers("attention scale", &[self.config.scale]);
         outline.numbers("head norms' eps", self.config.head_norm.as_slice());
+        outline.word("attention sinks", self.config.sinks);
     }
 
     /// The attention of T tokens, whose input is the norm of a sum, `[T, hidden_size]`. Returns that sum and the result, of the
@@ -236,7 +244,8 @@ impl Attention {
         let v = shapes::reshape(&v, &[tokens, kv_heads, head_dim])?;
         let AttentionConfig { scale, sliding_window, .. } = self.config;
         let params = AttentionParams { scale, sliding_window, exact: self.exact };
-        let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, params };
+        let sinks = self.sinks.as_ref().map(|sinks| &sinks.value);
+        let heads = Heads { head_dim, norms: self.norms.as_ref(), rope: &self.config.rope, sinks, params };
         let y = step.each([&q_gate, &k, &v], caches, |qkv, span, cache| match cache {
             LayerCache::Attention(cache) => match &self.query_scales {
                 None => attention(cache, qkv, &span.positions, &heads),

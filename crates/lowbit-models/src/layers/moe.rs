@@ -22,6 +22,8 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// The function of the experts' gates, and of the shared one's.
     pub gate: Gate,
+    /// Whether experts' projections have biases.
+    pub biases: bool,
 }
 
 impl MoeConfig {
@@ -63,6 +65,7 @@ impl MoeConfig {
             shared_expert_intermediate_size: 0,
             norm_topk_prob: true,
             gate: Gate::Silu,
+            biases: false,
         })
     }
 }
@@ -90,6 +93,8 @@ struct Experts {
     gate_up: GateUp,
     down: Named<QuantizedTensor>,
     gate: Gate,
+    /// Those of gate, up and down, f32 `[E, I]` and `[E, H]`.
+    biases: Option<[Named<QuantizedTensor>; 3]>,
     /// Whether the shared expert is the last of the stack: a single token's products with it then need no extra launches.
     shared: bool,
 }
@@ -142,6 +147,7 @@ impl SparseMoe {
             GateUp::Separate(gate, up) => all.weights.extend([gate.clone(), up.clone()]),
         }
         all.weights.push(self.experts.down.clone());
+        all.weights.extend(self.experts.biases.iter().flatten().cloned());
     }
 
     pub(crate) fn outline(&self, outline: &mut Outline) {
@@ -149,6 +155,8 @@ impl SparseMoe {
         outline.word("num_experts_per_tok", self.params.top_k);
         outline.word("norm_topk_prob", self.params.normalize);
         outline.word("shared expert", matches!(self.router, Router::Shared(_)));
+        outline.word("experts' gate", format!("{:?}", self.experts.gate));
+        outline.word("experts' biases", self.experts.biases.is_some());
     }
 
     /// `[T, hidden_size]` to the same.
@@ -196,12 +204,22 @@ impl Experts {
             stack(EXPERTS_DOWN, hidden_size, inner)?
         };
         let gate_up = if weights.joins_experts() { gate_up.joined()? } else { gate_up };
-        Ok(Self { gate_up, down, gate: config.gate, shared: false })
+        let bias = |name, n| weights.expert_biases(name, experts, n);
+        let biases = match config.biases {
+            true => {
+                Some([bias(EXPERTS_GATE, inner)?, bias(EXPERTS_UP, inner)?, bias(EXPERTS_DOWN, hidden_size)?])
+            }
+            false => None,
+        };
+        Ok(Self { gate_up, down, gate: config.gate, biases, shared: false })
     }
 
     /// The stack with one more expert, of these weights for gate, up and down, if their shapes and formats fit.
     fn with_shared(self, weights: [&Named<QuantizedTensor>; 3]) -> Result<Self, KernelError> {
         let GateUp::Both(both) = &self.gate_up else { return Ok(self) };
+        if self.biases.is_some() {
+            return Ok(self);
+        }
         let alike = |weight: &QuantizedTensor, stack: &QuantizedTensor| {
             weight.format() == stack.format()
                 && weight.shape().ends_with(&stack.shape()[stack.shape().len() - 2..])
@@ -214,7 +232,7 @@ impl Experts {
         let [gates, ups] = halves(&both.value)?;
         let gate_up = GateUp::Both(both.with(pair([&gates, &one(gate)?, &ups, &one(up)?])?));
         let down = self.down.with(QuantizedTensor::concat(&[&self.down.value, &one(down)?])?);
-        Ok(Self { gate_up, down, gate: self.gate, shared: true })
+        Ok(Self { gate_up, down, shared: true, ..self })
     }
 
     /// `x` `[T, H]` through the experts `ids` `[T, top_k]`: `[T, top_k, H]`.
@@ -234,7 +252,13 @@ impl Experts {
             }
             GateUp::Separate(gate, up) => [product(gate)?, product(up)?],
         };
-        ops::gather_qmm(Input::Glu { x: &up, gate: &gate, by: self.gate }, &self.down, ids)
+        let Some([of_gate, of_up, of_down]) = &self.biases else {
+            return ops::gather_qmm(Input::Glu { x: &up, gate: &gate, by: self.gate }, &self.down, ids);
+        };
+        let gate = ops::add_expert_biases(&gate, of_gate, ids)?;
+        let up = ops::add_expert_biases(&up, of_up, ids)?;
+        let y = ops::gather_qmm(Input::Glu { x: &up, gate: &gate, by: self.gate }, &self.down, ids)?;
+        ops::add_expert_biases(&y, of_down, ids)
     }
 }
 

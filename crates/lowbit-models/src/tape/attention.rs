@@ -14,6 +14,7 @@ pub(crate) struct Heads<'a> {
     /// Of query and key heads.
     pub norms: Option<&'a [RmsNorm; 2]>,
     pub rope: &'a Arc<Rope>,
+    pub sinks: Option<&'a Tensor>,
     pub params: AttentionParams,
 }
 
@@ -32,14 +33,18 @@ pub(crate) fn attention(
     positions: &Tensor,
     heads: &Heads<'_>,
 ) -> Result<Var, KernelError> {
-    let Heads { head_dim, norms, rope, params } = *heads;
+    let Heads { head_dim, norms, rope, sinks, params } = *heads;
     let tape = qkv.iter().find_map(|x| x.tape());
+    if tape.is_some() && sinks.is_some() {
+        let (got, want) = ("there".into(), "attention with them has no gradient".into());
+        return Err(KernelError::Value { op: "attention", operand: "sinks", got, want });
+    }
     let norm = |norm: &RmsNorm| HeadNorm::new(norm, tape);
     let norms = norms.map_or([None, None], |[q, k]| [Some(norm(q)), Some(norm(k))]);
     let [q, k, v] = qkv.map(Var::tensor);
     let rotations = norms.each_ref().map(|norm| HeadNorm::rotation(norm.as_ref(), head_dim, rope));
     let (rotated, [keys, values]) = cache.append([q, k, v], positions, rotations.each_ref())?;
-    let y = ops::attention(&rotated, keys, values, positions, &params)?;
+    let y = ops::attention(&rotated, keys, values, positions, sinks, &params)?;
     let Some(tape) = tape else { return Ok(y.into()) };
     let cached = [rotated, keys.clone(), values.clone()];
     let (rope, positions, kept) = (rope.clone(), positions.clone(), y.clone());

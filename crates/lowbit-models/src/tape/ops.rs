@@ -152,6 +152,11 @@ pub(crate) fn gather_qmm(x: Input<'_>, weight: &Named<QuantizedTensor>, ids: &Te
     }))
 }
 
+/// The bias of each expert in `ids`, a row of `biases`, added to its row of x: `[.., N]` for `ids` `[..]`.
+pub(crate) fn add_expert_biases(x: &Var, biases: &Named<QuantizedTensor>, ids: &Tensor) -> Result<Var> {
+    add(x, &dequant_gather(x.tape(), biases, ids)?)
+}
+
 /// [`ops::dequant_gather()`] in f32.
 pub(crate) fn dequant_gather(
     tape: Option<&Tape>,

@@ -171,9 +171,11 @@ fn split(name: &str) -> (Option<usize>, &str) {
 /// How many dimensions the tensor has that MLX calls `name` in its layer; of a convolution without
 /// its last one.
 fn rank(name: &str) -> usize {
+    let of_experts = name.contains("switch_mlp.");
     match name.strip_suffix(".weight") {
-        Some(module) if module.contains("switch_mlp.") => 3,
+        Some(_) if of_experts => 3,
         Some(module) if !module.ends_with("norm") => 2,
+        None if of_experts => 2,
         _ => 1,
     }
 }

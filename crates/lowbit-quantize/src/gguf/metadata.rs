@@ -12,7 +12,7 @@ use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Metadata, Value};
 use lowbit_kernels::ops::{Rope, RopeScaling, Yarn};
 use lowbit_models::Config;
-use lowbit_models::arch::Architecture;
+use lowbit_models::arch::{Architecture, Windows};
 use lowbit_models::keys;
 use lowbit_models::layers::sections_cover;
 use lowbit_models::names::{A_LOG, ROUTER, SHARED_EXPERT_GATE};
@@ -82,8 +82,8 @@ pub(super) fn metadata(
         u32_value(config, "num_key_value_heads", computed.key_heads()?)?,
     )?;
     builder.rope()?;
-    if architecture.conversion.windows {
-        builder.windows()?;
+    if let Some(windows) = architecture.conversion.windows {
+        builder.windows(windows)?;
     }
     builder.multipliers()?;
     builder.put_own("attention.layer_norm_rms_epsilon", Value::F32(computed.decoder().rms_norm_eps))?;
@@ -94,6 +94,10 @@ pub(super) fn metadata(
     builder.put_own("attention.value_length", dim.clone())?;
     if architecture.gguf_name(ROUTER.0).is_some() {
         builder.sizes(EXPERTS)?;
+        let (own, key) = EXPERTS[0];
+        if !computed.computes(own) && keys::role(architecture.gguf_keys, key).is_some() {
+            builder.sizes(&[("intermediate_size", key)])?;
+        }
     }
     // Without its gate an architecture has no shared expert, whatever its configuration says.
     if architecture.gguf_name(SHARED_EXPERT_GATE.0).is_some() {
@@ -216,15 +220,21 @@ impl Builder<'_> {
     }
 
     /// The window, and which layers have it where that is not what llama.cpp takes.
-    fn windows(&mut self) -> Result<(), QuantizeError> {
-        /// Of each so many layers the last one has no window.
-        const INTERVAL: usize = 6;
+    fn windows(&mut self, Windows { interval, like_gemma }: Windows) -> Result<(), QuantizeError> {
         let (window, sliding) = self.computed.windows();
-        let Some(window) = window else { return Ok(()) };
+        let window = match window {
+            None if like_gemma => return Ok(()),
+            // Readers want one even where no layer has it.
+            None => self.config.optional_size("sliding_window", "")?.unwrap_or(1),
+            Some(window) => window,
+        };
         self.put_own("attention.sliding_window", u32_value(self.config, "sliding_window", window)?)?;
-        if sliding.iter().enumerate().any(|(layer, &sliding)| sliding == (layer + 1).is_multiple_of(INTERVAL))
+        if sliding.iter().enumerate().any(|(layer, &sliding)| sliding == (layer + 1).is_multiple_of(interval))
         {
             self.put_own("attention.sliding_window_pattern", Value::Array(Array::Bool(sliding)))?;
+        }
+        if !like_gemma {
+            return Ok(());
         }
         let theta = self.computed.local_theta()?;
         self.put_own("rope.freq_base_swa", Value::F32(theta as f32))

@@ -254,6 +254,13 @@ fn from_directory(computed: &Computed<'_>) -> Result<Converted, QuantizeError> {
     let mut warnings = lowbit_models::warnings(checkpoint)?;
     warnings.extend(extras(computed, if predictors > 0 { &[Extra::Prediction] } else { &[] }));
     warnings.extend(tokenizer.warnings);
+    if computed.rounded_yarn()?.is_some() {
+        warnings.push(format!(
+            "{}: llama.cpp rounds the bounds of YaRN's ramp, although truncate is false: the file is read so, and computes a \
+             little otherwise",
+            checkpoint.path().display()
+        ));
+    }
     let unread = |name: &&str| {
         convert::is_rope_divisors(name) && !architecture.conversion.rope_divisors.contains(name)
     };

@@ -162,7 +162,8 @@ fn add_groups_and_store<Y: Int>(
     let vector = comptime!(config.vector());
     let stride = comptime!(config.lanes() * (config.vector() + 1));
     let column = UNIT_POS_X % lanes;
-    let (mut weights, sink) = found;
+    let (weights, sink) = found;
+    let mut weights = weights;
     if comptime!(config.groups > 1) {
         let mut shared = Shared::<[f32]>::new_slice(comptime!(config.groups * stride));
         let at = (UNIT_POS_X / lanes) as usize * stride + column as usize;
