@@ -21,7 +21,7 @@ enum Source {
 
 struct Computed {
     compute: Box<dyn Fn() -> Vec<u8> + Send + Sync>,
-    /// What was computed last, until it is released.
+    /// The bytes computed last, until they are released.
     held: Mutex<Option<Bytes>>,
 }
 
@@ -33,12 +33,12 @@ impl Contents {
         Self { source: Source::Computed(Arc::new(computed)), range: 0..len }
     }
 
-    /// How many there are.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What the files of a checkpoint are called.
+//! The names of a checkpoint's files.
 
 use std::path::{Path, PathBuf};
 

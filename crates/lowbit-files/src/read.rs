@@ -65,15 +65,15 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// Whether these are the bytes of a git-lfs pointer, which stands for a file in a clone that has
+/// True if these are the bytes of a git-lfs pointer, which stands for a file in a clone that has
 /// not fetched it.
 pub(crate) fn is_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs.github.com/spec/") && bytes.len() < 1024
 }
 
-/// What JSON may hold: a value takes up to a hundred times its bytes in memory, so that their
-/// number counts, not the file's size. The largest published configuration (of 6,000 added tokens)
-/// has a quarter.
+/// The most values in a JSON file: a value takes up to a hundred times its bytes in memory, so that
+/// their number counts, not the file's size. The largest published configuration (of 6,000 added
+/// tokens) has a quarter.
 const VALUES: usize = 1 << 19;
 
 /// The JSON value of `bytes`, which are in `file`.

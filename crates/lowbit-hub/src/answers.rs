@@ -1,4 +1,4 @@
-//! What the hub's answers say, once checked: a repository's files, and what a file is before it is
+//! The hub's answers, checked: a repository's files, and the size and ETag of a file before it is
 //! downloaded.
 
 use serde::Deserialize;
@@ -71,7 +71,7 @@ fn body(client: &Client, mut answer: Answer, limit: u64) -> Result<Vec<u8>, Prob
     }
 }
 
-/// What the hub says about a file.
+/// The hub's description of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Remote {
     /// Below the endpoint.
@@ -128,7 +128,7 @@ fn etag(answer: &Answer) -> Result<Option<(&HeaderValue, ETag)>, Problem> {
     Ok(Some((tag, etag)))
 }
 
-/// Whether `answer` is from the file that was asked about, as far as it says.
+/// Checks that `answer` is from the file that was asked about, as far as it says.
 pub(super) fn same_file(answer: &Answer, remote: &Remote) -> Result<(), Problem> {
     match etag(answer)? {
         Some((_, now)) if now != remote.etag => {
@@ -157,7 +157,7 @@ fn number(value: &HeaderValue) -> Option<u64> {
 }
 
 fn lossy(value: &HeaderValue) -> String {
-    // What is cut anyway need not be copied.
+    // The value is cut to this length anyway.
     String::from_utf8_lossy(&value.as_bytes()[..value.len().min(1000)]).into_owned()
 }
 
@@ -182,7 +182,7 @@ pub(super) fn announced(answer: &Answer, first: u64, total: u64) -> Result<Optio
     Ok(length)
 }
 
-/// Whether the answer has what was asked for.
+/// Checks that the answer has what was asked for.
 pub(super) fn check_status(client: &Client, answer: &Answer) -> Result<(), Problem> {
     let status = answer.status;
     let reason = answer.headers.get("X-Error-Message").map(|reason| format!(" ({})", shown(lossy(reason))));

@@ -22,7 +22,7 @@ pub(super) struct Repository {
     name: String,
 }
 
-/// What went wrong with the cache: which path, and how.
+/// The message for an error of the cache at `path`.
 pub(super) fn problem(path: &Path, error: &Error) -> String {
     let path = path.display();
     match error.kind() {
@@ -170,7 +170,7 @@ impl Repository {
     }
 }
 
-/// Where a snapshot's entry leads; `None` when nothing is there.
+/// The target of a snapshot's entry; `None` when nothing is there.
 fn target(entry: &DirEntry) -> Option<PathBuf> {
     entry.path().canonicalize().ok()
 }

@@ -1,4 +1,4 @@
-//! Which of a repository's files make up the model that was asked for.
+//! The choice of a repository's files that make up the requested model.
 
 use std::collections::HashSet;
 
@@ -54,10 +54,10 @@ pub(super) fn limit(name: &str) -> Option<u64> {
     })
 }
 
-/// What a repository without an index has its tensors in.
+/// The files with the tensors of a repository without an index.
 ///
 /// # Errors
-/// What is missing.
+/// The file that is missing.
 pub(super) fn shards(names: &[String], most: usize) -> Result<Vec<String>, String> {
     if names.iter().any(|name| name == SINGLE) {
         return Ok(vec![SINGLE.into()]);
@@ -133,7 +133,7 @@ fn stem(name: &str) -> &str {
     Part::parse(name).map_or(name.strip_suffix(".gguf").unwrap_or(name), |part| part.prefix)
 }
 
-/// Whether `tag` is one of the stem's words, or several that follow each other (`UD-Q4_K_XL`).
+/// True if `tag` is one of the stem's words, or several that follow each other (`UD-Q4_K_XL`).
 fn has_tag(stem: &str, tag: &str) -> bool {
     let (stem, tag) = (stem.to_ascii_lowercase(), tag.to_ascii_lowercase());
     let is_border = |c: Option<char>| c.is_none_or(|c| matches!(c, '-' | '.'));

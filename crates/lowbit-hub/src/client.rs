@@ -68,14 +68,14 @@ pub(crate) struct Client {
     pub limits: HubLimits,
 }
 
-/// What is asked for.
+/// A request to the endpoint.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Request<'a> {
     /// Below the endpoint.
     pub path: &'a str,
     /// The kind of answer that is wanted, where the server has several.
     pub accept: Option<&'static str>,
-    /// Whether only the headers are wanted.
+    /// True if only the headers are wanted.
     pub head: bool,
     /// The first byte that is wanted, and the raw ETag that the file must still have if the
     /// endpoint itself answers.
@@ -89,10 +89,10 @@ pub(crate) struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
     pub body: Body,
-    /// What the endpoint itself said about the file: in this answer, or in the redirects that led
-    /// to another place.
+    /// The endpoint's own headers about the file: in this answer, or in the redirects that led to
+    /// another place.
     pub endpoint: HeaderMap,
-    /// Whether the endpoint itself sent this.
+    /// True if the endpoint itself sent this.
     pub is_endpoint: bool,
 }
 
@@ -121,7 +121,7 @@ impl Client {
         Ok(Self { name, agent: agent(config), base, origin, token, limits })
     }
 
-    /// Whether requests carry a token.
+    /// True if requests carry a token.
     pub fn has_token(&self) -> bool {
         self.token.is_some()
     }
@@ -158,7 +158,7 @@ impl Client {
     ) -> Result<ureq::http::Response<Body>, Problem> {
         let method = if request.head { Method::HEAD } else { Method::GET };
         let mut message = ureq::http::Request::builder().method(method).uri(uri.clone());
-        // What is counted and verified are the file's own bytes.
+        // The file's own bytes are counted and verified, so they must not be compressed.
         message = message.header("Accept-Encoding", "identity");
         if let Some(kind) = request.accept {
             message = message.header("Accept", kind);
@@ -188,7 +188,7 @@ impl Client {
         self.agent.run(message).map_err(|error| self.problem(&error))
     }
 
-    /// What an error of the connection means.
+    /// The problem that an error of the connection means.
     pub fn problem(&self, error: &ureq::Error) -> Problem {
         let limits = self.limits;
         let (what, time) = match error {
@@ -225,13 +225,13 @@ impl Client {
         }
     }
 
-    /// Where `headers` say that the answer to `uri` is.
+    /// The address to which `headers` redirect `uri`.
     fn redirected(&self, uri: &Uri, headers: &HeaderMap) -> Result<Uri, Problem> {
         let name = self.name;
         let location = headers.get("Location").ok_or_else(|| format!("{name} redirects to nowhere"))?;
         let location = location.to_str().map_err(|_| format!("{name} redirects to what is no address"))?;
         let refuse = |why: &str| {
-            // What follows the question mark may be a signature.
+            // The part after the question mark may be a signature.
             let place = location.split('?').next().unwrap_or_default();
             Problem::Lasting(format!("{name} redirects to {}: {why}", shown(place)))
         };

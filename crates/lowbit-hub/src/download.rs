@@ -17,7 +17,7 @@ const MUCH: u64 = 16 << 20;
 /// The interval at which another process's lock is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What a file is downloaded from, and to.
+/// The source and the destination of a download.
 pub(super) struct Transfer<'a> {
     pub client: &'a Client,
     pub repository: &'a Repository,
@@ -188,15 +188,15 @@ impl Transfer<'_> {
     }
 }
 
-/// What a blob is called until it is whole, as in huggingface_hub.
+/// The name of a blob until it is whole, as in huggingface_hub.
 fn incomplete(blob: &Path) -> PathBuf {
     let mut path = blob.as_os_str().to_owned();
     path.push(".incomplete");
     path.into()
 }
 
-/// Whether a blob is there that is what `remote` says. One that is not stays until another is
-/// renamed over it: other files may be links to it.
+/// True if the blob exists and is as `remote` says. Otherwise it stays until another is renamed
+/// over it: other files may be links to it.
 fn is_whole(blob: &Path, remote: &Remote) -> Result<bool, String> {
     let Ok(metadata) = fs::symlink_metadata(blob) else { return Ok(false) };
     if !metadata.is_file() {
@@ -240,12 +240,12 @@ struct Partial {
     verifier: Verifier,
     /// Of zero bytes.
     start: Verifier,
-    /// Whether its parts are from several answers.
+    /// True if its parts are from several answers.
     joined: bool,
 }
 
 impl Partial {
-    /// What an earlier download left, if it can be verified in the end, or a new file.
+    /// The file of an earlier download, if it can be verified in the end, or a new file.
     fn open(path: &Path, remote: &Remote) -> Result<Self, String> {
         let failed = |error| problem(path, &error);
         let usable = remote.etag.digest() != Digest::Unknown

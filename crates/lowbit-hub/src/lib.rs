@@ -74,7 +74,7 @@ pub fn resolve_with(model: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Resu
     Hub::new(settings).resolve(model, progress)
 }
 
-/// Where models are looked for.
+/// The hub and its cache, where models are looked for.
 pub struct Hub {
     settings: HubSettings,
     agent: Box<dyn Fn(ureq::config::Config) -> ureq::Agent>,
@@ -178,7 +178,7 @@ fn strings(files: &[FileName]) -> Vec<String> {
 /// A download under way.
 struct Download<'a, 'p> {
     transfer: Transfer<'a>,
-    /// What the snapshot has already.
+    /// The files that the snapshot has already.
     here: Vec<FileName>,
     progress: &'p mut dyn FnMut(Progress<'_>),
 }

@@ -1,4 +1,4 @@
-//! What may become a path or a part of an address: names that are plain, and nothing else.
+//! Names that may become a path or a part of an address: plain ones, and nothing else.
 //!
 //! A hub's answer is not trusted. Commits, ETags and file names reach the file system only as these types.
 
@@ -22,7 +22,7 @@ const HOSTS: [&str; 3] = ["huggingface.co/", "hf.co/", "www.huggingface.co/"];
 /// `hf.co/org/name:tag`, `https://huggingface.co/org/name/resolve/main/FILE.gguf`, whose tag is the file's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ModelName<'a> {
-    /// What the user wrote.
+    /// The name as the user wrote it.
     pub whole: &'a str,
     pub org: &'a str,
     pub name: &'a str,
@@ -153,7 +153,7 @@ impl FileName {
     }
 }
 
-/// Whether `name` is `N_NAME/config.json`.
+/// True if `name` is `N_NAME/config.json`.
 fn is_module(name: &str) -> bool {
     let folder = name.strip_suffix("/config.json").and_then(|folder| folder.split_once('_'));
     folder.is_some_and(|(number, name)| {
@@ -168,7 +168,7 @@ impl Display for FileName {
     }
 }
 
-/// Whether Windows takes the name for a device's: `NUL`, `com1.txt`.
+/// True if Windows takes the name for a device's: `NUL`, `com1.txt`.
 fn is_device(name: &str) -> bool {
     let stem = name.split('.').next().unwrap_or_default().trim_end().to_ascii_lowercase();
     let numbered = |prefix| {
@@ -181,7 +181,7 @@ fn is_device(name: &str) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ETag(String);
 
-/// What an [`ETag`] says about the content.
+/// The digest of the content that an [`ETag`] holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Digest {
     /// 64 digits: of the content, as for LFS files.

@@ -1,4 +1,4 @@
-//! Where the hub and its cache are, and the limits of an answer: time, bytes and attempts.
+//! Settings of the hub and its cache, and the limits of an answer: time, bytes and attempts.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use lowbit_files::shown;
 /// The most bytes of a stored token.
 const TOKEN: u64 = 4096;
 
-/// How models are found by name.
+/// The settings by which models are found by name.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HubSettings {
@@ -22,9 +22,9 @@ pub struct HubSettings {
     pub endpoint: String,
     /// Goes to the endpoint alone, never to another host.
     pub token: Option<Token>,
-    /// Whether only the cache is used.
+    /// True if only the cache is used.
     pub offline: bool,
-    /// What connections go through.
+    /// The proxy of all connections.
     pub proxy: Option<Proxy>,
     /// The limits of an answer.
     pub limits: HubLimits,
@@ -72,7 +72,7 @@ pub struct HubLimits {
     pub window: Duration,
     /// See `window`.
     pub pace: u64,
-    /// How often a request is sent before its error is final.
+    /// The number of attempts before a request's error is final.
     pub attempts: u32,
     /// The pause before the second attempt; each further one is twice as long.
     pub backoff: Duration,
@@ -120,12 +120,12 @@ impl HubSettings {
         Self { cache, endpoint, token: None, offline: false, proxy: None, limits }
     }
 
-    /// What the environment says, as huggingface_hub reads it: `HF_HUB_CACHE`, `HF_HOME` and
+    /// The settings of the environment, as huggingface_hub reads it: `HF_HUB_CACHE`, `HF_HOME` and
     /// `XDG_CACHE_HOME` for the cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, and `HF_TOKEN`,
     /// `HF_TOKEN_PATH` or the token that `hf auth login` stored.
     ///
     /// # Errors
-    /// Which variable is wrong.
+    /// The variable that is wrong.
     pub fn from_env(
         variable: &dyn Fn(&str) -> Option<OsString>,
         home: Option<&Path>,

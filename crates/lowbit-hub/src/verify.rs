@@ -1,4 +1,4 @@
-//! Whether what arrived is what the hub's ETag names.
+//! Checks that the bytes that arrived are those that the hub's ETag names.
 
 use std::fmt::Write;
 

@@ -9,18 +9,19 @@ use crate::Error;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EmbedOptions {
-    /// What is put before each text.
+    /// The text before each input.
     pub prompt: Prompt,
-    /// How the states of a text's tokens become one vector.
+    /// The way in which the states of a text's tokens become one vector; `None` leaves it to the
+    /// checkpoint.
     pub pooling: Option<Pooling>,
-    /// Whether embeddings are divided by their length.
+    /// True if embeddings are divided by their length; `None` leaves it to the checkpoint.
     pub normalize: Option<bool>,
     /// The number of elements that are kept, for models that were trained so that the first ones suffice (Matryoshka). What
     /// is kept is normalised again.
     pub dimensions: Option<usize>,
 }
 
-/// What is put before each text.
+/// The text before each input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Prompt {
     /// The checkpoint's default prompt, if it has one.

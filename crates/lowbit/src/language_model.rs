@@ -28,7 +28,7 @@ pub fn generate(model: &str, prompt: &str) -> Result<String, Error> {
     LanguageModel::open(model)?.generate(prompt)
 }
 
-/// Where the files of `model` are.
+/// The path of the files of `model`.
 #[cfg(feature = "hub")]
 fn find(model: &str) -> Result<PathBuf, Error> {
     Ok(lowbit_hub::resolve(model)?)

@@ -35,7 +35,7 @@ fn letters(folder: &Path) -> LanguageModel {
     LanguageModel::open(folder.to_str().unwrap()).unwrap()
 }
 
-/// What the template and the tokenizer make of the conversation so far, the next answer's start
+/// The tokens of the conversation so far by the template and the tokenizer, the next answer's start
 /// included.
 fn ids(model: &LanguageModel, messages: &[Message]) -> Vec<u32> {
     let text = model.chat_template().unwrap().render(messages, true).unwrap();

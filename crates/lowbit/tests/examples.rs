@@ -11,7 +11,7 @@ mod quantize;
 
 const MODELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models");
 
-/// What the demo continues this with is no single token.
+/// A prompt that the demo continues with more than one token.
 const PROMPT: &str = "A vector is";
 
 fn text(out: Vec<u8>) -> String {

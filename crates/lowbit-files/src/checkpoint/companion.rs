@@ -14,7 +14,7 @@ use crate::names::CONFIG;
 use crate::read::{limit, read};
 use crate::{Companion, FileError, Tokenizer};
 
-/// What a file has to be.
+/// The kind of content that a file must have.
 #[derive(Clone, Copy)]
 enum Content {
     Object,
@@ -112,7 +112,7 @@ impl Content {
     }
 }
 
-/// Where the file `name` of the checkpoint in `directory` really is; `None` if there is none.
+/// The real path of the file `name` of the checkpoint in `directory`; `None` if there is none.
 fn own_file(directory: &Path, name: &str) -> Result<Option<PathBuf>, FileError> {
     let path = directory.join(name);
     match std::fs::symlink_metadata(&path) {
@@ -128,7 +128,7 @@ fn own_file(directory: &Path, name: &str) -> Result<Option<PathBuf>, FileError> 
     }
 }
 
-/// Whether `target` is `models--org--name/blobs/..`, for the `models--org--name/snapshots/..` of
+/// True if `target` is `models--org--name/blobs/..`, for the `models--org--name/snapshots/..` of
 /// the hub's cache.
 fn is_blob_of(target: &Path, directory: &Path) -> bool {
     let Some(snapshots) = directory.parent().filter(|parent| parent.ends_with("snapshots")) else {
@@ -167,7 +167,7 @@ mod tests {
             ("chat_template.jinja", "{{ x }}", "\u{80}"),
         ] {
             let path = folder.path().join(name);
-            // What is two bytes in UTF-8 is none of it cut in half.
+            // Half of a character of two bytes is no UTF-8.
             let cut = if name.ends_with(".jinja") { &bad.as_bytes()[..1] } else { bad.as_bytes() };
             std::fs::write(&path, cut).unwrap();
             let message = checkpoint.companions().unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! How a checkpoint's texts become embeddings: the files that sentence-transformers writes beside a model, and
-//! llama.cpp's `pooling_type`.
+//! The settings by which a checkpoint's texts become embeddings: the files that
+//! sentence-transformers writes beside a model, and llama.cpp's `pooling_type`.
 //!
 //! Source: sentence-transformers 6.2, `BaseModel._load_modules`, `Transformer`, `Pooling` and `Normalize`; llama.cpp
 //! (llama-cpp-python 0.3.36) `llama_pooling_type` and `TextModel._try_set_pooling_type`.
@@ -12,7 +12,7 @@ use super::{Checkpoint, mismatch, read_json};
 use crate::names::CONFIG;
 use crate::{Companion, FileError, shown};
 
-/// How the states of a text's tokens become one vector.
+/// The way in which the states of a text's tokens become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their mean.
@@ -53,15 +53,15 @@ impl Pooling {
 const NONE: u64 = 0;
 const RANK: u64 = 4;
 
-/// What a checkpoint says of making embeddings.
+/// A checkpoint's settings for embeddings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EmbeddingConfig {
     /// The pooling; `None` where nothing says it.
     pub pooling: Option<Pooling>,
-    /// Whether embeddings are divided by their length. As in llama.cpp, true where nothing is said about it.
+    /// True if embeddings are divided by their length. As in llama.cpp, this is the default.
     pub normalize: bool,
-    /// Whether the prompt's tokens are pooled, too.
+    /// True if the prompt's tokens are pooled, too.
     pub include_prompt: bool,
     /// The texts that can be put before a text, by name.
     pub prompts: Vec<(String, String)>,
@@ -69,9 +69,9 @@ pub struct EmbeddingConfig {
     pub default_prompt: Option<String>,
     /// The most tokens of a text, with those that the tokenizer adds; the rest is cut off.
     pub max_tokens: Option<usize>,
-    /// Whether a text that is too long loses its start, not its end.
+    /// True if a text that is too long loses its start, not its end.
     pub cut_at_start: bool,
-    /// Whether the checkpoint ranks texts instead: `pooling_type` rank, or a module that scores.
+    /// True if the checkpoint ranks texts instead: `pooling_type` rank, or a module that scores.
     pub ranks: bool,
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Module {
 }
 
 impl Checkpoint {
-    /// What the checkpoint says of making embeddings.
+    /// The checkpoint's settings for embeddings.
     ///
     /// # Errors
     /// [`FileError::Value`] for modules and values that lowbit does not compute, and for malformed ones;

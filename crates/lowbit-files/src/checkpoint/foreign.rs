@@ -78,7 +78,7 @@ const OLD_GGML: &str = "in GGML's format from before GGUF, which is not read; ta
 const WEB_PAGE: &str = "a web page, not a model: its download went wrong (the hub has files under .../resolve/main/, not \
                         .../blob/main/)";
 
-/// What a file is that is not GGUF; `None` when it may be GGUF or is of no known kind.
+/// The kind of a file that is not GGUF; `None` when it may be GGUF or is of no known kind.
 pub(super) fn file(path: &Path) -> Result<Option<String>, FileError> {
     let mut head = Vec::new();
     let file = crate::read::open_regular(path)?;
@@ -127,7 +127,7 @@ fn contains(bytes: &[u8], what: &[u8]) -> bool {
     bytes.windows(what.len()).any(|window| window == what)
 }
 
-/// What a directory without a model's weights or its configuration holds, if that is known.
+/// The content of a directory without a model's weights or its configuration, if it is known.
 pub(super) fn directory(path: &Path) -> Result<Option<String>, FileError> {
     let names = file_names(path, "")?;
     let has = |wanted: &dyn Fn(&str) -> bool| names.iter().find(|name| wanted(name)).map(shown);
@@ -162,7 +162,7 @@ pub(super) fn directory(path: &Path) -> Result<Option<String>, FileError> {
     Ok(below(path, &names))
 }
 
-/// Where below `path` the model is, if it is in one place.
+/// The place of the model below `path`, if there is exactly one.
 fn below(path: &Path, names: &[String]) -> Option<String> {
     let is_model = |folder: &Path| {
         folder.join(CONFIG).is_file() || file_names(folder, ".gguf").is_ok_and(|names| !names.is_empty())

@@ -158,7 +158,7 @@ fn models_that_write_no_text_are_named() {
         let message = refused_config(config);
         assert!(message.contains(want), "{message}\nshould say: {want}");
     }
-    // What is there and what is not known is left to those who load it.
+    // Valid but unknown values are left to the loader.
     for config in [
         r#"{"architectures": []}"#,
         r#"{"architectures": 3}"#,

@@ -86,7 +86,7 @@ fn find(config: &Value) -> Option<(&'static str, &Value)> {
         .find_map(|(key, config)| Some((key, config.get(key).filter(|settings| !settings.is_null())?)))
 }
 
-/// How a checkpoint's weights are quantised, if they are.
+/// The way a checkpoint's weights are quantised.
 pub(super) enum By {
     /// As config.json says it for MLX.
     Mlx,
@@ -94,7 +94,7 @@ pub(super) enum By {
     Maker(String, Value),
 }
 
-/// How `config`, read from `file`, says that weights are quantised.
+/// The quantisation of weights by `config`, which was read from `file`.
 ///
 /// # Errors
 /// [`FileError::Quantization`] for methods that are not read, so that packed weights are not taken
@@ -118,7 +118,7 @@ pub(super) fn by(file: &Path, config: &Value) -> Result<Option<By>, FileError> {
     parse(file, key, settings).map(|_| Some(By::Mlx))
 }
 
-/// Where AutoGPTQ, AutoAWQ and ModelOpt describe what they made.
+/// The files in which AutoGPTQ, AutoAWQ and ModelOpt describe their output.
 const FILES: [(&str, &str); 3] =
     [("quantize_config.json", "gptq"), ("quant_config.json", "awq"), ("hf_quant_config.json", "modelopt")];
 

@@ -23,7 +23,7 @@ fn refused(header: &str) -> String {
 /// Name, dtype, shape and bytes.
 type Tensor = (&'static str, Dtype, Vec<usize>, Vec<u8>);
 
-/// What the peer writes for some tensors, and the tensors.
+/// Some tensors, and the file that the peer writes for them.
 fn peer_file() -> (Bytes, Vec<Tensor>) {
     let tensors = vec![
         ("b", Dtype::BF16, vec![2, 3], vec![1; 12]),

@@ -27,7 +27,7 @@ use unfinished::Unfinished;
 pub use regular::{Content, beside, open_to_write, resolved};
 pub use unfinished::remove_unfinished;
 
-/// Whether something may have the final name already.
+/// The rule for a final name that is already taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// Nothing may.
@@ -48,7 +48,7 @@ pub struct Staged {
     handle: File,
     /// Folders that were made for it, the outermost first.
     made: Vec<PathBuf>,
-    /// Whether what is not finished stays for the next writer.
+    /// True if unfinished output stays for the next writer.
     stays: bool,
     /// For [`remove_unfinished`]; none where it stays.
     unfinished: Option<Unfinished>,
@@ -61,7 +61,7 @@ enum Kind {
     Directory,
 }
 
-/// What the name ends with while the output is written.
+/// The end of the output's name while it is written.
 pub const SUFFIX: &str = ".lowbit-partial";
 
 impl Staged {
@@ -124,7 +124,7 @@ impl Staged {
         }
     }
 
-    /// Where it is written.
+    /// The path under which it is written.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -340,7 +340,7 @@ fn open(path: &Path, kind: Kind) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags | kind, Mode::empty())?.into())
 }
 
-/// Whether `handle` is what has this path now.
+/// True if `handle` is the file that now has this path.
 fn is_at(path: &Path, handle: &File) -> Result<bool, FileError> {
     use std::os::unix::fs::MetadataExt;
     let open = handle.metadata().map_err(FileError::io(path))?;

@@ -14,7 +14,7 @@ pub(super) struct Engine {
     inner: Inner,
     /// The same without an eye for special tokens, where it was asked for.
     as_text: OnceLock<Inner>,
-    /// Where it came from, for errors.
+    /// The tokenizer's source file, for errors.
     file: Box<Path>,
     tokens: usize,
 }

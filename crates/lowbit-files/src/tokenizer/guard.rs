@@ -15,12 +15,12 @@ const BASE: Duration = Duration::from_secs(2);
 const PER_BYTE: Duration = Duration::from_micros(20);
 
 thread_local! {
-    /// Whether panics of this thread are caught, so that the hook prints nothing.
+    /// True while panics of this thread are caught, so that the hook prints nothing.
     static QUIET: Cell<bool> = const { Cell::new(false) };
     static BUDGET: RefCell<Budget> = const { RefCell::new(Budget { end: None, processor_end: Duration::ZERO, failure: None }) };
 }
 
-/// What the encoding that runs on this thread may still take.
+/// The time left to the encoding that runs on this thread.
 struct Budget {
     /// Before this, the time cannot be up; the processor's clock takes longer to read than this one.
     end: Option<Instant>,
@@ -93,7 +93,7 @@ pub(super) fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Where there is no clock for it, all time counts.
+/// Without a clock for the thread's processor time, all time counts.
 #[cfg(not(unix))]
 pub(super) fn processor_time() -> Duration {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);

@@ -48,7 +48,7 @@ pub(super) fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, FileError> {
     Ok(Tokenizer::new(directory.engine, special))
 }
 
-/// What a folder without tokenizer.json has instead, and what to do about it.
+/// The tokenizer files of a folder without tokenizer.json, and what to do about them.
 fn missing(folder: &Path) -> String {
     let has = |name: &str| folder.join(name).exists();
     let convert = "load it with transformers' AutoTokenizer and write tokenizer.json with save_pretrained";

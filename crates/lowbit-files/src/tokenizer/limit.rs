@@ -1,5 +1,5 @@
-//! What a tokenizer may have: several times the most that a published one has, and little enough that loading it takes
-//! a few seconds and less than a gigabyte.
+//! Limits of a tokenizer: several times the most that a published one has, and little enough that
+//! loading it takes a few seconds and less than a gigabyte.
 
 /// Tokens of a vocabulary (published: 901,629, XLM-V).
 pub(super) const TOKENS: usize = 1 << 21;
@@ -22,8 +22,8 @@ pub(super) const NODES: usize = 1 << 21;
 /// Steps of a normalizer, pre-tokenizer, post-processor or decoder, and how deep they are nested.
 pub(super) const STEPS: usize = 64;
 pub(super) const NESTED: usize = 8;
-/// How many times longer all steps together may make a text (published: 66, T5: a charsmap of NFKC 11 times,
-/// `▁` for two spaces twice, and for a space three times).
+/// The most that all steps together may lengthen a text, as a factor (published: 66, T5: a charsmap
+/// of NFKC 11 times, `▁` for two spaces twice, and for a space three times).
 pub(super) const GROWTH: usize = 128;
 /// Bytes of a step's strings, except a charsmap.
 pub(super) const STRING: usize = 16 << 10;

@@ -210,7 +210,7 @@ impl Tokenizer {
         self.special.eos
     }
 
-    /// Whether [`Self::encode`] with `add_special` starts with bos.
+    /// True if [`Self::encode`] with `add_special` starts with bos.
     pub fn adds_bos(&self) -> bool {
         let empty = self.encode("", true).unwrap_or_default();
         self.bos().is_some() && empty.first().copied() == self.bos()

@@ -25,14 +25,14 @@ const PATTERN: usize = 16 << 10;
 /// The most backtracking steps per match. No published pattern takes as many as its text has characters.
 const BACKTRACKS: usize = 1_000_000;
 
-/// How most published patterns end: white space, but not the last of it before a word.
+/// The end of most published patterns: white space, but not the last of it before a word.
 const WHITE_SPACE: &str = r"|\s+(?!\S)|\s+";
 
 /// A regular expression, where the crate's takes its failure for the end of the text.
 #[derive(Clone)]
 pub(super) enum Matcher {
-    /// What is before [`WHITE_SPACE`] in the pattern, and `\s+`: without look-ahead, they need not step back, which takes
-    /// memory for each character and fails on a million spaces.
+    /// The part of the pattern before [`WHITE_SPACE`], and `\s+`: without look-ahead, they need not
+    /// step back, which takes memory for each character and fails on a million spaces.
     Words(Automaton),
     Any(Box<Regex>),
 }
@@ -98,7 +98,8 @@ impl Pattern for &Matcher {
             return Ok(vec![((0, 0), false)]);
         }
         let mut pieces = Vec::new();
-        // Where the last piece ends, and where to look: behind an empty match, a character later.
+        // The end of the last piece, and the place to look at: behind an empty match, a character
+        // later.
         let (mut end, mut at) = (0, 0);
         while let Some((start, stop)) = self.find(inside, at)? {
             check_budget()?;

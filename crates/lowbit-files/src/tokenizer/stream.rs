@@ -72,8 +72,8 @@ impl<'t> TokenStream<'t> {
     }
 }
 
-/// Whether `id` can stand for all the text before: it has a text, and is none of a byte-fallback run, whose tokens are
-/// decoded together.
+/// True if `id` can stand for all the text before: it has a text, and is none of a byte-fallback
+/// run, whose tokens are decoded together.
 fn is_anchor(tokenizer: &Tokenizer, id: u32) -> bool {
     let is_byte = |token: &str| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
     tokenizer.engine.token(id).is_some_and(|token| !is_byte(&token))

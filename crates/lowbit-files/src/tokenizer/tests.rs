@@ -344,7 +344,7 @@ fn ids_without_a_token_have_no_text() {
     }
 }
 
-/// What patterns and merges may stumble over, `bytes` of each.
+/// Texts on which patterns and merges may stumble, of `bytes` each.
 fn long_texts(bytes: usize) -> Vec<String> {
     let of = |part: &str| part.repeat(bytes / part.len());
     let mut texts: Vec<String> =
@@ -547,7 +547,7 @@ fn files_made_of_a_gguf_tokenizer_have_its_special_tokens_and_templates() {
         message.ends_with("tokenizer.chat_template.tool_use is u32 1, but a string is wanted"),
         "{message}"
     );
-    // What llama.cpp's converter calls an embedding without a token is no token.
+    // llama.cpp's converter names embeddings without a token; such a name is no token.
     let Some(Value::Array(Array::String(tokens))) = one.value("tokenizer.ggml.tokens") else {
         panic!("strings")
     };

@@ -241,7 +241,7 @@ fn a_hub_that_says_nothing_is_not_asked_again_and_again() {
     assert!(2 * limits.connect <= limits.silence);
 }
 
-/// Which requests are attacked.
+/// True for the requests that are attacked.
 type Which = fn(&Asked) -> bool;
 
 #[test]
@@ -348,7 +348,7 @@ fn answers_that_are_no_list_are_named() {
     sandbox.is_untouched();
 }
 
-/// What is announced and what arrives.
+/// The announced lengths and the bytes that arrive.
 #[test]
 fn lengths_must_agree() {
     let sandbox = || Sandbox::new();
@@ -476,7 +476,7 @@ fn a_hub_that_ignores_ranges_starts_anew() {
     assert_eq!(std::fs::read(path.join(SINGLE)).unwrap(), large()[2].1);
 }
 
-/// Where the first part does not fit the rest, all of it is downloaded again, once.
+/// If the first part does not fit the rest, all of it is downloaded again, once.
 #[test]
 fn parts_that_do_not_fit_are_downloaded_anew() {
     let blob = sha256(&large()[2].1);

@@ -1,4 +1,4 @@
-//! What users meet: names, caches, downloads, and hubs that say no.
+//! Ordinary use: names, caches, downloads, and hubs that say no.
 
 use std::path::Path;
 

@@ -23,7 +23,7 @@ pub struct Asked {
     pub method: String,
     pub path: String,
     pub headers: Vec<(String, String)>,
-    /// How many requests came before it.
+    /// The number of requests before it.
     pub number: usize,
 }
 
@@ -39,7 +39,7 @@ impl Asked {
         self.path.contains("/api/models/")
     }
 
-    /// Whether it is about the file with that end.
+    /// True if it is about the file with that end.
     pub fn is(&self, method: &str, end: &str) -> bool {
         self.method == method && self.path.ends_with(end)
     }
@@ -172,7 +172,7 @@ pub fn small() -> Files {
     ])
 }
 
-/// What an honest hub with `files` as `org/name` answers.
+/// The answer of an honest hub that has `files` as `org/name`.
 pub fn honest(files: &Files, asked: &Asked) -> Reply {
     let path = asked.path.trim_start_matches("/mirror");
     if path == "/api/models/org/name/revision/main" {
@@ -246,7 +246,7 @@ impl Sandbox {
         self.hub(endpoint).resolve(model, &mut |_| {})
     }
 
-    /// What is in the folder: files and links, but for locks, sorted.
+    /// The content of the folder: files and links, but for locks, sorted.
     pub fn tree(&self) -> Vec<String> {
         let mut found = Vec::new();
         walk(self.folder.path(), "", &mut found);

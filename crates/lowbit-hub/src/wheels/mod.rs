@@ -31,7 +31,7 @@ const UNPACKED: u64 = 1 << 30;
 pub struct Index {
     /// The address that packages' names are appended to.
     pub address: String,
-    /// What connections go through.
+    /// The proxy of all connections.
     pub proxy: Option<ureq::Proxy>,
     /// The limits of an answer.
     pub limits: HubLimits,
@@ -51,7 +51,7 @@ pub struct Wheel {
     url: String,
 }
 
-/// What a file's name and the index say of it.
+/// A file's entry in the index.
 #[derive(Deserialize)]
 struct Listed {
     filename: String,

@@ -3,8 +3,8 @@
 use super::*;
 use crate::tests::server::{Asked, Reply, limits, serve, sha256};
 
-/// What Python's zipfile makes of a folder, of `a.h` ("one " 40 times, deflated) and of `b.so`
-/// ("two", stored), with a comment.
+/// The archive that Python's zipfile makes of a folder, of `a.h` ("one " 40 times, deflated) and of
+/// `b.so` ("two", stored), with a comment.
 const ZIP: &str = "\
     504b0304140000000000000021500000000000000000000000000c0000006e76696469612f637531332f504b0304140000000800\
     0000215055bbefee09000000a0000000170000006e76696469612f637531332f696e636c7564652f612e68cbcf4b55c81fc41800\

@@ -1,4 +1,5 @@
-//! What GPTQ and AWQ share: scales by columns, bits that the configuration says, biases of zeros.
+//! The code that GPTQ and AWQ share: scales by columns, bits that the configuration says, biases of
+//! zeros.
 
 use lowbit_formats::FloatType;
 use serde_json::Value;

@@ -18,7 +18,7 @@ use super::nvfp4::{self, Global};
 use super::{Adapter, fp8, integers, microscaled};
 use crate::{Contents, FileError, Stored, TensorView};
 
-/// How a group of modules is quantised.
+/// A group of modules that are quantised alike.
 #[derive(Debug)]
 struct Group {
     bits: u64,
@@ -161,7 +161,7 @@ fn of_scales(
     move |row, group| float.get(&bytes, if whole { 0 } else { row * per_row + group })
 }
 
-/// How many scales a row has.
+/// The number of scales per row.
 fn scales(adapter: &Adapter<'_>, scale: &TensorView, rows: &[usize]) -> Result<usize, FileError> {
     match scale.shape.split_last() {
         _ if scale.elements() == 1 => Ok(1),

@@ -18,7 +18,7 @@ use super::Adapter;
 use super::integers::words_by_rows;
 use crate::{Contents, FileError, Stored, TensorView};
 
-/// What scales of activations and caches are called.
+/// The names of scales of activations and caches.
 const ACTIVATIONS: [&str; 4] = ["input_scale", "input_scale_ub", "activation_scale", "output_scale"];
 
 /// `fp8` and `fbgemm_fp8`.

@@ -17,7 +17,7 @@ use super::integers::{Integers, bits_at, transposed, word};
 use super::{Adapter, awq};
 use crate::{Contents, FileError};
 
-/// How zero points are stored.
+/// The storage of zero points.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Zeros {
     /// Minus 1.

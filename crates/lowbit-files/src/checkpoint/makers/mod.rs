@@ -3,7 +3,7 @@
 //! Each tool stores a weight as several tensors of its own (`weight_packed`, `qweight`, `qzeros`,
 //! ..). Here they become MLX's `weight`, `scales` and `biases`, and [`Maker`] knows the format of
 //! each module. So whoever looks a weight up (layers, conversions, `inspect`) finds what it knows.
-//! What has the same bytes stays in the map; the rest is computed when it is read. Values in f32
+//! Tensors with the same bytes stay in the map; the rest is computed when it is read. Values in f32
 //! are those of the tool's own code.
 
 mod awq;
@@ -33,9 +33,9 @@ pub(super) struct Maker {
     pub method: &'static str,
     /// The format of each module that is quantised.
     pub modules: BTreeMap<String, Format>,
-    /// How many modules' weights become floats because no format here holds them.
+    /// The number of modules whose weights become floats because no format here holds them.
     pub expanded: usize,
-    /// What the kinds of tensors are called that change nothing: activations are not quantised.
+    /// The names of tensors that are ignored: activations are not quantised.
     pub without_effect: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ const READ: [(&str, &str, Read); 10] = [
     ("auto_round", "AutoRound", gptq::read_auto_round),
 ];
 
-/// Whether checkpoints of this `quant_method` are read.
+/// True if checkpoints of this `quant_method` are read.
 pub(super) fn is_read(method: &str) -> bool {
     READ.iter().any(|(name, ..)| *name == method)
 }
@@ -97,7 +97,7 @@ pub(super) fn adapt(
     Ok((Tensors::new(made)?, Maker { method: name, modules, expanded: expanded.len(), without_effect }))
 }
 
-/// What is read so far.
+/// A checkpoint under conversion.
 struct Adapter<'a> {
     file: &'a Path,
     config: &'a Value,

@@ -16,7 +16,7 @@ use super::Adapter;
 use super::integers::words_by_rows;
 use crate::{Contents, FileError, Stored, TensorView};
 
-/// What the scales of a matrix's scales do.
+/// The effect of the scale of a matrix's scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Global {
     Multiplies,

@@ -9,7 +9,7 @@ use super::{Defaults, Vocabulary};
 use crate::tokenizer::steps::{Inner, Matcher, PreTokenize, split_by};
 use crate::{FileError, shown};
 
-/// How a family of tokenizers cuts text.
+/// The pre-tokenizer of a family: it cuts text into words.
 struct Pre {
     /// The values of `tokenizer.ggml.pre`.
     names: &'static [&'static str],
@@ -17,7 +17,7 @@ struct Pre {
     patterns: &'static [&'static str],
     /// Words that are tokens stay whole, even if no merges lead to them.
     whole_words: bool,
-    /// Whether a text starts with bos if the metadata does not say.
+    /// True if a text starts with bos where the metadata does not say.
     add_bos: bool,
 }
 

@@ -1,6 +1,6 @@
 use serde_json::Value as Json;
 
-/// What a kind of tokenizer has in tokenizer.json, without what all have.
+/// The part of tokenizer.json that depends on the kind of tokenizer.
 pub(super) struct Description {
     pub normalizer: Json,
     pub pre_tokenizer: Json,

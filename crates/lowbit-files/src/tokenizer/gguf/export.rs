@@ -81,7 +81,7 @@ fn tokenizer_json(vocabulary: &Vocabulary<'_>, special: &SpecialTokens) -> Resul
     }))
 }
 
-/// What puts bos before a text, or eos behind it.
+/// The post-processor, which puts bos before a text or eos behind it.
 fn post_processor(vocabulary: &Vocabulary<'_>, special: &SpecialTokens) -> Json {
     let [before, after] = [special.before, special.after];
     if before.or(after).is_none() {

@@ -66,7 +66,7 @@ pub(super) fn load(metadata: &Metadata) -> Result<Tokenizer, FileError> {
 /// Two tokens that are joined to one.
 type Merge<'a> = (&'a str, &'a str);
 
-/// What holds where the metadata does not say.
+/// The values where the metadata does not say.
 struct Defaults {
     bos: Option<u32>,
     eos: Option<u32>,

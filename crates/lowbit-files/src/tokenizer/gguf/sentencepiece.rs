@@ -88,7 +88,7 @@ pub(super) fn unknown(vocabulary: &Vocabulary<'_>) -> Result<u32, FileError> {
     Ok(vocabulary.special_id("unknown")?.unwrap_or(0))
 }
 
-/// Whether a space is put before a text.
+/// True if a space is put before a text.
 fn adds_space(vocabulary: &Vocabulary<'_>) -> Result<bool, FileError> {
     Ok(vocabulary.metadata.find("tokenizer.ggml.add_space_prefix")?.unwrap_or(true))
 }

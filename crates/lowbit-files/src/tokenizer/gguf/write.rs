@@ -372,8 +372,8 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Whether bos, eos and sep are put around texts, as the post-processor has it. A token that the settings do not
-    /// name, but that stands where bos or eos does, is added to `named`.
+    /// The flags for bos, eos and sep around texts, as the post-processor has it. A token that the
+    /// settings do not name, but that stands where bos or eos does, is added to `named`.
     fn around(
         &self,
         named: &mut BTreeMap<&'static str, String>,
@@ -530,7 +530,7 @@ fn cuts(step: &Json, patterns: &mut Vec<String>) -> Option<()> {
     }
 }
 
-/// Whether an added token is for control, although its file does not say so.
+/// True if an added token looks like a control token, although its file does not say so.
 fn looks_special(token: &str) -> bool {
     let brackets = [("<|", "|>"), ("<｜", "｜>"), ("<unused", ">")];
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&token)

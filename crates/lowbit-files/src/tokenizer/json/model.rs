@@ -250,7 +250,7 @@ fn check_token<E: Error>(token: &str, before: usize) -> Result<(), E> {
 struct Seen(Vec<u64>);
 
 impl Seen {
-    /// Whether `id` was in already.
+    /// Adds `id`; true if it was in already.
     fn insert(&mut self, id: u32) -> bool {
         let (word, bit) = (id as usize / 64, 1 << (id % 64));
         if self.0.len() <= word {

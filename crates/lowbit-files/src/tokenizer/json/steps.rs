@@ -56,10 +56,10 @@ const DECODERS: &[&str] = &[
     "WordPiece",
 ];
 
-/// What the steps so far amount to.
+/// The count and the growth of the steps so far.
 pub(super) struct Steps {
     count: usize,
-    /// How many times longer they may make a text.
+    /// The most that they may lengthen a text, as a factor.
     growth: usize,
 }
 

@@ -1,5 +1,5 @@
-//! What tokenizer.json says of a SentencePiece BPE, as GGUF says it: how spaces are spelled, and a score per token instead
-//! of a rank per merge.
+//! GGUF metadata of tokenizer.json's SentencePiece BPE: the spelling of spaces, and a score per
+//! token instead of a rank per merge.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::tokenizer::gguf::Merge;
 const ADDED: f32 = -1000.0;
 const UNUSED: f32 = -10000.0;
 
-/// How spaces are spelled.
+/// The spelling of spaces.
 pub(in crate::tokenizer::gguf) struct Spaces {
     /// True if a space is put before a text.
     pub prefix: bool,
@@ -80,7 +80,7 @@ fn steps<'a>(step: &'a Json, list: &str) -> &'a [Json] {
     }
 }
 
-/// Whether `token` stands for a byte, such as `<0x0A>`.
+/// True if `token` stands for a byte, such as `<0x0A>`.
 pub(in crate::tokenizer::gguf) fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|token| token.strip_suffix('>'));
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'A'..=b'F').contains(&byte);
