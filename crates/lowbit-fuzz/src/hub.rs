@@ -20,8 +20,9 @@ use crate::split;
 
 const VICTIM: &str = "nobody may touch this";
 
-/// What a hub writes on one connection after the other, with a line `---` between them. Whatever that is, files are
-/// written into the cache alone, and those that have their name are whole.
+/// The bytes that a hub writes on one connection after the other, with a line `---` between them.
+/// Whatever they are, files are written into the cache alone, and those that have their name are
+/// whole.
 pub fn hub(data: &[u8]) {
     // In memory where there is such a folder: the disk is not what is tested.
     let memory = Path::new("/dev/shm");

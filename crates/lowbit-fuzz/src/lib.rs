@@ -1,6 +1,6 @@
-//! What fuzzing checks: a function a target. `fuzz/` runs them under libFuzzer; the tests here run them on stable
-//! Rust, on the corpus and on seeded mutations of it. Each may refuse its input, but not panic, and what it accepts
-//! must hold together.
+//! The functions that are fuzzed, one per target. `fuzz/` runs them under libFuzzer; the tests here
+//! run them on stable Rust, on the corpus and on seeded mutations of it. Each may refuse its input,
+//! but not panic, and what it accepts must hold together.
 
 mod block_decoders;
 mod chat_template;

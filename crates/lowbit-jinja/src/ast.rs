@@ -1,4 +1,4 @@
-//! What a template's source is parsed into.
+//! The nodes into which a template's source is parsed.
 
 use std::sync::Arc;
 
@@ -155,7 +155,8 @@ pub(super) struct Macro {
     /// Of the last parameters.
     pub(super) defaults: Vec<Node>,
     pub(super) body: Body,
-    /// Whether the body says `caller`, `varargs` and `kwargs`: only then it may be given such.
+    /// True for each of `caller`, `varargs` and `kwargs` that the body says: only then it may be
+    /// given.
     pub(super) uses: [bool; 3],
 }
 

@@ -11,7 +11,7 @@ use super::run::{Passed, Run, Scope};
 use super::show::shown;
 use super::value::{Function, Key, Kind, Loop, Value, chars};
 
-/// What `range` may give: Jinja2's sandbox takes no more.
+/// The longest `range`, as in Jinja2's sandbox.
 const RANGE: i128 = 100_000;
 
 impl<'p> Run<'p> {
@@ -430,7 +430,8 @@ pub(super) fn undefined(value: &Value) -> Fault {
     })
 }
 
-/// Whether Python's type has a method of this name: in `object.name` it goes before a dictionary's key.
+/// True if Python's type has a method of this name: in `object.name` it goes before a dictionary's
+/// key.
 fn has_method(object: &Value, name: &str) -> bool {
     super::methods::names(object).contains(&name)
 }

@@ -24,7 +24,7 @@ impl<'s> Parser<'s> {
         self.deeper(|parser| if conditions { parser.condition() } else { parser.or() })
     }
 
-    /// What may be a tuple without parentheses: `a, b`.
+    /// An expression, or a tuple without parentheses: `a, b`.
     pub(super) fn tuple(&mut self, conditions: bool, ends: &[&str]) -> Fallible<Node> {
         self.tuple_inside(conditions, ends, false)
     }

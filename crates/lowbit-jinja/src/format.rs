@@ -9,7 +9,7 @@ use super::value::{Kind, Value};
 /// Widths and precisions: nothing that prints a chat needs more.
 const WIDTH: usize = 1000;
 
-/// How one value is written: `[[fill]align][sign][#][0][width][,][.precision][type]`.
+/// A format of one value: `[[fill]align][sign][#][0][width][,][.precision][type]`.
 #[derive(Default)]
 struct Spec {
     fill: Option<char>,
@@ -348,7 +348,7 @@ fn radix(value: u128, kind: Option<char>) -> String {
     }
 }
 
-/// Whether the number is negative, and its digits.
+/// True if the number is negative, and its digits.
 fn magnitude(value: &Value, spec: &Spec) -> Fallible<(bool, String)> {
     let unknown = |kind: char| {
         let name = value.kind().name();

@@ -51,7 +51,7 @@ struct Lexer<'s> {
     source: &'s str,
     at: usize,
     line: u32,
-    /// Whether what was read last ended a line.
+    /// True if the last token ended a line.
     line_start: bool,
     tokens: Vec<(Token<'s>, u32)>,
 }

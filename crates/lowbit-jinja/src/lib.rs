@@ -92,7 +92,7 @@ pub const MAX_SOURCE: usize = 1 << 20;
 pub struct Template {
     source: Box<str>,
     body: Body,
-    /// What symbols stand for.
+    /// The names of symbols.
     names: Vec<Arc<str>>,
     loop_symbol: Option<Symbol>,
     /// `caller`, `varargs` and `kwargs`.

@@ -1,4 +1,4 @@
-//! What a template may use: steps, bytes, depth and time. Everything that costs counts here before
+//! The limits of a template: steps, bytes, depth and time. Everything that costs counts here before
 //! it is done.
 
 use std::cell::Cell;

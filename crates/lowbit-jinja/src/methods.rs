@@ -70,7 +70,7 @@ const DICT: &[&str] = &[
     "update",
     "values",
 ];
-/// What changes its object: the sandbox that transformers uses refuses it.
+/// Methods that change their object: the sandbox that transformers uses refuses them.
 const UNSAFE: &[&str] = &[
     "append",
     "clear",
@@ -99,7 +99,7 @@ pub(super) fn names(value: &Value) -> &'static [&'static str] {
     }
 }
 
-/// Whether the method would change its object.
+/// True if the method would change its object.
 pub(super) fn is_unsafe(object: &Value, name: &str) -> bool {
     matches!(object, Value::List(_) | Value::Dict(_)) && UNSAFE.contains(&name)
 }
@@ -168,7 +168,7 @@ impl Run<'_> {
         }
     }
 
-    /// Where the sequence has the item, at most `limit` times.
+    /// The indices of the item in the sequence, at most `limit` of them.
     fn places(&self, sequence: &Value, item: Option<Value>, limit: usize) -> Fallible<Vec<usize>> {
         let item = item.ok_or_else(|| Fault::new("a value to look for is missing"))?;
         let mut places = vec![];

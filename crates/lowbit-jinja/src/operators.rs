@@ -194,7 +194,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// How two values compare; `None` where one is NaN.
+    /// The order of two values; `None` where one is NaN.
     pub(super) fn order(&self, left: &Value, right: &Value, symbol: &str) -> Fallible<Option<Ordering>> {
         self.meter.step(1)?;
         if left.is_markup() || right.is_markup() {

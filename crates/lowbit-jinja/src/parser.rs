@@ -17,11 +17,11 @@ pub(super) struct Parser<'s> {
     depth: usize,
     symbols: HashMap<&'s str, Symbol>,
     names: Vec<Arc<str>>,
-    /// How often each of [`SPECIAL`] was read.
+    /// The number of times that each of [`SPECIAL`] was read.
     seen: [usize; 3],
 }
 
-/// What a macro may be given without saying so among its parameters.
+/// Arguments that a macro may be given without having them as parameters.
 pub(super) const SPECIAL: [&str; 3] = ["caller", "varargs", "kwargs"];
 
 impl<'s> Parser<'s> {

@@ -22,7 +22,7 @@ pub(super) struct Run<'p> {
     /// The recursive loops that run.
     loops: RefCell<HashMap<usize, (&'p For, Rc<Scope>)>>,
     next_loop: Cell<usize>,
-    /// What `loop.changed` was last called with.
+    /// The last arguments of `loop.changed`.
     pub(super) changed: RefCell<HashMap<usize, Value>>,
     pub(super) captured: RefCell<Vec<Value>>,
 }
@@ -191,7 +191,7 @@ impl<'p> Run<'p> {
         Ok(Scope::inside(parent))
     }
 
-    /// What a body writes, behind `filters`.
+    /// The output of a body, after `filters`.
     fn capture(
         &self,
         body: &'p Body,

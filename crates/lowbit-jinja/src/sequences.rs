@@ -168,7 +168,7 @@ impl Run<'_> {
         Value::generator(kept)
     }
 
-    /// What items are ordered by; text without its case, unless that counts.
+    /// The key by which items are ordered; text without its case, unless that counts.
     fn key(&self, item: &Value, attribute: Option<&Value>, case: bool) -> Fallible<Value> {
         let key = self.path(item, attribute, None)?.plain();
         match &key {

@@ -8,7 +8,7 @@ use super::run::{Passed, Run};
 use super::text::is_printable;
 use super::value::{Value, chars};
 
-/// What case changes at most take: `ΐ` becomes three letters.
+/// The most that a change of case lengthens a text, as a factor: `ΐ` becomes three letters.
 const CASE: usize = 3;
 
 impl Run<'_> {

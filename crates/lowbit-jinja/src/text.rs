@@ -174,7 +174,7 @@ pub(super) fn is_printable(c: char) -> bool {
     let Ok(plain) = std::str::from_utf8(&text[..length]) else { return false };
     let mut buffer = [0; 8];
     let mut after = After(&mut buffer, 0);
-    // What is escaped is longer than the buffer.
+    // An escaped character is longer than the buffer.
     write!(after, "{plain:?}").is_ok() && after.1 == length + 2
 }
 

@@ -2,7 +2,7 @@
 
 use super::meter::{Fallible, Fault};
 
-/// What a date takes, and more.
+/// The most bytes of a format, more than any date takes.
 const FORMAT: usize = 1000;
 
 pub(super) fn strftime(format: &str, time: &jiff::Zoned) -> Fallible<String> {

@@ -32,7 +32,7 @@ pub(super) enum Value {
     View(View, Rc<Dict>),
     /// Start, length and step.
     Range(i64, u32, i64),
-    /// What `map`, `select` and their like give: it can be iterated once.
+    /// The result of `map`, `select` and their like: it can be iterated once.
     Generator(Rc<Generator>),
     Namespace(usize),
     Macro(usize),
@@ -245,7 +245,7 @@ impl Value {
         }
     }
 
-    /// What `len()` gives where Python has it, but for text: that takes a scan ([`chars`]).
+    /// The result of `len()` where Python has it, but for text: that takes a scan ([`chars`]).
     pub(super) fn len(&self) -> Option<usize> {
         match self {
             Self::Undefined(..) => Some(0),

@@ -92,9 +92,8 @@ fn scales_that_have_not_moved_are_the_previous_ones() {
     }
 }
 
-/// What products may be off by on average, in steps between two integers. Those that are wanted are
-/// up to 0.2 steps away from some that the format has, and what is found takes other factors than
-/// those.
+/// The allowed mean error of products, in steps between two integers. The wanted ones are up to 0.2
+/// steps away from some that the format has, and the search finds other factors than those.
 const ALLOWED: f32 = 0.35;
 
 #[test]

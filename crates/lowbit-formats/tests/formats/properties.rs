@@ -27,8 +27,8 @@ fn decode(format: Format, components: &[Vec<u8>], k: usize) -> Vec<f32> {
     out
 }
 
-/// How far `value`, in a block of the given extremes, may be from what it decodes to. `None` where
-/// sub-blocks' scales are codes themselves and there is no simple bound.
+/// The most that the decoded value may differ from `value`, in a block of the given extremes.
+/// `None` where sub-blocks' scales are codes themselves and there is no simple bound.
 fn bound(format: Format, value: f32, min: f32, max: f32) -> Option<f32> {
     let largest = min.abs().max(max.abs());
     // Half a step; a whole one where the largest code may be one too small. f16 rounds scales by up
@@ -68,7 +68,7 @@ fn bound(format: Format, value: f32, min: f32, max: f32) -> Option<f32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// What a fuzzer tries: lengths that fit and lengths that do not, never a panic.
+    /// A fuzzer's inputs: lengths that fit and lengths that do not, never a panic.
     #[test]
     fn any_bytes_decode_or_are_refused(
         format in format(),
@@ -142,7 +142,7 @@ fn zeros_decode_to_zeros() {
     }
 }
 
-/// Where the peers' scale bytes wrap around (see the encoders), ours end at 2^-127.
+/// The peers' scale bytes wrap around (see the encoders); ours end at 2^-127.
 #[test]
 fn subnormal_values_stay_small() {
     let values: Vec<f32> = (0..256).map(|i| (i as f32 - 128.0) * 1e-41).collect();
