@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub struct Config<'a> {
     path: PathBuf,
     source: Source<'a>,
-    /// What it describes, if that is known.
+    /// The architecture that it describes, if that is known.
     found: Option<&'static Architecture>,
 }
 

@@ -151,7 +151,7 @@ impl Model {
     }
 }
 
-/// How many of `texts`, at least one, have at most so many tokens together.
+/// The number of first `texts`, at least one, that have at most `most` tokens together.
 fn together(texts: &[Pooled<'_>], most: usize) -> usize {
     let mut tokens = 0;
     let fitting = texts.iter().take_while(|text| {

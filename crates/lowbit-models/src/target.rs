@@ -1,12 +1,12 @@
-//! Where a model runs, and where its weights go.
+//! The device and the types that a model runs with, and the place of its weights.
 
 use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, QuantizedTensor};
 
-/// Where a model runs and what its layers exchange.
+/// The device that a model runs on, and the types of its activations and cache.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// Where weights go.
+    /// The device of the weights.
     pub device: Device,
     /// The device that can read the mapped file: `device` itself if it is a CPU.
     pub host: Device,
@@ -14,9 +14,9 @@ pub struct Target {
     pub activations: FloatType,
     /// The type of cached keys and values.
     pub cache: FloatType,
-    /// Whether products on the CPU are exact to f32: see [`Self::with_exact`].
+    /// True if products on the CPU are exact to f32: see [`Self::with_exact`].
     pub(crate) exact: bool,
-    /// Whether a GPU computes several projections of the same experts as one product.
+    /// True if a GPU computes several projections of the same experts as one product.
     pub(crate) joins_experts: bool,
     /// True if nothing is computed: see [`Self::outline`].
     pub(crate) outline: bool,
@@ -24,7 +24,7 @@ pub struct Target {
     pub(crate) context: Option<usize>,
 }
 
-/// What keys and values are cached in: where memory is what a step waits for, in f16.
+/// The type of cached keys and values: f16 where memory is what a step waits for.
 fn cache_type(device: &Device, activations: FloatType, exact: bool) -> FloatType {
     match device {
         Device::Cpu(_) if !exact => FloatType::F16,
@@ -81,10 +81,11 @@ impl Target {
         Self { device, ..self.clone() }
     }
 
-    /// Whether products on the CPU multiply decoded weights in f32, read from the mapped file as it is. By default weights
-    /// are repacked at load, activations are rounded to 8 bits and keys and values are cached in f16, as llama.cpp does:
-    /// several times as fast ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16 then.
-    /// Other devices compute the same either way.
+    /// With `exact`, products on the CPU multiply decoded weights in f32, read from the mapped file
+    /// as it is. By default weights are repacked at load, activations are rounded to 8 bits and
+    /// keys and values are cached in f16, as llama.cpp does: several times as fast
+    /// ([`QuantizedTensor::to_panels`]). With AMX, products and attention of many rows are in bf16
+    /// then. Other devices compute the same either way.
     pub fn with_exact(self, exact: bool) -> Self {
         Self { cache: cache_type(&self.device, self.activations, exact), exact, ..self }
     }
@@ -97,7 +98,7 @@ impl Target {
     }
 }
 
-/// Where weights go, and whether they are repacked for products in integers.
+/// The device of weights, and whether they are repacked for products in integers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placement<'a> {
     pub device: &'a Device,
@@ -105,7 +106,7 @@ pub(crate) struct Placement<'a> {
 }
 
 impl Placement<'_> {
-    /// Whether weights are repacked on the CPU, after which their rows cannot be taken apart.
+    /// True if weights are repacked on the CPU, after which their rows cannot be taken apart.
     pub fn repacks(self) -> bool {
         self.repack && matches!(self.device, Device::Cpu(_))
     }

@@ -153,7 +153,7 @@ fn absurd_sizes_are_refused_at_once() {
         let experts = key == "num_experts" && message.contains(".experts.");
         assert!(message.contains(want) || experts, "{name} {key} {value}: {message}\nshould say: {want}");
     }
-    // What only limits a text may be anything.
+    // Keys that only limit the length of a text may have any value.
     for key in ["max_position_embeddings", "sliding_window"] {
         let mut tiny = Tiny::open("mistral");
         tiny.config[key] = json!(u64::MAX);

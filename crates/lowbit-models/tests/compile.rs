@@ -21,7 +21,7 @@ fn compilations(device: &Device) -> usize {
     gpu.compilations()
 }
 
-/// What `progress` was told while a model was loaded.
+/// The reports to `progress` while a model was loaded.
 fn loaded(
     path: &str,
     device: &Device,

@@ -1,4 +1,5 @@
-//! What a configuration's keys do: what transformers and mlx-lm compute is computed, anything else is refused or warned of.
+//! Effects of a configuration's keys: what transformers and mlx-lm compute is computed, anything
+//! else is refused or warned of.
 
 use lowbit_files::Checkpoint;
 use lowbit_models::keys::{self, Role, role};
@@ -16,7 +17,7 @@ const HUGGING_FACE: [&str; 7] =
 
 type Change<'a> = &'a dyn Fn(&mut Map<String, Value>);
 
-/// What a changed configuration computes, or the refusal.
+/// The result of a changed configuration, or the refusal.
 fn changed(name: &str, change: Change<'_>) -> Result<u64, String> {
     let mut tiny = Tiny::open(name);
     change(tiny.text());
@@ -564,7 +565,7 @@ fn each_key_does_what_its_table_says() {
             if unseen.contains(&key) || key.ends_with("text_config") {
                 continue;
             }
-            // What all have, for one of them.
+            // A key that all architectures have, for one of them.
             let base = keys::BASE.iter().any(|base| base.name == key);
             if base && name != "qwen3" {
                 continue;

@@ -1,4 +1,5 @@
-//! What GGUF's keys do: what llama.cpp computes is computed, anything else is refused or warned of.
+//! Effects of GGUF's keys: what llama.cpp computes is computed, anything else is refused or warned
+//! of.
 
 use lowbit_files::Checkpoint;
 use lowbit_files::gguf::{Array, Value, Writer};

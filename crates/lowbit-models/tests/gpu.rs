@@ -34,7 +34,8 @@ fn generate(model: &Model, prompt: &[u32], sampling: SampleParams, count: usize)
     session.generate(logits, &options, |_| Continue(())).unwrap().tokens
 }
 
-/// How far logits are from others: the largest difference, and the norm of all over the norm of what is wanted.
+/// The error of logits: the largest difference, and the norm of all over the norm of the expected
+/// logits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Error {
     largest: f32,
@@ -59,7 +60,7 @@ impl Error {
     }
 }
 
-/// How far the logits are off, and what either writes.
+/// The error of the logits, and the tokens that either writes.
 fn compare(path: &Path, device: &Device, activations: FloatType) -> (Error, Vec<u32>, Vec<u32>) {
     let cpu = load(path, &Device::cpu(Some(2)).unwrap(), FloatType::F32);
     let gpu = load(path, device, activations);

@@ -271,7 +271,7 @@ fn all_devices_leave_the_same_text_however_a_reply_ends() {
                 assert!((0..2).contains(&(session.tokens().len() - seen)), "{what}: {seen} tokens seen");
                 assert!(matches!(session.prefill(&[], |_| Continue(())), Err(ModelError::NoTokens)));
             }
-            // What has not been run counts for no one but the session.
+            // Tokens that have not been run count for no one but the session.
             let text = [session.tokens(), &another].concat();
             let mut done = vec![];
             let logits = session.prefill(&another, |tokens| {

@@ -15,7 +15,7 @@ pub struct Rows<'a> {
     pub values: &'a [f32],
 }
 
-/// Whether blocks of `target` may hold what groups of `source` hold.
+/// True if blocks of `target` may hold the values of groups of `source`.
 pub fn may_hold(target: Format, source: Format) -> bool {
     let is_block = target.pack().is_some() && target.block() == BLOCK;
     is_block && matches!(source, Format::Affine { .. } | Format::Mxfp4)

@@ -49,7 +49,7 @@ impl From<Mix> for OutputFormat {
     }
 }
 
-/// How a checkpoint, of any layout, becomes a quantised one.
+/// The settings by which a checkpoint, of any layout, becomes a quantised one.
 ///
 /// ```no_run
 /// use lowbit_files::Checkpoint;

@@ -111,12 +111,12 @@ impl Source {
         again
     }
 
-    /// Whether all rows are in `format`.
+    /// True if all rows are in `format`.
     pub fn is_in(&self, format: Format) -> bool {
         self.pieces.iter().all(|piece| piece.format == format)
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.pieces.iter().map(|piece| piece.rows).sum()
     }

@@ -62,7 +62,7 @@ fn rules(list: &Value) -> Vec<Rule> {
     list.as_array().unwrap().iter().map(|rule| rule.as_str().unwrap().parse().unwrap()).collect()
 }
 
-/// What the file says, lowbit computes: nothing in it is refused when it is loaded.
+/// lowbit computes everything that the file says: nothing in it is refused when it is loaded.
 #[test]
 fn converted_files_load() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,7 +224,7 @@ fn comparable(entry: &Entry) -> Value {
     }
 }
 
-/// Where a checkpoint of the vectors is.
+/// The path of a checkpoint of the vectors.
 fn checkpoint_path(name: &str) -> PathBuf {
     root().join(if name == "demo" { "models" } else { "tests/vectors/models" }).join(name)
 }
@@ -299,7 +299,7 @@ fn directories_become_what_llama_cpps_converter_and_quantiser_make_of_them() {
     }
 }
 
-/// What a GGUF file of an MLX checkpoint at 8 bits holds differs from the unquantised weights by
+/// The values of a GGUF file of an MLX checkpoint at 8 bits differ from the unquantised weights by
 /// MLX's rounding alone: half a step of at most `(max - min) / 255`, and the rounding of scales,
 /// biases and norms to bf16 (2^-9 of them).
 #[test]

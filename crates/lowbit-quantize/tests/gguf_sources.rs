@@ -308,7 +308,7 @@ fn put(entries: &mut Entries, key: &str, value: Entry) {
     entries.push((key.into(), value));
 }
 
-/// What is refused, and the end of the message.
+/// A source that is refused, and the end of the message.
 struct Refused<'a> {
     model: &'a str,
     metadata: &'a dyn Fn(&mut Entries),

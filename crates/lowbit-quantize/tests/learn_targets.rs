@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// More than the tiny checkpoints' vocabularies.
 const ALL: usize = 1 << 20;
 
-/// What is learned from: 63 windows of 32 tokens, of which 3 are held out.
+/// The data of learning: 63 windows of 32 tokens, of which 3 are held out.
 fn texts() -> Data {
     data(2000, 32)
 }
@@ -31,7 +31,7 @@ fn options(targets: Option<(&Path, usize)>) -> LearnOptions {
     options
 }
 
-/// What a run has said.
+/// The reports of a run.
 #[derive(Debug, Default)]
 struct Said {
     targets: Vec<(usize, usize)>,
@@ -137,7 +137,7 @@ fn a_file_that_is_not_finished_is_gone_on_with() {
         std::fs::remove_file(&path).unwrap();
         std::fs::remove_dir_all(&output).unwrap();
     }
-    // What is damaged there is not made again without a word.
+    // Damaged targets are not silently made again.
     let mut damaged = want[..want.len() - 1].to_vec();
     damaged[chunk.len() - 40] ^= 1;
     std::fs::write(&partial, damaged).unwrap();

@@ -49,7 +49,7 @@ fn assert_same(what: &str, one: &Checkpoint, other: &Checkpoint) {
     one.iter().for_each(|(name, tensor)| assert!(*tensor == other[name], "{what}: {name}"));
 }
 
-/// What a tensor holds: its format, the bytes of each component, and what they decode to in f32.
+/// A tensor's format, the bytes of each component, and the values that they decode to in f32.
 struct Held {
     format: Format,
     k: usize,

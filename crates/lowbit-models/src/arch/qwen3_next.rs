@@ -88,7 +88,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     })
 }
 
-/// What Qwen3-Next and Qwen3.5 share: which layers mix how.
+/// The part that Qwen3-Next and Qwen3.5 share: the two mixers, and the layers that have each.
 pub(super) struct Hybrid {
     attention: AttentionConfig,
     delta_net: DeltaNetConfig,

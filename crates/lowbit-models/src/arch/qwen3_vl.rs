@@ -40,13 +40,13 @@ const KEYS: &[Key] = &[
     // Masks are read from it in other models; here no layer is of that kind.
     Key::no_effect("sliding_window"),
     Key::no_effect("partial_rotary_factor"),
-    // What the vision tower adds to some layers, for images alone.
+    // Layers to which the vision tower adds its states, for images alone.
     Key::no_effect("deepstack_visual_indexes"),
 ];
 
 const GGUF_KEYS: &[Key] = &[
     Key::optional("rope.dimension_sections"),
-    // How many layers add what the vision tower sees, to images alone.
+    // The number of layers to which the vision tower adds its states, for images alone.
     Key::no_effect("n_deepstack_layers"),
 ];
 

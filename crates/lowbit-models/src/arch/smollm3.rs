@@ -61,7 +61,7 @@ fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, M
     })
 }
 
-/// Whether each layer rotates: `no_rope_layers` has 1 for those that do.
+/// For each layer, true if it rotates: `no_rope_layers` has 1 for those that do.
 fn rotates(config: &Config<'_>, layers: usize) -> Result<Vec<bool>, ModelError> {
     let by_interval = |interval: usize| (1..=layers).map(|n| !n.is_multiple_of(interval)).collect();
     if config.is_gguf() {

@@ -22,7 +22,7 @@ pub const BASE: &[Key] = &[
     Key::no_effect("dtype"),
     Key::no_effect("torch_dtype"),
     Key::no_effect("use_bfloat16"),
-    // How and where the same is computed.
+    // The implementation: the result is the same.
     Key::no_effect("attn_implementation"),
     Key::no_effect("experts_implementation"),
     Key::no_effect("chunk_size_feed_forward"),

@@ -30,14 +30,14 @@ struct BlockNorms {
     after_feedforward: Option<RmsNorm>,
 }
 
-/// What mixes tokens in a block.
+/// The part of a block that mixes tokens.
 #[derive(Clone, Debug)]
 enum Mixer {
     Attention(Box<Attention>),
     DeltaNet(Box<GatedDeltaNet>),
 }
 
-/// What works on each token alone.
+/// The part of a block that works on each token alone.
 #[derive(Clone, Debug)]
 enum Feedforward {
     Dense(Box<Mlp>),
@@ -155,7 +155,8 @@ impl Block {
         Ok(Residual { stream, update: self.added(update, self.norms.after_feedforward.as_ref())? })
     }
 
-    /// What is added to the residual stream of `update`: its norm, if there is one, times the factor.
+    /// The term that is added to the residual stream: the norm of `update`, if there is one, times
+    /// the factor.
     fn added(&self, update: Var, norm: Option<&RmsNorm>) -> Result<Var, KernelError> {
         let normed = norm.map_or(Ok(update.clone()), |norm| norm.forward(&update))?;
         scaled(normed, self.scale.as_ref())
@@ -205,11 +206,11 @@ impl Residual {
     }
 }
 
-/// Where the tokens of a forward pass stand: those of all sequences after each other.
+/// The places of a forward pass's tokens: those of all sequences after each other.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub(crate) spans: Vec<Span>,
-    /// What records the pass, if anything does.
+    /// The tape that records the pass, if there is one.
     pub(crate) tape: Option<Tape>,
     /// u32 `[sequences + 1]`: where each sequence begins, if all begin with their first token and nobody wants what they leave behind:
     /// a recurrence then takes all of them at once, and leaves their caches as they are.
@@ -219,7 +220,7 @@ pub struct Step {
 /// The tokens of one sequence. In tensors, so that a captured pass can be replayed with new ones.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Which of the pass's rows they are.
+    /// Their rows of the pass.
     pub rows: Range<usize>,
     /// u32 `[T]`.
     pub positions: Tensor,
@@ -267,7 +268,7 @@ impl Step {
         Self { spans: vec![Span { rows: 0..1, positions, cu_seqlens }], tape: None, whole: None }
     }
 
-    /// What `mix` makes of each sequence's rows of `xs` with its cache, rows joined again.
+    /// The results of `mix` for each sequence's rows of `xs` with its cache, rows joined again.
     pub(crate) fn each<const N: usize>(
         &self,
         xs: [&Var; N],

@@ -10,7 +10,7 @@ use lowbit_formats::FloatType;
 use lowbit_kernels::{Device, KernelError, Tensor};
 use std::sync::Arc;
 
-/// What every decoder's configuration has.
+/// The values that every decoder's configuration has.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct DecoderConfig {
@@ -20,8 +20,8 @@ pub struct DecoderConfig {
     pub rms_norm_eps: f32,
     pub max_position_embeddings: usize,
     pub tie_word_embeddings: bool,
-    /// Whether the checkpoint has no output layer, and the embedding stands in its place: the model computes states,
-    /// and no logits.
+    /// True if the checkpoint has no output layer, and the embedding stands in its place: the model
+    /// computes states, and no logits.
     pub headless: bool,
 }
 
@@ -218,7 +218,7 @@ impl Decoder {
         step: &Step,
         tape: &Tape,
     ) -> Result<Residual, KernelError> {
-        // What a tape keeps must not keep the tape.
+        // The tape's record must not keep the tape.
         let (decoder, step) = (self.clone(), Step { tape: None, ..step.clone() });
         let parameters = tape.parameters().clone();
         let (slots, inputs) =

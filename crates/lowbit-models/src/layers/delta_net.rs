@@ -89,7 +89,7 @@ impl DeltaNetConfig {
     }
 }
 
-/// How a checkpoint arranges the input projections.
+/// The checkpoint's arrangement of the input projections.
 #[derive(Clone, Debug)]
 pub enum Projections {
     /// One each: q, k and v together, z, b and a.

@@ -71,7 +71,7 @@ impl Linear {
 pub struct MergedLinear<const N: usize> {
     parts: [Linear; N],
     whole: Option<Linear>,
-    /// Whether the checkpoint has the whole, and no parts.
+    /// True if the checkpoint has the whole, and no parts.
     fused: bool,
 }
 

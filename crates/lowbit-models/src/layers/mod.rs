@@ -1,4 +1,4 @@
-//! What decoders are made of. A layer holds its weights and calls the ops.
+//! The layers of decoders. A layer holds its weights and calls the ops.
 
 mod attention;
 mod block;

@@ -24,7 +24,7 @@ pub fn rope_params(
     }
 }
 
-/// Which layers a rotary embedding is for, where there are two.
+/// The layers that a rotary embedding is for, where there are two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeKind {
     /// Those that attend to all tokens before.
@@ -34,7 +34,7 @@ pub enum RopeKind {
 }
 
 impl RopeKind {
-    /// What `layer_types` calls such layers.
+    /// The name of such layers in `layer_types`.
     fn name(self) -> &'static str {
         match self {
             Self::Full => "full_attention",
@@ -242,8 +242,9 @@ fn scaling(config: &Config<'_>, section: &Config<'_>, kind: &str) -> Result<Rope
     })
 }
 
-/// How many elements of a head are rotated. Models that rotate whole heads ignore the fraction; but scaled embeddings
-/// read it, and would then not fit these heads, so it is refused there.
+/// The number of elements of a head that are rotated. Models that rotate whole heads ignore the
+/// fraction; but scaled embeddings read it, and would then not fit these heads, so it is refused
+/// there.
 fn rotary_dim(
     config: &Config<'_>,
     section: Option<&Config<'_>>,
@@ -395,15 +396,16 @@ fn yarn_from_gguf(config: &Config<'_>, factor: f64, attn_factor: f64) -> Result<
     Ok(Yarn { attention_factor, ..yarn })
 }
 
-/// Whether a section of the interleaved multimodal embedding covers a rotated pair. llama.cpp (`GGML_ROPE_TYPE_IMROPE`) rotates
-/// the others by a fourth position, which is 0 in text, while transformers takes the first one.
+/// True if a section of the interleaved multimodal embedding covers a rotated pair. llama.cpp
+/// (`GGML_ROPE_TYPE_IMROPE`) rotates the others by a fourth position, which is 0 in text, while
+/// transformers takes the first one.
 fn is_covered(sections: &[usize], pair: usize) -> bool {
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));
     let place = pair % total.max(1);
     sections.get(place % 3).is_some_and(|&n| place < n.saturating_mul(3))
 }
 
-/// Whether these sections cover all of `pairs` rotated pairs, in llama.cpp's eyes.
+/// True if these sections cover all of `pairs` rotated pairs, in llama.cpp's eyes.
 pub fn sections_cover(sections: &[usize], pairs: usize) -> bool {
     // Places repeat after the sections' sum, and each section covers all of its places below its last one.
     let total = sections.iter().fold(0, |sum: usize, &n| sum.saturating_add(n));

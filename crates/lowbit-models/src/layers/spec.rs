@@ -61,7 +61,7 @@ impl LayerNorms {
     }
 }
 
-/// What mixes tokens in a layer.
+/// The part of a layer that mixes tokens.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum MixerSpec {
@@ -69,7 +69,7 @@ pub enum MixerSpec {
     DeltaNet(DeltaNetConfig),
 }
 
-/// What works on each token alone.
+/// The part of a layer that works on each token alone.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum FeedforwardSpec {
@@ -82,7 +82,7 @@ pub enum FeedforwardSpec {
 pub struct MlpConfig {
     /// Rows of gate, and of up.
     pub intermediate_size: usize,
-    /// Whether the checkpoint has gate's rows and up's in one matrix.
+    /// True if the checkpoint has gate's rows and up's in one matrix.
     pub fused: bool,
     /// The gate's function.
     pub gate: Gate,

@@ -1,25 +1,27 @@
-//! Whether the output layer is the embedding, which the peers decide by different rules.
+//! The rules by which the output layer is the embedding, which differ between the peers.
 
 use crate::arch::{self, text_model};
 use crate::{Config, ModelError, Weights};
 
-/// What stands before `lm_head` in the checkpoint.
+/// The prefix of `lm_head` in the checkpoint.
 pub(super) fn head_prefix(weights: &Weights<'_>) -> &'static str {
     if weights.has("language_model.lm_head.weight", "") { "language_model." } else { "" }
 }
 
-/// Whether there is no output layer: the checkpoint was saved without it, and then its names have no prefix either, as
-/// transformers' `Qwen3Model` has them. (GGUF cannot say this: no output layer means the embedding there.)
+/// True if there is no output layer: the checkpoint was saved without it, and then its names have
+/// no prefix either, as transformers' `Qwen3Model` has them. (GGUF cannot say this: no output layer
+/// means the embedding there.)
 pub(super) fn is_headless(weights: &Weights<'_>) -> bool {
     let has_head = weights.has(&format!("{}lm_head.weight", head_prefix(weights)), "");
     !weights.is_gguf() && !has_head && text_model(weights).prefix().is_empty()
 }
 
-/// Whether the output layer is the embedding. In GGUF it is when there is no output layer. Elsewhere
-/// `tie_word_embeddings` says it: for a multimodal model transformers reads the outer one, mlx-lm the one in
-/// `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their defaults. A file that has an output layer
-/// although it is said to be tied is only loaded if that equals the embedding: transformers 5.23 would use it
-/// (`tie_weights`), mlx-lm 0.32 would drop it (`sanitize`).
+/// True if the output layer is the embedding. In GGUF it is when there is no output layer.
+/// Elsewhere `tie_word_embeddings` says it: for a multimodal model transformers reads the outer
+/// one, mlx-lm the one in `text_config`; [`TiedByDefault`](crate::arch::TiedByDefault) has their
+/// defaults. A file that has an output layer although it is said to be tied is only loaded if that
+/// equals the embedding: transformers 5.23 would use it (`tie_weights`), mlx-lm 0.32 would drop it
+/// (`sanitize`).
 pub(super) fn is_tied(config: &Config<'_>, weights: &Weights<'_>) -> Result<bool, ModelError> {
     if config.is_gguf() {
         return Ok(!weights.has("", "output.weight"));

@@ -5,8 +5,8 @@
 //! One that a [`Tape`] recorded knows its slot there, and every op that reads it appends a record: the slots of its results, and a rule
 //! that makes its operands' gradients of theirs. [`Tape::backward`] calls the rules from the last to the first.
 //!
-//! What gradients are wanted of, the tape is told by name ([`Parameters`]), with the value to compute with. So the model itself never
-//! changes while it is trained.
+//! The tape is told the parameters whose gradients are wanted by name ([`Parameters`]), with the
+//! values to compute with. So the model itself never changes while it is trained.
 
 mod attention;
 pub mod ops;
@@ -43,13 +43,14 @@ type Rule = Box<dyn FnOnce(Vec<Option<Tensor>>, &mut Gradients) -> Result<(), Ke
 #[derive(Clone)]
 pub struct Tape(Rc<Recording>);
 
-/// What a tape keeps of a forward pass for its gradients.
+/// The part of a forward pass that a tape keeps for its gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// What each op's gradient needs.
+    /// The values that each op's gradient needs.
     Ops,
-    /// What goes into each block of the model, and what ops outside of blocks need. The backward pass computes a block again, once its
-    /// turn comes: one more forward pass for the memory of one block.
+    /// The inputs of each block of the model, and the values that ops outside of blocks need. The
+    /// backward pass computes a block again, once its turn comes: one more forward pass for the
+    /// memory of one block.
     ///
     /// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     Blocks,
@@ -65,7 +66,7 @@ struct Recording {
     slots: RefCell<Vec<DType>>,
 }
 
-/// What a backward pass has summed up so far, and its result.
+/// The sums of a backward pass so far, and its result.
 #[derive(Debug, Default)]
 pub struct Gradients {
     slots: Vec<Option<Tensor>>,
@@ -129,7 +130,7 @@ impl Tape {
         Self(Rc::new(Recording { kept, parameters, records, slots }))
     }
 
-    /// What it keeps.
+    /// The part of the pass that it keeps.
     pub(crate) fn kept(&self) -> Kept {
         self.0.kept
     }

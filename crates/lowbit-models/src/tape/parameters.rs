@@ -18,7 +18,8 @@ impl AsRef<Tensor> for Named<Tensor> {
     }
 }
 
-/// What a gradient is wanted of, with the value to compute with: the model's own is not read.
+/// A parameter whose gradient is wanted, with the value to compute with: the model's own is not
+/// read.
 #[derive(Clone, Debug)]
 pub enum Parameter {
     /// A part of a weight: scales and biases, or all values, where a latent weight is rounded to this one, straight through.

@@ -1,4 +1,4 @@
-//! What the tests of whole models share.
+//! Helpers that the tests of whole models share.
 #![allow(dead_code)] // Each test uses its part.
 
 use lowbit_files::Checkpoint;

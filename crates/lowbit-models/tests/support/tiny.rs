@@ -56,7 +56,7 @@ impl Tiny {
         Self { config: serde_json::from_str(&config).unwrap(), format, files: vec![], tensors }
     }
 
-    /// What describes the text model.
+    /// The part of the configuration that describes the text model.
     pub fn text(&mut self) -> &mut serde_json::Map<String, Value> {
         let config = self.config.as_object_mut().unwrap();
         let name = "text_config";

@@ -98,7 +98,7 @@ fn rope_divisors(computed: &Computed<'_>) -> Result<Vec<Tensor>, QuantizeError> 
     Ok(vec![tensor(ROPE_FREQS, &values)])
 }
 
-/// Whether this tensor has divisors of the rotary embedding's frequencies.
+/// True if this tensor has divisors of the rotary embedding's frequencies.
 pub(super) fn is_rope_divisors(name: &str) -> bool {
     name == ROPE_FREQS || LONG_ROPE.contains(&name)
 }

@@ -1,4 +1,4 @@
-//! What the tests of learning share.
+//! Helpers that the tests of learning share.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use lowbit_files::Checkpoint;
