@@ -173,7 +173,7 @@ enum Setting {
     Own,
 }
 
-/// How tokens are chosen as a checkpoint recommends.
+/// The sampling that a checkpoint recommends, in words.
 pub fn recommended(config: &GenerationConfig) -> String {
     let is_own = |setting: &Setting| matches!(setting, Setting::Own);
     let effects = effects(&GenerationOptions::recommended(config)).into_iter();

@@ -5,7 +5,7 @@ use lowbit_files::shown_path;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-/// Where texts come from.
+/// The sources of texts.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Texts")]
 pub struct Texts {

@@ -13,14 +13,15 @@ pub struct Arguments {
     model: ModelOptions,
     #[command(flatten)]
     texts: Texts,
-    /// What is put before each text: the checkpoint's prompt of this name (such as query) [default: the one that the
-    /// checkpoint says, if any].
+    /// Put the checkpoint's prompt of this name (such as query) before each text
+    /// [default: the checkpoint's default prompt, if any].
     #[arg(long, value_name = "NAME", help_heading = "Embedding")]
     prompt_name: Option<String>,
-    /// What is put before each text, in place of a prompt of the checkpoint's; "" for nothing.
+    /// Put this text before each text, in place of a prompt of the checkpoint's; "" for nothing.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_name", help_heading = "Embedding")]
     prefix: Option<String>,
-    /// How the states of a text's tokens become one vector [default: as the checkpoint says].
+    /// The way in which the states of a text's tokens become one vector
+    /// [default: as the checkpoint says].
     #[arg(long, value_enum, ignore_case = true, help_heading = "Embedding")]
     pooling: Option<PoolingName>,
     /// Divide embeddings by their length [default: as the checkpoint says].
@@ -126,7 +127,7 @@ impl Arguments {
         options
     }
 
-    /// Whether embeddings are printed as one array.
+    /// True if embeddings are printed as one array.
     fn is_array(&self) -> bool {
         self.format == Format::Array && !self.similarity && !self.json
     }

@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Tokens per window; windows do not overlap.
     #[arg(long, short, visible_alias = "ctx-size", default_value_t = 512)]
     context: usize,
-    /// Which tokens of a window are scored.
+    /// The tokens of a window that are scored.
     #[arg(long, value_enum, default_value_t = Score::All)]
     score: Score,
     /// With --compare, on the CPU: round activations to 8 bits, as other commands do, instead of computing as with --exact. It is faster, and

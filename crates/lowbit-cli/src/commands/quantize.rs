@@ -74,7 +74,7 @@ impl Arguments {
         paths.check()
     }
 
-    /// What the flags ask for, without learning and without sharing out bits.
+    /// The recipe by the flags, without learning and without sharing out bits.
     fn recipe<'a>(&self) -> Result<Recipe<'a>, Failure> {
         let mut into = self.format.clone();
         match &mut into {

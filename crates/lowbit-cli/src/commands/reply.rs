@@ -131,7 +131,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 pub struct Reply {
     pub prompt_tokens: Vec<u32>,

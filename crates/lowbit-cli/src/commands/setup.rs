@@ -85,7 +85,7 @@ mod brought {
             for wheel in [&compiler, &headers] {
                 bring(&index, wheel, staged.path())?;
             }
-            // What does not work does not get its name.
+            // A toolkit that does not work does not get its name.
             check(staged.path(), newest)?;
             staged.commit()?;
             out::line!("{compiler} and {headers} are in {}, and compile kernels", folder.display())?;
@@ -104,7 +104,7 @@ mod brought {
         }
     }
 
-    /// Whether `folder` is there; then says so, and whether it works.
+    /// True if `folder` is there, which is then reported; an error if it does not work.
     fn is_there(folder: &Path, newest: (u32, u32)) -> Result<bool, Failure> {
         if !folder.is_dir() {
             return Ok(false);
@@ -166,7 +166,8 @@ mod brought {
         Ok(())
     }
 
-    /// Where a wheel's file goes: `nvidia/cu13/lib/libnvrtc.so.13` to `lib`, `nvidia/cu13/include/cuda.h` to `include`.
+    /// The path of a wheel's file in the folder: `nvidia/cu13/lib/libnvrtc.so.13` goes to `lib`,
+    /// `nvidia/cu13/include/cuda.h` to `include`.
     fn place(package: &str, name: &str) -> Option<PathBuf> {
         if name.ends_with("/License.txt") {
             return Some(format!("LICENSE-{package}.txt").into());

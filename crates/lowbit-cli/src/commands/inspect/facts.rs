@@ -55,7 +55,7 @@ struct Sampling {
     top_p: Option<f32>,
     min_p: Option<f32>,
     repetition_penalty: Option<f32>,
-    /// What a run does with all of this, as it says itself.
+    /// The effect of all of this on a run, as it says itself.
     #[serde(skip)]
     line: String,
 }
