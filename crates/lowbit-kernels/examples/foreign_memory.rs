@@ -16,8 +16,8 @@ const M: usize = 2;
 const K: usize = 256;
 const N: usize = 64;
 
-/// What an engine might have: activations in memory that it shares, a weight's components in one
-/// file or arena.
+/// Memory as an engine might have it: activations that it shares, a weight's components in one file
+/// or arena.
 struct Activations(Arc<Vec<f32>>);
 
 impl AsRef<[f32]> for Activations {

@@ -186,7 +186,7 @@ impl Tensor {
         Self { shape, dtype, device: device.clone(), storage, offset }
     }
 
-    /// Whether another tensor sees what is written to this one.
+    /// True if another tensor sees writes to this one.
     pub fn is_shared(&self) -> bool {
         match &self.storage {
             Storage::Owned(buffer) => Arc::strong_count(buffer) > 1,
@@ -315,7 +315,7 @@ impl Tensor {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -367,7 +367,7 @@ impl Tensor {
         Ok(view)
     }
 
-    /// Whether the elements start at a multiple of `bytes` bytes.
+    /// True if the elements start at a multiple of `bytes` bytes.
     pub(crate) fn is_aligned(&self, bytes: usize) -> bool {
         match &self.storage {
             // GPU memory is allocated with a larger alignment than any kernel needs.

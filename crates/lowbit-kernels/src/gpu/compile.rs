@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[cfg(any(feature = "cuda", feature = "vulkan"))]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What kernels are compiled for.
+/// The device that kernels are compiled for.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     properties: Arc<DeviceProperties>,

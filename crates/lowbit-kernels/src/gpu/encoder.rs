@@ -137,7 +137,7 @@ pub(crate) trait Driver: std::fmt::Debug + Send + Sync {
     fn is_dry_run(&self) -> bool {
         false
     }
-    /// What kernels are compiled for.
+    /// The device that kernels are compiled for.
     fn target(&self) -> &Target;
     /// Uninitialised memory.
     fn allocate(&self, bytes: usize) -> Result<Memory, KernelError>;
@@ -283,7 +283,7 @@ impl Gpu {
     /// what it records. `work` must only record: reading a result inside it is refused.
     ///
     /// # Errors
-    /// What `work` gives; [`KernelError::Gpu`] when it does what cannot be captured.
+    /// The error of `work`; [`KernelError::Gpu`] when it does what cannot be captured.
     pub fn capture(&self, mut work: impl FnMut() -> Result<(), KernelError>) -> Result<Pass, KernelError> {
         self.0.capture(&mut work)
     }

@@ -41,9 +41,8 @@ pub(crate) fn unless_nan(x: f32, y: f32) -> f32 {
     select((u32::reinterpret(x) & 0x7fff_ffffu32) > 0x7f80_0000u32, nan, y)
 }
 
-/// What a norm multiplies by: `1 / length` for a length from 0, and NaN for an infinite one. Zero
-/// would hide from everything after it that a sum of squares overflowed. Of the bits, as
-/// [`unless_nan`].
+/// The factor of a norm: `1 / length` for a length from 0, and NaN for an infinite one. Zero would
+/// hide from everything after it that a sum of squares overflowed. Of the bits, as [`unless_nan`].
 #[cube]
 pub(crate) fn reciprocal(length: f32) -> f32 {
     let nan = f32::reinterpret(0x7fc0_0000u32);

@@ -201,10 +201,11 @@ fn every_kernel_compiles_to_machine_code() {
     }
 }
 
-/// What decides whether a source compiles, the same for the same kernel on devices with and without
-/// launches that overlap: without the instructions that wait for the launch before, with pointers
-/// through which all may be written (CubeCL says `const` where it sees that nothing is), and with
-/// variables (`v7`) counted as they come (CubeCL's numbers are others each time).
+/// The part of a source that decides whether it compiles, the same for the same kernel on devices
+/// with and without launches that overlap: without the instructions that wait for the launch
+/// before, with pointers through which all may be written (CubeCL says `const` where it sees that
+/// nothing is), and with variables (`v7`) counted as they come (CubeCL's numbers are others each
+/// time).
 #[cfg(feature = "cuda")]
 fn program(source: &str) -> String {
     let wait = format!("asm volatile(\"{}\" :  :  : \"memory\");", compile::OVERLAP);
@@ -281,7 +282,7 @@ fn a_compiler_is_chosen_by_driver_and_device() {
     };
     let places = options().places;
     let code = compiled(&places, 80, (u32::MAX, 0)).unwrap();
-    // What the loader brings tells its version when it is loaded.
+    // The libraries that the loader brings tell their version when they are loaded.
     let message = match Compiler::new(
         &places,
         Architecture { capability: 80, driver: (11, 8), own_instructions: true },

@@ -79,7 +79,7 @@ impl Compiler {
     /// Looks for files in `places`, as [`CudaOptions`](super::CudaOptions) describes them.
     ///
     /// # Errors
-    /// What is missing, where it was looked for, and what brings it.
+    /// The missing library, the places that were searched, and what brings it.
     pub fn new(places: &[PathBuf], architecture: Architecture) -> Result<Self, String> {
         let has = |name: &str| Nvrtc::open(Path::new(name)).is_ok();
         let found = Found::look(places, has)?;

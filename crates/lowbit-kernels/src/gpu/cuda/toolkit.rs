@@ -78,7 +78,7 @@ impl Found {
     /// only asked where no place has one.
     ///
     /// # Errors
-    /// What is missing, where it was looked for, and what brings it.
+    /// The missing library, the places that were searched, and what brings it.
     pub fn look(places: &[PathBuf], loader_has: impl Fn(&str) -> bool) -> Result<Self, String> {
         let folders = |inner: &[&str]| -> Vec<PathBuf> {
             places.iter().flat_map(|place| inner.iter().map(|inner| place.join(inner))).collect()

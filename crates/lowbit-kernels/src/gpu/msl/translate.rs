@@ -32,7 +32,7 @@ pub(super) struct Translated {
 /// and numbered as they come.
 ///
 /// # Errors
-/// Which limit the kernel breaks, or what of its text is unknown here.
+/// The limit that the kernel breaks, or the part of its text that is unknown here.
 pub(super) fn translate(source: &Source) -> Result<Translated, String> {
     let text = &source.text;
     if words(text).any(|word| word == "double") {

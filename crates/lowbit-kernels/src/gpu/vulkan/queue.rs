@@ -388,8 +388,8 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // What was recorded and not submitted is nobody's any more. SAFETY: the device is the
-        // queue's own, and passes hold the queue: nothing else uses the semaphore.
+        // Recorded commands that were not submitted are dropped. SAFETY: the device is the queue's
+        // own, and passes hold the queue: nothing else uses the semaphore.
         unsafe {
             let _ = self.context.device.device_wait_idle();
             self.context.device.destroy_semaphore(self.timeline, None);

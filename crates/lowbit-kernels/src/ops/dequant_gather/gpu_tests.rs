@@ -21,7 +21,7 @@ fn check(format: Format, (rows, k): (usize, usize), dtype: FloatType) {
             Some(row) => {
                 let want: Vec<f32> = row.iter().map(|&x| dtype.round(x)).collect();
                 if matches!(format, Format::Affine { scales: FloatType::F32, .. }) {
-                    // Where product and sum are rounded together, the product's own rounding is
+                    // If product and sum are rounded together, the product's own rounding is
                     // missing. It is at most as large as two values of its group.
                     let greatest = row.iter().fold(0f32, |a, b| a.max(b.abs()));
                     let bound = f64::from(greatest) * 2.0 * f64::from(f32::EPSILON);

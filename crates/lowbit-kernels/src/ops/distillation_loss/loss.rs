@@ -1,4 +1,4 @@
-//! What the two distillation losses share.
+//! The result and the checks that the two distillation losses share.
 
 use crate::ops::check::Check;
 use crate::{KernelError, Tensor};

@@ -14,13 +14,13 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What an op makes of an element of each operand.
+/// An op's function of an element of each operand.
 #[cube]
 pub(crate) trait Combine: 'static + Send + Sync {
     fn combine(x: f32, y: f32) -> f32;
 }
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ElementwiseConfig {
     /// Of x and the result.

@@ -1,4 +1,4 @@
-//! What the elementwise ops of two operands share: `add`, `mul` and `glu`.
+//! The code that the elementwise ops of two operands share: `add`, `mul` and `glu`.
 
 #[cfg(feature = "gpu")]
 pub(super) mod gpu;
@@ -12,7 +12,7 @@ use crate::{
 };
 use lowbit_formats::DType;
 
-/// Which element of y is combined with an element of x.
+/// The element of y that is combined with an element of x.
 #[cfg(feature = "gpu")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Broadcast {

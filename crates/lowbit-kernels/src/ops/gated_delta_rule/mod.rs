@@ -64,7 +64,7 @@ pub struct GatedDeltaInputs<'a> {
     pub cu_seqlens: &'a Tensor,
 }
 
-/// Where `log_decay` and `beta` come from.
+/// The source of `log_decay` and `beta`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum DeltaGates<'a> {
@@ -112,13 +112,13 @@ impl DeltaGates<'_> {
 /// The conventions in which peers differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDeltaRule {
-    /// How `q` and `k` are l2-normalised first, each head alone; `None` where the caller has done
+    /// The l2 norm that `q` and `k` get first, each head alone; `None` where the caller has done
     /// so. The same as [`l2_norm()`](super::l2_norm()) beforehand, but rounded to their dtype only
     /// in chunks on a GPU. Source: flash-linear-attention's `use_qk_l2norm_in_kernel`.
     pub qk_norm: Option<L2Norm>,
     /// Multiplies `q`, normalised or not: `1 / sqrt(Dk)`, or 1 where the caller has done so.
     pub scale: f32,
-    /// Which key head a value head reads.
+    /// The key head that a value head reads.
     pub head_map: HeadMap,
     /// The order of the state's dimensions.
     pub state_layout: StateLayout,
@@ -131,7 +131,7 @@ pub struct GatedDeltaRule {
     pub exact: bool,
 }
 
-/// Which key head value head `h` reads.
+/// The key head that value head `h` reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadMap {
     /// `h / (Hv / Hk)`: transformers, MLX, Qwen3-Next's GGUF.
@@ -149,7 +149,7 @@ pub enum StateLayout {
     ValueKey,
 }
 
-/// How decay is given.
+/// The convention of decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DecaySign {
     /// `log_decay <= 0`; the state is multiplied by `exp(log_decay)`.
@@ -158,7 +158,7 @@ pub enum DecaySign {
     Rate,
 }
 
-/// How the recurrence is computed.
+/// The algorithm of the recurrence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// The faster one for each sequence's length.

@@ -13,9 +13,10 @@
 //! e_j <- decay rho e_j + |k| |eps_j| + 6 u |M_j|
 //! |error of y_j| <= |scale| (|q| e_j + n u M_j^T |q|)
 //! ```
-//! Where k and q are normalised here, their errors `dk` and `dq` add `|beta| M^T dk` to `eps`, `|dk| |delta|` to `e`, and
-//! `|scale| M^T dq` to `y`'s. Where the gates are computed here, beta's error adds itself times `|v - S^T k|` to `eps`, and
-//! the logarithm of the decay's adds itself times `decay |M|` to `e`, before the step.
+//! If k and q are normalised here, their errors `dk` and `dq` add `|beta| M^T dk` to `eps`,
+//! `|dk| |delta|` to `e`, and `|scale| M^T dq` to `y`'s. If the gates are computed here, beta's
+//! error adds itself times `|v - S^T k|` to `eps`, and the logarithm of the decay's adds itself
+//! times `decay |M|` to `e`, before the step.
 
 use super::{DeltaGates, Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
 use crate::gamma::gamma;

@@ -1,5 +1,6 @@
-//! How far a computation in chunks may be from the reference whose products' operands are rounded to 16 bits, as
-//! `cuda/mod.rs` says which, or on a CPU those of products with the state alone.
+//! Bounds on the difference between a computation in chunks and the reference where products round
+//! operands to 16 bits: those that `cuda/mod.rs` names, or on a CPU those of products with the
+//! state alone.
 //!
 //! To first order in `r`, the operands' unit roundoff, and `u = 2^-24`, with the names of that file, `S` the state that a
 //! chunk starts with, `R = v - g S^T k` the errors of its predictions, `M = I + L`, and `A = |M^-1|`:
@@ -21,7 +22,7 @@ use super::{Dims, GatedDeltaInputs, GatedDeltaRule, StateLayout};
 use crate::{KernelError, Tensor};
 use lowbit_formats::FloatType;
 
-/// What a chunk's tokens are to one head.
+/// A chunk's operands for one head.
 struct Chunk<'a> {
     k: Vec<&'a [f64]>,
     q: Vec<&'a [f64]>,
@@ -39,7 +40,7 @@ struct Chunk<'a> {
     rounding: Rounding,
 }
 
-/// How far rounding an operand may take it.
+/// The bound on an operand's rounding.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounding {
     relative: f64,
@@ -53,7 +54,7 @@ impl Rounding {
         Self { relative: 2.0 * one.relative + one.relative * one.relative, least: 2.0 * one.least }
     }
 
-    /// Where keys and queries are of that type.
+    /// For keys and queries of that type.
     pub fn of(float: FloatType) -> Self {
         match float {
             FloatType::F16 => Self { relative: 2f64.powi(-11), least: 2f64.powi(-25) },

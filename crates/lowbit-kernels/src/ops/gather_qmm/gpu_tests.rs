@@ -56,8 +56,8 @@ fn products_of_one_x_are_each_their_own() {
     products_of_one_x_are_each_their_own_on(&[gpu()]);
 }
 
-/// What the product with each pair's expert makes itself, where it does: of rows of whole runs, and
-/// of many.
+/// Products with each pair's expert that make x themselves, where a kernel does: of rows of whole
+/// runs, and of many.
 #[test]
 fn products_of_what_a_gate_makes() {
     let gpu = gpu();
@@ -296,7 +296,7 @@ fn rows_that_end_within_a_run() {
     assert_expected("K=41", &y.to_device(&host).unwrap(), &want);
 }
 
-/// What the ancestors check of an expert-routed product's arguments.
+/// An ancestor's checks of an expert-routed product's arguments.
 #[test]
 fn refusals_name_the_operand() {
     let (host, gpu) = (host(), gpu());

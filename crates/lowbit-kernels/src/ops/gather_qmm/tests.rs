@@ -37,7 +37,7 @@ impl Case {
         self.bounded(Rounded::Nothing)
     }
 
-    /// What is wanted where `rounded` may be rounded first.
+    /// The expected values where `rounded` may be rounded first.
     pub fn bounded(&self, rounded: Rounded) -> Vec<Expected> {
         let (n, k, top_k, slots) = (self.weight.n(), self.weight.k(), self.ids.dim(1), self.x.dim(1));
         let weight = reference::decoded(&self.weight, self.weight.rows()).unwrap();

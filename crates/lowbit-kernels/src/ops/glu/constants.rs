@@ -6,7 +6,7 @@ pub(in crate::ops) const GELU: [f32; 2] = [1.595_769_2, 0.071_354_814];
 /// Beyond this, [`Gate::GeluTanh`](super::Gate::GeluTanh) has a slope of 0 or 1, and the derivative's powers of g could
 /// overflow.
 pub(in crate::ops) const GELU_LINEAR: f32 = 16.0;
-/// What [`Gate::SwigluOai`](super::Gate::SwigluOai) multiplies the gate by in its sigmoid, and where it cuts both operands
-/// off.
+/// The factor of the gate in the sigmoid of [`Gate::SwigluOai`](super::Gate::SwigluOai), and the
+/// limit at which it cuts both operands off.
 pub(in crate::ops) const OAI_ALPHA: f32 = 1.702;
 pub(in crate::ops) const OAI_LIMIT: f32 = 7.0;

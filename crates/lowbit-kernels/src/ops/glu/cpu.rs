@@ -19,7 +19,7 @@ pub(in crate::ops) trait Formula: Sync + 'static {
     /// `v` times the derivative of the factor.
     fn factor_slope<S: Simd>(simd: S, v: S::V, gate: S::V) -> S::V;
 
-    /// Whether the value is x itself.
+    /// True if the value is x itself.
     const VALUE_IS_X: bool = true;
 
     #[inline(always)]

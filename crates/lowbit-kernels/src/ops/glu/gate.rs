@@ -44,11 +44,11 @@ macro_rules! with_gate {
 }
 pub(in crate::ops) use with_gate;
 
-/// What a gate makes of a number in f64, and the magnitude of its terms, which f32's roundings are
-/// relative to.
+/// A gate's results in f64, and the magnitude of their terms, which f32's roundings are relative
+/// to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reference {
-    /// What x is multiplied by.
+    /// The factor of x.
     pub factor: (f64, f64),
     /// The derivative of that.
     pub slope: (f64, f64),
@@ -112,7 +112,7 @@ impl Gate {
         }
     }
 
-    /// What the factor multiplies, and the derivative of that.
+    /// The value that the factor multiplies, and its derivative.
     pub(crate) fn value(self, x: f64) -> (f64, f64) {
         let limit = f64::from(OAI_LIMIT);
         match self {

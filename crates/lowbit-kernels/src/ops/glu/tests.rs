@@ -57,7 +57,7 @@ fn formulas_are_the_peers() {
 
 #[test]
 fn gates_far_from_zero() {
-    // Where e^-|gate| is subnormal, half its last place (2^-150).
+    // If e^-|gate| is subnormal, it may lose half its last place (2^-150).
     gates_far_from_zero_on(&devices(), 2f64.powi(-150));
 }
 

@@ -2,7 +2,7 @@ use super::{is_row, mul};
 use crate::ops::{check::Check, sum_rows};
 use crate::{KernelError, Tensor};
 
-/// What [`mul_backward`] returns.
+/// The result of [`mul_backward`].
 #[derive(Clone, Debug)]
 pub struct MulGradient {
     /// Of x, in x's shape and dz's dtype.

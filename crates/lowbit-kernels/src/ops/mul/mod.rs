@@ -47,7 +47,7 @@ pub fn mul(x: &Tensor, y: &Tensor) -> Result<Tensor, KernelError> {
     }
 }
 
-/// Whether `y` is one row for all of x's.
+/// True if `y` is one row for all of x's.
 fn is_row(x: &Tensor, y: &Tensor) -> bool {
     y.shape().len() == 1 && y.shape().last() == x.shape().last()
 }

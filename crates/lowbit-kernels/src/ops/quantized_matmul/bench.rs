@@ -45,7 +45,7 @@ fn gpu_cases() -> Vec<Case> {
         for m in [8, 16, 32, 64, 512, 4096] {
             cases.push(product(format, FloatType::BF16, (m, 14336, 4096)).case(multiply));
         }
-        // What activations are by default on matrix units, which need not have bf16.
+        // The default type of activations on matrix units, which need not have bf16.
         if matches!(format, Format::Affine { bits: 4, .. } | Format::Q4_K) {
             for m in [64, 512, 4096] {
                 cases.push(product(format, FloatType::F16, (m, 14336, 4096)).case(multiply));
@@ -149,7 +149,7 @@ impl Product {
     }
 }
 
-/// What products of `m` rows of x with weights of `format` are computed in where the device is a CPU.
+/// The arithmetic of products of `m` rows of x with weights of `format` if the device is a CPU.
 pub(crate) fn arithmetic(format: Format, m: usize) -> Arithmetic {
     match crate::panels::Layout::of(format, 1, format.block()) {
         Some(_) if m >= policy::TILES_FROM => Arithmetic::Tiles,

@@ -83,7 +83,7 @@ mod tests {
         inputs::weight(format, shape, seed, device).unwrap()
     }
 
-    /// What down multiplies, and the three ops that it stands for.
+    /// The input of down, and the result of the three ops that it stands for.
     fn both(x: &Tensor, weights: [&QuantizedTensor; 2], by: Gate) -> [Tensor; 2] {
         let products = quantized_matmul_each(x, &weights).unwrap();
         [combined(x, weights, by).unwrap(), glu(&products[1], &products[0], by).unwrap()]

@@ -48,7 +48,7 @@ pub(crate) fn planned(
     plan_of(gpu, &XOperands::new(&x.into()).unwrap(), weight, experts, shape, dtype).1
 }
 
-/// Whether products of many rows round weights to x's type.
+/// True if products of many rows round weights to x's type.
 #[cfg(feature = "cuda")]
 fn has_tensor_cores(gpu: &Device) -> bool {
     let Device::Gpu(gpu) = gpu else { unreachable!() };
@@ -130,7 +130,7 @@ fn f32_results_of_half_precision() {
     }
 }
 
-/// What an ancestor checks of its mat-vecs for three of GGML's formats.
+/// An ancestor's checks of its mat-vecs for three of GGML's formats.
 #[test]
 fn q4_0_q8_0_and_q6_k_times_one_row() {
     for format in [Format::Q4_0, Format::Q8_0, Format::Q6_K] {
@@ -150,8 +150,8 @@ fn rows_of_x_and_batches() {
     }
 }
 
-/// What tensor cores multiply exactly, where there are any: rows of x and of the weight below, at
-/// and above each tile, and as many steps, in groups of every size.
+/// Exact products on tensor cores, where there are any: rows of x and of the weight below, at and
+/// above each tile, and as many steps, in groups of every size.
 #[test]
 fn several_rows_on_both_sides_of_every_tile() {
     let affine = |bits, group_size| Format::affine(bits, group_size, FloatType::BF16).unwrap();
@@ -265,7 +265,7 @@ fn many_rows_in_whole_blocks() {
     check(Format::affine(3, 64, FloatType::BF16).unwrap(), (2, 2, 40, 44, 1408), FloatType::BF16);
 }
 
-/// What a library of dense products gets.
+/// The weight that a library of dense products gets.
 #[test]
 #[cfg(feature = "cuda")]
 fn weights_decoded_to_16_bits() {
@@ -358,7 +358,7 @@ fn cooperative_matrices_in_every_cut() {
     }
 }
 
-/// Which kernel takes many rows: matrices take those of f16, and f32 stays f32.
+/// The kernels for many rows: matrices take those of f16, and f32 stays f32.
 #[test]
 fn many_rows_of_f32_are_not_rounded() {
     let (host, gpu) = (host(), gpu());

@@ -1,4 +1,4 @@
-//! What a product's x may be.
+//! The forms of a product's x.
 
 use crate::ops::glu::{self, Gate};
 use crate::ops::{Check, add_rms_norm, rms_norm};

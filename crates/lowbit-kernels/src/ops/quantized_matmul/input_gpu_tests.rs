@@ -14,10 +14,10 @@ use crate::{Device, Tensor};
 use lowbit_formats::{FloatType, Format};
 use numcheck::gamma;
 
-/// How far a sigmoid for 16 bits may be from its value, relative to that.
+/// The largest error of a sigmoid for 16 bits, relative to its value.
 const SIGMOID: f64 = 1.0 / 131_072.0;
 
-/// What the op gives in f64, and how far f32 may be from it.
+/// The op's result in f64, and the largest error of f32.
 pub(crate) fn made(x: &Input<'_>) -> Vec<(f64, f64)> {
     let within = |relative: f64| move |y: f64| (y, relative * y.abs());
     match *x {
@@ -106,8 +106,8 @@ fn small_weights_and_several_rows() {
     }
 }
 
-/// What a product makes itself, where one does: units that make one vector of x and several, and
-/// one row too many.
+/// Inputs that a product makes itself, where one does: units that make one vector of x and several,
+/// and one row too many.
 #[test]
 fn large_weights() {
     use FloatType::{BF16, F16, F32};

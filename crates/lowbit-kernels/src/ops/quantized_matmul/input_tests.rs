@@ -9,7 +9,7 @@ use lowbit_formats::{DType, FloatType, Format};
 
 const EPS: f32 = 1e-5;
 
-/// What inputs are made of: rows of `heads` heads.
+/// The operands of inputs: rows of `heads` heads.
 pub(super) struct Operands {
     h: Tensor,
     x: Tensor,

@@ -1,5 +1,5 @@
-//! Which kernel a product takes on a GPU: the one place that decides, for `quantized_matmul` and
-//! `gather_qmm` alike.
+//! The choice of a product's kernel on a GPU: the one place that decides, for `quantized_matmul`
+//! and `gather_qmm` alike.
 //!
 //! [`KERNELS`] is tried in order, and the first kernel that fits is taken. A kernel's `fit` says
 //! which sizes and types it takes, and how it is cut for a device; from which size on it is worth
@@ -11,13 +11,13 @@ use super::gpu::{cmma_tile, mat_vec, tile};
 use super::problem::Problem;
 use crate::gpu::caps::Caps;
 
-/// How a product is computed.
+/// The plan of a product's computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Whether x is made by the op that it comes from first. Else x is there, or the kernel makes
+    /// True if x is made first, by the op that it comes from. Else x is there, or the kernel makes
     /// it.
     pub make_x: bool,
-    /// Whether all is done in f32, and the result rounded after that.
+    /// True if all is done in f32, and the result rounded after that.
     pub widen: bool,
     pub kernel: Kernel,
     /// Of the kernel in the list: its name, and why it stands there.
@@ -49,7 +49,7 @@ struct Candidate {
     /// From which size on it is the fastest, as far as its `fit` does not say it, and what was
     /// measured.
     reason: &'static str,
-    /// Whether it is for [few rows](few_rows) of x alone.
+    /// True if it is for [few rows](few_rows) of x alone.
     few_rows: bool,
     fit: fn(&Caps, &Problem) -> Option<Kernel>,
 }
@@ -169,7 +169,7 @@ pub(crate) fn plan_asking(caps: &Caps, problem: &Problem, vendor_blas: impl FnOn
     if differs && vendor_blas() { with } else { without }
 }
 
-/// Whether a product is for kernels that decode the weight for each few rows of x: it has few, or
+/// True if a product is for kernels that decode the weight for each few rows of x: it has few, or
 /// nothing for many rows takes it (a weight of one row, say).
 fn few_rows(caps: &Caps, problem: &Problem) -> bool {
     problem.routing.is_some()
@@ -195,7 +195,7 @@ fn many_rows(caps: &Caps, problem: &Problem) -> usize {
     }
 }
 
-/// Whether tensor cores multiply a product's rows in tiles, the weight rounded to x's type.
+/// True if tensor cores multiply a product's rows in tiles, the weight rounded to x's type.
 fn tensor_core_tiles(caps: &Caps, problem: &Problem) -> bool {
     caps.tensor_cores && tiles::fits(&problem.of_tensor())
 }
@@ -243,7 +243,7 @@ impl Kernel {
     }
 }
 
-/// Whether a product on matrix units rounds the weight to x's type.
+/// True if a product on matrix units rounds the weight to x's type.
 #[cfg(test)]
 pub(crate) fn rounds_weight(plan: &Plan) -> bool {
     matches!(
@@ -265,7 +265,8 @@ mod tests {
     use crate::ops::quantized_matmul::problem::Routing;
     use lowbit_formats::{FloatType, Format};
 
-    /// What products of rows of x, and of pairs of a token and an expert, take on each generation.
+    /// The kernels of products of rows of x, and of pairs of a token and an expert, on each
+    /// generation.
     #[test]
     fn kernels_by_generation() {
         for (capability, one, many, experts) in [

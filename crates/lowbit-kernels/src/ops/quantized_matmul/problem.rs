@@ -26,11 +26,11 @@ pub(crate) struct Problem {
     pub layout: Layout,
     pub x_type: FloatType,
     pub y_type: FloatType,
-    /// How x is made; `None` where it is there.
+    /// The op that makes x; `None` where x is there.
     pub source: Option<Source>,
-    /// Whether x, or all that it is made of, lies in whole vectors that kernels can load.
+    /// True if x, or all that it is made of, lies in whole vectors that kernels can load.
     pub vectors: bool,
-    /// Whether the weight's first component is aligned as the vendor BLAS wants it.
+    /// True if the weight's first component is aligned as the vendor BLAS wants it.
     pub aligned_weight: bool,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
-    /// Whether bringing the pairs of an expert together takes less than reading its weights again
+    /// True if bringing the pairs of an expert together takes less than reading its weights again
     /// for each.
     pub fn has_many_pairs(self) -> bool {
         self.pairs >= 128
@@ -57,7 +57,7 @@ impl Routing {
         self.pairs / rows + self.pairs.min(self.experts + 1)
     }
 
-    /// How many such tiles there are likely to be.
+    /// The likely number of such tiles.
     pub fn likely_tiles(self, rows: usize) -> usize {
         let mean = self.pairs.div_ceil(self.experts.max(1));
         // The last of an expert's tiles is half full.
@@ -65,7 +65,7 @@ impl Routing {
     }
 }
 
-/// How x is made of the operands `x`, `other` and `norm`. A vector has 8 values.
+/// An op that makes x of the operands `x`, `other` and `norm`. A vector has 8 values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// `glu(other, x)`: the gate is first.
@@ -91,7 +91,7 @@ pub(crate) struct XOperands<'a> {
     pub eps: f32,
     /// The type of what is made.
     dtype: FloatType,
-    /// Whether kernels can load whole vectors of all.
+    /// True if kernels can load whole vectors of all.
     vectors: bool,
 }
 
@@ -226,7 +226,7 @@ impl Problem {
         Ok(())
     }
 
-    /// Whether rows are whole runs.
+    /// True if rows are whole runs.
     pub fn whole_runs(&self) -> bool {
         self.k.is_multiple_of(RUN)
     }

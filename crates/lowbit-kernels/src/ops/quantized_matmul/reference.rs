@@ -4,7 +4,7 @@ use super::policy;
 use crate::{Device, KernelError, QuantizedTensor, bench::Expected, inputs};
 use lowbit_formats::{Codes, FloatType};
 
-/// What a kernel may round before it multiplies.
+/// The operand that a kernel may round before it multiplies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rounded {
     /// Nothing.
@@ -26,7 +26,7 @@ impl Rounded {
         if rounded { Self::Weight(x) } else { Self::Nothing }
     }
 
-    /// What products of x of `dtype` round on a GPU, or what `on_cpu` says.
+    /// The operand that products of x of `dtype` round on a GPU, or what `on_cpu` says.
     pub fn on(
         device: &Device,
         dtype: FloatType,
@@ -39,7 +39,7 @@ impl Rounded {
         }
     }
 
-    /// What products of `m` rows of x with each matrix of `weight` round on the CPU.
+    /// The operand that products of `m` rows of x with each matrix of `weight` round on the CPU.
     pub fn on_cpu(weight: &QuantizedTensor, m: usize) -> Self {
         match weight.device() {
             _ if !weight.is_repacked() => Self::Nothing,
@@ -49,7 +49,7 @@ impl Rounded {
         }
     }
 
-    /// What they round with some number of rows.
+    /// The operand that they round with some number of rows.
     pub fn of_any_m(weight: &QuantizedTensor) -> Self {
         match [Self::on_cpu(weight, 1), Self::on_cpu(weight, usize::MAX)] {
             [few, many] if few == many => few,

@@ -35,7 +35,8 @@ pub struct Yarn {
     pub beta_fast: f64,
     /// Frequencies with fewer rotations than this are divided by `factor`; usually 1.
     pub beta_slow: f64,
-    /// Whether the ends of the ramp between them are rounded outwards to whole dimensions; usually true.
+    /// True if the ends of the ramp between them are rounded outwards to whole dimensions; usually
+    /// true.
     pub truncate: bool,
 }
 

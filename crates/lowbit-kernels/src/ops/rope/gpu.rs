@@ -55,7 +55,7 @@ impl Uploaded {
     }
 }
 
-/// What a kernel is compiled for.
+/// The compile-time configuration of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RopeConfig {
     layout: RopeLayout,
@@ -66,7 +66,7 @@ pub(crate) struct RopeConfig {
     vector: usize,
 }
 
-/// What angles are computed from: a position per token, a frequency per pair.
+/// The operands of angles: a position per token, a frequency per pair.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 pub(in crate::ops) struct Rotation {
     pub positions: Box<[u32]>,

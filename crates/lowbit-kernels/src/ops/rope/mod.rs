@@ -19,7 +19,7 @@ use crate::{Device, KernelError, Tensor};
 pub use frequencies::{Llama3, LongRope, Yarn};
 pub use gradient::rope_backward;
 
-/// Which elements of a head make a pair that is rotated together.
+/// The elements of a head that make a pair, which is rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeLayout {
     /// `(i, i + rotary_dim / 2)`: transformers, MLX's `traditional=False`, ggml's `NEOX`.
@@ -28,7 +28,7 @@ pub enum RopeLayout {
     Interleaved,
 }
 
-/// Which way heads are rotated.
+/// The direction in which heads are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::ops) enum Direction {
     /// By the angle.
@@ -37,7 +37,7 @@ pub(in crate::ops) enum Direction {
     Back,
 }
 
-/// How the frequencies are scaled for contexts longer than the original training's.
+/// The scaling of frequencies for contexts longer than the original training's.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Unchanged.
@@ -55,16 +55,16 @@ pub enum RopeScaling {
     LongRope(LongRope),
 }
 
-/// What [`Rope::new`] computes frequencies from; names as in `config.json`.
+/// The parameters of frequencies, for [`Rope::new`]; names as in `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeParams {
     /// The base of the frequencies.
     pub theta: f64,
-    /// How many elements of a head, from its first one, are rotated; even.
+    /// The number of elements of a head, from its first one, that are rotated; even.
     pub rotary_dim: usize,
-    /// Which elements make a pair.
+    /// The elements that make a pair.
     pub layout: RopeLayout,
-    /// How frequencies are scaled.
+    /// The scaling of frequencies.
     pub scaling: RopeScaling,
     /// Further divisors, one per frequency: GGUF's `rope_freqs.weight`, `[rotary_dim / 2]`. A pair whose divisor is infinite is
     /// not rotated.
@@ -120,7 +120,7 @@ impl Rope {
         check.same_device("positions", positions.device(), x.device())
     }
 
-    /// Which elements make a pair.
+    /// The elements that make a pair.
     pub fn layout(&self) -> RopeLayout {
         self.layout
     }

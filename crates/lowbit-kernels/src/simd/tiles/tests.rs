@@ -16,8 +16,8 @@ fn normal(random: &mut Random) -> bf16 {
     bf16::from_f32(random.normal(1, 1.0)[0])
 }
 
-/// What most often goes wrong: zeros, subnormals, the smallest and greatest numbers, infinities,
-/// NaN.
+/// Values that most often go wrong: zeros, subnormals, the smallest and greatest numbers,
+/// infinities, NaN.
 #[cfg(target_arch = "x86_64")]
 fn edge(random: &mut Random) -> bf16 {
     const EDGES: [u16; 16] = [

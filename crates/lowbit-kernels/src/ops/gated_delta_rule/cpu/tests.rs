@@ -85,7 +85,7 @@ fn every_decay() {
     }
 }
 
-/// What f32 makes of the case is not within rounding of what tiles make of it, so that it was they that computed.
+/// The results of tiles are not within f32's rounding of the reference: tiles did compute them.
 #[test]
 fn tiles_round() {
     let case = Case::new(RAGGED, Decay::Usual, CHUNKED);

@@ -1,4 +1,5 @@
-//! What both kernels of the chunked form share: what they are compiled for, and what one leaves to the other.
+//! The configuration of both kernels of the chunked form, and the layout of the memory that one
+//! leaves to the other.
 
 use super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 use super::pass::shared_memory;
@@ -7,7 +8,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What the kernels are compiled for.
+/// The compile-time configuration of both kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct ChunkConfig {
     /// The type of q, k, v and y: one of 16 bits.

@@ -1,4 +1,5 @@
-//! What does not depend on the state: `T`, `P` and the gates of a chunk of one value head, by one cube.
+//! The part that does not depend on the state: `T`, `P` and the gates of a chunk of one value head,
+//! by one cube.
 //!
 //! 1. Keys and queries go to shared memory; meanwhile the products of the tokens' decays are computed.
 //! 2. Tensor cores multiply keys with keys and queries with keys, as far as one comes after the other.
@@ -100,7 +101,8 @@ pub(super) fn gated_delta_rule_prepare(
     }
 }
 
-// Where the products of decays are, in floats. First come `D[i][j]` of tokens in the same block, by `i % 16` and `j`.
+// Offsets of the products of decays, in floats. First come `D[i][j]` of tokens in the same block,
+// by `i % 16` and `j`.
 /// For each token, the product from its block's start to it.
 const FROM_START: usize = 16 * CHUNK;
 /// For each token, the product from the next one to its block's end.

@@ -124,7 +124,7 @@ pub(super) fn gated_delta_rule(
     Ok(y)
 }
 
-/// What computes a call in chunks, if they are chosen.
+/// The kernels that compute a call in chunks, if they are chosen.
 fn chunks(
     gpu: &Gpu,
     inputs: &GatedDeltaInputs,

@@ -1,5 +1,5 @@
-//! What the kernels of both chunked forms, `../cuda/` and `chunked/`, have in common: their operands, and what the first of them
-//! leaves to the second.
+//! The data that the kernels of both chunked forms, `../cuda/` and `chunked/`, have in common:
+//! their operands, and the results that the first of them leaves to the second.
 
 use super::Problem;
 use crate::gpu::launch::LaunchArgs;
@@ -18,7 +18,8 @@ pub(in crate::ops::gated_delta_rule) struct Inputs {
     pub beta: Box<[f32]>,
 }
 
-/// What a pass reads: keys, queries, values, and what was made of them; of values and gates elements or vectors `V` and `G`.
+/// The operands of a pass: keys, queries, values, and the first kernel's results; of values and
+/// gates elements or vectors `V` and `G`.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePrimitive> {
     pub q: Box<[Vector<u32, Const<4>>]>,
@@ -29,7 +30,8 @@ pub(in crate::ops::gated_delta_rule) struct Operands<V: CubePrimitive, G: CubePr
     pub gates: Box<[G]>,
 }
 
-/// What the first kernel leaves to the second, for each slot of a chunk and each value head.
+/// The results that the first kernel leaves to the second, for each slot of a chunk and each value
+/// head.
 pub(in crate::ops::gated_delta_rule) struct Prepared {
     /// `T`: 16-bit floats, `[tokens, tokens]` of a chunk. Blocks of 16 by 16 above the diagonal are undefined.
     pub transforms: Memory,
@@ -53,7 +55,7 @@ impl Prepared {
 }
 
 impl Problem<'_> {
-    /// What a pass reads.
+    /// The operands of a pass.
     pub(in crate::ops::gated_delta_rule) fn operands<'a>(
         &'a self,
         prepared: &'a Prepared,

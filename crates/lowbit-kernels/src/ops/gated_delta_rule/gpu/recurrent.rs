@@ -28,7 +28,7 @@ use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 use memory::{load, load_state, store, store_state};
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RecurrentConfig {
     /// The type of q, k, v and y.
@@ -44,7 +44,7 @@ struct RecurrentConfig {
     lanes: usize,
 }
 
-/// What the kernel gets for the gates.
+/// The kernel's operands for the gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GateInputs {
     /// True if that is `a` and `b`, which the gates are computed from; otherwise `log_decay` and
@@ -92,7 +92,7 @@ struct TokenInputs<X: Int, G: Int, N: Size> {
     b: Box<[G]>,
 }
 
-/// What raw gates are computed with, per value head; not read where the gates are given.
+/// The parameters of raw gates, per value head; not read where the gates are given.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct HeadInputs {
     a_log: Box<[f32]>,
@@ -178,7 +178,7 @@ fn gated_delta_rule_recurrent<X: Int, G: Int, N: Size>(
     }
 }
 
-/// Where a unit works.
+/// The heads and columns of a unit.
 #[derive(CubeType, Clone, Copy)]
 struct Location {
     head: usize,

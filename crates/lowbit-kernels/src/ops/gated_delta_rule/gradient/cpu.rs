@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Tokens between two checkpoints: about the root of the length of a training sample, which needs least memory.
 pub(super) const CHUNK: usize = 32;
 
-/// Where the gradients go, as the op says; zero.
+/// The destination of the gradients, as the op says; zero.
 pub(super) struct Gradients<'a> {
     pub dq: &'a mut [f32],
     pub dk: &'a mut [f32],
@@ -164,7 +164,7 @@ impl Kernel for Head<'_> {
     }
 }
 
-/// Where a token's gradients go: dq and dk are added to.
+/// The destination of a token's gradients: dq and dk are added to.
 struct Out<'a> {
     dq: &'a mut [f32],
     dk: &'a mut [f32],
@@ -180,7 +180,7 @@ struct Step<S> {
 }
 
 impl<S: Simd> Step<S> {
-    /// What is kept of the state, and `v - kept^T k` in `delta`.
+    /// Decays the state, and fills `delta` with `v - kept^T k`, where `kept` is the decayed state.
     #[inline(always)]
     fn keep(&mut self, token: &Token<'_>, state: &mut [f32]) {
         self.delta.copy_from_slice(token.v);

@@ -8,8 +8,9 @@
 //! e(dd_j)   = e(G_j) |k| + (Dk + 2) u N_j . |k|         dd = G^T k
 //! e(G_j)    = decay (rho e(G_j) + beta |k| (the roundings of dd_j) + 8 u |N_j|)
 //! ```
-//! in the 2-norm, since errors pass through `I - beta k k^T`, whose norm is `rho = max(1, |1 - beta |k|^2|)`, in both directions.
-//! What is made of these sums up products: each factor's error times the other factor, and a rounding for each term.
+//! in the 2-norm, since errors pass through `I - beta k k^T`, whose norm is
+//! `rho = max(1, |1 - beta |k|^2|)`, in both directions. The results sum up products: each factor's
+//! error times the other factor, and a rounding for each term.
 
 use super::Problem;
 use crate::ops::gated_delta_rule::StateLayout;
@@ -40,7 +41,7 @@ struct Kept {
     r: Vec<(f64, f64)>,
 }
 
-/// What a token is to one value head.
+/// A token's operands for one value head.
 struct Token {
     q: Vec<f64>,
     k: Vec<f64>,

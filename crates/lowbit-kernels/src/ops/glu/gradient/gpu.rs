@@ -31,11 +31,11 @@ struct Sizes {
     columns: u32,
 }
 
-/// What the kernel of elements is compiled for.
+/// The compile-time configuration of the kernel of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Elements {
     by: Gate,
-    /// Whether rows of the gate are longer than those of x.
+    /// True if rows of the gate are longer than those of x.
     longer: bool,
     vector: usize,
 }

@@ -16,7 +16,7 @@ use lowbit_formats::DType;
 /// ```text
 /// dx[.., d] = (dy[.., d] - x[.., d] / L^2 * sum over e of x[.., e] * dy[.., e]) / L
 /// ```
-/// Where [`L2NormConvention::Max`] divides by eps, that is a constant, and `dx = dy / eps`.
+/// If [`L2NormConvention::Max`] divides by eps, that is a constant, and `dx = dy / eps`.
 ///
 /// | operand | shape | dtype |
 /// |---|---|---|

@@ -27,13 +27,14 @@ const MAGNITUDES: [u32; 4] = {
 pub(crate) struct Numbers {
     pub layout: Layout,
     pub dtype: FloatType,
-    /// How many places in the mantissa codes are taken to: products of each have sums of their own.
+    /// The number of places in the mantissa that codes are taken to: products of each have sums of
+    /// their own.
     pub places: usize,
 }
 
 impl Numbers {
-    /// Whether `dtype` has every number that codes stand for. Small floats are shifted into f16, whose subnormals are theirs; in bf16
-    /// their products would be subnormal themselves.
+    /// True if `dtype` has every number that codes stand for. Small floats are shifted into f16,
+    /// whose subnormals are theirs; in bf16 their products would be subnormal themselves.
     pub fn exist(layout: Layout, dtype: FloatType) -> bool {
         match layout.codes {
             Codes::Integer { .. } => dtype != FloatType::F32,
@@ -60,8 +61,8 @@ impl Numbers {
         step % self.places
     }
 
-    /// Which pair of codes, in the order of their bits, comes `q`-th to the products: both pairs of a step have the same
-    /// place.
+    /// The pair of codes, in the order of their bits, that comes `q`-th to the products: both pairs
+    /// of a step have the same place.
     fn order(self, q: usize) -> usize {
         match (self.places, self.layout.bits) {
             (1, _) => q,
@@ -71,7 +72,8 @@ impl Numbers {
         }
     }
 
-    /// How far apart the two codes are that are taken to the halves of a word together. Both lie in one group.
+    /// The distance of the two codes that are taken to the halves of a word together. Both lie in
+    /// one group.
     pub fn distance(self) -> usize {
         match self.layout.bits {
             _ if self.layout.codes == Codes::Codebook => 2,
@@ -93,7 +95,7 @@ impl Numbers {
         }
     }
 
-    /// Which bytes of the codes' words make the `i`-th of these: pairs are whole bytes apart.
+    /// The bytes of the codes' words that make the `i`-th of these: pairs are whole bytes apart.
     fn gathered(self, i: usize) -> Gathered {
         let distance = self.distance() * self.layout.bits;
         let (block, bit) = (i / self.words(), i % self.words() * 16);
@@ -120,7 +122,7 @@ impl Numbers {
         if self.dtype == FloatType::BF16 { 7 - self.layout.bits } else { 0 }
     }
 
-    /// What products are multiplied with to make up for the codes' place.
+    /// The factor of products that makes up for the codes' place.
     pub fn factor(self) -> f32 {
         match (self.layout.codes, self.dtype) {
             (Codes::E2M1 | Codes::Codebook, _) => factor(self.layout),
@@ -131,12 +133,12 @@ impl Numbers {
         }
     }
 
-    /// What the second place's products are multiplied with beside that.
+    /// The second place's factor beside that.
     pub fn second(self) -> f32 {
         1.0 / (1u32 << self.layout.bits) as f32
     }
 
-    /// What is subtracted from each code: its zero, and the one that bf16 adds.
+    /// The number that is subtracted from each code: its zero, and the one that bf16 adds.
     pub fn zero(self) -> f32 {
         let Codes::Integer { zero } = self.layout.codes else { return 0.0 };
         zero as f32 + if self.dtype == FloatType::BF16 { self.factor() } else { 0.0 }
@@ -202,7 +204,8 @@ pub(super) fn split(
 /// The codebook's entries, 128 added, of the lowest four of `codes`. `others` are the codes with their uppermost bits flipped.
 #[cube]
 fn entries(codes: u32, others: u32, ones: u32) -> u32 {
-    // Where a code has its uppermost bit, its byte is the uppermost bit of the entry that the other bits name: 0.
+    // If a code has its uppermost bit, its byte is the uppermost bit of the entry that the other
+    // bits name: 0.
     let below = permute(kept(comptime!(MAGNITUDES[0]), ones), kept(comptime!(MAGNITUDES[1]), ones), codes);
     let above = permute(kept(comptime!(MAGNITUDES[2]), ones), kept(comptime!(MAGNITUDES[3]), ones), others);
     // No byte borrows from the next.
@@ -285,7 +288,7 @@ mod tests {
     use super::*;
     use crate::gpu::layout::Scales;
 
-    /// What [`permute`] gives.
+    /// The result of [`permute`].
     fn permuted(low: u32, high: u32, which: u32) -> u32 {
         let bytes = (u64::from(high) << 32 | u64::from(low)).to_le_bytes();
         u32::from_le_bytes(std::array::from_fn(|i| bytes[(which >> (4 * i) & 7) as usize]))

@@ -1,4 +1,5 @@
-//! What cubes on tensor cores share for few rows of x: a chunk of x in the order that products take it, and sums.
+//! The memory that cubes on tensor cores share for few rows of x: a chunk of x in the order that
+//! products take it, and sums.
 
 use super::numbers::Numbers;
 use crate::gpu::cuda::ptx::{register, shared};
@@ -7,7 +8,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// How a chunk of x is shared.
+/// The layout of a shared chunk of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Staging {
     pub numbers: Numbers,
@@ -26,11 +27,11 @@ pub(crate) struct Staging {
     pub order: Order,
     /// Units of a cube.
     pub units: usize,
-    /// Whether rows of x are [listed](Rows::list).
+    /// True if rows of x are [listed](Rows::list).
     pub listed: bool,
 }
 
-/// Which values of a row lie next to each other, in vectors of 8.
+/// The order of a row's values, in vectors of 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Order {
     /// Spans of so many vectors, one apart, so that four units read different banks; after all rows as many zeros.
@@ -61,7 +62,7 @@ impl Staging {
     }
 }
 
-/// Where vector `at` of a row lies.
+/// The place of vector `at` of a row.
 #[cube]
 fn swizzled(at: usize, #[comptime] staging: Staging) -> usize {
     match comptime!(staging.order) {
@@ -83,7 +84,7 @@ pub(super) struct Chunk {
 /// The rows that a cube takes: of x, and of y.
 #[derive(CubeType)]
 pub(super) struct Rows {
-    /// How many.
+    /// Their number.
     pub count: usize,
     /// If they follow each other: the first run of x, and the first row of y.
     pub run: usize,
@@ -92,7 +93,7 @@ pub(super) struct Rows {
     pub list: u32,
 }
 
-/// What a list has of a row: that of y, below 2^16, and that of x.
+/// The list's word for a row: that of y, below 2^16, and that of x.
 #[cube]
 pub(super) fn listed(y: u32, x: u32) -> u32 {
     y | (x << 16u32)
@@ -120,7 +121,7 @@ fn y_of(rows: &Rows, column: usize, #[comptime] listed: bool) -> usize {
     if comptime!(listed) { (word_of(rows, column) & 0xffffu32) as usize } else { rows.y + column }
 }
 
-/// What a cube's units share of a chunk of x: values and sums of groups, as [`Staging`] says.
+/// A cube's shared chunk of x: values and sums of groups, as [`Staging`] says.
 #[derive(CubeType)]
 pub(super) struct Staged {
     pub values: Shared<[Vector<u32, Const<4>>]>,
@@ -265,12 +266,12 @@ pub(crate) struct Sums {
     /// Rows of the weight and of x per cube.
     pub n_tile: usize,
     pub m_tile: usize,
-    /// How many each of them was cut into.
+    /// The number of parts that each of them was cut into.
     pub parts: usize,
     /// Units of a cube.
     pub units: usize,
     pub y_type: FloatType,
-    /// Whether rows of y are [listed](Rows::list).
+    /// True if rows of y are [listed](Rows::list).
     pub listed: bool,
 }
 

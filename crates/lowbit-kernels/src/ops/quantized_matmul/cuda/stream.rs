@@ -34,7 +34,7 @@ use {
     lowbit_formats::{FloatType, Format},
 };
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stream {
     /// Of [`PLANES`] planes, one row of x, 16 rows of the weight per plane, all spans of x in one
@@ -60,9 +60,9 @@ pub(crate) struct Launch {
     pub cubes: usize,
 }
 
-/// How the product is cut: for one row of x, if rows and stages are whole steps and whole 16 bytes
-/// of each of the weight's components, there is memory for two stages at least, and work for most
-/// multiprocessors.
+/// The configuration for the product: for one row of x, if rows and stages are whole steps and
+/// whole 16 bytes of each of the weight's components, there is memory for two stages at least, and
+/// work for most multiprocessors.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Launch> {
     let one_row = problem.m == 1 && problem.batches == 1 && problem.routing.is_none();
     if !one_row || !problem.vectors || !problem.whole_runs() {
@@ -161,7 +161,7 @@ impl Stream {
     }
 }
 
-/// What stages hold: rows of the weight, and what scales them.
+/// The content of stages: rows of the weight, and their scales and biases.
 #[derive(CubeType)]
 struct Stages<S: Int, B: Int, V: Size> {
     codes: Shared<[Vector<u32, V>]>,
@@ -216,7 +216,7 @@ impl Ring {
     }
 }
 
-/// What x is made of, as [`Source`] says: what it does not name is not read.
+/// The operands of x, as [`Source`] says: those that it does not name are not read.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct XInputs {
     x: Box<[Vector<u32, Const<4>>]>,
@@ -334,7 +334,7 @@ fn share_x(
     xs
 }
 
-/// Where a unit's operands are in every step. The compiler would compute that again in each.
+/// The places of a unit's operands in every step. The compiler would compute them again in each.
 #[derive(CubeType)]
 struct Places {
     /// The address of the unit's first codes in the ring's first stage, if its plane had the

@@ -99,8 +99,8 @@ fn exchange(
     sync_plane();
 }
 
-/// Where a plane's units share vector `v` of a run: eight neighbours have different banks, writing
-/// and reading.
+/// The place in which a plane's units share vector `v` of a run: eight neighbours have different
+/// banks, writing and reading.
 #[cube]
 fn swizzled(run: usize, v: usize) -> usize {
     run * VECTORS + (v ^ (run / 2 % VECTORS))
@@ -148,7 +148,7 @@ pub(in super::super) fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels.map(|(format, dtype)| compiled(target, Layout::of(format), dtype).code()).collect()
 }
 
-/// What the vendor BLAS multiplies with.
+/// The weight that the vendor BLAS multiplies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
     /// The weight, which is dense and of x's type.
@@ -175,7 +175,7 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Weight> {
     }
 }
 
-/// Whether a product of 16-bit floats is stored in f32 as it was summed.
+/// True if a product of 16-bit floats is stored in f32 as it was summed.
 pub(in super::super) fn stores_sums(caps: &Caps, problem: &Problem) -> bool {
     problem.y_type == FloatType::F32 && fit(caps, problem).is_some()
 }

@@ -1,4 +1,5 @@
-//! How cubes share a product with few rows of x: which rows of y each computes, and which batch of the weight they take.
+//! The cut of a product with few rows of x among cubes: the rows of y that each computes, and the
+//! batch of the weight that they take.
 
 use super::super::input::CHECK;
 use super::super::problem::{Operands, Problem, Routing};
@@ -43,7 +44,8 @@ impl Sizes {
     }
 }
 
-/// How many times [`CUBES`] it takes for the tiles of `n_tile` rows among `n`: what a kernel for every device is compiled with.
+/// The number of times [`CUBES`] that the tiles of `n_tile` rows among `n` take: a compile-time
+/// constant of kernels for every device.
 pub(in super::super) fn folds(n: usize, n_tile: usize) -> usize {
     n.div_ceil(n_tile).div_ceil(CUBES).max(1)
 }
@@ -95,7 +97,7 @@ pub(in super::super) struct CubeRows {
     /// The batch of the weight that they take, if it is known.
     pub batch: usize,
     pub known: bool,
-    /// What sums begin with: NaN for an id that is none of the experts'.
+    /// The initial value of sums: NaN for an id that is none of the experts'.
     pub initial: f32,
 }
 

@@ -20,7 +20,7 @@ use lowbit_formats::FloatType;
 #[cfg(test)]
 use lowbit_formats::Format;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MatVec {
     pub layout: Layout,
@@ -34,12 +34,12 @@ pub(crate) struct MatVec {
     pub units: usize,
     /// Units that run in step, or 0 where that differs from launch to launch.
     pub plane: usize,
-    /// How many times as many cubes as a device launches along a dimension the rows of the weight
-    /// take.
+    /// The number of times that the rows of the weight take as many cubes as a device launches
+    /// along a dimension.
     pub folds: usize,
 }
 
-/// What [`Sizes`] says, for rows of x that are whole runs.
+/// The product that [`Sizes`] describes, for rows of x that are whole runs.
 #[kernel]
 fn quantized_matmul_mat_vec<S: Int, B: Int, Y: Int, V: Size>(
     weight: &Components<S, B, V>,
@@ -219,12 +219,12 @@ fn plane_size(#[comptime] fixed: usize) -> usize {
 /// Runs of a row that are enough for two planes.
 const LONG_ROW: usize = 384;
 
-/// How the product is cut; any fits.
+/// The configuration for the product; any fits.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MatVec> {
     if problem.source.is_some() {
         return None;
     }
-    // What is decoded is used for several rows of x.
+    // Decoded values are used for several rows of x.
     let m_tile = if problem.m == 1 { 1 } else { 4 };
     let most = problem.n.next_power_of_two();
     let (n_tile, units) = match caps.plane {

@@ -18,7 +18,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
     pub layout: Layout,
@@ -170,7 +170,8 @@ fn load_part(
 /// Rows of a weight below which most of a cube's units would be idle: gates of one output.
 const NARROW: usize = 16;
 
-/// How the product is cut, if the weight is wide enough, and the device takes so many cubes.
+/// The configuration for the product, if the weight is wide enough, and the device takes so many
+/// cubes.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Tile> {
     let Problem { m, n, batches, layout, x_type: dtype, .. } = *problem;
     let fits = problem.source.is_none()

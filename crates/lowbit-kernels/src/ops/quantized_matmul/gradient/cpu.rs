@@ -171,7 +171,7 @@ fn strip(cpu: &Cpu, n: usize) -> usize {
     n.div_ceil(cpu.threads()).next_multiple_of(8).min(DEPTH)
 }
 
-/// What makes one matrix's gradient: x in whole vectors.
+/// The operands of one matrix's gradient: x in whole vectors.
 struct Operand<'a> {
     x: Cow<'a, [f32]>,
     columns: usize,

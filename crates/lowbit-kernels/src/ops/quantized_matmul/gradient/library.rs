@@ -10,14 +10,14 @@ use crate::{KernelError, QuantizedTensor, Tensor};
 use lowbit_formats::FloatType;
 use std::ops::Range;
 
-/// Whether there is a library, and it takes operands of this type with rows of these lengths.
+/// True if there is a library, and it takes operands of this type with rows of these lengths.
 pub(in crate::ops) fn takes(gpu: &Gpu, operands: &[&Tensor], dtype: FloatType, widths: &[usize]) -> bool {
     gpu.caps().vendor_blas
         && operands.iter().all(|x| x.is_aligned(ALIGNMENT))
         && widths.iter().all(|width| *width > 0 && (width * dtype.size()).is_multiple_of(ALIGNMENT))
 }
 
-/// Whether the library takes `dy weight` of each of a weight's matrices, in dy's type.
+/// True if the library takes `dy weight` of each of a weight's matrices, in dy's type.
 pub(in crate::ops) fn multiplies(gpu: &Gpu, dy: &Tensor, weight: &QuantizedTensor, dtype: FloatType) -> bool {
     let dense = Layout::of(weight.format()).codes == Codes::Float(dtype);
     let aligned = !dense || weight.components()[0].is_aligned(ALIGNMENT);
@@ -90,7 +90,7 @@ pub(in crate::ops) struct Rows<'a> {
     pub dtype: FloatType,
     /// The first row of x and of dy.
     pub first: usize,
-    /// How many belong to a matrix.
+    /// The number of rows that belong to a matrix.
     pub each: usize,
     pub matrices: usize,
 }
@@ -116,7 +116,7 @@ pub(in crate::ops) fn backward_matrices(
     })
 }
 
-/// Where an element of a tensor lies.
+/// The memory and the offset in bytes of an element of a tensor.
 fn place(tensor: &Tensor, element: usize) -> Result<(&Memory, usize), KernelError> {
     let (memory, start) = tensor.memory()?;
     Ok((memory, start + element * tensor.dtype().size()))

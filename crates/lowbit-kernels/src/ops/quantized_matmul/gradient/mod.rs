@@ -38,7 +38,7 @@ pub struct ScalesGradient {
     pub dbiases: Option<Tensor>,
 }
 
-/// Which of a weight's gradients is wanted.
+/// The part of a weight whose gradient is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightPart {
     /// Those of its scales and biases, with its codes as constants: of a weight that has codes.
@@ -209,7 +209,7 @@ pub fn quantized_matmul_backward_weight(
     }
 }
 
-/// How many matrices a weight of `[N, K]` or `[B, N, K]` has.
+/// The number of matrices of a weight of `[N, K]` or `[B, N, K]`.
 fn matrices(shape: &[usize]) -> usize {
     if let [count, _, _] = shape { *count } else { 1 }
 }

@@ -22,7 +22,7 @@ fn f16(bits: u16) -> f64 {
     half::f16::from_bits(bits).to_f64()
 }
 
-/// What multiplies and what is added to each group of a block, as its scheme says.
+/// The factor and the bias of each group of a block, as its scheme says.
 fn effective(scales: Scales, block: &BlockScales, group: usize) -> (f64, f64) {
     let (scale, min) = (f16(block.scale), f16(block.min));
     let (sub_scale, sub_minimum) = (f64::from(block.sub_scales[group]), f64::from(block.sub_minima[group]));
@@ -61,8 +61,8 @@ fn scales_and_biases(weight: &QuantizedTensor) -> Vec<(f64, f64)> {
     all
 }
 
-/// What the codes stand for, found from what they decode to: whole numbers or halves but in e4m3, whose scales divide exactly.
-/// None in groups whose scale is 0.
+/// The numbers that the codes stand for, found from their decoded values: whole numbers or halves
+/// but in e4m3, whose scales divide exactly. None in groups whose scale is 0.
 fn code_values(weight: &QuantizedTensor, decoded: &[f32]) -> Vec<Option<f64>> {
     let scheme = weight.format().scheme();
     let scales = scales_and_biases(weight);

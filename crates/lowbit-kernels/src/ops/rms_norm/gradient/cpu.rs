@@ -2,7 +2,7 @@ use crate::Cpu;
 use crate::ops::sum_rows::{ROWS, cpu::sum_blocks};
 use crate::simd::{Kernel, Simd, math, slices};
 
-/// What the norm was made of, and the gradient of its result.
+/// The norm's operands, and the gradient of its result.
 #[derive(Clone, Copy)]
 pub(super) struct Norm<'a> {
     pub x: &'a [f32],

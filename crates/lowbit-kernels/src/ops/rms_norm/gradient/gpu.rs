@@ -21,7 +21,7 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::{DType, FloatType};
 
-/// What a kernel is compiled for.
+/// The compile-time configuration of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct GradientConfig {
     rows: Rows,
@@ -125,7 +125,7 @@ fn dz(weight: f32, dy: f32, gate: f32, #[comptime] gated: bool) -> f32 {
     if comptime!(gated) { weight * (dy * silu(gate)) } else { weight * dy }
 }
 
-/// What dweight is the sum of, row by row: `dy * x * r`, times `silu(gate)`.
+/// The operands of dweight's terms, row by row: `dy * x * r`, times `silu(gate)`.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct Terms {
     x: Box<[f32]>,
@@ -184,7 +184,7 @@ fn kernels(target: &Target) -> Vec<Box<dyn CubeKernel>> {
     kernels
 }
 
-/// What the norm was made of, and the gradient of its result: f32 tensors that are not empty.
+/// The norm's operands, and the gradient of its result: f32 tensors that are not empty.
 #[derive(Clone, Copy)]
 pub(super) struct Norm<'a> {
     pub x: &'a Tensor,

@@ -146,7 +146,8 @@ impl<'p, 'r, 'y, T: Clone + Zeroable> Head<'p, 'r, 'y, T> {
     }
 }
 
-/// What a chunk needs of a key head. Rows of tokens that it lacks are zero.
+/// A chunk's keys and queries of a key head, and their products. Rows of tokens that it lacks are
+/// zero.
 struct Keys {
     key_dim: usize,
     /// `[2 CHUNK, Dk]`: the keys, then the queries.
@@ -173,12 +174,12 @@ impl Keys {
     }
 }
 
-/// What a chunk of a value head needs besides, and what its strips are computed in.
+/// A chunk's gates of a value head, and the memory in which its strips are computed.
 struct Gates {
     /// `-beta[i] D[i][j] (k[i] . k[j])`, then `scale D[i][j] (q[i] . k[j])`; of use where `j < i`,
     /// and where `j <= i`.
     pairs: [[f32; CHUNK]; 2 * CHUNK],
-    /// What `S^T k[i]` counts in `delta[i]`, then `S^T q[i]` in `y[i]`.
+    /// The factor of `S^T k[i]` in `delta[i]`, then of `S^T q[i]` in `y[i]`.
     kept: [f32; 2 * CHUNK],
     /// `D[last]`
     last: [f32; CHUNK],

@@ -7,7 +7,7 @@ use bytemuck::Zeroable;
 
 /// A way to compute them. (Not closures: kernels' vectors may only pass through what is always inlined.)
 pub(super) trait Reads {
-    /// What the state is laid in, besides its numbers.
+    /// A tile of the second layout that the state is kept in, besides its numbers.
     type Tile: Clone + Zeroable;
 
     /// Tiles of a strip of the state.

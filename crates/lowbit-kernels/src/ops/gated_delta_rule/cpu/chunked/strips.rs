@@ -12,7 +12,7 @@ const TILE: usize = 8;
 /// A copy pays for itself from this many tokens (measured at `Dk = Dv = 128`).
 const COPIED: usize = 8 * CHUNK;
 
-/// How a state is cut: strips of two vectors of columns, and of one where no more are left.
+/// The strips of a state: of two vectors of columns, and of one where no more are left.
 #[derive(Clone, Copy)]
 pub(super) struct Strips {
     /// True if the strips are those of the caller's state.
@@ -23,7 +23,7 @@ pub(super) struct Strips {
     order: StateLayout,
 }
 
-/// Where a strip's columns are.
+/// The place of a strip's columns.
 pub(super) struct Strip {
     /// Of the whole state.
     pub columns: Range<usize>,

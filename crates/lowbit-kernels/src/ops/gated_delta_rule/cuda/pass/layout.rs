@@ -1,4 +1,4 @@
-//! What lies where in a cube's shared memory.
+//! The layout of a cube's shared memory.
 
 use super::super::config::{CHUNK, COLUMNS, ChunkConfig, GATES, PLANES};
 use cubecl_core as cubecl;

@@ -1,4 +1,5 @@
-//! What loader planes do: copies of a chunk's operands into shared memory. The caller ends a group of copies and waits.
+//! The work of loader planes: copies of a chunk's operands into shared memory. The caller ends a
+//! group of copies and waits.
 
 use super::super::config::{CHUNK, COLUMNS, ChunkConfig, GATES, swizzled};
 use super::layout::{SharedLayout, key_stage, query_stage};
@@ -11,7 +12,7 @@ use cubecl_core::prelude::*;
 /// its rows.
 pub(super) const LOADERS: usize = 128;
 
-/// Where a cube works.
+/// The heads, columns and tokens of a cube.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Location {
     pub head: usize,
@@ -26,7 +27,7 @@ pub(super) struct Location {
     pub end: usize,
 }
 
-/// What loaders copy, all in vectors.
+/// The operands that loaders copy, all in vectors.
 pub(in super::super) type LoadedOperands = Operands<Vector<u32, Const<4>>, Vector<u32, Const<4>>>;
 
 /// Begins to copy a chunk's keys, values, `T` and gates.

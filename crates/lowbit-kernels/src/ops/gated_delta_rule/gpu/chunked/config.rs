@@ -1,10 +1,10 @@
-//! What both kernels of the chunked form are compiled for, and how a chunk is cut.
+//! The compile-time configuration of both kernels of the chunked form, and the cut of a chunk.
 
 use super::super::super::{DecaySign, Dims, GatedDeltaRule, HeadMap, StateLayout};
 use crate::gpu::caps::{Caps, Matrices};
 use lowbit_formats::FloatType;
 
-/// What the kernels are compiled for.
+/// The compile-time configuration of both kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct MatrixChunks {
     /// The type of q, k, v and y: one of 16 bits.
@@ -14,7 +14,7 @@ pub(in super::super) struct MatrixChunks {
     pub head_map: HeadMap,
     pub layout: StateLayout,
     pub sign: DecaySign,
-    /// What the device multiplies at once.
+    /// The matrices that the device multiplies at once.
     pub matrices: Matrices,
     /// Units of the largest plane that may run. Where planes are smaller there are more of them.
     pub plane: usize,
@@ -97,7 +97,7 @@ impl MatrixChunks {
         self.cut.tokens * self.cut.tokens / 8
     }
 
-    /// How many of so many a unit takes.
+    /// The most of `count` items that a unit takes.
     pub fn share(self, count: usize) -> usize {
         count.div_ceil(self.units())
     }

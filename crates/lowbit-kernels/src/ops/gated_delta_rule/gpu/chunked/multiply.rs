@@ -5,7 +5,7 @@ use cubecl_core as cubecl;
 use cubecl_core::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl_core::prelude::*;
 
-/// How an operand lies in shared memory.
+/// The layout of an operand in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Side {
     /// Elements from a row to the next.
@@ -32,7 +32,7 @@ impl Side {
     }
 }
 
-/// How two operands are multiplied.
+/// A product of two operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Product {
     pub matrices: Matrices,

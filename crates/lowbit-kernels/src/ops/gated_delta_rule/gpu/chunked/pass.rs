@@ -35,7 +35,7 @@ use lowbit_formats::FloatType;
 
 type PassOperands = Operands<u16, f32>;
 
-/// Where a cube works.
+/// The heads, columns and tokens of a cube.
 #[derive(Clone, Copy, CubeType)]
 struct Location {
     head: usize,
@@ -59,7 +59,7 @@ struct Tiles<E: Float> {
     pairs: Tile<E>,
     /// The state, rounded.
     state: Shared<[E]>,
-    /// What the keys add to it.
+    /// The terms that the keys add to it.
     update: Shared<[f32]>,
     /// `S^T k`, then `delta`; behind them `S^T q`, then `y`.
     sums: Shared<[f32]>,
@@ -69,7 +69,7 @@ struct Tiles<E: Float> {
     steps: Shared<[E]>,
 }
 
-/// What a unit has loaded of a chunk for [`Tiles`].
+/// A unit's loads of a chunk for [`Tiles`].
 #[derive(CubeType)]
 struct Fetched {
     keys: Array<Words>,
@@ -78,7 +78,7 @@ struct Fetched {
     pairs: Array<Words>,
 }
 
-/// What a unit has of a chunk's values, and of their tokens' gates.
+/// A unit's values of a chunk, and their tokens' gates.
 #[derive(CubeType)]
 struct Values {
     v: Array<f32>,
@@ -256,7 +256,7 @@ fn state_place(#[comptime] i: usize, #[comptime] config: MatrixChunks) -> (usize
     (place % comptime!(config.key_dim), place / comptime!(config.key_dim))
 }
 
-/// Where an element is in a head's matrix.
+/// The index of an element in a head's matrix.
 #[cube]
 fn state_element(row: usize, column: usize, #[comptime] config: MatrixChunks) -> usize {
     if comptime!(config.layout == StateLayout::KeyValue) {
@@ -298,7 +298,7 @@ fn load_values(
     Values { v, before, after, decay: operands.gates[gates + comptime!(tokens - 1)] }
 }
 
-/// How something is multiplied with the state, or with errors, whose rows are places of the depth.
+/// The product of something with the state, or with errors, whose rows are places of the depth.
 fn by_state(config: MatrixChunks) -> Product {
     Product {
         matrices: config.matrices,
@@ -413,7 +413,8 @@ fn add_pairs<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) {
     }
 }
 
-/// What the keys add to the state, transposed. Planes in the middle begin, for the first ones have added pairs.
+/// The terms that the keys add to the state, transposed. Planes in the middle begin, for the first
+/// ones have added pairs.
 #[cube]
 fn multiply_keys<E: Float>(tiles: &mut Tiles<E>, #[comptime] config: MatrixChunks) {
     let (m, n, pitch) = comptime!((config.matrices.m, config.matrices.n, config.key_pitch()));

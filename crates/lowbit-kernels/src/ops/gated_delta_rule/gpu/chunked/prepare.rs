@@ -1,4 +1,5 @@
-//! What does not depend on the state: `T`, `P` and the gates of a chunk of one value head, by one cube.
+//! The part that does not depend on the state: `T`, `P` and the gates of a chunk of one value head,
+//! by one cube.
 //!
 //! 1. Keys and queries go to shared memory, and so do decays and betas.
 //! 2. Planes multiply keys with keys and queries with keys, as far as one comes after the other.

@@ -1,4 +1,5 @@
-//! How operands come to shared memory: loaded to registers, a chunk ahead in the pass, and put there as elements.
+//! Operands on their way to shared memory: loaded to registers, a chunk ahead in the pass, and
+//! stored as elements.
 
 use super::config::MatrixChunks;
 use crate::gpu::matrices::{VECTOR, put};

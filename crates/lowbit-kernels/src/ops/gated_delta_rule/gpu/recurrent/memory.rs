@@ -1,4 +1,4 @@
-//! How a unit loads and stores four elements at a time, and its part of the state.
+//! A unit's loads and stores of four elements at a time, and its part of the state.
 
 use super::{FOUR, RecurrentConfig};
 use crate::gpu::float::{narrow, widen};

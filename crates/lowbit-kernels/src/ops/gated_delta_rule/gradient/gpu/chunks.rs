@@ -1,6 +1,7 @@
-//! What a chunk's tokens make of each other and of the chunk's state: products of small matrices, whose results are cut into tiles of 64 x 64.
-//! A cube takes a tile, and a unit 4 x 4 results of it, strided by 16. All units of a cube read the same few rows and columns at
-//! a time, so that they come out of its cache.
+//! Products of a chunk's tokens with each other and with the chunk's state: small matrices, whose
+//! results are cut into tiles of 64 x 64. A cube takes a tile, and a unit 4 x 4 results of it,
+//! strided by 16. All units of a cube read the same few rows and columns at a time, so that they
+//! come out of its cache.
 
 #![allow(unsafe_code)] // Launches.
 
@@ -27,7 +28,7 @@ fn zeros(#[comptime] count: usize) -> Array<f32> {
     all
 }
 
-/// What pairs of tokens multiply, in vectors along their heads.
+/// The operands of pairs of tokens, in vectors along their heads.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct PairInputs<N: Size> {
     q: Box<[Vector<f32, N>]>,
@@ -192,7 +193,7 @@ fn pairs_kernel(
     GatedDeltaRuleBackwardPairs::kernel(target, UNITS, vector, heads)
 }
 
-/// What a chunk's state and its gradient are multiplied with.
+/// The operands of products with a chunk's state and with its gradient.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct StateInputs {
     states: Box<[f32]>,
@@ -322,7 +323,7 @@ fn states_kernel(target: &Target, heads: Heads) -> Kernel<GatedDeltaRuleBackward
     GatedDeltaRuleBackwardStates::kernel(target, UNITS, heads)
 }
 
-/// What `dq` and `dk` are made of.
+/// The operands of `dq` and `dk`.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct InputInputs {
     q: Box<[f32]>,

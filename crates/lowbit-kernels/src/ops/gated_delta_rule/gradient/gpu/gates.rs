@@ -69,7 +69,8 @@ pub(super) fn decays(problem: &Problem<'_>) -> Result<(), KernelError> {
     unsafe { gpu.launch(GatedDeltaRuleBackwardDecays::kernel(gpu.target(), UNITS), cubes, arguments) }
 }
 
-/// What [`gated_delta_rule_backward_sums`] multiplies, token by token: as the module's problem calls it.
+/// The operands that [`gated_delta_rule_backward_sums`] multiplies, token by token: as the module's
+/// problem calls them.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct SumInputs {
     q: Box<[f32]>,
@@ -169,7 +170,7 @@ fn sums_kernel(target: &Target, heads: Heads, config: Rows) -> Kernel<GatedDelta
     GatedDeltaRuleBackwardSums::kernel(target, config.units, heads, config)
 }
 
-/// What `dlog_decay` is the sum of.
+/// The terms of `dlog_decay`.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct GateInputs {
     from_start: Box<[f32]>,

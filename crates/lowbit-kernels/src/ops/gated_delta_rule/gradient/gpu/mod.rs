@@ -55,7 +55,7 @@ const SIDE: usize = 16;
 const EACH: usize = TILE / SIDE;
 const UNITS: usize = SIDE * SIDE;
 
-/// What all kernels are compiled for.
+/// The compile-time configuration of all kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Heads {
     key_dim: usize,
@@ -102,13 +102,14 @@ struct Problem<'a> {
     /// The state before each chunk, and its gradient after it: `[slots, Hv, Dv, Dk]`.
     states: Tensor,
     state_gradients: Tensor,
-    /// What the chunk's state makes of `dq`, and its gradient and the state of `dk`: `[T, Hv, Dk]`.
+    /// The part of `dq` by the chunk's state, and those of `dk` by its gradient and by the state:
+    /// `[T, Hv, Dk]`.
     products: [Tensor; 3],
     /// Of the chunk's state and its gradient, by row: `[slots, Hv, Dk]`.
     overlaps: Tensor,
     /// `reads`, `updates`, and what pairs add to `dlog_decay`: `[slots, Hv, CHUNK, CHUNK]`.
     pairs: [Tensor; 3],
-    /// What tokens before and after add to `dlog_decay`: `[T, Hv]`.
+    /// The terms of tokens before and after in `dlog_decay`: `[T, Hv]`.
     sums: [Tensor; 2],
 }
 

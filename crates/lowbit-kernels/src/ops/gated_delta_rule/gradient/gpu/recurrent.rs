@@ -18,7 +18,7 @@ use crate::ops::gated_delta_rule::{StateLayout, policy};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// What the kernels are compiled for.
+/// The compile-time configuration of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RecurrentConfig {
     heads: Heads,
@@ -65,7 +65,7 @@ impl RecurrentConfig {
     }
 }
 
-/// Where a unit works.
+/// The sequence, heads and columns of a unit.
 #[derive(CubeType, Clone, Copy)]
 struct Place {
     sequence: usize,
@@ -203,7 +203,7 @@ struct Gates {
     beta: Box<[f32]>,
 }
 
-/// What the forward pass reads of each token.
+/// The operands of the forward pass, per token.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct ForwardInputs {
     k: Box<[f32]>,
@@ -289,7 +289,7 @@ fn load_state(state: &[f32], s: &mut Array<f32>, at: &Place, #[comptime] config:
     }
 }
 
-/// What the way back reads of each token.
+/// The operands of the backward pass, per token.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct BackInputs {
     q: Box<[f32]>,
@@ -297,7 +297,7 @@ struct BackInputs {
     dy: Box<[f32]>,
 }
 
-/// What it leaves.
+/// The results of the backward pass.
 #[derive(CubeType, CubeLaunch, LaunchArgs)]
 struct BackOutputs {
     ddelta: Box<[f32]>,

@@ -52,7 +52,8 @@ impl Activations {
         all
     }
 
-    /// What `fill` writes to parts of x `[m, k]`, of at most `height` rows and `width` columns, whole tiles and steps.
+    /// The tiles that `fill` writes to parts of x `[m, k]`, of at most `height` rows and `width`
+    /// columns, whole tiles and steps.
     pub(super) fn filled(
         cpu: &Arc<Cpu>,
         [m, k]: [usize; 2],

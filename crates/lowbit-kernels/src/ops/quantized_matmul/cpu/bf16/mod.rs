@@ -101,7 +101,7 @@ fn side_by_side(m: usize, k: usize) -> usize {
     }
 }
 
-/// Where results go.
+/// The destination of results.
 enum Output<'a, 'y> {
     /// Row by row.
     Rows(&'a mut [&'y mut [f32]], Epilogue),
@@ -219,7 +219,7 @@ impl Product<'_, '_> {
                 }
             }
             Output::Tiles(part, by) => {
-                // What pads x to whole tiles is zero, and so are its sums.
+                // The padding of x to whole tiles is zero, and so are its sums.
                 for row in 0..m.next_multiple_of(TILE) {
                     for (strip, at) in strips.clone().enumerate() {
                         let sums = sums(strip, row);

@@ -28,7 +28,7 @@ impl Stretch {
         Self { scales, tiles: bytemuck::allocation::zeroed_box(), panels: 0, steps: 0 }
     }
 
-    /// How many panels there are.
+    /// The number of panels.
     pub fn panels(&self) -> usize {
         self.panels
     }

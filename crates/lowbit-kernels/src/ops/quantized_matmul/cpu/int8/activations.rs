@@ -17,7 +17,8 @@ pub(in super::super) struct Activations {
     words: Buffer,
     m: usize,
     tallest: usize,
-    /// Whether all rows are multiplied as the weight is read: `m` is then with rows of anything, as [`row::padded`] says.
+    /// True if all rows are multiplied as the weight is read: `m` is then with rows of anything, as
+    /// [`row::padded`] says.
     few: bool,
     /// Values per row with padding, and per group.
     k: usize,
@@ -27,12 +28,12 @@ pub(in super::super) struct Activations {
 /// A few rows, or a chunk of them.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
-    /// How many rows.
+    /// The number of rows.
     pub height: usize,
     /// Four values, `[k / 4][row]`; past the end of a row zeros up to a whole span.
     pub codes: &'a [u32],
-    /// What integer sums start with, so that they end as the bits of `MAGIC + sum of (weight code - zero) * code`;
-    /// `[group][row]`
+    /// The initial values of integer sums, so that they end as the bits of
+    /// `MAGIC + sum of (weight code - zero) * code`; `[group][row]`
     pub starts: &'a [i32],
     /// `[group][row]`
     pub scales: &'a [f32],
@@ -227,7 +228,7 @@ struct Rounded<const PARTS: usize> {
 impl<const PARTS: usize> Rounded<PARTS> {
     #[inline(always)]
     fn new<S: Simd>(simd: S, values: &[f32; X_GROUP]) -> Self {
-        /// Where the reciprocal of the scale would overflow, values are so small that they count as zero.
+        /// Values up to this magnitude count as zero: the reciprocal of their scale could overflow.
         const SMALLEST: f32 = 1e-35;
         let zero = simd.splat(0.0);
         let mut greatest = zero;

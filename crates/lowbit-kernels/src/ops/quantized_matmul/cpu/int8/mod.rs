@@ -72,8 +72,8 @@ impl Chunks for Unpacked<'_> {
     #[inline(always)]
     fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize) {
         self.panels = panels.len();
-        // What unpacking asks for at once has to wait for each other; of wide codes that is too
-        // much.
+        // Requests that unpacking makes at once have to wait for each other; for wide codes there
+        // are too many of them.
         if self.weight.layout.bits() > 4 {
             self.ahead.set(std::array::from_fn(|at| self.weight.next_codes(panels.start + at, k)));
         }

@@ -29,7 +29,7 @@ struct Rows<'a, 'y> {
 const NO_TABLE: u8 = 0;
 /// They are looked up, and what is found is below 128.
 const NARROW_TABLE: u8 = 1;
-/// What is found may be any byte.
+/// Looked-up numbers may be any byte.
 const WIDE_TABLE: u8 = 2;
 
 /// Rows of x that are multiplied at once as the weight is read, at most: with a few vectors of
@@ -38,8 +38,8 @@ pub(super) const fn most_rows(registers: usize, lanes: usize) -> usize {
     registers * lanes / ROWS / 4
 }
 
-/// How many rows, with padding, an x of `m` rows has that is multiplied as the weight is read, at
-/// most `most` at once; `None` where there are too many. Eight rows, and then up to eight more
+/// The number of rows, with padding, of an x of `m` rows that is multiplied as the weight is read,
+/// at most `most` at once; `None` where there are too many. Eight rows, and then up to eight more
 /// while two panels are in the second-level cache, take up to an eighth less than chunks that all
 /// rows share; two rows and one more a tenth less, but two and two a tenth more.
 pub(super) fn padded(m: usize, most: usize) -> Option<usize> {
@@ -207,7 +207,7 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         (NO_TABLE, 6) => 2,
         _ => 0,
     };
-    /// Whether that is all of a group.
+    /// True if that is all of a group.
     const WHOLE: bool = Self::SHORT >= 2 * HALF / GROUPS;
 
     /// Adds to `totals` the products of one panel's span.
@@ -247,7 +247,7 @@ impl<const BITS: usize, const TABLE: u8, const GROUPS: usize, const BIASED: bool
         Self::add(simd, (span, row), weight, (GROUPS - 1, groups), products, totals);
     }
 
-    /// What a group's integer sums begin with.
+    /// The initial values of a group's integer sums.
     #[inline(always)]
     fn begin<S: Simd>(simd: S, starts: &[i32; M]) -> [S::I; M] {
         let mut products = [simd.splat_i32(0); M];
@@ -334,8 +334,8 @@ struct Chunk<'a, const BITS: usize, const GROUPS: usize> {
 impl<'a, const BITS: usize, const GROUPS: usize> Chunk<'a, BITS, GROUPS> {
     #[inline(always)]
     fn new(packed: &'a [[[u8; 64]; BITS]], scales: &'a PanelScales, table: &'a [u8; 16]) -> Self {
-        // How many there are is kept from the compiler: a loop of eight turns at most it writes
-        // out, and then has no registers.
+        // Their number is kept from the compiler: a loop of eight turns at most it writes out, and
+        // then has no registers.
         let (scales, biases) = (black_box(&scales.scales[..]), black_box(&scales.biases[..]));
         Self {
             packed,

@@ -43,7 +43,8 @@ const NARROW: u8 = 1;
 /// Below 16.
 const SHORT: u8 = 2;
 
-/// Where vector `v` of rows of a tile lies that starts with `panel`: its panel in the chunk, and its first row there.
+/// The place of vector `v` of rows of a tile that starts with `panel`: its panel in the chunk, and
+/// its first row there.
 #[inline(always)]
 fn place<S: Simd>(panel: usize, v: usize) -> (usize, usize) {
     ((panel + v * S::LANES / ROWS) % PANELS, v * S::LANES % ROWS)
@@ -103,7 +104,7 @@ impl<'a> Weight<'a> {
 
     #[inline(always)]
     fn codes<S: Simd, const BIASED: bool>(&self, simd: S, x: &Tile<'_>, sums: &mut [Sums]) {
-        // Where any bytes multiply as fast, one kernel is enough.
+        // If any bytes multiply as fast, one kernel is enough.
         if S::WIDE_DOT4 || !self.layout.narrow() {
             self.height::<S, ANY, BIASED>(simd, x, sums);
         } else if S::SHORT_SUMS && self.layout.greatest_code() < 16 {

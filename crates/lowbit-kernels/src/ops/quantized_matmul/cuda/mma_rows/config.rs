@@ -1,4 +1,4 @@
-//! What the kernel is compiled for, and what follows from it.
+//! The compile-time configuration of the kernel, and what follows from it.
 
 use super::super::super::problem::Problem;
 use super::super::numbers::Numbers;
@@ -10,7 +10,7 @@ use lowbit_formats::FloatType;
 /// Values of a row that a plane takes in a step.
 pub const STEP: usize = 256;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaRows {
     pub layout: Layout,
@@ -27,7 +27,7 @@ pub(crate) struct MmaRows {
     pub splits: usize,
     /// Steps of x that a cube has at a time: a multiple of what all planes take.
     pub chunk: usize,
-    /// Whether rows are whole steps.
+    /// True if rows are whole steps.
     pub whole: bool,
     /// The most ids that cubes find their rows by, a batch of the weight each; 0 where rows of x follow each other.
     pub ids: usize,
@@ -101,7 +101,7 @@ impl MmaRows {
         x + self.n_tile() * (8 * self.term_row() + 4 * self.splits * self.m_tile) + list
     }
 
-    /// Whether a cube takes the rows of x that chose its batch of the weight.
+    /// True if a cube takes the rows of x that chose its batch of the weight.
     pub fn listed(self) -> bool {
         self.ids > 0
     }
@@ -141,7 +141,7 @@ impl MmaRows {
         1 << self.words().trailing_zeros().min(2)
     }
 
-    /// How many times 8 rows of x there are.
+    /// The number of groups of 8 rows of x.
     pub fn m_octets(self) -> usize {
         self.m_tile / 8
     }
@@ -166,7 +166,7 @@ impl MmaRows {
         (self.n_tile() * self.chunk * self.groups()).div_ceil(self.units())
     }
 
-    /// How the units share x.
+    /// The staging of x, which the units share.
     pub fn staging(self) -> Staging {
         Staging {
             numbers: self.numbers(),
@@ -183,7 +183,7 @@ impl MmaRows {
         }
     }
 
-    /// What the cube stores.
+    /// The sums that the cube stores.
     pub fn stored(self) -> Sums {
         Sums {
             n_tile: self.n_tile(),

@@ -11,7 +11,7 @@
 //! Quarters of a group are fewer bytes than one load can have: with up to 5 rows of x `mma_vec` is
 //! faster.
 //!
-//! Where each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows
+//! If each row of x chooses its batch of the weight, a cube has a batch, and looks for its rows
 //! itself: see `experts.rs`.
 
 #![allow(unsafe_code)] // Launches.
@@ -51,7 +51,7 @@ use weight::Weight;
 /// Rows of x from which on the 8 columns of tensor cores' products are rows of x alone.
 pub(in super::super) const FROM: usize = 6;
 
-/// Whether a device has this kernel for a layout and a type of x: codes that the type has as
+/// True if a device has this kernel for a layout and a type of x: codes that the type has as
 /// numbers, in groups whose quarters are whole words and whole pairs.
 pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     if !matches!(layout.codes, Codes::Integer { .. }) || !caps.tensor_cores {
@@ -66,7 +66,7 @@ pub(in super::super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType)
     layout.bits <= bits && (part * layout.bits).is_multiple_of(32) && part.is_multiple_of(pairs.max(8))
 }
 
-/// How the product is cut.
+/// The configuration for the product, if the kernel takes it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     let fits = problem.m >= FROM
         && problem.source.is_none()
@@ -75,9 +75,9 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     fits.then(|| MmaRows::new(caps, problem))
 }
 
-/// How a product of routed experts is cut, where most experts have no more pairs than one cube
-/// takes, so that each reads its weight once without sorting them first. 4096 pairs would gain 5 %
-/// at the best, and lose where a few experts are chosen by most tokens.
+/// The configuration for a product of routed experts, if most experts have no more pairs than one
+/// cube takes, so that each reads its weight once without sorting them first. 4096 pairs would gain
+/// 5 % at the best, and lose where a few experts are chosen by most tokens.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<MmaRows> {
     let routing = problem.routing?;
     let mean = routing.pairs.div_ceil(routing.experts.max(1));
@@ -90,7 +90,7 @@ pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Mm
     fits.then(|| MmaRows::of_experts(caps, problem, routing.pairs.next_power_of_two().max(512)))
 }
 
-/// What [`Sizes`] says, for rows of x that are whole runs.
+/// The product that [`Sizes`] describes, for rows of x that are whole runs.
 #[kernel(waits)]
 fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     #[early] components: &Components<S, B, V>,
@@ -119,8 +119,7 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     let mut shared = shares(config);
     let mut partial = Shared::<[f32]>::new_slice(comptime!(config.splits * config.m_tile * config.n_tile()));
     weight.fetch_first(config);
-    // How many times as many rows as a cube takes there are: one time, or up to where its list
-    // ends.
+    // The number of turns, each of as many rows as a cube takes: one, or up to where its list ends.
     let mut all = 1usize.runtime();
     let mut found = Shared::<[u16]>::new_slice(comptime!(config.ids.max(1)));
     let mut list = Shared::<[u32]>::new_aligned_slice(config.m_tile, 16usize);
@@ -148,11 +147,11 @@ fn quantized_matmul_mma_rows<S: Int, B: Int, Y: Int, V: Size>(
     }
 }
 
-/// What a cube's units share of a chunk.
+/// The shared memory of a cube for a chunk.
 #[derive(CubeType)]
 struct Shares {
     x: Staged,
-    /// What scales the weight's groups.
+    /// The terms that scale the weight's groups.
     terms: Shared<[Vector<f32, Const<2>>]>,
 }
 
@@ -208,7 +207,7 @@ fn product<S: Int, B: Int, V: Size>(
                 for i in 0..2usize {
                     let group = comptime!(2 * pair + i);
                     let products = multiply_group(&weight.words, addresses.x, ones, group, config);
-                    // What comes next is under way while the other groups are multiplied.
+                    // The next step's words are under way while the other groups are multiplied.
                     weight.fetch(step + config.splits, group, config);
                     add_scaled(&products, &scaling, i, &mut sums, config);
                 }

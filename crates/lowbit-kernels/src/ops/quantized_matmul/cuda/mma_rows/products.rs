@@ -144,7 +144,7 @@ pub(super) fn multiply_group(
     products
 }
 
-/// What two groups are scaled with.
+/// The terms and sums that two groups are scaled with.
 #[derive(CubeType)]
 pub(super) struct Scaling {
     /// Of each row of the weight, two terms a group.

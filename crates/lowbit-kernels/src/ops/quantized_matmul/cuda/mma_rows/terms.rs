@@ -1,5 +1,5 @@
-//! What scales a group's products, and what its sum of x is multiplied with: of a chunk of the cube's rows, which its
-//! units share.
+//! The terms that a group's products and its sum of x are multiplied with: of a chunk of the cube's
+//! rows, which its units share.
 
 use super::super::staging::Chunk;
 use super::config::{MmaRows, STEP};

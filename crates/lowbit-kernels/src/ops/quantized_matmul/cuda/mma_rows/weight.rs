@@ -1,5 +1,6 @@
-//! What a cube takes of the weight, and its codes on their way to registers: of a step, each unit has its quarters of each
-//! group, and what it has of a group is fetched anew as soon as it is multiplied.
+//! A cube's part of the weight, and its codes on their way to registers: of a step, each unit has
+//! its quarters of each group, and fetches its words of a group anew as soon as they are
+//! multiplied.
 
 use super::super::super::gpu::cube_rows::CubeRows;
 use super::config::{MmaRows, STEP};
@@ -9,7 +10,7 @@ use crate::gpu::layout::RUN;
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// What a cube takes of the weight.
+/// A cube's part of the weight.
 #[derive(CubeType)]
 pub(super) struct Weight<'a, S: Int, B: Int, V: Size> {
     pub components: &'a Components<S, B, V>,
@@ -25,7 +26,7 @@ pub(super) struct Weight<'a, S: Int, B: Int, V: Size> {
     starts: Array<usize>,
     /// The unit's words of the step that is next.
     pub words: Array<u32>,
-    /// What sums begin with.
+    /// The initial value of sums.
     pub initial: f32,
 }
 

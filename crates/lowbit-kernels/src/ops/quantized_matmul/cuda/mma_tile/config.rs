@@ -1,4 +1,4 @@
-//! What the kernel is compiled for, and what follows from it.
+//! The compile-time configuration of the kernel, and what follows from it.
 
 use super::super::super::problem::{Problem, Routing};
 use super::super::tiles::fragment::Decoding;
@@ -6,7 +6,7 @@ use super::super::tiles::{BLOCK, N_TILE, STEP, Stored, experts_tile};
 use crate::gpu::caps::Caps;
 use crate::gpu::layout::Layout;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaTile {
     pub decoding: Decoding,
@@ -16,9 +16,9 @@ pub(crate) struct MmaTile {
     pub stages: usize,
     /// Parts that K is cut into, 1 or 2, each multiplied by its own units.
     pub parts: usize,
-    /// Whether a list says which batch of the weight a tile takes, and where its rows go.
+    /// True if a list says which batch of the weight a tile takes, and where its rows go.
     pub listed: bool,
-    /// Whether launches overlap.
+    /// True if launches overlap.
     pub overlaps: bool,
 }
 
@@ -35,7 +35,7 @@ pub const PIECES: usize = 2;
 const M_TILES: [usize; 4] = [128, 64, 32, 16];
 /// Bits of codes from which on [`M_TILES`]' first leaves too few.
 const WIDE: usize = 9;
-/// What a tile costs beside its rows, in rows: the decoding.
+/// The cost of a tile beside its rows, in rows: the decoding.
 const DECODE: usize = 24;
 
 impl MmaTile {
@@ -82,7 +82,7 @@ impl MmaTile {
         self.m_tile / 8
     }
 
-    /// What pairs of sums are stored as, and where.
+    /// The type and the place of stored pairs of sums.
     pub fn stored(self) -> Stored {
         Stored { dtype: self.decoding.dtype, m_tile: self.m_tile, listed: self.listed }
     }

@@ -30,17 +30,18 @@ use pipe::{Pipe, ring};
 /// Operands of 16 rows of the weight that a plane has.
 const OPERANDS: usize = ROWS / 16;
 
-/// Whether a device multiplies so: with tensor cores, but without Hopper's, which are faster.
+/// True if a device multiplies so: with tensor cores, but without Hopper's, which are faster.
 fn is_for(caps: &Caps) -> bool {
     caps.tensor_cores && !caps.warp_groups
 }
 
-/// How the product is cut, where tensor cores take it.
+/// The configuration for the product, if tensor cores take it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaTile> {
     (is_for(caps) && tiles::fits(problem)).then(|| MmaTile::new(caps, problem))
 }
 
-/// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
+/// The configuration for a product of routed experts, if there are enough pairs for sorting them by
+/// expert to pay.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<MmaTile> {
     let routing = tiles::fits_experts(caps, problem).filter(|_| is_for(caps))?;
     Some(MmaTile::of_experts(caps, problem, routing))

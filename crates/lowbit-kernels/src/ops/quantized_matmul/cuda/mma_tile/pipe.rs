@@ -1,5 +1,5 @@
-//! How pieces of x come to shared memory: asynchronous copies of 16 bytes fill a ring of stages, and all units of a cube meet
-//! before a piece is read.
+//! Pieces of x on their way to shared memory: asynchronous copies of 16 bytes fill a ring of
+//! stages, and all units of a cube meet before a piece is read.
 
 use super::config::{MmaTile, PIECES, UNITS};
 use crate::gpu::cuda::ptx::{copy_vector, end_copy_group, wait_copy_groups};
@@ -9,13 +9,13 @@ use cubecl_core::prelude::*;
 /// The ring of a part of K.
 #[derive(CubeType)]
 pub(super) struct Pipe {
-    /// Where the stages lie in shared memory.
+    /// The address of the stages in shared memory.
     stages: u32,
     /// The first vector of the tile that this unit copies.
     from: u32,
     /// Blocks of x, of which the part has every `parts`-th.
     pub blocks: u32,
-    /// Which of its part's units this is.
+    /// The index of this unit in its part.
     unit: u32,
     /// The stage that is read next, and the one that is filled next.
     read: u32,

@@ -1,4 +1,4 @@
-//! What the kernel is compiled for, and what follows from it.
+//! The compile-time configuration of the kernel, and what follows from it.
 
 use super::super::super::problem::{Problem, Source, VECTOR};
 use super::super::numbers::Numbers;
@@ -18,7 +18,7 @@ pub const SPAN: usize = RUNS * RUN;
 /// Vectors from one span of x to the next, where units share it.
 pub const X_SPAN: usize = SPAN / 8 + 1;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MmaVec {
     pub layout: Layout,
@@ -85,7 +85,7 @@ impl MmaVec {
         self.numbers().halves(SPAN)
     }
 
-    /// Whether the sums of x are needed.
+    /// True if the sums of x are needed.
     pub fn sums(self) -> bool {
         self.numbers().zero() != 0.0 || self.layout.biased()
     }
@@ -100,7 +100,7 @@ impl MmaVec {
         SPAN / self.group()
     }
 
-    /// Whether one row of x has the columns of two: the first four columns its spans' first runs,
+    /// True if one row of x has the columns of two: the first four columns its spans' first runs,
     /// the others their second ones. Each unit then scales half as many products.
     pub fn runs_apart(self) -> bool {
         self.m_tile == 1 && self.groups() > 1
@@ -173,7 +173,7 @@ impl MmaVec {
         ((f * self.n_tiles + tile) * self.column_groups() + group) * 4
     }
 
-    /// How the units share x.
+    /// The staging of x, which the units share.
     pub fn staging(self) -> Staging {
         Staging {
             numbers: self.numbers(),
@@ -194,13 +194,13 @@ impl MmaVec {
         self.made.map_or(0, |(_, vectors)| vectors)
     }
 
-    /// How a cube makes x.
+    /// The configuration of the making of x by a cube.
     pub fn x_config(self) -> XConfig {
         let source = self.made.map(|(by, _)| Source::Glu(by));
         XConfig::new(source, self.x_type, VECTOR * self.made_vectors(), 32 * self.planes)
     }
 
-    /// What the cube stores.
+    /// The sums that the cube stores.
     pub fn stored(self) -> Sums {
         Sums {
             n_tile: 16 * self.n_tiles,
@@ -213,7 +213,7 @@ impl MmaVec {
     }
 }
 
-/// What is said of scales or of biases.
+/// The value for biases if `biases`, else that for scales.
 pub(super) fn of_kind((scales, added): (usize, usize), biases: bool) -> usize {
     if biases { added } else { scales }
 }

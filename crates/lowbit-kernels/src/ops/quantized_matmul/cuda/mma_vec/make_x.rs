@@ -1,5 +1,5 @@
-//! Where a stream's x comes from: memory, or what another op would write there. Every cube then
-//! makes all of x, in shared memory: it is a few times ten kilobytes that the cache has, and a
+//! The source of a stream's x: memory, or the result that another op would write there. Every cube
+//! then makes all of x, in shared memory: it is a few times ten kilobytes that the cache has, and a
 //! launch less. The planes that multiply make it, a unit some vectors of 8 values.
 
 use super::super::super::problem::{Source, VECTOR};
@@ -18,7 +18,7 @@ pub(in super::super) const PLANES: usize = 16;
 /// The meeting point of these planes: 0 is for all units.
 pub(in super::super) const MEETING: u32 = 1;
 
-/// How a cube makes x.
+/// The configuration of the making of x by a cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct XConfig {
     pub source: Option<Source>,
@@ -36,7 +36,7 @@ pub(crate) struct XConfig {
     norm: Option<Weight>,
 }
 
-/// How the weight of a norm lies.
+/// The layout of the weight of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Weight {
     /// As long as x.
@@ -74,7 +74,7 @@ fn vector_of_unit(#[comptime] j: usize, #[comptime] config: XConfig) -> usize {
     UNIT_POS_X as usize + comptime!(j * config.units)
 }
 
-/// What x is made from: `count` vectors of both operands, from vector `first` on.
+/// The operands of x: `count` vectors of both, from vector `first` on.
 #[derive(CubeType)]
 pub(in super::super) struct Inputs<'a> {
     pub x: &'a [Vector<u32, Const<4>>],
@@ -325,7 +325,7 @@ fn squares(values: &Array<f32>, #[comptime] j: usize) -> f32 {
     sum
 }
 
-/// What a norm scales `width` values by.
+/// The factor by which a norm scales `width` values.
 #[cube]
 fn root(squares: f32, width: u32, eps: f32) -> f32 {
     reciprocal((squares / f32::cast_from(width) + eps).sqrt())

@@ -49,7 +49,7 @@ use scales::{elements, keep_elements, load_elements, staged};
 #[cfg(test)]
 use {crate::ops::glu::Gate, lowbit_formats::Format};
 
-/// Whether a device has this kernel for a layout and a type of x. Wider integers reach the memory's
+/// True if a device has this kernel for a layout and a type of x. Wider integers reach the memory's
 /// bandwidth without it.
 pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
     let gains = !matches!(layout.codes, Codes::Integer { .. }) || layout.bits <= 6;
@@ -59,7 +59,8 @@ pub(super) fn supports(caps: &Caps, layout: Layout, x_type: FloatType) -> bool {
 /// Values of a row of x that are made at the most: every cube makes all of them.
 const MOST_MADE: usize = 4096;
 
-/// How the product is cut. With experts it may make x, a row of which is [`Source::Glu`], itself.
+/// The configuration for the product, if the kernel takes it. With experts it may make x, a row of
+/// which is [`Source::Glu`], itself.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaVec> {
     let gate = match problem.source {
         Some(Source::Glu(by)) => Some(by),
@@ -74,8 +75,8 @@ pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<MmaVec> {
     fits.then(|| MmaVec::new(caps, problem, gate.filter(|_| makes_x).map(|by| (by, problem.k / VECTOR))))
 }
 
-/// What [`Sizes`] says, for rows of x that are whole runs. Each is made of `x` and `up` where
-/// [`MmaVec::made`] says so.
+/// The product that [`Sizes`] describes, for rows of x that are whole runs. Each is made of `x` and
+/// `up` where [`MmaVec::made`] says so.
 #[kernel(waits)]
 fn quantized_matmul_mma_vec<S: Int, B: Int, Y: Int, V: Size>(
     #[early] weight: &Components<S, B, V>,

@@ -11,8 +11,8 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// Where a unit's x is, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]: in its spans, or in the zeros
-/// after all of x.
+/// The place of a unit's x, of each pair of rows of x, or of each run where [`MmaVec::runs_apart`]:
+/// in its spans, or in the zeros after all of x.
 #[derive(CubeType)]
 pub(in super::super) struct XPlaces {
     /// Addresses in shared memory, for the span that is x's first.
@@ -21,7 +21,7 @@ pub(in super::super) struct XPlaces {
     pub steps: Array<u32>,
 }
 
-/// How many [`XPlaces`] has.
+/// The number of places in [`XPlaces`].
 pub(in super::super) fn x_places_count(config: MmaVec) -> usize {
     if config.runs_apart() { RUNS } else { config.pairs() }
 }
@@ -122,8 +122,8 @@ pub(in super::super) fn multiply_spans(
     products
 }
 
-/// Where a step is: its first span in the chunk of x, and the row and the span that its scales begin with among those
-/// that units share.
+/// The place of a step: its first span in the chunk of x, and the row and the span that its scales
+/// begin with among those that units share.
 #[derive(CubeType)]
 pub(in super::super) struct Step {
     pub first: usize,
@@ -258,7 +258,8 @@ fn load_floats<E: Int>(
     }
 }
 
-/// What scales group `group` of span `span`, and what is added to it, where that is no float by itself.
+/// The scale of group `group` of span `span`, and the bias that is added to it, where that is no
+/// float by itself.
 #[cube]
 fn elements<S: Int, B: Int>(
     of: &Elements<S, B>,

@@ -1,5 +1,5 @@
-//! What scales one row of x where each run has a scale of its own, or two: a unit's columns have one run each of two
-//! neighbouring spans.
+//! The scaling of one row of x where each run has a scale of its own, or two: a unit's columns have
+//! one run each of two neighbouring spans.
 
 use super::config::{MmaVec, RUNS};
 use super::products::Step;
@@ -163,7 +163,7 @@ fn of_superblock<S: Int, B: Int>(
     sum
 }
 
-/// Where an integer of a group lies in the element of its run.
+/// The place of a group's integer in the element of its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SubScale {
     bit: u32,
@@ -172,7 +172,7 @@ struct SubScale {
 }
 
 impl SubScale {
-    /// What multiplies group `group` of a run.
+    /// The scale of group `group` of a run.
     fn scale(layout: Layout, group: usize) -> Self {
         let bit = 8 * group as u32;
         match layout.scales {
@@ -182,13 +182,13 @@ impl SubScale {
         }
     }
 
-    /// What is subtracted from it.
+    /// The minimum, which is subtracted.
     fn minimum(layout: Layout, group: usize) -> Self {
         let scale = Self::scale(layout, group);
         Self { bit: scale.bit + scale.bits, ..scale }
     }
 
-    /// What [`integer`]'s results are counted in.
+    /// The unit of [`integer`]'s results.
     fn unit(self) -> f32 {
         1.0 / (1u32 << self.bit) as f32
     }

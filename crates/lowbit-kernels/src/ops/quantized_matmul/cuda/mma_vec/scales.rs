@@ -1,4 +1,4 @@
-//! What a cube's units share: x, and what scales a chunk's runs of the cube's rows.
+//! The shared memory of a cube's units: x, and the scales of a chunk's runs of the cube's rows.
 
 use super::super::staging::{Chunk, Staged};
 use super::config::{MmaVec, RUNS, of_kind};
@@ -13,7 +13,7 @@ pub(in super::super) fn staged(#[comptime] config: MmaVec) -> Staged {
     Staged { values, sums }
 }
 
-/// What scales rows of the weight, as it is stored.
+/// The scales and biases of rows of the weight, as they are stored.
 #[derive(CubeType)]
 pub(in super::super) struct Elements<S: Int, B: Int> {
     pub scales: Shared<[S]>,

@@ -1,4 +1,4 @@
-//! What a unit has of the weight, and its values as the tensor cores take them: in pairs, each
+//! A unit's part of the weight, and its values as the tensor cores take them: in pairs, each
 //! rounded to x's type.
 
 use crate::gpu::components::Components;
@@ -9,15 +9,15 @@ use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 
-/// How a weight lies, and the type that its values are rounded to: that of x and y.
+/// The layout of a weight, and the type that its values are rounded to: that of x and y.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Decoding {
     pub layout: Layout,
     pub dtype: FloatType,
 }
 
-/// Whether pairs are decoded in x's type: integers of few bits, whose scales are of that type, so that one rounding
-/// remains.
+/// True if pairs are decoded in x's type: integers of few bits, whose scales are of that type, so
+/// that one rounding remains.
 fn in_pairs(layout: Layout, dtype: FloatType) -> bool {
     let most = if dtype == FloatType::F16 { 8 } else { 4 };
     matches!(layout.codes, Codes::Integer { .. })
@@ -26,13 +26,13 @@ fn in_pairs(layout: Layout, dtype: FloatType) -> bool {
         && layout.bits <= most
 }
 
-/// How many values lie from one of a pair to the other: decoded together, both are in the same places of the halves of
-/// a word.
+/// The number of values from one of a pair to the other: decoded together, both are in the same
+/// places of the halves of a word.
 pub(super) fn apart(layout: Layout, dtype: FloatType) -> usize {
     if in_pairs(layout, dtype) { 16 / layout.bits } else { 1 }
 }
 
-/// What a unit has loaded and not yet decoded: runs of two rows of the weight in each slot.
+/// A unit's loads that are not yet decoded: runs of two rows of the weight in each slot.
 pub(in super::super) type Loaded<S, B> = loaded::Loaded<S, B>;
 
 /// The scales of the two runs that are decoded: as floats, or as pairs of bits.

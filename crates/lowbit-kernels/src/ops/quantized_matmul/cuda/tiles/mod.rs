@@ -1,4 +1,4 @@
-//! What the kernels for many rows of x on tensor cores share ([`wgmma`](super::wgmma),
+//! The code that the kernels for many rows of x on tensor cores share ([`wgmma`](super::wgmma),
 //! [`mma_tile`](super::mma_tile)): they multiply rows of the weight, decoded in registers, with a
 //! tile of rows of x in shared memory.
 //!
@@ -39,7 +39,7 @@ pub(super) fn takes(layout: Layout, dtype: FloatType) -> bool {
     dtype != FloatType::F32 && !matches!(layout.codes, Codes::Float(float) if float != dtype)
 }
 
-/// Whether tiles take the product's sizes and types.
+/// True if tiles take the product's sizes and types.
 fn supports(problem: &Problem) -> bool {
     problem.source.is_none()
         && takes(problem.layout, problem.x_type)
@@ -48,7 +48,7 @@ fn supports(problem: &Problem) -> bool {
         && problem.n.is_multiple_of(2)
 }
 
-/// Whether tiles take a product whose rows of x follow each other.
+/// True if tiles take a product whose rows of x follow each other.
 pub(in super::super) fn fits(problem: &Problem) -> bool {
     problem.routing.is_none() && supports(problem)
 }
@@ -76,12 +76,12 @@ pub(super) struct Sizes {
     pub m_tiles: u32,
 }
 
-/// Where pairs of sums go.
+/// The destination of pairs of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Stored {
     pub dtype: FloatType,
     pub m_tile: usize,
-    /// Whether a list says where rows go.
+    /// True if a list says where rows go.
     pub listed: bool,
 }
 
@@ -117,7 +117,7 @@ pub(super) fn narrow_pair(low: f32, high: f32, #[comptime] dtype: FloatType) -> 
     narrow(low, dtype) | (narrow(high, dtype) << 16u32)
 }
 
-/// What both kernels are launched with.
+/// The arguments that both kernels are launched with.
 pub(super) struct Prepared {
     pub packed: Memory,
     pub sizes: Sizes,
@@ -149,7 +149,7 @@ pub(super) fn prepare(
     Ok(Prepared { packed, sizes, cubes: [index(count)?, index(n.div_ceil(N_TILE))?, 1] })
 }
 
-/// What packs rows of x.
+/// The kernel that packs rows of x.
 #[cfg(test)]
 pub(in super::super) fn kernels(target: &crate::gpu::compile::Target) -> Vec<Box<dyn CubeKernel>> {
     if !target.caps().tensor_cores {

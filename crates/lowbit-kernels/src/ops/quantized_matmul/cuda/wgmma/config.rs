@@ -1,4 +1,4 @@
-//! What the kernel is compiled for, and what follows from it.
+//! The compile-time configuration of the kernel, and what follows from it.
 
 use super::super::super::problem::{Problem, Routing};
 use super::super::tiles::fragment::Decoding;
@@ -7,7 +7,7 @@ use crate::gpu::caps::Caps;
 use crate::gpu::layout::Layout;
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wgmma {
     pub decoding: Decoding,
@@ -21,14 +21,14 @@ pub(crate) struct Wgmma {
     pub parts: usize,
     /// Steps whose values are decoded before they are multiplied.
     pub steps: usize,
-    /// Whether a list says which batch of the weight a tile takes, and where its rows go.
+    /// True if a list says which batch of the weight a tile takes, and where its rows go.
     pub listed: bool,
 }
 
 /// Units that multiply a part of K: four planes for 64 rows of the weight.
 pub const UNITS: usize = 2 * N_TILE;
 
-/// What a tile costs beside its rows, in rows: the decoding.
+/// The cost of a tile beside its rows, in rows: the decoding.
 const DECODE: usize = 80;
 
 impl Wgmma {
@@ -71,7 +71,7 @@ impl Wgmma {
         self.m_tile * BLOCK * 2
     }
 
-    /// What pairs of sums are stored as, and where.
+    /// The type and the place of stored pairs of sums.
     pub fn stored(self) -> Stored {
         Stored { dtype: self.decoding.dtype, m_tile: self.m_tile, listed: self.listed }
     }

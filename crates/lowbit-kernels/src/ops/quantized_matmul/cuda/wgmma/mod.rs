@@ -30,12 +30,13 @@ use cubecl_core::prelude::*;
 use lowbit_formats::FloatType;
 use pipe::{Pipe, ring};
 
-/// How the product is cut, where Hopper's tensor cores take it.
+/// The configuration for the product, if Hopper's tensor cores take it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<Wgmma> {
     (caps.warp_groups && tiles::fits(problem)).then(|| Wgmma::new(caps, problem))
 }
 
-/// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
+/// The configuration for a product of routed experts, if there are enough pairs for sorting them by
+/// expert to pay.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<Wgmma> {
     let routing = tiles::fits_experts(caps, problem).filter(|_| caps.warp_groups)?;
     Some(Wgmma::of_experts(problem, routing))

@@ -1,4 +1,5 @@
-//! How blocks of x come to shared memory: bulk copies fill a ring of stages, and planes say when they have read one.
+//! Blocks of x on their way to shared memory: bulk copies fill a ring of stages, and planes say
+//! when they have read one.
 
 use super::config::{UNITS, Wgmma};
 use crate::gpu::cuda::ptx::{arrive_once, barrier, publish, register, wait, wgmma};
@@ -8,14 +9,14 @@ use cubecl_core::prelude::*;
 /// The ring of a part of K.
 #[derive(CubeType)]
 pub(super) struct Pipe {
-    /// Where the stages lie in shared memory, and two barriers for each: that a block has come, and that all planes have
-    /// read it.
+    /// The addresses of the stages in shared memory, and of two barriers for each: that a block has
+    /// come, and that all planes have read it.
     stages: u32,
     barriers: u32,
     /// The first block of x of the tile, in vectors, and how many there are.
     from: u32,
     pub blocks: u32,
-    /// Whether this plane copies.
+    /// True if this plane copies.
     leads: bool,
     /// The stage that is read next, and the parity of how often it was filled.
     stage: u32,

@@ -1,4 +1,4 @@
-//! What the kernel is compiled for, and how a product is cut.
+//! The compile-time configuration of the kernel, and the cut of a product.
 
 use super::super::super::problem::{Problem, Routing};
 use super::super::sorted;
@@ -8,26 +8,26 @@ use crate::gpu::layout::{Codes, Layout, RUN};
 use crate::gpu::matrices::VECTOR;
 use lowbit_formats::FloatType;
 
-/// What the kernel is compiled for.
+/// The compile-time configuration of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CmmaTile {
     pub layout: Layout,
     /// The type of x, which decoded weights are rounded to.
     pub x_type: FloatType,
     pub y_type: FloatType,
-    /// What the device multiplies at once.
+    /// The matrices that the device multiplies at once.
     pub matrices: Matrices,
     /// Units of the largest plane that may run: where planes are smaller there are more of them,
     /// and some only load.
     pub plane: usize,
-    /// Whether the last step has fewer runs than the others.
+    /// True if the last step has fewer runs than the others.
     pub ends_early: bool,
-    /// Whether a list says which batch of the weight a tile takes, and which rows of y it has.
+    /// True if a list says which batch of the weight a tile takes, and which rows of y it has.
     pub listed: bool,
     pub cut: Cut,
 }
 
-/// How cubes share a product.
+/// The cut of a product among cubes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Cut {
     /// Rows of x, and of the weight, per cube.
@@ -64,11 +64,11 @@ const STEPS: [usize; 2] = [2 * RUN, RUN];
 const MOST_RUNS: usize = 4;
 const MOST_LOADS: usize = 8;
 
-/// What a tile costs beside its products, as products per value of K: decoding a row of the weight,
-/// and loading a row of x.
+/// The cost of a tile beside its products, as products per value of K: decoding a row of the
+/// weight, and loading a row of x.
 const DECODE: usize = 48;
 const LOAD: usize = 16;
-/// How much faster a multiprocessor is with several cubes, of which one loads while another
+/// The speed-up of a multiprocessor with several cubes, of which one loads while another
 /// multiplies.
 const ALONE: usize = 2;
 
@@ -77,7 +77,7 @@ const ALONE: usize = 2;
 const PADDING: usize = 8;
 
 impl Cut {
-    /// What the cubes of a product that share a multiprocessor cost, in products per value of K.
+    /// The cost of the cubes of a product that share a multiprocessor, in products per value of K.
     fn cost(self, caps: &Caps, problem: &Problem) -> usize {
         let Self { m_tile, n_tile, .. } = self;
         let m_tiles = m_tiles(problem, m_tile, Routing::likely_tiles);
@@ -96,7 +96,8 @@ fn m_tiles(problem: &Problem, m_tile: usize, routed: fn(Routing, usize) -> usize
 }
 
 impl CmmaTile {
-    /// How the product is cut, where the device has matrices of x's type and takes so many cubes.
+    /// The configuration for the product, if the device has matrices of x's type and takes so many
+    /// cubes.
     pub fn new(caps: &Caps, problem: &Problem) -> Option<Self> {
         let cuts = Self::all(caps, problem);
         cuts.into_iter().min_by_key(|config| config.cut.cost(caps, problem))
@@ -135,7 +136,7 @@ impl CmmaTile {
         self.planes() * self.plane
     }
 
-    /// Whether x is loaded where it is stored to shared memory, not a step ahead: on an H100 that
+    /// True if x is loaded where it is stored to shared memory, not a step ahead: on an H100 that
     /// took 0.89 (512 rows) and 0.93 (4096) of the time with tiles of 128 rows, whose loads of x
     /// take 16 registers of a unit.
     pub fn loads_x_late(self) -> bool {

@@ -237,12 +237,13 @@ fn store_bits<Y: Int>(bits: u32, y: &mut [Y], at: (u32, u32), columns: (u32, u32
     }
 }
 
-/// How the product is cut, where the device has matrices for it.
+/// The configuration for the product, if the device has matrices for it.
 pub(in super::super) fn fit(caps: &Caps, problem: &Problem) -> Option<CmmaTile> {
     CmmaTile::new(caps, problem).filter(|config| !config.listed)
 }
 
-/// How a product of routed experts is cut, where there are enough pairs for sorting them by expert to pay.
+/// The configuration for a product of routed experts, if there are enough pairs for sorting them by
+/// expert to pay.
 pub(in super::super) fn fit_experts(caps: &Caps, problem: &Problem) -> Option<CmmaTile> {
     CmmaTile::new(caps, problem).filter(|config| config.listed)
 }

@@ -1,4 +1,5 @@
-//! How x and the weight come to shared memory: through registers, the weight loaded a step ahead and decoded from there.
+//! x and the weight on their way to shared memory: through registers, the weight loaded a step
+//! ahead and decoded from there.
 
 use super::config::CmmaTile;
 use crate::gpu::components::Components;
@@ -9,7 +10,7 @@ use crate::gpu::matrices::{VECTOR, put};
 use cubecl_core as cubecl;
 use cubecl_core::prelude::*;
 
-/// What a cube multiplies.
+/// A cube's part of the product.
 #[derive(CubeType)]
 pub(super) struct Block {
     /// The first row of the weight over all batches, and how many there are from it to the last of its batch.
@@ -26,7 +27,7 @@ pub(super) struct Block {
 pub(super) struct Rows {
     /// The first row over all batches, or where the tile's rows are in the list.
     pub first: usize,
-    /// How many there are from it to the last of its batch; with a list, all rows of x.
+    /// The number of rows from it to the last of its batch; with a list, all rows of x.
     pub m: usize,
     /// Listed rows that have the same row of x.
     pub share: u32,
@@ -66,7 +67,7 @@ pub(super) fn x_rows(list: &[u32], rows: &Rows, #[comptime] config: CmmaTile) ->
     of_loads
 }
 
-/// What a unit has loaded of a step.
+/// A unit's loads of a step.
 #[derive(CubeType)]
 pub(super) struct Fetched<S: Int, B: Int> {
     x: Array<Vector<u32, Const<4>>>,
