@@ -75,7 +75,7 @@ pub(super) fn shards(names: &[String], most: usize) -> Result<Vec<String>, Strin
 /// without a tag, of the only one or of the one that is `Q4_K_M`.
 ///
 /// # Errors
-/// What there is to choose from, or what is missing.
+/// The models to choose from, or the file that is missing.
 pub(super) fn gguf(names: &[String], tag: Option<&str>, most: usize) -> Result<Vec<String>, String> {
     // Files in folders are left alone, as are the vision towers that some repositories have beside
     // the model.

@@ -38,7 +38,7 @@ impl Token {
     /// From the token's text.
     ///
     /// # Errors
-    /// What is wrong, without the token.
+    /// The token's fault, without the token.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {

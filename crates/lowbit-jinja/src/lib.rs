@@ -109,7 +109,8 @@ impl Template {
     /// Parses a template, on a thread of its own, since the caller's stack may be small.
     ///
     /// # Errors
-    /// What is no Jinja, is nested too deeply, or is longer than [`MAX_SOURCE`], and its line.
+    /// A source that is no Jinja, is nested too deeply, or is longer than [`MAX_SOURCE`]; the error
+    /// has its line.
     pub fn parse(source: &str) -> Result<Self, Error> {
         if source.len() > MAX_SOURCE {
             let problem = format!("the source has {} bytes; at most {MAX_SOURCE} are read", source.len());
@@ -133,8 +134,8 @@ impl Template {
     /// not name are not looked at.
     ///
     /// # Errors
-    /// What Jinja2 raises, too (in words of this crate's own, but for `raise_exception`'s), or
-    /// which limit is exceeded.
+    /// An error that Jinja2 raises, too (in words of this crate's own, but for
+    /// `raise_exception`'s), or the limit that is exceeded.
     pub fn render(&self, variables: &BTreeMap<String, Json>) -> Result<String, Error> {
         on_own_stack(|| {
             let run = Run::new(self);

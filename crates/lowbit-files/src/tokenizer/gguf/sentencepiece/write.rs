@@ -91,7 +91,8 @@ pub(in crate::tokenizer::gguf) fn is_byte(token: &str) -> bool {
 /// own files, a token's score is the number of tokens before it, negated, where they were made in the order of their ids.
 ///
 /// # Errors
-/// Where merges have an order that no scores have, and where GGUF would join two tokens that `merges` does not join.
+/// Merges have an order that no scores have, or GGUF would join two tokens that `merges` does not
+/// join.
 pub(in crate::tokenizer::gguf) fn scores(
     vocab: &HashMap<&str, u32>,
     merges: &[Merge<'_>],
