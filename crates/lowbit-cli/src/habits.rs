@@ -1,4 +1,5 @@
-//! What people who come from llama.cpp and mlx-lm type: understood as they mean it, or answered with what to type here.
+//! The habits of people who come from llama.cpp and mlx-lm: understood as they mean it, or answered
+//! with what to type here.
 
 mod classes;
 mod instead;
@@ -116,7 +117,8 @@ pub fn read_text(file: &Path) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| failed(&error))
 }
 
-/// Whether `file` is one to read to its end: a regular one, or a pipe such as a shell makes for `<(command)`.
+/// True if `file` is one to read to its end: a regular one, or a pipe such as a shell makes for
+/// `<(command)`.
 fn is_text(file: &Path) -> std::io::Result<bool> {
     let kind = std::fs::metadata(file)?.file_type();
     #[cfg(unix)]

@@ -10,7 +10,7 @@ use lowbit_models::Config;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Which model, and where it runs.
+/// The model, and the device that it runs on.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
@@ -125,7 +125,7 @@ impl ModelOptions {
         Ok(Opened { checkpoint, tokenizer, target, start })
     }
 
-    /// Whether the model is on the disk by this name.
+    /// True if the model is on the disk by this name.
     fn is_here(&self) -> bool {
         self.model.as_ref().or(self.hf_repo.as_ref()).is_none_or(|model| Path::new(model).exists())
     }
@@ -155,7 +155,7 @@ impl ModelOptions {
         Ok(model)
     }
 
-    /// Whether --model was given.
+    /// True if --model was given.
     pub fn is_named(&self) -> bool {
         self.model.is_some() || self.hf_repo.is_some()
     }

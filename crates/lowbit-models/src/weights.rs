@@ -20,10 +20,10 @@ pub struct Weights<'a> {
     target: &'a Target,
     /// Whose checkpoint it is.
     architecture: Option<&'static Architecture>,
-    /// Whether its tensors have the names of [`Architecture::aliases`].
+    /// True if its tensors have the names of [`Architecture::aliases`].
     aliased: bool,
     prefix: String,
-    /// Whether weights stay as the file has them, for products in f32.
+    /// True if weights stay as the file has them, for products in f32.
     exact: bool,
     used: Rc<RefCell<HashSet<String>>>,
     /// The tensors of weights that were read since the last one was placed.
@@ -33,8 +33,8 @@ pub struct Weights<'a> {
 /// The tensors of a module's weight: scales and biases where MLX quantised it.
 const PARTS: [&str; 3] = ["weight", "scales", "biases"];
 
-/// Whether a tensor of `shape` is stored with the dimensions `stored`: GGUF drops leading ones of 1, such as that of one
-/// expert.
+/// True if a tensor of `shape` is stored with the dimensions `stored`: GGUF drops leading ones of
+/// 1, such as that of one expert.
 fn is_stored_as(stored: &[usize], shape: &[usize]) -> bool {
     let ones = shape.iter().take_while(|&&n| n == 1).count();
     stored == shape || stored == &shape[ones..]
@@ -71,7 +71,7 @@ impl<'a> Weights<'a> {
         self.below(&format!("layers.{index}."), &format!("blk.{index}."))
     }
 
-    /// How the checkpoint is laid out.
+    /// The layout of the checkpoint.
     pub fn layout(&self) -> Layout {
         self.checkpoint.layout()
     }
@@ -91,8 +91,8 @@ impl<'a> Weights<'a> {
         self.checkpoint.tensors().iter().map(|view| view.name.as_str())
     }
 
-    /// Whether the weights, scales and biases of two modules, by Hugging Face's names, are the same byte for byte; `None`
-    /// when a module has no weight.
+    /// True if the weights, scales and biases of two modules, by Hugging Face's names, are the same
+    /// byte for byte; `None` when a module has no weight.
     pub fn are_same(&self, one: &str, other: &str) -> Option<bool> {
         let view = |module: &str, part: &str| {
             self.checkpoint.tensors().get(&self.name(&format!("{module}.{part}"), ""))
@@ -107,12 +107,12 @@ impl<'a> Weights<'a> {
         Some(PARTS.iter().all(same))
     }
 
-    /// Whether this is a GGUF file.
+    /// True if this is a GGUF file.
     pub fn is_gguf(&self) -> bool {
         self.layout() == Layout::Gguf
     }
 
-    /// Where tensors go.
+    /// The device of the tensors.
     pub fn device(&self) -> &Device {
         &self.target.device
     }
@@ -132,17 +132,18 @@ impl<'a> Weights<'a> {
         self.target.context
     }
 
-    /// Whether projections of the same experts become one weight, which then has none of the checkpoint's names.
+    /// True if projections of the same experts become one weight, which then has none of the
+    /// checkpoint's names.
     pub fn joins_experts(&self) -> bool {
         matches!(self.device(), Device::Gpu(_)) && self.target.joins_experts
     }
 
-    /// Whether there is a tensor of this name.
+    /// True if there is a tensor of this name.
     pub fn has(&self, json: &str, gguf: &str) -> bool {
         self.checkpoint.tensors().get(&self.name(json, gguf)).is_some()
     }
 
-    /// Whether a module of this name has a weight.
+    /// True if a module of this name has a weight.
     pub fn has_module(&self, (json, gguf): Name<'_>) -> bool {
         let has = |name: &str| self.checkpoint.tensors().get(name).is_some();
         match self.choose(json, gguf) {
@@ -283,7 +284,8 @@ impl<'a> Weights<'a> {
         self.placed(|placement| placement.weight(&weight)).map_err(|error| self.weight_error(name, error))
     }
 
-    /// What `place` makes of weights that were read through the map. Where it copied them, their pages are given back.
+    /// The result of `place` for weights that were read through the map. If it copied them, their
+    /// pages are given back.
     fn placed<T>(
         &self,
         place: impl FnOnce(Placement<'_>) -> Result<T, KernelError>,
@@ -298,7 +300,7 @@ impl<'a> Weights<'a> {
         Ok(placed)
     }
 
-    /// Whether all that is computed with them is to be exact to f32: see [`Target::with_exact`].
+    /// True if all computation with them must be exact to f32: see [`Target::with_exact`].
     pub fn is_exact(&self) -> bool {
         self.exact
     }
@@ -483,7 +485,7 @@ impl<'a> Weights<'a> {
         Ok(self.named((&json, &gguf), Tensor::new(&values, &[len], self.device())?))
     }
 
-    /// Whether weights are looked at and never computed with.
+    /// True if weights are looked at and never computed with.
     fn looks_only(&self) -> bool {
         self.target.outline || matches!(self.device(), Device::Gpu(gpu) if gpu.is_dry_run())
     }

@@ -36,12 +36,12 @@ impl<'a> Computed<'a> {
         self.architecture.text_type(self.config.text_type())
     }
 
-    /// Whether `config.json` of such a model has `key`.
+    /// True if such a model computes with `key` of `config.json`.
     pub fn computes(&self, key: &str) -> bool {
         matches!(keys::role(self.text_type().tables, key), Some(Role::Computed(_)))
     }
 
-    /// Whether `config.json` of such a model has a default for `key`.
+    /// True if such a model has a default for `key` of `config.json`.
     pub fn has_default(&self, key: &str) -> bool {
         matches!(
             keys::role(self.text_type().tables, key),

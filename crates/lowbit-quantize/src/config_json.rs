@@ -163,7 +163,7 @@ impl TextConfig<'_> {
             FeedforwardSpec::Sparse(moe) => Some(moe.clone()),
             FeedforwardSpec::Dense(_) => None,
         });
-        // Where no layer has experts, whether their weights are divided is without effect.
+        // If no layer has experts, the division of their weights has no effect.
         let moe = sparse.map_or_else(|| MoeConfig::new(config, true), Ok)?;
         let computes = |key| self.source.computes(key);
         let count = self.source.experts_key();

@@ -44,7 +44,7 @@ pub struct ChatTemplate {
     others: Vec<String>,
     /// Each is an error, where it could not be turned into JSON.
     variables: BTreeMap<String, Result<Json, String>>,
-    /// Where it came from, for errors.
+    /// The template's source file, for errors.
     file: Arc<Path>,
 }
 

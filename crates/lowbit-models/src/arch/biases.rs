@@ -1,4 +1,4 @@
-//! Which linear layers have biases.
+//! The linear layers that have biases.
 
 use super::Architecture;
 use crate::{Config, ModelError, Weights};
@@ -6,13 +6,13 @@ use crate::{Config, ModelError, Weights};
 /// Modules of a layer, and what says whether they have biases.
 #[derive(Clone, Copy, Debug)]
 pub struct Biases {
-    /// What says it.
+    /// The source of the promise.
     pub promise: Promise,
     /// The modules, as the layers here call them.
     pub modules: &'static [&'static str],
 }
 
-/// What says whether there is a bias.
+/// The source that says whether there is a bias.
 #[derive(Clone, Copy, Debug)]
 pub enum Promise {
     /// A flag of `config.json`; where it is missing, its default in the architecture's table, or false.

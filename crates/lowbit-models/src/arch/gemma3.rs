@@ -99,7 +99,8 @@ const NORMS: LayerNorms = LayerNorms {
     after_feedforward: Some(POST_FEEDFORWARD_NORM),
 };
 
-/// What llama.cpp takes for a model of so many layers: the 27B's queries are scaled by the width of the model, not of a head.
+/// The number of layers by which llama.cpp recognises the 27B, whose queries are scaled by the
+/// width of the model, not of a head.
 const LAYERS_OF_27B: usize = 62;
 
 fn describe(config: &Config<'_>, weights: &Weights<'_>) -> Result<DecoderSpec, ModelError> {
@@ -145,7 +146,7 @@ fn scale(config: &Config<'_>, sizes: &DecoderConfig, attention: &AttentionConfig
     Ok((scalar as f64).sqrt().recip() as f32)
 }
 
-/// Whether layer `index` has the window, and its rotary embedding.
+/// True if layer `index` has the window, and its rotary embedding.
 fn is_sliding(
     config: &Config<'_>,
     layers: usize,

@@ -37,9 +37,9 @@ use std::collections::HashSet;
 /// A description, and the decoder that it describes.
 pub type Loaded = Result<(DecoderSpec, Decoder), ModelError>;
 
-/// How a family of checkpoints is recognised and loaded.
+/// A family of checkpoints: its names, and the function that describes its layers.
 pub struct Architecture {
-    /// What `config.json` calls it.
+    /// Its `model_type`s in `config.json`.
     pub model_types: &'static [ModelType],
     /// `general.architecture` in GGUF.
     pub gguf: &'static str,
@@ -51,13 +51,13 @@ pub struct Architecture {
     pub names: &'static [Names],
     /// Modules of a layer that its checkpoints, but for GGUF, call otherwise than [`names`](crate::names) does.
     pub aliases: &'static [Alias],
-    /// Which modules have biases.
+    /// The modules that may have biases.
     pub biases: &'static [Biases],
     /// Facts for conversions.
     pub conversion: Conversion,
     /// The prefix of all tensor names in mlx-lm's checkpoints, where mlx-lm wraps the text model in a multimodal one.
     pub mlx_prefix: &'static str,
-    /// What a missing `tie_word_embeddings` means.
+    /// The meaning of a missing `tie_word_embeddings`.
     pub tied_by_default: TiedByDefault,
     /// The layers, of a configuration and the names and shapes of weights.
     pub describe: fn(&Config<'_>, &Weights<'_>) -> Result<DecoderSpec, ModelError>,
@@ -67,7 +67,7 @@ pub struct Architecture {
 /// the name stays.
 pub type Alias = (&'static str, &'static str);
 
-/// What conversions between layouts must know of an architecture besides its names.
+/// Facts about an architecture that conversions between layouts need besides its names.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
     /// GGUF's converter is Llama's: it orders q's and k's rows so that rotated pairs are neighbours, and writes `vocab_size`
@@ -129,7 +129,7 @@ impl Conversion {
 }
 
 impl Architecture {
-    /// What the checkpoint calls the tensor that layers call `name`, below its layer.
+    /// The checkpoint's name of the tensor that layers call `name`, below its layer.
     pub fn stored_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
         let renamed = |(ours, theirs): &Alias| renamed(name, ours, theirs);
         self.aliases.iter().find_map(renamed).map_or(Cow::Borrowed(name), Cow::Owned)
@@ -189,12 +189,12 @@ fn renamed(name: &str, from: &str, to: &str) -> Option<String> {
 pub struct OffsetNorms {
     /// Whose checkpoints store them so.
     pub layouts: &'static [Layout],
-    /// How the full names of their modules end, in Hugging Face's spelling.
+    /// The ends of their modules' full names, in Hugging Face's spelling.
     pub names: &'static [&'static str],
 }
 
 impl OffsetNorms {
-    /// Whether `module` is such a norm in checkpoints of this layout.
+    /// True if `module` is such a norm in checkpoints of this layout.
     pub fn contain(&self, layout: Layout, module: &str) -> bool {
         // Without the prefix of the text model, its last norm is `norm`.
         let module = format!("model.{module}");
@@ -202,7 +202,7 @@ impl OffsetNorms {
     }
 }
 
-/// Whether the output layer is the embedding where the configuration does not say it.
+/// The peers' defaults of `tie_word_embeddings`: true if the output layer is the embedding.
 #[derive(Clone, Copy, Debug)]
 pub struct TiedByDefault {
     /// In transformers.
@@ -227,7 +227,7 @@ pub struct ModelType {
 }
 
 impl Architecture {
-    /// Whether `name` is the `model_type` of one of its text models.
+    /// True if `name` is the `model_type` of one of its text models.
     pub fn has_text_type(&self, name: Option<&str>) -> bool {
         self.model_types.iter().any(|model_type| !model_type.wraps && Some(model_type.name) == name)
     }

@@ -24,9 +24,9 @@ pub struct AttentionConfig {
     pub sliding_window: Option<usize>,
     /// The eps of an RMSNorm of each query and key head, where there is one.
     pub head_norm: Option<f32>,
-    /// Whether the query projection also gives each head's output gate, `[query | gate]` per head.
+    /// True if the query projection also gives each head's output gate, `[query | gate]` per head.
     pub gated: bool,
-    /// Whether the checkpoint has q's rows, k's and v's in one matrix.
+    /// True if the checkpoint has q's rows, k's and v's in one matrix.
     pub fused: bool,
     /// The factor of queries by position, if there is one.
     pub query_scale: Option<QueryScale>,

@@ -18,7 +18,7 @@ pub struct MoeConfig {
     pub moe_intermediate_size: usize,
     /// Zero where there is no shared expert.
     pub shared_expert_intermediate_size: usize,
-    /// Whether the chosen experts' weights are divided by their sum.
+    /// True if the chosen experts' weights are divided by their sum.
     pub norm_topk_prob: bool,
     /// The function of the experts' gates, and of the shared one's.
     pub gate: Gate,
@@ -79,7 +79,7 @@ pub struct SparseMoe {
     experts: Experts,
 }
 
-/// What weighs the experts.
+/// The projection that weighs the experts.
 #[derive(Clone, Debug)]
 enum Router {
     Alone(Linear),

@@ -1,4 +1,4 @@
-//! What is between a layer's projections and its attention's result.
+//! The steps between a layer's projections and its attention's result.
 
 use super::{Named, Tape, Var};
 use crate::cache::KvCache;
@@ -7,7 +7,7 @@ use lowbit_kernels::ops::{self, AttentionParams, RmsNormRope, Rope};
 use lowbit_kernels::{KernelError, Tensor};
 use std::sync::Arc;
 
-/// What [`attention`] takes besides a pass's own values.
+/// The arguments of [`attention`] besides a pass's own values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads<'a> {
     pub head_dim: usize,

@@ -38,13 +38,13 @@ impl Operand for Var {
     }
 }
 
-/// What records an input.
+/// The tape that records an input.
 fn tape<'a>(x: impl Into<Input<'a>>) -> Option<&'a Tape> {
     let (x, other) = x.into().operands();
     x.tape().or(other.and_then(Var::tape))
 }
 
-/// Whether a tape records the sum.
+/// True if a tape records the sum.
 pub(crate) fn is_recorded(x: &AddRmsNorm<'_>) -> bool {
     tape(*x).is_some()
 }

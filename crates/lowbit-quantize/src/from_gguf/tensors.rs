@@ -94,7 +94,7 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// Whether MLX has q, k, v and z of a gated delta net in one matrix, and b and a in another.
+    /// True if MLX has q, k, v and z of a gated delta net in one matrix, and b and a in another.
     fn has_fused_projections(&self) -> bool {
         self.gguf.computed.architecture.conversion.fused_delta_nets
     }
@@ -168,8 +168,8 @@ fn split(name: &str) -> (Option<usize>, &str) {
     }
 }
 
-/// How many dimensions the tensor has that MLX calls `name` in its layer; of a convolution without
-/// its last one.
+/// The number of dimensions of the tensor that MLX calls `name` in its layer; of a convolution
+/// without its last one.
 fn rank(name: &str) -> usize {
     let of_experts = name.contains("switch_mlp.");
     match name.strip_suffix(".weight") {

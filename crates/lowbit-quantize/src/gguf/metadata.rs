@@ -39,7 +39,7 @@ const DELTA_NET: &[(&str, &str)] = &[
 const YARN: &[(&str, &str)] =
     &[("beta_fast", "rope.scaling.yarn_beta_fast"), ("beta_slow", "rope.scaling.yarn_beta_slow")];
 
-/// What metadata is made from, and what there is so far.
+/// The sources of metadata, and the entries so far.
 struct Builder<'a> {
     computed: &'a Computed<'a>,
     config: &'a Config<'a>,
@@ -132,7 +132,7 @@ impl Builder<'_> {
         self.put(&format!("{}.{key}", self.architecture.gguf), value)
     }
 
-    /// What `config.json` says of `key`, in `text_config` first.
+    /// The value of `key` in `config.json`, in `text_config` first.
     fn stored(&self, key: &str) -> Option<&Json> {
         self.json.iter().find_map(|json| json.get(key)).filter(|value| !value.is_null())
     }
@@ -266,7 +266,7 @@ impl Builder<'_> {
     /// the same, but llama.cpp gives pairs beyond these sections position 0. So sections that do
     /// not cover all pairs, as the converter writes some, are replaced by ones that do.
     fn sections(&self, stored: Option<&[Json]>, pairs: usize) -> Result<Vec<i32>, QuantizeError> {
-        // What transformers takes where none are given.
+        // Transformers' default.
         let stored = stored.map_or(vec![11, 11, 10], |stored| {
             stored.iter().map(|n| n.as_u64().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
         });
@@ -308,7 +308,7 @@ impl Builder<'_> {
         self.put_own("rope.dimension_count", rotary)
     }
 
-    /// What the model's makers recommend.
+    /// The sampling that the model's makers recommend.
     fn sampling(&mut self, checkpoint: &Checkpoint) -> Result<(), QuantizeError> {
         let generation = checkpoint.generation_config()?;
         if let Some(top_k) = generation.top_k.and_then(|top_k| i32::try_from(top_k).ok()) {
@@ -357,8 +357,8 @@ fn title(name: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// How many parameters there are, as names of models have it: `7.1B`, or `8x1.2B` for what a token
-/// of such a mixture sees of one expert.
+/// The number of parameters, as names of models have it: `7.1B`, or `8x1.2B` for the part of such a
+/// mixture that a token sees with one expert.
 fn size_label(tensors: &[Planned]) -> String {
     let (mut shared, mut of_one_expert, mut counts) = (0, 0, vec![]);
     for tensor in tensors {

@@ -20,7 +20,7 @@ pub(super) struct Case {
     pub params: GatedDeltaRule,
 }
 
-/// What a case is made of.
+/// The sizes of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes<'a> {
     pub lengths: &'a [usize],
@@ -30,7 +30,7 @@ pub(super) struct Sizes<'a> {
     pub value_dim: usize,
 }
 
-/// How strongly the state decays.
+/// The strength of the state's decay.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Decay {
     None,
@@ -447,7 +447,8 @@ fn no_tokens_leave_the_state() {
     assert_eq!(state.bytes(), case.state.bytes());
 }
 
-/// What a peer made of the vectors' sequences, against ours: both may be a bound away from the exact values.
+/// Checks a peer's results for the vectors' sequences against ours: both may be a bound away from
+/// the exact values.
 fn check_peer(peer: &str, params: GatedDeltaRule, chunk: usize) {
     let file = numcheck::Vectors::open("delta/gated_delta_rule");
     let device = Device::cpu(None).unwrap();

@@ -1,4 +1,4 @@
-//! Which kernel a product runs with on the CPU, and how it is cut into tasks.
+//! The choice of a product's kernel on the CPU, and its cut into tasks.
 
 use crate::simd::Isa;
 
@@ -32,10 +32,12 @@ pub(super) fn variant(m: usize, lanes: usize) -> Variant {
 /// | Q6_K | 2.36, 2.38 | 3.12, 2.74 | 3.97, 2.70 | 4.74, 3.14 |
 /// | Q8_0 | 2.28, 2.55 | 2.95, 2.80 | 3.56, 2.99 | 4.39, 3.42 |
 ///
-/// Where a core's other hyperthread multiplies tiles too, which one unit does for both, tiles are even with integers at 32.
+/// If a core's other hyperthread multiplies tiles too, which one unit does for both, tiles are even
+/// with integers at 32.
 pub(super) const TILES_FROM: usize = 32;
 
-/// Whether `m` rows of x and a weight in panels are multiplied in tiles of bf16 instead of integers.
+/// True if `m` rows of x and a weight in panels are multiplied in tiles of bf16 instead of
+/// integers.
 pub(super) fn in_tiles(isa: Isa, m: usize) -> bool {
     isa.has_tiles() && m >= TILES_FROM
 }
@@ -56,7 +58,7 @@ pub(super) fn stretch(m: usize) -> usize {
 
 /// Multiplications that are worth handing to another thread.
 const GRAIN: usize = 1 << 18;
-/// What decoding a value costs, in multiplications.
+/// The cost of decoding a value, in multiplications.
 const DECODE: usize = 6;
 
 /// Multiplications that a thread does in a nanosecond, about.

@@ -37,7 +37,7 @@ pub(super) fn rounds(cpu: &Cpu, params: &GatedDeltaRule, tokens: usize) -> bool 
     chunks && cpu.isa().has_tiles() && !params.exact
 }
 
-/// What a value head's step needs of one token.
+/// The operands of a value head's step for one token.
 #[derive(Clone, Copy)]
 pub(super) struct Token<'a> {
     pub q: &'a [f32],

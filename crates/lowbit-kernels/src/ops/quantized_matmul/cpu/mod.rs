@@ -33,7 +33,7 @@ pub(crate) struct Group<'a> {
     pub y: &'a mut [f32],
 }
 
-/// What a task reads of its group.
+/// A task's rows of x.
 enum Operand<'a> {
     /// `[m, k]` as given, zeros added up to a whole number of vectors.
     Rows(Cow<'a, [f32]>),
@@ -65,7 +65,7 @@ impl<'a> PieceRows<'a> {
     }
 }
 
-/// What multiplies a group's rows.
+/// The weight, or the two weights, that a group's rows are multiplied with.
 #[derive(Clone, Copy)]
 pub(crate) enum Weight<'a> {
     One(&'a QuantizedTensor),
@@ -94,7 +94,7 @@ pub(crate) struct Product<'a> {
 }
 
 /// `y[m, n] = sum over k of x[m, k] * weight[weight_row + n, k]` in every group of all `products`.
-/// What several weights in panels read is rounded once.
+/// Rows that several weights in panels read are rounded once.
 pub(crate) fn matmul_groups(cpu: &Arc<Cpu>, products: Vec<Product<'_>>) {
     let mut repacked = Vec::new();
     for Product { weight, groups } in products {

@@ -30,7 +30,7 @@ pub(super) trait Method: Sync {
     const HEIGHT: usize;
     /// Multiplications that are worth handing to another thread.
     const GRAIN: usize;
-    /// What unpacking a code costs, in multiplications.
+    /// The cost of unpacking a code, in multiplications.
     const UNPACK: usize;
     /// Multiplications that a thread does in a nanosecond, about.
     const RATE: usize;
@@ -38,7 +38,7 @@ pub(super) trait Method: Sync {
     /// Rounds `x`, `[m, k]`, for weights of a layout.
     fn round(&self, cpu: &Arc<Cpu>, x: &[f32], m: usize, layout: &Layout) -> Self::X;
 
-    /// What of a layout, besides k, says how x is rounded.
+    /// The part of a layout that, besides k, decides the rounding of x.
     type Key: Ord;
     fn key(layout: &Layout) -> Self::Key;
 
@@ -58,7 +58,7 @@ pub(super) struct Piece<'a, 'y, X> {
     pub y: &'a mut [&'y mut [f32]],
 }
 
-/// What the sums of the panels that are multiplied side by side become.
+/// The use of the sums of panels that are multiplied side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epilogue {
     /// Results.
@@ -148,9 +148,9 @@ pub(super) struct Product<'a> {
     pub groups: Vec<Group<'a>>,
 }
 
-/// Where a piece lies.
+/// The place of a piece.
 struct Task<'a> {
-    /// Which of all weights, and which of all operands.
+    /// The indices among all weights and among all operands.
     weight: usize,
     operand: usize,
     m: usize,
@@ -249,8 +249,8 @@ impl Sums {
     }
 }
 
-/// What multiplies many rows of x: a chunk of a few panels is unpacked to the first-level cache,
-/// and tiles of x pass over it.
+/// A method for many rows of x: a chunk of a few panels is unpacked to the first-level cache, and
+/// tiles of x pass over it.
 pub(super) trait Chunks {
     /// Unpacks the values from `k` on, a multiple of [`CHUNK`], of a strip's panels.
     fn unpack<S: Simd>(&mut self, simd: S, panels: Range<usize>, k: usize);
@@ -312,8 +312,8 @@ fn prefetch<S: Simd>(simd: S, y: &[&mut [f32]], rows: Range<usize>, first: usize
     }
 }
 
-/// What multiplies `M` rows, one or a few: that is bound by memory, and what is read is multiplied
-/// at once.
+/// A method for `M` rows, one or a few: it is bound by memory, and codes are multiplied as soon as
+/// they are read.
 pub(super) trait Strips<const M: usize> {
     /// The results of some panels, by vectors of their rows. (A method, since a closure might not
     /// be inlined, and then knows no vectors.)
@@ -357,7 +357,7 @@ fn in_parts<S: Simd, const PARTS: usize, const M: usize>(
         Epilogue::Glu(_) => (count, PANELS, 1, PANELS * count),
     };
     for first in 0..strip {
-        // Where strips are shorter the last panel stands in for the one that is not there.
+        // For the shorter strips the last panel stands in for the one that is missing.
         let panels: [usize; STRIPS] = std::array::from_fn(|i| (first * step + i * apart).min(panels - 1));
         let mut stored = [[[0.0; ROWS]; STRIPS]; M];
         for (strip, sums) in strips.sums::<S, PARTS>(simd, panels).iter().enumerate() {

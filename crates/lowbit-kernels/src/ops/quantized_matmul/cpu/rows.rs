@@ -1,4 +1,4 @@
-//! What the kernels ask of a weight. Only this file is compiled for every format.
+//! The interface of a weight to the kernels. Only this file is compiled for every format.
 
 use crate::simd::{Isa, Kernel, Simd};
 use lowbit_formats::{Codec, MAX_RUN, Parts};

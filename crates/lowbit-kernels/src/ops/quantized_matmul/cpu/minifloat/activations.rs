@@ -45,12 +45,13 @@ impl Scaling {
         Self { power: 110 - exponent }
     }
 
-    /// What x is multiplied by, one after the other: the power need not be an f32.
+    /// The factors of x, to be multiplied one after the other: the power need not be an f32.
     fn factors(self) -> [f32; 2] {
         halves(self.power)
     }
 
-    /// What sums of products with [`Simd::e4m3`] and halves of scales are multiplied by, one after the other.
+    /// The factors of sums of products with [`Simd::e4m3`] and halves of scales, to be multiplied
+    /// one after the other.
     pub fn back(self) -> [f32; 2] {
         halves(121 - self.power)
     }

@@ -22,7 +22,8 @@ use tile::Values;
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(super) use tile::of_quad;
 
-/// What a code's value is times [`Simd::e4m3`]; 2 besides, because the scales of panels are halves.
+/// The ratio of a code's value to [`Simd::e4m3`]; 2 besides, because the scales of panels are
+/// halves.
 const TWICE_UNIT: f32 = f32::from_bits((127 + 121) << 23);
 
 /// By fused operations.
