@@ -13,7 +13,7 @@ use super::meter::{Fallible, Fault, Meter, OUTPUT};
 use super::show::shown;
 use super::value::{Key, List, Loop, Value};
 
-/// One rendering. What changes lies here, so that values cannot hold each other in a circle.
+/// One rendering. All that changes lies here, so that values cannot hold each other in a circle.
 pub(super) struct Run<'p> {
     pub(super) template: &'p Template,
     pub(super) meter: Meter,

@@ -173,7 +173,8 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         if !self.done && !self.stays {
-            // An error cannot be reported here; the next writer tries again. What others have put in its place is not ours.
+            // An error cannot be reported here; the next writer tries again. A file that others
+            // have put in its place is not ours.
             if is_at(&self.path, &self.handle).unwrap_or(false) {
                 let _ = remove(&self.path);
             }

@@ -1,5 +1,6 @@
-//! Protection from the tokenizers crate: it panics on some files and texts, so panics become errors here, and it does not
-//! terminate on some, so encoding has a time limit. What can be checked in advance is (`json/`).
+//! Protection from the tokenizers crate: it panics on some files and texts, so panics become errors
+//! here, and it does not terminate on some, so encoding has a time limit. All that can be checked
+//! in advance is (`json/`).
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

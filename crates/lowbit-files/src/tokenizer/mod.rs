@@ -100,8 +100,8 @@ impl Tokenizer {
         gguf::companions(metadata, model_max_length)
     }
 
-    /// The tokenizer that `bytes`, the content of the tokenizer.json `file`, describe. What other files say of special
-    /// tokens is not known then.
+    /// The tokenizer that `bytes`, the content of the tokenizer.json `file`, describe, without
+    /// other files' facts about special tokens.
     ///
     /// # Errors
     /// [`FileError::Tokenizer`] when it is malformed, or larger than any published one by far.

@@ -185,8 +185,8 @@ impl<const N: usize> MergedLinear<N> {
         }
     }
 
-    /// The concatenated weight, where one product with it is all that is to be done. What learns is a tensor of the
-    /// checkpoint's.
+    /// The concatenated weight, where one product with it is all that is to be done. Training
+    /// changes the checkpoint's own tensors.
     fn whole_for(&self, rows: usize, recorded: bool) -> Option<&Linear> {
         self.whole.as_ref().filter(|_| if recorded { self.fused } else { rows == 1 })
     }

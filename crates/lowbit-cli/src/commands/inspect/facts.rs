@@ -90,7 +90,8 @@ pub struct AtContext {
 const CONTEXTS: [usize; 2] = [4096, 32768];
 
 impl Facts {
-    /// Of a checkpoint whose tensors have `bytes`. What cannot be read is left out: that it cannot be run is a warning.
+    /// Of a checkpoint whose tensors have `bytes`. Facts that cannot be read are left out: that it
+    /// cannot be run is a warning.
     pub fn new(checkpoint: &Checkpoint, config: &Config<'_>, bytes: u64) -> Self {
         let read = Reader { checkpoint, config };
         let memory = memory(checkpoint, bytes);

@@ -271,8 +271,7 @@ pub(super) struct HostMemory {
 
 // SAFETY: the mapping is its own, and calls may come from any thread.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above. What is written to it goes through `&mut`, or through calls whose callers
-// answer for it.
+// SAFETY: as above. Writes to it go through `&mut`, or through calls whose callers answer for it.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {

@@ -147,7 +147,7 @@ impl Kernel for Keep<'_> {
 /// The ids of the greatest logits, in rising order.
 fn greatest(logits: &[f32], ids: &mut [u32]) {
     let k = ids.len();
-    // Greatest first, the lowest id where several tie. Where a NaN comes does not matter: the sums
+    // Greatest first, the lowest id where several tie. The place of a NaN does not matter: the sums
     // have it.
     let order = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
     let cut = |found: &mut Vec<(f32, u32)>| {

@@ -68,7 +68,7 @@ impl<U: TileUnit> Method for Bf16<U> {
 
 impl<U: TileUnit> Bf16<U> {
     /// `y = glu(x up^T, x gate^T) down^T`, x `[m, K]` and y `[m, N]`; gate and up are one weight of
-    /// two. What down multiplies is written in tiles.
+    /// two. The input of down is written in tiles.
     pub fn gated_mlp(
         &self,
         cpu: &Arc<Cpu>,

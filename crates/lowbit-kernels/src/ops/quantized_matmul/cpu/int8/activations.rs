@@ -177,7 +177,8 @@ impl Round<'_> {
         }
     }
 
-    /// `PARTS` groups share a scale. What lies side by side is written at a time: a group of each of the `M` rows.
+    /// `PARTS` groups share a scale. Values that lie side by side are written at a time: a group of
+    /// each of the `M` rows.
     #[inline(always)]
     fn rows<S: Simd, const M: usize, const PARTS: usize>(self, simd: S) {
         const QUADS: usize = X_GROUP / 4;

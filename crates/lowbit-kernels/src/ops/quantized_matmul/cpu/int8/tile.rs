@@ -1,9 +1,10 @@
 //! The product of a chunk of [`PANELS`] panels and a few rows of x.
 //!
-//! Sums of a group are integers that start as the bits of [`MAGIC`], an f32 whose last place is 1: adding an integer to the
-//! bits adds it to the number, so a sum needs no conversion. What is left to do per group is
-//! `(sum * scale - MAGIC * scale) * x_scale`, two fused operations. `MAGIC * scale` is exact for scales of at most 22
-//! significant bits, which all formats' have but affine's in f32; those are cut.
+//! Sums of a group are integers that start as the bits of [`MAGIC`], an f32 whose last place is 1:
+//! adding an integer to the bits adds it to the number, so a sum needs no conversion. The rest of
+//! the work per group is `(sum * scale - MAGIC * scale) * x_scale`, two fused operations.
+//! `MAGIC * scale` is exact for scales of at most 22 significant bits, which all formats' have but
+//! affine's in f32; those are cut.
 //!
 //! Floor: a group of 32 values takes 8 dot products and 2 fused operations per vector of rows and row of x, 3 with biases.
 
@@ -183,8 +184,8 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// A group's integer sums. How many quads it has is not known to the compiler, which would otherwise write them all out
-    /// and sum one row after the other, each waiting for itself.
+    /// A group's integer sums. The number of its quads is not known to the compiler, which would
+    /// otherwise write them all out and sum one row after the other, each waiting for itself.
     #[inline(always)]
     fn products<S: Simd, const M: usize, const CODES: u8>(
         &self,

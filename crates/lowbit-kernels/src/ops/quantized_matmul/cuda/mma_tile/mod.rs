@@ -1,6 +1,7 @@
-//! The product on a GPU for many rows of x, by the tensor cores of every NVIDIA device from Ampere on (`mma.sync`), where there
-//! is no `wgmma`: each plane multiplies [`ROWS`] rows of the weight, decoded in registers, with up to 128 rows of x in shared
-//! memory (`pipe.rs`). What operands look like, `tiles/` says.
+//! The product on a GPU for many rows of x, by the tensor cores of every NVIDIA device from Ampere
+//! on (`mma.sync`), where there is no `wgmma`: each plane multiplies [`ROWS`] rows of the weight,
+//! decoded in registers, with up to 128 rows of x in shared memory (`pipe.rs`). `tiles/` says the
+//! layout of operands.
 
 #![allow(unsafe_code)] // Launches.
 
