@@ -63,8 +63,8 @@ pub struct Architecture {
     pub describe: fn(&Config<'_>, &Weights<'_>) -> Result<DecoderSpec, ModelError>,
 }
 
-/// A module's name in a layer as the layers here call it, and as the checkpoint does. `{}` stands for a number. What follows
-/// the name stays.
+/// A module's name in a layer as the layers here call it, and as the checkpoint does. `{}` stands
+/// for a number. The part behind the name stays.
 pub type Alias = (&'static str, &'static str);
 
 /// Facts about an architecture that conversions between layouts need besides its names.

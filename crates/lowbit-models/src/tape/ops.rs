@@ -335,7 +335,7 @@ pub(crate) fn gated_delta_rule(
     }))
 }
 
-/// [`ops::router_top_k()`]: the ids, and the weights. Which experts are chosen is a constant.
+/// [`ops::router_top_k()`]: the ids, and the weights. The choice of experts is a constant.
 pub(crate) fn router_top_k(
     logits: &Var,
     shared: Option<&Var>,

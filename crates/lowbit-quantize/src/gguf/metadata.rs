@@ -1,8 +1,8 @@
 //! A directory's configuration as GGUF metadata.
 //!
 //! Source: llama.cpp (llama-cpp-python 0.3.36) `set_gguf_parameters` of
-//! `conversion/{base,llama,qwen}.py`, and `gguf-py/gguf/{metadata,utility}.py`. What the converter
-//! takes from a model card (README.md) is left out.
+//! `conversion/{base,llama,qwen}.py`, and `gguf-py/gguf/{metadata,utility}.py`. The converter's
+//! values from a model card (README.md) are left out.
 
 use super::Planned;
 use crate::QuantizeError;
